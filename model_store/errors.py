@@ -1,0 +1,61 @@
+"""Every error a user of ftrie can meet. Each message says what was expected, what stood there, and the remedy.
+
+Transport never appears here: the server maps these classes to gRPC status codes in one table, the command line
+maps them to exit codes through `exit_code`.
+"""
+
+from __future__ import annotations
+
+
+class FtrieError(Exception):
+    """Base of all errors that are answered with a message instead of a traceback."""
+
+    exit_code = 1
+
+
+class SpecError(FtrieError):
+    """The model spec is wrong, or does not fit the data."""
+
+    exit_code = 2
+
+
+class InputError(FtrieError):
+    """A log cannot be read, or (with --strict) holds a bad row."""
+
+    exit_code = 3
+
+
+class FieldValueError(FtrieError, ValueError):
+    """One value does not fit its field's kind."""
+
+    exit_code = 3
+
+
+class ArtefactError(FtrieError):
+    """A model file or a published version is damaged, incomplete, or of an unknown format."""
+
+    exit_code = 4
+
+
+class StoreError(FtrieError):
+    """The store answered, but the request cannot be carried out."""
+
+    exit_code = 5
+
+
+class StoreUnavailable(StoreError):
+    """The store did not answer."""
+
+
+class VersionNotFound(StoreError):
+    """The store holds no such model or version."""
+
+
+class StaleEpoch(StoreError):
+    """Another writer has taken over this model since this one began."""
+
+
+class ServerError(FtrieError):
+    """A server could not start, or a server answered with an error."""
+
+    exit_code = 6

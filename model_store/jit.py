@@ -1,0 +1,72 @@
+"""How kernels are compiled and cached. The kernels themselves live in `kernels.py` modules and learner files.
+
+Numba's own cache notices a change in a kernel's file, but not in the file of another kernel that it inlines. So the
+cache is a folder named after a hash of every kernel source, of numba's version and of the processor: a change
+anywhere starts a new folder, and a stale kernel can never run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+_ROOT = Path(__file__).resolve().parent.parent
+_PACKAGES = ("model_store", "trainer", "server")
+_COMPLETE = "complete"
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _kernel_sources() -> Iterator[Path]:
+    yield Path(__file__)
+    for package in _PACKAGES:
+        folder = _ROOT / package
+        yield from sorted(folder.rglob("kernels.py"))
+        yield from sorted((folder / "learners").glob("*.py"))
+
+
+def _fingerprint() -> str:
+    digest = hashlib.sha256(f"{version('numba')} {sys.version} {platform.machine()}".encode())
+    for path in _kernel_sources():
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _cache_folder() -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "ftrie" / f"kernels-{_fingerprint()}"
+
+
+CACHE_FOLDER = Path(os.environ.setdefault("NUMBA_CACHE_DIR", str(_cache_folder())))
+
+# The cache folder must be in the environment before numba is first imported.
+import numba  # noqa: E402
+
+
+def kernel(function: F) -> F:
+    """Compile `function` on first call: nogil, cached on disk, no Python objects, IEEE arithmetic (no fastmath)."""
+    compiled: F = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    return compiled
+
+
+def inline(function: F) -> F:
+    """Compile a small function that kernels call; LLVM inlines it. Same arithmetic as `kernel`."""
+    compiled: F = numba.njit(nogil=True, error_model="numpy", inline="never")(function)
+    return compiled
+
+
+def kernels_are_cached(part: str) -> bool:
+    """True if the kernels of `part` ("train", "serve") were compiled here before, so that this run will not wait."""
+    return (CACHE_FOLDER / f"{part}.{_COMPLETE}").exists()
+
+
+def mark_kernels_cached(part: str) -> None:
+    """Remember that every kernel of `part` has been compiled once with the present sources."""
+    CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
+    (CACHE_FOLDER / f"{part}.{_COMPLETE}").touch()

@@ -1,0 +1,1 @@
+"""Serves published models over gRPC. Never imports the trainer."""
