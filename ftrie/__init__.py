@@ -1,0 +1,10 @@
+"""The face of the house: the `ftrie` command, the Python client and the demo. Nothing else imports this package."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("ftrie")
+except PackageNotFoundError:  # run from a checkout that was never installed
+    __version__ = "0+unknown"
