@@ -1,0 +1,110 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Features(_message.Message):
+    __slots__ = ("values", "sets", "numbers", "raw_keys")
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class SetsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: StringList
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[StringList, _Mapping]] = ...) -> None: ...
+    class NumbersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    SETS_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    RAW_KEYS_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.ScalarMap[str, str]
+    sets: _containers.MessageMap[str, StringList]
+    numbers: _containers.ScalarMap[str, float]
+    raw_keys: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, values: _Optional[_Mapping[str, str]] = ..., sets: _Optional[_Mapping[str, StringList]] = ..., numbers: _Optional[_Mapping[str, float]] = ..., raw_keys: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StringList(_message.Message):
+    __slots__ = ("values",)
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, values: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Item(_message.Message):
+    __slots__ = ("id", "features")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    features: Features
+    def __init__(self, id: _Optional[str] = ..., features: _Optional[_Union[Features, _Mapping]] = ...) -> None: ...
+
+class RankRequest(_message.Message):
+    __slots__ = ("model", "request_id", "cookie", "user", "context", "item_ids", "items", "candidate_set", "top_k", "variant")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    COOKIE_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    ITEM_IDS_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_SET_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    VARIANT_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    request_id: str
+    cookie: str
+    user: Features
+    context: Features
+    item_ids: _containers.RepeatedScalarFieldContainer[str]
+    items: _containers.RepeatedCompositeFieldContainer[Item]
+    candidate_set: str
+    top_k: int
+    variant: str
+    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., cookie: _Optional[str] = ..., user: _Optional[_Union[Features, _Mapping]] = ..., context: _Optional[_Union[Features, _Mapping]] = ..., item_ids: _Optional[_Iterable[str]] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., candidate_set: _Optional[str] = ..., top_k: _Optional[int] = ..., variant: _Optional[str] = ...) -> None: ...
+
+class RankedItem(_message.Message):
+    __slots__ = ("id", "ctr", "score")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    CTR_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    ctr: float
+    score: float
+    def __init__(self, id: _Optional[str] = ..., ctr: _Optional[float] = ..., score: _Optional[float] = ...) -> None: ...
+
+class RankResponse(_message.Message):
+    __slots__ = ("request_id", "cookie", "model", "version", "variant", "items", "degraded", "unknown_items", "unknown_fields")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    COOKIE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    VARIANT_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELDS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    cookie: str
+    model: str
+    version: int
+    variant: str
+    items: _containers.RepeatedCompositeFieldContainer[RankedItem]
+    degraded: _containers.RepeatedScalarFieldContainer[str]
+    unknown_items: _containers.RepeatedScalarFieldContainer[str]
+    unknown_fields: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[str] = ..., cookie: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[int] = ..., variant: _Optional[str] = ..., items: _Optional[_Iterable[_Union[RankedItem, _Mapping]]] = ..., degraded: _Optional[_Iterable[str]] = ..., unknown_items: _Optional[_Iterable[str]] = ..., unknown_fields: _Optional[_Iterable[str]] = ...) -> None: ...
