@@ -1,0 +1,326 @@
+"""From one value to its tokens, from one example to its keys: the rules that trainer and server share.
+
+This is the only place that decides what key a value has. `model_store.columns` applies the same rules to whole
+columns; a test holds the two together. Nothing here knows of weights, tables or tries.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+from model_store.errors import FieldValueError
+from model_store.keys import BIAS, MAX_KEY_BYTES, escape, prefix_of
+from model_store.spec import FieldSpec, ModelSpec, Side
+
+Scalar: TypeAlias = str | bytes | int | float | bool
+Value: TypeAlias = Scalar | Sequence[Scalar] | None
+
+BUCKETS_PER_OCTAVE = 4
+_BUCKET_SHIFT = 52 - 2
+_BUCKET_OF_ONE = 1023 << 2
+_INTEGRAL_LIMIT = 2.0**53
+
+
+class Token(NamedTuple):
+    """One value as it stands in a key, escaped, and the real number x it carries (1 for all but real numbers)."""
+
+    text: bytes
+    x: float
+
+
+@dataclass(frozen=True)
+class FieldPlan:
+    """A field, ready to make tokens. `prefix` is `name=` (empty for raw keys); bit v of `mask`: variant v uses it."""
+
+    name: str
+    index: int
+    spec: FieldSpec
+    prefix: bytes
+    mask: int
+    _tokens: Callable[[Value], tuple[Token, ...]]
+
+    @property
+    def side(self) -> Side:
+        return self.spec.side
+
+    @property
+    def kind(self) -> str:
+        return self.spec.kind
+
+    @property
+    def column(self) -> str:
+        """The log column that holds this field."""
+        return self.spec.column or self.name
+
+    @property
+    def is_list(self) -> bool:
+        """True if an example may hold several values of this field."""
+        return self.spec.kind in ("set", "raw")
+
+    def tokens(self, value: Value) -> tuple[Token, ...]:
+        """The tokens of one value; none for a missing, null or empty one.
+
+        Raises FieldValueError if the value does not fit the field's kind, is not UTF-8, or makes a key over 4 KiB.
+        """
+        try:
+            tokens = self._tokens(value)
+        except FieldValueError as error:
+            raise FieldValueError(f"{self.name}: {error}") from None
+        for token in tokens:
+            if len(token.text) + len(self.prefix) > MAX_KEY_BYTES:
+                raise FieldValueError(
+                    f"{self.name}: the key would be {len(token.text) + len(self.prefix)} bytes long; "
+                    f"the limit is {MAX_KEY_BYTES}"
+                )
+        return tokens
+
+
+@dataclass(frozen=True)
+class CrossPlan:
+    """A cross. Its fields stand request side (user, context) first, in the order the spec names them."""
+
+    name: str
+    fields: tuple[FieldPlan, ...]
+    prefix: bytes
+    mask: int
+
+    @property
+    def request_fields(self) -> tuple[FieldPlan, ...]:
+        return tuple(field for field in self.fields if field.side != "item")
+
+    @property
+    def item_fields(self) -> tuple[FieldPlan, ...]:
+        return tuple(field for field in self.fields if field.side == "item")
+
+
+@dataclass(frozen=True)
+class FeaturePlan:
+    """A resolved spec, compiled: every field and cross in the order in which a row's keys are made."""
+
+    fields: tuple[FieldPlan, ...]
+    crosses: tuple[CrossPlan, ...]
+    variants: tuple[str, ...]
+    shares: tuple[float, ...]
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> FeaturePlan:
+        """Compile a spec whose fields are named (see `ModelSpec.resolve`)."""
+        fields = tuple(
+            FieldPlan(name, index, field, _prefix(name, field), _mask(spec, name), _tokenizer(field))
+            for index, (name, field) in enumerate(spec.fields.items())
+        )
+        by_name = {field.name: field for field in fields}
+        crosses = tuple(_cross(spec, [by_name[name] for name in cross.fields]) for cross in spec.crosses)
+        shares = tuple(variant.share for variant in spec.variants.values())
+        return cls(fields, crosses, tuple(spec.variants), shares)
+
+    @property
+    def all_variants(self) -> int:
+        """The mask of a key that every variant uses."""
+        return (1 << len(self.variants)) - 1
+
+    @property
+    def request_fields(self) -> tuple[FieldPlan, ...]:
+        """Fields that come with the request or the user's record."""
+        return tuple(field for field in self.fields if field.side != "item")
+
+    @property
+    def item_fields(self) -> tuple[FieldPlan, ...]:
+        return tuple(field for field in self.fields if field.side == "item")
+
+    def field(self, name: str) -> FieldPlan | None:
+        return next((field for field in self.fields if field.name == name), None)
+
+    def keys(self, example: Mapping[str, Value]) -> list[tuple[bytes, float, int]]:
+        """Every (key, x, variant mask) of one example, which maps field names to values: the slow reference.
+
+        Raises FieldValueError where a value does not fit or a cross's key is over 4 KiB.
+        """
+        tokens = {field.name: field.tokens(example.get(field.name)) for field in self.fields}
+        keys = [(BIAS, 1.0, self.all_variants)]
+        for field in self.fields:
+            keys += [(field.prefix + token.text, token.x, field.mask) for token in tokens[field.name]]
+        for cross in self.crosses:
+            for half in itertools.product(*(tokens[field.name] for field in cross.fields)):
+                key = cross.prefix + b"*".join(token.text for token in half)
+                if len(key) > MAX_KEY_BYTES:
+                    raise FieldValueError(
+                        f"{cross.name}: the key would be {len(key)} bytes long; the limit is {MAX_KEY_BYTES}"
+                    )
+                keys.append((key, math.prod(token.x for token in half), cross.mask))
+        return keys
+
+
+def text_of(value: Scalar) -> bytes:
+    """The canonical text of a scalar: whole floats print as integers, so that 77 and 77.0 are one category."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, bool):
+        return b"true" if value else b"false"
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise FieldValueError(f"got {value!r}, expected a finite number")
+        if value.is_integer() and abs(value) < _INTEGRAL_LIMIT:
+            return b"%d" % int(value)
+        return repr(value).encode()
+    if isinstance(value, int):
+        return b"%d" % value
+    raise FieldValueError(f"got a {type(value).__name__}, expected text, a number or a boolean")
+
+
+def log_bucket(value: float) -> int:
+    """The logarithmic bucket of a finite number: four to an octave of 1 + |value|, negative for negative values.
+
+    Read off the bits of 1 + |value|, so that every machine gets the same bucket (no logarithm is taken).
+    """
+    bits: int = struct.unpack("<q", struct.pack("<d", 1.0 + abs(value)))[0]
+    bucket = (bits >> _BUCKET_SHIFT) - _BUCKET_OF_ONE
+    return -bucket if value < 0 else bucket
+
+
+def parse_number(value: Scalar) -> float:
+    """A finite number from a scalar or its text. Raises FieldValueError for anything else, NaN among it."""
+    try:
+        if isinstance(value, str | bytes) and b"_" in text_of(value):
+            raise ValueError
+        number = float(value)
+    except (ValueError, OverflowError):
+        raise FieldValueError(f"got {_shown(value)}, expected a number") from None
+    if not math.isfinite(number):
+        raise FieldValueError(f"got {_shown(value)}, expected a finite number")
+    return number
+
+
+@lru_cache(maxsize=1 << 16)
+def time_part(text: str, form: str | None, part: str) -> bytes:
+    """The `part` (UTC) of a time written in `form`: None is ISO-8601; `epoch_s`, `epoch_ms`, or strptime's letters."""
+    moment = _parse_time(text, form)
+    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    return b"%d" % (moment.weekday() if part == "weekday" else getattr(moment, part))
+
+
+def list_members(value: Value, separator: str | None) -> Sequence[Scalar]:
+    """The members of a set: a list as it is; text that is a JSON array; other text split at `separator` (`,`)."""
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes):
+        text = _utf8(text_of(value)).decode()
+        if text.startswith("["):
+            return _json_members(text)
+        return text.split(separator or ",")
+    return (value,) if isinstance(value, int | float) else value
+
+
+def _parse_time(text: str, form: str | None) -> datetime:
+    try:
+        if form is None:
+            return datetime.fromisoformat(text)
+        if form in ("epoch_s", "epoch_ms"):
+            return datetime.fromtimestamp(float(text) / (1 if form == "epoch_s" else 1000), UTC)
+        return datetime.strptime(text, form)
+    except (ValueError, OverflowError, OSError):
+        raise FieldValueError(f"got {text!r}, expected a time like {form or 'ISO-8601'}") from None
+
+
+def _json_members(text: str) -> Sequence[Scalar]:
+    try:
+        members = json.loads(text)
+    except ValueError:
+        raise FieldValueError(f"got {_shown(text)}, which begins like a JSON array but is none") from None
+    return [member for member in members if member is not None]
+
+
+def _tokenizer(field: FieldSpec) -> Callable[[Value], tuple[Token, ...]]:
+    if field.kind == "set":
+        return lambda value: _set_tokens(value, field.separator, escape)
+    if field.kind == "raw":
+        return lambda value: _set_tokens(value, field.separator, bytes)
+    if field.kind == "time":
+        part = field.part or "hour"
+        return lambda value: _one_token(value, lambda v: Token(time_part(_text(v), field.format, part), 1.0))
+    if field.kind == "number" and field.bucket == "log":
+        return lambda value: _one_token(value, lambda v: Token(b"%d" % log_bucket(parse_number(v)), 1.0))
+    if field.kind == "number":
+        return lambda value: _one_token(value, lambda v: Token(b"", parse_number(v)))
+    return _category_token
+
+
+def _category_token(value: Value) -> tuple[Token, ...]:
+    if isinstance(value, str):  # the served request's case, kept short
+        text = _encoded(value)
+    elif value is None:
+        return ()
+    else:
+        text = _utf8(text_of(_scalar(value)))
+    return (Token(escape(text), 1.0),) if text else ()
+
+
+def _one_token(value: Value, make: Callable[[Scalar], Token]) -> tuple[Token, ...]:
+    if value is None or value == "" or value == b"":
+        return ()
+    return (make(_scalar(value)),)
+
+
+def _set_tokens(value: Value, separator: str | None, make: Callable[[bytes], bytes]) -> tuple[Token, ...]:
+    texts = (_utf8(text_of(_scalar(member))) for member in list_members(value, separator))
+    return tuple(Token(make(text), 1.0) for text in dict.fromkeys(texts) if text)
+
+
+def _scalar(value: Value) -> Scalar:
+    if isinstance(value, str | bytes | bool | int | float):
+        return value
+    raise FieldValueError(f"got a {type(value).__name__}, expected one value")
+
+
+def _text(value: Scalar) -> str:
+    return _utf8(text_of(value)).decode()
+
+
+def _utf8(text: bytes) -> bytes:
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        raise FieldValueError(f"got bytes that are not UTF-8 (byte {error.start}): {text[:40]!r}") from None
+    return text
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise FieldValueError(f"got text that is not Unicode (character {error.start}): {text[:40]!r}") from None
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}…"
+
+
+def _prefix(name: str, field: FieldSpec) -> bytes:
+    return b"" if field.kind == "raw" else prefix_of([name])
+
+
+def _mask(spec: ModelSpec, *names: str) -> int:
+    """Variants that use this field or cross. A variant without a field is without the crosses it is part of."""
+    mask = 0
+    for bit, variant in enumerate(spec.variants.values()):
+        left_out = {frozenset(name.split("*")) if name not in spec.fields else name for name in variant.without}
+        if frozenset(names) not in left_out and not any(name in left_out for name in names):
+            mask |= 1 << bit
+    return mask
+
+
+def _cross(spec: ModelSpec, fields: Sequence[FieldPlan]) -> CrossPlan:
+    ordered = tuple(sorted(fields, key=lambda field: field.side == "item"))
+    names = [field.name for field in ordered]
+    return CrossPlan("*".join(names), ordered, prefix_of(names), _mask(spec, *names))

@@ -1,0 +1,66 @@
+"""The key grammar: how names and values become the bytes of a key, and how those bytes are read again.
+
+    bias                       always on
+    field=value                a field's value
+    a*b=va*vb                  a cross; the request's half first
+    anything else              a raw key, made elsewhere, untouched
+
+`*`, `=` and `%` in names and values are percent-escaped, so two different features never share a key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+BIAS = b"bias"
+MAX_KEY_BYTES = 4096
+ESCAPES = ((b"%", b"%25"), (b"*", b"%2A"), (b"=", b"%3D"))
+_SPECIAL = re.compile(rb"[%*=]")
+_ESCAPED = re.compile(rb"(?:[^%*=]|%25|%2A|%3D)+", re.DOTALL)
+
+
+class ParsedKey(NamedTuple):
+    """A key taken apart: unescaped field names, and the value of each."""
+
+    fields: tuple[str, ...]
+    values: tuple[bytes, ...]
+
+
+def escape(text: bytes) -> bytes:
+    """Percent-escape `%`, `*` and `=`; every other byte stands for itself."""
+    if _SPECIAL.search(text) is None:
+        return text
+    for plain, escaped in ESCAPES:
+        text = text.replace(plain, escaped)
+    return text
+
+
+def unescape(text: bytes) -> bytes:
+    """Undo `escape`."""
+    for plain, escaped in reversed(ESCAPES):
+        text = text.replace(escaped, plain)
+    return text
+
+
+def prefix_of(names: Sequence[str]) -> bytes:
+    """The bytes that every key of this field or cross begins with: `age=`, `age*brand=`."""
+    return b"*".join(escape(name.encode()) for name in names) + b"="
+
+
+def parse_key(key: bytes) -> ParsedKey | None:
+    """Take a key apart, or None where it does not follow the grammar (a raw key, or `bias`)."""
+    names, equals, values = key.partition(b"=")
+    name_parts, value_parts = names.split(b"*"), values.split(b"*")
+    if not equals or len(name_parts) != len(value_parts):
+        return None
+    if not all(_ESCAPED.fullmatch(part) for part in name_parts):
+        return None
+    if not all(part == b"" or _ESCAPED.fullmatch(part) for part in value_parts):
+        return None
+    try:
+        fields = tuple(unescape(part).decode() for part in name_parts)
+    except UnicodeDecodeError:
+        return None
+    return ParsedKey(fields, tuple(unescape(part) for part in value_parts))
