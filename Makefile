@@ -1,0 +1,59 @@
+# Each target works on a machine with only make and python3 >= 3.11, and keeps everything it installs in .venv.
+# Another Python:  make setup PYTHON=/path/to/python3.12
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+RUNTIME := .venv/installed-embedded
+DEV := .venv/installed-dev
+BENCH := .venv/installed-bench
+
+.PHONY: help setup demo test check bench proto
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make setup   install ftrie into .venv"
+	@echo "make demo    the whole loop on a simulated shop: train, publish, serve, rank, train again"
+	@echo "make test    run the tests"
+	@echo "make check   lint, formatting, types, import direction, generated stubs"
+	@echo "make bench   measure against Vowpal Wabbit, marisa-trie, pygtrie and an empty gRPC handler"
+	@echo "make proto   regenerate the stubs in proto/ after changing a .proto file"
+
+setup: $(RUNTIME)
+	@echo "ftrie is installed: $(BIN)/ftrie --help"
+
+demo: $(RUNTIME)
+	@$(BIN)/ftrie demo
+
+test: $(DEV)
+	@$(BIN)/pytest
+
+check: $(DEV)
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-timing
+	@$(BIN)/python proto/generate.py --check
+	@echo "check: all is well"
+
+bench: $(BENCH)
+	@$(BIN)/ftrie bench
+
+proto: $(DEV)
+	@$(BIN)/python proto/generate.py
+
+.venv/bin/python:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "ftrie needs Python 3.11 or newer, and there is no $(PYTHON): install it (Debian: apt install python3 python3-venv)." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "ftrie needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1): install one and name it, as in make PYTHON=python3.12." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) lacks venv or ensurepip: install them (Debian: apt install python3-venv) and run make again." >&2; exit 1; }
+	@echo "Making .venv with $$($(PYTHON) -V)"
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
+
+# One stamp an extra, so that a changed pyproject.toml installs again.
+.venv/installed-%: pyproject.toml | .venv/bin/python
+	@echo "Installing ftrie[$*] into .venv (about a minute the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@

@@ -1,0 +1,72 @@
+"""What every test may ask for: a real store, real click logs, and Hypothesis without deadlines."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from model_store.store import Store
+
+ROOT = Path(__file__).resolve().parents[1]
+CLICK_LOGS = Path(os.environ.get("FTRIE_TEST_DATA") or ROOT.parent / "shared" / "data")
+
+# A first call compiles a kernel, which takes seconds: deadlines would measure the compiler.
+settings.register_profile("ftrie", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ftrie")
+
+
+@pytest.fixture(scope="session")
+def valkey_url() -> Iterator[str]:
+    """The URL of a Valkey that lives as long as the tests; its folder is short enough for a unix socket."""
+    from model_store.store import Store
+
+    with tempfile.TemporaryDirectory(prefix="ftrie-") as folder:
+        url = f"embedded:{folder}"
+        keeper = Store.open(url)
+        yield url
+        keeper.close()
+
+
+@pytest.fixture
+def store(valkey_url: str) -> Iterator[Store]:
+    """An empty store on a real Valkey; `store_url` opens the same one from another process."""
+    from model_store.store import Store
+
+    with Store.open(valkey_url) as opened:
+        opened.client.flushall()
+        yield opened
+
+
+@pytest.fixture
+def store_url(store: Store, valkey_url: str) -> str:
+    """The URL of the `store` fixture's Valkey, already emptied for this test."""
+    return valkey_url
+
+
+@pytest.fixture(scope="session")
+def avazu_log() -> Path:
+    """Real mobile ad impressions, 16,160 rows (see examples/avazu.toml)."""
+    return _click_log("avazu/clicks_2014-10-21_28.csv.gz")
+
+
+@pytest.fixture(scope="session")
+def open_bandit_folder() -> Path:
+    """Real fashion clicks, 10,000 rows: men.csv.gz and item_context.csv (see examples/open_bandit.toml)."""
+    return _click_log("open_bandit/random_men")
+
+
+def _click_log(name: str) -> Path:
+    path = CLICK_LOGS / name
+    if not path.exists():
+        missing = f"the click log {name} is not in {CLICK_LOGS} (set FTRIE_TEST_DATA)"
+        if os.environ.get("CI"):
+            pytest.fail(f"{missing}; in CI it must be")
+        pytest.skip(missing)
+    return path
