@@ -1,4 +1,4 @@
-"""The face of the house: the `ftrie` command, the Python client, the demo. Nothing else imports this package."""
+"""The face of the house: the `ftrie` command, the Python client, the demo. Nothing imports this package."""
 
 from __future__ import annotations
 

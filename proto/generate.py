@@ -1,6 +1,6 @@
 """Makes the Python stubs of every .proto here, in place; with `--check` only compares them with those here.
 
-Run by `make proto` and `make check`. The stubs are committed, so that installing ftrie needs no compiler. Only
+Run by `make proto` and `make check`. The stubs are committed, so installing ftrie needs no compiler. Only
 the same grpcio-tools makes the same stubs, which is why pyproject.toml pins it.
 """
 
