@@ -1,0 +1,181 @@
+"""The key's 64-bit hash, and raw memory access for kernels that read Arrow buffers in place.
+
+A key's hash is a function of its bytes alone, folded over the parts that `*` and `=` separate:
+
+    state = SEED;  for each part:  state = combine(state, digest(part), the separator that follows it, or END)
+
+So a value is digested once a row, and every cross that holds it continues from a ready state in a few
+instructions; no cross string is ever built to be hashed. 0 is kept for "no key".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from model_store.jit import inline, kernel
+
+SEED = np.uint64(0x9E3779B97F4A7C15)
+EQUALS = np.uint64(0x3D)
+TIMES = np.uint64(0x2A)
+END = np.uint64(0)
+
+_WORD = np.uint64(0xFF51AFD7ED558CCD)
+_LENGTH = np.uint64(0xC4CEB9FE1A85EC53)
+_PART = np.uint64(0xD6E8FEB86659FD93)
+_SEPARATOR = np.uint64(0xA0761D6478BD642F)
+_EIGHT = np.uint64(8)
+_29 = np.uint64(29)
+_32 = np.uint64(32)
+_ZERO = np.uint64(0)
+_ONE = np.uint64(1)
+
+
+def _loader(bits: int, result: Any) -> Any:
+    @intrinsic  # type: ignore[untyped-decorator]
+    def load(typing_context: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
+            value = builder.load(pointer)
+            value.align = 1
+            return value
+
+        return result(types.int64), codegen
+
+    return load
+
+
+load_u8 = _loader(8, types.uint8)
+load_i32 = _loader(32, types.int32)
+load_u64 = _loader(64, types.uint64)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(typing_context: Any, address: Any) -> Any:
+    """Ask the processor for the cache line at `address`; never faults."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte_pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
+        pointer = builder.inttoptr(arguments[0], byte_pointer)
+        signature_ir = ir.FunctionType(ir.VoidType(), [byte_pointer, i32, i32, i32])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [byte_pointer], signature_ir)
+        builder.call(function, [pointer, i32(1), i32(3), i32(1)])
+        return context.get_dummy_value()
+
+    return types.none(types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def float_of_bits(typing_context: Any, bits: Any) -> Any:
+    """The float64 whose IEEE bits are the int64 `bits`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.DoubleType())
+
+    return types.float64(types.int64), codegen
+
+
+@inline
+def digest(address: int, length: int) -> Any:
+    """The digest of `length` bytes at `address`; never 0. Two parts of one length up to 8 never collide."""
+    state = SEED ^ (np.uint64(length) * _LENGTH)
+    end = address + length
+    while address + 8 <= end:
+        state = (state ^ load_u64(address)) * _WORD
+        state ^= state >> _32
+        address += 8
+    if address < end:
+        word, shift = _ZERO, _ZERO
+        while address < end:
+            word |= np.uint64(load_u8(address)) << shift
+            shift += _EIGHT
+            address += 1
+        state = (state ^ word) * _WORD
+        state ^= state >> _32
+    state *= _PART
+    state ^= state >> _29
+    return state if state != _ZERO else _ONE
+
+
+@inline
+def combine(state: Any, part: Any, separator: Any) -> Any:
+    """Fold one part's digest, and the separator that follows it, into the state; never 0."""
+    state = (state ^ part ^ (separator * _SEPARATOR)) * _WORD
+    state ^= state >> _32
+    state *= _PART
+    state ^= state >> _29
+    return state if state != _ZERO else _ONE
+
+
+@inline
+def hash_bytes(address: int, length: int) -> Any:
+    """The hash of a whole key of `length` bytes at `address`."""
+    state = SEED
+    start = address
+    end = address + length
+    while address < end:
+        byte = np.uint64(load_u8(address))
+        if byte == EQUALS or byte == TIMES:
+            state = combine(state, digest(start, address - start), byte)
+            start = address + 1
+        address += 1
+    return combine(state, digest(start, end - start), END)
+
+
+@kernel
+def hash_keys(data: Any, offsets: Any, out: Any) -> None:
+    """Hash every key of a column: `data` uint8, `offsets` int64[n+1] into it, `out` uint64[n]."""
+    for row in range(out.size):
+        out[row] = hash_bytes(data.ctypes.data + offsets[row], offsets[row + 1] - offsets[row])
+
+
+@kernel
+def prefix_state(data: Any) -> Any:
+    """The state after a prefix that ends in `=` (`age*brand=`): where the hashes of its keys go on."""
+    state = SEED
+    start = 0
+    for position in range(data.size):
+        byte = np.uint64(data[position])
+        if byte == EQUALS or byte == TIMES:
+            state = combine(state, digest(data.ctypes.data + start, position - start), byte)
+            start = position + 1
+    return state
+
+
+@kernel
+def digest_columns(data: Any, offsets: Any, rows: int, whole_keys: Any, out: Any) -> None:
+    """Digest text columns in place.
+
+    data, offsets: int64[columns], addresses of each column's bytes and of its int32 offsets (rows + 1 of them);
+    whole_keys: uint8[columns], 1 where a value is a raw key, to be hashed as a whole key;
+    out: uint64[columns, rows], 0 where the value is empty.
+    """
+    for column in range(out.shape[0]):
+        offset_address = offsets[column]
+        stop = np.int64(load_i32(offset_address))
+        for row in range(rows):
+            start = stop
+            stop = np.int64(load_i32(offset_address + 4 * (row + 1)))
+            if stop == start:
+                out[column, row] = _ZERO
+            elif whole_keys[column] == 1:
+                out[column, row] = hash_bytes(data[column] + start, stop - start)
+            else:
+                out[column, row] = digest(data[column] + start, stop - start)
+
+
+@kernel
+def scan_columns(data: Any, lengths: Any, special: Any, not_ascii: Any) -> None:
+    """Mark the columns that hold a byte to escape (`special`) or to check for UTF-8 (`not_ascii`), uint8[columns]."""
+    for column in range(data.size):
+        escape, high = np.uint8(0), np.uint8(0)
+        for address in range(data[column], data[column] + lengths[column]):
+            byte = load_u8(address)
+            escape |= np.uint8(byte == 0x25) | np.uint8(byte == 0x2A) | np.uint8(byte == 0x3D)
+            high |= byte
+        special[column] = escape
+        not_ascii[column] = np.uint8(high >= 0x80)
