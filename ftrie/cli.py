@@ -1,0 +1,117 @@
+"""The `ftrie` command: mounts each part's own commands, and turns errors into one message and an exit code.
+
+A part's command module has one function, `register(app)`, which adds its commands to the app it is given. It
+imports numba, pyarrow, grpc and redis inside the command functions, so that `ftrie --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+import ftrie
+from model_store.errors import FtrieError
+from model_store.terminal import ask_json, json_asked
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+# In the order of a first day with ftrie, which is the order of `ftrie --help`.
+COMMAND_MODULES = (
+    "trainer.init_cli",
+    "trainer.cli",
+    "model_store.cli",
+    "server.cli",
+    "ftrie.rank_cli",
+    "ftrie.demo.cli",
+    "ftrie.bench_cli",
+)
+
+
+def main() -> None:
+    """Run `ftrie` with the arguments of this process, and leave with its exit code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code; nothing a user can cause ends in a traceback."""
+    ask_json("--json" in arguments)
+    try:
+        code = _command()(list(arguments) or ["--help"], prog_name="ftrie", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except FtrieError as error:
+        return _failed(type(error).__name__, str(error), error.exit_code)
+    except TyperException as error:
+        return _failed("UsageError", error.format_message() + _where_to_look(error), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader is gone; Python would complain once more when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _failed(type(error).__name__, f"{where}{error.strerror or error}", 1)
+
+
+def build() -> typer.Typer:
+    """The whole command line, every part's commands mounted."""
+    app = typer.Typer(
+        name="ftrie",
+        help="Learn click-through rates from logs, publish the models, serve rankings.",
+        epilog="Start with `ftrie demo`, or with `ftrie init clicks.csv`.",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"auto_envvar_prefix": "FTRIE", "help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_face)
+    for module in COMMAND_MODULES:
+        if find_spec(module):  # while parts land
+            import_module(module).register(app)
+    return app
+
+
+def _command() -> typer.core.TyperGroup:
+    command = typer.main.get_command(build())
+    assert isinstance(command, typer.core.TyperGroup)
+    return command
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"ftrie {ftrie.__version__}")
+        raise typer.Exit
+
+
+def _face(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Learn click-through rates from logs, publish the models, serve rankings.
+
+    Every flag can also be given in the environment: --port of `ftrie serve` is FTRIE_SERVE_PORT.
+    """
+
+
+def _where_to_look(error: TyperException) -> str:
+    context: typer.Context | None = getattr(error, "ctx", None)
+    return f" (see `{context.command_path} --help`)" if context else ""
+
+
+def _failed(kind: str, message: str, code: int) -> int:
+    if json_asked():
+        print(json.dumps({"error": {"type": kind, "message": message}}, ensure_ascii=False), file=sys.stderr)
+    else:
+        print(f"ftrie: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,28 @@
+"""`ftrie demo`: the command. The shop is in shop.py, what happens in story.py."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from model_store.terminal import JsonOption
+
+
+def register(app: typer.Typer) -> None:
+    """Add `ftrie demo`."""
+    app.command("demo", epilog="Example: ftrie demo")(demo)
+
+
+def demo(
+    json: JsonOption = False,
+    rows: Annotated[int, typer.Option(min=1_000, help="Impressions on each of the two days.")] = 200_000,
+    seed: Annotated[int, typer.Option(help="Another seed is another shop.")] = 1,
+) -> None:
+    """Run the whole loop on a simulated shop: train two variants, publish, serve, rank; then tastes change.
+
+    Works in a temporary folder, and leaves neither files nor processes behind.
+    """
+    from ftrie.demo.story import run
+
+    run(rows=rows, seed=seed)
