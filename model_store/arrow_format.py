@@ -1,0 +1,235 @@
+"""The bytes of an artefact: an Arrow IPC file with its own checks. docs/artefact.md is its description.
+
+Reading trusts nothing: format version, columns, row count, content digest and order are checked before an Artefact
+leaves here, and what Arrow raises leaves as ArtefactError.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from model_store.artefact import Array, Artefact, JsonSource, check, columns_of
+from model_store.errors import ArtefactError, SpecError
+from model_store.manifest import metrics_from_json, metrics_to_json
+from model_store.spec import spec_from_json
+
+MAGIC = b"ARROW1"
+BATCH_ROWS = 1 << 20
+BATCH_KEY_BYTES = 1 << 30  # offsets within a batch are int32
+FORMAT = b"ftrie.format"
+ROWS = b"ftrie.rows"
+SPEC = b"ftrie.spec"
+SPEC_SHA256 = b"ftrie.spec_sha256"
+METRICS = b"ftrie.metrics"
+JSON_TYPE = b"ftrie.json_type"
+SHA256 = b"ftrie.sha256"
+COLUMNS = [
+    pa.field("key", pa.binary(), nullable=False),
+    pa.field("weight", pa.float32(), nullable=False),
+    pa.field("variants", pa.uint32(), nullable=False),
+    pa.field("rate", pa.float32(), nullable=False),
+]
+JSON_COLUMNS = [
+    pa.field("fid", pa.utf8(), nullable=False),
+    pa.field("value", pa.float64(), nullable=False),
+    pa.field("order", pa.uint32(), nullable=False),
+]
+
+
+def encode(artefact: Artefact) -> bytes:
+    """The artefact's file."""
+    metadata = _metadata(artefact)
+    metadata[SHA256] = _digest(metadata, artefact).encode()
+    columns = COLUMNS if artefact.source is None else COLUMNS + JSON_COLUMNS
+    schema = pa.schema(columns, metadata=dict(sorted(metadata.items())))
+    out = io.BytesIO()
+    options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
+    with pa.ipc.new_file(out, schema, options=options) as writer:
+        for begin, end in pairwise(_batch_bounds(artefact.key_offsets)):
+            writer.write_batch(_batch(artefact, schema, begin, end))
+    return out.getvalue()
+
+
+def decode(data: bytes | bytearray | memoryview) -> Artefact:
+    """Read and verify a file's bytes. Raises ArtefactError."""
+    try:
+        schema, batches = _read(data)
+    except (pa.ArrowException, OSError, MemoryError, OverflowError) as error:
+        raise ArtefactError(f"the model file is damaged: {error}") from error
+    metadata = schema.metadata
+    artefact = _assembled(metadata, batches)
+    if str(artefact.rows).encode() != metadata[ROWS]:
+        raise ArtefactError(
+            f"the model file should have {metadata[ROWS].decode()} rows and has {artefact.rows}"
+        )
+    found = _digest(metadata, artefact)
+    if found.encode() != metadata[SHA256]:
+        raise ArtefactError(
+            f"the model file is damaged: its content digest is {found}, not {metadata[SHA256].decode()}"
+        )
+    check(artefact)
+    return artefact
+
+
+# -- writing ----------------------------------------------------------------------------------------------------
+
+
+def _metadata(artefact: Artefact) -> dict[bytes, bytes]:
+    metadata = {
+        FORMAT: str(artefact.FORMAT).encode(),
+        ROWS: str(artefact.rows).encode(),
+        SPEC: artefact.spec.to_json().encode(),
+        SPEC_SHA256: artefact.spec.sha256.encode(),
+        METRICS: metrics_to_json(artefact.metrics).encode(),
+    }
+    if artefact.source is not None:
+        metadata[JSON_TYPE] = artefact.source.type.encode("utf-8", "surrogatepass")
+    return metadata
+
+
+def _digest(metadata: Mapping[bytes, bytes], artefact: Artefact) -> str:
+    """SHA-256 over the metadata but the digest, then the raw columns: each part preceded by its length, u64 LE."""
+    digest = hashlib.sha256()
+    for part in _digested(metadata, artefact):
+        view = memoryview(part).cast("B") if len(part) else memoryview(b"")
+        digest.update(len(view).to_bytes(8, "little"))
+        digest.update(view)
+    return digest.hexdigest()
+
+
+def _digested(metadata: Mapping[bytes, bytes], artefact: Artefact) -> Iterator[Any]:
+    for name in sorted(metadata):
+        if name != SHA256:
+            yield name
+            yield metadata[name]
+    yield artefact.key_offsets
+    yield artefact.key_data
+    yield artefact.weight
+    yield artefact.variants
+    yield artefact.rate
+    if artefact.source is not None:
+        fid_data, fid_offsets = columns_of(artefact.source.fid)
+        yield fid_offsets
+        yield fid_data
+        yield artefact.source.value
+        yield artefact.source.order
+
+
+def _batch_bounds(offsets: npt.NDArray[np.int64]) -> Iterator[int]:
+    """Row numbers at which batches begin and end: as many rows as both limits allow."""
+    rows = len(offsets) - 1
+    begin = 0
+    yield begin
+    while begin < rows:
+        by_bytes = int(np.searchsorted(offsets, offsets[begin] + BATCH_KEY_BYTES, side="right")) - 1
+        begin = min(begin + BATCH_ROWS, by_bytes, rows)
+        yield begin
+
+
+def _batch(artefact: Artefact, schema: pa.Schema, begin: int, end: int) -> pa.RecordBatch:
+    offsets = artefact.key_offsets[begin : end + 1]
+    local = (offsets - offsets[0]).astype(np.int32)
+    data = artefact.key_data[offsets[0] : offsets[-1]]
+    keys = pa.BinaryArray.from_buffers(
+        pa.binary(), end - begin, [None, pa.py_buffer(local), pa.py_buffer(data)]
+    )
+    numbers = (artefact.weight, artefact.variants, artefact.rate)
+    columns = [keys, *(pa.array(column[begin:end]) for column in numbers)]
+    if artefact.source is not None:
+        source = artefact.source
+        columns.append(pa.concat_arrays([source.fid.slice(begin, end - begin)]))
+        columns += [pa.array(source.value[begin:end]), pa.array(source.order[begin:end])]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+# -- reading ----------------------------------------------------------------------------------------------------
+
+
+def _read(data: bytes | bytearray | memoryview) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+    view = memoryview(data)
+    if view[: len(MAGIC)] != MAGIC:
+        raise ArtefactError("this is no model file: it does not begin with ARROW1")
+    if view[-len(MAGIC) :] != MAGIC:
+        raise ArtefactError(f"the model file is truncated: its {len(view):,} bytes do not end with ARROW1")
+    reader = pa.ipc.open_file(pa.py_buffer(data))
+    _check_schema(reader.schema)
+    batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
+    for batch in batches:
+        batch.validate(full=True)
+    return reader.schema, batches
+
+
+def _check_schema(schema: pa.Schema) -> None:
+    metadata = schema.metadata or {}
+    if FORMAT not in metadata:
+        raise ArtefactError("this is an Arrow file, but no model: it has no ftrie.format")
+    try:
+        version = int(metadata[FORMAT])
+    except ValueError:
+        raise ArtefactError(f"the model file's format version cannot be read: {metadata[FORMAT]!r}") from None
+    if version > Artefact.FORMAT:
+        raise ArtefactError(
+            f"the model file has format {version}, newer than the {Artefact.FORMAT} this ftrie reads: upgrade ftrie"
+        )
+    missing = {ROWS, SPEC, SPEC_SHA256, METRICS, SHA256} - metadata.keys()
+    if version < 1 or missing:
+        raise ArtefactError(
+            f"the model file's metadata is damaged (format {version}, missing {sorted(missing)})"
+        )
+    expected = COLUMNS + JSON_COLUMNS if JSON_TYPE in metadata else COLUMNS
+    if not schema.equals(pa.schema(expected), check_metadata=False):
+        raise ArtefactError(
+            f"the model file's columns are {_columns(schema)}; expected {_columns(pa.schema(expected))}"
+        )
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def _assembled(metadata: Mapping[bytes, bytes], batches: list[pa.RecordBatch]) -> Artefact:
+    """One artefact of all batches, every array a copy of its own: Arrow's are read-only, which numba minds."""
+    key_parts = [columns_of(batch.column("key")) for batch in batches]
+    starts = np.cumsum([0, *(len(data) for data, _ in key_parts)])
+    offsets = [part[1:] + start for (_, part), start in zip(key_parts, starts, strict=False)]
+    try:
+        spec = spec_from_json(metadata[SPEC].decode())
+        metrics = metrics_from_json(metadata[METRICS].decode())
+    except (SpecError, ValueError) as error:
+        raise ArtefactError(f"the model file's spec or metrics cannot be read: {error}") from error
+    if spec.sha256.encode() != metadata[SPEC_SHA256]:
+        raise ArtefactError("the model file is damaged: its spec does not have the hash it states")
+    return Artefact(
+        key_data=np.concatenate([np.zeros(0, np.uint8), *(data for data, _ in key_parts)]),
+        key_offsets=np.concatenate([np.zeros(1, np.int64), *offsets]),
+        weight=_column(batches, "weight", np.float32),
+        variants=_column(batches, "variants", np.uint32),
+        rate=_column(batches, "rate", np.float32),
+        spec=spec,
+        metrics=metrics,
+        source=_source(metadata, batches),
+    )
+
+
+def _column(batches: list[pa.RecordBatch], name: str, dtype: npt.DTypeLike) -> Array:
+    return np.concatenate([np.zeros(0, dtype), *(batch.column(name).to_numpy() for batch in batches)])
+
+
+def _source(metadata: Mapping[bytes, bytes], batches: list[pa.RecordBatch]) -> JsonSource | None:
+    if JSON_TYPE not in metadata:
+        return None
+    fids = [batch.column("fid") for batch in batches]
+    return JsonSource(
+        type=metadata[JSON_TYPE].decode("utf-8", "surrogatepass"),
+        fid=pa.concat_arrays(fids) if fids else pa.array([], pa.utf8()),
+        value=_column(batches, "value", np.float64),
+        order=_column(batches, "order", np.uint32),
+    )

@@ -1,0 +1,115 @@
+"""Store URLs, connections, and the one place where redis-py's exceptions become ours.
+
+Nothing here knows a key or a model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+
+from model_store.embedded import EmbeddedValkey
+from model_store.errors import StoreError, StoreUnavailable
+
+SCHEMES = ("redis", "rediss", "unix")
+EMBEDDED = "embedded:"
+
+
+class StoreConnection:
+    """An open store: its URL (without the password, for messages), and connections to it.
+
+    `client` answers in bytes and is shared by all threads. `single(timeout_s)` makes a connection of its own that
+    decodes answers to text, for one thread's hot path.
+    """
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        self.shown_url = _without_password(url)
+        self._embedded: EmbeddedValkey | None = None
+        self._redis_url = self._resolved(url)
+        retry = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
+        self.client = self._client(timeout_s, retry=retry)
+
+    def single(self, timeout_s: float) -> Any:
+        """A new connection, not yet open, that belongs to its caller."""
+        client = self._client(
+            timeout_s,
+            retry=Retry(NoBackoff(), 0),
+            decode_responses=True,
+            encoding_errors="surrogateescape",
+        )
+        pool = client.connection_pool
+        return pool.connection_class(**pool.connection_kwargs)
+
+    @contextmanager
+    def answers(self) -> Iterator[None]:
+        """Around every use of `client`: redis-py's exceptions leave as StoreUnavailable or StoreError."""
+        try:
+            yield
+        except RedisError as error:
+            raise self.translated(error) from error
+
+    def translated(self, error: RedisError) -> StoreError:
+        """Our exception for one of redis-py's."""
+        if isinstance(error, AuthenticationError):
+            return StoreUnavailable(
+                f"{self.shown_url} refused the name or password ({error}); "
+                "expected redis://NAME:PASSWORD@HOST:PORT"
+            )
+        if isinstance(error, BusyLoadingError):
+            return StoreUnavailable(f"{self.shown_url} is still reading its data; try again shortly")
+        if isinstance(error, RedisConnectionError | RedisTimeoutError):
+            return StoreUnavailable(
+                f"{self.shown_url} does not answer ({error}); is it running, and is --store right?"
+            )
+        return StoreError(f"{self.shown_url} answered with an error: {error}")
+
+    def close(self) -> None:
+        """Close the client's connections, then give back the embedded server, if there is one."""
+        self.client.close()
+        self.client.connection_pool.disconnect()
+        if self._embedded is not None:
+            self._embedded.close()
+
+    def _resolved(self, url: str) -> str:
+        """The URL redis-py understands; for `embedded:DIR`, after the server there answers."""
+        if url.startswith(EMBEDDED):
+            directory = url.removeprefix(EMBEDDED)
+            if not directory:
+                raise StoreError("expected embedded:DIR, got no directory")
+            self._embedded = EmbeddedValkey.join(os.path.expanduser(directory))
+            return f"unix://{quote(str(self._embedded.socket))}"
+        if urlsplit(url).scheme not in SCHEMES:
+            raise StoreError(
+                f"got the store {self.shown_url!r}; expected redis://HOST:PORT, rediss://HOST:PORT, "
+                "unix:///PATH/TO/SOCKET or embedded:DIR"
+            )
+        return url
+
+    def _client(self, timeout_s: float, **options: Any) -> Any:
+        try:
+            # Protocol 2, said aloud: redis-py's default, and with it the shape of its answers, differs by release.
+            return redis.Redis.from_url(
+                self._redis_url,
+                protocol=2,
+                socket_timeout=timeout_s,
+                socket_connect_timeout=timeout_s,
+                **options,
+            )
+        except ValueError as error:
+            raise StoreError(f"cannot read the store's URL {self.shown_url!r}: {error}") from error
+
+
+def _without_password(url: str) -> str:
+    head, at, tail = url.rpartition("@")
+    scheme, slashes, login = head.partition("://")
+    return f"{scheme}{slashes}{login.split(':')[0]}:…@{tail}" if at and ":" in login else url

@@ -1,0 +1,99 @@
+"""The manifest of a published version: what its bytes must be, and where they come from. Pure data, no Redis."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from model_store.errors import ArtefactError
+
+CHUNK_BYTES = 8 << 20
+Metrics = Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One version's manifest, stored as a HASH of text. `sha256` is that of all chunks end to end."""
+
+    version: int
+    format: int
+    rows: int
+    size: int  # bytes in all
+    chunks: int
+    chunk_bytes: int
+    sha256: str
+    spec: str  # canonical JSON
+    spec_sha256: str
+    metrics: Metrics  # per variant; NaN where a metric is not defined
+    parent: int | None
+    epoch: int
+    created: datetime  # UTC
+
+    def to_hash(self) -> dict[str, str]:
+        """The HASH's fields; `from_hash` reads them back."""
+        fields = {name: str(value) for name, value in vars(self).items()}
+        return fields | {
+            "metrics": metrics_to_json(self.metrics),
+            "parent": "" if self.parent is None else str(self.parent),
+            "created": self.created.isoformat(),
+        }
+
+    @classmethod
+    def from_hash(cls, fields: Mapping[bytes, bytes]) -> Manifest:
+        """Read a HASH. Raises ArtefactError naming a field that is missing or cannot be read."""
+        text = {name.decode(): value.decode() for name, value in fields.items()}
+        try:
+            return cls(
+                version=int(text["version"]),
+                format=int(text["format"]),
+                rows=int(text["rows"]),
+                size=int(text["size"]),
+                chunks=int(text["chunks"]),
+                chunk_bytes=int(text["chunk_bytes"]),
+                epoch=int(text["epoch"]),
+                sha256=text["sha256"],
+                spec=text["spec"],
+                spec_sha256=text["spec_sha256"],
+                metrics=metrics_from_json(text["metrics"]),
+                parent=int(text["parent"]) if text["parent"] else None,
+                created=datetime.fromisoformat(text["created"]),
+            )
+        except KeyError as error:
+            raise ArtefactError(f"the manifest has no field {error}; publish the version again") from None
+        except ValueError as error:
+            raise ArtefactError(
+                f"the manifest cannot be read ({error}); publish the version again"
+            ) from error
+
+    def chunk_sizes(self) -> list[int]:
+        """Bytes of each chunk, in order."""
+        full, rest = divmod(self.size, self.chunk_bytes)
+        return [self.chunk_bytes] * full + ([rest] if rest else [])
+
+
+def now() -> datetime:
+    """The present, to the second, UTC."""
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+def metrics_to_json(metrics: Metrics) -> str:
+    """Canonical JSON of metrics; NaN becomes null."""
+    plain = {
+        variant: {name: float(value) if math.isfinite(value) else None for name, value in values.items()}
+        for variant, values in metrics.items()
+    }
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def metrics_from_json(text: str) -> dict[str, dict[str, float]]:
+    """Read `metrics_to_json`'s text; null becomes NaN. Raises ValueError for anything else."""
+    parsed = json.loads(text)
+    if not isinstance(parsed, dict) or not all(isinstance(values, dict) for values in parsed.values()):
+        raise ValueError("metrics are not an object of objects")
+    return {
+        variant: {name: math.nan if value is None else float(value) for name, value in values.items()}
+        for variant, values in parsed.items()
+    }

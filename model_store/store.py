@@ -1,0 +1,70 @@
+"""The store: one Redis, its models and its records. Opening and closing, nothing else."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from model_store.connection import StoreConnection
+from model_store.model_versions import ModelVersions
+from model_store.records import Records
+
+
+class Store:
+    """An open store. Thread safety: may be shared by all threads of a process; not across a fork.
+
+    Open with `Store.open("embedded:.ftrie")`; use as a context manager or `close` it, which for an embedded
+    store stops the server if nobody else uses it.
+    """
+
+    def __init__(self, connection: StoreConnection, records: Records) -> None:
+        self._connection = connection
+        self.records = records
+
+    @classmethod
+    def open(cls, url: str, timeout_s: float = 5.0, user_timeout_s: float | None = None) -> Store:
+        """Open `redis://…`, `rediss://…`, `unix://…` or `embedded:DIR` and ask whether it answers.
+
+        `timeout_s` bounds each wait on the socket; `user_timeout_s` (default the same) that of `records.user`
+        and `records.items`. Raises StoreError for a bad URL, StoreUnavailable if there is no answer.
+        """
+        connection = StoreConnection(url, timeout_s)
+        store = cls(connection, Records(connection, timeout_s if user_timeout_s is None else user_timeout_s))
+        try:
+            store.ping()
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    @property
+    def url(self) -> str:
+        """The URL this store was opened with, without its password."""
+        return self._connection.shown_url
+
+    @property
+    def client(self) -> Any:
+        """The redis client; it answers in bytes and raises redis-py's own exceptions."""
+        return self._connection.client
+
+    def model(self, name: str) -> ModelVersions:
+        """The versions of one model, which need not exist yet. Raises StoreError for an impossible name."""
+        return ModelVersions(self._connection, name)
+
+    def ping(self) -> None:
+        """Raise StoreUnavailable unless the store answers."""
+        with self._connection.answers():
+            self._connection.client.ping()
+
+    def close(self) -> None:
+        """Close all connections. Idempotent."""
+        self.records.close()
+        self._connection.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
