@@ -1,0 +1,70 @@
+"""What can go wrong while serving, and the one table from error to gRPC status.
+
+Errors here belong to serving alone; those shared with the trainer and the store live in `model_store.errors`.
+Every other module raises, none of them names a status code.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import grpc
+
+from model_store.errors import (
+    FieldValueError,
+    ServerError,
+    StoreError,
+    StoreUnavailable,
+    VersionNotFound,
+)
+
+
+class InvalidRequest(ServerError):
+    """A request breaks a limit or a rule; the message begins with the field's path, such as `item_ids[3]`."""
+
+
+class ModelNotServed(ServerError):
+    """The request names another model than the one this server serves."""
+
+
+class CandidateSetNotFound(ServerError):
+    """The request names a candidate set that the store does not have."""
+
+
+class NotReady(ServerError):
+    """No model is loaded yet."""
+
+
+class DeadlinePassed(ServerError):
+    """The caller has stopped waiting."""
+
+
+STATUS_OF: dict[type[Exception], grpc.StatusCode] = {
+    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    FieldValueError: grpc.StatusCode.INVALID_ARGUMENT,
+    ModelNotServed: grpc.StatusCode.NOT_FOUND,
+    CandidateSetNotFound: grpc.StatusCode.NOT_FOUND,
+    VersionNotFound: grpc.StatusCode.NOT_FOUND,
+    NotReady: grpc.StatusCode.UNAVAILABLE,
+    StoreUnavailable: grpc.StatusCode.UNAVAILABLE,
+    StoreError: grpc.StatusCode.FAILED_PRECONDITION,
+    DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+"""Errors and their status. A class that is not here, nor derived from one here, is answered INTERNAL."""
+
+
+def status_of(error: Exception) -> grpc.StatusCode:
+    """The status of `error`: that of its nearest class in the table, else INTERNAL."""
+    for kind in type(error).__mro__:
+        if kind in STATUS_OF:
+            return STATUS_OF[kind]
+    return grpc.StatusCode.INTERNAL
+
+
+def abort(context: grpc.ServicerContext, error: Exception, request_id: str) -> NoReturn:
+    """End the call with the status of `error`. The text of an INTERNAL error stays in the server's log."""
+    status = status_of(error)
+    if status is grpc.StatusCode.INTERNAL:
+        context.abort(status, f"internal error; the server's log tells more (request_id {request_id})")
+    context.abort(status, str(error))
+    raise AssertionError("grpc's abort always raises")

@@ -1,0 +1,162 @@
+"""`ctr.v1.RankingService`: a request is converted, ranked, converted back. The steps live elsewhere.
+
+Written for the hot path: everything that does not depend on the message is bound at start, and work that only
+some requests need (the store, unknown items, values that do not fit) stands behind one test each.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+import structlog
+
+from ctr.v1.ranking_pb2 import RankRequest, RankResponse
+from model_store.errors import FieldValueError
+from server import wire
+from server.errors import CandidateSetNotFound, InvalidRequest, ModelNotServed, NotReady, abort, status_of
+from server.late_items import PART as ITEMS
+from server.late_items import LateItems
+from server.ranker import Ranking
+from server.serving import Current, Serving
+from server.stored import StoredReads
+from server.users import UserFeatures, drop_misfits
+
+SERVICE = "ctr.v1.RankingService"
+REQUEST_ID_BYTES = 16
+RECENT_REQUESTS = 16
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Question:
+    """One ranking question in Python values, as the ranker takes it."""
+
+    fields: wire.Fields
+    item_ids: Sequence[str]
+    spelled: Sequence[wire.Spelled]
+    variant: int
+    top_k: int | None
+
+    def ask(self, serving: Serving) -> Ranking:
+        """Rank with `serving`. Raises FieldValueError."""
+        return serving.ranker.rank(self.fields, self.item_ids, self.spelled, self.variant, self.top_k)
+
+
+class RankingService:
+    """Answers Rank for one model. Shared by every thread of the server."""
+
+    def __init__(self, name: str, current: Current, reads: StoredReads) -> None:
+        self._name = name
+        self._current = current
+        self._reads = reads
+        self._users = UserFeatures(reads)
+        self.late_items = LateItems(reads)
+        self.recent: deque[Question] = deque(maxlen=RECENT_REQUESTS)
+        """The latest questions; the next version is warmed with them."""
+
+    def handlers(self) -> grpc.GenericRpcHandler[RankRequest, RankResponse]:
+        """What a grpc server is given."""
+        rank = grpc.unary_unary_rpc_method_handler(
+            self.Rank,
+            request_deserializer=RankRequest.FromString,
+            response_serializer=RankResponse.SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, {"Rank": rank})
+
+    def Rank(self, request: RankRequest, context: grpc.ServicerContext) -> RankResponse:
+        """The RPC. Every failure leaves through the table in `server.errors`."""
+        request_id = request.request_id or os.urandom(REQUEST_ID_BYTES).hex()
+        try:
+            return self._rank(request, request_id, context)
+        except Exception as error:
+            if status_of(error) is grpc.StatusCode.INTERNAL:
+                _log.error("rank failed", request_id=request_id, exc_info=error)
+            abort(context, error, request_id)
+
+    def _rank(self, request: RankRequest, request_id: str, context: grpc.ServicerContext) -> RankResponse:
+        serving = self._current.serving
+        if serving is None:
+            raise NotReady(f"model {self._name!r} is still loading, or no version of it is active")
+        if request.model and request.model != self._name:
+            raise ModelNotServed(f"model: this server serves {self._name!r}, not {request.model!r}")
+        top_k = wire.top_k(request)
+        item_ids, spelled = wire.candidates(request, serving) or self._members(request, context)
+        cookie = wire.check_id("cookie", request.cookie)
+        variant = _variant(request, serving, cookie or request_id)
+        inline = wire.fields(request, serving)
+        fields, degraded = self._users.complete(cookie, inline, serving, context)
+        question = Question(fields, item_ids, spelled, variant, top_k)
+        try:
+            ranking = question.ask(serving)
+        except FieldValueError as error:
+            ranking = _rank_without_misfits(request, question, serving, degraded, error)
+        if ranking.unknown_items:
+            ranking = self._rank_with_late_items(question, ranking, serving, degraded, context)
+        self.recent.append(question)
+        response = wire.response(request, request_id, serving, variant, ranking)
+        if degraded:
+            response.degraded.extend(degraded)
+        return response
+
+    def _members(
+        self, request: RankRequest, context: grpc.ServicerContext
+    ) -> tuple[Sequence[str], list[wire.Spelled]]:
+        name = wire.check_id("candidate_set", request.candidate_set)
+        members = self._reads.candidates(name, context)
+        if members is None:
+            raise CandidateSetNotFound(f"candidate_set: the store has no set {name!r}")
+        if len(members) > wire.MAX_CANDIDATES:
+            raise InvalidRequest(
+                f"candidate_set: {name!r} has {len(members)} members; the limit is {wire.MAX_CANDIDATES}"
+            )
+        return members, []
+
+    def _rank_with_late_items(
+        self,
+        question: Question,
+        ranking: Ranking,
+        serving: Serving,
+        degraded: list[str],
+        context: grpc.ServicerContext,
+    ) -> Ranking:
+        """Look the unknown items up and, if the store has some, rank again with those spelled out."""
+        records, problems = self.late_items.look_up(ranking.unknown_items, context)
+        degraded += problems
+        if not records:
+            return ranking
+        late: list[wire.Spelled] = [(i, dict(records[i])) for i in question.item_ids if i in records]
+        question.spelled = [*question.spelled, *late]
+        question.item_ids = [item for item in question.item_ids if item not in records]
+        try:
+            return question.ask(serving)
+        except FieldValueError as error:
+            degraded.append(f"{ITEMS}: left out, as stored: {error}")
+            return ranking
+
+
+def _variant(request: RankRequest, serving: Serving, cookie: str) -> int:
+    if not request.HasField("variant"):
+        return serving.chooser.choose(cookie)
+    variant = serving.variant_of.get(request.variant)
+    if variant is None:
+        raise InvalidRequest(
+            f"variant: no variant {request.variant!r}; the model has: {', '.join(serving.variant_names)}"
+        )
+    return variant
+
+
+def _rank_without_misfits(
+    request: RankRequest, question: Question, serving: Serving, degraded: list[str], error: FieldValueError
+) -> Ranking:
+    """A value does not fit: blame the request if it is in the request, else leave the stored value out."""
+    wrong = wire.wrong_value(request, serving)
+    if wrong is not None:
+        raise wrong from error
+    question.fields, problems = drop_misfits(question.fields, serving)
+    degraded += problems
+    return question.ask(serving)

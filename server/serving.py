@@ -1,0 +1,51 @@
+"""What is being served: one immutable `Serving`, held in one attribute that the watcher swaps.
+
+A request reads the attribute once and computes from what it got, so each response comes from exactly one
+version. Nothing here loads, waits or answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from server.catalogue import Catalogue
+from server.model import Model
+from server.ranker import Ranker
+from server.variants import VariantChooser
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A model version, the items, and all that requests need of both, bound once. Shared by every thread."""
+
+    name: str
+    version: int
+    model: Model
+    catalogue: Catalogue
+    ranker: Ranker
+    items_generation: int
+    variant_names: tuple[str, ...] = field(init=False)
+    variant_of: dict[str, int] = field(init=False)
+    chooser: VariantChooser = field(init=False)
+    user_fields: frozenset[str] = field(init=False)
+    """Fields that the user's stored record may fill."""
+    request_raw_field: str | None = field(init=False)
+    item_raw_field: str | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        plan = self.model.plan
+        bind = object.__setattr__
+        bind(self, "variant_names", plan.variants)
+        bind(self, "variant_of", {name: bit for bit, name in enumerate(plan.variants)})
+        bind(self, "chooser", VariantChooser(self.name, plan.shares))
+        bind(self, "user_fields", frozenset(f.name for f in plan.request_fields if f.side == "user"))
+        raw = [f for f in plan.fields if f.kind == "raw"]
+        bind(self, "request_raw_field", next((f.name for f in raw if f.side != "item"), None))
+        bind(self, "item_raw_field", next((f.name for f in raw if f.side == "item"), None))
+
+
+class Current:
+    """The one attribute. Assigning a reference is atomic in Python, so neither side locks."""
+
+    def __init__(self) -> None:
+        self.serving: Serving | None = None

@@ -1,0 +1,140 @@
+"""Follows the active version and the items in the store, and swaps what is served: `Current`'s only writer.
+
+The event stream is a hint that ends a wait early; the active pointer is the truth and is read at least each
+second. A version that is damaged is reported and tried again later, while the one before keeps serving; so it
+is when the store is away. Nothing here runs in a request.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+
+from model_store.errors import FtrieError, StoreUnavailable
+from model_store.store import Store
+from server.loader import Loader
+from server.service import RankingService
+from server.serving import Current, Serving
+from server.stored import StoredReads
+
+CHECK_EVERY_S = 1.0
+FIRST_RETRY_S = 0.1
+LONGEST_RETRY_S = 5.0
+BAD_VERSION_RETRY_S = 10.0
+CATALOGUE_SHARE = 0.1
+"""At most this share of the time goes into rebuilding the catalogue for items that were found late."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Watcher(threading.Thread):
+    """A thread that keeps `current` on the active version, and calls `on_swap` after each swap."""
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        reads: StoredReads,
+        current: Current,
+        service: RankingService,
+        on_swap: Callable[[Serving], None] = lambda serving: None,
+    ) -> None:
+        super().__init__(name="watcher", daemon=True)
+        self._model = name
+        self._url = url
+        self._reads = reads
+        self._current = current
+        self._service = service
+        self._on_swap = on_swap
+        self._stopped = threading.Event()
+        self._bad_version: int | None = None
+        self._bad_until = 0.0
+        self._catalogue_due = 0.0
+        self._said_waiting = False
+
+    def stop(self) -> None:
+        """Ask the thread to end; it does within a second."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        """Watch until stopped; reconnect with jittered, growing pauses while the store is away."""
+        failures = 0
+        while not self._stopped.is_set():
+            try:
+                with Store.open(self._url) as store:
+                    self._reads.connect()
+                    loader = Loader(self._model, store)
+                    self._check(loader, store)
+                    failures = 0
+                    self._watch(loader, store)
+            except StoreUnavailable as error:
+                failures += 1
+                pause_s = retry_pause_s(failures)
+                _log.warning("store away, serving on", error=str(error), next_try_s=round(pause_s, 2))
+                self._stopped.wait(pause_s)
+            except Exception:
+                failures += 1
+                _log.exception("watcher failed, starting over")
+                self._stopped.wait(retry_pause_s(failures))
+
+    def _watch(self, loader: Loader, store: Store) -> None:
+        versions = store.model(self._model)
+        event = "$"
+        while not self._stopped.is_set():
+            event = versions.wait(event, CHECK_EVERY_S)
+            self._check(loader, store)
+
+    def _check(self, loader: Loader, store: Store) -> None:
+        """Bring `current` up to the store's state. Raises StoreUnavailable."""
+        active = store.model(self._model).active()
+        serving = self._current.serving
+        if active is None:
+            if serving is None and not self._said_waiting:
+                self._said_waiting = True
+                _log.info("no version is active yet, waiting", model=self._model)
+        elif serving is None or active != serving.version:
+            self._load(loader, active)
+        elif self._items_moved(loader, store, serving):
+            self._swap(loader.with_new_items(serving, list(self._service.recent)))
+            self._catalogue_due = time.monotonic() + loader.catalogue_seconds / CATALOGUE_SHARE
+
+    def _load(self, loader: Loader, version: int) -> None:
+        if version == self._bad_version and time.monotonic() < self._bad_until:
+            return
+        try:
+            serving = loader.load(version, self._current.serving, list(self._service.recent))
+        except StoreUnavailable:
+            raise
+        except FtrieError as error:
+            before = self._current.serving
+            _log.error(
+                "version refused",
+                model=self._model,
+                version=version,
+                error=str(error),
+                still_serving=before.version if before else None,
+            )
+            self._bad_version, self._bad_until = version, time.monotonic() + BAD_VERSION_RETRY_S
+            return
+        self._swap(serving)
+
+    def _items_moved(self, loader: Loader, store: Store, serving: Serving) -> bool:
+        if store.records.items_generation() != serving.items_generation:
+            return True
+        return self._service.late_items.found and time.monotonic() >= self._catalogue_due
+
+    def _swap(self, serving: Serving) -> None:
+        self._current.serving = serving
+        self._service.late_items.rebuilt()
+        _log.info("serving", model=self._model, version=serving.version, items=len(serving.catalogue))
+        self._on_swap(serving)
+
+
+def retry_pause_s(failures: int) -> float:
+    """Seconds to wait after `failures` in a row: doubling from 0.1 to 5, of which between half and all."""
+    longest = min(FIRST_RETRY_S * 2.0 ** min(failures - 1, 16), LONGEST_RETRY_S)
+    return longest * random.uniform(0.5, 1.0)
