@@ -1,4 +1,4 @@
-"""The key's 64-bit hash, and raw memory access for kernels that read Arrow buffers in place.
+"""The key's 64-bit hash, the sigmoid, and raw memory access for kernels that read Arrow buffers in place.
 
 A key's hash is a function of its bytes alone, folded over the parts that `*` and `=` separate:
 
@@ -10,6 +10,7 @@ instructions; no cross string is ever built to be hashed. 0 is kept for "no key"
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,13 @@ _29 = np.uint64(29)
 _32 = np.uint64(32)
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
+_PERCENT = np.uint64(0x25)
+_BYTES = np.uint64(0x0101010101010101)
+_HIGH_BITS = np.uint64(0x8080808080808080)
+
+_LOG2_E = 1.4426950408889634
+_LN2_HIGH = 6.93147180369123816490e-01  # its last 32 bits are 0, so a small integer times it is exact
+_LN2_LOW = 1.90821492927058770002e-10
 
 
 def _loader(bits: int, result: Any) -> Any:
@@ -168,14 +176,70 @@ def digest_columns(data: Any, offsets: Any, rows: int, whole_keys: Any, out: Any
                 out[column, row] = digest(data[column] + start, stop - start)
 
 
+@inline
+def _has_byte(word: Any, byte: Any) -> Any:
+    """Non-zero if one of the word's eight bytes is `byte` (Mycroft's test; may also mark a byte above a match)."""
+    difference = word ^ (_BYTES * byte)
+    return (difference - _BYTES) & ~difference & _HIGH_BITS
+
+
 @kernel
-def scan_columns(data: Any, lengths: Any, special: Any, not_ascii: Any) -> None:
-    """Mark the columns that hold a byte to escape (`special`) or to check for UTF-8 (`not_ascii`), uint8[columns]."""
+def scan_columns(data: Any, offsets: Any, sizes: Any, special: Any, not_ascii: Any, longest: Any) -> None:
+    """Look over every byte of text columns once.
+
+    data, offsets: int64[columns] as for `digest_columns`; sizes: int64[columns], values in each;
+    special, not_ascii: uint8[columns] out, 1 where a byte must be escaped or checked for UTF-8;
+    longest: int64[columns] out, the longest value in bytes.
+    """
     for column in range(data.size):
-        escape, high = np.uint8(0), np.uint8(0)
-        for address in range(data[column], data[column] + lengths[column]):
-            byte = load_u8(address)
-            escape |= np.uint8(byte == 0x25) | np.uint8(byte == 0x2A) | np.uint8(byte == 0x3D)
+        if sizes[column] == 0:
+            continue
+        first = np.int64(load_i32(offsets[column]))
+        start, longest_here = first, 0
+        for value in range(sizes[column]):
+            stop = np.int64(load_i32(offsets[column] + 4 * (value + 1)))
+            longest_here = max(longest_here, stop - start)
+            start = stop
+        longest[column] = longest_here
+        address, end = data[column] + first, data[column] + start
+        escape, high = _ZERO, _ZERO
+        while address + 8 <= end:
+            word = load_u64(address)
+            escape |= _has_byte(word, _PERCENT) | _has_byte(word, TIMES) | _has_byte(word, EQUALS)
+            high |= word
+            address += 8
+        while address < end:
+            byte = np.uint64(load_u8(address))
+            escape |= np.uint64(byte == _PERCENT or byte == TIMES or byte == EQUALS)
             high |= byte
-        special[column] = escape
-        not_ascii[column] = np.uint8(high >= 0x80)
+            address += 1
+        special[column] = np.uint8(escape != _ZERO)
+        not_ascii[column] = np.uint8((high & _HIGH_BITS) != _ZERO)
+
+
+@inline
+def sigmoid(score: float) -> float:
+    """1 / (1 + exp(-score)), within 2 units in the last place.
+
+    Only IEEE additions, multiplications and one division: every machine gets the same bits (a libm's exp does not
+    promise that), and LLVM can run it over several variants at once.
+    """
+    argument = max(-abs(score), -708.0)
+    octaves = math.floor(argument * _LOG2_E + 0.5)
+    rest = (argument - octaves * _LN2_HIGH) - octaves * _LN2_LOW
+    series = 1.0 / 6227020800.0
+    series = series * rest + 1.0 / 479001600.0
+    series = series * rest + 1.0 / 39916800.0
+    series = series * rest + 1.0 / 3628800.0
+    series = series * rest + 1.0 / 362880.0
+    series = series * rest + 1.0 / 40320.0
+    series = series * rest + 1.0 / 5040.0
+    series = series * rest + 1.0 / 720.0
+    series = series * rest + 1.0 / 120.0
+    series = series * rest + 1.0 / 24.0
+    series = series * rest + 1.0 / 6.0
+    series = series * rest + 0.5
+    series = series * rest + 1.0
+    series = series * rest + 1.0
+    exponential = series * float_of_bits((np.int64(octaves) + 1023) << 52)
+    return (1.0 if score >= 0.0 else exponential) / (1.0 + exponential)

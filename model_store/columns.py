@@ -1,0 +1,313 @@
+"""The rules of `model_store.features`, applied to whole Arrow columns: from a column to its token texts.
+
+A value that does not fit is not raised here but noted with its row, so that one bad row costs one row. Rare cases
+(text that must be escaped, lists in text, numbers that do not parse) take slower paths than the common one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from model_store.errors import FieldValueError, SpecError
+from model_store.features import BUCKETS_PER_OCTAVE, FieldPlan, parse_number, text_of
+from model_store.kernels import scan_columns
+from model_store.keys import ESCAPES, MAX_KEY_BYTES
+
+_INTEGRAL_LIMIT = 2.0**53
+_ABSENT = b""
+
+
+@dataclass
+class TokenColumn:
+    """The tokens of one field over a batch of rows.
+
+    text: binary array of the escaped token texts, no nulls; one a row, or `starts[r]:starts[r+1]` of row r (lists).
+    x: float64[tokens], the real numbers the tokens carry, or None where all are 1; NaN marks an absent value.
+    bad: (row, reason) of the values that do not fit.
+    """
+
+    text: Any
+    starts: npt.NDArray[np.int32] | None = None
+    x: npt.NDArray[np.float64] | None = None
+    bad: list[tuple[int, str]] = field(default_factory=list)
+
+
+def token_columns(fields: Sequence[FieldPlan], arrays: Sequence[Any]) -> list[TokenColumn]:
+    """Make the tokens of every field from its log column. Raises SpecError for a column of an unusable type."""
+    columns = [_typed(plan, _plain(array)) for plan, array in zip(fields, arrays, strict=True)]
+    _check_and_escape(fields, columns)
+    return columns
+
+
+def parse_labels(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
+    """Labels as 0.0 and 1.0, and the (row, reason) of those that are none of 1, 0, true, false."""
+    return _by_unique(_plain(array), _label, 0.0)
+
+
+def parse_weights(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
+    """Importance weights >= 0 (1 where empty), and the (row, reason) of those that are none."""
+    numbers, bad = _numbers(_plain(array))
+    bad += [(int(row), f"got {numbers[row]:g}, expected a weight >= 0") for row in np.flatnonzero(numbers < 0)]
+    return np.nan_to_num(numbers, nan=1.0), bad
+
+
+def _label(value: Any) -> float:
+    text = text_of(value) if value is not None else b""
+    label = {b"1": 1.0, b"true": 1.0, b"1.0": 1.0, b"0": 0.0, b"false": 0.0, b"0.0": 0.0}.get(text.lower())
+    if label is None:
+        raise FieldValueError(f"got {text[:40].decode(errors='replace')!r}, expected 1, 0, true or false")
+    return label
+
+
+def _plain(array: Any) -> Any:
+    """The array as one flat chunk of an unencoded type; text as `binary`."""
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    kind = array.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+        array = array.cast(pa.binary())
+    return array
+
+
+def _typed(plan: FieldPlan, array: Any) -> TokenColumn:
+    try:
+        if plan.is_list:
+            return _list_column(plan, array)
+        if plan.kind == "number":
+            return _number_column(plan, array)
+        if plan.kind == "time":
+            return _time_column(plan, array)
+        return TokenColumn(_text(array))
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        raise SpecError(
+            f"fields.{plan.name}: a column of type {array.type} cannot be of kind {plan.kind!r}"
+        ) from None
+
+
+def _text(array: Any) -> Any:
+    """The canonical text of every value (`features.text_of`), empty for null."""
+    kind = array.type
+    if pa.types.is_floating(kind):
+        array = _float_text(array.cast(pa.float64()))
+    elif pa.types.is_null(kind):
+        return pa.array([_ABSENT] * len(array), pa.binary())
+    elif not pa.types.is_binary(kind):
+        array = array.cast(pa.string()).cast(pa.binary())
+    return array.fill_null(_ABSENT) if array.null_count else array
+
+
+def _float_text(array: Any) -> Any:
+    numbers = array.to_numpy(zero_copy_only=False)
+    whole = np.isfinite(numbers) & (np.floor(numbers) == numbers) & (np.abs(numbers) < _INTEGRAL_LIMIT)
+    if whole[np.asarray(array.is_valid())].all():
+        return array.cast(pa.int64()).cast(pa.string()).cast(pa.binary())
+    return pa.array([None if v is None else _repr(v) for v in array.to_pylist()], pa.binary())
+
+
+def _repr(value: float) -> bytes:
+    return text_of(value) if np.isfinite(value) else repr(value).encode()
+
+
+def _number_column(plan: FieldPlan, array: Any) -> TokenColumn:
+    numbers, bad = _numbers(array)
+    present = ~np.isnan(numbers)
+    if plan.spec.bucket is None:
+        return TokenColumn(pa.array([_ABSENT] * len(numbers), pa.binary()), x=numbers, bad=bad)
+    buckets, codes = np.unique(_log_buckets(np.where(present, numbers, 0.0)), return_inverse=True)
+    labels = pa.array([b"%d" % bucket for bucket in buckets] + [_ABSENT], pa.binary())
+    codes = np.where(present, codes.reshape(-1), len(buckets))
+    return TokenColumn(labels.take(pa.array(codes)), bad=bad)
+
+
+def _log_buckets(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """`features.log_bucket` of every number."""
+    shift = 52 - (BUCKETS_PER_OCTAVE.bit_length() - 1)
+    bits = (1.0 + np.abs(numbers)).view(np.int64)
+    buckets = (bits >> shift) - 1023 * BUCKETS_PER_OCTAVE
+    return np.where(numbers < 0, -buckets, buckets)
+
+
+def _numbers(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
+    """Numbers as float64, NaN where absent, and what did not parse. NaN and infinity are bad, not absent."""
+    if pa.types.is_null(array.type):
+        return np.full(len(array), np.nan), []
+    if not pa.types.is_binary(array.type):
+        numbers, missing = array.cast(pa.float64(), safe=False), array.is_null()
+    else:
+        missing = pc.or_kleene(array.is_null(), pc.equal(pc.binary_length(array), 0)).fill_null(True)
+        try:
+            present = pc.if_else(missing, pa.scalar(None, array.type), array)
+            numbers = present.cast(pa.string()).cast(pa.float64())
+        except pa.ArrowInvalid:
+            return _by_unique(array, lambda v: parse_number(v) if v else np.nan, np.nan)
+    values = np.array(numbers.fill_null(np.nan).to_numpy(zero_copy_only=False), np.float64)
+    wrong = ~np.isfinite(values) & ~np.asarray(missing)
+    bad = [(int(row), f"got {values[row]}, expected a finite number") for row in np.flatnonzero(wrong)]
+    values[wrong] = np.nan
+    return values, bad
+
+
+def _time_column(plan: FieldPlan, array: Any) -> TokenColumn:
+    if pa.types.is_temporal(array.type):
+        array = array.cast(pa.string()).cast(pa.binary())
+    encoded = _text(array).dictionary_encode()
+    texts, bad_codes = [], {}
+    for code, value in enumerate(encoded.dictionary.to_pylist()):
+        try:
+            texts.append(b"".join(token.text for token in plan.tokens(value)))
+        except FieldValueError as error:
+            texts.append(_ABSENT)
+            bad_codes[code] = _reason(plan, error)
+    codes = encoded.indices.to_numpy()
+    bad = [(int(row), bad_codes[codes[row]]) for row in np.flatnonzero(np.isin(codes, list(bad_codes)))]
+    return TokenColumn(pa.array(texts, pa.binary()).take(encoded.indices), bad=bad)
+
+
+def _list_column(plan: FieldPlan, array: Any) -> TokenColumn:
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        members = _text(_plain(array.flatten()))
+        lengths = pc.list_value_length(array).fill_null(0).to_numpy()
+        return _distinct(members, np.repeat(np.arange(len(array)), lengths), len(array))
+    return _listed_text(plan, array)
+
+
+def _distinct(members: Any, rows: npt.NDArray[np.int64], size: int) -> TokenColumn:
+    """Drop empty members and those that a row repeats; the first of each stays, in place."""
+    encoded = members.dictionary_encode()
+    pairs = rows * (len(encoded.dictionary) + 1) + encoded.indices.to_numpy()
+    first = np.sort(np.unique(pairs, return_index=True)[1])
+    kept = first[pc.binary_length(members).to_numpy()[first] > 0]
+    lengths = np.bincount(rows[kept], minlength=size)
+    return TokenColumn(members.take(pa.array(kept)), _starts(lengths))
+
+
+def _listed_text(plan: FieldPlan, array: Any) -> TokenColumn:
+    """Lists that stand in text; escaped already, one value at a time."""
+    texts: list[bytes] = []
+    lengths = np.zeros(len(array), np.int64)
+    bad = []
+    for row, value in enumerate(_text(array).to_pylist()):
+        try:
+            tokens = plan.tokens(value)
+        except FieldValueError as error:
+            bad.append((row, _reason(plan, error)))
+            continue
+        texts += [token.text for token in tokens]
+        lengths[row] = len(tokens)
+    column = TokenColumn(pa.array(texts, pa.binary()), _starts(lengths), bad=bad)
+    column.text = _Escaped(column.text)
+    return column
+
+
+class _Escaped:
+    """Marks token texts that `FieldPlan.tokens` has checked and escaped already."""
+
+    def __init__(self, text: Any) -> None:
+        self.text = text
+
+
+def _starts(lengths: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+
+
+def _by_unique(
+    array: Any, parse: Callable[[Any], float], absent: float
+) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
+    """Parse each distinct value once; `absent` stands where a value is bad."""
+    encoded = array.dictionary_encode(null_encoding="encode")
+    parsed, reasons = [], {}
+    for code, value in enumerate(encoded.dictionary.to_pylist()):
+        try:
+            parsed.append(parse(value))
+        except FieldValueError as error:
+            parsed.append(absent)
+            reasons[code] = str(error)
+    codes = encoded.indices.to_numpy()
+    values = np.array(parsed, np.float64)[codes] if parsed else np.zeros(0)
+    bad = [(int(row), reasons[codes[row]]) for row in np.flatnonzero(np.isin(codes, list(reasons)))]
+    return values, bad
+
+
+def _check_and_escape(fields: Sequence[FieldPlan], columns: Sequence[TokenColumn]) -> None:
+    """Escape what must be, and note values that are not UTF-8 or too long. One scan over all bytes."""
+    ready = [isinstance(column.text, _Escaped) for column in columns]
+    for column in columns:
+        if isinstance(column.text, _Escaped):
+            column.text = column.text.text
+    special, not_ascii, longest = scan([column.text for column in columns])
+    for index, (plan, column) in enumerate(zip(fields, columns, strict=True)):
+        if ready[index]:
+            continue
+        if not_ascii[index]:
+            _note(plan, column, _not_utf8(column.text))
+        if special[index] and plan.kind != "raw":
+            for plain, escaped in ESCAPES:
+                column.text = pc.replace_substring(column.text, plain, escaped)
+        if longest[index] * (3 if special[index] else 1) + len(plan.prefix) > MAX_KEY_BYTES:
+            _note(plan, column, _too_long(plan, column.text))
+
+
+def scan(texts: Sequence[Any]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """For each binary array: holds a byte to escape, holds a byte that is not ASCII, and its longest value."""
+    special, not_ascii = np.zeros(len(texts), np.uint8), np.zeros(len(texts), np.uint8)
+    longest = np.zeros(len(texts), np.int64)
+    data, offsets = addresses(texts)
+    sizes = np.array([len(text) for text in texts], np.int64)
+    scan_columns(data, offsets, sizes, special, not_ascii, longest)
+    return special, not_ascii, longest
+
+
+def addresses(texts: Sequence[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Where each binary array's bytes and its first offset lie in memory. Valid while the arrays live."""
+    data, offsets = np.zeros(len(texts), np.int64), np.zeros(len(texts), np.int64)
+    for index, text in enumerate(texts):
+        _, offset_buffer, data_buffer = text.buffers()
+        data[index] = data_buffer.address if data_buffer is not None else 0
+        offsets[index] = offset_buffer.address + 4 * text.offset if offset_buffer is not None else 0
+    return data, offsets
+
+
+def _not_utf8(text: Any) -> list[tuple[int, str]]:
+    try:
+        text.cast(pa.string())
+    except pa.ArrowInvalid:
+        return [(row, reason) for row, value in enumerate(text.to_pylist()) if (reason := _utf8_reason(value))]
+    return []
+
+
+def _utf8_reason(value: bytes) -> str | None:
+    try:
+        value.decode()
+    except UnicodeDecodeError as error:
+        return f"got bytes that are not UTF-8 (byte {error.start}): {value[:40]!r}"
+    return None
+
+
+def _too_long(plan: FieldPlan, text: Any) -> list[tuple[int, str]]:
+    lengths = pc.binary_length(text).to_numpy() + len(plan.prefix)
+    return [
+        (int(row), f"the key would be {lengths[row]} bytes long; the limit is {MAX_KEY_BYTES}")
+        for row in np.flatnonzero(lengths > MAX_KEY_BYTES)
+    ]
+
+
+def _note(plan: FieldPlan, column: TokenColumn, found: Sequence[tuple[int, str]]) -> None:
+    """Add what was found by token to the column's bad rows."""
+    for token, reason in found:
+        row = token
+        if column.starts is not None:
+            row = int(np.searchsorted(column.starts, token, side="right")) - 1
+        column.bad.append((row, reason))
+
+
+def _reason(plan: FieldPlan, error: FieldValueError) -> str:
+    return str(error).removeprefix(f"{plan.name}: ")

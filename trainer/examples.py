@@ -1,0 +1,236 @@
+"""From a batch of log rows to hashed examples, ready to learn. Stateless, so that any thread may do it.
+
+Knows the spec and the columns; knows nothing of the table or the learner.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from model_store.columns import TokenColumn, addresses, parse_labels, parse_weights, token_columns
+from model_store.features import FeaturePlan
+from model_store.kernels import digest_columns, hash_keys, prefix_state
+from model_store.keys import BIAS, MAX_KEY_BYTES
+from model_store.spec import MAX_CROSS_FIELDS, ModelSpec
+from trainer import kernels
+from trainer.rejects import Reject
+from trainer.sources import RowBatch
+
+_NO_NUMBERS = np.empty(0)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of a batch, laid out as `trainer.kernels` describes. `texts` keeps the bytes alive."""
+
+    digests: npt.NDArray[np.uint64]
+    values: npt.NDArray[np.float64]
+    base: npt.NDArray[np.int64]
+    list_of: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int32]
+    texts: Sequence[Any]
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """What kernels take to find a field's tokens in a row."""
+        return self.digests, self.base, self.list_of, self.starts
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Good rows, hashed. rows: int32[m], their places in the batch; labels, weights (or empty): float64[m].
+
+    row_starts: int64[m + 1] into hashes (uint64), features (uint16) and x (float64, or empty where every x is 1).
+    """
+
+    rows: npt.NDArray[np.int32]
+    labels: npt.NDArray[np.float64]
+    weights: npt.NDArray[np.float64]
+    row_starts: npt.NDArray[np.int64]
+    hashes: npt.NDArray[np.uint64]
+    features: npt.NDArray[np.uint16]
+    x: npt.NDArray[np.float64]
+    tokens: Tokens
+    rejects: tuple[Reject, ...]
+    rows_read: int
+
+
+class ExampleMaker:
+    """Compiles a resolved spec's layout once, then turns batches into examples."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self.plan = FeaturePlan.of(spec)
+        fields, crosses = self.plan.fields, self.plan.crosses
+        self.masks = np.array(
+            [self.plan.all_variants, *(f.mask for f in fields), *(c.mask for c in crosses)], np.uint32
+        )
+        self.prefixes = [BIAS, *(f.prefix for f in fields), *(c.prefix for c in crosses)]
+        self.crosses = np.full((len(crosses), MAX_CROSS_FIELDS), -1, np.int64)
+        for row, cross in zip(self.crosses, crosses, strict=True):
+            row[: len(cross.fields)] = [field.index for field in cross.fields]
+        self.raw = np.array([field.kind == "raw" for field in fields], np.uint8)
+        self._states = np.array([_state(prefix) for prefix in self.prefixes[1:]], np.uint64)
+        self._bias = _hash(BIAS)
+
+    def make(self, batch: RowBatch) -> Examples:
+        """Hash a batch. Rows with a bad value are left out and named in `rejects`, those of the reader among them."""
+        bad: dict[int, str] = {}
+        labels, found = parse_labels(batch.columns[self.spec.input.label])
+        _note(bad, self.spec.input.label, found)
+        weights = _NO_NUMBERS
+        if self.spec.input.weight is not None:
+            weights, found = parse_weights(batch.columns[self.spec.input.weight])
+            _note(bad, self.spec.input.weight, found)
+        arrays = [batch.columns[field.column] for field in self.plan.fields]
+        columns = token_columns(self.plan.fields, arrays)
+        for field, column in zip(self.plan.fields, columns, strict=True):
+            _note(bad, field.column, column.bad)
+        self._note_long_crosses(bad, columns, batch.rows)
+        rows = _good_rows(batch.rows, bad)
+        tokens = self._lay_out(columns, batch.rows)
+        rejects = tuple(Reject(batch.file, int(batch.lines[row]), bad[row]) for row in bad)
+        return self._assemble(rows, labels, weights, tokens, _in_order(batch.rejects + rejects), batch.rows)
+
+    def text_addresses(self, tokens: Tokens) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Where the bytes and the offsets of every field's token texts lie in memory, while `tokens` lives."""
+        return addresses(tokens.texts)
+
+    def _lay_out(self, columns: Sequence[TokenColumn], rows: int) -> Tokens:
+        dense = [i for i, column in enumerate(columns) if column.starts is None]
+        lists = [i for i, column in enumerate(columns) if column.starts is not None]
+        sizes = [len(column.text) for column in columns]
+        base, list_of = np.zeros(len(columns), np.int64), np.full(len(columns), -1, np.int64)
+        digests = np.empty(sum(sizes), np.uint64)
+        self._digest(dense, columns, digests[: len(dense) * rows].reshape(len(dense), rows))
+        for place, index in enumerate(dense):
+            base[index] = place * rows
+        at = len(dense) * rows
+        for place, index in enumerate(lists):
+            base[index], list_of[index] = at, place
+            self._digest([index], columns, digests[at : at + sizes[index]].reshape(1, -1))
+            at += sizes[index]
+        starts = np.zeros((max(len(lists), 1), rows + 1), np.int32)
+        for place, index in enumerate(lists):
+            starts[place] = columns[index].starts
+        values = self._values(columns, base, digests)
+        return Tokens(digests, values, base, list_of, starts, [column.text for column in columns])
+
+    def _digest(self, chosen: Sequence[int], columns: Sequence[TokenColumn], out: Any) -> None:
+        if chosen and out.shape[1]:
+            data, offsets = addresses([columns[index].text for index in chosen])
+            digest_columns(data, offsets, out.shape[1], self.raw[list(chosen)], out)
+
+    def _values(self, columns: Sequence[TokenColumn], base: Any, digests: Any) -> npt.NDArray[np.float64]:
+        """The x of every token where some field is a real number; a real number's text is empty, but it is there."""
+        if all(column.x is None for column in columns):
+            return _NO_NUMBERS
+        values = np.ones(digests.size)
+        empty = _digest_of_nothing()
+        for index, column in enumerate(columns):
+            if column.x is not None:
+                part = slice(int(base[index]), int(base[index]) + column.x.size)
+                absent = np.isnan(column.x)
+                values[part] = np.where(absent, 0.0, column.x)
+                digests[part] = np.where(absent, np.uint64(0), empty)
+        return values
+
+    def _assemble(
+        self,
+        rows: npt.NDArray[np.int32],
+        labels: npt.NDArray[np.float64],
+        weights: npt.NDArray[np.float64],
+        tokens: Tokens,
+        rejects: tuple[Reject, ...],
+        rows_read: int,
+    ) -> Examples:
+        size = self._feature_count(rows, tokens)
+        row_starts = np.empty(rows.size + 1, np.int64)
+        hashes, features = np.empty(size, np.uint64), np.empty(size, np.uint16)
+        x = np.empty(size) if tokens.values.size else _NO_NUMBERS
+        kernels.assemble(
+            rows, tokens.digests, tokens.values, tokens.base, tokens.list_of, tokens.starts, self.crosses, self._states,
+            self.raw, self.masks, self._bias, row_starts, hashes, features, x,
+        )  # fmt: skip
+        if weights.size:
+            weights = weights[rows]
+        return Examples(rows, labels[rows], weights, row_starts, hashes, features, x, tokens, rejects, rows_read)
+
+    def _feature_count(self, rows: npt.NDArray[np.int32], tokens: Tokens) -> int:
+        if (tokens.list_of < 0).all():
+            return int(rows.size) * len(self.prefixes)
+        return int(kernels.count_features(rows, *tokens.shape, self.crosses))
+
+    def _note_long_crosses(self, bad: dict[int, str], columns: Sequence[TokenColumn], rows: int) -> None:
+        """Crosses whose key would be over the limit: looked at one row at a time, where the batch could hold one."""
+        for cross in self.plan.crosses:
+            texts = [columns[field.index].text for field in cross.fields]
+            longest = sum(_longest(text) for text in texts)
+            overhead = len(cross.prefix) + len(texts) - 1
+            if longest + overhead <= MAX_KEY_BYTES:
+                continue
+            for row in range(rows):
+                size = overhead + sum(
+                    max((len(t) for t in _row_texts(columns[f.index], row)), default=0) for f in cross.fields
+                )
+                if size > MAX_KEY_BYTES:
+                    _note(bad, cross.name, [(row, f"the key would be {size} bytes long; the limit is {MAX_KEY_BYTES}")])
+
+
+def _row_texts(column: TokenColumn, row: int) -> list[bytes]:
+    if column.starts is None:
+        return [column.text[row].as_py()]
+    members: list[bytes] = column.text[column.starts[row] : column.starts[row + 1]].to_pylist()
+    return members
+
+
+def _longest(text: Any) -> int:
+    lengths = pa.compute.binary_length(text)
+    return int(pa.compute.max(lengths).as_py() or 0)
+
+
+def _note(bad: dict[int, str], column: str, found: Sequence[tuple[int, str]]) -> None:
+    """Keep the first reason of each bad row."""
+    for row, reason in found:
+        bad.setdefault(row, f"{column}: {reason}")
+
+
+def _good_rows(rows: int, bad: dict[int, str]) -> npt.NDArray[np.int32]:
+    good = np.ones(rows, bool)
+    good[list(bad)] = False
+    return np.flatnonzero(good).astype(np.int32)
+
+
+def _in_order(rejects: Sequence[Reject]) -> tuple[Reject, ...]:
+    return tuple(sorted(rejects, key=lambda reject: reject.line))
+
+
+def _bytes(text: bytes) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(text, np.uint8).copy()
+
+
+def _state(prefix: bytes) -> np.uint64:
+    return np.uint64(prefix_state(_bytes(prefix)))
+
+
+def _hash(key: bytes) -> np.uint64:
+    out = np.empty(1, np.uint64)
+    hash_keys(_bytes(key), np.array([0, len(key)], np.int64), out)
+    return np.uint64(out[0])
+
+
+def _digest_of_nothing() -> np.uint64:
+    return np.uint64(kernels.digest_of_nothing())
+
+
+def prefix_table(prefixes: Sequence[bytes]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """All prefixes end to end, and where each begins: the form in which `write_keys` takes them."""
+    starts = np.array([0, *itertools.accumulate(len(prefix) for prefix in prefixes)], np.int64)
+    return _bytes(b"".join(prefixes)), starts

@@ -1,0 +1,131 @@
+"""A model that learns: the value table, its learner and its metrics, fed with hashed examples in order.
+
+Bit-identical for the same examples in the same order. One thread only. Knows nothing of files or stores.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.artefact import Artefact
+from model_store.errors import SpecError
+from model_store.spec import LearnerSection, ModelSpec
+from trainer import kernels
+from trainer.examples import ExampleMaker, Examples, prefix_table
+from trainer.learners.ftrl import LANES, Ftrl, learn_many, learn_one
+from trainer.metrics import ProgressiveMetrics
+from trainer.table import ValueTable
+
+
+class LearningModel:
+    """All variants of a spec, learning in one pass (single value structure)."""
+
+    def __init__(self, maker: ExampleMaker) -> None:
+        self.spec: ModelSpec = maker.spec
+        self.maker = maker
+        self.learner = Ftrl.of(check_learner(self.spec.learner))
+        self.table = ValueTable()
+        self.metrics = ProgressiveMetrics(maker.plan.variants)
+        self.rows = 0
+        self._prefixes, self._prefix_starts = prefix_table(maker.prefixes)
+        self._class_of, self._uses = _classes(maker.masks, len(maker.plan.variants))
+
+    def learn(self, examples: Examples) -> None:
+        """Predict, then learn from each example in turn; watch the predictions."""
+        scores = np.empty((examples.labels.size, self._uses.shape[1]))
+        added = np.empty(examples.hashes.size, np.int64)
+        row = count = 0
+        while row < examples.labels.size:
+            row, total = self._learn_rows(examples, row, scores, added, count)
+            self.table.used += total - count
+            count = total
+            if row < examples.labels.size:
+                self.table.grow()
+        self._keep_keys(examples, added[:count])
+        self.metrics.update(scores, examples.labels, examples.weights)
+        self.rows += int(examples.labels.size)
+
+    def weights(self) -> npt.NDArray[np.float64]:
+        """The weight of every slot of the table."""
+        return self.learner.weights(self.table.slots)
+
+    def artefact(self) -> Artefact:
+        """What is published: every key with a weight, as float32, and its learning rate."""
+        keys = self.table.keys()
+        weight = self.weights()[keys.slots].astype(np.float32)
+        kept = weight != 0.0
+        offsets = np.zeros(int(kept.sum()) + 1, np.int64)
+        np.cumsum(np.diff(keys.offsets)[kept], out=offsets[1:])
+        data = np.empty(int(offsets[-1]), np.uint8)
+        kernels.arena_keys(self.table.arena, kept.view(np.uint8), data)
+        slots = keys.slots[kept]
+        return Artefact.from_columns(
+            key_data=data,
+            key_offsets=offsets,
+            weight=weight[kept],
+            variants=self.table.slots["variants"][slots],
+            rate=self.learner.rates(self.table.slots)[slots].astype(np.float32),
+            spec=self.spec,
+            metrics={name: _defined(m.as_dict()) for name, m in self.metrics.summary().items()},
+        )
+
+    def _learn_rows(self, e: Examples, row: int, scores: Any, added: Any, count: int) -> tuple[int, int]:
+        f = self.learner
+        if len(self.maker.plan.variants) == 1:
+            return learn_one(
+                self.table.slots, self.table.room, row, e.row_starts, e.hashes, e.features, e.x, e.labels, e.weights,
+                self.maker.masks, f.alpha, f.beta, f.l1, f.l2, scores, added, count,
+            )  # type: ignore[no-any-return]  # fmt: skip
+        return learn_many(
+            self.table.slots, self.table.room, row, e.row_starts, e.hashes, e.features, e.x, e.labels, e.weights,
+            self.maker.masks, self._class_of, self._uses, f.alpha, f.beta, f.l1, f.l2, scores, added, count,
+        )  # type: ignore[no-any-return]  # fmt: skip
+
+    def _keep_keys(self, examples: Examples, added: npt.NDArray[np.int64]) -> None:
+        """Write the bytes of the keys that a batch admitted to the arena."""
+        if not added.size:
+            return
+        tokens = np.empty((added.size, 4), np.int64)
+        kernels.key_tokens(
+            added, examples.rows, examples.row_starts, examples.features, *examples.tokens.shape, self.maker.crosses, tokens
+        )
+        data, offsets = self.maker.text_addresses(examples.tokens)
+        while True:
+            end = kernels.write_keys(
+                added, tokens, examples.features, examples.tokens.base, self.maker.crosses, data, offsets,
+                self._prefixes, self._prefix_starts, self.table.arena, self.table.arena_bytes,
+            )  # fmt: skip
+            if end >= 0:
+                self.table.arena_bytes = end
+                return
+            self.table.widen_arena()
+
+
+def check_learner(section: LearnerSection) -> LearnerSection:
+    """Return the section if this trainer can learn by it; SpecError names what it cannot do."""
+    supported: dict[str, object] = {"algorithm": "ftrl", "values": "single", "rate": "gradients", "precision": "f64"}
+    for name, value in supported.items():
+        if getattr(section, name) != value:
+            raise SpecError(f"learner.{name}: {getattr(section, name)!r} is not built yet; this version has {value!r}")
+    if section.inclusion.kind != "none":
+        raise SpecError(f'learner.inclusion: {section.inclusion.kind!r} is not built yet; this version has "none"')
+    if section.subsample is not None:
+        raise SpecError("learner.subsample is not built yet; leave it out")
+    return section
+
+
+def _classes(masks: npt.NDArray[np.uint32], variants: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Features that the same variants use form a class: class of each feature, and uses float64[classes, lanes]."""
+    distinct, class_of = np.unique(masks, return_inverse=True)
+    lanes = 1 if variants == 1 else -(-variants // LANES) * LANES
+    uses = np.zeros((distinct.size, lanes))
+    for row, mask in zip(uses, distinct, strict=True):
+        row[:variants] = [(int(mask) >> bit) & 1 for bit in range(variants)]
+    return class_of.reshape(-1).astype(np.int64), uses
+
+
+def _defined(metrics: dict[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if value is not None}
