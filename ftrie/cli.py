@@ -95,7 +95,14 @@ def _show_version(wanted: bool) -> None:
 
 def _face(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_show_version,
+            is_eager=True,
+            allow_from_autoenv=False,
+            help="Print the version.",
+        ),
     ] = False,
 ) -> None:
     """Learn click-through rates from logs, publish the models, serve rankings.

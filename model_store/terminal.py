@@ -47,7 +47,9 @@ StoreOption = Annotated[
         help="redis://…, rediss://…, unix://… or embedded:DIR, which starts or joins a Valkey in DIR.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", callback=ask_json, help="Print the answer as JSON.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", envvar="FTRIE_JSON", callback=ask_json, help="Print the answer as JSON.")
+]
 
 
 class Progress(Protocol):

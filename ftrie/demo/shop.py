@@ -1,7 +1,7 @@
 """A simulated shop: people, things, and the true probability that one clicks on the other. It knows no model.
 
-The truth is a logistic model with one cross, age × category, so that a learner that may cross those two fields
-can find it and one that may not cannot. On the second day tastes change: games and books trade places, and so do
+The truth is a logistic model with one cross, age × category: a learner that may cross those two fields can
+find it, one that may not cannot. On the second day tastes change: games and books trade places, and so do
 coffee and shoes.
 """
 

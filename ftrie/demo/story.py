@@ -1,0 +1,139 @@
+"""What the demo does, in order: learn a day, serve it, rank, learn the next day, watch the server follow."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from ftrie.client import Client, Ranking
+from ftrie.demo import shop, telling
+from ftrie.demo.commands import Commands
+from ftrie.demo.shop import Shop, User
+from ftrie.demo.telling import VARIANTS, LearnedDay, ShownItem, Visit
+from model_store.errors import ServerError
+from model_store.store import Store
+from model_store.terminal import DEFAULT_STORE
+
+DEVICE = "mobile"
+SWITCH_TIMEOUT_S = 30.0
+
+
+def run(rows: int, seed: int) -> None:
+    """Play the demo and print it, or with `--json` print what happened. Leaves no file and no process."""
+    began = time.monotonic()
+    with _terminated_as_interrupted(), tempfile.TemporaryDirectory(prefix="ftrie-demo-") as name:
+        folder = Path(name)
+        # Holding the store here lets it outlive the single commands, and ends it with this block.
+        with Store.open(f"embedded:{folder / DEFAULT_STORE.removeprefix('embedded:')}"):
+            _Demo(Shop(seed), folder, rows).play(began)
+
+
+class _Demo:
+    """One play of the story, in one folder, with whatever it needs at hand."""
+
+    def __init__(self, the_shop: Shop, folder: Path, rows: int) -> None:
+        self.shop, self.folder, self.rows = the_shop, folder, rows
+        self.commands = Commands(folder)
+
+    def play(self, began: float) -> None:
+        telling.tell_opening(self.shop)
+        shutil.copy(shop.SPEC, self.folder)
+        first = self._learn(day=1)
+        self._load_records()
+        with self.commands.serving(shop.MODEL) as address, Client(address) as client:
+            visitors = _one_of_each_age(self.shop.users)
+            visits = [self._visit(client, user, day=1) for user in visitors]
+            for visit in visits:
+                telling.tell_visit(self.shop, visit)
+            telling.tell("\nThen tastes change: books and games trade places, and so do coffee and shoes.")
+            second = self._learn(day=2)
+            switch_s = self._await_version(client, second.version)
+            after = self._visit(client, visitors[0], day=2)
+            telling.tell_change(visits[0], after, switch_s)
+        telling.tell_end([first, second], [*visits, after], switch_s, time.monotonic() - began)
+
+    def _learn(self, day: int) -> LearnedDay:
+        """Simulate a day of clicks, train both variants on it in one pass, publish and activate the model."""
+        log, report = self.folder / f"day-{day}.csv", self.folder / f"day-{day}.json"
+        clicks = self.shop.clicks(day, self.rows)
+        shop.write_log(clicks, log)
+        self.commands.run(
+            "train", shop.SPEC.name, log.name, "--publish", "--activate", "--report", report.name
+        )
+        learned = json.loads(report.read_text("utf-8"))
+        logloss = {name: learned["variants"][name]["logloss"] for name in VARIANTS}
+        result = LearnedDay(
+            day,
+            learned["version"],
+            learned["rows"],
+            int(clicks.clicked.sum()),
+            {**logloss, "truth": clicks.best_logloss()},
+        )
+        telling.tell_learned(result)
+        return result
+
+    def _load_records(self) -> None:
+        users, items = self.folder / "users.csv", self.folder / "items.csv"
+        self.shop.write_records(users, items)
+        self.commands.run("store", "load", "users", users.name, "--id-column", "cookie")
+        self.commands.run("store", "load", "items", items.name, "--id-column", "id")
+
+    def _visit(self, client: Client, user: User, day: int) -> Visit:
+        """Ask the server, which knows the visitor only by cookie, for every variant's ranking."""
+        ranked = {variant: self._rank(client, user, variant) for variant in VARIANTS}
+        base = ranked["base"]
+        ctr = {variant: {item.id: item.ctr for item in ranking.items} for variant, ranking in ranked.items()}
+        item_of = {item.id: item for item in self.shop.items}
+        shown = [item_of[item.id] for item in base.items]
+        truth = self.shop.true_ctr(day, [user] * len(shown), shown, [DEVICE] * len(shown))
+        items = tuple(
+            ShownItem(item.id, float(true), {variant: ctr[variant][item.id] for variant in VARIANTS})
+            for item, true in zip(shown, truth, strict=True)
+        )
+        return Visit(user.cookie, base.version, items)
+
+    def _rank(self, client: Client, user: User, variant: str) -> Ranking:
+        return client.rank(
+            shop.MODEL,
+            cookie=user.cookie,
+            candidates=[item.id for item in self.shop.items],
+            context={"device": DEVICE},
+            variant=variant,
+        )
+
+    def _await_version(self, client: Client, version: int) -> float:
+        """Keep asking until answers come from `version`; each answer on the way must be good. Seconds."""
+        began = time.monotonic()
+        while self._rank(client, self.shop.users[0], "base").version != version:
+            if time.monotonic() - began > SWITCH_TIMEOUT_S:
+                raise ServerError(
+                    f"the server did not switch to version {version} in {SWITCH_TIMEOUT_S:.0f} s"
+                )
+            time.sleep(0.01)
+        return time.monotonic() - began
+
+
+def _one_of_each_age(users: Sequence[User]) -> list[User]:
+    return [next(user for user in users if user.age == age) for age in shop.AGES]
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM end this process as Ctrl-C does, so that what was begun is taken down."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
