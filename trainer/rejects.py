@@ -1,0 +1,100 @@
+"""Rows that could not be learnt from: what one is, and the file that lists them.
+
+Where rows are judged is elsewhere: the sources reject what they cannot read, the pipeline what it cannot
+learn from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+from model_store.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """One bad row.
+
+    `line` is the 1-based physical line on which the row begins (in Parquet: the row's number). `reason` reads
+    "category: detail", such as "wrong number of columns: got 3, expected 5"; rejects are counted by category.
+    """
+
+    file: str
+    line: int
+    reason: str
+
+    @property
+    def category(self) -> str:
+        """The reason without its detail."""
+        return self.reason.partition(":")[0]
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.reason}"
+
+
+class RejectLog:
+    """Counts rejects and writes them, in the order they come, as JSON lines `{"file", "line", "reason"}`.
+
+    Each line is flushed as it is written, so the file can be followed while training runs. With `strict` the
+    first reject raises InputError, after it has been written. One thread only.
+    """
+
+    def __init__(self, path: Path | None = None, strict: bool = False) -> None:
+        self._strict = strict
+        self._counts: Counter[str] = Counter()
+        self._file = _open(path)
+
+    @property
+    def count(self) -> int:
+        """Rejects so far."""
+        return self._counts.total()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Rejects so far by category, most frequent first."""
+        return dict(self._counts.most_common())
+
+    def add(self, reject: Reject) -> None:
+        """Count and write one reject; InputError if strict."""
+        self._counts[reject.category] += 1
+        if self._file is not None:
+            self._file.write(_as_json(reject) + "\n")
+        if self._strict:
+            raise InputError(f"{reject} (stopped at the first bad row because of --strict)")
+
+    def add_all(self, rejects: Iterable[Reject]) -> None:
+        """Add the rejects of one batch; they may come in any order and are put into that of their lines."""
+        for reject in sorted(rejects, key=lambda each: each.line):
+            self.add(reject)
+
+    def close(self) -> None:
+        """Close the file. May be called twice."""
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> RejectLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _open(path: Path | None) -> TextIO | None:
+    if path is None:
+        return None
+    try:
+        return path.open("w", encoding="utf-8", buffering=1)
+    except OSError as error:
+        raise InputError(f"cannot write the rejects to {path}: {error.strerror}") from error
+
+
+def _as_json(reject: Reject) -> str:
+    return json.dumps({"file": reject.file, "line": reject.line, "reason": reject.reason})

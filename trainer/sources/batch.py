@@ -1,0 +1,30 @@
+"""What every source delivers: some rows as columns, and the rows lost on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trainer.rejects import Reject
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """Consecutive rows of one file.
+
+    `columns` holds the wanted columns only, all of length `rows`. From CSV and TSV they are `pa.binary()`,
+    the raw bytes as they stand, an empty cell being b"". From JSON lines and Parquet they are string, int64,
+    double, bool, null, or lists of these; Parquet may also hand on binary. `lines` is int64[rows]: the
+    1-based physical line on which each row begins in its file (the header of a CSV file is line 1); for
+    Parquet the 1-based row number. `rejects` are the rows of this stretch of the file that could not be read,
+    in order. A batch may be all rejects.
+    """
+
+    columns: dict[str, pa.Array]
+    lines: npt.NDArray[np.int64]
+    file: str
+    rejects: tuple[Reject, ...]
+    rows: int

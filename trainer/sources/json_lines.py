@@ -1,0 +1,165 @@
+"""JSON lines: blocks of whole lines, parsed by Arrow where that is safe and exact, else line by line.
+
+Both ways give the same values, so that where the blocks fall never changes what is learnt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.json
+
+from model_store.errors import InputError
+from trainer.sources import json_rows
+from trainer.sources.batch import RowBatch
+from trainer.sources.blocks import one_array, up_to_last_line_end
+from trainer.sources.feed import Feed
+from trainer.sources.kernels import survey_json
+from trainer.sources.plain import NotPlain, is_exact, plain, without_timestamps
+from trainer.sources.streams import Bytes
+
+
+class JsonLinesFile:
+    """One file of JSON objects, one a line.
+
+    `columns` are the keys met in the first block, in order; a field `b` of an object under `a` is the column
+    `a.b`. Raises InputError for a file without an object.
+    """
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._schema: pa.Schema | None = None
+        self.columns = self._first_columns()
+
+    def batches(self, wanted: Sequence[str]) -> Iterator[RowBatch]:
+        """The rest of the file; InputError where it is damaged, after the rows before."""
+        while True:
+            data = self._lines()
+            if data.size:
+                yield self._batch(data, wanted)
+            elif self._feed.ended:
+                break
+            else:
+                self._feed.fetch()
+        self._feed.check()
+
+    def _lines(self) -> Bytes:
+        return self._feed.unread if self._feed.final else up_to_last_line_end(self._feed.unread)
+
+    def _batch(self, data: Bytes, wanted: Sequence[str]) -> RowBatch:
+        feed = self._feed
+        count, regular = survey_json(data)
+        columns = self._columns(data, wanted, count) if regular else None
+        if columns is not None:
+            lines = np.arange(feed.line, feed.line + count, dtype=np.int64)
+            batch = RowBatch(columns, lines, feed.name, (), count)
+        else:
+            batch = json_rows.parse(data.tobytes(), wanted, feed.name, feed.line)
+        feed.drop(data.size, count)
+        return batch
+
+    def _columns(self, data: Bytes, wanted: Sequence[str], count: int) -> dict[str, pa.Array] | None:
+        """The columns by Arrow; None where Arrow cannot, or would lose something."""
+        if not _is_utf8(data):
+            return None
+        table = self._parse(data, wanted)
+        if table is None or table.num_rows != count:
+            return None
+        try:
+            return {name: _exact(_find(table, name)) for name in wanted}
+        except NotPlain:
+            return None
+
+    def _parse(self, data: Bytes, wanted: Sequence[str]) -> pa.Table | None:
+        """Parse with the types of the block before; where they do not fit, with those that Arrow sees."""
+        table = _read(data, self._schema) if self._schema is not None else None
+        if table is not None:
+            return table
+        table = _read(data, None)
+        if table is None:
+            return None
+        schema = _schema_of(table.schema, wanted)
+        # A schema makes Arrow pass over other columns, so it must not hide one that only later blocks have.
+        self._schema = schema if all(_has(table.schema, name) for name in wanted) else None
+        return table if _has_texts(table.schema, schema) else _read(data, schema)
+
+    def _first_columns(self) -> tuple[str, ...]:
+        while not self._lines().size and not self._feed.ended:
+            self._feed.fetch()
+        data = self._lines()
+        columns = tuple(json_rows.columns(data.tobytes()))
+        if not columns:
+            self._feed.check()
+            raise InputError(f"{self._feed.name}: found no JSON object; expected one on each line")
+        return columns
+
+
+def _read(data: Bytes, schema: pa.Schema | None) -> pa.Table | None:
+    try:
+        return pa.json.read_json(
+            pa.BufferReader(pa.py_buffer(data)),
+            read_options=pa.json.ReadOptions(use_threads=False, block_size=data.size + 1),
+            parse_options=pa.json.ParseOptions(
+                explicit_schema=schema,
+                unexpected_field_behavior="infer" if schema is None else "ignore",
+            ),
+        )
+    except (pa.ArrowException, UnicodeDecodeError):
+        return None
+
+
+def _schema_of(schema: pa.Schema, wanted: Sequence[str]) -> pa.Schema:
+    """The schema of the wanted columns, with text where Arrow guessed a time: the text is what counts."""
+    tops = {name if name in schema.names else name.partition(".")[0] for name in wanted}
+    return pa.schema([(field.name, without_timestamps(field.type)) for field in schema if field.name in tops])
+
+
+def _has(schema: pa.Schema, name: str) -> bool:
+    if name in schema.names:
+        return True
+    fields: pa.Schema | pa.DataType = schema
+    for part in name.split("."):
+        place = fields.get_field_index(part) if isinstance(fields, pa.Schema | pa.StructType) else -1
+        if place < 0:
+            return False
+        fields = fields.field(place).type
+    return True
+
+
+def _has_texts(schema: pa.Schema, asked: pa.Schema) -> bool:
+    """True if no column that was asked for was read as a time instead of as text."""
+    return all(schema.field(field.name).type == field.type for field in asked)
+
+
+def _find(table: pa.Table, name: str) -> pa.Array:
+    """Column `name`, or the nested field it is a path to, or nulls."""
+    if name in table.column_names:
+        return one_array(table.column(name))
+    top, *path = name.split(".")
+    if top not in table.column_names or not path:
+        return pa.nulls(table.num_rows)
+    array = one_array(table.column(top))
+    for part in path:
+        if not pa.types.is_struct(array.type) or array.type.get_field_index(part) < 0:
+            return pa.nulls(table.num_rows)
+        array = pa.compute.struct_field(array, part)
+    return array
+
+
+def _exact(array: pa.Array) -> pa.Array:
+    """`array` as one of the plain kinds; NotPlain if Arrow's reading of it may have lost digits."""
+    if not is_exact(array):
+        raise NotPlain("numbers that a double cannot hold")
+    return plain(array)
+
+
+def _is_utf8(data: Bytes) -> bool:
+    offsets = pa.py_buffer(np.array([0, data.size], np.int32))
+    try:
+        pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(data)]).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True

@@ -1,0 +1,145 @@
+"""JSON lines one by one: the slow, exact way, which knows what is wrong with a bad line and where.
+
+`json_lines` comes here for the blocks that Arrow cannot read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trainer.rejects import Reject
+from trainer.sources.batch import RowBatch
+from trainer.sources.plain import EXACT
+
+_INT64 = 2**63
+_NAMES = {dict: "an object", list: "a list", str: "a string", type(None): "null", bool: "a boolean"}
+_decode = json.JSONDecoder().decode
+
+
+class BadRow(Exception):
+    """A line that is no row; the message is the reject's reason."""
+
+
+def parse(data: bytes, wanted: Sequence[str], file: str, first_line: int) -> RowBatch:
+    """The rows of `data`, whole lines, the first being line `first_line`; blank lines are passed over."""
+    values: list[list[Any]] = [[] for _ in wanted]
+    lines, rejects = [], []
+    for line, text in enumerate(_split(data), first_line):
+        if not text.strip():
+            continue
+        try:
+            row = _pick(load(text), wanted)
+        except BadRow as reason:
+            rejects.append(Reject(file, line, str(reason)))
+            continue
+        lines.append(line)
+        for column, value in zip(values, row, strict=True):
+            column.append(value)
+    columns = {name: column_of(column) for name, column in zip(wanted, values, strict=True)}
+    return RowBatch(columns, np.array(lines, np.int64), file, tuple(rejects), len(lines))
+
+
+def columns(data: bytes) -> Iterator[str]:
+    """The columns that the objects in `data` have, in order of appearance; bad lines are passed over."""
+    seen: dict[str, None] = {}
+    for text in _split(data):
+        try:
+            seen.update(dict.fromkeys(_paths(load(text))))
+        except BadRow:
+            continue
+    return iter(seen)
+
+
+def load(text: bytes) -> dict[str, Any]:
+    """The object on one line. Raises BadRow."""
+    try:
+        value = _decode(text.decode())
+    except UnicodeDecodeError as error:
+        raise BadRow(f"invalid UTF-8: at byte {error.start + 1} of the line") from None
+    except json.JSONDecodeError as error:
+        raise BadRow(f"malformed JSON: {error.msg} at character {error.colno}") from None
+    except (RecursionError, ValueError) as error:
+        raise BadRow(f"malformed JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise BadRow(f"not a JSON object: got {_NAMES.get(type(value), 'a number')}")
+    return value
+
+
+def column_of(values: Sequence[Any]) -> pa.Array:
+    """A typed array if all values are of one type, else an array of their canonical texts."""
+    if any(isinstance(value, list) for value in values):
+        lists = [value if isinstance(value, list) or value is None else [value] for value in values]
+        inner = column_of([each for value in lists if value is not None for each in value])
+        offsets = np.cumsum([0] + [len(value) if value is not None else 0 for value in lists], dtype=np.int32)
+        mask = pa.array([value is None for value in lists], pa.bool_())
+        return pa.ListArray.from_arrays(pa.array(offsets), inner, mask=mask)
+    kinds = {type(value) for value in values} - {type(None)}
+    if not kinds:
+        return pa.nulls(len(values))
+    if len(kinds) == 1 and not (kinds == {int} and any(abs(v) >= _INT64 for v in values if v is not None)):
+        return pa.array(values)
+    if kinds == {int, float} and all(abs(value) < EXACT for value in values if value is not None):
+        return pa.array([None if value is None else float(value) for value in values], pa.float64())
+    return pa.array([None if value is None else canonical(value) for value in values], pa.string())
+
+
+def canonical(value: str | int | float) -> str:
+    """The one text of a value, however its number is written: 1 and 1.0 are "1", true is "true"."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer() and abs(value) < EXACT:
+        return str(int(value))
+    return str(value) if isinstance(value, int) else repr(value)
+
+
+def _split(data: bytes) -> list[bytes]:
+    lines = data.split(b"\n")
+    return lines if lines[-1] else lines[:-1]
+
+
+def _pick(row: dict[str, Any], wanted: Sequence[str]) -> list[Any]:
+    values = [_find(row, name) for name in wanted]
+    for name, value in zip(wanted, values, strict=True):
+        for each in value if isinstance(value, list) else (value,):
+            _check(name, each)
+    return values
+
+
+def _find(row: dict[str, Any], name: str) -> Any:
+    if name in row:
+        return row[name]
+    value: Any = row
+    for part in name.split("."):
+        if not isinstance(value, dict):
+            return None
+        value = value.get(part)
+    return value
+
+
+def _check(name: str, value: Any) -> None:
+    if isinstance(value, dict | list):
+        raise BadRow(f"nested value: column {name!r} holds {_NAMES[type(value)]}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadRow(f"not a finite number: column {name!r} holds {value}")
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise BadRow(f"invalid UTF-8: column {name!r} holds half of a surrogate pair") from None
+
+
+def _paths(row: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Every path to a value that can be a column: not to objects, nor to lists of anything nested."""
+    for key, value in row.items():
+        if isinstance(value, dict):
+            yield from _paths(value, f"{prefix}{key}.")
+        elif not (isinstance(value, list) and any(isinstance(each, dict | list) for each in value)):
+            yield prefix + key

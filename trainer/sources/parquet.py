@@ -1,0 +1,80 @@
+"""Parquet, row group by row group; from standard input, or compressed from outside, read into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from model_store.errors import InputError, SpecError
+from trainer.sources.batch import RowBatch
+from trainer.sources.plain import NotPlain, plain
+from trainer.sources.streams import ByteStream
+
+_FEWEST_ROWS = 1024
+_MOST_ROWS = 65_536
+_READ_AHEAD_BYTES = 1024 * 1024
+
+
+class ParquetInput:
+    """One Parquet file; `ahead` is what was read of its stream. A field `b` of a struct `a` is `a.b`."""
+
+    def __init__(self, stream: ByteStream, batch_bytes: int, ahead: bytes = b"") -> None:
+        self._stream = stream
+        self._file = _open(stream, ahead)
+        self._rows = max(self._file.metadata.num_rows, 1)
+        text = sum(self._file.metadata.row_group(i).total_byte_size for i in range(self._file.num_row_groups))
+        self._batch_rows = min(max(batch_bytes * self._rows // max(text, 1), _FEWEST_ROWS), _MOST_ROWS)
+        self.columns = tuple(_paths(self._file.schema_arrow))
+
+    def batches(self, wanted: Sequence[str]) -> Iterator[RowBatch]:
+        """All rows. SpecError for a column of values that cannot become features, InputError for damage."""
+        row = 0
+        for table in self._tables(wanted):
+            lines = np.arange(row + 1, row + table.num_rows + 1, dtype=np.int64)
+            columns = {name: self._column(table, name) for name in wanted}
+            row += table.num_rows
+            if self._stream.is_plain_file:
+                self._stream.report(self._stream.size * row // self._rows)
+            yield RowBatch(columns, lines, self._stream.name, (), table.num_rows)
+
+    def _tables(self, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from self._file.iter_batches(self._batch_rows, columns=list(wanted), use_threads=False)
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(f"{self._stream.name}: damaged: {error}") from error
+
+    def _column(self, table: pa.RecordBatch, name: str) -> pa.Array:
+        try:
+            return plain(_find(table, name))
+        except (NotPlain, pa.ArrowException) as error:
+            raise SpecError(
+                f"{self._stream.name}: column {name!r} cannot be used: it holds {error}; "
+                "expected text, numbers, booleans, times, or lists of these"
+            ) from error
+
+
+def _open(stream: ByteStream, ahead: bytes) -> pq.ParquetFile:
+    source = stream.name if stream.is_plain_file else pa.BufferReader(ahead + stream.read_all())
+    try:
+        return pq.ParquetFile(source, buffer_size=_READ_AHEAD_BYTES)
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{stream.name}: not a whole Parquet file: {error}") from error
+
+
+def _paths(fields: Sequence[pa.Field], prefix: str = "") -> Iterator[str]:
+    for field in fields:
+        if pa.types.is_struct(field.type):
+            yield from _paths(field.type, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name
+
+
+def _find(table: pa.RecordBatch, name: str) -> pa.Array:
+    if name in table.schema.names:
+        return table.column(name)
+    top, *path = name.split(".")
+    return pc.struct_field(table.column(top), path)

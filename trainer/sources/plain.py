@@ -1,0 +1,83 @@
+"""Brings Arrow arrays of any type to the few kinds that become features.
+
+The kinds: null, bool, int64, double, string, binary, and lists of bool, int64, double or string.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+# Beyond this a double no longer tells neighbouring integers apart.
+EXACT = 2**53
+
+
+class NotPlain(Exception):
+    """An array holds what cannot become a feature; the message says what."""
+
+
+def plain(array: pa.Array) -> pa.Array:
+    """`array` as one of the plain kinds; times become ISO-8601 text. NotPlain if it holds anything else."""
+    kind = array.type
+    if types.is_dictionary(kind):
+        return plain(array.dictionary_decode())
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _plain_list(array)
+    target = _target(kind)
+    if target == kind:
+        return array
+    # A float's own digits are meant: 0.1 as float32 is 0.1 and not 0.10000000149.
+    return pc.cast(pc.cast(array, pa.string()), target) if types.is_floating(kind) else pc.cast(array, target)
+
+
+def is_exact(array: pa.Array) -> bool:
+    """False if `array` holds doubles that are not finite, or so large that they may stand for others."""
+    if types.is_list(array.type):
+        return is_exact(array.flatten())
+    if not types.is_float64(array.type) or array.null_count == len(array):
+        return True
+    # min_max passes over NaN, the sum does not.
+    bounds = pc.min_max(array)
+    within = bounds["min"].as_py() > -EXACT and bounds["max"].as_py() < EXACT
+    return bool(within and pc.all(pc.is_finite(array)).as_py())
+
+
+def without_timestamps(kind: pa.DataType) -> pa.DataType:
+    """`kind` with text in place of every timestamp inside it."""
+    if types.is_timestamp(kind):
+        return pa.string()
+    if types.is_list(kind):
+        return pa.list_(without_timestamps(kind.value_type))
+    if types.is_struct(kind):
+        return pa.struct([(field.name, without_timestamps(field.type)) for field in kind])
+    return kind
+
+
+def _plain_list(array: pa.Array) -> pa.Array:
+    inner = array.type.value_type
+    if types.is_dictionary(inner):
+        inner = inner.value_type
+    target = _target(inner)
+    if types.is_binary(target):
+        raise NotPlain(f"lists of {inner}")
+    return array if array.type == pa.list_(target) else pc.cast(array, pa.list_(target))
+
+
+def _target(kind: pa.DataType) -> pa.DataType:
+    if types.is_null(kind) or types.is_boolean(kind) or types.is_float64(kind):
+        return kind
+    if types.is_integer(kind):
+        return pa.string() if types.is_uint64(kind) else pa.int64()
+    if types.is_floating(kind):
+        return pa.float64()
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if (
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_temporal(kind)
+        or types.is_decimal(kind)
+    ):
+        return pa.string()
+    raise NotPlain(f"values of type {kind}")
