@@ -1,7 +1,7 @@
 """The bytes of an artefact: an Arrow IPC file with its own checks. docs/artefact.md is its description.
 
-Reading trusts nothing: format version, columns, row count, content digest and order are checked before an Artefact
-leaves here, and what Arrow raises leaves as ArtefactError.
+Reading trusts nothing: format version, columns, row count, content digest and order are checked before an
+Artefact leaves here, and what Arrow raises leaves as ArtefactError.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def decode(data: bytes | bytearray | memoryview) -> Artefact:
     return artefact
 
 
-# -- writing ----------------------------------------------------------------------------------------------------
+# -- writing
 
 
 def _metadata(artefact: Artefact) -> dict[bytes, bytes]:
@@ -96,7 +96,7 @@ def _metadata(artefact: Artefact) -> dict[bytes, bytes]:
 
 
 def _digest(metadata: Mapping[bytes, bytes], artefact: Artefact) -> str:
-    """SHA-256 over the metadata but the digest, then the raw columns: each part preceded by its length, u64 LE."""
+    """SHA-256 over the metadata but the digest, then the raw columns; before each part its length, u64 LE."""
     digest = hashlib.sha256()
     for part in _digested(metadata, artefact):
         view = memoryview(part).cast("B") if len(part) else memoryview(b"")
@@ -150,7 +150,7 @@ def _batch(artefact: Artefact, schema: pa.Schema, begin: int, end: int) -> pa.Re
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-# -- reading ----------------------------------------------------------------------------------------------------
+# -- reading
 
 
 def _read(data: bytes | bytearray | memoryview) -> tuple[pa.Schema, list[pa.RecordBatch]]:
@@ -177,7 +177,8 @@ def _check_schema(schema: pa.Schema) -> None:
         raise ArtefactError(f"the model file's format version cannot be read: {metadata[FORMAT]!r}") from None
     if version > Artefact.FORMAT:
         raise ArtefactError(
-            f"the model file has format {version}, newer than the {Artefact.FORMAT} this ftrie reads: upgrade ftrie"
+            f"the model file has format {version}, newer than the {Artefact.FORMAT} "
+            "this ftrie reads: upgrade ftrie"
         )
     missing = {ROWS, SPEC, SPEC_SHA256, METRICS, SHA256} - metadata.keys()
     if version < 1 or missing:
@@ -196,7 +197,7 @@ def _columns(schema: pa.Schema) -> str:
 
 
 def _assembled(metadata: Mapping[bytes, bytes], batches: list[pa.RecordBatch]) -> Artefact:
-    """One artefact of all batches, every array a copy of its own: Arrow's are read-only, which numba minds."""
+    """One artefact of all batches. Arrays are copies: Arrow's are read-only, another type to numba."""
     key_parts = [columns_of(batch.column("key")) for batch in batches]
     starts = np.cumsum([0, *(len(data) for data, _ in key_parts)])
     offsets = [part[1:] + start for (_, part), start in zip(key_parts, starts, strict=False)]

@@ -1,6 +1,7 @@
 """The artefact: a trained model as sorted keys with a weight, a variant mask and a learning rate each.
 
-`arrow_format` turns it into bytes and back, `json_model` into the JSON form. Nothing here learns, serves or publishes.
+`arrow_format` turns it into bytes and back, `json_model` into the JSON form. Nothing here learns, serves or
+publishes.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class JsonSource:
 
 @dataclass(frozen=True, eq=False)
 class Artefact:
-    """A model. Invariants, checked by `from_columns` and by every way to read one:
+    """A model, its rows sorted by key.
+
+    Invariants, checked by `from_columns` and by every way to read one:
 
     1. Rows are sorted by key, as unsigned bytes; no key occurs twice; a key has 1 to 4,096 bytes.
     2. `key_offsets[0] == 0`, offsets do not fall, and the last one is `len(key_data)`.

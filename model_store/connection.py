@@ -28,12 +28,13 @@ EMBEDDED = "embedded:"
 class StoreConnection:
     """An open store: its URL (without the password, for messages), and connections to it.
 
-    `client` answers in bytes and is shared by all threads. `single(timeout_s)` makes a connection of its own that
-    decodes answers to text, for one thread's hot path.
+    `client` answers in bytes and is shared by all threads. `single(timeout_s)` makes a connection of its own
+    that decodes answers to text, for one thread's hot path.
     """
 
     def __init__(self, url: str, timeout_s: float) -> None:
         self.shown_url = _without_password(url)
+        self.timeout_s = timeout_s
         self._embedded: EmbeddedValkey | None = None
         self._redis_url = self._resolved(url)
         retry = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
@@ -97,7 +98,8 @@ class StoreConnection:
 
     def _client(self, timeout_s: float, **options: Any) -> Any:
         try:
-            # Protocol 2, said aloud: redis-py's default, and with it the shape of its answers, differs by release.
+            # Protocol 2, said aloud: redis-py's default, and with it the shape of its answers, differs by
+            # release.
             return redis.Redis.from_url(
                 self._redis_url,
                 protocol=2,

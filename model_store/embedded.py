@@ -1,10 +1,10 @@
-"""`embedded:DIR`: a private Valkey in a directory, started by the first process that opens it, stopped by the last.
+"""`embedded:DIR`: a Valkey in a directory, started by the first process that opens it, stopped by the last.
 
-Two files in DIR are locked with flock, which the kernel releases however a process ends:
-`start.lock` exclusively while the server is being started or stopped, `users.lock` shared for as long as a process
-uses the server. Who leaves and then gets `users.lock` exclusively was the last one, and shuts the server down.
-After a `kill -9` of every user the server stays up, and the next process joins it.
-Nothing here speaks of models or records.
+Two files in DIR are locked with flock, which the kernel releases however a process ends: `start.lock`
+exclusively while the server is being started or stopped, `users.lock` shared for as long as a process uses
+the server. Who leaves and then gets `users.lock` exclusively was the last one, and shuts the server down.
+After a `kill -9` of every user the server stays up, and the next process joins it. Nothing here speaks of
+models or records.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ STOP_TIMEOUT_S = 60.0
 
 
 class EmbeddedValkey:
-    """This process's hold on the Valkey of one directory. Thread safety: `close` may be called from any thread.
+    """A hold on the Valkey of one directory. Thread safety: `close` may be called from any thread.
 
-    `EmbeddedValkey.join(DIR)` returns when the server answers; `close` gives the hold back, and stops the server
-    (its data flushed to disk) if nobody else holds it. Runs at exit too.
+    `EmbeddedValkey.join(DIR)` returns when the server answers; `close` gives the hold back, and stops the
+    server (its data flushed to disk) if nobody else holds it. Runs at exit too.
     """
 
     def __init__(self, directory: Path, socket: Path, users_fd: int) -> None:
@@ -50,7 +50,7 @@ class EmbeddedValkey:
 
     @classmethod
     def join(cls, directory: str | os.PathLike[str]) -> EmbeddedValkey:
-        """Join the server of `directory`, starting it if there is none. Raises StoreError, StoreUnavailable."""
+        """Join the server of `directory`; start it if there is none. Raises StoreError, StoreUnavailable."""
         home = _prepare(Path(directory))
         with _locked(home / "start.lock"):
             socket = home / SOCKET if _fits(home / SOCKET) else _short_path(home) / SOCKET
@@ -84,7 +84,7 @@ def _prepare(directory: Path) -> Path:
         ) from error
 
 
-# -- locks ------------------------------------------------------------------------------------------------------
+# -- locks
 
 
 def _lock(path: Path, operation: int) -> int:
@@ -120,7 +120,7 @@ def _nobody_uses(home: Path) -> bool:
     return True
 
 
-# -- the socket's path ------------------------------------------------------------------------------------------
+# -- the socket's path
 
 
 def _fits(path: Path) -> bool:
@@ -145,7 +145,7 @@ def _short_path(home: Path) -> Path:
     return link
 
 
-# -- the server -------------------------------------------------------------------------------------------------
+# -- the server
 
 
 def _server_binary() -> str:
@@ -182,7 +182,8 @@ def _command(home: Path, socket: Path) -> list[str]:
 
 
 def _start(home: Path, socket: Path) -> None:
-    # The daemon inherits the pipe's write end and keeps it open, so end-of-file on the read end says that it died.
+    # The daemon inherits the pipe's write end and keeps it open, so end-of-file on the read end says that it
+    # died.
     command = _command(home, socket)
     alive, inherited = os.pipe()
     try:
@@ -233,7 +234,8 @@ def _answers(socket: Path) -> bool:
 def _stop(socket: Path) -> None:
     """Ask for a clean shutdown, and return when the server has closed the connection, its data on disk."""
     client = _client(socket, STOP_TIMEOUT_S)
-    # The connection ends with the server, which redis-py reports; had it died before, there is nothing to stop.
+    # The connection ends with the server, which redis-py reports; had it died before, there is nothing to
+    # stop.
     with suppress(redis.exceptions.RedisError):
         client.execute_command("SHUTDOWN")
     client.close()

@@ -1,4 +1,4 @@
-"""The manifest of a published version: what its bytes must be, and where they come from. Pure data, no Redis."""
+"""The manifest of a published version: what its bytes must be and where they come from. No Redis here."""
 
 from __future__ import annotations
 

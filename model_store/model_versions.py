@@ -1,15 +1,15 @@
 """The versions of one model in the store: publish, verify, activate, roll back, collect.
 
 A version is complete or absent: its chunks are uploaded under an expiry and made visible by one script
-(publish.lua); the active pointer is flipped by another (activate.lua), which refuses a version with a chunk missing
-and a writer whose epoch another has overtaken. What the bytes mean is the artefact's business.
+(publish.lua); the active pointer is flipped by another (activate.lua), which refuses a version with a chunk
+missing and a writer whose epoch another has overtaken. What the bytes mean is the artefact's business.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import WatchError
 
+from model_store.chunks import Progress, download, incomplete, upload
 from model_store.connection import StoreConnection
 from model_store.errors import ArtefactError, StaleEpoch, StoreError, VersionNotFound
 from model_store.manifest import CHUNK_BYTES, Manifest, now
@@ -25,12 +26,8 @@ from model_store.redis_keys import ModelKeys
 if TYPE_CHECKING:
     from model_store.artefact import Artefact
 
-UPLOAD_EXPIRY_S = 3600
 HISTORY = 100
-LONGEST_BLOCK_S = 2.0  # one blocking read must end well within the socket's timeout
 KEEP = 5
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -48,8 +45,9 @@ class VersionInfo:
 class ModelVersions:
     """The versions of one model. Every method raises StoreUnavailable if the store does not answer.
 
-    A writer that publishes and then activates uses `publish_and_activate`, or takes an epoch with `begin` before it
-    publishes and hands it to `activate`: if another writer began later and has activated, this one gets StaleEpoch.
+    A writer that publishes and then activates uses `publish_and_activate`, or takes an epoch with `begin`
+    before it publishes and hands it to `activate`: if a writer that began later has activated, this one gets
+    StaleEpoch.
     """
 
     def __init__(self, connection: StoreConnection, model: str) -> None:
@@ -57,10 +55,11 @@ class ModelVersions:
         self.keys = ModelKeys(model)
         self._store = connection
         self._client = connection.client
+        self._longest_block_s = connection.timeout_s / 2  # well within the socket's timeout
         self._publish = self._client.register_script(_script("publish.lua"))
         self._activate = self._client.register_script(_script("activate.lua"))
 
-    # -- writing ------------------------------------------------------------------------------------------------
+    # -- writing
 
     def begin(self) -> int:
         """Take the next epoch: the fencing token of a writer that will activate."""
@@ -75,7 +74,7 @@ class ModelVersions:
         epoch: int = 0,
         on_progress: Progress | None = None,
     ) -> int:
-        """Upload an artefact as a new version, and return its number. It is visible afterwards, whole; not active.
+        """Upload an artefact as a new version and return its number. It is visible then, but not active.
 
         `on_progress(bytes done, bytes in all)` is called after each chunk.
         """
@@ -83,7 +82,7 @@ class ModelVersions:
         with self._store.answers():
             version = int(self._client.incr(self.keys.sequence))
             manifest = _manifest(artefact, data, version, parent, epoch)
-            self._upload(manifest, data, on_progress)
+            upload(self._store, self.keys, manifest, data, on_progress)
             self._make_visible(manifest)
         return version
 
@@ -99,8 +98,9 @@ class ModelVersions:
     def activate(self, version: int, *, epoch: int | None = None) -> int | None:
         """Serve `version`; returns the version that was active before.
 
-        With no `epoch` this is an operator's order: the version's bytes are verified, and every writer that began
-        before is fenced off. Raises VersionNotFound, ArtefactError, StaleEpoch; then nothing has changed.
+        With no `epoch` this is an operator's order: the version's bytes are verified, and every writer that
+        began before is fenced off. Raises VersionNotFound, ArtefactError, StaleEpoch; then nothing has
+        changed.
         """
         return self._verify_and_point(version, epoch, "activate")
 
@@ -130,7 +130,7 @@ class ModelVersions:
             pass  # the active version changed meanwhile: decide again
         return collected
 
-    # -- reading ------------------------------------------------------------------------------------------------
+    # -- reading
 
     def active(self) -> int | None:
         """The version being served."""
@@ -178,22 +178,22 @@ class ModelVersions:
         """
         from model_store.artefact import Artefact
 
-        return Artefact.from_bytes(self._verified_bytes(self.manifest(version)))
+        return Artefact.from_bytes(self._download(self.manifest(version)))
 
     def last_event(self) -> str:
-        """The id of the latest event: where `wait` begins. Read it before `active`, and no change is missed."""
+        """The id of the latest event, where `wait` begins. Read it before `active`: no change is missed."""
         with self._store.answers():
             latest = self._client.xrevrange(self.keys.events, count=1)
         return str(latest[0][0].decode()) if latest else "0-0"
 
     def wait(self, last_event_id: str, timeout_s: float) -> str:
-        """Wait until something happened after `last_event_id`; returns the newest event's id, or the same on timeout.
+        """Wait for an event after `last_event_id`; returns the newest one's id, or the same on timeout.
 
         An event is only a hint: ask `active` for the truth.
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            block_s = min(LONGEST_BLOCK_S, deadline - time.monotonic())
+            block_s = min(self._longest_block_s, deadline - time.monotonic())
             with self._store.answers():
                 streams = self._client.xread(
                     {self.keys.events: last_event_id}, block=max(1, int(1000 * block_s))
@@ -203,17 +203,7 @@ class ModelVersions:
             if time.monotonic() >= deadline:
                 return last_event_id
 
-    # -- the steps ----------------------------------------------------------------------------------------------
-
-    def _upload(self, manifest: Manifest, data: bytes, on_progress: Progress | None) -> None:
-        view = memoryview(data)
-        done = 0
-        for index, size in enumerate(manifest.chunk_sizes()):
-            key = self.keys.chunk(manifest.version, index)
-            self._client.set(key, bytes(view[done : done + size]), ex=UPLOAD_EXPIRY_S)
-            done += size
-            if on_progress is not None:
-                on_progress(done, manifest.size)
+    # -- the steps
 
     def _make_visible(self, manifest: Manifest) -> None:
         keys = [
@@ -229,7 +219,7 @@ class ModelVersions:
     def _verify_and_point(self, version: int, epoch: int | None, way: str) -> int | None:
         manifest = self.manifest(version)
         if epoch is None:
-            self._verified_bytes(manifest)
+            self._download(manifest)
             epoch = self.begin()
         return self._point_to(manifest, epoch, way)
 
@@ -253,30 +243,19 @@ class ModelVersions:
             case [b"absent"]:
                 raise VersionNotFound(f"version {version} of {self.model} was deleted meanwhile")
             case [b"chunk", index, expected, there]:
-                raise _damaged(self.model, version, index, expected, there)
+                raise incomplete(version, index, expected, there)
             case [b"stale", last]:
                 raise StaleEpoch(
-                    f"version {version} of {self.model} stays inactive: another writer (epoch {last}) has activated "
-                    "a version since this one began; train again, or activate it by hand"
+                    f"version {version} of {self.model} stays inactive: another writer (epoch {last}) has "
+                    "activated a version since this one began; train again, or activate it by hand"
                 )
 
-    def _verified_bytes(self, manifest: Manifest) -> bytes:
-        parts = []
-        for index, expected in enumerate(manifest.chunk_sizes()):
-            with self._store.answers():
-                chunk = self._client.get(self.keys.chunk(manifest.version, index)) or b""
-            if len(chunk) != expected:
-                self.manifest(manifest.version)  # if the version was collected meanwhile, say that
-                raise _damaged(self.model, manifest.version, index, expected, len(chunk))
-            parts.append(chunk)
-        data = b"".join(parts)
-        found = hashlib.sha256(data).hexdigest()
-        if found != manifest.sha256:
-            raise ArtefactError(
-                f"version {manifest.version} of {self.model} is damaged: its manifest says SHA-256 "
-                f"{manifest.sha256}, its chunks have {found}; publish it again"
-            )
-        return data
+    def _download(self, manifest: Manifest) -> bytes:
+        try:
+            return download(self._store, self.keys, manifest)
+        except ArtefactError:
+            self.manifest(manifest.version)  # if the version was collected meanwhile, say that instead
+            raise
 
     def _previous(self) -> int | None:
         active = self.active()
@@ -333,13 +312,6 @@ def _manifest(artefact: Artefact, data: bytes, version: int, parent: int | None,
         parent=parent,
         epoch=epoch,
         created=now(),
-    )
-
-
-def _damaged(model: str, version: int, chunk: int, expected: int, there: int) -> ArtefactError:
-    return ArtefactError(
-        f"version {version} of {model} is incomplete: chunk {chunk} should have {expected:,} bytes and has "
-        f"{there:,}; publish it again"
     )
 
 

@@ -1,7 +1,7 @@
 """User and item records and candidate sets: what a server looks up by id. Models live elsewhere.
 
-A record is a HASH of text; a value that is a list stands there as a JSON array. `user` and `items` are the server's
-hot path: one packed command over a connection that belongs to the calling thread.
+A record is a HASH of text; a value that is a list stands there as a JSON array. `user` and `items` are the
+server's hot path: one packed command over a connection that belongs to the calling thread.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Records:
         self._thread = threading.local()
         self._opened: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    # -- reading ------------------------------------------------------------------------------------------------
+    # -- reading
 
     def user(self, cookie: str) -> Record:
         """The record of one user, empty if there is none. One round trip. Raises StoreUnavailable."""
@@ -44,7 +44,7 @@ class Records:
         return [record or None for record in self._ask([record_key(ITEM, item) for item in ids])]
 
     def scan_items(self) -> Iterator[tuple[str, Record]]:
-        """Every item once, in no order. Reads all key names of the store, so it costs O(keys of the store)."""
+        """Every item once, in no order. Reads all key names: O(keys of the store)."""
         seen: set[str] = set()
         with self._store.answers():
             keys = self._store.client.scan_iter(match=ITEM + b"*", count=BATCH)
@@ -78,12 +78,12 @@ class Records:
         with self._store.answers():
             return int(self._store.client.get(ITEMS_GENERATION) or 0)
 
-    # -- writing ------------------------------------------------------------------------------------------------
+    # -- writing
 
     def put_users(
         self, records: Iterable[tuple[str, Mapping[str, str]]], on_progress: Progress | None = None
     ) -> int:
-        """Replace the records of these users; returns how many. Each batch of 1,000 is seen whole or not at all."""
+        """Replace these users' records; returns how many. A batch of 1,000 is seen whole or not at all."""
         return self._put(USER, records, on_progress)
 
     def put_items(
@@ -125,10 +125,10 @@ class Records:
                 on_progress(done)
         return done
 
-    # -- the hot path -------------------------------------------------------------------------------------------
+    # -- the hot path
 
     def _ask(self, keys: Sequence[bytes]) -> list[Record]:
-        """HGETALL of every key in one round trip. A connection that the store has dropped is opened again, once."""
+        """HGETALL of every key in one round trip; a connection the store dropped is opened again, once."""
         command = b"".join([b"*2\r\n$7\r\nHGETALL\r\n$%d\r\n%b\r\n" % (len(key), key) for key in keys])
         connection = self._connection()
         try:
@@ -148,7 +148,7 @@ class Records:
                 flat: Any = iter(connection.read_response())
                 records.append(dict(zip(flat, flat, strict=True)))
         except BaseException:
-            connection.disconnect()  # answers may still be on the way: they must not be read as the next one's
+            connection.disconnect()  # answers may still be on their way, and must not be taken for the next
             raise
         return records
 

@@ -1,4 +1,4 @@
-"""The name of every key ftrie has in Redis. docs/redis_keys.md says what each holds, who writes it, how long it lives.
+"""The name of every key ftrie has in Redis; docs/redis_keys.md says what each holds and how long it lives.
 
 A model's keys share the hash tag `{model}`, so that one script may touch them all on a cluster.
 """
@@ -6,7 +6,6 @@ A model's keys share the hash tag `{model}`, so that one script may touch them a
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from model_store.errors import StoreError
 
@@ -19,57 +18,31 @@ ITEMS_GENERATION = b"ftrie:items:generation"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
-@dataclass(frozen=True)
 class ModelKeys:
     """The keys of one model. Raises StoreError for a name that cannot stand between braces."""
 
-    model: str
-
-    def __post_init__(self) -> None:
-        if not _MODEL_NAME.fullmatch(self.model):
+    def __init__(self, model: str) -> None:
+        if not _MODEL_NAME.fullmatch(model):
             raise StoreError(
-                f"got the model name {self.model!r}; expected 1 to 128 letters, digits, dots, dashes or underscores"
+                f"got the model name {model!r}; "
+                "expected 1 to 128 letters, digits, dots, dashes or underscores"
             )
-
-    def _key(self, name: str) -> str:
-        return f"ftrie:{{{self.model}}}:{name}"
-
-    @property
-    def versions(self) -> str:
-        return self._key("versions")
-
-    @property
-    def sequence(self) -> str:
-        return self._key("sequence")
-
-    @property
-    def epoch(self) -> str:
-        return self._key("epoch")
-
-    @property
-    def active(self) -> str:
-        return self._key("active")
-
-    @property
-    def active_epoch(self) -> str:
-        return self._key("active_epoch")
-
-    @property
-    def history(self) -> str:
-        return self._key("history")
-
-    @property
-    def events(self) -> str:
-        return self._key("events")
+        self._prefix = f"ftrie:{{{model}}}:"
+        self.versions = self._prefix + "versions"
+        self.sequence = self._prefix + "sequence"
+        self.epoch = self._prefix + "epoch"
+        self.active = self._prefix + "active"
+        self.active_epoch = self._prefix + "active_epoch"
+        self.history = self._prefix + "history"
+        self.events = self._prefix + "events"
 
     def manifest(self, version: int) -> str:
-        return self._key(f"version:{version}")
-
-    def chunk(self, version: int, index: int) -> str:
-        return self._key(f"version:{version}:chunk:{index}")
+        """The manifest of a version."""
+        return f"{self._prefix}version:{version}"
 
     def chunks(self, version: int, count: int) -> list[str]:
-        return [self.chunk(version, index) for index in range(count)]
+        """The chunks of a version, in order."""
+        return [f"{self._prefix}version:{version}:chunk:{index}" for index in range(count)]
 
 
 def record_key(prefix: bytes, record_id: str) -> bytes:
