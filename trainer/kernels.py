@@ -296,25 +296,26 @@ def watch(scores: Any, labels: Any, weights: Any, sums: Any, positives: Any, neg
     Logarithms are taken of a product of up to 16 probabilities, not of each.
     """
     rows, variants = labels.size, sums.shape[0]
-    product = np.ones(variants)
+    product, probability = np.ones(variants), np.empty(variants)
     for row in range(rows):
         weight = weights[row] if weights.size else 1.0
+        clicked = labels[row] > 0.5
         for variant in range(variants):
-            score = scores[row, variant]
-            probability = sigmoid(score)
-            right = probability if labels[row] > 0.5 else sigmoid(-score)
-            right = max(right, SMALLEST_PROBABILITY)
-            sums[variant, 1] += weight * probability
-            if weights.size:
-                sums[variant, 0] -= weight * math.log(right)
-            else:
-                product[variant] *= right
-            place = np.int64((min(max(score, -AUC_RANGE), AUC_RANGE) + AUC_RANGE) * AUC_BUCKETS_PER_UNIT)
-            place = min(place, AUC_BUCKETS - 1)
-            if labels[row] > 0.5:
-                positives[variant, place] += weight
-            else:
-                negatives[variant, place] += weight
+            probability[variant] = sigmoid(scores[row, variant])
+            sums[variant, 1] += weight * probability[variant]
+        if weights.size:
+            for variant in range(variants):
+                right = probability[variant] if clicked else 1.0 - probability[variant]
+                sums[variant, 0] -= weight * math.log(max(right, SMALLEST_PROBABILITY))
+        else:
+            for variant in range(variants):
+                right = probability[variant] if clicked else 1.0 - probability[variant]
+                product[variant] *= max(right, SMALLEST_PROBABILITY)
+        histogram = positives if clicked else negatives
+        for variant in range(variants):
+            score = min(max(scores[row, variant], -AUC_RANGE), AUC_RANGE)
+            place = np.int64((score + AUC_RANGE) * AUC_BUCKETS_PER_UNIT)
+            histogram[variant, min(place, AUC_BUCKETS - 1)] += weight
         if row % _ROWS_BETWEEN_LOGS == _ROWS_BETWEEN_LOGS - 1 or row == rows - 1:
             for variant in range(variants):
                 sums[variant, 0] -= math.log(product[variant])

@@ -15,7 +15,8 @@ from model_store.errors import SpecError
 from model_store.spec import LearnerSection, ModelSpec
 from trainer import kernels
 from trainer.examples import ExampleMaker, Examples, prefix_table
-from trainer.learners.ftrl import LANES, Ftrl, learn_many, learn_one
+from trainer.learners.ftrl import Ftrl, learn_many, learn_one
+from trainer.learners.lanes import LANES
 from trainer.metrics import ProgressiveMetrics
 from trainer.table import ValueTable
 

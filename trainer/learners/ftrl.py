@@ -28,8 +28,8 @@ from model_store.jit import inline, kernel
 from model_store.kernels import sigmoid
 from model_store.spec import LearnerSection
 from trainer.kernels import claim_slots, prefetch_slots
+from trainer.learners.lanes import LANE_BYTES, add_scaled, dot, dot_of_roots
 
-LANES = 8  # variants are padded to a multiple of this, so that the processor can take eight at a time
 _ROWS_AHEAD = 2
 
 
@@ -110,7 +110,7 @@ def learn_many(
     longest = np.max(row_starts[1:] - row_starts[:-1]) if row_starts.size > 1 else 0
     found = np.empty(longest, np.int64)
     w, root = np.empty(longest), np.empty(longest)
-    error, squared, spread = np.empty(lanes), np.empty(lanes), np.empty(lanes)
+    error, squared = np.empty(lanes), np.empty(lanes)
     mean_error, mean_squared = np.empty(classes), np.empty(classes)
     first_added = added_count
     rows = labels.size
@@ -129,17 +129,17 @@ def learn_many(
             w[i] = weight(slots[slot].z, root[i], alpha, beta, l1, l2)
             if w[i] != 0.0:
                 share = w[i] * x[first + i] if x.size else w[i]
-                c = class_of[features[first + i]]
-                for v in range(lanes):
-                    error[v] += share * uses[c, v]
+                used_by = uses[class_of[features[first + i]]].ctypes.data
+                for lane in range(0, 8 * lanes, LANE_BYTES):
+                    add_scaled(error.ctypes.data + lane, share, used_by + lane)
         importance = omega[row] if omega.size else 1.0
         for v in range(lanes):
             scores[row, v] = error[v]
             error[v] = importance * (sigmoid(error[v]) - labels[row])
             squared[v] = error[v] * error[v]
         for c in range(classes):
-            mean_error[c] = masked_sum(error, uses[c], spread) / users[c]
-            mean_squared[c] = masked_sum(squared, uses[c], spread) / users[c]
+            mean_error[c] = sum_over_users(error, uses[c]) / users[c]
+            mean_squared[c] = sum_over_users(squared, uses[c]) / users[c]
         for i in range(size):
             slot = found[i]
             c = class_of[features[first + i]]
@@ -147,9 +147,7 @@ def learn_many(
             n = slots[slot].n
             pull = 0.0
             if w[i] != 0.0:
-                for v in range(lanes):
-                    spread[v] = math.sqrt(n + value * value * squared[v])
-                mean_root = masked_sum(spread, uses[c], spread) / users[c]
+                mean_root = sum_of_roots(n, value * value, squared, uses[c]) / users[c]
                 pull = w[i] * (mean_root - root[i]) / alpha
             slots[slot].z += value * mean_error[c] - pull
             slots[slot].n = n + value * value * mean_squared[c]
@@ -158,18 +156,20 @@ def learn_many(
 
 
 @inline
-def masked_sum(numbers: Any, uses: Any, work: Any) -> float:
-    """The sum of numbers[v] * uses[v], by halving: a fixed order that the processor can still take in lanes."""
-    lanes = numbers.size
-    for v in range(lanes):
-        work[v] = numbers[v] * uses[v]
-    while lanes > 1 and lanes % 2 == 0:
-        lanes //= 2
-        for v in range(lanes):
-            work[v] += work[v + lanes]
-    total = work[0]
-    for v in range(1, lanes):
-        total += work[v]
+def sum_over_users(numbers: Any, uses: Any) -> float:
+    """The sum of numbers[v] over the variants that use a class."""
+    total = 0.0
+    for lane in range(0, 8 * numbers.size, LANE_BYTES):
+        total += dot(numbers.ctypes.data + lane, uses.ctypes.data + lane)
+    return total
+
+
+@inline
+def sum_of_roots(n: float, factor: float, squared: Any, uses: Any) -> float:
+    """The sum of sqrt(n + factor * squared[v]) over the variants that use a class: their new sqrt(n)."""
+    total = 0.0
+    for lane in range(0, 8 * squared.size, LANE_BYTES):
+        total += dot_of_roots(n, factor, squared.ctypes.data + lane, uses.ctypes.data + lane)
     return total
 
 
