@@ -1,0 +1,130 @@
+"""`ftrie train`: flags and output of a training run. What a run does lives in `trainer.train`."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from model_store.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table, progress
+
+if TYPE_CHECKING:
+    from model_store.model_versions import ModelVersions
+    from model_store.store import Store
+    from trainer.train import Progress, Report, Run
+
+
+def register(app: typer.Typer) -> None:
+    """Add `ftrie train`."""
+    app.command("train", epilog="Example: ftrie train ads.toml 'clicks/*.csv.gz' --publish --activate")(train)
+
+
+def train(
+    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="The model spec, a TOML file.")],
+    inputs: Annotated[
+        list[str],
+        typer.Argument(metavar="INPUT…", help="Log files or globs, read in this order; - is standard input."),
+    ],
+    store: StoreOption = DEFAULT_STORE,
+    publish: Annotated[bool, typer.Option("--publish", help="Publish the model to the store.")] = False,
+    activate: Annotated[
+        bool, typer.Option("--activate", help="Publish it and make servers switch to it.")
+    ] = False,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the run's figures here, as JSON.")
+    ] = None,
+    rejects: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="List bad rows here: JSON lines of file, line, reason.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")] = False,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE.arrow", help="Write the model to this file.")
+    ] = None,
+    input_format: Annotated[
+        str | None,
+        typer.Option("--format", metavar="NAME", help="csv, tsv, jsonl or parquet; default: told from the file."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Hashing threads; the result does not depend on it.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Learn every variant of SPEC in one pass over click logs; save or publish the model.
+
+    A bad row is counted, listed with --rejects, and skipped. A log that breaks off in the middle is an error: the
+    model of the rows before it can still be saved with --save, but is never published.
+    """
+    from model_store.spec import load_spec
+    from model_store.store import Store
+
+    model_spec = load_spec(spec)
+    publish = publish or activate
+    # The store is opened first: a wrong URL should not cost a training run.
+    with Store.open(store) if publish else nullcontext() as opened:
+        run = _learn(model_spec, inputs, rejects, strict, input_format, threads)
+        if save is not None:
+            run.model.artefact().write(save)
+        if run.failure is None and publish and opened is not None:
+            version = _publish(run, opened, activate)
+            run.report = replace(run.report, version=version)
+    if report is not None:
+        run.report.write(report)
+    if run.failure is not None:
+        note(f"learned {run.report.rows:,} rows before the log could not be read further")
+        raise run.failure
+    _show(run.report, as_json)
+
+
+def _learn(
+    spec: object,
+    inputs: list[str],
+    rejects: Path | None,
+    strict: bool,
+    input_format: str | None,
+    threads: int | None,
+) -> Run:
+    from model_store.spec import ModelSpec
+    from trainer.rejects import RejectLog
+    from trainer.train import compile_kernels, kernels_are_ready, train
+
+    assert isinstance(spec, ModelSpec)
+    if not kernels_are_ready():
+        note("compiling kernels for the first time; about half a minute, once")
+    compile_kernels()
+    with RejectLog(rejects, strict) as log, progress("learning") as bar:
+
+        def show(at: Progress) -> None:
+            fields = {"log-loss": at.logloss} if at.logloss is not None else {}
+            bar.update(at.rows, total=at.expected_rows, **fields, keys=at.keys)
+
+        return train(
+            spec, inputs, rejects=log, format=input_format, threads=threads, on_progress=show
+        )
+
+
+def _publish(run: Run, store: Store, activate: bool) -> int:
+    versions: ModelVersions = store.model(run.model.spec.model.name)
+    artefact = run.model.artefact()
+    return versions.publish_and_activate(artefact) if activate else versions.publish(artefact)
+
+
+def _show(report: Report, as_json: bool) -> None:
+    if as_json:
+        print_json(report.as_dict())
+        return
+    rate = report.rows / report.seconds if report.seconds else 0.0
+    print(
+        f"{report.rows:,} rows in {report.seconds:.1f} s ({rate:,.0f} rows/s), {report.rejected:,} rejected; "
+        f"{report.keys:,} keys, {report.nonzero:,} with a weight"
+        + (f"; version {report.version}" if report.version is not None else "")
+    )
+    print_table(
+        ["variant", "log-loss", "AUC", "calibration", "normalized entropy"],
+        [
+            [name, m.logloss, m.auc, m.calibration, m.normalized_entropy]
+            for name, m in report.variants.items()
+        ],
+    )
