@@ -1,0 +1,105 @@
+"""The face of the command line: help, errors, exit codes, the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from ftrie.cli import build, run
+
+FTRIE = (sys.executable, "-m", "ftrie")
+HEAVY = ("numba", "pyarrow", "grpc", "redis", "numpy")
+
+
+def commands() -> Iterator[tuple[str, typer.core.TyperCommand]]:
+    def walk(words: str, command: object) -> Iterator[tuple[str, typer.core.TyperCommand]]:
+        if isinstance(command, typer.core.TyperGroup):
+            for name, below in command.commands.items():
+                yield from walk(f"{words} {name}".strip(), below)
+        elif isinstance(command, typer.core.TyperCommand):
+            yield words, command
+
+    return walk("", typer.main.get_command(build()))
+
+
+@pytest.mark.parametrize(("words", "command"), [pytest.param(*each, id=each[0]) for each in commands()])
+def test_every_command_says_what_it_does_and_gives_an_example(
+    words: str, command: typer.core.TyperCommand
+) -> None:
+    assert command.help
+    assert (command.epilog or "").startswith(f"Example: ftrie {words}")
+    undocumented = [parameter.name for parameter in command.params if not getattr(parameter, "help", None)]
+    assert not undocumented
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import sys; from ftrie.cli import run; run(['--help']); "
+        f"sys.exit(', '.join(m for m in {HEAVY} if m in sys.modules))"
+    )
+    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (finished.returncode, finished.stderr) == (0, "")
+
+
+def test_without_arguments_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 0
+    assert "Commands:" in capsys.readouterr().out
+
+
+def test_a_domain_error_is_one_message_and_its_exit_code(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(["train", str(tmp_path / "none.toml"), "none.csv"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("ftrie: ")
+    assert "none.toml" in error
+    assert "Traceback" not in error
+
+
+def test_with_json_the_error_is_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(["train", str(tmp_path / "none.toml"), "none.csv", "--json"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert json.loads(captured.err)["error"]["type"] == "SpecError"
+
+
+def test_a_wrong_flag_is_a_usage_error_that_says_where_to_look(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["rank", "ads", "--nope"]) == 2
+    assert "`ftrie rank --help`" in capsys.readouterr().err
+
+
+def test_a_flag_can_be_given_in_the_environment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FTRIE_RANK_TOP_K", "0")
+    assert run(["rank", "ads", "--candidates", "a"]) == 2
+    assert "FTRIE_RANK_TOP_K" in capsys.readouterr().err
+
+
+def test_json_can_be_asked_for_in_the_environment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FTRIE_JSON", "1")
+    assert run(["train", str(tmp_path / "none.toml"), "none.csv"]) == 2
+    assert json.loads(capsys.readouterr().err)["error"]["type"] == "SpecError"
+
+
+def test_a_reader_that_went_away_causes_no_traceback() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    finished = subprocess.run([*FTRIE, "--help"], stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert finished.stderr == b""
+    assert finished.returncode != 0
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("ftrie ")

@@ -1,0 +1,106 @@
+"""Progress, tables and JSON, on a terminal and off."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from model_store import terminal
+
+LONG_WORK = """
+from model_store.terminal import progress
+with progress("train", total=3) as bar:
+    for done in range(4):
+        bar.update(done, logloss=0.25)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _forget_json() -> Iterator[None]:
+    yield
+    terminal.ask_json(False)
+
+
+def test_off_a_terminal_progress_ends_in_a_plain_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with terminal.progress("train", total=1000) as bar:
+        for done in range(0, 1001, 10):
+            bar.update(done, logloss=0.38749, keys=1234567)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("train: 100 % · 1,000 rows · ")
+    assert line.endswith("logloss 0.38749 · keys 1,234,567")
+
+
+def test_long_work_off_a_terminal_says_something_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter(range(100))
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: float(next(now)))
+    with terminal.progress("load", unit="records") as bar:
+        for done in range(20):
+            bar.update(done)
+    lines = capsys.readouterr().err.splitlines()
+    assert 1 < len(lines) < 10
+    assert all(line.startswith("load: ") and "records" in line for line in lines)
+
+
+def test_on_a_terminal_progress_is_a_bar() -> None:
+    ours, theirs = pty.openpty()
+    with subprocess.Popen([sys.executable, "-c", LONG_WORK], stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        shown = _read_all(ours)
+    assert process.returncode == 0
+    assert "━" in shown
+    assert "3 rows" in shown
+
+
+def test_json_silences_progress_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.ask_json(True)
+    with terminal.progress("train") as bar:
+        bar.update(5)
+    terminal.note("compiling")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_json_refuses_a_number_that_is_not_finite() -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        terminal.print_json({"ctr": float("nan")})
+
+
+def test_a_table_in_a_pipe_is_neither_cut_nor_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.print_table(("item", "ctr"), [("x" * 300, 0.5), ("[red]", 12)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == ["x" * 300, "0.50000"]
+    assert lines[3].split() == ["[red]", "12"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "—"),
+        (True, "yes"),
+        (1234567, "1,234,567"),
+        (0.387491, "0.38749"),
+        (12345.6, "12,346"),
+        ("a", "a"),
+    ],
+)
+def test_values_are_shown_for_reading(value: object, text: str) -> None:
+    assert terminal.shown(value) == text
+
+
+def _read_all(descriptor: int) -> str:
+    pieces = []
+    try:
+        while piece := os.read(descriptor, 4096):
+            pieces.append(piece)
+    except OSError:  # the other side of a pseudo-terminal closed
+        pass
+    os.close(descriptor)
+    return b"".join(pieces).decode()
