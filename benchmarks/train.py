@@ -1,0 +1,128 @@
+"""Training speed: ftrie beside Vowpal Wabbit `--ftrl` on the same rows, and 1 to 32 variants in one pass.
+
+Both read a file from a warm page cache, in a process of their own, with the same alpha, beta, l1 and l2. ftrie reads TSV;
+Vowpal Wabbit reads its own text format, the fastest it has for text, with room for every key (-b 24). Time runs from
+opening the file to the last row learned, without either process's start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.common import ROUNDS, Spread, alternate, ratio, report
+from benchmarks.streams import Stream, write_vw
+
+ALPHA, BETA, L1, L2 = 0.1, 1.0, 1.0, 0.0
+VARIANTS = (1, 2, 4, 8, 16, 32)
+
+_VW = """
+import json, sys, time, vowpalwabbit
+began = time.perf_counter()
+workspace = vowpalwabbit.Workspace(sys.argv[1])
+workspace.finish()
+print(json.dumps({"seconds": time.perf_counter() - began}))
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    rows_per_second: float
+    logloss: float
+
+
+def run_ftrie(tsv: Path, spec: Path) -> Outcome:
+    """Train with the command a user would type."""
+    command = [sys.executable, "-m", "ftrie", "train", str(spec), str(tsv), "--json"]
+    finished = subprocess.run(command, check=True, capture_output=True, text=True)
+    answer = json.loads(finished.stdout)
+    first = next(iter(answer["variants"].values()))
+    return Outcome(answer["rows_per_second"], first["logloss"])
+
+
+def run_vw(text: Path, rows: int) -> Outcome:
+    """Train Vowpal Wabbit's FTRL-Proximal; its progressive loss is the `average loss` that it prints."""
+    flags = f"-d {text} --ftrl --ftrl_alpha {ALPHA} --ftrl_beta {BETA} --l1 {L1} --l2 {L2} -b 24 -P {rows}"
+    command = [sys.executable, "-c", _VW, f"{flags} --loss_function logistic"]
+    finished = subprocess.run(command, check=True, capture_output=True, text=True)
+    seconds = json.loads(finished.stdout.splitlines()[-1])["seconds"]
+    loss = re.search(r"average loss = ([\d.]+)", finished.stderr + finished.stdout)
+    if loss is None:
+        raise RuntimeError(f"Vowpal Wabbit printed no average loss: {finished.stderr}")
+    return Outcome(rows / seconds, float(loss.group(1)))
+
+
+def write_spec(path: Path, stream: Stream, variants: int) -> Path:
+    """A spec with `variants` variants; each but the first leaves out one column."""
+    lines = [f'v{i} = {{ share = 0, without = ["{stream.names[i]}"] }}' for i in range(1, variants)]
+    path.write_text(
+        f'[model]\nname = "bench"\n[input]\nlabel = "click"\n'
+        f"[variants]\nv0 = {{ share = 1 }}\n" + "\n".join(lines) + f"\n[learner]\nalpha = {ALPHA}\nbeta = {BETA}\nl1 = {L1}\nl2 = {L2}\n",
+        encoding="utf-8",
+    )
+    return path
+
+
+def against_vw(folder: Path, stream: Stream, rounds: int) -> None:
+    """The table of ftrie against Vowpal Wabbit."""
+    tsv, text = folder / "log.tsv", folder / "log.vw"
+    spec = write_spec(folder / "one.toml", stream, 1)
+    outcomes: dict[str, Outcome] = {"ftrie": run_ftrie(tsv, spec)}  # compiles kernels, warms the page cache
+
+    def ftrie() -> float:
+        outcomes["ftrie"] = run_ftrie(tsv, spec)
+        return outcomes["ftrie"].rows_per_second
+
+    def vw() -> float:
+        outcomes["vw"] = run_vw(text, stream.rows)
+        return outcomes["vw"].rows_per_second
+
+    measures = alternate({"ftrie": ftrie, "vw": vw}, rounds)
+    rows = []
+    for name, title in (("ftrie", "ftrie train, TSV"), ("vw", "Vowpal Wabbit --ftrl, its text")):
+        speed, against = Spread.of(measures[name]), ratio(measures, name, "vw")
+        rows.append([title, speed.median, speed.low, speed.high, against.median, outcomes[name].logloss])
+    columns = ["trainer", "rows/s", "min", "max", "ratio to VW", "progressive log-loss"]
+    report("train", f"Training, {stream.rows:,} rows x {stream.columns} columns", columns, rows)
+
+
+def by_variants(folder: Path, stream: Stream, rounds: int) -> None:
+    """The table of 1 to 32 variants in one pass."""
+    tsv = folder / "log.tsv"
+    specs = {n: write_spec(folder / f"{n}.toml", stream, n) for n in VARIANTS}
+    run_ftrie(tsv, specs[2])
+    contestants = {str(n): (lambda spec=spec: 1e6 / run_ftrie(tsv, spec).rows_per_second) for n, spec in specs.items()}
+    measures = alternate(contestants, rounds)
+    rows = []
+    for n in VARIANTS:
+        cost, against = Spread.of(measures[str(n)]), ratio(measures, str(n), "1")
+        rows.append([n, cost.median, cost.low, cost.high, against.median])
+    columns = ["variants", "microseconds a row", "min", "max", "times one"]
+    report("variants", f"Variants in one pass, {stream.rows:,} rows x {stream.columns} columns", columns, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=500_000)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--only", choices=("vw", "variants"))
+    arguments = parser.parse_args()
+    stream = Stream(arguments.rows)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        stream.write_tsv(folder / "log.tsv")
+        if arguments.only != "variants":
+            write_vw(folder / "log.tsv", folder / "log.vw")
+            against_vw(folder, stream, arguments.rounds)
+        if arguments.only != "vw":
+            by_variants(folder, stream, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()
