@@ -32,7 +32,7 @@ check: $(DEV)
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
 	@$(BIN)/mypy --no-error-summary
-	@$(BIN)/lint-imports --no-timing
+	@$(BIN)/lint-imports --no-logo --no-cache
 	@$(BIN)/python proto/generate.py --check
 	@echo "check: all is well"
 
