@@ -111,6 +111,11 @@ class Artefact:
         """The key of one row. O(1)."""
         return self.key_data[self.key_offsets[row] : self.key_offsets[row + 1]].tobytes()
 
+    def key_list(self) -> list[bytes]:
+        """All keys, in row order. O(rows)."""
+        keys: list[bytes] = self.key_array().to_pylist()
+        return keys
+
     def key_array(self) -> pa.LargeBinaryArray:
         """The keys as an Arrow array over the same memory."""
         buffers = [None, pa.py_buffer(self.key_offsets), pa.py_buffer(self.key_data)]

@@ -79,13 +79,17 @@ def now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
-def metrics_to_json(metrics: Metrics) -> str:
-    """Canonical JSON of metrics; NaN becomes null."""
-    plain = {
+def plain_metrics(metrics: Metrics) -> dict[str, dict[str, float | None]]:
+    """Metrics as JSON can say them: what is not finite becomes None."""
+    return {
         variant: {name: float(value) if math.isfinite(value) else None for name, value in values.items()}
         for variant, values in metrics.items()
     }
-    return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def metrics_to_json(metrics: Metrics) -> str:
+    """Canonical JSON of metrics; NaN becomes null."""
+    return json.dumps(plain_metrics(metrics), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def metrics_from_json(text: str) -> dict[str, dict[str, float]]:

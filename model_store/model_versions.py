@@ -138,6 +138,15 @@ class ModelVersions:
             version = self._client.get(self.keys.active)
         return None if version is None else int(version)
 
+    def active_or_fail(self) -> int:
+        """The version being served. Raises VersionNotFound if there is none."""
+        version = self.active()
+        if version is None:
+            raise VersionNotFound(
+                f"no version of {self.model} is active; its versions: {_listed(self._numbers())}"
+            )
+        return version
+
     def versions(self) -> list[VersionInfo]:
         """All published versions, oldest first."""
         active = self.active()

@@ -1,0 +1,277 @@
+"""`ftrie store`: what is published, what is served, and the way in and out. Flags and output only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from model_store import load_cli
+from model_store.terminal import (
+    DEFAULT_STORE,
+    JsonOption,
+    StoreOption,
+    note,
+    print_json,
+    print_table,
+    progress,
+)
+
+if TYPE_CHECKING:
+    from model_store.artefact import Artefact
+    from model_store.manifest import Manifest
+    from model_store.model_versions import ModelVersions
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")]
+ModelFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help=".arrow is the artefact, .json the JSON form.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add `ftrie store`."""
+    store = typer.Typer(
+        name="store",
+        help="Look at published models, choose which is served, import, export and load.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+    )
+    store.command("versions", epilog="Example: ftrie store versions ads")(versions)
+    store.command("activate", epilog="Example: ftrie store activate ads 7")(activate)
+    store.command("rollback", epilog="Example: ftrie store rollback ads")(rollback)
+    store.command("gc", epilog="Example: ftrie store gc ads --keep 3 --dry-run")(gc)
+    store.command("inspect", epilog="Example: ftrie store inspect ads")(inspect)
+    store.command("import", epilog="Example: ftrie store import ads model.json --spec ads.toml")(import_)
+    store.command("export", epilog="Example: ftrie store export ads model.arrow --version 7")(export)
+    load_cli.register(store)
+    app.add_typer(store)
+
+
+def versions(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    """List the published versions of a model, oldest first."""
+    from model_store.store import Store
+
+    with Store.open(store) as opened:
+        listed = opened.model(model).versions()
+    if as_json:
+        print_json(
+            [
+                {
+                    "version": info.version,
+                    "active": info.active,
+                    "published": info.published.isoformat(),
+                    "rows": info.rows,
+                    "bytes": info.size,
+                    "sha256": info.sha256,
+                }
+                for info in listed
+            ]
+        )
+        return
+    print_table(
+        ["version", "active", "published", "keys", "bytes", "sha256"],
+        [
+            [
+                info.version,
+                "active" if info.active else "",
+                f"{info.published:%Y-%m-%d %H:%M:%S} UTC",
+                info.rows,
+                info.size,
+                info.sha256[:12],
+            ]
+            for info in listed
+        ],
+    )
+
+
+def activate(
+    model: Model,
+    version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The version to serve.")],
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve a version: verify its bytes, then point the model at it. Running servers follow."""
+    from model_store.store import Store
+
+    with Store.open(store) as opened:
+        before = opened.model(model).activate(version)
+    _say_active(model, version, before, as_json)
+
+
+def rollback(
+    model: Model,
+    version: Annotated[
+        int | None,
+        typer.Argument(metavar="[VERSION]", min=1, help="Where to; by default what was active before."),
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Go back to the version that was active before, or to VERSION."""
+    from model_store.store import Store
+
+    with Store.open(store) as opened:
+        versions = opened.model(model)
+        before = versions.active()
+        now_active = versions.rollback(version)
+    _say_active(model, now_active, before, as_json)
+
+
+def gc(
+    model: Model,
+    keep: Annotated[int, typer.Option(min=1, metavar="N", help="How many of the newest to keep.")] = 5,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete old versions, but never the active one nor the one a rollback would go to."""
+    from model_store.store import Store
+
+    with Store.open(store) as opened:
+        deleted = opened.model(model).gc(keep, dry_run=dry_run)
+    if as_json:
+        print_json({"model": model, "deleted": deleted, "dry_run": dry_run})
+    else:
+        listed = ", ".join(map(str, deleted)) or "nothing"
+        print(f"{model}: {'would delete' if dry_run else 'deleted'} {listed}")
+
+
+def inspect(
+    model: Model,
+    version: Annotated[
+        int | None, typer.Argument(metavar="[VERSION]", min=1, help="By default the active one.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=0, metavar="N", help="How many of the heaviest keys.")] = 10,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a version: its manifest, metrics, keys per field and heaviest keys."""
+    from model_store.store import Store
+
+    with Store.open(store) as opened:
+        versions = opened.model(model)
+        manifest = versions.manifest(_chosen(versions, version))
+        artefact = versions.fetch(manifest.version)
+    (_inspected_as_json if as_json else _inspected)(model, manifest, artefact, top)
+
+
+def import_(
+    model: Model,
+    file: ModelFile,
+    spec: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TOML", help="The spec of a .json model; else the active version's, else inferred."
+        ),
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Publish a model from a file, and activate it."""
+    from model_store.model_files import read_model
+    from model_store.store import Store
+
+    with Store.open(store) as opened:
+        versions = opened.model(model)
+        read = read_model(file, spec, versions)
+        if read.remark:
+            note(read.remark)
+        with progress(f"publish {model}", unit="bytes") as bar:
+            version = versions.publish_and_activate(
+                read.artefact, on_progress=lambda done, total: bar.update(done, total=total)
+            )
+    if as_json:
+        print_json({"model": model, "version": version, "rows": read.artefact.rows})
+    else:
+        print(f"{model}: version {version} is active, {read.artefact.rows:,} keys from {file}")
+
+
+def export(
+    model: Model,
+    file: ModelFile,
+    version: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Which version; by default the active one.")
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a published version to a file."""
+    from model_store.model_files import check_ending, write_model
+    from model_store.store import Store
+
+    check_ending(file)
+    with Store.open(store) as opened:
+        versions = opened.model(model)
+        chosen = _chosen(versions, version)
+        artefact = versions.fetch(chosen)
+    write_model(artefact, file)
+    if as_json:
+        print_json({"model": model, "version": chosen, "rows": artefact.rows, "file": str(file)})
+    else:
+        print(f"{model}: wrote version {chosen}, {artefact.rows:,} keys, to {file}")
+
+
+def _chosen(versions: ModelVersions, version: int | None) -> int:
+    return versions.active_or_fail() if version is None else version
+
+
+def _say_active(model: str, version: int, before: int | None, as_json: bool) -> None:
+    if as_json:
+        print_json({"model": model, "active": version, "before": before})
+    else:
+        print(f"{model}: version {version} is active" + (f" (before: {before})" if before else ""))
+
+
+def _inspected(model: str, manifest: Manifest, artefact: Artefact, top: int) -> None:
+    from model_store.inspection import heaviest, summaries
+
+    tables: list[tuple[list[str], list[list[Any]]]] = [
+        (["manifest", model], [[name, str(value)] for name, value in _facts(manifest).items()]),
+        *(
+            (["metric", variant], [[name, value] for name, value in values.items()])
+            for variant, values in manifest.metrics.items()
+        ),
+        (
+            ["field or cross", "keys", "sum |w|", "max |w|"],
+            [[each.name, each.keys, each.weight_sum, each.heaviest] for each in summaries(artefact)],
+        ),
+        (
+            ["key", "weight", "variants"],
+            [[each.key, each.weight, ", ".join(each.variants)] for each in heaviest(artefact, top)],
+        ),
+    ]
+    for columns, rows in tables:
+        print_table(columns, rows)
+        print()
+
+
+def _inspected_as_json(model: str, manifest: Manifest, artefact: Artefact, top: int) -> None:
+    from dataclasses import asdict
+
+    from model_store.inspection import heaviest, summaries
+    from model_store.manifest import plain_metrics
+
+    print_json(
+        {
+            "model": model,
+            **_facts(manifest),
+            "metrics": plain_metrics(manifest.metrics),
+            "keys": [asdict(each) for each in summaries(artefact)],
+            "top": [asdict(each) for each in heaviest(artefact, top)],
+        }
+    )
+
+
+def _facts(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "version": manifest.version,
+        "rows": manifest.rows,
+        "bytes": manifest.size,
+        "chunks": manifest.chunks,
+        "sha256": manifest.sha256,
+        "spec_sha256": manifest.spec_sha256,
+        "parent": manifest.parent,
+        "created": manifest.created.isoformat(),
+        "format": manifest.format,
+    }

@@ -1,0 +1,73 @@
+"""Model files by ending: `.arrow` is the artefact, `.json` the JSON form. Publishes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from model_store import json_model
+from model_store.artefact import Artefact, write_whole
+from model_store.errors import ArtefactError, SpecError
+from model_store.inferred_spec import infer_spec
+from model_store.json_model import JsonModel
+from model_store.model_versions import ModelVersions
+from model_store.spec import ModelSpec, load_spec, spec_from_json
+
+ARROW, JSON = ".arrow", ".json"
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A model read from a file, and what its reader should be told, if anything."""
+
+    artefact: Artefact
+    remark: str | None = None
+
+
+def read_model(path: Path, spec: Path | None, versions: ModelVersions) -> ModelFile:
+    """Read a model file. Raises ArtefactError naming the file, SpecError.
+
+    A JSON model has no spec: it gets that of the file `spec`, else of the active version, else one inferred.
+    """
+    if check_ending(path) == ARROW:
+        if spec is not None:
+            raise SpecError(f"{path} has its own spec; --spec is for {JSON} models")
+        return ModelFile(Artefact.read(path))
+    try:
+        model = json_model.parse(path.read_bytes())
+    except OSError as error:
+        raise ArtefactError(f"cannot read {path}: {error.strerror}") from error
+    except ArtefactError as error:
+        raise ArtefactError(f"{path}: {error}") from error
+    chosen, remark = _spec_for(model, spec, versions)
+    return ModelFile(json_model.to_artefact(model, chosen), remark)
+
+
+def write_model(artefact: Artefact, path: Path) -> None:
+    """Write a model file, whole or not at all. Raises ArtefactError."""
+    write_whole(path, artefact.to_bytes() if check_ending(path) == ARROW else json_model.render(artefact))
+
+
+def check_ending(path: Path) -> str:
+    """The file's ending. Raises ArtefactError unless it is .arrow or .json."""
+    if path.suffix not in (ARROW, JSON):
+        raise ArtefactError(f"{path}: expected a name that ends in {ARROW} (artefact) or {JSON} (JSON form)")
+    return path.suffix
+
+
+def _spec_for(model: JsonModel, spec: Path | None, versions: ModelVersions) -> tuple[ModelSpec, str | None]:
+    if spec is not None:
+        given = load_spec(spec)
+        if not given.fields:
+            raise SpecError(
+                f"{spec}: a JSON model's spec must name its fields: there is no log to find them in"
+            )
+        return given, None
+    active = versions.active()
+    if active is not None:
+        return spec_from_json(versions.manifest(active).spec), f"spec: that of version {active}"
+    inferred = infer_spec(versions.model, model.keys)
+    return inferred, (
+        f"spec: inferred, fields {', '.join(inferred.fields) or 'none'}, all on the context side; "
+        "if some stand with users or items, say so with --spec"
+    )
