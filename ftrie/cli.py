@@ -51,7 +51,7 @@ def run(arguments: Sequence[str]) -> int:
     except FtrieError as error:
         return _failed(type(error).__name__, str(error), error.exit_code)
     except TyperException as error:
-        return _failed("UsageError", error.format_message() + _where_to_look(error), error.exit_code)
+        return _misused(error)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
@@ -111,9 +111,14 @@ def _face(
     """
 
 
-def _where_to_look(error: TyperException) -> str:
+def _misused(error: TyperException) -> int:
+    message = error.format_message()
+    if message.startswith("Usage:"):  # a group of commands without a command shows its help
+        print(message, file=sys.stderr)
+        return error.exit_code
     context: typer.Context | None = getattr(error, "ctx", None)
-    return f" (see `{context.command_path} --help`)" if context else ""
+    hint = f" (see `{context.command_path} --help`)" if context else ""
+    return _failed("UsageError", message + hint, error.exit_code)
 
 
 def _failed(kind: str, message: str, code: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,11 +19,17 @@ def demo(
     as_json: JsonOption = False,
     rows: Annotated[int, typer.Option(min=1_000, help="Impressions on each of the two days.")] = 200_000,
     seed: Annotated[int, typer.Option(help="Another seed is another shop.")] = 1,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Work in DIR and keep the spec, the logs, the records and the store."
+        ),
+    ] = None,
 ) -> None:
     """Run the whole loop on a simulated shop: train two variants, publish, serve, rank; then tastes change.
 
-    Works in a temporary folder, and leaves neither files nor processes behind.
+    Works in a temporary folder and leaves nothing behind; with --keep the files stay, and any command can go on there.
     """
     from ftrie.demo.story import run
 
-    run(rows=rows, seed=seed)
+    run(rows, seed, keep)

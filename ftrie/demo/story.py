@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -22,18 +22,17 @@ from model_store.errors import ServerError
 from model_store.store import Store
 from model_store.terminal import DEFAULT_STORE
 
+AGES_SHOWN = ("18-24", "35-49", "50+")
 DEVICE = "mobile"
 SWITCH_TIMEOUT_S = 30.0
 
 
-def run(rows: int, seed: int) -> None:
-    """Play the demo and print it, or with `--json` print what happened. Leaves no file and no process."""
+def run(rows: int, seed: int, keep: Path | None) -> None:
+    """Play the demo and print it, or with `--json` print what happened. Leaves no process, and files only in `keep`."""
     began = time.monotonic()
-    with _terminated_as_interrupted(), tempfile.TemporaryDirectory(prefix="ftrie-demo-") as name:
-        folder = Path(name)
-        # Holding the store here lets it outlive the single commands, and ends it with this block.
-        with Store.open(f"embedded:{folder / DEFAULT_STORE.removeprefix('embedded:')}"):
-            _Demo(Shop(seed), folder, rows).play(began)
+    # Holding the store here lets it outlive the single commands, and ends it with this block.
+    with _terminated_as_interrupted(), _folder(keep) as folder, Store.open(_store_in(folder)):
+        _Demo(Shop(seed), folder, rows).play(began)
 
 
 class _Demo:
@@ -49,7 +48,7 @@ class _Demo:
         first = self._learn(day=1)
         self._load_records()
         with self.commands.serving(shop.MODEL) as address, Client(address) as client:
-            visitors = _one_of_each_age(self.shop.users)
+            visitors = [next(user for user in self.shop.users if user.age == age) for age in AGES_SHOWN]
             visits = [self._visit(client, user, day=1) for user in visitors]
             for visit in visits:
                 telling.tell_visit(self.shop, visit)
@@ -57,7 +56,7 @@ class _Demo:
             second = self._learn(day=2)
             switch_s = self._await_version(client, second.version)
             after = self._visit(client, visitors[0], day=2)
-            telling.tell_change(visits[0], after, switch_s)
+            telling.tell_change(visits[0], after)
         telling.tell_end([first, second], [*visits, after], switch_s, time.monotonic() - began)
 
     def _learn(self, day: int) -> LearnedDay:
@@ -121,8 +120,21 @@ class _Demo:
         return time.monotonic() - began
 
 
-def _one_of_each_age(users: Sequence[User]) -> list[User]:
-    return [next(user for user in users if user.age == age) for age in shop.AGES]
+def _store_in(folder: Path) -> str:
+    """The default store of commands that run in `folder`."""
+    scheme, _, name = DEFAULT_STORE.partition(":")
+    return f"{scheme}:{folder.resolve() / name}"
+
+
+@contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    """The folder to keep, or one that is gone afterwards."""
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="ftrie-demo-") as name:
+            yield Path(name)
+    else:
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep
 
 
 @contextmanager

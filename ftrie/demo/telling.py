@@ -50,11 +50,9 @@ def tell(text: str) -> None:
 def tell_opening(shop: Shop) -> None:
     """Say what the shop is and what the two variants may learn."""
     tell(
-        f"A simulated shop with {len(shop.users)} visitors and {len(shop.items)} items. Its true click rates"
+        f"A simulated shop: {len(shop.users)} visitors, {len(shop.items)} items, and click rates that are known."
     )
-    tell(
-        "are known: age and category decide together. The variant `base` may cross the two, `plain` may not."
-    )
+    tell("Age and category decide together. The variant `base` may cross the two, `plain` may not.")
 
 
 def tell_learned(day: LearnedDay) -> None:
@@ -74,23 +72,21 @@ def tell_visit(shop: Shop, visit: Visit) -> None:
     _tell_table(("rank", "item", "true CTR", "base", "plain"), rows)
 
 
-def tell_change(before: Visit, after: Visit, switch_s: float) -> None:
+def tell_change(before: Visit, after: Visit) -> None:
     """Show how one visitor's ranking moved from one version to the next."""
-    tell(
-        f"\nThe running server answers from version {after.version}, {switch_s:.1f} s after it was published."
-    )
-    tell(f"For {after.cookie}, version {before.version} and now:")
+    tell(f"\nThe running server now answers from version {after.version}; nobody restarted it.")
+    tell(f"For {after.cookie}, the ranks by version {before.version} and by version {after.version}:")
     place_before = {item.id: place for place, item in enumerate(before.items, 1)}
     rows = [
         (place_before[item.id], place, item.id, _percent(item.true_ctr), _percent(item.ctr["base"]))
         for place, item in enumerate(after.items[:TOP], 1)
     ]
-    _tell_table(("was", "is", "item", "true CTR", "base"), rows)
+    _tell_table(("then", "now", "item", "true CTR", "base"), rows)
 
 
 def tell_end(days: Sequence[LearnedDay], visits: Sequence[Visit], switch_s: float, seconds: float) -> None:
     """Close the story, or with `--json` print all of it."""
-    tell(f"\nThe whole loop took {seconds:.0f} s. The server has stopped; the store and the folder are gone.")
+    tell(f"\nThe whole loop took {seconds:.0f} s. The server and the store have stopped.")
     if json_asked():
         print_json(
             {
@@ -103,7 +99,7 @@ def tell_end(days: Sequence[LearnedDay], visits: Sequence[Visit], switch_s: floa
 
 
 def _percent(rate: float) -> str:
-    return f"{100 * rate:.1f} %"
+    return f"{100 * rate:5.1f} %"
 
 
 def _tell_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
