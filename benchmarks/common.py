@@ -42,9 +42,7 @@ def machine() -> str:
     return f"{model}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}"
 
 
-def alternate(
-    contestants: Mapping[str, Callable[[], float]], rounds: int = ROUNDS
-) -> dict[str, list[float]]:
+def alternate(contestants: Mapping[str, Callable[[], float]], rounds: int = ROUNDS) -> dict[str, list[float]]:
     """Run every contestant once a round, in turn, so that a drift of the machine's speed meets all of them.
 
     A contestant returns its measure. Returns every contestant's measures, round by round.

@@ -1,4 +1,4 @@
-"""Generated click logs with a known true model: many categorical columns, Zipf values, the same bytes for every peer."""
+"""Generated click logs with a known true model: categorical columns of Zipf values, the same bytes for every peer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Training speed: ftrie beside Vowpal Wabbit `--ftrl` on the same rows, and 1 to 32 variants in one pass.
 
-Both read a file from a warm page cache, in a process of their own, with the same alpha, beta, l1 and l2. ftrie reads TSV;
-Vowpal Wabbit reads its own text format, the fastest it has for text, with room for every key (-b 24). Time runs from
-opening the file to the last row learned, without either process's start.
+Both read a file from a warm page cache, in a process of their own, with the same alpha, beta, l1 and l2. ftrie reads
+TSV; Vowpal Wabbit reads its own text format, the fastest it has for text, with room for every key (-b 24). Time runs
+from opening the file to the last row learned, without either process's start.
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ def write_spec(path: Path, stream: Stream, variants: int) -> Path:
     """A spec with `variants` variants; each but the first leaves out one column."""
     lines = [f'v{i} = {{ share = 0, without = ["{stream.names[i]}"] }}' for i in range(1, variants)]
     path.write_text(
-        f'[model]\nname = "bench"\n[input]\nlabel = "click"\n'
-        f"[variants]\nv0 = {{ share = 1 }}\n" + "\n".join(lines) + f"\n[learner]\nalpha = {ALPHA}\nbeta = {BETA}\nl1 = {L1}\nl2 = {L2}\n",
+        '[model]\nname = "bench"\n[input]\nlabel = "click"\n'
+        "[variants]\nv0 = { share = 1 }\n"
+        + "\n".join(lines)
+        + f"\n[learner]\nalpha = {ALPHA}\nbeta = {BETA}\nl1 = {L1}\nl2 = {L2}\n",
         encoding="utf-8",
     )
     return path
@@ -97,14 +99,18 @@ def by_variants(folder: Path, stream: Stream, rounds: int) -> None:
     tsv = folder / "log.tsv"
     specs = {n: write_spec(folder / f"{n}.toml", stream, n) for n in VARIANTS}
     run_ftrie(tsv, specs[2])
-    contestants = {str(n): (lambda spec=spec: 1e6 / run_ftrie(tsv, spec).rows_per_second) for n, spec in specs.items()}
+    contestants = {
+        str(n): (lambda spec=spec: 1e6 / run_ftrie(tsv, spec).rows_per_second) for n, spec in specs.items()
+    }
     measures = alternate(contestants, rounds)
     rows = []
     for n in VARIANTS:
         cost, against = Spread.of(measures[str(n)]), ratio(measures, str(n), "1")
         rows.append([n, cost.median, cost.low, cost.high, against.median])
     columns = ["variants", "microseconds a row", "min", "max", "times one"]
-    report("variants", f"Variants in one pass, {stream.rows:,} rows x {stream.columns} columns", columns, rows)
+    report(
+        "variants", f"Variants in one pass, {stream.rows:,} rows x {stream.columns} columns", columns, rows
+    )
 
 
 def main() -> None:

@@ -54,7 +54,9 @@ def parse_labels(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, s
 def parse_weights(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
     """Importance weights >= 0 (1 where empty), and the (row, reason) of those that are none."""
     numbers, bad = _numbers(_plain(array))
-    bad += [(int(row), f"got {numbers[row]:g}, expected a weight >= 0") for row in np.flatnonzero(numbers < 0)]
+    bad += [
+        (int(row), f"got {numbers[row]:g}, expected a weight >= 0") for row in np.flatnonzero(numbers < 0)
+    ]
     return np.nan_to_num(numbers, nan=1.0), bad
 
 
@@ -280,7 +282,9 @@ def _not_utf8(text: Any) -> list[tuple[int, str]]:
     try:
         text.cast(pa.string())
     except pa.ArrowInvalid:
-        return [(row, reason) for row, value in enumerate(text.to_pylist()) if (reason := _utf8_reason(value))]
+        return [
+            (row, reason) for row, value in enumerate(text.to_pylist()) if (reason := _utf8_reason(value))
+        ]
     return []
 
 

@@ -49,10 +49,12 @@ class FieldPlan:
 
     @property
     def side(self) -> Side:
+        """Whether the value comes with the user, the item or the request's context."""
         return self.spec.side
 
     @property
     def kind(self) -> str:
+        """What the value is: category, set, number, time or raw."""
         return self.spec.kind
 
     @property
@@ -94,10 +96,12 @@ class CrossPlan:
 
     @property
     def request_fields(self) -> tuple[FieldPlan, ...]:
+        """The fields of the half that is known once a request."""
         return tuple(field for field in self.fields if field.side != "item")
 
     @property
     def item_fields(self) -> tuple[FieldPlan, ...]:
+        """The fields of the half that each candidate brings."""
         return tuple(field for field in self.fields if field.side == "item")
 
 
@@ -134,9 +138,11 @@ class FeaturePlan:
 
     @property
     def item_fields(self) -> tuple[FieldPlan, ...]:
+        """Fields that come with each candidate."""
         return tuple(field for field in self.fields if field.side == "item")
 
     def field(self, name: str) -> FieldPlan | None:
+        """The field of this name, or None."""
         return next((field for field in self.fields if field.name == name), None)
 
     def keys(self, example: Mapping[str, Value]) -> list[tuple[bytes, float, int]]:
@@ -298,7 +304,9 @@ def _encoded(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise FieldValueError(f"got text that is not Unicode (character {error.start}): {text[:40]!r}") from None
+        raise FieldValueError(
+            f"got text that is not Unicode (character {error.start}): {text[:40]!r}"
+        ) from None
 
 
 def _shown(value: object) -> str:
@@ -314,7 +322,9 @@ def _mask(spec: ModelSpec, *names: str) -> int:
     """Variants that use this field or cross. A variant without a field is without the crosses it is part of."""
     mask = 0
     for bit, variant in enumerate(spec.variants.values()):
-        left_out = {frozenset(name.split("*")) if name not in spec.fields else name for name in variant.without}
+        left_out = {
+            frozenset(name.split("*")) if name not in spec.fields else name for name in variant.without
+        }
         if frozenset(names) not in left_out and not any(name in left_out for name in names):
             mask |= 1 << bit
     return mask

@@ -14,13 +14,11 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("model_store", "trainer", "server")
 _COMPLETE = "complete"
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _kernel_sources() -> Iterator[Path]:
@@ -47,18 +45,23 @@ CACHE_FOLDER = Path(os.environ.setdefault("NUMBA_CACHE_DIR", str(_cache_folder()
 
 # The cache folder must be in the environment before numba is first imported.
 import numba  # noqa: E402
+import numba.extending  # noqa: E402
 
 
-def kernel(function: F) -> F:
+# Numba decides what a kernel takes and gives when it compiles it; to the type checker kernels are untyped.
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """Make an operation that kernels may call from LLVM instructions; see numba's `extending.intrinsic`."""
+    return numba.extending.intrinsic(function)
+
+
+def kernel(function: Callable[..., Any]) -> Any:
     """Compile `function` on first call: nogil, cached on disk, no Python objects, IEEE arithmetic (no fastmath)."""
-    compiled: F = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
-    return compiled
+    return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
 
 
-def inline(function: F) -> F:
+def inline(function: Callable[..., Any]) -> Any:
     """Compile a small function that kernels call; LLVM inlines it. Same arithmetic as `kernel`."""
-    compiled: F = numba.njit(nogil=True, error_model="numpy", inline="never")(function)
-    return compiled
+    return numba.njit(nogil=True, error_model="numpy")(function)
 
 
 def kernels_are_cached(part: str) -> bool:

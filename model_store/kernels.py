@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
-from model_store.jit import inline, kernel
+from model_store.jit import inline, intrinsic, kernel
 
 SEED = np.uint64(0x9E3779B97F4A7C15)
 EQUALS = np.uint64(0x3D)
@@ -43,8 +42,8 @@ _LN2_HIGH = 6.93147180369123816490e-01  # its last 32 bits are 0, so a small int
 _LN2_LOW = 1.90821492927058770002e-10
 
 
-def _loader(bits: int, result: Any) -> Any:
-    @intrinsic  # type: ignore[untyped-decorator]
+def _loader(bits: Any, result: Any) -> Any:
+    @intrinsic
     def load(typing_context: Any, address: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
@@ -62,7 +61,7 @@ load_i32 = _loader(32, types.int32)
 load_u64 = _loader(64, types.uint64)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def prefetch(typing_context: Any, address: Any) -> Any:
     """Ask the processor for the cache line at `address`; never faults."""
 
@@ -77,7 +76,7 @@ def prefetch(typing_context: Any, address: Any) -> Any:
     return types.none(types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def float_of_bits(typing_context: Any, bits: Any) -> Any:
     """The float64 whose IEEE bits are the int64 `bits`."""
 
@@ -88,7 +87,7 @@ def float_of_bits(typing_context: Any, bits: Any) -> Any:
 
 
 @inline
-def digest(address: int, length: int) -> Any:
+def digest(address: Any, length: Any) -> Any:
     """The digest of `length` bytes at `address`; never 0. Two parts of one length up to 8 never collide."""
     state = SEED ^ (np.uint64(length) * _LENGTH)
     end = address + length
@@ -120,14 +119,14 @@ def combine(state: Any, part: Any, separator: Any) -> Any:
 
 
 @inline
-def hash_bytes(address: int, length: int) -> Any:
+def hash_bytes(address: Any, length: Any) -> Any:
     """The hash of a whole key of `length` bytes at `address`."""
     state = SEED
     start = address
     end = address + length
     while address < end:
         byte = np.uint64(load_u8(address))
-        if byte == EQUALS or byte == TIMES:
+        if byte in (EQUALS, TIMES):
             state = combine(state, digest(start, address - start), byte)
             start = address + 1
         address += 1
@@ -148,14 +147,14 @@ def prefix_state(data: Any) -> Any:
     start = 0
     for position in range(data.size):
         byte = np.uint64(data[position])
-        if byte == EQUALS or byte == TIMES:
+        if byte in (EQUALS, TIMES):
             state = combine(state, digest(data.ctypes.data + start, position - start), byte)
             start = position + 1
     return state
 
 
 @kernel
-def digest_columns(data: Any, offsets: Any, rows: int, whole_keys: Any, out: Any) -> None:
+def digest_columns(data: Any, offsets: Any, rows: Any, whole_keys: Any, out: Any) -> None:
     """Digest text columns in place.
 
     data, offsets: int64[columns], addresses of each column's bytes and of its int32 offsets (rows + 1 of them);
@@ -195,7 +194,7 @@ def scan_columns(data: Any, offsets: Any, sizes: Any, special: Any, not_ascii: A
         if sizes[column] == 0:
             continue
         first = np.int64(load_i32(offsets[column]))
-        start, longest_here = first, 0
+        start, longest_here = first, np.int64(0)
         for value in range(sizes[column]):
             stop = np.int64(load_i32(offsets[column] + 4 * (value + 1)))
             longest_here = max(longest_here, stop - start)
@@ -210,7 +209,7 @@ def scan_columns(data: Any, offsets: Any, sizes: Any, special: Any, not_ascii: A
             address += 8
         while address < end:
             byte = np.uint64(load_u8(address))
-            escape |= np.uint64(byte == _PERCENT or byte == TIMES or byte == EQUALS)
+            escape |= np.uint64(byte in (_PERCENT, TIMES, EQUALS))
             high |= byte
             address += 1
         special[column] = np.uint8(escape != _ZERO)
@@ -218,7 +217,7 @@ def scan_columns(data: Any, offsets: Any, sizes: Any, special: Any, not_ascii: A
 
 
 @inline
-def sigmoid(score: float) -> float:
+def sigmoid(score: Any) -> Any:
     """1 / (1 + exp(-score)), within 2 units in the last place.
 
     Only IEEE additions, multiplications and one division: every machine gets the same bits (a libm's exp does not

@@ -34,6 +34,8 @@ class _Section(BaseModel):
 
 
 class ModelSection(_Section):
+    """What the model is called."""
+
     name: str = Field(pattern=MODEL_NAME_PATTERN)
 
 
@@ -75,11 +77,15 @@ class FieldSpec(_Section):
         if self.kind != "time" and (self.part is not None or self.format is not None):
             raise ValueError(f'part and format belong to kind = "time"; this field\'s kind is "{self.kind}"')
         if self.separator is not None and self.kind not in ("set", "raw"):
-            raise ValueError(f'separator belongs to kind = "set" or "raw"; this field\'s kind is "{self.kind}"')
+            raise ValueError(
+                f'separator belongs to kind = "set" or "raw"; this field\'s kind is "{self.kind}"'
+            )
         return self
 
 
 class Cross(_Section):
+    """Fields whose values count together: one key for each combination."""
+
     fields: tuple[str, ...] = Field(min_length=2, max_length=MAX_CROSS_FIELDS)
 
     @model_validator(mode="after")
@@ -105,12 +111,17 @@ class Inclusion(_Section):
 
 
 class Subsample(_Section):
+    """Which share of the requests without a click is learned from (the paper, section 4.5)."""
+
     unclicked: float = Field(gt=0, le=1)
 
 
 class LearnerSection(_Section):
-    """The learner and its parameters, named as in the paper. `rate_scale` and `rate_decay` are the other form
-    eta = rate_scale / (1 + rate_decay sqrt(n)), which is alpha = rate_scale / rate_decay, beta = 1 / rate_decay."""
+    """The learner and its parameters, named as in the paper.
+
+    `rate_scale` and `rate_decay` are the other form of the rate, eta = rate_scale / (1 + rate_decay sqrt(n)): alpha is
+    rate_scale / rate_decay, and beta is 1 / rate_decay.
+    """
 
     algorithm: Literal["ogd", "truncation", "truncated_gradient", "fobos", "rda", "ftrl"] = "ftrl"
     alpha: Positive = 0.1
@@ -139,7 +150,9 @@ class LearnerSection(_Section):
     @model_validator(mode="after")
     def _is_learnable(self) -> Self:
         if self.beta == 0 and self.l2 == 0 and self.algorithm == "ftrl":
-            raise ValueError("beta and l2 are both 0: an unseen key's learning rate would be infinite; set beta > 0")
+            raise ValueError(
+                "beta and l2 are both 0: an unseen key's learning rate would be infinite; set beta > 0"
+            )
         return self
 
 
@@ -184,7 +197,9 @@ class ModelSpec(_Section):
             if column not in columns:
                 raise SpecError(f"{name}: no column {column!r} in the log; it has: {', '.join(columns)}")
         if not fields:
-            raise SpecError(f"no feature is left: every column is named by [input]; columns: {', '.join(columns)}")
+            raise SpecError(
+                f"no feature is left: every column is named by [input]; columns: {', '.join(columns)}"
+            )
         resolved = self.model_copy(update={"fields": fields})
         check_crosses(resolved)
         return resolved

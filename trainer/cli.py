@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from model_store.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table, progress
+from model_store.terminal import (
+    DEFAULT_STORE,
+    JsonOption,
+    StoreOption,
+    note,
+    print_json,
+    print_table,
+    progress,
+)
 
 if TYPE_CHECKING:
     from model_store.model_versions import ModelVersions
@@ -37,7 +45,8 @@ def train(
         Path | None, typer.Option(metavar="FILE", help="Write the run's figures here, as JSON.")
     ] = None,
     rejects: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="List bad rows here: JSON lines of file, line, reason.")
+        Path | None,
+        typer.Option(metavar="FILE", help="List bad rows here: JSON lines of file, line, reason."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")] = False,
     save: Annotated[
@@ -45,7 +54,9 @@ def train(
     ] = None,
     input_format: Annotated[
         str | None,
-        typer.Option("--format", metavar="NAME", help="csv, tsv, jsonl or parquet; default: told from the file."),
+        typer.Option(
+            "--format", metavar="NAME", help="csv, tsv, jsonl or parquet; default: told from the file."
+        ),
     ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Hashing threads; the result does not depend on it.")
@@ -100,9 +111,7 @@ def _learn(
             fields = {"log-loss": at.logloss} if at.logloss is not None else {}
             bar.update(at.rows, total=at.expected_rows, **fields, keys=at.keys)
 
-        return train(
-            spec, inputs, rejects=log, format=input_format, threads=threads, on_progress=show
-        )
+        return train(spec, inputs, rejects=log, format=input_format, threads=threads, on_progress=show)
 
 
 def _publish(run: Run, store: Store, activate: bool) -> int:

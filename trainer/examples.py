@@ -119,7 +119,7 @@ class ExampleMaker:
             at += sizes[index]
         starts = np.zeros((max(len(lists), 1), rows + 1), np.int32)
         for place, index in enumerate(lists):
-            starts[place] = columns[index].starts
+            starts[place] = _starts_of(columns[index])
         values = self._values(columns, base, digests)
         return Tokens(digests, values, base, list_of, starts, [column.text for column in columns])
 
@@ -161,7 +161,9 @@ class ExampleMaker:
         )  # fmt: skip
         if weights.size:
             weights = weights[rows]
-        return Examples(rows, labels[rows], weights, row_starts, hashes, features, x, tokens, rejects, rows_read)
+        return Examples(
+            rows, labels[rows], weights, row_starts, hashes, features, x, tokens, rejects, rows_read
+        )
 
     def _feature_count(self, rows: npt.NDArray[np.int32], tokens: Tokens) -> int:
         if (tokens.list_of < 0).all():
@@ -181,7 +183,16 @@ class ExampleMaker:
                     max((len(t) for t in _row_texts(columns[f.index], row)), default=0) for f in cross.fields
                 )
                 if size > MAX_KEY_BYTES:
-                    _note(bad, cross.name, [(row, f"the key would be {size} bytes long; the limit is {MAX_KEY_BYTES}")])
+                    _note(
+                        bad,
+                        cross.name,
+                        [(row, f"the key would be {size} bytes long; the limit is {MAX_KEY_BYTES}")],
+                    )
+
+
+def _starts_of(column: TokenColumn) -> npt.NDArray[np.int32]:
+    assert column.starts is not None
+    return column.starts
 
 
 def _row_texts(column: TokenColumn, row: int) -> list[bytes]:

@@ -2,8 +2,8 @@
 
 Layout of a batch of tokens (made by `trainer.examples`): field f's tokens begin at `base[f]` of `digests`. A dense
 field (`list_of[f]` = -1) has one place a row, with digest 0 where the value is absent; a list field has the places
-`starts[list_of[f], r]` to `starts[list_of[f], r + 1]` of row r, all present. Features are numbered: 0 the bias, then the
-fields, then the crosses.
+`starts[list_of[f], r]` to `starts[list_of[f], r + 1]` of row r, all present. Features are numbered: 0 the bias, then
+the fields, then the crosses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROWS_BETWEEN_LOGS = 16  # 16 factors of at least 1e-15 stay far above the small
 
 
 @inline
-def token_range(field: int, row: int, digests: Any, base: Any, list_of: Any, starts: Any) -> Any:
+def token_range(field: Any, row: Any, digests: Any, base: Any, list_of: Any, starts: Any) -> Any:
     """First and last-plus-one token of a field in a row."""
     if list_of[field] < 0:
         first = base[field] + row
@@ -56,14 +56,27 @@ def count_features(rows: Any, digests: Any, base: Any, list_of: Any, starts: Any
 
 @kernel
 def assemble(
-    rows: Any, digests: Any, values: Any, base: Any, list_of: Any, starts: Any, crosses: Any,
-    states: Any, raw: Any, masks: Any, bias_hash: Any, row_starts: Any, hashes: Any, features: Any, x: Any,
+    rows: Any,
+    digests: Any,
+    values: Any,
+    base: Any,
+    list_of: Any,
+    starts: Any,
+    crosses: Any,
+    states: Any,
+    raw: Any,
+    masks: Any,
+    bias_hash: Any,
+    row_starts: Any,
+    hashes: Any,
+    features: Any,
+    x: Any,
 ) -> None:
     """Hash every feature of the given rows, in the order bias, fields, crosses.
 
     rows: int32[m], the good rows; values: float64, one a token, or empty where every x is 1; crosses: int32[c, 4],
-    field numbers padded with -1; states: uint64, the hash state after each field's and cross's prefix; raw: uint8[fields],
-    1 where a digest is the whole key's hash; masks: uint32 a feature, 0 skips it.
+    field numbers padded with -1; states: uint64, the hash state after each field's and cross's prefix; raw:
+    uint8[fields], 1 where a digest is the whole key's hash; masks: uint32 a feature, 0 skips it.
     Out: row_starts int64[m + 1]; hashes uint64, features uint16 and x float64 (or empty), one a feature.
     """  # fmt: skip
     at = 0
@@ -110,9 +123,7 @@ def assemble(
 
 
 @inline
-def cross_size(
-    cross: int, row: int, digests: Any, base: Any, list_of: Any, starts: Any, crosses: Any
-) -> int:
+def cross_size(cross: Any, row: Any, digests: Any, base: Any, list_of: Any, starts: Any, crosses: Any) -> Any:
     """How many keys a cross has in a row: the product of its fields' token counts."""
     combinations = 1
     for part in range(crosses.shape[1]):
@@ -125,10 +136,17 @@ def cross_size(
 
 @inline
 def pick(
-    combination: int, cross: int, row: int, digests: Any, base: Any, list_of: Any, starts: Any, crosses: Any,
+    combination: Any,
+    cross: Any,
+    row: Any,
+    digests: Any,
+    base: Any,
+    list_of: Any,
+    starts: Any,
+    crosses: Any,
     picked: Any,
-) -> int:
-    """Put the tokens of the `combination`-th key of a cross into `picked` (last field fastest); return how many."""  # fmt: skip
+) -> Any:
+    """Put the tokens of a cross's `combination`-th key into `picked` (last field fastest); return how many."""
     size = 0
     while size < crosses.shape[1] and crosses[cross, size] >= 0:
         size += 1
@@ -141,8 +159,16 @@ def pick(
 
 @kernel
 def key_tokens(
-    added: Any, rows: Any, row_starts: Any, features: Any, digests: Any, base: Any, list_of: Any, starts: Any,
-    crosses: Any, tokens: Any,
+    added: Any,
+    rows: Any,
+    row_starts: Any,
+    features: Any,
+    digests: Any,
+    base: Any,
+    list_of: Any,
+    starts: Any,
+    crosses: Any,
+    tokens: Any,
 ) -> None:
     """Find the tokens that make up newly admitted keys.
 
@@ -162,7 +188,9 @@ def key_tokens(
         if feature == 0:
             continue
         if feature <= base.size:
-            tokens[new, 0] = token_range(feature - 1, rows[index], digests, base, list_of, starts)[0] + ordinal
+            tokens[new, 0] = (
+                token_range(feature - 1, rows[index], digests, base, list_of, starts)[0] + ordinal
+            )
             continue
         cross = feature - 1 - base.size
         size = pick(ordinal, cross, rows[index], digests, base, list_of, starts, crosses, picked)
@@ -172,9 +200,18 @@ def key_tokens(
 
 @kernel
 def write_keys(
-    added: Any, tokens: Any, features: Any, base: Any, crosses: Any, data: Any, offsets: Any, prefixes: Any,
-    prefix_starts: Any, arena: Any, at: int,
-) -> int:
+    added: Any,
+    tokens: Any,
+    features: Any,
+    base: Any,
+    crosses: Any,
+    data: Any,
+    offsets: Any,
+    prefixes: Any,
+    prefix_starts: Any,
+    arena: Any,
+    at: Any,
+) -> Any:
     """Append keys' bytes to the arena as (uint16 length, bytes); return the new end, or -1 where room is short.
 
     data, offsets: int64[fields], addresses of token bytes and int32 offsets; prefixes: uint8, all prefixes end to end
@@ -214,7 +251,7 @@ def write_keys(
 @kernel
 def arena_lengths(arena: Any, lengths: Any) -> None:
     """Read the length of every key in the arena into int64[keys]."""
-    at = 0
+    at = np.int64(0)
     for index in range(lengths.size):
         lengths[index] = np.int64(arena[at]) | np.int64(arena[at + 1]) << 8
         at += 2 + lengths[index]
@@ -223,8 +260,8 @@ def arena_lengths(arena: Any, lengths: Any) -> None:
 @kernel
 def arena_keys(arena: Any, kept: Any, data: Any) -> None:
     """Copy the bytes of the keys with kept[i] != 0 out of the arena, end to end."""
-    at = 0
-    to = 0
+    at = np.int64(0)
+    to = np.int64(0)
     for index in range(kept.size):
         length = np.int64(arena[at]) | np.int64(arena[at + 1]) << 8
         at += 2
@@ -235,7 +272,7 @@ def arena_keys(arena: Any, kept: Any, data: Any) -> None:
 
 
 @inline
-def find_slot(slots: Any, key: Any) -> int:
+def find_slot(slots: Any, key: Any) -> Any:
     """The slot that holds `key`, or the free slot where it belongs. Linear probing; the table is never full."""
     mask = slots.size - 1
     slot = np.int64(key & np.uint64(mask))
@@ -246,8 +283,16 @@ def find_slot(slots: Any, key: Any) -> int:
 
 @inline
 def claim_slots(
-    slots: Any, hashes: Any, features: Any, masks: Any, first: int, last: int, found: Any, added: Any, added_count: int
-) -> int:
+    slots: Any,
+    hashes: Any,
+    features: Any,
+    masks: Any,
+    first: Any,
+    last: Any,
+    found: Any,
+    added: Any,
+    added_count: Any,
+) -> Any:
     """Find or claim the slot of each feature of one row into `found`; note new keys in `added`; return their count."""
     for position in range(first, last):
         key = hashes[position]
@@ -263,7 +308,7 @@ def claim_slots(
 
 
 @inline
-def prefetch_slots(slots: Any, hashes: Any, first: int, last: int) -> None:
+def prefetch_slots(slots: Any, hashes: Any, first: Any, last: Any) -> None:
     """Ask for the cache lines of a later row's slots, so that they arrive while this row is computed."""
     mask = np.uint64(slots.size - 1)
     origin = slots.ctypes.data
@@ -288,17 +333,30 @@ def find_keys(slots: Any, hashes: Any, found: Any) -> None:
 
 
 @kernel
-def watch(scores: Any, labels: Any, weights: Any, sums: Any, positives: Any, negatives: Any) -> None:
-    """Add a batch's progressive predictions to the running metrics.
+def watch(
+    scores: Any,
+    labels: Any,
+    weights: Any,
+    totals: Any,
+    sums: Any,
+    product: Any,
+    positives: Any,
+    negatives: Any,
+) -> None:
+    """Add a batch's progressive predictions to the running metrics; where batches begin and end changes no bit.
 
     scores: float64[rows, >= variants]; labels float64[rows]; weights float64[rows], or empty where all are 1;
-    sums: float64[variants, 2], log-loss and sum of p; positives, negatives: float64[variants, AUC_BUCKETS].
-    Logarithms are taken of a product of up to 16 probabilities, not of each.
+    totals: float64[3], rows, weight and clicks; sums: float64[variants, 2], log-loss and sum of p;
+    positives, negatives: float64[variants, AUC_BUCKETS]. Logarithms are taken of a product of up to 16
+    probabilities, not of each; product: float64[variants], those whose logarithm is still to be taken.
     """
     rows, variants = labels.size, sums.shape[0]
-    product, probability = np.ones(variants), np.empty(variants)
+    probability = np.empty(variants)
     for row in range(rows):
         weight = weights[row] if weights.size else 1.0
+        totals[0] += 1.0
+        totals[1] += weight
+        totals[2] += weight * labels[row]
         clicked = labels[row] > 0.5
         for variant in range(variants):
             probability[variant] = sigmoid(scores[row, variant])
@@ -316,7 +374,7 @@ def watch(scores: Any, labels: Any, weights: Any, sums: Any, positives: Any, neg
             score = min(max(scores[row, variant], -AUC_RANGE), AUC_RANGE)
             place = np.int64((score + AUC_RANGE) * AUC_BUCKETS_PER_UNIT)
             histogram[variant, min(place, AUC_BUCKETS - 1)] += weight
-        if row % _ROWS_BETWEEN_LOGS == _ROWS_BETWEEN_LOGS - 1 or row == rows - 1:
+        if totals[0] % _ROWS_BETWEEN_LOGS == 0.0:
             for variant in range(variants):
                 sums[variant, 0] -= math.log(product[variant])
                 product[variant] = 1.0

@@ -76,14 +76,16 @@ class LearningModel:
     def _learn_rows(self, e: Examples, row: int, scores: Any, added: Any, count: int) -> tuple[int, int]:
         f = self.learner
         if len(self.maker.plan.variants) == 1:
-            return learn_one(
+            reached: tuple[int, int] = learn_one(
                 self.table.slots, self.table.room, row, e.row_starts, e.hashes, e.features, e.x, e.labels, e.weights,
                 self.maker.masks, f.alpha, f.beta, f.l1, f.l2, scores, added, count,
-            )  # type: ignore[no-any-return]  # fmt: skip
-        return learn_many(
+            )  # fmt: skip
+            return reached
+        reached = learn_many(
             self.table.slots, self.table.room, row, e.row_starts, e.hashes, e.features, e.x, e.labels, e.weights,
             self.maker.masks, self._class_of, self._uses, f.alpha, f.beta, f.l1, f.l2, scores, added, count,
-        )  # type: ignore[no-any-return]  # fmt: skip
+        )  # fmt: skip
+        return reached
 
     def _keep_keys(self, examples: Examples, added: npt.NDArray[np.int64]) -> None:
         """Write the bytes of the keys that a batch admitted to the arena."""
@@ -91,7 +93,13 @@ class LearningModel:
             return
         tokens = np.empty((added.size, 4), np.int64)
         kernels.key_tokens(
-            added, examples.rows, examples.row_starts, examples.features, *examples.tokens.shape, self.maker.crosses, tokens
+            added,
+            examples.rows,
+            examples.row_starts,
+            examples.features,
+            *examples.tokens.shape,
+            self.maker.crosses,
+            tokens,
         )
         data, offsets = self.maker.text_addresses(examples.tokens)
         while True:
@@ -107,18 +115,29 @@ class LearningModel:
 
 def check_learner(section: LearnerSection) -> LearnerSection:
     """Return the section if this trainer can learn by it; SpecError names what it cannot do."""
-    supported: dict[str, object] = {"algorithm": "ftrl", "values": "single", "rate": "gradients", "precision": "f64"}
+    supported: dict[str, object] = {
+        "algorithm": "ftrl",
+        "values": "single",
+        "rate": "gradients",
+        "precision": "f64",
+    }
     for name, value in supported.items():
         if getattr(section, name) != value:
-            raise SpecError(f"learner.{name}: {getattr(section, name)!r} is not built yet; this version has {value!r}")
+            raise SpecError(
+                f"learner.{name}: {getattr(section, name)!r} is not built yet; this version has {value!r}"
+            )
     if section.inclusion.kind != "none":
-        raise SpecError(f'learner.inclusion: {section.inclusion.kind!r} is not built yet; this version has "none"')
+        raise SpecError(
+            f'learner.inclusion: {section.inclusion.kind!r} is not built yet; this version has "none"'
+        )
     if section.subsample is not None:
         raise SpecError("learner.subsample is not built yet; leave it out")
     return section
 
 
-def _classes(masks: npt.NDArray[np.uint32], variants: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+def _classes(
+    masks: npt.NDArray[np.uint32], variants: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """Features that the same variants use form a class: class of each feature, and uses float64[classes, lanes]."""
     distinct, class_of = np.unique(masks, return_inverse=True)
     lanes = 1 if variants == 1 else -(-variants // LANES) * LANES

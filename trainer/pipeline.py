@@ -37,7 +37,9 @@ def examples_of(
     ready: queue.Queue[Future[Examples] | None] = queue.Queue(maxsize=threads + 1)
     stop = threading.Event()
     with ThreadPoolExecutor(threads, thread_name_prefix="hash") as pool:
-        reader = threading.Thread(target=_read, args=(batches, maker, pool, ready, stop), name="read", daemon=True)
+        reader = threading.Thread(
+            target=_read, args=(batches, maker, pool, ready, stop), name="read", daemon=True
+        )
         reader.start()
         try:
             yield _take(ready)
@@ -58,7 +60,7 @@ def _read(
         for batch in batches:
             if not _put(ready, pool.submit(maker.make, batch), stop):
                 return
-    except BaseException as error:  # noqa: BLE001 — handed to the learner's thread, which raises it
+    except BaseException as error:  # handed to the learner's thread, which raises it
         failed: Future[Examples] = Future()
         failed.set_exception(error)
         _put(ready, failed, stop)

@@ -16,7 +16,8 @@ from model_store.kernels import hash_keys
 from trainer import kernels
 
 SLOT = np.dtype(
-    [("key", np.uint64), ("z", np.float64), ("n", np.float64), ("variants", np.uint32), ("count", np.uint32)], align=True
+    [("key", np.uint64), ("z", np.float64), ("n", np.float64), ("variants", np.uint32), ("count", np.uint32)],
+    align=True,
 )
 SMALLEST_TABLE = 1 << 16
 FULL_TENTHS = 7
@@ -84,7 +85,8 @@ class ValueTable:
         assert int(occupied.sum()) == self.used
         assert self.slots.ctypes.data % SLOT.itemsize == 0
         keys = self.keys()
-        assert (keys.slots >= 0).all() and np.unique(keys.slots).size == self.used
+        assert (keys.slots >= 0).all()
+        assert np.unique(keys.slots).size == self.used
         assert self.used <= self.slots.size * FULL_TENTHS // 10
 
 

@@ -1,6 +1,6 @@
 """One training run: from log files to a learned model, its rejects and its report. Publishing is the command's.
 
-The files beside it each do one part: `sources` reads, `examples` hashes, `pipeline` runs them side by side, `model` learns.
+The files beside it do one part each: `sources` reads, `examples` hashes, `pipeline` runs the two ahead, `model` learns.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ A coordinate keeps z and n = sum of g^2. With p = sigmoid(w x) and g = omega (p 
     z     = z + g - sigma w
     n     = n + g^2
 
-Single value structure (section 4.4): several variants share each key's z and n. Each variant that uses the key predicts
-with its own keys and computes the new (z, n) as if it were alone; the means of those new values are stored. Since z and n
-before the step are common to all, that is z + mean g - w mean sigma_v and n + mean g^2.
+Single value structure (section 4.4): several variants share each key's z and n. Each variant that uses the key
+predicts with its own keys and computes the new (z, n) as if it were alone; the means of those new values are stored.
+Since z and n before the step are common to all, that is z + mean g - w mean sigma_v and n + mean g^2.
 
 `tests/trainer/ftrl_oracle.py` is the same in plain Python; the two agree to 1e-12.
 """
@@ -50,8 +50,23 @@ def weights(slots: Any, alpha: float, beta: float, l1: float, l2: float, out: An
 
 @kernel
 def learn_one(
-    slots: Any, room: int, row: int, row_starts: Any, hashes: Any, features: Any, x: Any, labels: Any, omega: Any,
-    masks: Any, alpha: float, beta: float, l1: float, l2: float, scores: Any, added: Any, added_count: int,
+    slots: Any,
+    room: Any,
+    row: Any,
+    row_starts: Any,
+    hashes: Any,
+    features: Any,
+    x: Any,
+    labels: Any,
+    omega: Any,
+    masks: Any,
+    alpha: float,
+    beta: float,
+    l1: float,
+    l2: float,
+    scores: Any,
+    added: Any,
+    added_count: Any,
 ) -> Any:
     """Predict and learn rows in order, for a single variant, from `row` until the end or until the table needs room.
 
@@ -94,9 +109,25 @@ def learn_one(
 
 @kernel
 def learn_many(
-    slots: Any, room: int, row: int, row_starts: Any, hashes: Any, features: Any, x: Any, labels: Any, omega: Any,
-    masks: Any, class_of: Any, uses: Any, alpha: float, beta: float, l1: float, l2: float, scores: Any, added: Any,
-    added_count: int,
+    slots: Any,
+    room: Any,
+    row: Any,
+    row_starts: Any,
+    hashes: Any,
+    features: Any,
+    x: Any,
+    labels: Any,
+    omega: Any,
+    masks: Any,
+    class_of: Any,
+    uses: Any,
+    alpha: float,
+    beta: float,
+    l1: float,
+    l2: float,
+    scores: Any,
+    added: Any,
+    added_count: Any,
 ) -> Any:
     """`learn_one` for several variants at once, in the single value structure.
 
@@ -184,6 +215,7 @@ class Ftrl:
 
     @classmethod
     def of(cls, section: LearnerSection) -> Ftrl:
+        """The learner with the spec's parameters."""
         return cls(section.alpha, section.beta, section.l1, section.l2)
 
     def weights(self, slots: Any) -> npt.NDArray[np.float64]:

@@ -12,7 +12,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+
+from model_store.jit import intrinsic
 
 LANES = 8
 LANE_BYTES = 8 * LANES
@@ -68,7 +69,7 @@ def _signature(result: Any, *arguments: Any) -> Callable[..., Any]:
     return result(*arguments)  # type: ignore[no-any-return]
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def dot(typing_context: Any, numbers: Any, uses: Any) -> Any:
     """sum over the lanes of numbers[v] * uses[v]."""
 
@@ -79,7 +80,7 @@ def dot(typing_context: Any, numbers: Any, uses: Any) -> Any:
     return _signature(types.float64, types.int64, types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def dot_of_roots(typing_context: Any, base: Any, factor: Any, numbers: Any, uses: Any) -> Any:
     """sum over the lanes of sqrt(base + factor * numbers[v]) * uses[v]."""
 
@@ -92,7 +93,7 @@ def dot_of_roots(typing_context: Any, base: Any, factor: Any, numbers: Any, uses
     return _signature(types.float64, types.float64, types.float64, types.int64, types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def add_scaled(typing_context: Any, sums: Any, factor: Any, uses: Any) -> Any:
     """sums[v] += factor * uses[v] in every lane."""
 
