@@ -82,8 +82,8 @@ class _Demo:
     def _load_records(self) -> None:
         users, items = self.folder / "users.csv", self.folder / "items.csv"
         self.shop.write_records(users, items)
-        self.commands.run("store", "load", "users", users.name, "--id-column", "cookie")
-        self.commands.run("store", "load", "items", items.name, "--id-column", "id")
+        self.commands.run("store", "load", "users", users.name)
+        self.commands.run("store", "load", "items", items.name)
 
     def _visit(self, client: Client, user: User, day: int) -> Visit:
         """Ask the server, which knows the visitor only by cookie, for every variant's ranking."""
