@@ -72,22 +72,34 @@ class DelimitedFile:
         """The whole rows of what is unread; None if there are none yet."""
         feeds, quotes, lone_returns = survey(self._feed.unread, self._quote_byte)
         batch = None
-        if quotes == 0 and lone_returns == 0:
-            batch = self._plain_batch(feeds, wanted, places)
+        if lone_returns == 0:
+            batch = self._plain_batch(feeds, quotes > 0, wanted, places)
         return batch or self._careful_batch(feeds + lone_returns, wanted, places)
 
-    def _plain_batch(self, feeds: int, wanted: Sequence[str], places: list[int]) -> RowBatch | None:
-        """The rows, if every line is a row of the right arity; otherwise None."""
+    def _plain_batch(
+        self, feeds: int, quotes: bool, wanted: Sequence[str], places: list[int]
+    ) -> RowBatch | None:
+        """The rows, if every line is a row of the right arity; otherwise None.
+
+        As many rows as lines means that every line but the last ends a row; with quotes, the last one may
+        be cut off inside a cell.
+        """
         feed = self._feed
         data = feed.unread if feed.final else up_to_last_line_end(feed.unread)
         count = feeds + (feed.final and data.size > 0 and data[-1] != ord("\n"))
         table = self._parse(data, places) if count else None
-        if table is None or table.num_rows != count:
+        if table is None or table.num_rows != count or (quotes and not self._ends_with_row(data)):
             return None
         lines = np.arange(feed.line, feed.line + count, dtype=np.int64)
         batch = RowBatch(_columns(table, wanted), lines, feed.name, (), count)
         feed.drop(data.size, feeds)
         return batch
+
+    def _ends_with_row(self, data: Bytes) -> bool:
+        """True if the last line of `data`, taken for a row, ends outside quotes."""
+        last = data[up_to_last_line_end(data[:-1]).size :]
+        rows = self._find_rows(last, 1)
+        return len(rows.start) == 1 and rows.size == last.size
 
     def _careful_batch(self, ends: int, wanted: Sequence[str], places: list[int]) -> RowBatch | None:
         """The rows where lines are bad, blank or not each a row; None if no row is whole yet."""

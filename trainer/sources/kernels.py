@@ -52,41 +52,41 @@ def _ends_line(data: Bytes, at: int) -> bool:
 
 
 @inline
-def _row(data: Bytes, start: int, delimiter: int, quote: int) -> tuple[int, int, int, bool]:
-    """Read the row at `start`: offset behind its line end (-1 if none), line ends, cells, quote left open.
+def _behind_quoted(data: Bytes, at: int, quote: int) -> tuple[int, int]:
+    """From behind an opening quote: offset behind the closing one (-1 if none), and line ends passed over."""
+    lines = 0
+    while at < len(data):
+        byte = data[at]
+        if byte == quote:
+            at += 1
+            if at == len(data) or data[at] != quote:
+                return at, lines
+        elif byte <= _CR and _ends_line(data, at):
+            lines += 1
+        at += 1
+    return -1, lines
 
-    Invariant: `cell` is true exactly at the first byte of a cell, `quoted` exactly inside a quoted cell.
-    """
+
+@inline
+def _row(data: Bytes, at: int, delimiter: int, quote: int) -> tuple[int, int, int, bool]:
+    """Read the row at `at`: offset behind its line end (-1 if none), line ends, cells, quote left open."""
     size = len(data)
     lines, cells = 0, 1
-    cell, quoted = True, False
-    at = start
-    while at < size:
-        byte = data[at]
-        if quoted:
-            if byte == quote:
-                if at + 1 < size and data[at + 1] == quote:
-                    at += 1
-                else:
-                    quoted = False
-            elif _ends_line(data, at):
-                lines += 1
-        elif byte == delimiter:
-            cells += 1
-            cell = True
+    while True:
+        if at < size and data[at] == quote:
+            at, inside = _behind_quoted(data, at + 1, quote)
+            lines += inside
+            if at < 0:
+                return -1, lines, cells, True
+        while at < size and data[at] != delimiter and data[at] != _LF and data[at] != _CR:
             at += 1
-            continue
-        elif byte == _LF:
-            return at + 1, lines + 1, cells, False
-        elif byte == _CR:
-            if at + 1 == size:
-                return -1, lines, cells, False
-            return at + (2 if data[at + 1] == _LF else 1), lines + 1, cells, False
-        elif cell and byte == quote:
-            quoted = True
-        cell = False
+        if at == size or (data[at] == _CR and at + 1 == size):
+            return -1, lines, cells, False
+        if data[at] != delimiter:
+            pair = data[at] == _CR and data[at + 1] == _LF
+            return at + (2 if pair else 1), lines + 1, cells, False
+        cells += 1
         at += 1
-    return -1, lines, cells, quoted
 
 
 @inline

@@ -16,7 +16,7 @@ from trainer.sources.streams import ByteStream
 
 _FEWEST_ROWS = 1024
 _MOST_ROWS = 65_536
-_READ_AHEAD_BYTES = 1024 * 1024
+_READ_AHEAD_BYTES = 256 * 1024
 
 
 class ParquetInput:
@@ -43,7 +43,10 @@ class ParquetInput:
 
     def _tables(self, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         try:
-            yield from self._file.iter_batches(self._batch_rows, columns=list(wanted), use_threads=False)
+            for group in range(self._file.num_row_groups):
+                yield from self._file.iter_batches(
+                    self._batch_rows, row_groups=[group], columns=list(wanted), use_threads=False
+                )
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"{self._stream.name}: damaged: {error}") from error
 
@@ -60,7 +63,8 @@ class ParquetInput:
 def _open(stream: ByteStream, ahead: bytes) -> pq.ParquetFile:
     source = stream.name if stream.is_plain_file else pa.BufferReader(ahead + stream.read_all())
     try:
-        return pq.ParquetFile(source, buffer_size=_READ_AHEAD_BYTES)
+        # Pre-buffering would keep a piece of every row group that was read.
+        return pq.ParquetFile(source, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False)
     except (OSError, pa.ArrowException) as error:
         raise InputError(f"{stream.name}: not a whole Parquet file: {error}") from error
 

@@ -151,7 +151,7 @@ class _Gzip:
             if not self._waiting and not self._more():
                 return 0
             data = self._member.decompress(self._waiting, len(buffer))
-            self._waiting = self._member.unconsumed_tail
+            self._waiting = b"" if self._member.eof else self._member.unconsumed_tail
             if data:
                 buffer[: len(data)] = data
                 return len(data)
