@@ -62,18 +62,18 @@ def decode(data: bytes | bytearray | memoryview) -> Artefact:
     """Read and verify a file's bytes. Raises ArtefactError."""
     try:
         schema, batches = _read(data)
-    except (pa.ArrowException, OSError, MemoryError, OverflowError) as error:
+    except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
         raise ArtefactError(f"the model file is damaged: {error}") from error
     metadata = schema.metadata
     artefact = _assembled(metadata, batches)
     if str(artefact.rows).encode() != metadata[ROWS]:
         raise ArtefactError(
-            f"the model file should have {metadata[ROWS].decode()} rows and has {artefact.rows}"
+            f"the model file should have {_text(metadata[ROWS])} rows and has {artefact.rows}"
         )
     found = _digest(metadata, artefact)
     if found.encode() != metadata[SHA256]:
         raise ArtefactError(
-            f"the model file is damaged: its content digest is {found}, not {metadata[SHA256].decode()}"
+            f"the model file is damaged: its content digest is {found}, not {_text(metadata[SHA256])}"
         )
     check(artefact)
     return artefact
@@ -192,6 +192,10 @@ def _check_schema(schema: pa.Schema) -> None:
         )
 
 
+def _text(metadata: bytes) -> str:
+    return metadata.decode("utf-8", "backslashreplace")
+
+
 def _columns(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
@@ -204,8 +208,9 @@ def _assembled(metadata: Mapping[bytes, bytes], batches: list[pa.RecordBatch]) -
     try:
         spec = spec_from_json(metadata[SPEC].decode())
         metrics = metrics_from_json(metadata[METRICS].decode())
-    except (SpecError, ValueError) as error:
-        raise ArtefactError(f"the model file's spec or metrics cannot be read: {error}") from error
+        source = _source(metadata, batches)
+    except (SpecError, ValueError, TypeError) as error:
+        raise ArtefactError(f"the model file's metadata cannot be read: {error}") from error
     if spec.sha256.encode() != metadata[SPEC_SHA256]:
         raise ArtefactError("the model file is damaged: its spec does not have the hash it states")
     return Artefact(
@@ -216,7 +221,7 @@ def _assembled(metadata: Mapping[bytes, bytes], batches: list[pa.RecordBatch]) -
         rate=_column(batches, "rate", np.float32),
         spec=spec,
         metrics=metrics,
-        source=_source(metadata, batches),
+        source=source,
     )
 
 
