@@ -193,7 +193,7 @@ class ModelSpec(_Section):
         Raises SpecError naming a missing column and listing those there are.
         """
         fields = dict(self.fields) or {name: FieldSpec() for name in self._free_columns(columns)}
-        for name, column in self._wanted(fields):
+        for name, column in (*self._named(), *self._wanted(fields)):
             if column not in columns:
                 raise SpecError(f"{name}: no column {column!r} in the log; it has: {', '.join(columns)}")
         if not fields:
@@ -211,6 +211,11 @@ class ModelSpec(_Section):
     def _free_columns(self, columns: Sequence[str]) -> Iterator[str]:
         taken = {*self.input.named_columns, *self.input.ignore, ""}
         return (name for name in columns if name not in taken)
+
+    def _named(self) -> Iterator[tuple[str, str]]:
+        for name in ("timestamp", "request", "cookie", "item"):
+            if (column := getattr(self.input, name)) is not None:
+                yield f"input.{name}", column
 
     def _wanted(self, fields: Mapping[str, FieldSpec]) -> Iterator[tuple[str, str]]:
         yield "input.label", self.input.label

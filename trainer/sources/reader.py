@@ -16,7 +16,7 @@ from trainer.sources.json_lines import JsonLinesFile
 from trainer.sources.parquet import ParquetInput
 from trainer.sources.streams import ByteStream
 
-BATCH_BYTES = 4 * 1024 * 1024
+BATCH_BYTES = 1024 * 1024
 
 
 class Source(Protocol):

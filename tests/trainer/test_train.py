@@ -1,0 +1,184 @@
+"""Whole training runs: what they report, what they refuse, and what never changes their result."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ftrie.cli import run
+from model_store.artefact import Artefact
+from model_store.errors import InputError, SpecError
+from model_store.spec import load_spec, parse_spec
+from tests.trainer.logs import SPEC, shop_rows
+from trainer.rejects import RejectLog
+from trainer.train import train
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def write_csv(path: Path, rows, extra: bytes = b"") -> Path:
+    names = list(rows[0])
+    lines = [",".join(names).encode(), *(b",".join(row[name] for name in names) for row in rows)]
+    path.write_bytes(b"\n".join(lines) + b"\n" + extra)
+    return path
+
+
+@pytest.fixture
+def spec_file(tmp_path):
+    path = tmp_path / "shop.toml"
+    path.write_text(SPEC)
+    return path
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_the_command_saves_reports_and_lists_bad_rows(tmp_path, spec_file, capsys):
+    rows = shop_rows(300, 1)
+    rows[7] |= {"click": b"yes"}
+    log = write_csv(tmp_path / "log.csv", rows, extra=b"1,2\n")
+    outputs = {name: tmp_path / name for name in ("model.arrow", "report.json", "rejects.jsonl")}
+    code = run(
+        [
+            *["train", str(spec_file), str(log), "--save", str(outputs["model.arrow"])],
+            *["--report", str(outputs["report.json"]), "--rejects", str(outputs["rejects.jsonl"])],
+        ]
+    )
+    assert code == 0
+    report = json.loads(outputs["report.json"].read_text())
+    assert set(report) == {
+        "rows", "rejected", "seconds", "rows_per_second", "keys", "nonzero", "version", "variants"
+    }  # fmt: skip
+    assert (report["rows"], report["rejected"], report["version"]) == (299, 2, None)
+    assert list(report["variants"]) == ["base", "plain", "lean"]
+    assert set(report["variants"]["base"]) == {"logloss", "auc", "calibration", "normalized_entropy"}
+    rejects = [json.loads(line) for line in outputs["rejects.jsonl"].read_text().splitlines()]
+    assert [(reject["file"], reject["line"]) for reject in rejects] == [(str(log), 9), (str(log), 302)]
+    assert rejects[0]["reason"] == "click: got 'yes', expected 1, 0, true or false"
+    assert Artefact.read(outputs["model.arrow"]).rows == report["nonzero"]
+    assert "299 rows" in capsys.readouterr().out
+
+
+def test_the_artefact_does_not_depend_on_threads_nor_on_the_run(tmp_path, avazu_log):
+    hashes = set()
+    for number, threads in enumerate(("1", "1", "2", "5")):
+        saved = tmp_path / f"{number}.arrow"
+        assert (
+            run(
+                [
+                    "train",
+                    str(EXAMPLES / "avazu.toml"),
+                    str(avazu_log),
+                    "--threads",
+                    threads,
+                    "--save",
+                    str(saved),
+                ]
+            )
+            == 0
+        )
+        hashes.add(sha256(saved))
+    assert len(hashes) == 1
+
+
+def test_a_pipe_gives_the_same_model_as_the_file(tmp_path, avazu_log):
+    spec = load_spec(EXAMPLES / "avazu.toml")
+    whole = train(spec, [str(avazu_log)], rejects=RejectLog())
+    saved = tmp_path / "piped.arrow"
+    command = [
+        sys.executable,
+        "-m",
+        "ftrie",
+        "train",
+        str(EXAMPLES / "avazu.toml"),
+        "-",
+        "--save",
+        str(saved),
+    ]
+    subprocess.run(command, input=gzip.decompress(avazu_log.read_bytes()), check=True, capture_output=True)
+    assert sha256(saved) == whole.model.artefact().sha256
+
+
+def test_strict_stops_at_the_first_bad_row(tmp_path, spec_file, capsys):
+    rows = shop_rows(20, 2)
+    rows[3] |= {"click": b""}
+    log = write_csv(tmp_path / "log.csv", rows)
+    assert (
+        run(["train", str(spec_file), str(log), "--strict", "--save", str(tmp_path / "m.arrow")])
+        == InputError.exit_code
+    )
+    assert f"{log}:5: click: got '', expected 1, 0, true or false" in capsys.readouterr().err
+
+
+def test_a_missing_column_lists_those_there_are(tmp_path, spec_file, capsys):
+    log = tmp_path / "log.csv"
+    log.write_text("click,importance,age\n1,1,20\n")
+    assert run(["train", str(spec_file), str(log)]) == SpecError.exit_code
+    assert (
+        "fields.tags: no column 'tags' in the log; it has: click, importance, age" in capsys.readouterr().err
+    )
+
+
+def test_a_log_that_breaks_off_keeps_what_was_learned_and_publishes_nothing(
+    tmp_path, spec_file, store_url, store
+):
+    whole = gzip.compress(write_csv(tmp_path / "log.csv", shop_rows(60_000, 3)).read_bytes())
+    broken = tmp_path / "broken.csv.gz"
+    broken.write_bytes(whole[: len(whole) * 3 // 4])
+    saved, report = tmp_path / "m.arrow", tmp_path / "r.json"
+    code = run(
+        [
+            *["train", str(spec_file), str(broken), "--store", store_url, "--activate"],
+            *["--save", str(saved), "--report", str(report)],
+        ]
+    )
+    assert code == InputError.exit_code
+    assert json.loads(report.read_text())["rows"] > 10_000
+    assert Artefact.read(saved).rows > 0
+    assert store.model("shop").versions() == []
+
+
+def test_activate_publishes_and_activates(tmp_path, spec_file, store_url, store):
+    log = write_csv(tmp_path / "log.csv", shop_rows(200, 4))
+    report = tmp_path / "r.json"
+    code = run(
+        ["train", str(spec_file), str(log), "--store", store_url, "--activate", "--report", str(report)]
+    )
+    assert code == 0
+    assert json.loads(report.read_text())["version"] == store.model("shop").active() == 1
+    assert run(["train", str(spec_file), str(log), "--store", store_url, "--publish"]) == 0
+    assert store.model("shop").active() == 1
+    assert [info.version for info in store.model("shop").versions()] == [1, 2]
+
+
+def test_a_learner_that_is_not_built_is_refused_before_reading(tmp_path):
+    spec = parse_spec('[model]\nname = "m"\n[input]\nlabel = "y"\n[learner]\nprecision = "q2.13"\n')
+    with pytest.raises(SpecError, match=r"learner\.precision"):
+        train(spec, [str(tmp_path / "never-opened.csv")], rejects=RejectLog())
+
+
+PEAK = """
+import resource, sys
+from ftrie.cli import run
+assert run(["train", sys.argv[1], sys.argv[2], "--save", sys.argv[2] + ".arrow"]) == 0
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_memory_does_not_grow_with_the_log(tmp_path, spec_file):
+    rows = shop_rows(40_000, 5)
+    peaks = []
+    for times in (1, 10):
+        log = write_csv(tmp_path / f"{times}.csv", rows * times)
+        finished = subprocess.run(
+            [sys.executable, "-c", PEAK, str(spec_file), str(log)], check=True, capture_output=True, text=True
+        )
+        peaks.append(int(finished.stdout.splitlines()[-1]))
+    assert peaks[1] <= 1.10 * peaks[0], peaks
