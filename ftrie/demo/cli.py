@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     as_json: JsonOption = False,
-    rows: Annotated[int, typer.Option(min=1_000, help="Impressions on each of the two days.")] = 200_000,
+    rows: Annotated[int, typer.Option(min=1_000, help="Impressions on each of the two days.")] = 500_000,
     seed: Annotated[int, typer.Option(help="Another seed is another shop.")] = 1,
     keep: Annotated[
         Path | None,

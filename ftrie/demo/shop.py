@@ -26,6 +26,7 @@ DEVICES = ("desktop", "mobile")
 BRANDS = ("acorn", "birch", "cedar", "dune")
 CATEGORIES = ("books", "coffee", "games", "shoes")
 USERS = 400
+TYPICAL_PRICE = 20.0
 ITEMS_PER_CATEGORY = 3
 
 BASE = -2.6
@@ -43,7 +44,7 @@ TASTE = np.array(  # rows are AGES, columns CATEGORIES
 )
 TASTE_OF_DAY = {1: TASTE, 2: TASTE[:, [2, 3, 0, 1]]}
 
-Indices = NDArray[np.intp]
+Indices = NDArray[np.int64]
 Rates = NDArray[np.float64]
 
 
@@ -89,39 +90,35 @@ class Shop:
             for category in CATEGORIES
             for number in range(1, ITEMS_PER_CATEGORY + 1)
         )
+        self._age = _codes(AGES, [user.age for user in self.users])
+        self._category = _codes(CATEGORIES, [item.category for item in self.items])
+        self._user_score = BY_GENDER[_codes(GENDERS, [user.gender for user in self.users])]
+        self._item_score = BY_BRAND[_codes(BRANDS, [item.brand for item in self.items])]
+        self._item_score += BY_LOG_PRICE * np.log([item.price / TYPICAL_PRICE for item in self.items])
 
-    def true_ctr(self, day: int, user: Sequence[User], item: Sequence[Item], device: Sequence[str]) -> Rates:
-        """The probability of a click for each (user, item, device), aligned; f64[n]."""
-        taste = TASTE_OF_DAY[day]
-        score = (
-            BASE
-            + taste[_codes(AGES, [u.age for u in user]), _codes(CATEGORIES, [i.category for i in item])]
-            + BY_GENDER[_codes(GENDERS, [u.gender for u in user])]
-            + BY_BRAND[_codes(BRANDS, [i.brand for i in item])]
-            + BY_LOG_PRICE * np.log([i.price / 20.0 for i in item])
-            + BY_DEVICE[_codes(DEVICES, device)]
-        )
+    def true_ctr(self, day: int, user: Indices, item: Indices, device: Indices) -> Rates:
+        """The probability of a click for each row of indices into `users`, `items` and DEVICES; f64[n]."""
+        taste = TASTE_OF_DAY[day][self._age[user], self._category[item]]
+        score = BASE + taste + self._user_score[user] + self._item_score[item] + BY_DEVICE[device]
         rates: Rates = 1.0 / (1.0 + np.exp(-score))
         return rates
 
     def clicks(self, day: int, rows: int) -> Day:
         """Show `rows` random items to random visitors, and let each click with its true probability."""
         draw = self._random.integers
-        user = [self.users[k] for k in draw(len(self.users), size=rows)]
-        item = [self.items[k] for k in draw(len(self.items), size=rows)]
-        device = [DEVICES[k] for k in draw(len(DEVICES), size=rows)]
+        user, item, device = draw(USERS, size=rows), draw(len(self.items), size=rows), draw(2, size=rows)
         rates = self.true_ctr(day, user, item, device)
         clicked = self._random.random(rows) < rates
         shown = {
-            "cookie": [u.cookie for u in user],
-            "item": [i.id for i in item],
-            "age": [u.age for u in user],
-            "gender": [u.gender for u in user],
-            "device": device,
-            "brand": [i.brand for i in item],
-            "category": [i.category for i in item],
-            "price": [i.price for i in item],
-            "click": clicked.astype(np.int8),
+            "cookie": _chosen([u.cookie for u in self.users], user),
+            "item": _chosen([i.id for i in self.items], item),
+            "age": _chosen([u.age for u in self.users], user),
+            "gender": _chosen([u.gender for u in self.users], user),
+            "device": _chosen(DEVICES, device),
+            "brand": _chosen([i.brand for i in self.items], item),
+            "category": _chosen([i.category for i in self.items], item),
+            "price": _chosen([i.price for i in self.items], item),
+            "click": pa.array(clicked.astype(np.int8)),
         }
         return Day(pa.table(shown), rates, clicked)
 
@@ -146,7 +143,11 @@ def write_log(day: Day, path: Path) -> None:
 
 def _codes(names: tuple[str, ...], values: Sequence[str]) -> Indices:
     code = {name: number for number, name in enumerate(names)}
-    return np.fromiter((code[value] for value in values), dtype=np.intp, count=len(values))
+    return np.fromiter((code[value] for value in values), dtype=np.int64, count=len(values))
+
+
+def _chosen(values: Sequence[object], indices: Indices) -> pa.Array:
+    return pa.array(values).take(pa.array(indices))
 
 
 def _columns(names: Sequence[str], rows: Sequence[tuple[object, ...]]) -> dict[str, list[object]]:

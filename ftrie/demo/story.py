@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+import numpy as np
+
 from ftrie.client import Client, Ranking
 from ftrie.demo import shop, telling
 from ftrie.demo.commands import Commands
@@ -88,16 +90,20 @@ class _Demo:
     def _visit(self, client: Client, user: User, day: int) -> Visit:
         """Ask the server, which knows the visitor only by cookie, for every variant's ranking."""
         ranked = {variant: self._rank(client, user, variant) for variant in VARIANTS}
-        base = ranked["base"]
         ctr = {variant: {item.id: item.ctr for item in ranking.items} for variant, ranking in ranked.items()}
-        item_of = {item.id: item for item in self.shop.items}
-        shown = [item_of[item.id] for item in base.items]
-        truth = self.shop.true_ctr(day, [user] * len(shown), shown, [DEVICE] * len(shown))
+        truth = self._truth(user, day)
         items = tuple(
-            ShownItem(item.id, float(true), {variant: ctr[variant][item.id] for variant in VARIANTS})
-            for item, true in zip(shown, truth, strict=True)
+            ShownItem(item.id, truth[item.id], {variant: ctr[variant][item.id] for variant in VARIANTS})
+            for item in ranked["base"].items
         )
-        return Visit(user.cookie, base.version, items)
+        return Visit(user.cookie, ranked["base"].version, items)
+
+    def _truth(self, user: User, day: int) -> dict[str, float]:
+        """Item id to true CTR, for one visitor with DEVICE."""
+        items = np.arange(len(self.shop.items))
+        who = np.full_like(items, self.shop.users.index(user))
+        rates = self.shop.true_ctr(day, who, items, np.full_like(items, shop.DEVICES.index(DEVICE)))
+        return {item.id: float(rate) for item, rate in zip(self.shop.items, rates, strict=True)}
 
     def _rank(self, client: Client, user: User, variant: str) -> Ranking:
         return client.rank(
