@@ -164,21 +164,22 @@ def test_a_learner_that_is_not_built_is_refused_before_reading(tmp_path):
         train(spec, [str(tmp_path / "never-opened.csv")], rejects=RejectLog())
 
 
+# VmHWM and not getrusage, whose ru_maxrss a child takes over from the process that started it.
 PEAK = """
-import resource, sys
+import sys
 from ftrie.cli import run
 assert run(["train", sys.argv[1], sys.argv[2], "--save", sys.argv[2] + ".arrow"]) == 0
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 
 
 def test_memory_does_not_grow_with_the_log(tmp_path, spec_file):
     rows = shop_rows(40_000, 5)
     peaks = []
-    for times in (1, 10):
+    for times in (1, 1, 10):  # the first run may compile kernels, which takes memory too
         log = write_csv(tmp_path / f"{times}.csv", rows * times)
         finished = subprocess.run(
             [sys.executable, "-c", PEAK, str(spec_file), str(log)], check=True, capture_output=True, text=True
         )
         peaks.append(int(finished.stdout.splitlines()[-1]))
-    assert peaks[1] <= 1.10 * peaks[0], peaks
+    assert peaks[2] <= 1.10 * peaks[1], peaks
