@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -45,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; nothing a user can cause ends in a traceback."""
     ask_json("--json" in arguments)
     try:
-        code = _command()(list(arguments) or ["--help"], prog_name="ftrie", standalone_mode=False)
+        code = build()(list(arguments) or ["--help"], prog_name="ftrie", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except FtrieError as error:
@@ -63,7 +62,7 @@ def run(arguments: Sequence[str]) -> int:
         return _failed(type(error).__name__, f"{where}{error.strerror or error}", 1)
 
 
-def build() -> typer.Typer:
+def build() -> typer.core.TyperGroup:
     """The whole command line, every part's commands mounted."""
     app = typer.Typer(
         name="ftrie",
@@ -72,19 +71,28 @@ def build() -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
-        context_settings={"auto_envvar_prefix": "FTRIE", "help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_face)
     for module in COMMAND_MODULES:
-        if find_spec(module):  # while parts land
-            import_module(module).register(app)
-    return app
-
-
-def _command() -> typer.core.TyperGroup:
-    command = typer.main.get_command(build())
+        import_module(module).register(app)
+    command = typer.main.get_command(app)
     assert isinstance(command, typer.core.TyperGroup)
+    _read_flags_from_the_environment(command, ())
     return command
+
+
+def _read_flags_from_the_environment(command: object, words: tuple[str, ...]) -> None:
+    """Give --top-k of `ftrie rank` the variable FTRIE_RANK_TOP_K, before any that the flag itself names."""
+    if isinstance(command, typer.core.TyperGroup):
+        for name, below in command.commands.items():
+            _read_flags_from_the_environment(below, (*words, name))
+    elif isinstance(command, typer.core.TyperCommand):
+        for option in command.params:
+            if isinstance(option, typer.core.TyperOption):
+                flag = max(option.opts, key=len).removeprefix("--")
+                variable = "_".join(("ftrie", *words, flag)).upper().replace("-", "_")
+                option.envvar = [variable, option.envvar] if isinstance(option.envvar, str) else variable
 
 
 def _show_version(wanted: bool) -> None:
@@ -100,7 +108,6 @@ def _face(
             "--version",
             callback=_show_version,
             is_eager=True,
-            allow_from_autoenv=False,
             help="Print the version.",
         ),
     ] = False,

@@ -26,7 +26,7 @@ def commands() -> Iterator[tuple[str, typer.core.TyperCommand]]:
         elif isinstance(command, typer.core.TyperCommand):
             yield words, command
 
-    return walk("", typer.main.get_command(build()))
+    return walk("", build())
 
 
 @pytest.mark.parametrize(("words", "command"), [pytest.param(*each, id=each[0]) for each in commands()])
@@ -81,6 +81,16 @@ def test_a_flag_can_be_given_in_the_environment(
     monkeypatch.setenv("FTRIE_RANK_TOP_K", "0")
     assert run(["rank", "ads", "--candidates", "a"]) == 2
     assert "--top-k" in capsys.readouterr().err
+
+
+def test_the_environment_uses_the_name_of_the_flag_for_one_command_or_the_short_one_for_all(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["train", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "env var: FTRIE_TRAIN_FORMAT" in text
+    assert "env var: FTRIE_TRAIN_STORE, FTRIE_STORE" in text
+    assert "env var: FTRIE_TRAIN_JSON, FTRIE_JSON" in text
 
 
 def test_json_can_be_asked_for_in_the_environment(

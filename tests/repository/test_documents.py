@@ -35,7 +35,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
             options = (option for parameter in command.params for option in parameter.opts)
             yield words, [option for option in options if option.startswith("--") and option != "--help"]
 
-    return walk("ftrie", typer.main.get_command(build()))
+    return walk("ftrie", build())
 
 
 def sections(page: str) -> dict[str, str]:
