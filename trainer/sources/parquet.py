@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from model_store.errors import InputError, SpecError
+from model_store.errors import InputError
 from trainer.sources.batch import RowBatch
-from trainer.sources.plain import NotPlain, plain
+from trainer.sources.plain import is_usable, plain
 from trainer.sources.streams import ByteStream
 
 _FEWEST_ROWS = 1024
@@ -20,7 +20,10 @@ _READ_AHEAD_BYTES = 256 * 1024
 
 
 class ParquetInput:
-    """One Parquet file; `ahead` is what was read of its stream. A field `b` of a struct `a` is `a.b`."""
+    """One Parquet file; `ahead` is what was read of its stream.
+
+    `columns` are those whose values can become features. A field `b` of a struct `a` is the column `a.b`.
+    """
 
     def __init__(self, stream: ByteStream, batch_bytes: int, ahead: bytes = b"") -> None:
         self._stream = stream
@@ -31,11 +34,11 @@ class ParquetInput:
         self.columns = tuple(_paths(self._file.schema_arrow))
 
     def batches(self, wanted: Sequence[str]) -> Iterator[RowBatch]:
-        """All rows. SpecError for a column of values that cannot become features, InputError for damage."""
+        """All rows; InputError where the file is damaged, after the row groups before."""
         row = 0
         for table in self._tables(wanted):
             lines = np.arange(row + 1, row + table.num_rows + 1, dtype=np.int64)
-            columns = {name: self._column(table, name) for name in wanted}
+            columns = {name: plain(_find(table, name)) for name in wanted}
             row += table.num_rows
             if self._stream.is_plain_file:
                 self._stream.report(self._stream.size * row // self._rows)
@@ -49,15 +52,6 @@ class ParquetInput:
                 )
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"{self._stream.name}: damaged: {error}") from error
-
-    def _column(self, table: pa.RecordBatch, name: str) -> pa.Array:
-        try:
-            return plain(_find(table, name))
-        except (NotPlain, pa.ArrowException) as error:
-            raise SpecError(
-                f"{self._stream.name}: column {name!r} cannot be used: it holds {error}; "
-                "expected text, numbers, booleans, times, or lists of these"
-            ) from error
 
 
 def _open(stream: ByteStream, ahead: bytes) -> pq.ParquetFile:
@@ -73,7 +67,7 @@ def _paths(fields: Sequence[pa.Field], prefix: str = "") -> Iterator[str]:
     for field in fields:
         if pa.types.is_struct(field.type):
             yield from _paths(field.type, f"{prefix}{field.name}.")
-        else:
+        elif is_usable(field.type):
             yield prefix + field.name
 
 

@@ -31,6 +31,15 @@ def plain(array: pa.Array) -> pa.Array:
     return pc.cast(pc.cast(array, pa.string()), target) if types.is_floating(kind) else pc.cast(array, target)
 
 
+def is_usable(kind: pa.DataType) -> bool:
+    """True if `plain` takes arrays of this type."""
+    try:
+        plain(pa.array([], kind))
+    except NotPlain:
+        return False
+    return True
+
+
 def is_exact(array: pa.Array) -> bool:
     """False if `array` holds doubles that are not finite, or so large that they may stand for others."""
     if types.is_list(array.type):
