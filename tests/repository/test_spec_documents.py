@@ -1,0 +1,100 @@
+"""docs/spec.md, docs/keys.md and docs/table.md against the code: every key, every default, every offset."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model_store import kernels, spec
+from model_store.features import FeaturePlan, log_bucket
+from trainer.table import SLOT
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def tables(page: str, heading: str) -> list[list[str]]:
+    """The cells of every table row under a heading (empty: the whole page)."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    if heading:
+        text = re.split(r"^## ", text.split(f"\n## {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip().strip("`") for cell in row] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("heading", "section"),
+    [
+        ("[model]", spec.ModelSection),
+        ("[input]", spec.InputSection),
+        ("[fields]", spec.FieldSpec),
+        ("[[crosses]]", spec.Cross),
+        ("[variants]", spec.Variant),
+        ("[learner]", spec.LearnerSection),
+    ],
+)
+def test_every_key_of_the_spec_is_documented_and_no_other(heading, section):
+    rows = tables("spec.md", heading)
+    start = next(i for i, row in enumerate(rows) if row[0] == "key")
+    stop = next(
+        (i for i, row in enumerate(rows) if i > start and row[0] == "kind" and row[1] == "value"), len(rows)
+    )
+    assert [row[0] for row in rows[start + 1 : stop]] == list(section.model_fields)
+
+
+def test_documented_learner_defaults_are_the_defaults():
+    defaults = {row[0]: row[1].strip('"') for row in tables("spec.md", "[learner]")[1:]}
+    for name in ("algorithm", "alpha", "beta", "l1", "l2", "values", "rate", "precision"):
+        assert defaults[name] == str(spec.LearnerSection.model_fields[name].default)
+
+
+def test_documented_buckets_are_the_buckets():
+    assert [log_bucket(x) for x in (0.2, 1, 100, 1000)] == [0, 4, 26, 39]
+
+
+def test_documented_keys_are_the_keys():
+    examples = [row for row in tables("keys.md", "") if len(row) == 2 and ", `" in row[0]]
+    assert len(examples) == 3
+    for given, key in examples:
+        name, value = (part.strip("`") for part in given.split(", "))
+        text = f'[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\n"{name}" = {{}}\n'
+        plan = FeaturePlan.of(spec.parse_spec(text))
+        assert plan.keys({name: value})[1][0] == key.encode()
+
+
+def test_the_documented_hash_is_the_hash():
+    constants = {
+        row[0]: int(row[1], 16) for row in tables("keys.md", "") if len(row) == 2 and row[1].startswith("0x")
+    }
+    keys = [b"bias", b"brand=nike", b"age*brand=25*a-long-brand-name", b"", b"P_N_T*1=20631=", b"x" * 200]
+    data = np.frombuffer(b"".join(keys), np.uint8).copy()
+    offsets = np.cumsum([0, *(len(key) for key in keys)])
+    hashes = np.empty(len(keys), np.uint64)
+    kernels.hash_keys(data, offsets, hashes)
+    assert hashes.tolist() == [documented_hash(key, constants) for key in keys]
+
+
+def documented_hash(key: bytes, constants: dict[str, int]) -> int:
+    word_mask = 2**64 - 1
+    state = constants["SEED"]
+    for part, separator in re.findall(rb"([^*=]*)([*=]|$)", key)[: len(re.split(rb"[*=]", key))]:
+        digest = constants["SEED"] ^ (len(part) * constants["LENGTH"] & word_mask)
+        for at in range(0, len(part), 8):
+            digest = (digest ^ int.from_bytes(part[at : at + 8], "little")) * constants["WORD"] & word_mask
+            digest ^= digest >> 32
+        digest = digest * constants["PART"] & word_mask
+        digest = (digest ^ digest >> 29) or 1
+        mark = separator[0] if separator else 0
+        state = (state ^ digest ^ (mark * constants["SEPARATOR"] & word_mask)) * constants["WORD"] & word_mask
+        state ^= state >> 32
+        state = state * constants["PART"] & word_mask
+        state = (state ^ state >> 29) or 1
+    return state
+
+
+def test_the_documented_slot_is_the_slot():
+    rows = [row for row in tables("table.md", "") if len(row) == 4 and row[0].isdigit()]
+    documented = {row[2]: (int(row[0]), int(row[1])) for row in rows}
+    assert documented == {name: (field[1], field[0].itemsize) for name, field in SLOT.fields.items()}
