@@ -1,0 +1,56 @@
+"""docs/redis_keys.md against what is in Redis after everything that writes has been done."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from model_store.errors import StoreError
+from model_store.redis_keys import MAX_ID_BYTES, USER, record_key
+from model_store.store import Store
+from tests.model_store.models import ROOT, model
+
+DOCUMENT = (ROOT / "docs" / "redis_keys.md").read_text()
+ROWS = re.findall(r"^\| `(ftrie:[^`]+)` \| ([^|]+) \|", DOCUMENT, re.MULTILINE)
+
+
+def pattern_of(key: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"<\w+>", r"[^:]+", re.escape(key.replace("{model}", "{ads}"))))
+
+
+def test_every_key_in_redis_is_in_the_document_with_its_type_and_the_other_way_round(store: Store) -> None:
+    ads = store.model("ads")
+    for _ in range(2):
+        ads.publish_and_activate(model())
+    store.records.put_users([("u", {"age": "25"})])
+    store.records.put_items([("i", {"brand": "acme"})])
+    store.records.put_candidates("home", ["i"])
+    seen = set()
+    for found in store.client.scan_iter():
+        kind = store.client.type(found).decode()
+        rows = [row for row in ROWS if pattern_of(row[0]).fullmatch(found.decode())]
+        assert len(rows) == 1, found
+        assert kind in re.split(r", | or ", rows[0][1]), found
+        seen.add(rows[0])
+    assert seen == set(ROWS)
+
+
+def test_the_document_lists_the_manifest_field_by_field(store: Store) -> None:
+    ads = store.model("ads")
+    stored = store.client.hkeys(ads.keys.manifest(ads.publish(model())))
+    documented = re.findall(r"^\| `(\w+)` \|", DOCUMENT.partition("## The manifest")[2], re.MULTILINE)
+    assert {field.decode() for field in stored} == set(documented)
+
+
+def test_a_models_keys_share_its_hash_tag(store: Store) -> None:
+    store.model("ads").publish_and_activate(model())
+    assert all(b":{ads}:" in key for key in store.client.scan_iter())
+
+
+def test_an_id_may_be_any_text_up_to_its_limit() -> None:
+    assert record_key(USER, "ü{}\udcff\0") == b"ftrie:user:\xc3\xbc{}\xff\0"
+    assert len(record_key(USER, "x" * MAX_ID_BYTES)) == len(USER) + 4096
+    for bad in ("", "x" * 4097, "é" * 2049):
+        with pytest.raises(StoreError, match="expected 1 to 4096"):
+            record_key(USER, bad)
