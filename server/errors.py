@@ -32,7 +32,7 @@ class CandidateSetNotFound(ServerError):
 
 
 class NotReady(ServerError):
-    """No model is loaded yet."""
+    """No model is loaded yet, or the server is draining."""
 
 
 class DeadlinePassed(ServerError):

@@ -29,6 +29,8 @@ DEFAULT_THREADS = 8
 DEFAULT_DRAIN_S = 10.0
 MAX_REQUEST_BYTES = 16 << 20
 WATCHER_GRACE_S = 2.0
+REFUSE_S = 0.25
+SIGNAL_SLICE_S = 0.2
 
 _log = structlog.get_logger(__name__)
 
@@ -55,9 +57,10 @@ class Server:
         """`on_ready` is called once, with the address, when the first version is served."""
         self._settings = settings
         self._on_ready = on_ready
-        self._ready = False
+        self.ready = threading.Event()
         self._signals = 0
         self._stopping = threading.Event()
+        self._drained = threading.Event()
         self.current = Current()
         self.address = ""
         self._reads = StoredReads(settings.store, settings.store_budget_s)
@@ -75,7 +78,7 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         self.startup()
-        self._stopping.wait()
+        _await(self._stopping)
         self.drain()
         self.shutdown()
 
@@ -90,11 +93,18 @@ class Server:
         self._watcher.start()
 
     def drain(self) -> None:
-        """Refuse new calls, finish those that have begun, for at most `drain_s` seconds."""
+        """Refuse new calls, finish those that have begun, for at most `drain_s` seconds.
+
+        grpc cancels calls that arrive once it is told to stop, so callers are told UNAVAILABLE for a moment before.
+        """
         _log.info("draining", at_most_s=self._settings.drain_s)
         self._health.enter_graceful_shutdown()
+        self._service.draining = True
         self._watcher.stop()
-        self._grpc.stop(grace=self._settings.drain_s).wait()
+        told_s = min(REFUSE_S, self._settings.drain_s)
+        self._drained.wait(told_s)
+        _await(self._grpc.stop(grace=self._settings.drain_s - told_s))
+        self._drained.set()
 
     def shutdown(self) -> None:
         """Let go of the store. Call after `drain`."""
@@ -113,11 +123,11 @@ class Server:
         return f"{self._settings.host}:{port}"
 
     def _swapped(self, serving: Serving) -> None:
-        if self._ready:
+        if self.ready.is_set():
             return
-        self._ready = True
         self._set_health(health_pb2.HealthCheckResponse.SERVING)
         self._on_ready(serving, self.address)
+        self.ready.set()
 
     def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for service in ("", SERVICE):
@@ -128,6 +138,12 @@ class Server:
         if self._signals > 1:
             os._exit(128 + number)
         self._stopping.set()
+
+
+def _await(event: threading.Event) -> None:
+    """Wait in slices: a signal may be handed to another thread, and its handler runs when this one wakes."""
+    while not event.wait(SIGNAL_SLICE_S):
+        pass
 
 
 def _grpc_server(

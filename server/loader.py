@@ -80,6 +80,8 @@ class Loader:
         began = time.monotonic()
         catalogue = Catalogue.build(model.plan, self._store.records.scan_items())
         self.catalogue_seconds = time.monotonic() - began
+        if catalogue.problems:
+            _log.warning("stored values left out", model=self._name, first=catalogue.problems)
         return catalogue
 
     def _warmed(

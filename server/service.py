@@ -56,6 +56,7 @@ class RankingService:
         self._reads = reads
         self._users = UserFeatures(reads)
         self.late_items = LateItems(reads)
+        self.draining = False
         self.recent: deque[Question] = deque(maxlen=RECENT_REQUESTS)
         """The latest questions; the next version is warmed with them."""
 
@@ -80,8 +81,8 @@ class RankingService:
 
     def _rank(self, request: RankRequest, request_id: str, context: grpc.ServicerContext) -> RankResponse:
         serving = self._current.serving
-        if serving is None:
-            raise NotReady(f"model {self._name!r} is still loading, or no version of it is active")
+        if serving is None or self.draining:
+            raise self._not_ready()
         if request.model and request.model != self._name:
             raise ModelNotServed(f"model: this server serves {self._name!r}, not {request.model!r}")
         top_k = wire.top_k(request)
@@ -102,6 +103,11 @@ class RankingService:
         if degraded:
             response.degraded.extend(degraded)
         return response
+
+    def _not_ready(self) -> NotReady:
+        if self.draining:
+            return NotReady("this server is draining; ask another one, or this one's successor")
+        return NotReady(f"model {self._name!r} is still loading, or no version of it is active")
 
     def _members(
         self, request: RankRequest, context: grpc.ServicerContext

@@ -29,6 +29,10 @@ class Serving:
     chooser: VariantChooser = field(init=False)
     user_fields: frozenset[str] = field(init=False)
     """Fields that the user's stored record may fill."""
+    stored_fields: frozenset[str] = field(init=False)
+    """Those of them that only the record can fill: all but the cookie's own."""
+    cookie_fields: tuple[str, ...] = field(init=False)
+    """User-side fields whose log column is the cookie: a request's cookie is their value."""
     request_raw_field: str | None = field(init=False)
     item_raw_field: str | None = field(init=False)
 
@@ -38,7 +42,11 @@ class Serving:
         bind(self, "variant_names", plan.variants)
         bind(self, "variant_of", {name: bit for bit, name in enumerate(plan.variants)})
         bind(self, "chooser", VariantChooser(self.name, plan.shares))
-        bind(self, "user_fields", frozenset(f.name for f in plan.request_fields if f.side == "user"))
+        users = [f for f in plan.request_fields if f.side == "user"]
+        bind(self, "user_fields", frozenset(f.name for f in users))
+        cookie_column = self.model.spec.input.cookie
+        bind(self, "cookie_fields", tuple(f.name for f in users if f.column == cookie_column))
+        bind(self, "stored_fields", self.user_fields - set(self.cookie_fields))
         raw = [f for f in plan.fields if f.kind == "raw"]
         bind(self, "request_raw_field", next((f.name for f in raw if f.side != "item"), None))
         bind(self, "item_raw_field", next((f.name for f in raw if f.side == "item"), None))

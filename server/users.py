@@ -26,16 +26,18 @@ class UserFeatures:
         self, cookie: str, inline: Fields, serving: Serving, context: grpc.ServicerContext
     ) -> tuple[Fields, list[str]]:
         """Returns the fields to score with, and what `degraded` must say. Raises DeadlinePassed."""
-        wanted = serving.user_fields
-        if not cookie or wanted <= inline.keys():
+        if not cookie or serving.user_fields <= inline.keys():
             return inline, []
-        try:
-            record = self._reads.user(cookie, context)
-        except StoreError as error:
-            return inline, [f"{PART}: {error}"]
-        stored: Fields = {name: record[name] for name in wanted if name in record}
-        stored.update(inline)
-        return stored, []
+        fields: Fields = dict.fromkeys(serving.cookie_fields, cookie)
+        problems: list[str] = []
+        if not serving.stored_fields <= inline.keys():
+            try:
+                record = self._reads.user(cookie, context)
+                fields.update((name, record[name]) for name in serving.user_fields if name in record)
+            except StoreError as error:
+                problems = [f"{PART}: {error}"]
+        fields.update(inline)
+        return fields, problems
 
 
 def drop_misfits(fields: Fields, serving: Serving) -> tuple[Fields, list[str]]:

@@ -22,6 +22,7 @@ from server.serving import Current, Serving
 from server.stored import StoredReads
 
 CHECK_EVERY_S = 1.0
+WAIT_S = 0.2  # how long a stop may have to wait for the event stream
 FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 5.0
 BAD_VERSION_RETRY_S = 10.0
@@ -57,7 +58,7 @@ class Watcher(threading.Thread):
         self._said_waiting = False
 
     def stop(self) -> None:
-        """Ask the thread to end; it does within a second."""
+        """Ask the thread to end; it does when the present step has ended."""
         self._stopped.set()
 
     def run(self) -> None:
@@ -83,10 +84,12 @@ class Watcher(threading.Thread):
 
     def _watch(self, loader: Loader, store: Store) -> None:
         versions = store.model(self._model)
-        event = "$"
+        event, checked = "$", time.monotonic()
         while not self._stopped.is_set():
-            event = versions.wait(event, CHECK_EVERY_S)
-            self._check(loader, store)
+            before, event = event, versions.wait(event, WAIT_S)
+            if event != before or time.monotonic() - checked >= CHECK_EVERY_S:
+                self._check(loader, store)
+                checked = time.monotonic()
 
     def _check(self, loader: Loader, store: Store) -> None:
         """Bring `current` up to the store's state. Raises StoreUnavailable."""

@@ -107,6 +107,8 @@ def wrong_value(request: RankRequest, serving: Serving) -> InvalidRequest | None
     """The first value in the request that does not fit its field, or None if every value does."""
     for path, name, value in _values(request, serving):
         field = serving.model.plan.field(name or "")
+        if field is not None and field.side == "item" and not path.startswith("items["):
+            return InvalidRequest(f"{path}: belongs to the item; give it with an item spelled out, in items")
         try:
             if field is not None:
                 field.tokens(value)

@@ -1,0 +1,108 @@
+"""The server follows the active version: swaps, damaged versions, a store that goes and comes back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import structlog
+
+from ftrie.client import Client
+from model_store.store import Store
+from server.lifecycle import Server
+from server.watcher import LONGEST_RETRY_S, retry_pause_s
+from tests.server import shop
+
+Eventually = Callable[[Callable[[], bool]], None]
+CANDIDATES = list(shop.ITEMS)
+
+
+def test_a_new_active_version_is_served(client: Client, store: Store, eventually: Eventually) -> None:
+    version = shop.publish(store, seed=2)
+    eventually(lambda: client.rank(candidates=CANDIDATES).version == version)
+    answer = client.rank(candidates=["item-1"], variant="base")
+    assert answer.items[0].score == pytest.approx(shop.expected_score(shop.ITEMS["item-1"], 0, seed=2))
+
+
+def test_a_rollback_is_followed(client: Client, store: Store, eventually: Eventually) -> None:
+    shop.publish(store, seed=2)
+    eventually(lambda: client.rank(candidates=CANDIDATES).version == 2)
+    assert store.model(shop.NAME).rollback() == 1
+    eventually(lambda: client.rank(candidates=CANDIDATES).version == 1)
+
+
+def test_the_first_version_is_served_when_it_comes(
+    store: Store, start: Callable[[], Server], eventually: Eventually
+) -> None:
+    server = start()
+    version = shop.fill(store)
+    assert server.ready.wait(60)
+    with Client(server.address) as client:
+        assert client.rank(candidates=["item-1"]).version == version
+
+
+def test_a_damaged_version_is_refused_and_the_one_before_keeps_serving(
+    client: Client, store: Store, eventually: Eventually
+) -> None:
+    versions = store.model(shop.NAME)
+    bad = versions.publish(shop.artefact(seed=2))
+    chunk = versions.keys.chunks(bad, 1)[0]
+    middle = store.client.strlen(chunk) // 2
+    store.client.setrange(
+        chunk, middle, bytes(b ^ 0xFF for b in store.client.getrange(chunk, middle, middle))
+    )
+    with structlog.testing.capture_logs() as logs:
+        store.client.set(versions.keys.active, bad)  # activate would have refused it
+        eventually(lambda: any(line["event"] == "version refused" for line in logs))
+    refused = next(line for line in logs if line["event"] == "version refused")
+    assert (refused["version"], refused["still_serving"], refused["log_level"]) == (bad, 1, "error")
+    assert client.rank(candidates=["item-1"]).version == 1
+    good = shop.publish(store, seed=3)
+    eventually(lambda: client.rank(candidates=["item-1"]).version == good)
+
+
+def test_swaps_under_load_fail_no_call_and_no_answer_mixes_versions(
+    server: Server, store: Store, eventually: Eventually
+) -> None:
+    versions = {server.current.serving.version: 1} if server.current.serving else {}
+    stop = threading.Event()
+    answers: list[tuple[int, tuple[float, ...]]] = []
+    failures: list[Exception] = []
+
+    def load() -> None:
+        with Client(server.address) as client:
+            while not stop.is_set():
+                try:
+                    answer = client.rank(cookie="u1", candidates=CANDIDATES, variant="base")
+                    scores = {item.id: item.score for item in answer.items}
+                    answers.append((answer.version, tuple(scores[item] for item in CANDIDATES)))
+                except Exception as error:
+                    failures.append(error)
+
+    clients = [threading.Thread(target=load) for _ in range(3)]
+    for thread in clients:
+        thread.start()
+    for seed in range(2, 8):
+        version = shop.publish(store, seed)
+        versions[version] = seed
+        eventually(lambda version=version: answers[-1:] != [] and answers[-1][0] == version)  # type: ignore[misc]
+    stop.set()
+    for thread in clients:
+        thread.join()
+    assert failures == []
+    assert {version for version, _ in answers} == set(versions)
+    for version, seed in versions.items():
+        wanted = tuple(
+            shop.expected_score({"device": "u1", **shop.USERS["u1"], **shop.ITEMS[item]}, 0, seed)
+            for item in CANDIDATES
+        )
+        given = {scores for answered, scores in answers if answered == version}
+        assert len(given) == 1, "two answers of one version differ"
+        assert given.pop() == pytest.approx(wanted, abs=1e-6)
+
+
+def test_pauses_between_retries_grow_and_differ() -> None:
+    assert 0.05 <= retry_pause_s(1) <= 0.1
+    assert len({retry_pause_s(50) for _ in range(10)}) > 1
+    assert all(LONGEST_RETRY_S / 2 <= retry_pause_s(n) <= LONGEST_RETRY_S for n in (7, 50, 100_000))
