@@ -9,9 +9,10 @@ from itertools import pairwise
 from pathlib import PurePath
 
 from trainer.guesses import ROLES_WITH_ONE_COLUMN, Guess
+from trainer.sources.formats import EXTENSIONS
 from trainer.sources.inputs import STDIN
 
-_EXTENSIONS = {".gz", ".zst", ".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".json", ".parquet", ".pq"}
+_EXTENSIONS = {".gz", ".zst", *EXTENSIONS}
 _SUGGESTED_CROSSES = 3
 _CROSS_VALUES = range(2, 2000)
 

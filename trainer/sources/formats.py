@@ -8,7 +8,7 @@ from model_store.errors import InputError
 from trainer.sources.streams import Bytes
 
 FORMATS = ("csv", "tsv", "jsonl", "parquet")
-_EXTENSIONS = {
+EXTENSIONS = {
     ".csv": "csv",
     ".tsv": "tsv",
     ".tab": "tsv",
@@ -27,7 +27,7 @@ def format_by_name(name: str) -> str | None:
     path = PurePath(name.lower())
     if path.suffix in _COMPRESSED:
         path = path.with_suffix("")
-    return _EXTENSIONS.get(path.suffix)
+    return EXTENSIONS.get(path.suffix)
 
 
 def format_by_content(name: str, data: Bytes) -> str:
