@@ -55,5 +55,5 @@ proto: $(DEV)
 # One stamp an extra, so that a changed pyproject.toml installs again.
 .venv/installed-%: pyproject.toml | .venv/bin/python
 	@echo "Installing ftrie[$*] into .venv (about a minute the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[$*]'
 	@touch $@

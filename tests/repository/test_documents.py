@@ -51,6 +51,13 @@ def test_the_readme_has_a_line_for_every_folder() -> None:
     assert not missing, f"README.md has no line for {missing}"
 
 
+def test_the_index_names_every_page() -> None:
+    index = (ROOT / "docs/README.md").read_text("utf-8")
+    pages = [path.name for path in tracked() if path.parent == ROOT / "docs" and path.suffix == ".md"]
+    missing = [name for name in pages if f"]({name})" not in index and name != "README.md"]
+    assert not missing, f"docs/README.md has no line for {missing}"
+
+
 @pytest.mark.parametrize(("command", "flags"), [pytest.param(*each, id=each[0]) for each in commands()])
 def test_a_command_is_documented_with_exactly_its_flags(command: str, flags: list[str]) -> None:
     section = sections("docs/commands.md").get(command)
