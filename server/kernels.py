@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from model_store.jit import inline, kernel
+from model_store.jit import bare_inline, bare_kernel
 
 CHILD, LABEL, SLOT, SHAPE = 0, 1, 2, 3
 LENGTH_MASK = 0xFFFF
@@ -29,7 +29,7 @@ SORTED = -1
 _LINEAR = 16  # up to so many children a scan of their first bytes beats a binary search
 
 
-@kernel
+@bare_kernel
 def first_unsorted(key_data: Any, key_offsets: Any) -> Any:
     """The first row whose key is not greater than the one before it, bytewise; SORTED if there is none."""
     for row in range(1, key_offsets.size - 1):
@@ -39,7 +39,7 @@ def first_unsorted(key_data: Any, key_offsets: Any) -> Any:
     return SORTED
 
 
-@inline
+@bare_inline
 def _is_less(data: Any, a: Any, a_end: Any, b: Any, b_end: Any) -> Any:
     while a < a_end and b < b_end:
         if data[a] != data[b]:
@@ -49,7 +49,7 @@ def _is_less(data: Any, a: Any, a_end: Any, b: Any, b_end: Any) -> Any:
     return a == a_end and b < b_end
 
 
-@kernel
+@bare_kernel
 def build_nodes(key_data: Any, key_offsets: Any, nodes: Any, first_byte: Any, stops: Any, depths: Any) -> Any:
     """Build the nodes of sorted, unique keys in breadth-first order; return how many there are.
 
@@ -79,7 +79,7 @@ def build_nodes(key_data: Any, key_offsets: Any, nodes: Any, first_byte: Any, st
     return count
 
 
-@inline
+@bare_inline
 def _common_length(data: Any, offsets: Any, first: Any, last: Any, depth: Any) -> Any:
     """Length of what keys `first` and `last`, hence all between them, share from `depth` on."""
     a, b = np.int64(offsets[first]) + depth, np.int64(offsets[last]) + depth
@@ -92,7 +92,7 @@ def _common_length(data: Any, offsets: Any, first: Any, last: Any, depth: Any) -
     return length
 
 
-@inline
+@bare_inline
 def _end_of_run(data: Any, offsets: Any, at: Any, stop: Any, depth: Any, byte: Any) -> Any:
     """One past the last key in [at, stop) that has `byte` at `depth`: gallop, then halve."""
     step, inside, outside = 1, at, stop
@@ -111,7 +111,7 @@ def _end_of_run(data: Any, offsets: Any, at: Any, stop: Any, depth: Any, byte: A
     return outside
 
 
-@inline
+@bare_inline
 def child_with(first_byte: Any, child: Any, children: Any, byte: Any) -> Any:
     """The child, among `children` from `child` on, whose label begins with `byte`; -1 if there is none."""
     end = child + children
@@ -128,7 +128,7 @@ def child_with(first_byte: Any, child: Any, children: Any, byte: Any) -> Any:
     return -1
 
 
-@inline
+@bare_inline
 def walk(
     nodes: Any, first_byte: Any, key_data: Any, node: Any, used: Any, stop: Any, text: Any, at: Any, end: Any
 ) -> Any:
@@ -153,7 +153,7 @@ def walk(
         at += 1
 
 
-@inline
+@bare_inline
 def slot_at(nodes: Any, node: Any, used: Any) -> Any:
     """The slot of the key that ends exactly at this place; -1 if none does."""
     if node < 0:
@@ -164,13 +164,13 @@ def slot_at(nodes: Any, node: Any, used: Any) -> Any:
     return np.int64(nodes[node, SLOT])
 
 
-@kernel
+@bare_kernel
 def place_of(nodes: Any, first_byte: Any, key_data: Any, node: Any, used: Any, stop: Any, text: Any) -> Any:
     """`walk` over all of `text` (uint8), for callers in Python."""
     return walk(nodes, first_byte, key_data, node, used, stop, text, 0, text.size)
 
 
-@kernel
+@bare_kernel
 def slots_of(
     nodes: Any, first_byte: Any, key_data: Any, stop: Any, data: Any, offsets: Any, out: Any
 ) -> None:
@@ -180,7 +180,7 @@ def slots_of(
         out[row] = slot_at(nodes, node, used)
 
 
-@kernel
+@bare_kernel
 def longest_prefix_of(nodes: Any, first_byte: Any, key_data: Any, stop: Any, text: Any) -> Any:
     """The slot of the longest key that `text` begins with; -1 if there is none."""
     node, used, at = np.int64(0), np.int64(0), np.int64(0)

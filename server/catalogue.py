@@ -1,0 +1,86 @@
+"""Catalogue: the items a server knows, as tokens. It knows the plan's item fields, and no model's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.errors import FieldValueError
+from model_store.features import FeaturePlan, FieldPlan, Value
+from server.interning.ids import IdTable
+from server.scoring.tokens import NO_VALUE, TokenTable, TokenWriter
+
+Array = npt.NDArray[Any]
+MAX_PROBLEMS = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Catalogue:
+    """Items by row. Immutable; shared by all threads, and by successive models with the same item fields.
+
+    tokens: a row an item, a column an item field. problems: messages about stored values that do not fit their
+    field, the first MAX_PROBLEMS; such a value counts as missing, so that no record can keep a server from starting.
+    """
+
+    fields: tuple[FieldPlan, ...]
+    ids: tuple[str, ...]
+    rows: IdTable
+    tokens: TokenTable
+    problems: tuple[str, ...]
+
+    @classmethod
+    def build(cls, plan: FeaturePlan, records: Iterable[tuple[str, Mapping[str, Value]]]) -> Catalogue:
+        """Take in (id, record) pairs; of an id that comes twice, the last record counts. O(values)."""
+        writer, problems = TokenWriter(), list[str]()
+        columns = [_Column(field, writer, problems) for field in plan.item_fields]
+        row_of: dict[str, int] = {}
+        values: list[int] = []
+        for item_id, record in records:
+            at = row_of.setdefault(item_id, len(row_of)) * len(columns)
+            values[at : at + len(columns)] = [column.number(item_id, record) for column in columns]
+        table = writer.table(np.array(values, np.int32).reshape(len(row_of), len(columns)))
+        return cls(plan.item_fields, tuple(row_of), IdTable.of(row_of), table, tuple(problems))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def tokens_with_ids(self, id_fields: Container[str]) -> TokenTable:
+        """The tokens, where an item without a value in one of `id_fields` has its own id as value. O(items)."""
+        values, writer = self.tokens.values.copy(), TokenWriter()
+        first = len(self.tokens.value_start) - 1
+        for column, field in enumerate(self.fields):
+            if field.name in id_fields:
+                for row in np.flatnonzero(values[:, column] == NO_VALUE).tolist():
+                    with suppress(FieldValueError):
+                        values[row, column] = first + writer.add(field.tokens(self.ids[row]))
+        return self.tokens.extended(writer, values)
+
+
+class _Column:
+    """Numbers one field's values, each distinct text once."""
+
+    def __init__(self, field: FieldPlan, writer: TokenWriter, problems: list[str]) -> None:
+        self._field, self._name, self._writer, self._problems = field, field.name, writer, problems
+        self._numbers: dict[str, int] = {}
+
+    def number(self, item_id: str, record: Mapping[str, Value]) -> int:
+        value = record.get(self._name)
+        if not isinstance(value, str):  # 1, 1.0 and True are one key of a dict, but not one value
+            return NO_VALUE if value is None else self._add(item_id, value)
+        number = self._numbers.get(value)
+        if number is None:
+            number = self._numbers[value] = self._add(item_id, value)
+        return number
+
+    def _add(self, item_id: str, value: Value) -> int:
+        try:
+            return self._writer.add(self._field.tokens(value))
+        except FieldValueError as error:
+            if len(self._problems) < MAX_PROBLEMS:
+                self._problems.append(f"item {item_id!r}: {error}")
+            return NO_VALUE

@@ -1,0 +1,1 @@
+"""Interning: byte strings become small numbers. `ids` finds items, `halves` the item halves of a model's crosses."""

@@ -1,0 +1,161 @@
+"""Ranker: the candidates of one request, scored and sorted. A model and a catalogue, bound once.
+
+score = bias + Σ request + Σ item + Σ crosses of both. The request's part is summed once a request; the item's once a
+model, here; each cross walks the request's half once and is matched with the candidates by number, in one kernel that
+holds no lock. Nothing here reads a store or knows the wire.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.errors import FieldValueError
+from model_store.features import Value
+from model_store.spec import MAX_CROSS_FIELDS
+from server.catalogue import Catalogue
+from server.model import Model
+from server.scoring.items import ItemTable
+from server.scoring.kernels import FIRST_SPELLED, NO_ITEM, rank
+from server.scoring.tokens import NO_VALUE, TokenWriter
+
+Array = npt.NDArray[Any]
+Spelled = tuple[str, Mapping[str, Value]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Candidates, best first; equal scores in the order of the request. ctr[i] = σ(score[i]) belongs to ids[i]."""
+
+    ids: list[str]
+    ctr: list[float]
+    score: list[float]
+    unknown_items: list[str]
+    unknown_fields: list[str]
+
+
+class Ranker:
+    """Ranks with one model over one catalogue. Any number of threads may use one ranker at a time."""
+
+    def __init__(self, model: Model, catalogue: Catalogue) -> None:
+        """O(items · fields): sums every item for every variant, and finds its halves."""
+        if [field.name for field in catalogue.fields] != [field.name for field in model.plan.item_fields]:
+            raise ValueError("the catalogue was built with another plan: build it with model.plan")
+        self._model = model
+        self._rows_of = catalogue.rows.rows
+        variants = range(len(model.plan.variants))
+        self._items = ItemTable.of(model, catalogue.tokens_with_ids(model.item_id_fields), variants)
+        no_rows = np.empty((0, len(model.plan.item_fields)), np.int32)
+        self._nothing = ItemTable.of(model, TokenWriter().table(no_rows), variants)
+        self._longest_run = self._items.longest_run
+        request_fields = model.plan.request_fields
+        self._fields = tuple((field.name, field.tokens) for field in request_fields)
+        self._field_names = frozenset(field.name for field in request_fields)
+        self._values = np.arange(len(request_fields), dtype=np.int32).reshape(1, -1)
+        self._head = (*model.trie_arrays, *model.slots, model.terms.request, model.terms.mixed)
+        self._local = threading.local()
+
+    def rank(
+        self,
+        fields: Mapping[str, Value],
+        item_ids: Sequence[str],
+        spelled: Sequence[Spelled] = (),
+        variant: int = 0,
+        top_k: int | None = None,
+    ) -> Ranking:
+        """Score the items named and the items spelled out (id, features), with the request's `fields`.
+
+        top_k None means all. An item that the catalogue lacks is scored on what is known, and listed. Raises
+        FieldValueError for a value that does not fit its field, and for an item's field among the request's.
+        """
+        unknown_fields = [] if fields.keys() <= self._field_names else self._unknown_fields(fields)
+        request = self._request(fields)
+        ids, rows, extra, unknown_items = self._candidates(item_ids, spelled)
+        others = self._spell(extra, variant) if extra else self._nothing
+        scratch = self._scratch(len(rows), others.longest_run)
+        top = len(rows) if top_k is None else min(top_k, len(rows))
+        arguments = (
+            *self._head, *self._items.arrays(variant), *others.arrays(variant),
+            self._values, *request, rows, variant, top, *scratch,
+        )  # fmt: skip
+        rank(*arguments)
+        order, ctr, score = (best[:top].tolist() for best in scratch[-3:])
+        return Ranking([ids[index] for index in order], ctr, score, unknown_items, unknown_fields)
+
+    def _request(self, fields: Mapping[str, Value]) -> tuple[Array, ...]:
+        """The request's tokens: all of the group `tokens` but `values`."""
+        texts, xs, starts = [], [], [0]
+        for name, tokens_of in self._fields:
+            value = fields.get(name)
+            if value is not None:
+                for text, x in tokens_of(value):
+                    texts.append(text)
+                    xs.append(x)
+            starts.append(len(texts))
+        begin = [0, *accumulate(len(text) + 1 for text in texts)]
+        numbers = np.array(starts + begin, np.int64)
+        data = np.frombuffer(bytearray(b"*".join([*texts, b""])), np.uint8)
+        return numbers[: len(starts)], numbers[len(starts) :], np.array(xs, np.float64), data
+
+    def _candidates(
+        self, item_ids: Sequence[str], spelled: Sequence[Spelled]
+    ) -> tuple[Sequence[str], Array, Sequence[Spelled], list[str]]:
+        """All ids, their rows, the items to spell out, and the ids that the catalogue lacks."""
+        rows, missing = self._rows_of(item_ids)
+        if not missing and not spelled:
+            return item_ids, rows, (), []
+        unknown = np.flatnonzero(rows == NO_ITEM)
+        unknown_ids = [item_ids[index] for index in unknown.tolist()]
+        extra: list[Spelled] = []
+        if self._model.item_id_fields:  # the id is a feature, so something is known after all
+            extra += ((item_id, {}) for item_id in unknown_ids)
+            rows[unknown] = FIRST_SPELLED - np.arange(len(extra))
+        more = FIRST_SPELLED - len(extra) - np.arange(len(spelled), dtype=np.int32)
+        ids = [*item_ids, *(item_id for item_id, _ in spelled)]
+        return ids, np.concatenate([rows, more]), [*extra, *spelled], list(dict.fromkeys(unknown_ids))
+
+    def _spell(self, items: Sequence[Spelled], variant: int) -> ItemTable:
+        """Look up items with the features given, exactly as the catalogue's are looked up."""
+        model, writer = self._model, TokenWriter()
+        fields, id_fields = model.plan.item_fields, model.item_id_fields
+        values = np.empty((len(items), len(fields)), np.int32)
+        for row, (item_id, features) in enumerate(items):
+            for column, field in enumerate(fields):
+                number = writer.add(field.tokens(features.get(field.name)))
+                if number == NO_VALUE and field.name in id_fields:
+                    number = writer.add(field.tokens(item_id))
+                values[row, column] = number
+        return ItemTable.of(model, writer.table(values), range(variant, variant + 1))
+
+    def _unknown_fields(self, fields: Mapping[str, Value]) -> list[str]:
+        for field in self._model.plan.item_fields:
+            if field.name in fields:
+                raise FieldValueError(
+                    f"{field.name}: belongs to the item, and came with the request; give it with an item spelled out"
+                )
+        return [name for name in fields if name not in self._field_names]
+
+    def _scratch(self, candidates: int, longest_run: int) -> tuple[Array, ...]:
+        """This thread's scratch space, as large as this request may need it."""
+        halves, groups = len(self._model.halves.trie), len(self._model.terms.groups)
+        wanted = min(halves, candidates * groups * max(longest_run, self._longest_run))
+        have: tuple[Array, ...] | None = getattr(self._local, "scratch", None)
+        if have is None or len(have[1]) < wanted or len(have[-1]) < candidates:
+            have = self._local.scratch = (
+                np.zeros(halves, np.int32),  # marks
+                np.empty(wanted, np.int32),  # wanted
+                np.empty(wanted, np.float64),  # sums
+                np.empty(groups + 1, np.int64),  # starts
+                np.empty(MAX_CROSS_FIELDS, np.int64),  # choice
+                np.empty(candidates, np.float64),  # scores
+                np.empty(candidates, np.int64),  # order
+                np.empty(candidates, np.float64),  # ctr
+                np.empty(candidates, np.float64),  # score
+            )
+        return have

@@ -1,0 +1,45 @@
+"""The slow, obvious ranker: every key of every candidate from FeaturePlan.keys, looked up in a dict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from model_store.artefact import Artefact
+from model_store.features import FeaturePlan, Value
+from model_store.spec import ModelSpec
+
+Weights = Mapping[bytes, tuple[float, int]]  # key → weight, variant bits
+
+
+def artefact_of(spec: ModelSpec, weights: Weights) -> Artefact:
+    keys = sorted(weights)
+    return Artefact.from_columns(
+        key_data=np.frombuffer(b"".join(keys), np.uint8),
+        key_offsets=np.cumsum([0, *map(len, keys)], dtype=np.int64),
+        weight=np.array([weights[key][0] for key in keys], np.float32),
+        variants=np.array([weights[key][1] for key in keys], np.uint32),
+        rate=np.ones(len(keys), np.float32),
+        spec=spec,
+        metrics={},
+    )
+
+
+def slow_score(spec: ModelSpec, weights: Weights, example: Mapping[str, Value], variant: int) -> float:
+    total = 0.0
+    for key, x, mask in FeaturePlan.of(spec).keys(example):
+        weight, bits = weights.get(key, (0.0, 0))
+        if (mask & bits) >> variant & 1:
+            total += float(np.float32(weight)) * x
+    return total
+
+
+def slow_scores(
+    spec: ModelSpec,
+    weights: Weights,
+    request: Mapping[str, Value],
+    items: Sequence[Mapping[str, Value]],
+    variant: int,
+) -> list[float]:
+    return [slow_score(spec, weights, {**request, **item}, variant) for item in items]

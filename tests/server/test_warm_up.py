@@ -1,0 +1,49 @@
+"""After `warm_up`, a server compiles nothing more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+import server.interning.kernels
+import server.kernels
+import server.scoring.kernels
+from server.catalogue import Catalogue
+from server.model import Model
+from server.ranker import Ranker
+from server.trie import FlatTrie
+from server.warm_up import warm_up
+from tests.server.slow_ranker import artefact_of
+from tests.server.test_ranker import FIELDS, parse
+
+MODULES = (server.kernels, server.interning.kernels, server.scoring.kernels)
+
+
+def compiled() -> dict[str, int]:
+    functions = {name: value for module in MODULES for name, value in vars(module).items()}
+    kernels = {name: value for name, value in functions.items() if hasattr(value, "signatures")}
+    # An inlined function has no code of its own once its kernels come from the cache.
+    return {n: len(k.signatures) for n, k in kernels.items() if not k.targetoptions.get("forceinline")}
+
+
+def test_nothing_is_compiled_after_warm_up(tmp_path: Path) -> None:
+    warm_up()
+    before = compiled()
+    assert {name for name, count in before.items() if count == 0} == set()
+
+    spec = parse(FIELDS, [["age", "tags", "price"], ["likes", "brand"]])
+    weights = {b"bias": (0.5, 1), b"likes*brand=a*b": (1.0, 1), b"age*tags*price=1*x*": (1.0, 1)}
+    model = Model.build(artefact_of(spec, weights), 1)
+    catalogue = Catalogue.build(model.plan, [("1", {"tags": ["x", "y"], "price": "2.5"})])
+    ranking = Ranker(model, catalogue).rank(
+        {"likes": ["a"], "age": 1}, ["1", "2"], [("3", {"brand": "b"})], 0, 1
+    )
+    assert ranking.ids == ["1"]
+    assert ranking.score == [3.0]
+    model.trie.save(tmp_path / "keys.trie")
+    for mmap in (True, False):
+        loaded = FlatTrie.load(tmp_path / "keys.trie", mmap=mmap)
+        assert loaded.get_many(np.frombuffer(b"bias", np.uint8), np.array([0, 4])).tolist() == [1]
+        assert loaded.longest_prefix(b"biased") == 1
+    assert compiled() == before
