@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 import grpc
 import structlog
@@ -71,7 +72,7 @@ class Server:
         self._health = health.HealthServicer(
             experimental_non_blocking=True, experimental_thread_pool=ThreadPoolExecutor(max_workers=1)
         )
-        self._grpc = _grpc_server(self._service, self._health, settings.threads)
+        self._grpc = grpc_server(self._service.handlers(), self._health, settings.threads)
 
     def run(self) -> None:
         """Live until SIGTERM or SIGINT. Must be called by the main thread."""
@@ -146,13 +147,13 @@ def _await(event: threading.Event) -> None:
         pass
 
 
-def _grpc_server(
-    service: RankingService, health_servicer: health.HealthServicer, threads: int
+def grpc_server(
+    ranking: grpc.GenericRpcHandler[Any, Any], health_servicer: health.HealthServicer, threads: int
 ) -> grpc.Server:
-    """Rank's handler stands first: grpc asks the handlers in order for each call's method."""
+    """The grpc server, not yet listening. `ranking` stands first: grpc asks its handlers in order for each call."""
     server = grpc.server(
         ThreadPoolExecutor(max_workers=threads, thread_name_prefix="rank"),
-        handlers=[service.handlers()],
+        handlers=[ranking],
         options=[
             ("grpc.so_reuseport", 0),  # a second server on the port is a mistake until there are workers
             ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),

@@ -6,13 +6,16 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import grpc
 import pytest
 
 from ftrie.client import Client, RankFailed
+from model_store.errors import StoreUnavailable
 from model_store.store import Store
-from server.stored import FAILURES_BEFORE_PAUSE, LONGEST_PAUSE_S, Breaker
+from server.errors import DeadlinePassed
+from server.stored import FAILURES_BEFORE_PAUSE, LONGEST_PAUSE_S, Breaker, StoredReads
 from tests.server import shop
 
 
@@ -66,10 +69,15 @@ def test_a_candidate_set_in_a_stalled_store_is_unavailable(client: Client, store
     assert failed.value.code is grpc.StatusCode.UNAVAILABLE
 
 
-def test_too_short_a_deadline_does_not_reach_the_store(client: Client, store: Store) -> None:
-    with stalled(store), pytest.raises(RankFailed) as failed:
-        client.rank(cookie="u1", candidates=["item-1"], timeout_s=0.0001)
-    assert failed.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+@pytest.mark.parametrize(("remaining_s", "error"), [(0.003, StoreUnavailable), (-0.1, DeadlinePassed)])
+def test_near_its_deadline_a_request_does_not_ask_the_store(
+    store: Store, store_url: str, remaining_s: float, error: type[Exception]
+) -> None:
+    reads = StoredReads(store_url)
+    reads.connect()
+    with stalled(store), pytest.raises(error, match="deadline"):
+        reads.user("u1", SimpleNamespace(time_remaining=lambda: remaining_s))  # type: ignore[arg-type]
+    reads.close()
 
 
 def test_the_breaker_lets_one_caller_try_after_each_pause_and_doubles_it() -> None:
