@@ -17,7 +17,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from model_store.jit import inline, intrinsic, kernel
+from model_store.jit import bare_inline, bare_kernel, intrinsic
 
 SEED = np.uint64(0x9E3779B97F4A7C15)
 EQUALS = np.uint64(0x3D)
@@ -86,7 +86,7 @@ def float_of_bits(typing_context: Any, bits: Any) -> Any:
     return types.float64(types.int64), codegen
 
 
-@inline
+@bare_inline
 def digest(address: Any, length: Any) -> Any:
     """The digest of `length` bytes at `address`; never 0. Two parts of one length up to 8 never collide."""
     state = SEED ^ (np.uint64(length) * _LENGTH)
@@ -108,7 +108,7 @@ def digest(address: Any, length: Any) -> Any:
     return state if state != _ZERO else _ONE
 
 
-@inline
+@bare_inline
 def combine(state: Any, part: Any, separator: Any) -> Any:
     """Fold one part's digest, and the separator that follows it, into the state; never 0."""
     state = (state ^ part ^ (separator * _SEPARATOR)) * _WORD
@@ -118,7 +118,7 @@ def combine(state: Any, part: Any, separator: Any) -> Any:
     return state if state != _ZERO else _ONE
 
 
-@inline
+@bare_inline
 def hash_bytes(address: Any, length: Any) -> Any:
     """The hash of a whole key of `length` bytes at `address`."""
     state = SEED
@@ -133,14 +133,14 @@ def hash_bytes(address: Any, length: Any) -> Any:
     return combine(state, digest(start, end - start), END)
 
 
-@kernel
+@bare_kernel
 def hash_keys(data: Any, offsets: Any, out: Any) -> None:
     """Hash every key of a column: `data` uint8, `offsets` int64[n+1] into it, `out` uint64[n]."""
     for row in range(out.size):
         out[row] = hash_bytes(data.ctypes.data + offsets[row], offsets[row + 1] - offsets[row])
 
 
-@kernel
+@bare_kernel
 def prefix_state(data: Any) -> Any:
     """The state after a prefix that ends in `=` (`age*brand=`): where the hashes of its keys go on."""
     state = SEED
@@ -153,7 +153,7 @@ def prefix_state(data: Any) -> Any:
     return state
 
 
-@kernel
+@bare_kernel
 def digest_columns(data: Any, offsets: Any, rows: Any, whole_keys: Any, out: Any) -> None:
     """Digest text columns in place.
 
@@ -175,14 +175,14 @@ def digest_columns(data: Any, offsets: Any, rows: Any, whole_keys: Any, out: Any
                 out[column, row] = digest(data[column] + start, stop - start)
 
 
-@inline
+@bare_inline
 def _has_byte(word: Any, byte: Any) -> Any:
     """Non-zero if one of the word's eight bytes is `byte` (Mycroft's test; may also mark a byte above a match)."""
     difference = word ^ (_BYTES * byte)
     return (difference - _BYTES) & ~difference & _HIGH_BITS
 
 
-@kernel
+@bare_kernel
 def scan_columns(data: Any, offsets: Any, sizes: Any, special: Any, not_ascii: Any, longest: Any) -> None:
     """Look over every byte of text columns once.
 
@@ -216,7 +216,7 @@ def scan_columns(data: Any, offsets: Any, sizes: Any, special: Any, not_ascii: A
         not_ascii[column] = np.uint8((high & _HIGH_BITS) != _ZERO)
 
 
-@inline
+@bare_inline
 def sigmoid(score: Any) -> Any:
     """1 / (1 + exp(-score)), within 2 units in the last place.
 

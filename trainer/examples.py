@@ -20,6 +20,7 @@ from model_store.kernels import digest_columns, hash_keys, prefix_state
 from model_store.keys import BIAS, MAX_KEY_BYTES
 from model_store.spec import MAX_CROSS_FIELDS, ModelSpec
 from trainer import kernels
+from trainer.kernels import HashedRows, KeyRules, TokenLayout
 from trainer.rejects import Reject
 from trainer.sources import RowBatch
 
@@ -27,37 +28,17 @@ _NO_NUMBERS = np.empty(0)
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """The tokens of a batch, laid out as `trainer.kernels` describes. `texts` keeps the bytes alive."""
-
-    digests: npt.NDArray[np.uint64]
-    values: npt.NDArray[np.float64]
-    base: npt.NDArray[np.int64]
-    list_of: npt.NDArray[np.int64]
-    starts: npt.NDArray[np.int32]
-    texts: Sequence[Any]
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        """What kernels take to find a field's tokens in a row."""
-        return self.digests, self.base, self.list_of, self.starts
-
-
-@dataclass(frozen=True)
 class Examples:
-    """Good rows, hashed. rows: int32[m], their places in the batch; labels, weights (or empty): float64[m].
+    """Good rows of a batch, hashed and ready to learn.
 
-    row_starts: int64[m + 1] into hashes (uint64), features (uint16) and x (float64, or empty where every x is 1).
+    rows: int32[m], their places in the batch; hashed: what learners take; tokens: where their keys' bytes come from;
+    texts: the token texts of each field, which keep those bytes alive.
     """
 
     rows: npt.NDArray[np.int32]
-    labels: npt.NDArray[np.float64]
-    weights: npt.NDArray[np.float64]
-    row_starts: npt.NDArray[np.int64]
-    hashes: npt.NDArray[np.uint64]
-    features: npt.NDArray[np.uint16]
-    x: npt.NDArray[np.float64]
-    tokens: Tokens
+    hashed: HashedRows
+    tokens: TokenLayout
+    texts: Sequence[Any]
     rejects: tuple[Reject, ...]
     rows_read: int
 
@@ -69,16 +50,18 @@ class ExampleMaker:
         self.spec = spec
         self.plan = FeaturePlan.of(spec)
         fields, crosses = self.plan.fields, self.plan.crosses
-        self.masks = np.array(
-            [self.plan.all_variants, *(f.mask for f in fields), *(c.mask for c in crosses)], np.uint32
-        )
         self.prefixes = [BIAS, *(f.prefix for f in fields), *(c.prefix for c in crosses)]
         self.crosses = np.full((len(crosses), MAX_CROSS_FIELDS), -1, np.int64)
         for row, cross in zip(self.crosses, crosses, strict=True):
             row[: len(cross.fields)] = [field.index for field in cross.fields]
-        self.raw = np.array([field.kind == "raw" for field in fields], np.uint8)
-        self._states = np.array([_state(prefix) for prefix in self.prefixes[1:]], np.uint64)
-        self._bias = _hash(BIAS)
+        self.rules = KeyRules(
+            bias=_hash(BIAS),
+            states=np.array([_state(prefix) for prefix in self.prefixes[1:]], np.uint64),
+            raw=np.array([field.kind == "raw" for field in fields], np.uint8),
+            masks=np.array(
+                [self.plan.all_variants, *(f.mask for f in fields), *(c.mask for c in crosses)], np.uint32
+            ),
+        )
 
     def make(self, batch: RowBatch) -> Examples:
         """Hash a batch. Rows with a bad value are left out and named in `rejects`, those of the reader among them."""
@@ -96,14 +79,12 @@ class ExampleMaker:
         self._note_long_crosses(bad, columns, batch.rows)
         rows = _good_rows(batch.rows, bad)
         tokens = self._lay_out(columns, batch.rows)
+        hashed = self._assemble(rows, labels[rows], weights[rows] if weights.size else weights, tokens)
         rejects = tuple(Reject(batch.file, int(batch.lines[row]), bad[row]) for row in bad)
-        return self._assemble(rows, labels, weights, tokens, _in_order(batch.rejects + rejects), batch.rows)
+        texts = [column.text for column in columns]
+        return Examples(rows, hashed, tokens, texts, _in_order(batch.rejects + rejects), batch.rows)
 
-    def text_addresses(self, tokens: Tokens) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Where the bytes and the offsets of every field's token texts lie in memory, while `tokens` lives."""
-        return addresses(tokens.texts)
-
-    def _lay_out(self, columns: Sequence[TokenColumn], rows: int) -> Tokens:
+    def _lay_out(self, columns: Sequence[TokenColumn], rows: int) -> TokenLayout:
         dense = [i for i, column in enumerate(columns) if column.starts is None]
         lists = [i for i, column in enumerate(columns) if column.starts is not None]
         sizes = [len(column.text) for column in columns]
@@ -121,12 +102,12 @@ class ExampleMaker:
         for place, index in enumerate(lists):
             starts[place] = _starts_of(columns[index])
         values = self._values(columns, base, digests)
-        return Tokens(digests, values, base, list_of, starts, [column.text for column in columns])
+        return TokenLayout(digests, values, base, list_of, starts, self.crosses)
 
     def _digest(self, chosen: Sequence[int], columns: Sequence[TokenColumn], out: Any) -> None:
         if chosen and out.shape[1]:
             data, offsets = addresses([columns[index].text for index in chosen])
-            digest_columns(data, offsets, out.shape[1], self.raw[list(chosen)], out)
+            digest_columns(data, offsets, out.shape[1], self.rules.raw[list(chosen)], out)
 
     def _values(self, columns: Sequence[TokenColumn], base: Any, digests: Any) -> npt.NDArray[np.float64]:
         """The x of every token where some field is a real number; a real number's text is empty, but it is there."""
@@ -142,33 +123,20 @@ class ExampleMaker:
                 digests[part] = np.where(absent, np.uint64(0), empty)
         return values
 
-    def _assemble(
-        self,
-        rows: npt.NDArray[np.int32],
-        labels: npt.NDArray[np.float64],
-        weights: npt.NDArray[np.float64],
-        tokens: Tokens,
-        rejects: tuple[Reject, ...],
-        rows_read: int,
-    ) -> Examples:
-        size = self._feature_count(rows, tokens)
-        row_starts = np.empty(rows.size + 1, np.int64)
-        hashes, features = np.empty(size, np.uint64), np.empty(size, np.uint16)
-        x = np.empty(size) if tokens.values.size else _NO_NUMBERS
-        kernels.assemble(
-            rows, tokens.digests, tokens.values, tokens.base, tokens.list_of, tokens.starts, self.crosses, self._states,
-            self.raw, self.masks, self._bias, row_starts, hashes, features, x,
-        )  # fmt: skip
-        if weights.size:
-            weights = weights[rows]
-        return Examples(
-            rows, labels[rows], weights, row_starts, hashes, features, x, tokens, rejects, rows_read
+    def _assemble(self, rows: Any, labels: Any, weights: Any, tokens: TokenLayout) -> HashedRows:
+        size = int(rows.size) * len(self.prefixes)
+        if (tokens.list_of >= 0).any():
+            size = int(kernels.count_features(rows, tokens))
+        hashed = HashedRows(
+            starts=np.empty(rows.size + 1, np.int64),
+            hashes=np.empty(size, np.uint64),
+            features=np.empty(size, np.uint16),
+            x=np.empty(size) if tokens.values.size else _NO_NUMBERS,
+            labels=labels,
+            weights=weights,
         )
-
-    def _feature_count(self, rows: npt.NDArray[np.int32], tokens: Tokens) -> int:
-        if (tokens.list_of < 0).all():
-            return int(rows.size) * len(self.prefixes)
-        return int(kernels.count_features(rows, *tokens.shape, self.crosses))
+        kernels.assemble(rows, tokens, self.rules, hashed, np.empty(MAX_CROSS_FIELDS, np.int64))
+        return hashed
 
     def _note_long_crosses(self, bad: dict[int, str], columns: Sequence[TokenColumn], rows: int) -> None:
         """Crosses whose key would be over the limit: looked at one row at a time, where the batch could hold one."""

@@ -9,11 +9,11 @@ the fields, then the crosses.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from model_store.jit import inline, kernel
+from model_store.jit import bare_inline, bare_kernel
 from model_store.kernels import END, TIMES, combine, digest, load_i32, load_u8, prefetch, sigmoid
 
 AUC_BUCKETS = 8192
@@ -23,188 +23,166 @@ SMALLEST_PROBABILITY = 1e-15
 
 _EMPTY = np.uint64(0)
 _STAR = np.uint8(0x2A)
+_ROWS_AHEAD = 2
 _ROWS_BETWEEN_LOGS = 16  # 16 factors of at least 1e-15 stay far above the smallest float64
 
 
-@inline
-def token_range(field: Any, row: Any, digests: Any, base: Any, list_of: Any, starts: Any) -> Any:
+class TokenLayout(NamedTuple):
+    """A batch's tokens, as above: digests uint64, values float64 (a token's x, or empty where every x is 1).
+
+    base, list_of: int64[fields]; starts: int32[lists, rows + 1]; crosses: int64[crosses, 4], padded with -1.
+    """
+
+    digests: Any
+    values: Any
+    base: Any
+    list_of: Any
+    starts: Any
+    crosses: Any
+
+
+class KeyRules(NamedTuple):
+    """What a spec says of its keys' hashes.
+
+    bias: the bias's hash; states: uint64, the state after each field's and then each cross's prefix; raw:
+    uint8[fields], 1 where a digest is the whole key's hash; masks: uint32[features], 0 where no variant uses the feature.
+    """
+
+    bias: Any
+    states: Any
+    raw: Any
+    masks: Any
+
+
+@bare_inline
+def token_range(tokens: Any, field: Any, row: Any) -> Any:
     """First and last-plus-one token of a field in a row."""
-    if list_of[field] < 0:
-        first = base[field] + row
-        return first, first + (1 if digests[first] != _EMPTY else 0)
-    lists = starts[list_of[field]]
-    return base[field] + lists[row], base[field] + lists[row + 1]
+    if tokens.list_of[field] < 0:
+        first = tokens.base[field] + row
+        return first, first + (1 if tokens.digests[first] != _EMPTY else 0)
+    lists = tokens.list_of[field]
+    return tokens.base[field] + tokens.starts[lists, row], tokens.base[field] + tokens.starts[lists, row + 1]
 
 
-@kernel
-def count_features(rows: Any, digests: Any, base: Any, list_of: Any, starts: Any, crosses: Any) -> Any:
-    """How many features the given rows have: the size that `assemble` needs."""
-    total = rows.size
-    for row in rows:
-        for field in range(base.size):
-            first, last = token_range(field, row, digests, base, list_of, starts)
-            total += last - first
-        for cross in range(crosses.shape[0]):
-            combinations = 1
-            for field in crosses[cross]:
-                if field >= 0:
-                    first, last = token_range(field, row, digests, base, list_of, starts)
-                    combinations *= last - first
-            total += combinations
-    return total
-
-
-@kernel
-def assemble(
-    rows: Any,
-    digests: Any,
-    values: Any,
-    base: Any,
-    list_of: Any,
-    starts: Any,
-    crosses: Any,
-    states: Any,
-    raw: Any,
-    masks: Any,
-    bias_hash: Any,
-    row_starts: Any,
-    hashes: Any,
-    features: Any,
-    x: Any,
-) -> None:
-    """Hash every feature of the given rows, in the order bias, fields, crosses.
-
-    rows: int32[m], the good rows; values: float64, one a token, or empty where every x is 1; crosses: int32[c, 4],
-    field numbers padded with -1; states: uint64, the hash state after each field's and cross's prefix; raw:
-    uint8[fields], 1 where a digest is the whole key's hash; masks: uint32 a feature, 0 skips it.
-    Out: row_starts int64[m + 1]; hashes uint64, features uint16 and x float64 (or empty), one a feature.
-    """  # fmt: skip
-    at = 0
-    fields = base.size
-    picked = np.empty(4, np.int64)
-    for index in range(rows.size):
-        row = rows[index]
-        row_starts[index] = at
-        hashes[at] = bias_hash
-        features[at] = 0
-        if x.size:
-            x[at] = 1.0
-        at += 1
-        for field in range(fields):
-            if masks[field + 1] == 0:
-                continue
-            first, last = token_range(field, row, digests, base, list_of, starts)
-            for token in range(first, last):
-                hashes[at] = digests[token] if raw[field] else combine(states[field], digests[token], END)
-                features[at] = field + 1
-                if x.size:
-                    x[at] = values[token]
-                at += 1
-        for cross in range(crosses.shape[0]):
-            feature = fields + 1 + cross
-            if masks[feature] == 0:
-                continue
-            combinations = cross_size(cross, row, digests, base, list_of, starts, crosses)
-            for combination in range(combinations):
-                size = pick(combination, cross, row, digests, base, list_of, starts, crosses, picked)
-                state = states[fields + cross]
-                product = 1.0
-                for part in range(size):
-                    separator = END if part == size - 1 else TIMES
-                    state = combine(state, digests[picked[part]], separator)
-                    if x.size:
-                        product *= values[picked[part]]
-                hashes[at] = state
-                features[at] = feature
-                if x.size:
-                    x[at] = product
-                at += 1
-    row_starts[rows.size] = at
-
-
-@inline
-def cross_size(cross: Any, row: Any, digests: Any, base: Any, list_of: Any, starts: Any, crosses: Any) -> Any:
+@bare_inline
+def cross_size(tokens: Any, cross: Any, row: Any) -> Any:
     """How many keys a cross has in a row: the product of its fields' token counts."""
     combinations = 1
-    for part in range(crosses.shape[1]):
-        if crosses[cross, part] < 0:
+    for part in range(tokens.crosses.shape[1]):
+        if tokens.crosses[cross, part] < 0:
             break
-        first, last = token_range(crosses[cross, part], row, digests, base, list_of, starts)
+        first, last = token_range(tokens, tokens.crosses[cross, part], row)
         combinations *= last - first
     return combinations
 
 
-@inline
-def pick(
-    combination: Any,
-    cross: Any,
-    row: Any,
-    digests: Any,
-    base: Any,
-    list_of: Any,
-    starts: Any,
-    crosses: Any,
-    picked: Any,
-) -> Any:
+@bare_inline
+def pick(tokens: Any, cross: Any, row: Any, combination: Any, picked: Any) -> Any:
     """Put the tokens of a cross's `combination`-th key into `picked` (last field fastest); return how many."""
     size = 0
-    while size < crosses.shape[1] and crosses[cross, size] >= 0:
+    while size < tokens.crosses.shape[1] and tokens.crosses[cross, size] >= 0:
         size += 1
     for part in range(size - 1, -1, -1):
-        first, last = token_range(crosses[cross, part], row, digests, base, list_of, starts)
+        first, last = token_range(tokens, tokens.crosses[cross, part], row)
         picked[part] = first + combination % (last - first)
         combination //= last - first
     return size
 
 
-@kernel
-def key_tokens(
-    added: Any,
-    rows: Any,
-    row_starts: Any,
-    features: Any,
-    digests: Any,
-    base: Any,
-    list_of: Any,
-    starts: Any,
-    crosses: Any,
-    tokens: Any,
-) -> None:
+@bare_kernel
+def count_features(rows: Any, tokens: Any) -> Any:
+    """How many features the given rows have at most: the size that `assemble` needs."""
+    total = rows.size
+    for row in rows:
+        for field in range(tokens.base.size):
+            first, last = token_range(tokens, field, row)
+            total += last - first
+        for cross in range(tokens.crosses.shape[0]):
+            total += cross_size(tokens, cross, row)
+    return total
+
+
+@bare_kernel
+def assemble(rows: Any, tokens: Any, rules: Any, out: Any, picked: Any) -> None:
+    """Hash every feature of the given rows, in the order bias, fields, crosses.
+
+    rows: int32[m], the good rows; tokens: `TokenLayout`; rules: `KeyRules`; out: `HashedRows`, whose starts, hashes,
+    features and x are written; picked: int64[4], room for a cross's tokens.
+    """
+    at = 0
+    fields = tokens.base.size
+    for index in range(rows.size):
+        row = rows[index]
+        out.starts[index] = at
+        at = put(out, at, 0, rules.bias, 1.0)
+        for field in range(fields):
+            if rules.masks[field + 1] == 0:
+                continue
+            first, last = token_range(tokens, field, row)
+            for token in range(first, last):
+                digest_of = tokens.digests[token]
+                key = digest_of if rules.raw[field] else combine(rules.states[field], digest_of, END)
+                at = put(out, at, field + 1, key, tokens.values[token] if out.x.size else 1.0)
+        for cross in range(tokens.crosses.shape[0]):
+            if rules.masks[fields + 1 + cross] == 0:
+                continue
+            for combination in range(cross_size(tokens, cross, row)):
+                size = pick(tokens, cross, row, combination, picked)
+                key, x = rules.states[fields + cross], 1.0
+                for part in range(size):
+                    key = combine(key, tokens.digests[picked[part]], END if part == size - 1 else TIMES)
+                    if out.x.size:
+                        x *= tokens.values[picked[part]]
+                at = put(out, at, fields + 1 + cross, key, x)
+    out.starts[rows.size] = at
+
+
+@bare_inline
+def put(out: Any, at: Any, feature: Any, key: Any, x: Any) -> Any:
+    """Write one feature; return where the next goes."""
+    out.hashes[at] = key
+    out.features[at] = feature
+    if out.x.size:
+        out.x[at] = x
+    return at + 1
+
+
+@bare_kernel
+def key_tokens(added: Any, rows: Any, hashed: Any, tokens: Any, found: Any, picked: Any) -> None:
     """Find the tokens that make up newly admitted keys.
 
-    added: int64[k], positions in the batch's features; tokens: int64[k, 4] out, padded with -1 (all -1: the bias).
-    """  # fmt: skip
+    added: int64[k], positions in the batch's features; rows: int32[m]; hashed: `HashedRows`; tokens: `TokenLayout`;
+    found: int64[k, 4] out, padded with -1 (all -1: the bias).
+    """
     index = 0
-    picked = np.empty(4, np.int64)
     for new in range(added.size):
         position = added[new]
-        while row_starts[index + 1] <= position:
+        while hashed.starts[index + 1] <= position:
             index += 1
-        feature = np.int64(features[position])
+        feature = np.int64(hashed.features[position])
         ordinal = 0
-        while position - ordinal > row_starts[index] and features[position - ordinal - 1] == feature:
+        while (
+            position - ordinal > hashed.starts[index] and hashed.features[position - ordinal - 1] == feature
+        ):
             ordinal += 1
-        tokens[new, :] = -1
+        for part in range(4):
+            found[new, part] = -1
         if feature == 0:
             continue
-        if feature <= base.size:
-            tokens[new, 0] = (
-                token_range(feature - 1, rows[index], digests, base, list_of, starts)[0] + ordinal
-            )
+        if feature <= tokens.base.size:
+            found[new, 0] = token_range(tokens, feature - 1, rows[index])[0] + ordinal
             continue
-        cross = feature - 1 - base.size
-        size = pick(ordinal, cross, rows[index], digests, base, list_of, starts, crosses, picked)
+        size = pick(tokens, feature - 1 - tokens.base.size, rows[index], ordinal, picked)
         for part in range(size):
-            tokens[new, part] = picked[part]
+            found[new, part] = picked[part]
 
 
-@kernel
+@bare_kernel
 def write_keys(
     added: Any,
-    tokens: Any,
+    found: Any,
     features: Any,
-    base: Any,
-    crosses: Any,
+    tokens: Any,
     data: Any,
     offsets: Any,
     prefixes: Any,
@@ -214,10 +192,10 @@ def write_keys(
 ) -> Any:
     """Append keys' bytes to the arena as (uint16 length, bytes); return the new end, or -1 where room is short.
 
-    data, offsets: int64[fields], addresses of token bytes and int32 offsets; prefixes: uint8, all prefixes end to end
-    (`bias` first), prefix_starts: int64[features + 1].
-    """  # fmt: skip
-    fields = base.size
+    found: int64[k, 4], what `key_tokens` found; data, offsets: int64[fields], addresses of token bytes and of int32
+    offsets; prefixes: uint8, all prefixes end to end (`bias` first), prefix_starts: int64[features + 1].
+    """
+    fields = tokens.base.size
     for new in range(added.size):
         feature = np.int64(features[added[new]])
         begin = at
@@ -228,10 +206,10 @@ def write_keys(
             arena[at] = prefixes[position]
             at += 1
         for part in range(4):
-            if tokens[new, part] < 0:
+            if found[new, part] < 0:
                 break
-            field = feature - 1 if feature <= fields else crosses[feature - 1 - fields, part]
-            place = tokens[new, part] - base[field]
+            field = feature - 1 if feature <= fields else tokens.crosses[feature - 1 - fields, part]
+            place = found[new, part] - tokens.base[field]
             start = np.int64(load_i32(offsets[field] + 4 * place))
             stop = np.int64(load_i32(offsets[field] + 4 * (place + 1)))
             if at + stop - start + 1 > arena.size:
@@ -248,7 +226,7 @@ def write_keys(
     return at
 
 
-@kernel
+@bare_kernel
 def arena_lengths(arena: Any, lengths: Any) -> None:
     """Read the length of every key in the arena into int64[keys]."""
     at = np.int64(0)
@@ -257,7 +235,7 @@ def arena_lengths(arena: Any, lengths: Any) -> None:
         at += 2 + lengths[index]
 
 
-@kernel
+@bare_kernel
 def arena_keys(arena: Any, kept: Any, data: Any) -> None:
     """Copy the bytes of the keys with kept[i] != 0 out of the arena, end to end."""
     at = np.int64(0)
@@ -266,12 +244,13 @@ def arena_keys(arena: Any, kept: Any, data: Any) -> None:
         length = np.int64(arena[at]) | np.int64(arena[at + 1]) << 8
         at += 2
         if kept[index]:
-            data[to : to + length] = arena[at : at + length]
+            for byte in range(length):
+                data[to + byte] = arena[at + byte]
             to += length
         at += length
 
 
-@inline
+@bare_inline
 def find_slot(slots: Any, key: Any) -> Any:
     """The slot that holds `key`, or the free slot where it belongs. Linear probing; the table is never full."""
     mask = slots.size - 1
@@ -281,42 +260,61 @@ def find_slot(slots: Any, key: Any) -> Any:
     return slot
 
 
-@inline
+class HashedRows(NamedTuple):
+    """Rows as learners take them: starts int64[m + 1] into hashes (uint64), features (uint16) and x (float64).
+
+    x is empty where every x is 1; labels float64[m]; weights float64[m], or empty where all are 1.
+    """
+
+    starts: Any
+    hashes: Any
+    features: Any
+    x: Any
+    labels: Any
+    weights: Any
+
+
+@bare_inline
+def x_of(rows: Any, position: Any) -> Any:
+    """The x of a feature."""
+    return rows.x[position] if rows.x.size else 1.0
+
+
+@bare_inline
+def importance_of(rows: Any, row: Any) -> Any:
+    """The importance weight of a row."""
+    return rows.weights[row] if rows.weights.size else 1.0
+
+
+@bare_inline
 def claim_slots(
-    slots: Any,
-    hashes: Any,
-    features: Any,
-    masks: Any,
-    first: Any,
-    last: Any,
-    found: Any,
-    added: Any,
-    added_count: Any,
+    slots: Any, rows: Any, masks: Any, first: Any, size: Any, found: Any, added: Any, count: Any
 ) -> Any:
     """Find or claim the slot of each feature of one row into `found`; note new keys in `added`; return their count."""
-    for position in range(first, last):
-        key = hashes[position]
+    for i in range(size):
+        key = rows.hashes[first + i]
         slot = find_slot(slots, key)
         if slots[slot].key == _EMPTY:
             slots[slot].key = key
-            slots[slot].variants = masks[features[position]]
-            added[added_count] = position
-            added_count += 1
+            slots[slot].variants = masks[rows.features[first + i]]
+            added[count] = first + i
+            count += 1
         slots[slot].count += np.uint32(slots[slot].count != np.uint32(0xFFFFFFFF))
-        found[position - first] = slot
-    return added_count
+        found[i] = slot
+    return count
 
 
-@inline
-def prefetch_slots(slots: Any, hashes: Any, first: Any, last: Any) -> None:
+@bare_inline
+def prefetch_ahead(slots: Any, rows: Any, row: Any) -> None:
     """Ask for the cache lines of a later row's slots, so that they arrive while this row is computed."""
+    ahead = min(row + _ROWS_AHEAD, rows.labels.size - 1)
     mask = np.uint64(slots.size - 1)
     origin = slots.ctypes.data
-    for position in range(first, last):
-        prefetch(origin + np.int64(hashes[position] & mask) * 32)
+    for position in range(rows.starts[ahead], rows.starts[ahead + 1]):
+        prefetch(origin + np.int64(rows.hashes[position] & mask) * 32)
 
 
-@kernel
+@bare_kernel
 def rehash(old: Any, new: Any) -> None:
     """Move every occupied slot of `old` to its place in the larger `new`."""
     for index in range(old.size):
@@ -324,7 +322,7 @@ def rehash(old: Any, new: Any) -> None:
             new[find_slot(new, old[index].key)] = old[index]
 
 
-@kernel
+@bare_kernel
 def find_keys(slots: Any, hashes: Any, found: Any) -> None:
     """The slot of every hash, or -1 where the table does not hold it: int64[n]."""
     for index in range(hashes.size):
@@ -332,7 +330,7 @@ def find_keys(slots: Any, hashes: Any, found: Any) -> None:
         found[index] = slot if slots[slot].key != _EMPTY else -1
 
 
-@kernel
+@bare_kernel
 def watch(
     scores: Any,
     labels: Any,
@@ -342,6 +340,7 @@ def watch(
     product: Any,
     positives: Any,
     negatives: Any,
+    probability: Any,
 ) -> None:
     """Add a batch's progressive predictions to the running metrics; where batches begin and end changes no bit.
 
@@ -351,7 +350,6 @@ def watch(
     probabilities, not of each; product: float64[variants], those whose logarithm is still to be taken.
     """
     rows, variants = labels.size, sums.shape[0]
-    probability = np.empty(variants)
     for row in range(rows):
         weight = weights[row] if weights.size else 1.0
         totals[0] += 1.0
@@ -380,7 +378,7 @@ def watch(
                 product[variant] = 1.0
 
 
-@kernel
+@bare_kernel
 def digest_of_nothing() -> Any:
     """The digest of an empty token: what stands for the value in a real number's key, `price=`."""
     return digest(np.int64(0), 0)

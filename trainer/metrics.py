@@ -53,7 +53,15 @@ class ProgressiveMetrics:
     ) -> None:
         """Add a batch: scores float64[rows, >= variants], labels and weights float64[rows] (weights empty: all 1)."""
         kernels.watch(
-            scores, labels, weights, self._totals, self._sums, self._product, self._positives, self._negatives
+            scores,
+            labels,
+            weights,
+            self._totals,
+            self._sums,
+            self._product,
+            self._positives,
+            self._negatives,
+            np.empty(len(self.variants)),
         )
 
     @property

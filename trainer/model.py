@@ -11,11 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.artefact import Artefact
+from model_store.columns import addresses
 from model_store.errors import SpecError
-from model_store.spec import LearnerSection, ModelSpec
+from model_store.spec import MAX_CROSS_FIELDS, LearnerSection, ModelSpec
 from trainer import kernels
 from trainer.examples import ExampleMaker, Examples, prefix_table
-from trainer.learners.ftrl import Ftrl, learn_many, learn_one
+from trainer.kernels import HashedRows
+from trainer.learners.ftrl import Ftrl, Work, learn_many, learn_one
 from trainer.learners.lanes import LANES
 from trainer.metrics import ProgressiveMetrics
 from trainer.table import ValueTable
@@ -32,22 +34,26 @@ class LearningModel:
         self.metrics = ProgressiveMetrics(maker.plan.variants)
         self.rows = 0
         self._prefixes, self._prefix_starts = prefix_table(maker.prefixes)
-        self._class_of, self._uses = _classes(maker.masks, len(maker.plan.variants))
+        self._class_of, self._uses = _classes(maker.rules.masks, len(maker.plan.variants))
+        self._users = self._uses.sum(axis=1)
 
     def learn(self, examples: Examples) -> None:
         """Predict, then learn from each example in turn; watch the predictions."""
-        scores = np.empty((examples.labels.size, self._uses.shape[1]))
-        added = np.empty(examples.hashes.size, np.int64)
+        rows = examples.hashed
+        scores = np.empty((rows.labels.size, self._uses.shape[1]))
+        added = np.empty(rows.hashes.size, np.int64)
+        longest = int(np.diff(rows.starts).max(initial=0))
+        work = Work.room(longest, self._uses.shape[1], self._uses.shape[0])
         row = count = 0
-        while row < examples.labels.size:
-            row, total = self._learn_rows(examples, row, scores, added, count)
+        while row < rows.labels.size:
+            row, total = self._learn_rows(rows, row, scores, added, count, work)
             self.table.used += total - count
             count = total
-            if row < examples.labels.size:
+            if row < rows.labels.size:
                 self.table.grow()
         self._keep_keys(examples, added[:count])
-        self.metrics.update(scores, examples.labels, examples.weights)
-        self.rows += int(examples.labels.size)
+        self.metrics.update(scores, rows.labels, rows.weights)
+        self.rows += int(rows.labels.size)
 
     def weights(self) -> npt.NDArray[np.float64]:
         """The weight of every slot of the table."""
@@ -73,44 +79,35 @@ class LearningModel:
             metrics={name: _defined(m.as_dict()) for name, m in self.metrics.summary().items()},
         )
 
-    def _learn_rows(self, e: Examples, row: int, scores: Any, added: Any, count: int) -> tuple[int, int]:
-        f = self.learner
+    def _learn_rows(
+        self, rows: HashedRows, row: int, scores: Any, added: Any, count: int, work: Work
+    ) -> tuple[int, int]:
+        state = (
+            self.table.slots,
+            self.table.room,
+            row,
+            rows,
+            self.maker.rules.masks,
+            self.learner.parameters,
+        )
         if len(self.maker.plan.variants) == 1:
-            reached: tuple[int, int] = learn_one(
-                self.table.slots, self.table.room, row, e.row_starts, e.hashes, e.features, e.x, e.labels, e.weights,
-                self.maker.masks, f.alpha, f.beta, f.l1, f.l2, scores, added, count,
-            )  # fmt: skip
-            return reached
-        reached = learn_many(
-            self.table.slots, self.table.room, row, e.row_starts, e.hashes, e.features, e.x, e.labels, e.weights,
-            self.maker.masks, self._class_of, self._uses, f.alpha, f.beta, f.l1, f.l2, scores, added, count,
-        )  # fmt: skip
+            reached: tuple[int, int] = learn_one(*state, scores, added, count, work)
+        else:
+            reached = learn_many(*state, scores, added, count, work, self._class_of, self._uses, self._users)
         return reached
 
     def _keep_keys(self, examples: Examples, added: npt.NDArray[np.int64]) -> None:
         """Write the bytes of the keys that a batch admitted to the arena."""
         if not added.size:
             return
-        tokens = np.empty((added.size, 4), np.int64)
-        kernels.key_tokens(
-            added,
-            examples.rows,
-            examples.row_starts,
-            examples.features,
-            *examples.tokens.shape,
-            self.maker.crosses,
-            tokens,
-        )
-        data, offsets = self.maker.text_addresses(examples.tokens)
-        while True:
-            end = kernels.write_keys(
-                added, tokens, examples.features, examples.tokens.base, self.maker.crosses, data, offsets,
-                self._prefixes, self._prefix_starts, self.table.arena, self.table.arena_bytes,
-            )  # fmt: skip
-            if end >= 0:
-                self.table.arena_bytes = end
-                return
+        found = np.empty((added.size, MAX_CROSS_FIELDS), np.int64)
+        picked = np.empty(MAX_CROSS_FIELDS, np.int64)
+        kernels.key_tokens(added, examples.rows, examples.hashed, examples.tokens, found, picked)
+        places = (*addresses(examples.texts), self._prefixes, self._prefix_starts)
+        what = (added, found, examples.hashed.features, examples.tokens)
+        while (end := kernels.write_keys(*what, *places, self.table.arena, self.table.arena_bytes)) < 0:
             self.table.widen_arena()
+        self.table.arena_bytes = end
 
 
 def check_learner(section: LearnerSection) -> LearnerSection:

@@ -15,7 +15,7 @@ TOLERANCE = 1e-12
 
 
 def oracle_of(rows, model):
-    f = model.learner
+    f = model.learner.parameters
     plan = model.maker.plan
     oracle = FtrlOracle(f.alpha, f.beta, f.l1, f.l2, len(plan.variants))
     scores = []

@@ -16,7 +16,6 @@ from numba.core import cgutils
 from model_store.jit import intrinsic
 
 LANES = 8
-LANE_BYTES = 8 * LANES
 
 _INDEX = ir.IntType(32)
 _VECTOR = ir.VectorType(ir.DoubleType(), LANES)

@@ -122,42 +122,49 @@ def find_rows(
     return rows, at, line, False
 
 
+@inline
+def _behind_string(data: Bytes, at: int) -> tuple[int, bool]:
+    """From behind an opening quote: offset behind the closing one and True, or where the line ends and False."""
+    while at < len(data) and data[at] != _LF:
+        if data[at] == _QUOTE:
+            return at + 1, True
+        escape = data[at] == _BACKSLASH and at + 1 < len(data) and data[at + 1] != _LF
+        at += 2 if escape else 1
+    return at, False
+
+
 @kernel
 def survey_json(data: Bytes) -> tuple[int, bool]:
-    """Count lines, and say if Arrow may read `data`: each line an object, not deep, no `null` outside.
+    """Count lines, and say if Arrow may read `data`: each line an object, not deep, no odd `null`.
 
-    A `null` outside an object and deep nesting crash Arrow's JSON parser, and it would accept several objects
-    on a line, or one on several; a count of rows equal to that of lines, each `{` to `}`, rules both out.
+    Deep nesting and a `null` outside an object crash Arrow's JSON parser (26.0), and a list that begins with
+    `null` it reads wrong. It would accept several objects on a line, or one on several; a count of rows equal
+    to that of lines, each `{` to `}`, rules both out.
     Invariant: `last` is the last byte of this line outside of strings and blanks, LF before there is one.
     """
-    lines = depth = i = 0
-    regular, string = True, False
-    last = _LF
-    while i < len(data):
-        byte = data[i]
-        i += 1
+    lines = depth = at = 0
+    regular, last = True, _LF
+    while at < len(data):
+        byte = data[at]
+        at += 1
         if byte == _LF:
-            regular &= last == _CLOSE_BRACE and not string
+            regular &= last == _CLOSE_BRACE
             lines += 1
-            string, depth, last = False, 0, _LF
-        elif string:
-            if byte == _BACKSLASH:
-                i += 1
-            elif byte == _QUOTE:
-                string = False
+            depth, last = 0, _LF
         elif byte != _SPACE and byte != _TAB and byte != _CR:
             regular &= last != _LF or byte == _OPEN_BRACE
             if byte == _QUOTE:
-                string = True
+                at, closed = _behind_string(data, at)
+                regular &= closed
             elif byte in (_OPEN_BRACE, _OPEN_BRACKET):
                 depth += 1
                 regular &= depth <= _DEEPEST
             elif byte in (_CLOSE_BRACE, _CLOSE_BRACKET):
                 depth -= 1
             elif byte == _N:
-                regular &= last != _CLOSE_BRACE
+                regular &= last != _CLOSE_BRACE and last != _OPEN_BRACKET
             last = byte
-    if last != _LF or string:
-        regular &= last == _CLOSE_BRACE and not string
+    if last != _LF:
+        regular &= last == _CLOSE_BRACE
         lines += 1
     return lines, regular
