@@ -8,7 +8,7 @@ RUNTIME := .venv/installed-embedded
 DEV := .venv/installed-dev
 BENCH := .venv/installed-bench
 
-.PHONY: help setup demo test check bench proto
+.PHONY: help setup demo test check lint types imports stubs bench proto
 .DEFAULT_GOAL := help
 
 help:
@@ -28,13 +28,21 @@ demo: $(RUNTIME)
 test: $(DEV)
 	@$(BIN)/pytest
 
-check: $(DEV)
+check: lint types imports stubs
+	@echo "check: all is well"
+
+lint: $(DEV)
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
+
+types: $(DEV)
 	@$(BIN)/mypy --no-error-summary
+
+imports: $(DEV)
 	@$(BIN)/lint-imports --no-logo --no-cache
+
+stubs: $(DEV)
 	@$(BIN)/python proto/generate.py --check
-	@echo "check: all is well"
 
 bench: $(BENCH)
 	@$(BIN)/ftrie bench
