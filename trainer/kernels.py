@@ -45,7 +45,7 @@ class KeyRules(NamedTuple):
     """What a spec says of its keys' hashes.
 
     bias: the bias's hash; states: uint64, the state after each field's and then each cross's prefix; raw:
-    uint8[fields], 1 where a digest is the whole key's hash; masks: uint32[features], 0 where no variant uses the feature.
+    uint8[fields], 1 where a digest is the whole hash of a key; masks: uint32[features], 0 where no variant uses it.
     """
 
     bias: Any
