@@ -1,10 +1,10 @@
 """`embedded:DIR`: a Valkey in a directory, started by the first process that opens it, stopped by the last.
 
-Two files in DIR are locked with flock, which the kernel releases however a process ends: `start.lock`
-exclusively while the server is being started or stopped, `users.lock` shared for as long as a process uses
-the server. Who leaves and then gets `users.lock` exclusively was the last one, and shuts the server down.
-After a `kill -9` of every user the server stays up, and the next process joins it. Nothing here speaks of
-models or records.
+Three files in DIR are locked with flock, which the kernel releases however a process ends: `start.lock`
+exclusively while the server is being started or stopped, `users.lock` shared for as long as a process uses the
+server, `server.lock` by the server itself. Who leaves and then gets `users.lock` exclusively was the last one,
+and shuts the server down. After a `kill -9` of every user the server stays up, and the next process joins it.
+Nothing here speaks of models or records.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import atexit
 import fcntl
 import hashlib
 import os
-import select
 import subprocess
 import tempfile
 import time
@@ -30,9 +29,11 @@ from model_store.errors import StoreError, StoreUnavailable
 
 SOCKET = "valkey.sock"
 LOG = "valkey.log"
+PID = "valkey.pid"
 MAX_SOCKET_PATH_BYTES = 103  # sun_path holds 108 bytes on Linux, 104 on macOS, with the closing NUL
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 60.0
+POLL_S = 0.005
 
 
 class EmbeddedValkey:
@@ -70,7 +71,7 @@ class EmbeddedValkey:
         with _locked(self.directory / "start.lock"):
             os.close(users_fd)
             if _nobody_uses(self.directory):
-                _stop(self.socket)
+                _stop(self.directory, self.socket)
 
 
 def _prepare(directory: Path) -> Path:
@@ -177,68 +178,97 @@ def _command(home: Path, socket: Path) -> list[str]:
         "maxmemory-policy": "noeviction",
         "daemonize": "yes",  # a session of its own: Ctrl-C in the starter's terminal does not reach it
         "logfile": str(home / LOG),
+        "pidfile": str(home / PID),
     }
     return [_server_binary(), *(word for name, value in options.items() for word in (f"--{name}", value))]
 
 
 def _start(home: Path, socket: Path) -> None:
-    # The daemon inherits the pipe's write end and keeps it open, so end-of-file on the read end says that it
-    # died.
+    """Start the server and return when it answers.
+
+    It inherits the lock on `server.lock` and holds it for as long as it lives, so that no second one is ever started
+    over the same data, however the first became unreachable.
+    """
     command = _command(home, socket)
-    alive, inherited = os.pipe()
+    lock = _server_lock(home, START_TIMEOUT_S)
     try:
-        try:
-            with open(os.devnull, "r+b") as null:
-                subprocess.run(
-                    command,
-                    cwd=home,
-                    pass_fds=(inherited,),
-                    stdin=null,
-                    stdout=null,
-                    stderr=null,
-                    check=False,
-                )
-        finally:
-            os.close(inherited)
-        _await_answer(home, socket, alive)
+        with open(os.devnull, "r+b") as null:
+            subprocess.run(
+                command, cwd=home, pass_fds=(lock,), stdin=null, stdout=null, stderr=null, check=False
+            )
     finally:
-        os.close(alive)
+        os.close(lock)
+    _await_answer(home, socket)
 
 
-def _await_answer(home: Path, socket: Path, alive: int) -> None:
+def _server_lock(home: Path, timeout_s: float) -> int:
+    """Lock `server.lock`, waiting for a server that is about to end. Raises StoreUnavailable."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return _lock(home / "server.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise StoreUnavailable(
+                    f"a Valkey runs in {home} and cannot be reached by its socket {SOCKET}; "
+                    f"stop that process (its number is in {home / PID}) and try again"
+                ) from None
+            time.sleep(POLL_S)
+
+
+def _is_alive(home: Path) -> bool:
+    try:
+        os.close(_lock(home / "server.lock", fcntl.LOCK_EX | fcntl.LOCK_NB))
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _await_answer(home: Path, socket: Path) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while not _answers(socket):
-        died = bool(select.select([alive], [], [], 0.005)[0])
+        died = not _is_alive(home)
         if died or time.monotonic() > deadline:
             raise StoreUnavailable(
                 f"the embedded Valkey in {home} {'stopped at once' if died else 'does not answer'}; "
                 f"its log {home / LOG} ends with:\n{_log_tail(home)}"
             )
+        time.sleep(POLL_S)
 
 
 def _answers(socket: Path) -> bool:
-    """True once the server takes commands. A server that is reading its data back is waited for."""
+    """True once the server takes commands, False if nobody listens. One that is reading its data is waited for."""
     client = _client(socket, START_TIMEOUT_S)
     try:
         while True:
             try:
                 return bool(client.ping())
             except redis.exceptions.BusyLoadingError:
-                time.sleep(0.01)
-    except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
+                time.sleep(POLL_S)
+    except redis.exceptions.ConnectionError:
         return False
+    except redis.exceptions.TimeoutError as error:
+        raise StoreUnavailable(
+            f"a Valkey listens on {socket} but has not answered for {START_TIMEOUT_S:g} s; "
+            f"is the process of {PID} stopped?"
+        ) from error
     finally:
         client.close()
 
 
-def _stop(socket: Path) -> None:
-    """Ask for a clean shutdown, and return when the server has closed the connection, its data on disk."""
+def _stop(home: Path, socket: Path) -> None:
+    """Ask for a clean shutdown, and return when the server has ended, its data on disk."""
     client = _client(socket, STOP_TIMEOUT_S)
-    # The connection ends with the server, which redis-py reports; had it died before, there is nothing to
-    # stop.
-    with suppress(redis.exceptions.RedisError):
+    try:
+        client.ping()
+    except redis.exceptions.RedisError:
+        return  # it died before, or lost its socket: nothing that can be stopped from here
+    with suppress(redis.exceptions.ConnectionError):  # the connection ends with the server
         client.execute_command("SHUTDOWN")
     client.close()
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while _is_alive(home) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
 
 
 def _client(socket: Path, timeout_s: float) -> Any:

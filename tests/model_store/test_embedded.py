@@ -78,6 +78,7 @@ def test_processes_that_start_at_once_meet_in_one_server(home: Path) -> None:
         for user in users:
             leave(user)
     assert not is_up(home)
+    assert not (home / embedded.PID).exists()
     assert value(home, "left") == b"5"
 
 
@@ -143,6 +144,32 @@ def test_a_server_that_was_killed_is_replaced_and_its_data_read_back(home: Path)
     assert (home / SOCKET).exists()
     assert value(home, "kept") == b"yes"
     held.close()
+
+
+def test_no_second_server_is_started_over_the_data_of_one_that_lost_its_socket(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = EmbeddedValkey.join(home)
+    (home / SOCKET).rename(home / "moved.sock")
+    monkeypatch.setattr(embedded, "START_TIMEOUT_S", 0.05)
+    with pytest.raises(StoreUnavailable, match=r"cannot be reached by its socket .*valkey\.pid"):
+        EmbeddedValkey.join(home)
+    (home / "moved.sock").rename(home / SOCKET)
+    held.close()
+
+
+def test_a_stopped_server_is_not_replaced_but_reported(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = EmbeddedValkey.join(home)
+    server = int((home / embedded.PID).read_text())
+    os.kill(server, signal.SIGSTOP)
+    try:
+        monkeypatch.setattr(embedded, "START_TIMEOUT_S", 0.05)
+        with pytest.raises(StoreUnavailable, match="has not answered"):
+            EmbeddedValkey.join(home)
+    finally:
+        os.kill(server, signal.SIGCONT)
+    held.close()
+    assert not is_up(home)
 
 
 def test_an_interrupt_from_the_terminal_does_not_reach_the_server(home: Path) -> None:
@@ -242,6 +269,6 @@ except StoreError as error:
 
 def test_a_directory_removed_meanwhile_does_not_disturb_closing(tmp_path: Path) -> None:
     held = EmbeddedValkey.join(tmp_path / "s")
-    embedded._stop(held.socket)
+    embedded._stop(held.directory, held.socket)
     shutil.rmtree(tmp_path / "s")
     held.close()
