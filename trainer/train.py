@@ -6,13 +6,13 @@ The files beside it do one part each: `sources` reads, `examples` hashes, `pipel
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from model_store.artefact import write_whole
 from model_store.errors import FtrieError
@@ -23,7 +23,7 @@ from trainer.metrics import VariantMetrics
 from trainer.model import LearningModel, check_learner
 from trainer.pipeline import default_threads, examples_of
 from trainer.rejects import RejectLog
-from trainer.sources import LogReader, RowBatch
+from trainer.sources import LogReader
 
 _PART = "train"
 
@@ -112,14 +112,14 @@ def train(
 
 def compile_kernels() -> None:
     """Compile every kernel of the trainer by learning two rows, with one variant and with two."""
-    for variants in ("", "[variants]\na = { share = 1 }\nb = { without = ['f'] }\n"):
-        spec = parse_spec(f'[model]\nname = "x"\n[input]\nlabel = "y"\n{variants}').resolve(("y", "f"))
-        maker = ExampleMaker(spec)
-        model = LearningModel(maker)
-        columns = {"y": pa.array([b"1", b"0"], pa.binary()), "f": pa.array([b"a", b"b"], pa.binary())}
-        model.learn(maker.make(RowBatch(columns, np.arange(1, 3), "none", (), 2)))
-        model.table.grow()
-        model.artefact()
+    with tempfile.TemporaryDirectory(prefix="ftrie-") as folder, RejectLog() as rejects:
+        log = Path(folder) / "log.csv"
+        log.write_text('y,f\n1,a\n0,"b"\n', encoding="utf-8")
+        for variants in ("", "[variants]\na = {}\nb = { without = ['f'] }\n"):
+            spec = parse_spec(f'[model]\nname = "x"\n[input]\nlabel = "y"\n[fields]\nf = {{}}\n{variants}')
+            run = train(spec, [str(log)], rejects=rejects)
+            run.model.table.grow()
+            run.model.artefact()
     mark_kernels_cached(_PART)
 
 
