@@ -103,7 +103,7 @@ def _learn(
 
     assert isinstance(spec, ModelSpec)
     if not kernels_are_ready():
-        note("compiling kernels for the first time; about half a minute, once")
+        note("compiling kernels for the first time; some ten seconds, once")
     compile_kernels()
     with RejectLog(rejects, strict) as log, progress("learning") as bar:
 
