@@ -19,6 +19,7 @@ from server.model import Model
 from server.ranker import Ranker
 from server.service import Question
 from server.serving import Serving
+from server.warm_up import warm_up
 from server.wire import Fields
 
 WARM_CANDIDATES = 64
@@ -87,20 +88,25 @@ class Loader:
     def _warmed(
         self, model: Model, catalogue: Catalogue, generation: int, recent: Iterable[Question]
     ) -> Serving:
-        if not kernels_are_cached(KERNELS):
-            _log.info("compiling the ranking kernels; this happens once on a machine")
         serving = Serving(self._name, model.version, model, catalogue, Ranker(model, catalogue), generation)
         for question in (*_synthetic(serving), *recent):
             try:
                 question.ask(serving)
             except (FieldValueError, IndexError):
                 continue  # a question of the version before need not fit this one
-        mark_kernels_cached(KERNELS)
         return serving
 
 
+def warm_kernels() -> None:
+    """Compile the ranking kernels, or load them from the cache, and say so if it takes seconds."""
+    if not kernels_are_cached(KERNELS):
+        _log.info("compiling the ranking kernels; this happens once on a machine")
+    warm_up()
+    mark_kernels_cached(KERNELS)
+
+
 def _synthetic(serving: Serving) -> list[Question]:
-    """Questions that run every kernel: known, unknown and spelled-out items, with and without top_k."""
+    """Questions that touch a version's memory: known, unknown and spelled-out items, with and without top_k."""
     ids = list(islice(serving.catalogue.ids, WARM_CANDIDATES))
     fields: Fields = {field.name: "1" for field in serving.model.plan.request_fields if field.kind != "time"}
     spelled: Fields = {field.name: "1" for field in serving.model.plan.item_fields if field.kind != "time"}

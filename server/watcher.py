@@ -16,7 +16,7 @@ import structlog
 
 from model_store.errors import FtrieError, StoreUnavailable
 from model_store.store import Store
-from server.loader import Loader
+from server.loader import Loader, warm_kernels
 from server.service import RankingService
 from server.serving import Current, Serving
 from server.stored import StoredReads
@@ -63,6 +63,7 @@ class Watcher(threading.Thread):
 
     def run(self) -> None:
         """Watch until stopped; reconnect with jittered, growing pauses while the store is away."""
+        warm_kernels()
         failures = 0
         while not self._stopped.is_set():
             try:

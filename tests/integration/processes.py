@@ -1,0 +1,62 @@
+"""`ftrie` as a user runs it, in processes of its own, and what any published model must answer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from model_store.artefact import Artefact
+from model_store.features import FeaturePlan, Value
+from model_store.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+FTRIE = [sys.executable, "-m", "ftrie"]
+
+
+def ftrie(*arguments: str | Path) -> str:
+    """Run one command to its end; returns what it printed."""
+    finished = subprocess.run(
+        [*FTRIE, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=150
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+@contextmanager
+def serving(model: str, store_url: str) -> Iterator[str]:
+    """A running `ftrie serve`; yields its address once it is ready, and sees it end well."""
+    command = [*FTRIE, "serve", model, "--store", store_url, "--port", "0", "--json"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield json.loads(process.stdout.readline())["address"]
+        finally:
+            process.terminate()
+            assert process.wait(30) == 0
+
+
+class Oracle:
+    """One published version as a dict of keys: what a server of it must answer, from the definition alone."""
+
+    def __init__(self, artefact: Artefact) -> None:
+        self.plan = FeaturePlan.of(artefact.spec)
+        keys = map(artefact.key, range(artefact.rows))
+        values = zip(artefact.weight.tolist(), artefact.variants.tolist(), strict=True)
+        self._weights = dict(zip(keys, values, strict=True))
+
+    @classmethod
+    def of(cls, store: Store, model: str, version: int) -> Oracle:
+        """The oracle of a version in the store."""
+        return cls(store.model(model).fetch(version))
+
+    def score(self, example: Mapping[str, Value], variant: str) -> float:
+        """The sum of the weights of the example's keys that the variant uses."""
+        bit = self.plan.variants.index(variant)
+        found = ((self._weights.get(key, (0.0, 0)), x) for key, x, _ in self.plan.keys(example))
+        return sum(weight * x for (weight, mask), x in found if mask >> bit & 1)
