@@ -16,9 +16,10 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from model_store import embedded
-from model_store.embedded import LOG, SOCKET, EmbeddedValkey
+from model_store import embedded, valkey_server
+from model_store.embedded import EmbeddedValkey
 from model_store.errors import StoreError, StoreUnavailable
+from model_store.valkey_server import LOG, PID, SOCKET
 from tests.model_store.models import python
 
 # Joins, says so with the server's run id, and waits to be told to leave.
@@ -78,7 +79,7 @@ def test_processes_that_start_at_once_meet_in_one_server(home: Path) -> None:
         for user in users:
             leave(user)
     assert not is_up(home)
-    assert not (home / embedded.PID).exists()
+    assert not (home / PID).exists()
     assert value(home, "left") == b"5"
 
 
@@ -151,7 +152,7 @@ def test_no_second_server_is_started_over_the_data_of_one_that_lost_its_socket(
 ) -> None:
     held = EmbeddedValkey.join(home)
     (home / SOCKET).rename(home / "moved.sock")
-    monkeypatch.setattr(embedded, "START_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(valkey_server, "START_TIMEOUT_S", 0.05)
     with pytest.raises(StoreUnavailable, match=r"cannot be reached by its socket .*valkey\.pid"):
         EmbeddedValkey.join(home)
     (home / "moved.sock").rename(home / SOCKET)
@@ -160,10 +161,10 @@ def test_no_second_server_is_started_over_the_data_of_one_that_lost_its_socket(
 
 def test_a_stopped_server_is_not_replaced_but_reported(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held = EmbeddedValkey.join(home)
-    server = int((home / embedded.PID).read_text())
+    server = int((home / PID).read_text())
     os.kill(server, signal.SIGSTOP)
     try:
-        monkeypatch.setattr(embedded, "START_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(valkey_server, "START_TIMEOUT_S", 0.05)
         with pytest.raises(StoreUnavailable, match="has not answered"):
             EmbeddedValkey.join(home)
     finally:
@@ -269,6 +270,6 @@ except StoreError as error:
 
 def test_a_directory_removed_meanwhile_does_not_disturb_closing(tmp_path: Path) -> None:
     held = EmbeddedValkey.join(tmp_path / "s")
-    embedded._stop(held.directory, held.socket)
+    valkey_server.stop(held.directory, held.socket)
     shutil.rmtree(tmp_path / "s")
     held.close()
