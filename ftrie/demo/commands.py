@@ -14,7 +14,9 @@ from pathlib import Path
 
 from ftrie.demo.telling import tell
 from model_store.errors import FtrieError, ServerError
-from model_store.terminal import json_asked
+from model_store.jit import kernels_are_cached
+from model_store.terminal import json_asked, note
+from server.loader import KERNELS as SERVER_KERNELS
 
 READY_TIMEOUT_S = 180.0  # a first run compiles the kernels
 STOP_TIMEOUT_S = 15.0
@@ -42,6 +44,8 @@ class Commands:
     def serving(self, model: str) -> Iterator[str]:
         """Run `ftrie serve` on a free port while the block runs; gives its address. Raises ServerError."""
         tell(f"\n  $ ftrie serve {model} --port 0 &")
+        if not kernels_are_cached(SERVER_KERNELS):
+            note("the server compiles its kernels for the first time; some seconds, once")
         log = self.folder / "server.log"
         with (
             log.open("wb") as errors,
