@@ -83,10 +83,11 @@ def test_swaps_under_load_fail_no_call_and_no_answer_mixes_versions(
     clients = [threading.Thread(target=load) for _ in range(3)]
     for thread in clients:
         thread.start()
+    eventually(lambda: answers != [])
     for seed in range(2, 8):
         version = shop.publish(store, seed)
         versions[version] = seed
-        eventually(lambda version=version: answers[-1:] != [] and answers[-1][0] == version)  # type: ignore[misc]
+        eventually(lambda version=version: answers[-1][0] == version)  # type: ignore[misc]
     stop.set()
     for thread in clients:
         thread.join()
