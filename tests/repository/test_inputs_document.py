@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from trainer.sources.feed import MAX_ROW_BYTES
 from trainer.sources.formats import EXTENSIONS, FORMATS
+from trainer.sources.reader import BATCH_BYTES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "inputs.md").read_text("utf-8")
@@ -31,3 +33,8 @@ def test_every_category_of_rejects_is_listed() -> None:
     code = "\n".join(path.read_text("utf-8") for path in sources)
     raised = set(re.findall(r"""(?:BadRow\(|reason = )f?["']([^:"']+):""", code))
     assert raised == listed
+
+
+def test_sizes_are_those_of_the_code() -> None:
+    assert f"a block ({BATCH_BYTES >> 20} MiB)" in PAGE
+    assert re.search(rf"A row may be up to {MAX_ROW_BYTES >> 20} MiB\s+long", PAGE)
