@@ -103,7 +103,7 @@ def rollback(
     model: Model,
     version: Annotated[
         int | None,
-        typer.Argument(metavar="[VERSION]", min=1, help="Where to; by default what was active before."),
+        typer.Argument(metavar="VERSION", min=1, help="Where to; by default what was active before."),
     ] = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
@@ -140,7 +140,7 @@ def gc(
 def inspect(
     model: Model,
     version: Annotated[
-        int | None, typer.Argument(metavar="[VERSION]", min=1, help="By default the active one.")
+        int | None, typer.Argument(metavar="VERSION", min=1, help="By default the active one.")
     ] = None,
     top: Annotated[int, typer.Option(min=0, metavar="N", help="How many of the heaviest keys.")] = 10,
     store: StoreOption = DEFAULT_STORE,

@@ -23,22 +23,24 @@ from model_store.errors import StoreError, StoreUnavailable
 
 SCHEMES = ("redis", "rediss", "unix")
 EMBEDDED = "embedded:"
+LONGEST_BLOCK_S = 2.0
 
 
 class StoreConnection:
     """An open store: its URL (without the password, for messages), and connections to it.
 
-    `client` answers in bytes and is shared by all threads. `single(timeout_s)` makes a connection of its own
-    that decodes answers to text, for one thread's hot path.
+    `client` answers in bytes and is shared by all threads; so is `patient_client`, for commands that block for
+    up to LONGEST_BLOCK_S (a server may be a tenth of a second late to unblock them). `single(timeout_s)` makes a
+    connection of its own that decodes answers to text, for one thread's hot path.
     """
 
     def __init__(self, url: str, timeout_s: float) -> None:
         self.shown_url = _without_password(url)
-        self.timeout_s = timeout_s
         self._embedded: EmbeddedValkey | None = None
         self._redis_url = self._resolved(url)
         retry = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
         self.client = self._client(timeout_s, retry=retry)
+        self.patient_client = self._client(timeout_s + 2 * LONGEST_BLOCK_S, retry=retry)
 
     def single(self, timeout_s: float) -> Any:
         """A new connection, not yet open, that belongs to its caller."""
@@ -76,8 +78,9 @@ class StoreConnection:
 
     def close(self) -> None:
         """Close the client's connections, then give back the embedded server, if there is one."""
-        self.client.close()
-        self.client.connection_pool.disconnect()
+        for client in (self.client, self.patient_client):
+            client.close()
+            client.connection_pool.disconnect()
         if self._embedded is not None:
             self._embedded.close()
 

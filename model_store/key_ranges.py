@@ -13,11 +13,14 @@ from model_store.artefact import Artefact
 from model_store.features import FeaturePlan
 from model_store.keys import BIAS
 
+OTHER = "other"
+
 
 def key_ranges(artefact: Artefact) -> list[tuple[str, int, int]]:
     """Who owns which rows, as (name, first row, row after the last), rows ascending, every row once.
 
-    Names are fields, crosses and `bias`; a key under no prefix belongs to the raw field, or to `other`.
+    Names are fields, crosses and `bias`; a key under no prefix belongs to the raw field if there
+    is just one, else to `other`.
     """
     plan = FeaturePlan.of(artefact.spec)
     rows = _Rows(artefact)
@@ -26,7 +29,8 @@ def key_ranges(artefact: Artefact) -> list[tuple[str, int, int]]:
     for name, prefix in prefixes:
         if prefix:
             owned.append((name, rows.at_least(prefix), rows.beyond(prefix)))
-    rest = next((field.name for field in plan.fields if not field.prefix), "other")
+    raw = [field.name for field in plan.fields if not field.prefix]
+    rest = raw[0] if len(raw) == 1 else OTHER
     return list(_without_gaps(sorted(owned, key=lambda each: each[1:]), rest, artefact.rows))
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import WatchError
 
 from model_store.chunks import Progress, download, incomplete, upload
-from model_store.connection import StoreConnection
+from model_store.connection import LONGEST_BLOCK_S, StoreConnection
 from model_store.errors import ArtefactError, StaleEpoch, StoreError, VersionNotFound
 from model_store.manifest import CHUNK_BYTES, Manifest, now
 from model_store.redis_keys import ModelKeys
@@ -55,7 +55,6 @@ class ModelVersions:
         self.keys = ModelKeys(model)
         self._store = connection
         self._client = connection.client
-        self._longest_block_s = connection.timeout_s / 2  # well within the socket's timeout
         self._publish = self._client.register_script(_script("publish.lua"))
         self._activate = self._client.register_script(_script("activate.lua"))
 
@@ -202,9 +201,9 @@ class ModelVersions:
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            block_s = min(self._longest_block_s, deadline - time.monotonic())
+            block_s = min(LONGEST_BLOCK_S, deadline - time.monotonic())
             with self._store.answers():
-                streams = self._client.xread(
+                streams = self._store.patient_client.xread(
                     {self.keys.events: last_event_id}, block=max(1, int(1000 * block_s))
                 )
             if streams:

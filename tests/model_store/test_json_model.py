@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from model_store import json_model
 from model_store.artefact import Artefact
 from model_store.errors import ArtefactError
+from model_store.features import FeaturePlan
 from model_store.inferred_spec import infer_spec
-from model_store.key_ranges import key_ranges
-from tests.model_store.models import SPEC, model
+from model_store.key_ranges import OTHER, key_ranges
+from model_store.prefixes import PrefixRules
+from tests.model_store.models import KEYS, SPEC, model
 
 UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 ENTRY = st.fixed_dictionaries(
@@ -81,6 +83,16 @@ def test_ranges_cover_every_row_once_in_order() -> None:
         "age",
         "other",
     )
+
+
+@given(st.sets(st.text("abgimnrs=*.", min_size=1, max_size=9).map(str.encode) | st.sampled_from(KEYS)))
+def test_ranges_agree_with_the_prefix_rules(keys: set[bytes]) -> None:
+    artefact = model(list(keys))
+    rules = PrefixRules.of(FeaturePlan.of(SPEC))
+    owner = {
+        artefact.key(row): name for name, begin, end in key_ranges(artefact) for row in range(begin, end)
+    }
+    assert owner == {key: rules.owner(key) or OTHER for key in keys}
 
 
 def test_an_imported_weight_belongs_to_every_variant_and_has_no_known_rate() -> None:
