@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from model_store.errors import FieldValueError, SpecError
-from model_store.features import BUCKETS_PER_OCTAVE, FieldPlan, parse_number, text_of
+from model_store.features import FieldPlan
 from model_store.kernels import scan_columns
 from model_store.keys import ESCAPES, MAX_KEY_BYTES
+from model_store.values import BUCKETS_PER_OCTAVE, INTEGRAL_LIMIT, parse_number, text_of
 
-_INTEGRAL_LIMIT = 2.0**53
 _ABSENT = b""
 
 
@@ -109,7 +109,7 @@ def _text(array: Any) -> Any:
 
 def _float_text(array: Any) -> Any:
     numbers = array.to_numpy(zero_copy_only=False)
-    whole = np.isfinite(numbers) & (np.floor(numbers) == numbers) & (np.abs(numbers) < _INTEGRAL_LIMIT)
+    whole = np.isfinite(numbers) & (np.floor(numbers) == numbers) & (np.abs(numbers) < INTEGRAL_LIMIT)
     if whole[np.asarray(array.is_valid())].all():
         return array.cast(pa.int64()).cast(pa.string()).cast(pa.binary())
     return pa.array([None if v is None else _repr(v) for v in array.to_pylist()], pa.binary())

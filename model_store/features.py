@@ -7,26 +7,27 @@ columns; a test holds the two together. Nothing here knows of weights, tables or
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from model_store.errors import FieldValueError
 from model_store.keys import BIAS, MAX_KEY_BYTES, escape, prefix_of
 from model_store.spec import FieldSpec, ModelSpec, Side
-
-Scalar: TypeAlias = str | bytes | int | float | bool
-Value: TypeAlias = Scalar | Sequence[Scalar] | None
-
-BUCKETS_PER_OCTAVE = 4
-_BUCKET_SHIFT = 52 - 2
-_BUCKET_OF_ONE = 1023 << 2
-_INTEGRAL_LIMIT = 2.0**53
+from model_store.values import (
+    Scalar,
+    Value,
+    checked_utf8,
+    decoded,
+    encoded,
+    list_members,
+    log_bucket,
+    one_scalar,
+    parse_number,
+    text_of,
+    time_part,
+)
 
 
 class Token(NamedTuple):
@@ -165,87 +166,6 @@ class FeaturePlan:
         return keys
 
 
-def text_of(value: Scalar) -> bytes:
-    """The canonical text of a scalar: whole floats print as integers, so that 77 and 77.0 are one category."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "surrogatepass")
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, bool):
-        return b"true" if value else b"false"
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise FieldValueError(f"got {value!r}, expected a finite number")
-        if value.is_integer() and abs(value) < _INTEGRAL_LIMIT:
-            return b"%d" % int(value)
-        return repr(value).encode()
-    if isinstance(value, int):
-        return b"%d" % value
-    raise FieldValueError(f"got a {type(value).__name__}, expected text, a number or a boolean")
-
-
-def log_bucket(value: float) -> int:
-    """The logarithmic bucket of a finite number: four to an octave of 1 + |value|, negative for negative values.
-
-    Read off the bits of 1 + |value|, so that every machine gets the same bucket (no logarithm is taken).
-    """
-    bits: int = struct.unpack("<q", struct.pack("<d", 1.0 + abs(value)))[0]
-    bucket = (bits >> _BUCKET_SHIFT) - _BUCKET_OF_ONE
-    return -bucket if value < 0 else bucket
-
-
-def parse_number(value: Scalar) -> float:
-    """A finite number from a scalar or its text. Raises FieldValueError for anything else, NaN among it."""
-    try:
-        if isinstance(value, str | bytes) and b"_" in text_of(value):
-            raise ValueError
-        number = float(value)
-    except (ValueError, OverflowError):
-        raise FieldValueError(f"got {_shown(value)}, expected a number") from None
-    if not math.isfinite(number):
-        raise FieldValueError(f"got {_shown(value)}, expected a finite number")
-    return number
-
-
-@lru_cache(maxsize=1 << 16)
-def time_part(text: str, form: str | None, part: str) -> bytes:
-    """The `part` (UTC) of a time written in `form`: None is ISO-8601; `epoch_s`, `epoch_ms`, or strptime's letters."""
-    moment = _parse_time(text, form)
-    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    return b"%d" % (moment.weekday() if part == "weekday" else getattr(moment, part))
-
-
-def list_members(value: Value, separator: str | None) -> Sequence[Scalar]:
-    """The members of a set: a list as it is; text that is a JSON array; other text split at `separator` (`,`)."""
-    if value is None:
-        return ()
-    if isinstance(value, str | bytes):
-        text = _utf8(text_of(value)).decode()
-        if text.startswith("["):
-            return _json_members(text)
-        return text.split(separator or ",")
-    return (value,) if isinstance(value, int | float) else value
-
-
-def _parse_time(text: str, form: str | None) -> datetime:
-    try:
-        if form is None:
-            return datetime.fromisoformat(text)
-        if form in ("epoch_s", "epoch_ms"):
-            return datetime.fromtimestamp(float(text) / (1 if form == "epoch_s" else 1000), UTC)
-        return datetime.strptime(text, form)
-    except (ValueError, OverflowError, OSError):
-        raise FieldValueError(f"got {text!r}, expected a time like {form or 'ISO-8601'}") from None
-
-
-def _json_members(text: str) -> Sequence[Scalar]:
-    try:
-        members = json.loads(text)
-    except ValueError:
-        raise FieldValueError(f"got {_shown(text)}, which begins like a JSON array but is none") from None
-    return [member for member in members if member is not None]
-
-
 def _tokenizer(field: FieldSpec) -> Callable[[Value], tuple[Token, ...]]:
     if field.kind == "set":
         return lambda value: _set_tokens(value, field.separator, escape)
@@ -253,7 +173,9 @@ def _tokenizer(field: FieldSpec) -> Callable[[Value], tuple[Token, ...]]:
         return lambda value: _set_tokens(value, field.separator, bytes)
     if field.kind == "time":
         part = field.part or "hour"
-        return lambda value: _one_token(value, lambda v: Token(time_part(_text(v), field.format, part), 1.0))
+        return lambda value: _one_token(
+            value, lambda v: Token(time_part(decoded(v), field.format, part), 1.0)
+        )
     if field.kind == "number" and field.bucket == "log":
         return lambda value: _one_token(value, lambda v: Token(b"%d" % log_bucket(parse_number(v)), 1.0))
     if field.kind == "number":
@@ -263,55 +185,23 @@ def _tokenizer(field: FieldSpec) -> Callable[[Value], tuple[Token, ...]]:
 
 def _category_token(value: Value) -> tuple[Token, ...]:
     if isinstance(value, str):  # the served request's case, kept short
-        text = _encoded(value)
+        text = encoded(value)
     elif value is None:
         return ()
     else:
-        text = _utf8(text_of(_scalar(value)))
+        text = checked_utf8(text_of(one_scalar(value)))
     return (Token(escape(text), 1.0),) if text else ()
 
 
 def _one_token(value: Value, make: Callable[[Scalar], Token]) -> tuple[Token, ...]:
     if value is None or value == "" or value == b"":
         return ()
-    return (make(_scalar(value)),)
+    return (make(one_scalar(value)),)
 
 
 def _set_tokens(value: Value, separator: str | None, make: Callable[[bytes], bytes]) -> tuple[Token, ...]:
-    texts = (_utf8(text_of(_scalar(member))) for member in list_members(value, separator))
+    texts = (checked_utf8(text_of(one_scalar(member))) for member in list_members(value, separator))
     return tuple(Token(make(text), 1.0) for text in dict.fromkeys(texts) if text)
-
-
-def _scalar(value: Value) -> Scalar:
-    if isinstance(value, str | bytes | bool | int | float):
-        return value
-    raise FieldValueError(f"got a {type(value).__name__}, expected one value")
-
-
-def _text(value: Scalar) -> str:
-    return _utf8(text_of(value)).decode()
-
-
-def _utf8(text: bytes) -> bytes:
-    try:
-        text.decode()
-    except UnicodeDecodeError as error:
-        raise FieldValueError(f"got bytes that are not UTF-8 (byte {error.start}): {text[:40]!r}") from None
-    return text
-
-
-def _encoded(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise FieldValueError(
-            f"got text that is not Unicode (character {error.start}): {text[:40]!r}"
-        ) from None
-
-
-def _shown(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else f"{shown[:57]}…"
 
 
 def _prefix(name: str, field: FieldSpec) -> bytes:

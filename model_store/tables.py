@@ -18,7 +18,7 @@ from typing import Any, TextIO
 import pyarrow as pa
 
 from model_store.errors import FieldValueError, InputError, SpecError
-from model_store.features import text_of
+from model_store.values import text_of
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 USER_IDS = ("cookie", "user", "user_id")

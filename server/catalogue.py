@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.errors import FieldValueError
-from model_store.features import FeaturePlan, FieldPlan, Value
+from model_store.features import FeaturePlan, FieldPlan
+from model_store.values import Value
 from server.interning.ids import IdTable
 from server.scoring.tokens import NO_VALUE, TokenTable, TokenWriter
 

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.errors import FieldValueError
-from model_store.features import Value
 from model_store.spec import MAX_CROSS_FIELDS
+from model_store.values import Value
 from server.catalogue import Catalogue
 from server.model import Model
 from server.scoring.items import ItemTable

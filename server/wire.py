@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ctr.v1.ranking_pb2 import Features, Item, RankRequest, RankResponse
 from model_store.errors import FieldValueError
-from model_store.features import Value
+from model_store.values import Value
 from server.errors import InvalidRequest
 from server.serving import Serving
 

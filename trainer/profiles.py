@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from model_store.errors import FieldValueError, InputError
-from model_store.features import text_of
+from model_store.values import text_of
 from trainer.sources import LogReader
 
 SAMPLE_ROWS = 10_000

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from model_store.artefact import Artefact
-from model_store.features import FeaturePlan, Value
+from model_store.features import FeaturePlan
 from model_store.store import Store
+from model_store.values import Value
 
 ROOT = Path(__file__).resolve().parents[2]
 FTRIE = [sys.executable, "-m", "ftrie"]

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from model_store.columns import token_columns
 from model_store.errors import FieldValueError, SpecError
-from model_store.features import FeaturePlan, log_bucket, text_of
+from model_store.features import FeaturePlan
 from model_store.kernels import hash_keys
 from model_store.keys import escape, parse_key, prefix_of, unescape
 from model_store.spec import parse_spec
+from model_store.values import log_bucket, text_of
 
 HEAD = '[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\n'
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from model_store import kernels, spec
-from model_store.features import FeaturePlan, log_bucket
+from model_store.features import FeaturePlan
+from model_store.values import log_bucket
 from trainer.table import SLOT
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

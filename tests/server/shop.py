@@ -14,9 +14,10 @@ from functools import cache
 import numpy as np
 
 from model_store.artefact import Artefact
-from model_store.features import FeaturePlan, Value
+from model_store.features import FeaturePlan
 from model_store.spec import ModelSpec, parse_spec
 from model_store.store import Store
+from model_store.values import Value
 
 NAME = "shop"
 SPEC = """

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from model_store.artefact import Artefact
-from model_store.features import FeaturePlan, Value
+from model_store.features import FeaturePlan
 from model_store.spec import ModelSpec
+from model_store.values import Value
 
 Weights = Mapping[bytes, tuple[float, int]]  # key → weight, variant bits
 

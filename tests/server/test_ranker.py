@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_store.errors import FieldValueError
-from model_store.features import FeaturePlan, Value
+from model_store.features import FeaturePlan
 from model_store.spec import ModelSpec, spec_from_json
+from model_store.values import Value
 from server.catalogue import Catalogue
 from server.model import Model
 from server.ranker import Ranker, Ranking

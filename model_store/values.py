@@ -1,0 +1,141 @@
+"""What one value means, before it becomes part of a key: its text, its number, its time, its members.
+
+Nothing here knows of fields or keys. `model_store.columns` applies the same rules to whole columns.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import TypeAlias
+
+from model_store.errors import FieldValueError
+
+Scalar: TypeAlias = str | bytes | int | float | bool
+Value: TypeAlias = Scalar | Sequence[Scalar] | None
+
+BUCKETS_PER_OCTAVE = 4
+INTEGRAL_LIMIT = 2.0**53
+_BUCKET_SHIFT = 52 - 2
+_BUCKET_OF_ONE = 1023 << 2
+
+
+def text_of(value: Scalar) -> bytes:
+    """The canonical text of a scalar: whole floats print as integers, so that 77 and 77.0 are one category."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, bool):
+        return b"true" if value else b"false"
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise FieldValueError(f"got {value!r}, expected a finite number")
+        if value.is_integer() and abs(value) < INTEGRAL_LIMIT:
+            return b"%d" % int(value)
+        return repr(value).encode()
+    if isinstance(value, int):
+        return b"%d" % value
+    raise FieldValueError(f"got a {type(value).__name__}, expected text, a number or a boolean")
+
+
+def log_bucket(value: float) -> int:
+    """The logarithmic bucket of a finite number: four to an octave of 1 + |value|, negative for negative values.
+
+    Read off the bits of 1 + |value|, so that every machine gets the same bucket (no logarithm is taken).
+    """
+    bits: int = struct.unpack("<q", struct.pack("<d", 1.0 + abs(value)))[0]
+    bucket = (bits >> _BUCKET_SHIFT) - _BUCKET_OF_ONE
+    return -bucket if value < 0 else bucket
+
+
+def parse_number(value: Scalar) -> float:
+    """A finite number from a scalar or its text. Raises FieldValueError for anything else, NaN among it."""
+    try:
+        if isinstance(value, str | bytes) and b"_" in text_of(value):
+            raise ValueError
+        number = float(value)
+    except (ValueError, OverflowError):
+        raise FieldValueError(f"got {_shown(value)}, expected a number") from None
+    if not math.isfinite(number):
+        raise FieldValueError(f"got {_shown(value)}, expected a finite number")
+    return number
+
+
+@lru_cache(maxsize=1 << 16)
+def time_part(text: str, form: str | None, part: str) -> bytes:
+    """The `part` (UTC) of a time written in `form`: None is ISO-8601; `epoch_s`, `epoch_ms`, or strptime's letters."""
+    moment = _parse_time(text, form)
+    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    return b"%d" % (moment.weekday() if part == "weekday" else getattr(moment, part))
+
+
+def list_members(value: Value, separator: str | None) -> Sequence[Scalar]:
+    """The members of a set: a list as it is; text that is a JSON array; other text split at `separator` (`,`)."""
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes):
+        text = checked_utf8(text_of(value)).decode()
+        if text.startswith("["):
+            return _json_members(text)
+        return text.split(separator or ",")
+    return (value,) if isinstance(value, int | float) else value
+
+
+def _parse_time(text: str, form: str | None) -> datetime:
+    try:
+        if form is None:
+            return datetime.fromisoformat(text)
+        if form in ("epoch_s", "epoch_ms"):
+            return datetime.fromtimestamp(float(text) / (1 if form == "epoch_s" else 1000), UTC)
+        return datetime.strptime(text, form)
+    except (ValueError, OverflowError, OSError):
+        raise FieldValueError(f"got {text!r}, expected a time like {form or 'ISO-8601'}") from None
+
+
+def _json_members(text: str) -> Sequence[Scalar]:
+    try:
+        members = json.loads(text)
+    except ValueError:
+        raise FieldValueError(f"got {_shown(text)}, which begins like a JSON array but is none") from None
+    return [member for member in members if member is not None]
+
+
+def one_scalar(value: Value) -> Scalar:
+    """The value, if it is one and not a list of them. Raises FieldValueError."""
+    if isinstance(value, str | bytes | bool | int | float):
+        return value
+    raise FieldValueError(f"got a {type(value).__name__}, expected one value")
+
+
+def decoded(value: Scalar) -> str:
+    """The canonical text of a scalar as a str. Raises FieldValueError where it is not UTF-8."""
+    return checked_utf8(text_of(value)).decode()
+
+
+def checked_utf8(text: bytes) -> bytes:
+    """The bytes, if they are UTF-8. Raises FieldValueError."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        raise FieldValueError(f"got bytes that are not UTF-8 (byte {error.start}): {text[:40]!r}") from None
+    return text
+
+
+def encoded(text: str) -> bytes:
+    """The text as UTF-8. Raises FieldValueError where it holds half of a surrogate pair."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise FieldValueError(
+            f"got text that is not Unicode (character {error.start}): {text[:40]!r}"
+        ) from None
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}…"
