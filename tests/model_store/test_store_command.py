@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from ftrie.cli import run
 from model_store.artefact import Artefact
 from model_store.store import Store
+from model_store.terminal import ask_json
 from tests.model_store.models import KEYS, model
 
 JSON_MODEL = {
@@ -27,7 +28,9 @@ Answer = Callable[..., Any]
 
 
 @pytest.fixture
-def ask(store_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Answer:
+def ask(
+    store_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Answer]:
     """Run `ftrie store … --json` and return what it answers."""
     monkeypatch.setenv("FTRIE_STORE", store_url)
 
@@ -35,7 +38,8 @@ def ask(store_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         assert run(["store", *map(str, arguments), "--json"]) == 0
         return json.loads(capsys.readouterr().out)
 
-    return answer
+    yield answer
+    ask_json(False)
 
 
 @pytest.fixture
