@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.errors import FieldValueError
-from model_store.features import FeaturePlan, FieldPlan
+from model_store.features import FeaturePlan, FieldPlan, Token
 from model_store.values import Value
 from server.interning.ids import IdTable
 from server.scoring.tokens import NO_VALUE, TokenTable, TokenWriter
@@ -57,9 +56,17 @@ class Catalogue:
         for column, field in enumerate(self.fields):
             if field.name in id_fields:
                 for row in np.flatnonzero(values[:, column] == NO_VALUE).tolist():
-                    with suppress(FieldValueError):
-                        values[row, column] = first + writer.add(field.tokens(self.ids[row]))
+                    number = writer.add(id_tokens(field, self.ids[row]))
+                    values[row, column] = number if number == NO_VALUE else first + number
         return self.tokens.extended(writer, values)
+
+
+def id_tokens(field: FieldPlan, item_id: str) -> tuple[Token, ...]:
+    """The tokens of an item's own id as a value of `field`; none if the id does not fit the field's kind."""
+    try:
+        return field.tokens(item_id)
+    except FieldValueError:
+        return ()
 
 
 class _Column:

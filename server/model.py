@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from model_store.artefact import Artefact
 from model_store.features import FeaturePlan
+from model_store.prefixes import PrefixRules
 from model_store.spec import ModelSpec
 from server.interning.halves import Halves
 from server.scoring.terms import Terms
@@ -33,6 +34,7 @@ class Model:
     variants: Array
     halves: Halves
     terms: Terms
+    rules: PrefixRules
 
     @classmethod
     def build(cls, artefact: Artefact, version: int) -> Model:
@@ -40,8 +42,17 @@ class Model:
         plan = FeaturePlan.of(artefact.spec)
         trie = FlatTrie.build(artefact.key_data, artefact.key_offsets)
         halves = Halves.of(plan, trie)
-        terms = Terms.of(plan, trie, halves)
-        return cls(version, artefact.spec, plan, trie, artefact.weight, artefact.variants, halves, terms)
+        return cls(
+            version=version,
+            spec=artefact.spec,
+            plan=plan,
+            trie=trie,
+            weight=artefact.weight,
+            variants=artefact.variants,
+            halves=halves,
+            terms=Terms.of(plan, trie, halves),
+            rules=PrefixRules.of(plan),
+        )
 
     @cached_property
     def trie_arrays(self) -> tuple[Array, ...]:

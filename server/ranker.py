@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from model_store.errors import FieldValueError
 from model_store.spec import MAX_CROSS_FIELDS
 from model_store.values import Value
-from server.catalogue import Catalogue
+from server.catalogue import Catalogue, id_tokens
 from server.model import Model
 from server.scoring.items import ItemTable
 from server.scoring.kernels import FIRST_SPELLED, NO_ITEM, rank
@@ -28,8 +29,11 @@ from server.scoring.tokens import NO_VALUE, TokenWriter
 Array = npt.NDArray[Any]
 Spelled = tuple[str, Mapping[str, Value]]
 
+# Values of each field whose tokens are kept: most requests bring ages, cities and hours that were just asked for.
+REMEMBERED_VALUES = 512
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Ranking:
     """Candidates, best first; equal scores in the order of the request. ctr[i] = σ(score[i]) belongs to ids[i]."""
 
@@ -53,9 +57,12 @@ class Ranker:
         self._items = ItemTable.of(model, catalogue.tokens_with_ids(model.item_id_fields), variants)
         no_rows = np.empty((0, len(model.plan.item_fields)), np.int32)
         self._nothing = ItemTable.of(model, TokenWriter().table(no_rows), variants)
-        self._longest_run = self._items.longest_run
+        self._longest_run, self._groups = self._items.longest_run, len(model.terms.groups)
+        self._halves = len(model.halves.trie)
         request_fields = model.plan.request_fields
-        self._fields = tuple((field.name, field.tokens) for field in request_fields)
+        self._fields = tuple(
+            (field.name, field.tokens, lru_cache(REMEMBERED_VALUES)(field.tokens)) for field in request_fields
+        )
         self._field_names = frozenset(field.name for field in request_fields)
         self._values = np.arange(len(request_fields), dtype=np.int32).reshape(1, -1)
         self._head = (*model.trie_arrays, *model.slots, model.terms.request, model.terms.mixed)
@@ -91,10 +98,10 @@ class Ranker:
     def _request(self, fields: Mapping[str, Value]) -> tuple[Array, ...]:
         """The request's tokens: all of the group `tokens` but `values`."""
         texts, xs, starts = [], [], [0]
-        for name, tokens_of in self._fields:
+        for name, tokens_of, remembered in self._fields:
             value = fields.get(name)
             if value is not None:
-                for text, x in tokens_of(value):
+                for text, x in remembered(value) if type(value) is str else tokens_of(value):
                     texts.append(text)
                     xs.append(x)
             starts.append(len(texts))
@@ -129,7 +136,7 @@ class Ranker:
             for column, field in enumerate(fields):
                 number = writer.add(field.tokens(features.get(field.name)))
                 if number == NO_VALUE and field.name in id_fields:
-                    number = writer.add(field.tokens(item_id))
+                    number = writer.add(id_tokens(field, item_id))
                 values[row, column] = number
         return ItemTable.of(model, writer.table(values), range(variant, variant + 1))
 
@@ -143,7 +150,7 @@ class Ranker:
 
     def _scratch(self, candidates: int, longest_run: int) -> tuple[Array, ...]:
         """This thread's scratch space, as large as this request may need it."""
-        halves, groups = len(self._model.halves.trie), len(self._model.terms.groups)
+        halves, groups = self._halves, self._groups
         wanted = min(halves, candidates * groups * max(longest_run, self._longest_run))
         have: tuple[Array, ...] | None = getattr(self._local, "scratch", None)
         if have is None or len(have[1]) < wanted or len(have[-1]) < candidates:

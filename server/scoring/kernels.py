@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from model_store.jit import bare_inline, bare_kernel
+from model_store.kernels import prefetch
 from server.interning.kernels import NO_HALF, UNKNOWN
 from server.kernels import SLOT, slot_at, walk
 
@@ -245,6 +246,15 @@ def _add_crosses(
 
 
 @bare_inline
+def _ask_for_items(rows: Any, own: Any, codes: Any) -> None:
+    """Ask for the candidates' rows, which lie anywhere, while the request is being summed."""
+    for candidate in range(rows.size):
+        row = max(0, np.int64(rows[candidate]))
+        prefetch(own.ctypes.data + row * own.itemsize)
+        prefetch(codes.ctypes.data + row * codes.shape[1] * codes.itemsize)
+
+
+@bare_inline
 def _item_score(items: Any, row: Any, marks: Any, sums: Any) -> Any:
     """The item's own sum, then its halves' sums, group by group."""
     own, codes, run_start, run_half, run_x = items
@@ -286,6 +296,7 @@ def rank(
     catalogue = (own, codes, run_start, run_half, run_x)
     spelled = (spelled_own, spelled_codes, spelled_run_start, spelled_run_half, spelled_run_x)
     scratch = (marks, wanted, sums)
+    _ask_for_items(rows, own, codes)
     request_sum = _own_sum(trie, slots, request_terms, tokens, 0, variant, choice)
     starts[0] = 0
     for group in range(codes.shape[1]):

@@ -252,3 +252,15 @@ def test_threads_share_one_ranker() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_an_id_that_does_not_fit_the_id_field_is_no_feature() -> None:
+    spec = parse({"sku": {"side": "item", "column": "item", "kind": "number"}})
+    model = Model.build(artefact_of(spec, {b"bias": (1.0, 1), b"sku=": (0.5, 1)}), 1)
+    ranker = Ranker(model, Catalogue.build(model.plan, [("6", {}), ("six", {})]))
+    assert scores(ranker.rank({}, ["6", "six", "8", "eight"])) == {
+        "6": 4.0,
+        "six": 1.0,
+        "8": 5.0,
+        "eight": 1.0,
+    }
