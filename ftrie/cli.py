@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextvars import copy_context
 from importlib import import_module
 from typing import Annotated
 
@@ -42,6 +43,11 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; nothing a user can cause ends in a traceback."""
+    # In a context of its own, so that one command's --json is not the next one's.
+    return copy_context().run(_run, arguments)
+
+
+def _run(arguments: Sequence[str]) -> int:
     ask_json("--json" in arguments)
     try:
         code = build()(list(arguments) or ["--help"], prog_name="ftrie", standalone_mode=False)

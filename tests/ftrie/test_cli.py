@@ -13,6 +13,7 @@ import pytest
 import typer
 
 from ftrie.cli import build, run
+from model_store.terminal import json_asked
 
 FTRIE = (sys.executable, "-m", "ftrie")
 HEAVY = ("numba", "pyarrow", "grpc", "redis", "numpy")
@@ -68,6 +69,16 @@ def test_with_json_the_error_is_json(capsys: pytest.CaptureFixture[str], tmp_pat
     captured = capsys.readouterr()
     assert captured.out == ""
     assert json.loads(captured.err)["error"]["type"] == "SpecError"
+
+
+def test_the_json_of_one_command_is_not_the_next_ones(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for flags in (["--json"], []):
+        assert run(["train", str(tmp_path / "none.toml"), "none.csv", *flags]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("ftrie: ")
+    assert not json_asked()
 
 
 def test_a_wrong_flag_is_a_usage_error_that_says_where_to_look(capsys: pytest.CaptureFixture[str]) -> None:
