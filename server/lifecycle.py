@@ -20,7 +20,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from model_store.errors import ServerError
+from model_store.errors import ServerError, StoreUnavailable
 from server.service import SERVICE, RankingService
 from server.serving import Current, Serving
 from server.stored import DEFAULT_BUDGET_S, StoredReads
@@ -84,7 +84,14 @@ class Server:
         self.shutdown()
 
     def startup(self) -> None:
-        """Listen, say NOT_SERVING, begin to load. Raises ServerError if the port is taken."""
+        """Listen, say NOT_SERVING, begin to load. Raises ServerError if the port is taken, StoreError for a bad URL.
+
+        A store that is away is waited for.
+        """
+        try:
+            self._reads.connect()
+        except StoreUnavailable as error:
+            _log.warning("store away, waiting for it", error=str(error))
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self.address = self._listen()
         self._grpc.start()

@@ -43,7 +43,9 @@ class Loader:
         Raises ArtefactError for a damaged version, VersionNotFound, StoreUnavailable.
         """
         began = time.monotonic()
-        artefact = self._store.model(self._name).fetch(version)
+        versions = self._store.model(self._name)
+        sha256 = versions.manifest(version).sha256
+        artefact = versions.fetch(version)
         fetched = time.monotonic()
         model = Model.build(artefact, version)
         built = time.monotonic()
@@ -52,7 +54,7 @@ class Loader:
             catalogue = before.catalogue
         else:
             catalogue = self._catalogue(model)
-        serving = self._warmed(model, catalogue, generation, recent)
+        serving = self._warmed(model, sha256, catalogue, generation, recent)
         _log.info(
             "version built",
             model=self._name,
@@ -72,10 +74,12 @@ class Loader:
         _log.info(
             "catalogue rebuilt", model=self._name, items=len(catalogue), s=round(self.catalogue_seconds, 3)
         )
-        return self._warmed(before.model, catalogue, generation, recent)
+        return self._warmed(before.model, before.sha256, catalogue, generation, recent)
 
     def _fits(self, before: Serving, model: Model, generation: int) -> bool:
-        return before.items_generation == generation and before.model.spec.sha256 == model.spec.sha256
+        lost_data = before.version == model.version  # the store counts from one again, items too
+        same_items = before.items_generation == generation and not lost_data
+        return same_items and before.model.spec.sha256 == model.spec.sha256
 
     def _catalogue(self, model: Model) -> Catalogue:
         began = time.monotonic()
@@ -86,9 +90,11 @@ class Loader:
         return catalogue
 
     def _warmed(
-        self, model: Model, catalogue: Catalogue, generation: int, recent: Iterable[Question]
+        self, model: Model, sha256: str, catalogue: Catalogue, generation: int, recent: Iterable[Question]
     ) -> Serving:
-        serving = Serving(self._name, model.version, model, catalogue, Ranker(model, catalogue), generation)
+        serving = Serving(
+            self._name, model.version, sha256, model, catalogue, Ranker(model, catalogue), generation
+        )
         for question in (*_synthetic(serving), *recent):
             try:
                 question.ask(serving)

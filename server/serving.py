@@ -20,6 +20,7 @@ class Serving:
 
     name: str
     version: int
+    sha256: str
     model: Model
     catalogue: Catalogue
     ranker: Ranker

@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 import structlog
 
-from model_store.errors import FtrieError, StoreUnavailable
+from model_store.errors import ArtefactError, FtrieError, StoreUnavailable, VersionNotFound
+from model_store.model_versions import ModelVersions
 from model_store.store import Store
 from server.loader import Loader, warm_kernels
 from server.service import RankingService
@@ -94,13 +95,14 @@ class Watcher(threading.Thread):
 
     def _check(self, loader: Loader, store: Store) -> None:
         """Bring `current` up to the store's state. Raises StoreUnavailable."""
-        active = store.model(self._model).active()
+        versions = store.model(self._model)
+        active = versions.active()
         serving = self._current.serving
         if active is None:
             if serving is None and not self._said_waiting:
                 self._said_waiting = True
                 _log.info("no version is active yet, waiting", model=self._model)
-        elif serving is None or active != serving.version:
+        elif serving is None or not _is_served(versions, active, serving):
             self._load(loader, active)
         elif self._items_moved(loader, store, serving):
             self._swap(loader.with_new_items(serving, list(self._service.recent)))
@@ -136,6 +138,16 @@ class Watcher(threading.Thread):
         self._service.late_items.rebuilt()
         _log.info("serving", model=self._model, version=serving.version, items=len(serving.catalogue))
         self._on_swap(serving)
+
+
+def _is_served(versions: ModelVersions, active: int, serving: Serving) -> bool:
+    """Whether `serving` is the active version. A store that lost its data gives the same numbers out again."""
+    if active != serving.version:
+        return False
+    try:
+        return versions.manifest(active).sha256 == serving.sha256
+    except (ArtefactError, VersionNotFound):
+        return True  # the store has nothing better than what is served
 
 
 def retry_pause_s(failures: int) -> float:

@@ -21,12 +21,12 @@ def shop_store(store: Store) -> Store:
 
 
 @pytest.fixture
-def start(store: Store, store_url: str) -> Iterator[Callable[[], Server]]:
+def start(store: Store, store_url: str) -> Iterator[Callable[..., Server]]:
     """Starts a server on the store; it is drained when the test ends."""
     servers = []
 
-    def started() -> Server:
-        server = Server(Settings(shop.NAME, store_url, drain_s=1.0, store_budget_s=0.2))
+    def started(url: str = store_url) -> Server:
+        server = Server(Settings(shop.NAME, url, drain_s=1.0, store_budget_s=0.2))
         server.startup()
         servers.append(server)
         return server

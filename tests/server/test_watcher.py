@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import tempfile
 import threading
 from collections.abc import Callable
 
+import grpc
 import pytest
 import structlog
 
-from ftrie.client import Client
+from ftrie.client import Client, RankFailed
+from model_store.errors import StoreError
 from model_store.store import Store
 from server.lifecycle import Server
-from server.watcher import LONGEST_RETRY_S, retry_pause_s
+from server.watcher import CHECK_EVERY_S, LONGEST_RETRY_S, retry_pause_s
 from tests.server import shop
 
 Eventually = Callable[[Callable[[], bool]], None]
@@ -60,6 +65,63 @@ def test_a_damaged_version_is_refused_and_the_one_before_keeps_serving(
     assert client.rank(candidates=["item-1"]).version == 1
     good = shop.publish(store, seed=3)
     eventually(lambda: client.rank(candidates=["item-1"]).version == good)
+
+
+def test_a_version_number_given_out_again_is_a_new_version(
+    client: Client, store: Store, eventually: Eventually
+) -> None:
+    def score() -> float:
+        return client.rank(candidates=["item-1"], variant="base").items[0].score
+
+    store.client.flushall()
+    assert shop.fill(store, seed=2) == 1
+    eventually(lambda: score() == pytest.approx(shop.expected_score(shop.ITEMS["item-1"], 0, seed=2)))
+
+
+def test_a_store_that_was_emptied_leaves_the_model_in_service(client: Client, store: Store) -> None:
+    before = client.rank(candidates=CANDIDATES).items
+    store.client.flushall()
+    with structlog.testing.capture_logs() as logs:
+        threading.Event().wait(1.5 * CHECK_EVERY_S)  # one look at the pointer passes
+        assert client.rank(candidates=CANDIDATES).items == before
+    assert logs == []
+
+
+def test_a_store_that_died_is_found_again(start: Callable[..., Server], eventually: Eventually) -> None:
+    with tempfile.TemporaryDirectory(prefix="ftrie-") as folder:
+        url = f"embedded:{folder}"
+        with Store.open(url) as store:
+            shop.fill(store)
+            server = start(url)
+            assert server.ready.wait(60)
+            os.kill(store.client.info("server")["process_id"], signal.SIGKILL)
+        with Client(server.address) as client:
+            assert client.rank(cookie="u1", candidates=CANDIDATES).version == 1
+            with Store.open(url) as again:
+                version = shop.fill(again, seed=2)
+                wanted = shop.expected_score(shop.ITEMS["item-1"], 0, seed=2)
+                eventually(
+                    lambda: (
+                        client.rank(candidates=["item-1"], variant="base").items[0].score
+                        == pytest.approx(wanted)
+                    )
+                )
+                eventually(lambda: client.rank(cookie="u1", candidates=["item-1"]).degraded == ())
+            assert client.rank(candidates=["item-1"]).version == version
+        server.drain()
+        server.shutdown()
+
+
+def test_a_server_waits_for_a_store_that_is_away(start: Callable[..., Server]) -> None:
+    server = start("redis://127.0.0.1:1")
+    with Client(server.address) as client, pytest.raises(RankFailed) as failed:
+        client.rank(candidates=["item-1"])
+    assert failed.value.code is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_store_url_that_is_none_ends_the_server_at_once(start: Callable[..., Server]) -> None:
+    with pytest.raises(StoreError, match="expected redis://"):
+        start("http://127.0.0.1:1")
 
 
 def test_swaps_under_load_fail_no_call_and_no_answer_mixes_versions(
