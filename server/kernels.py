@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from model_store.jit import bare_inline, bare_kernel
+from model_store.kernels import prefetch
 
 CHILD, LABEL, SLOT, SHAPE = 0, 1, 2, 3
 LENGTH_MASK = 0xFFFF
@@ -26,6 +27,8 @@ CHILDREN_MASK = 0x1FF
 TERMINAL_SHIFT = 31
 
 SORTED = -1
+NODE_BYTES, CACHE_LINE_BYTES = 16, 64
+_ASK_BYTES = 4 * CACHE_LINE_BYTES
 _LINEAR = 16  # up to so many children a scan of their first bytes beats a binary search
 
 
@@ -129,6 +132,16 @@ def child_with(first_byte: Any, child: Any, children: Any, byte: Any) -> Any:
 
 
 @bare_inline
+def _ask_for_nodes(nodes: Any, first: Any, children: Any) -> None:
+    """Ask for the children's rows while their first bytes are being read: one wait instead of two a level."""
+    address = nodes.ctypes.data + first * NODE_BYTES
+    end = min(address + children * NODE_BYTES, address + _ASK_BYTES)
+    while address < end:
+        prefetch(address)
+        address += CACHE_LINE_BYTES
+
+
+@bare_inline
 def walk(
     nodes: Any, first_byte: Any, key_data: Any, node: Any, used: Any, stop: Any, text: Any, at: Any, end: Any
 ) -> Any:
@@ -144,6 +157,7 @@ def walk(
         if at == end:
             return node, used, stop
         first, children = np.int64(nodes[node, CHILD]), (shape >> CHILDREN_SHIFT) & CHILDREN_MASK
+        _ask_for_nodes(nodes, first, children)
         child = child_with(first_byte, first, children, text[at])
         if child < 0:
             return -1, 0, 0
@@ -168,6 +182,13 @@ def slot_at(nodes: Any, node: Any, used: Any) -> Any:
 def place_of(nodes: Any, first_byte: Any, key_data: Any, node: Any, used: Any, stop: Any, text: Any) -> Any:
     """`walk` over all of `text` (uint8), for callers in Python."""
     return walk(nodes, first_byte, key_data, node, used, stop, text, 0, text.size)
+
+
+@bare_kernel
+def slot_of(nodes: Any, first_byte: Any, key_data: Any, stop: Any, key: Any) -> Any:
+    """The slot of one key (uint8); -1 if there is no such key."""
+    node, used, _ = walk(nodes, first_byte, key_data, 0, 0, stop, key, 0, key.size)
+    return slot_at(nodes, node, used)
 
 
 @bare_kernel

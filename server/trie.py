@@ -31,6 +31,7 @@ from server.kernels import (
     first_unsorted,
     longest_prefix_of,
     place_of,
+    slot_of,
     slots_of,
 )
 
@@ -112,8 +113,9 @@ class FlatTrie:
 
     def get(self, key: bytes) -> int:
         """The slot of `key`, or -1. O(L). For many keys `get_many` saves the call's overhead."""
-        cursor = self.cursor(key)
-        return self.slot(cursor) if cursor is not None else -1
+        text = np.frombuffer(bytearray(key), np.uint8)
+        slot: int = slot_of(self.nodes, self.first_byte, self.key_data, len(self), text)
+        return slot
 
     def get_many(self, key_data: Array, key_offsets: Array) -> Array:
         """Slots of k keys in any order: uint8 data, int[k + 1] offsets → int64[k], -1: absent. O(Σ L)."""
@@ -139,7 +141,9 @@ class FlatTrie:
 
     def has_prefix(self, prefix: bytes) -> bool:
         """True if some key begins with `prefix`. O(L)."""
-        return self.cursor(prefix) is not None
+        text = np.frombuffer(bytearray(prefix), np.uint8)
+        node, _, stop = place_of(self.nodes, self.first_byte, self.key_data, 0, 0, len(self), text)
+        return bool(node >= 0 and stop > 0)
 
     def longest_prefix(self, text: bytes) -> int:
         """The slot of the longest key that `text` begins with, or -1. O(L)."""

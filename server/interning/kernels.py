@@ -37,7 +37,8 @@ def find_ids(id_data: Any, id_offsets: Any, table: Any, text: Any, rows: Any) ->
     """rows[i] = the row of the i-th id in `text` (uint8; a NUL follows each id), or UNKNOWN.
 
     Returns how many are unknown; MALFORMED if `text` does not hold rows.size ids, so that one has a NUL inside.
-    Each step touches memory that the step before asked for: waiting for one id at a time costs seven times as much.
+    Each step touches memory that the step before asked for. Waiting for one id at a time takes seven times as long
+    when the caches are cold.
     """
     if _hash_ids(table, text, rows) != text.size:
         return MALFORMED
