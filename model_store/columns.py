@@ -68,6 +68,11 @@ def _label(value: Any) -> float:
     return label
 
 
+def column_text(array: Any) -> Any:
+    """The canonical text of every value (`values.text_of`) as a binary array, empty for null."""
+    return _text(_plain(array))
+
+
 def _plain(array: Any) -> Any:
     """The array as one flat chunk of an unencoded type; text as `binary`."""
     if isinstance(array, pa.ChunkedArray):

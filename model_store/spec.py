@@ -67,6 +67,7 @@ class FieldSpec(_Section):
     format: str | None = None
     column: str | None = None
     separator: str | None = Field(default=None, min_length=1)
+    optional: bool = False
 
     @model_validator(mode="after")
     def _options_fit_the_kind(self) -> Self:
@@ -190,12 +191,17 @@ class ModelSpec(_Section):
     def resolve(self, columns: Sequence[str]) -> ModelSpec:
         """Return this spec with every field named, checked against the log's `columns`.
 
-        Raises SpecError naming a missing column and listing those there are.
+        Raises SpecError naming a missing column and listing those there are. An optional field may be missing: it
+        stays in the spec, and no example has a value of it.
         """
         fields = dict(self.fields) or {name: FieldSpec() for name in self._free_columns(columns)}
+        optional = {f"fields.{name}" for name, field in fields.items() if field.optional}
         for name, column in (*self._named(), *self._wanted(fields)):
-            if column not in columns:
-                raise SpecError(f"{name}: no column {column!r} in the log; it has: {', '.join(columns)}")
+            if column not in columns and name not in optional:
+                hint = _join_hint(name, fields)
+                raise SpecError(
+                    f"{name}: no column {column!r} in the log; it has: {', '.join(columns)}{hint}"
+                )
         if not fields:
             raise SpecError(
                 f"no feature is left: every column is named by [input]; columns: {', '.join(columns)}"
@@ -232,6 +238,13 @@ class ModelSpec(_Section):
     def sha256(self) -> str:
         """Hex SHA-256 of the canonical JSON."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+def _join_hint(name: str, fields: Mapping[str, FieldSpec]) -> str:
+    field = fields.get(name.removeprefix("fields."))
+    if field is None or field.side == "context":
+        return ""
+    return f" (columns of {field.side}s may come from a file of their own: --{field.side}s FILE)"
 
 
 def check_crosses(spec: ModelSpec) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -21,6 +21,7 @@ from model_store.terminal import (
 
 if TYPE_CHECKING:
     from model_store.model_versions import ModelVersions
+    from model_store.spec import ModelSpec
     from model_store.store import Store
     from trainer.train import Progress, Report, Run
 
@@ -52,6 +53,16 @@ def train(
     save: Annotated[
         Path | None, typer.Option(metavar="FILE.arrow", help="Write the model to this file.")
     ] = None,
+    items: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Take columns that the log lacks from this file of items, by input.item."
+        ),
+    ] = None,
+    users: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The same from a file of users, by input.cookie."),
+    ] = None,
     input_format: Annotated[
         str | None,
         typer.Option(
@@ -73,9 +84,10 @@ def train(
 
     model_spec = load_spec(spec)
     publish = publish or activate
+    sides = Sides(items, users)
     # The store is opened first: a wrong URL should not cost a training run.
     with Store.open(store) if publish else nullcontext() as opened:
-        run = _learn(model_spec, inputs, rejects, strict, input_format, threads)
+        run = _learn(model_spec, inputs, sides, rejects, strict, input_format, threads)
         if save is not None:
             run.model.artefact().write(save)
         if run.failure is None and publish and opened is not None:
@@ -89,29 +101,45 @@ def train(
     _show(run.report, as_json)
 
 
+class Sides(NamedTuple):
+    """The files with features that do not stand in the log."""
+
+    items: Path | None
+    users: Path | None
+
+
 def _learn(
-    spec: object,
+    spec: ModelSpec,
     inputs: list[str],
+    sides: Sides,
     rejects: Path | None,
     strict: bool,
     input_format: str | None,
     threads: int | None,
 ) -> Run:
-    from model_store.spec import ModelSpec
     from trainer.rejects import RejectLog
+    from trainer.side_tables import SideTable
     from trainer.train import compile_kernels, kernels_are_ready, train
 
-    assert isinstance(spec, ModelSpec)
     if not kernels_are_ready():
         note("compiling kernels for the first time; some ten seconds, once")
     compile_kernels()
+    tables = [SideTable.of_items(sides.items, spec.input)] if sides.items else []
+    tables += [SideTable.of_users(sides.users, spec.input)] if sides.users else []
     with RejectLog(rejects, strict) as log, progress("learning") as bar:
 
         def show(at: Progress) -> None:
             fields = {"log-loss": at.logloss} if at.logloss is not None else {}
             bar.update(at.rows, total=at.expected_rows, **fields, keys=at.keys)
 
-        return train(spec, inputs, rejects=log, format=input_format, threads=threads, on_progress=show)
+        run = train(
+            spec, inputs, rejects=log, tables=tables, format=input_format, threads=threads, on_progress=show
+        )
+    if run.absent:
+        note(
+            f"no column was found for the optional fields {', '.join(run.absent)}; no row has a value of them"
+        )
+    return run
 
 
 def _publish(run: Run, store: Store, activate: bool) -> int:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from model_store.artefact import write_whole
-from model_store.errors import FtrieError
+from model_store.errors import FtrieError, SpecError
 from model_store.jit import kernels_are_cached, mark_kernels_cached
 from model_store.spec import ModelSpec, parse_spec
 from trainer.examples import ExampleMaker, Examples
@@ -23,7 +23,8 @@ from trainer.metrics import VariantMetrics
 from trainer.model import LearningModel, check_learner
 from trainer.pipeline import default_threads, examples_of
 from trainer.rejects import RejectLog
-from trainer.sources import LogReader
+from trainer.side_tables import SideTable, joined
+from trainer.sources import LogReader, RowBatch
 
 _PART = "train"
 
@@ -70,11 +71,15 @@ class Report:
 
 @dataclass
 class Run:
-    """A run that has ended: its model, its report, and the error that ended it early, if one did."""
+    """A run that has ended: its model, its report, the error that ended it early, if one did.
+
+    `absent` are the optional fields that no column was found for.
+    """
 
     model: LearningModel
     report: Report
-    failure: FtrieError | None = None
+    failure: FtrieError | None
+    absent: tuple[str, ...]
 
 
 def train(
@@ -82,23 +87,26 @@ def train(
     inputs: Sequence[str],
     *,
     rejects: RejectLog,
+    tables: Sequence[SideTable] = (),
     format: str | None = None,
     threads: int | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Run:
     """Learn every variant of `spec` in one pass over `inputs`, in order.
 
-    The result depends on the rows alone, not on `threads` (hashing threads; default: the cores less one). A bad row
-    goes to `rejects`. A log that cannot be read to its end stops the run: what was learned so far is in the Run, with
-    the error as its `failure`. Raises SpecError before anything is learned where the spec does not fit the log.
+    A column that the log lacks is taken from `tables`. The result depends on the rows alone, not on `threads` (hashing
+    threads; default: the cores less one). A bad row goes to `rejects`. A log that cannot be read to its end stops the
+    run: what was learned so far is in the Run, with the error as its `failure`. Raises SpecError before anything is
+    learned where the spec does not fit the log.
     """
     check_learner(spec.learner)
     began = time.perf_counter()
     with LogReader(inputs, format=format) as reader:
-        maker = ExampleMaker(spec.resolve(reader.columns()))
+        columns = _columns(reader, tables)
+        maker = ExampleMaker(spec.resolve(columns))
         model = LearningModel(maker)
         failure = None
-        batches = reader.batches(maker.spec.wanted_columns())
+        batches = _batches(reader, tables, maker.spec.wanted_columns())
         with examples_of(batches, maker, threads or default_threads()) as stream:
             try:
                 for examples in stream:
@@ -107,7 +115,8 @@ def train(
             except FtrieError as error:
                 failure = error
     seconds = time.perf_counter() - began
-    return Run(model, _report(model, rejects, seconds), failure)
+    absent = tuple(field.name for field in maker.plan.fields if field.column not in columns)
+    return Run(model, _report(model, rejects, seconds), failure, absent)
 
 
 def compile_kernels() -> None:
@@ -126,6 +135,22 @@ def compile_kernels() -> None:
 def kernels_are_ready() -> bool:
     """True if the trainer's kernels were compiled on this machine before."""
     return kernels_are_cached(_PART)
+
+
+def _columns(reader: LogReader, tables: Sequence[SideTable]) -> tuple[str, ...]:
+    """The log's columns, then those that only a table has."""
+    names = dict.fromkeys(reader.columns())
+    for table in tables:
+        if table.key not in names:
+            raise SpecError(f"input: no column {table.key!r} in the log; it has: {', '.join(names)}")
+        names |= dict.fromkeys(table.columns)
+    return tuple(names)
+
+
+def _batches(reader: LogReader, tables: Sequence[SideTable], wanted: Sequence[str]) -> Iterable[RowBatch]:
+    in_log = set(reader.columns())
+    read = dict.fromkeys(name for name in (*wanted, *(table.key for table in tables)) if name in in_log)
+    return joined(reader.batches(tuple(read)), tables, wanted)
 
 
 def _learn(model: LearningModel, examples: Examples, rejects: RejectLog) -> None:

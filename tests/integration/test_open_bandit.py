@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import math
-import subprocess
-import sys
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from ftrie.client import Client
 from model_store.store import Store
-from tests.integration.processes import ROOT, Oracle, ftrie, serving
+from tests.integration.processes import Oracle, ftrie, serving
 
 MODEL = "open_bandit"
 USER_FIELDS = ("user_feature_0", "user_feature_1", "user_feature_2", "user_feature_3")
@@ -21,26 +19,21 @@ ITEM_FIELDS = ("item_feature_0", "item_feature_1", "item_feature_2", "item_featu
 
 
 def test_items_from_their_file_are_ranked_as_the_log_was_learned(
-    open_bandit_folder: Path, tmp_path: Path, store: Store, store_url: str
+    open_bandit_folder: Path, store: Store, store_url: str
 ) -> None:
-    joined = tmp_path / "joined.parquet"
-    subprocess.run(
-        [sys.executable, "examples/open_bandit_join.py", str(open_bandit_folder), str(joined)],
-        cwd=ROOT,
-        check=True,
-    )
-    ftrie("train", "examples/open_bandit.toml", joined, "--store", store_url, "--publish", "--activate")
-    catalogue = open_bandit_folder / "item_context.csv"
+    log, catalogue = open_bandit_folder / "men.csv.gz", open_bandit_folder / "item_context.csv"
+    ftrie("train", "examples/open_bandit.toml", log, "--items", catalogue, "--store", store_url, "--activate")
     ftrie("store", "load", "items", catalogue, "--id-column", "item_id", "--store", store_url)
     with catalogue.open(encoding="utf-8") as file:
         items = {row["item_id"]: {name: row[name] for name in ITEM_FIELDS} for row in csv.DictReader(file)}
     oracle = Oracle.of(store, MODEL, 1)
-    rows = pq.read_table(joined).to_pylist()
+    with gzip.open(log, "rt", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
 
     with serving(MODEL, store_url) as address, Client(address, timeout_s=20) as client:
         for row in rows[:: len(rows) // 40]:
             user = {name: row[name] for name in USER_FIELDS}
-            context = {"position": str(row["position"]), "hour": row["timestamp"].isoformat()}
+            context = {"position": row["position"], "hour": row["timestamp"]}
             answer = client.rank(
                 MODEL, candidates=list(items), user=user, context=context, variant="base", top_k=len(items)
             )

@@ -1,0 +1,85 @@
+"""Features that do not stand in the log: a file of items or of users, joined to each row by its id.
+
+The file is read as `ftrie store load` reads it, so that what is learned is what will be served. Log columns win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from model_store.columns import column_text
+from model_store.errors import InputError, SpecError
+from model_store.spec import InputSection
+from model_store.tables import ITEM_IDS, USER_IDS, read_records
+from trainer.sources import RowBatch
+
+
+@dataclass(frozen=True)
+class SideTable:
+    """A file's records as columns: `ids` and each of `columns` are binary arrays, one value a record.
+
+    `key` is the log column that holds a record's id. A row whose id the file lacks has no value of these columns.
+    """
+
+    key: str
+    ids: Any
+    columns: dict[str, Any]
+
+    @classmethod
+    def of_items(cls, path: Path, section: InputSection, id_column: str | None = None) -> SideTable:
+        """The file of items, joined by the log's `input.item`."""
+        return _load(path, "items", section.item, ITEM_IDS, id_column)
+
+    @classmethod
+    def of_users(cls, path: Path, section: InputSection, id_column: str | None = None) -> SideTable:
+        """The file of users, joined by the log's `input.cookie`."""
+        return _load(path, "users", section.cookie, USER_IDS, id_column)
+
+    def join(self, batch: RowBatch, wanted: Iterable[str]) -> RowBatch:
+        """The batch with those of the `wanted` columns that it lacks and this table has."""
+        missing = [name for name in wanted if name in self.columns and name not in batch.columns]
+        if not missing:
+            return batch
+        places = pc.index_in(column_text(batch.columns[self.key]), value_set=self.ids)
+        joined = {name: self.columns[name].take(places) for name in missing}
+        return replace(batch, columns=batch.columns | joined)
+
+
+def joined(
+    batches: Iterable[RowBatch], tables: Sequence[SideTable], wanted: Sequence[str]
+) -> Iterable[RowBatch]:
+    """Every batch with all `wanted` columns: from the log, else from a table, else (optional fields) empty."""
+    for batch in batches:
+        for table in tables:
+            batch = table.join(batch, wanted)
+        absent = {name: pa.nulls(batch.rows) for name in wanted if name not in batch.columns}
+        yield replace(batch, columns=batch.columns | absent) if absent else batch
+
+
+def _load(
+    path: Path, what: str, key: str | None, usual_ids: Sequence[str], id_column: str | None
+) -> SideTable:
+    if key is None:
+        name = "item" if what == "items" else "cookie"
+        raise SpecError(
+            f"input.{name} is missing: --{what} needs the log column with the id of each row's {name}"
+        )
+    ids: list[bytes] = []
+    columns: dict[str, list[bytes | None]] = {}
+    for row, (record_id, record) in enumerate(read_records(path, usual_ids, id_column)):
+        ids.append(record_id.encode())
+        for name, value in record.items():
+            column = columns.setdefault(name, [])
+            column += [None] * (row - len(column))
+            column.append(value.encode())
+    if len(set(ids)) != len(ids):
+        twice = next(record_id for record_id in ids if ids.count(record_id) > 1)
+        raise InputError(f"{path}: the id {twice.decode()!r} is there twice; expected each once")
+    whole = {name: column + [None] * (len(ids) - len(column)) for name, column in columns.items()}
+    return SideTable(key, pa.array(ids, pa.binary()), {n: pa.array(c, pa.binary()) for n, c in whole.items()})
