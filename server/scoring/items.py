@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from model_store.spec import MAX_CROSS_FIELDS
 from server.scoring.kernels import code_items, sum_items
 from server.scoring.tokens import TokenTable
 
@@ -34,10 +35,11 @@ class ItemTable:
     @classmethod
     def of(cls, model: Model, tokens: TokenTable, variants: range) -> ItemTable:
         """Look every row up. O(tokens); `variants` are those whose sums will be needed."""
-        own = tuple(
-            _own(model, tokens, v) if v in variants else None for v in range(len(model.plan.variants))
-        )
-        return cls(own, *_codes(model, tokens))
+        own = _own(model, tokens, variants)
+        by_variant = [
+            own[v - variants.start] if v in variants else None for v in range(len(model.plan.variants))
+        ]
+        return cls(tuple(by_variant), *_codes(model, tokens))
 
     def arrays(self, variant: int) -> tuple[Array | None, ...]:
         """The group `items` of the scoring kernels."""
@@ -49,17 +51,12 @@ class ItemTable:
         return int(np.diff(self.run_start).max(initial=1))
 
 
-def _own(model: Model, tokens: TokenTable, variant: int) -> Array:
-    own = np.empty(len(tokens.values), np.float64)
-    sum_items(
-        *model.trie_arrays,
-        *model.slots,
-        model.terms.item,
-        *tokens.arrays,
-        variant,
-        np.empty(4, np.int64),
-        own,
+def _own(model: Model, tokens: TokenTable, variants: range) -> Array:
+    own, choice = (
+        np.zeros((len(variants), len(tokens.values)), np.float64),
+        np.empty(MAX_CROSS_FIELDS, np.int64),
     )
+    sum_items(*model.trie_arrays, *model.slots, model.terms.item, *tokens.arrays, variants.start, choice, own)
     return own
 
 
@@ -69,7 +66,7 @@ def _codes(model: Model, tokens: TokenTable) -> tuple[Array, Array, Array, Array
     runs = pairs = 0
     while True:
         arrays = codes, np.zeros(runs + 1, np.int64), np.empty(pairs, np.int32), np.empty(pairs, np.float64)
-        trie, choice = model.halves.trie, np.empty(4, np.int64)
+        trie, choice = model.halves.trie, np.empty(MAX_CROSS_FIELDS, np.int64)
         found = code_items(
             trie.nodes, trie.first_byte, trie.key_data, model.terms.groups, *tokens.arrays, choice, *arrays
         )

@@ -107,16 +107,25 @@ def _own_sum(trie: Any, slots: Any, terms: Any, tokens: Any, row: Any, variant: 
 @bare_kernel
 def sum_items(
     nodes: Any, first_byte: Any, key_data: Any, weight: Any, variants: Any, half: Any, terms: Any,
-    values: Any, value_start: Any, begin: Any, xs: Any, text: Any, variant: Any, choice: Any, own: Any,
+    values: Any, value_start: Any, begin: Any, xs: Any, text: Any, first: Any, choice: Any, own: Any,
 ) -> None:  # fmt: skip
-    """own[row] = Σ w·x over the keys that each row's item makes alone, for one variant."""
-    trie, slots, tokens = (
-        (nodes, first_byte, key_data),
-        (weight, variants, half),
-        (values, value_start, begin, xs, text),
-    )
-    for row in range(own.size):
-        own[row] = _own_sum(trie, slots, terms, tokens, row, variant, choice)
+    """Add Σ w·x over the keys that each row's item makes alone to own[v, row], for the variants first + v.
+
+    own f64[variants, rows] is all 0. Each key is walked once for all variants.
+    """
+    trie, tokens = (nodes, first_byte, key_data), (values, value_start, begin, xs, text)
+    for row in range(own.shape[1]):
+        for term in range(terms.shape[0]):
+            going = _first_choice(terms, term, values, row, value_start, choice)
+            while going:
+                node, used, _, x = _walk_choice(trie, terms, term, tokens, choice, False)
+                slot = slot_at(nodes, node, used)
+                if slot >= 0:
+                    bits = (np.int64(variants[slot]) & terms[term, MASK]) >> first
+                    for v in range(own.shape[0]):
+                        if (bits >> v) & 1 != 0:
+                            own[v, row] += weight[slot] * x
+                going = _next_choice(terms, term, values, row, value_start, choice)
 
 
 @bare_kernel
