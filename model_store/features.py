@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from model_store.errors import FieldValueError
 from model_store.keys import BIAS, MAX_KEY_BYTES, escape, prefix_of
-from model_store.spec import FieldSpec, ModelSpec, Side
+from model_store.spec import ModelSpec
+from model_store.spec_sections import FieldSpec, Side
 from model_store.values import (
     Scalar,
     Value,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from model_store.keys import BIAS, parse_key
-from model_store.spec import MAX_CROSS_FIELDS, Cross, FieldSpec, InputSection, ModelSection, ModelSpec
+from model_store.spec import ModelSpec
+from model_store.spec_sections import MAX_CROSS_FIELDS, Cross, FieldSpec, InputSection, ModelSection
 
 RAW = "raw"
 

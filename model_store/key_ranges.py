@@ -11,7 +11,7 @@ from typing import Any
 
 from model_store.artefact import Artefact
 from model_store.features import FeaturePlan
-from model_store.keys import BIAS
+from model_store.prefixes import PrefixRules
 
 OTHER = "other"
 
@@ -22,15 +22,11 @@ def key_ranges(artefact: Artefact) -> list[tuple[str, int, int]]:
     Names are fields, crosses and `bias`; a key under no prefix belongs to the raw field if there
     is just one, else to `other`.
     """
-    plan = FeaturePlan.of(artefact.spec)
+    rules = PrefixRules.of(FeaturePlan.of(artefact.spec))
     rows = _Rows(artefact)
-    owned = [("bias", rows.at_least(BIAS), rows.at_least(BIAS + b"\0"))]
-    prefixes = [(f.name, f.prefix) for f in plan.fields] + [(c.name, c.prefix) for c in plan.crosses]
-    for name, prefix in prefixes:
-        if prefix:
-            owned.append((name, rows.at_least(prefix), rows.beyond(prefix)))
-    raw = [field.name for field in plan.fields if not field.prefix]
-    rest = raw[0] if len(raw) == 1 else OTHER
+    owned = [(name, rows.at_least(key), rows.at_least(key + b"\0")) for key, name in rules.exact.items()]
+    owned += [(name, rows.at_least(prefix), rows.beyond(prefix)) for prefix, name in rules.prefixes if prefix]
+    rest = next((name for prefix, name in rules.prefixes if not prefix), OTHER)
     return list(_without_gaps(sorted(owned, key=lambda each: each[1:]), rest, artefact.rows))
 
 

@@ -15,8 +15,9 @@ class PrefixRules:
 
     def __init__(self, rules: Iterable[tuple[bytes, str]], exact: Iterable[tuple[bytes, str]] = ()) -> None:
         """`rules`: (prefix, owner); the empty prefix takes what no other does. `exact`: keys owned as they stand."""
-        self._by_prefix = pygtrie.CharTrie((_text(prefix), owner) for prefix, owner in rules)
-        self._exact = dict(exact)
+        self.prefixes = tuple(rules)
+        self.exact = dict(exact)
+        self._by_prefix = pygtrie.CharTrie((_text(prefix), owner) for prefix, owner in self.prefixes)
 
     @classmethod
     def of(cls, plan: FeaturePlan) -> PrefixRules:
@@ -32,8 +33,8 @@ class PrefixRules:
 
     def owner(self, key: bytes) -> str | None:
         """The name of the field or cross that `key` belongs to, or None. O(length of the key)."""
-        if key in self._exact:
-            return self._exact[key]
+        if key in self.exact:
+            return self.exact[key]
         step = self._by_prefix.longest_prefix(_text(key))
         owner: str | None = step.value if step else None
         return owner

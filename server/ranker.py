@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.errors import FieldValueError
-from model_store.spec import MAX_CROSS_FIELDS
+from model_store.spec_sections import MAX_CROSS_FIELDS
 from model_store.values import Value
 from server.catalogue import Catalogue, id_tokens
 from server.model import Model

@@ -13,14 +13,16 @@ import numpy.typing as npt
 from model_store.artefact import Artefact
 from model_store.columns import addresses
 from model_store.errors import SpecError
-from model_store.spec import MAX_CROSS_FIELDS, LearnerSection, ModelSpec
+from model_store.spec import ModelSpec
+from model_store.spec_sections import MAX_CROSS_FIELDS, LearnerSection
 from trainer import kernels
-from trainer.examples import ExampleMaker, Examples, prefix_table
+from trainer.hashing.examples import ExampleMaker, Examples, prefix_table
+from trainer.hashing.kernels import key_tokens, write_keys
 from trainer.kernels import HashedRows
 from trainer.learners.ftrl import Ftrl, Work, learn_many, learn_one
 from trainer.learners.lanes import LANES
-from trainer.metrics import ProgressiveMetrics
 from trainer.table import ValueTable
+from trainer.watching.metrics import ProgressiveMetrics
 
 
 class LearningModel:
@@ -102,10 +104,10 @@ class LearningModel:
             return
         found = np.empty((added.size, MAX_CROSS_FIELDS), np.int64)
         picked = np.empty(MAX_CROSS_FIELDS, np.int64)
-        kernels.key_tokens(added, examples.rows, examples.hashed, examples.tokens, found, picked)
+        key_tokens(added, examples.rows, examples.hashed, examples.tokens, found, picked)
         places = (*addresses(examples.texts), self._prefixes, self._prefix_starts)
         what = (added, found, examples.hashed.features, examples.tokens)
-        while (end := kernels.write_keys(*what, *places, self.table.arena, self.table.arena_bytes)) < 0:
+        while (end := write_keys(*what, *places, self.table.arena, self.table.arena_bytes)) < 0:
             self.table.widen_arena()
         self.table.arena_bytes = end
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
-from trainer.examples import ExampleMaker, Examples
+from trainer.hashing.examples import ExampleMaker, Examples
 from trainer.sources import RowBatch
 
 _END = None

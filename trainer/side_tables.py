@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from model_store.columns import column_text
+from model_store.cells import column_text
 from model_store.errors import InputError, SpecError
-from model_store.spec import InputSection
+from model_store.spec_sections import InputSection
 from model_store.tables import ITEM_IDS, USER_IDS, read_records
 from trainer.sources import RowBatch
 

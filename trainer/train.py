@@ -18,13 +18,13 @@ from model_store.artefact import write_whole
 from model_store.errors import FtrieError, SpecError
 from model_store.jit import kernels_are_cached, mark_kernels_cached
 from model_store.spec import ModelSpec, parse_spec
-from trainer.examples import ExampleMaker, Examples
-from trainer.metrics import VariantMetrics
+from trainer.hashing.examples import ExampleMaker, Examples
 from trainer.model import LearningModel, check_learner
 from trainer.pipeline import default_threads, examples_of
 from trainer.rejects import RejectLog
 from trainer.side_tables import SideTable, joined
 from trainer.sources import LogReader, RowBatch
+from trainer.watching.metrics import VariantMetrics
 
 _PART = "train"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from model_store.spec import MAX_CROSS_FIELDS
+from model_store.spec_sections import MAX_CROSS_FIELDS
 from server.scoring.kernels import code_items, sum_items
 from server.scoring.tokens import TokenTable
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from model_store import kernels, spec
+from model_store import spec_sections as sections
 from model_store.features import FeaturePlan
 from model_store.values import log_bucket
 from trainer.table import SLOT
@@ -28,12 +29,12 @@ def tables(page: str, heading: str) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("heading", "section"),
     [
-        ("[model]", spec.ModelSection),
-        ("[input]", spec.InputSection),
-        ("[fields]", spec.FieldSpec),
-        ("[[crosses]]", spec.Cross),
-        ("[variants]", spec.Variant),
-        ("[learner]", spec.LearnerSection),
+        ("[model]", sections.ModelSection),
+        ("[input]", sections.InputSection),
+        ("[fields]", sections.FieldSpec),
+        ("[[crosses]]", sections.Cross),
+        ("[variants]", sections.Variant),
+        ("[learner]", sections.LearnerSection),
     ],
 )
 def test_every_key_of_the_spec_is_documented_and_no_other(heading, section):
@@ -48,7 +49,7 @@ def test_every_key_of_the_spec_is_documented_and_no_other(heading, section):
 def test_documented_learner_defaults_are_the_defaults():
     defaults = {row[0]: row[1].strip('"') for row in tables("spec.md", "[learner]")[1:]}
     for name in ("algorithm", "alpha", "beta", "l1", "l2", "values", "rate", "precision"):
-        assert defaults[name] == str(spec.LearnerSection.model_fields[name].default)
+        assert defaults[name] == str(sections.LearnerSection.model_fields[name].default)
 
 
 def test_documented_buckets_are_the_buckets():

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from model_store.spec import ModelSpec, parse_spec
-from trainer.examples import ExampleMaker
+from trainer.hashing.examples import ExampleMaker
 from trainer.model import LearningModel
 from trainer.sources import RowBatch
 

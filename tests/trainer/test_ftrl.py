@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from model_store.errors import SpecError
-from model_store.spec import LearnerSection, parse_spec
+from model_store.spec import parse_spec
+from model_store.spec_sections import LearnerSection
 from tests.trainer.ftrl_oracle import FtrlOracle
 from tests.trainer.logs import batch_of, learn, model_of, shop_rows, shop_spec, state_of
 from trainer.model import check_learner
@@ -71,7 +72,7 @@ def exact_auc(scores, labels, weights):
 
 
 def test_auc_of_many_rows_is_exact_enough():
-    from trainer.metrics import ProgressiveMetrics
+    from trainer.watching.metrics import ProgressiveMetrics
 
     random = np.random.default_rng(3)
     scores = random.normal(-2, 1.5, 4000)

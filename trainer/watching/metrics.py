@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trainer import kernels
+from trainer.watching import kernels
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from model_store.columns import TokenColumn, addresses, parse_labels, parse_weights, token_columns
+from model_store.cells import parse_labels, parse_weights
+from model_store.columns import TokenColumn, addresses, token_columns
 from model_store.features import FeaturePlan
 from model_store.kernels import digest_columns, hash_keys, prefix_state
 from model_store.keys import BIAS, MAX_KEY_BYTES
-from model_store.spec import MAX_CROSS_FIELDS, ModelSpec
-from trainer import kernels
-from trainer.kernels import HashedRows, KeyRules, TokenLayout
+from model_store.spec import ModelSpec
+from model_store.spec_sections import MAX_CROSS_FIELDS
+from trainer.hashing import kernels
+from trainer.hashing.kernels import KeyRules, TokenLayout
+from trainer.kernels import HashedRows
 from trainer.rejects import Reject
 from trainer.sources import RowBatch
 

@@ -1,0 +1,224 @@
+"""Kernels that turn a batch's tokens into hashed rows, and the bytes of new keys into the arena.
+
+Layout of a batch of tokens (made by `examples.py`): field f's tokens begin at `base[f]` of `digests`. A dense field
+(`list_of[f]` = -1) has one place a row, with digest 0 where the value is absent; a list field has the places
+`starts[list_of[f], r]` to `starts[list_of[f], r + 1]` of row r, all present. Features are numbered: 0 the bias, then
+the fields, then the crosses.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from model_store.jit import bare_inline, bare_kernel
+from model_store.kernels import END, TIMES, combine, digest, load_i32, load_u8
+
+_EMPTY = np.uint64(0)
+_STAR = np.uint8(0x2A)
+
+
+class TokenLayout(NamedTuple):
+    """A batch's tokens, as above: digests uint64, values float64 (a token's x, or empty where every x is 1).
+
+    base, list_of: int64[fields]; starts: int32[lists, rows + 1]; crosses: int64[crosses, 4], padded with -1.
+    """
+
+    digests: Any
+    values: Any
+    base: Any
+    list_of: Any
+    starts: Any
+    crosses: Any
+
+
+class KeyRules(NamedTuple):
+    """What a spec says of its keys' hashes.
+
+    bias: the bias's hash; states: uint64, the state after each field's and then each cross's prefix; raw:
+    uint8[fields], 1 where a digest is the whole hash of a key; masks: uint32[features], 0 where no variant uses it.
+    """
+
+    bias: Any
+    states: Any
+    raw: Any
+    masks: Any
+
+
+@bare_inline
+def token_range(tokens: Any, field: Any, row: Any) -> Any:
+    """First and last-plus-one token of a field in a row."""
+    if tokens.list_of[field] < 0:
+        first = tokens.base[field] + row
+        return first, first + (1 if tokens.digests[first] != _EMPTY else 0)
+    lists = tokens.list_of[field]
+    return tokens.base[field] + tokens.starts[lists, row], tokens.base[field] + tokens.starts[lists, row + 1]
+
+
+@bare_inline
+def cross_size(tokens: Any, cross: Any, row: Any) -> Any:
+    """How many keys a cross has in a row: the product of its fields' token counts."""
+    combinations = 1
+    for part in range(tokens.crosses.shape[1]):
+        if tokens.crosses[cross, part] < 0:
+            break
+        first, last = token_range(tokens, tokens.crosses[cross, part], row)
+        combinations *= last - first
+    return combinations
+
+
+@bare_inline
+def pick(tokens: Any, cross: Any, row: Any, combination: Any, picked: Any) -> Any:
+    """Put the tokens of a cross's `combination`-th key into `picked` (last field fastest); return how many."""
+    size = 0
+    while size < tokens.crosses.shape[1] and tokens.crosses[cross, size] >= 0:
+        size += 1
+    for part in range(size - 1, -1, -1):
+        first, last = token_range(tokens, tokens.crosses[cross, part], row)
+        picked[part] = first + combination % (last - first)
+        combination //= last - first
+    return size
+
+
+@bare_kernel
+def count_features(rows: Any, tokens: Any) -> Any:
+    """How many features the given rows have at most: the size that `assemble` needs."""
+    total = rows.size
+    for row in rows:
+        for field in range(tokens.base.size):
+            first, last = token_range(tokens, field, row)
+            total += last - first
+        for cross in range(tokens.crosses.shape[0]):
+            total += cross_size(tokens, cross, row)
+    return total
+
+
+@bare_kernel
+def assemble(rows: Any, tokens: Any, rules: Any, out: Any, picked: Any) -> None:
+    """Hash every feature of the given rows, in the order bias, fields, crosses.
+
+    rows: int32[m], the good rows; tokens: `TokenLayout`; rules: `KeyRules`; out: `HashedRows`, whose starts, hashes,
+    features and x are written; picked: int64[4], room for a cross's tokens.
+    """
+    at = 0
+    fields = tokens.base.size
+    for index in range(rows.size):
+        row = rows[index]
+        out.starts[index] = at
+        at = put(out, at, 0, rules.bias, 1.0)
+        for field in range(fields):
+            if rules.masks[field + 1] == 0:
+                continue
+            first, last = token_range(tokens, field, row)
+            for token in range(first, last):
+                digest_of = tokens.digests[token]
+                key = digest_of if rules.raw[field] else combine(rules.states[field], digest_of, END)
+                at = put(out, at, field + 1, key, tokens.values[token] if out.x.size else 1.0)
+        for cross in range(tokens.crosses.shape[0]):
+            if rules.masks[fields + 1 + cross] == 0:
+                continue
+            for combination in range(cross_size(tokens, cross, row)):
+                size = pick(tokens, cross, row, combination, picked)
+                key, x = rules.states[fields + cross], 1.0
+                for part in range(size):
+                    key = combine(key, tokens.digests[picked[part]], END if part == size - 1 else TIMES)
+                    if out.x.size:
+                        x *= tokens.values[picked[part]]
+                at = put(out, at, fields + 1 + cross, key, x)
+    out.starts[rows.size] = at
+
+
+@bare_inline
+def put(out: Any, at: Any, feature: Any, key: Any, x: Any) -> Any:
+    """Write one feature; return where the next goes."""
+    out.hashes[at] = key
+    out.features[at] = feature
+    if out.x.size:
+        out.x[at] = x
+    return at + 1
+
+
+@bare_kernel
+def key_tokens(added: Any, rows: Any, hashed: Any, tokens: Any, found: Any, picked: Any) -> None:
+    """Find the tokens that make up newly admitted keys.
+
+    added: int64[k], positions in the batch's features; rows: int32[m]; hashed: `HashedRows`; tokens: `TokenLayout`;
+    found: int64[k, 4] out, padded with -1 (all -1: the bias).
+    """
+    index = 0
+    for new in range(added.size):
+        position = added[new]
+        while hashed.starts[index + 1] <= position:
+            index += 1
+        feature = np.int64(hashed.features[position])
+        ordinal = 0
+        while (
+            position - ordinal > hashed.starts[index] and hashed.features[position - ordinal - 1] == feature
+        ):
+            ordinal += 1
+        for part in range(4):
+            found[new, part] = -1
+        if feature == 0:
+            continue
+        if feature <= tokens.base.size:
+            found[new, 0] = token_range(tokens, feature - 1, rows[index])[0] + ordinal
+            continue
+        size = pick(tokens, feature - 1 - tokens.base.size, rows[index], ordinal, picked)
+        for part in range(size):
+            found[new, part] = picked[part]
+
+
+@bare_kernel
+def write_keys(
+    added: Any,
+    found: Any,
+    features: Any,
+    tokens: Any,
+    data: Any,
+    offsets: Any,
+    prefixes: Any,
+    prefix_starts: Any,
+    arena: Any,
+    at: Any,
+) -> Any:
+    """Append keys' bytes to the arena as (uint16 length, bytes); return the new end, or -1 where room is short.
+
+    found: int64[k, 4], what `key_tokens` found; data, offsets: int64[fields], addresses of token bytes and of int32
+    offsets; prefixes: uint8, all prefixes end to end (`bias` first), prefix_starts: int64[features + 1].
+    """
+    fields = tokens.base.size
+    for new in range(added.size):
+        feature = np.int64(features[added[new]])
+        begin = at
+        at += 2
+        if at + prefix_starts[feature + 1] - prefix_starts[feature] > arena.size:
+            return -1
+        for position in range(prefix_starts[feature], prefix_starts[feature + 1]):
+            arena[at] = prefixes[position]
+            at += 1
+        for part in range(4):
+            if found[new, part] < 0:
+                break
+            field = feature - 1 if feature <= fields else tokens.crosses[feature - 1 - fields, part]
+            place = found[new, part] - tokens.base[field]
+            start = np.int64(load_i32(offsets[field] + 4 * place))
+            stop = np.int64(load_i32(offsets[field] + 4 * (place + 1)))
+            if at + stop - start + 1 > arena.size:
+                return -1
+            if part > 0:
+                arena[at] = _STAR
+                at += 1
+            for address in range(data[field] + start, data[field] + stop):
+                arena[at] = load_u8(address)
+                at += 1
+        length = at - begin - 2
+        arena[begin] = np.uint8(length & 0xFF)
+        arena[begin + 1] = np.uint8(length >> 8)
+    return at
+
+
+@bare_kernel
+def digest_of_nothing() -> Any:
+    """The digest of an empty token: what stands for the value in a real number's key, `price=`."""
+    return digest(np.int64(0), 0)
