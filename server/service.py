@@ -97,6 +97,7 @@ class RankingService:
         except FieldValueError as error:
             ranking = _rank_without_misfits(request, question, serving, degraded, error)
         if ranking.unknown_items:
+            wire.check_unknown(request, ranking.unknown_items)
             ranking = self._rank_with_late_items(question, ranking, serving, degraded, context)
         self.recent.append(question)
         response = wire.response(request, request_id, serving, variant, ranking)

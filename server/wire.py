@@ -37,7 +37,10 @@ def top_k(request: RankRequest) -> int | None:
 
 
 def candidates(request: RankRequest, serving: Serving) -> tuple[Sequence[str], list[Spelled]] | None:
-    """The named and the spelled-out candidates, checked; None if a candidate set is asked for instead."""
+    """The named and the spelled-out candidates; None if a candidate set is asked for instead.
+
+    An empty id among the named is found later, by `check_unknown`.
+    """
     item_ids: list[str] = request.item_ids[:]
     spelled = (
         [_item(item, index, serving) for index, item in enumerate(request.items)] if request.items else []
@@ -53,9 +56,14 @@ def candidates(request: RankRequest, serving: Serving) -> tuple[Sequence[str], l
         raise InvalidRequest("item_ids: no candidates; give item_ids, items, or the name of a candidate_set")
     if count > MAX_CANDIDATES:
         raise InvalidRequest(f"item_ids, items: {count} candidates; the limit is {MAX_CANDIDATES}")
-    if "" in item_ids:
-        raise InvalidRequest(f"item_ids[{item_ids.index('')}]: empty; an item id has at least one character")
     return item_ids, spelled
+
+
+def check_unknown(request: RankRequest, unknown_items: Sequence[str]) -> None:
+    """Refuse an empty item id. No catalogue has one, so only requests with unknown items need look."""
+    if "" in unknown_items and "" in request.item_ids:
+        at = request.item_ids[:].index("")
+        raise InvalidRequest(f"item_ids[{at}]: empty; an item id has at least one character")
 
 
 def fields(request: RankRequest, serving: Serving) -> Fields:
