@@ -101,7 +101,7 @@ class Inclusion(Section):
 
 
 class Subsample(Section):
-    """Which share of the requests without a click is learned from (the paper, section 4.5)."""
+    """Which share of the requests without a click is learned from (the paper, section 4.6)."""
 
     unclicked: float = Field(gt=0, le=1)
 
