@@ -185,7 +185,9 @@ class _Bar(_Shown):
         self._rich.stop()
 
     def _show(self) -> None:
-        self._rich.update(self._task, completed=self._completed, total=self.total, details=self._details())
+        # Set, not updated: rich forgets the speed, and with it the ETA, when `update` is given another total.
+        self._rich.tasks[0].total = self.total
+        self._rich.update(self._task, completed=self._completed, details=self._details())
 
 
 def _rich_progress() -> RichProgress:

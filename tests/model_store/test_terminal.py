@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -58,6 +59,27 @@ def test_on_a_terminal_progress_is_a_bar() -> None:
     assert process.returncode == 0
     assert "━" in shown
     assert "3 rows" in shown
+
+
+CORRECTED_ESTIMATE = """
+import time
+from model_store.terminal import progress
+with progress("train", total=50) as bar:
+    for done in range(1, 31):
+        bar.update(done, total=50 + done % 3)
+        time.sleep(0.06)
+"""
+
+
+def test_an_estimate_that_is_corrected_still_gives_an_eta() -> None:
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", CORRECTED_ESTIMATE], stdout=theirs, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        shown = _read_all(ours)
+    assert process.returncode == 0
+    assert re.search(r"ETA.*0:00:0\d", shown)
 
 
 def test_json_silences_progress_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
