@@ -22,6 +22,7 @@ from model_store.kernels import scan_columns
 from model_store.keys import ESCAPES, MAX_KEY_BYTES
 
 _ABSENT = b""
+_BINARY = pa.binary()
 
 
 @dataclass
@@ -30,20 +31,29 @@ class TokenColumn:
 
     text: binary array of the escaped token texts, no nulls; one a row, or `starts[r]:starts[r+1]` of row r (lists).
     x: float64[tokens], the real numbers the tokens carry, or None where all are 1; NaN marks an absent value.
-    bad: (row, reason) of the values that do not fit.
+    bad: (row, reason) of the values that do not fit. checked: the texts are known to be UTF-8, escaped and short.
     """
 
     text: Any
     starts: npt.NDArray[np.int32] | None = None
     x: npt.NDArray[np.float64] | None = None
     bad: list[tuple[int, str]] = field(default_factory=list)
+    checked: bool = False
 
 
 def token_columns(fields: Sequence[FieldPlan], arrays: Sequence[Any]) -> list[TokenColumn]:
     """Make the tokens of every field from its log column. Raises SpecError for a column of an unusable type."""
-    columns = [_typed(plan, plain(array)) for plan, array in zip(fields, arrays, strict=True)]
+    columns = [
+        TokenColumn(array) if _is_ready(plan, array) else _typed(plan, plain(array))
+        for plan, array in zip(fields, arrays, strict=True)
+    ]
     _check_and_escape(fields, columns)
     return columns
+
+
+def _is_ready(plan: FieldPlan, array: Any) -> bool:
+    """A category that came as plain bytes: every column of a CSV file, so this test is made first."""
+    return plan.spec.kind == "category" and array.type == _BINARY and not array.null_count
 
 
 def _typed(plan: FieldPlan, array: Any) -> TokenColumn:
@@ -119,16 +129,7 @@ def _listed_text(plan: FieldPlan, array: Any) -> TokenColumn:
             continue
         texts += [token.text for token in tokens]
         lengths[row] = len(tokens)
-    column = TokenColumn(pa.array(texts, pa.binary()), _starts(lengths), bad=bad)
-    column.text = _Escaped(column.text)
-    return column
-
-
-class _Escaped:
-    """Marks token texts that `FieldPlan.tokens` has checked and escaped already."""
-
-    def __init__(self, text: Any) -> None:
-        self.text = text
+    return TokenColumn(pa.array(texts, pa.binary()), _starts(lengths), bad=bad, checked=True)
 
 
 def _starts(lengths: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
@@ -137,13 +138,11 @@ def _starts(lengths: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
 
 def _check_and_escape(fields: Sequence[FieldPlan], columns: Sequence[TokenColumn]) -> None:
     """Escape what must be, and note values that are not UTF-8 or too long. One scan over all bytes."""
-    ready = [isinstance(column.text, _Escaped) for column in columns]
-    for column in columns:
-        if isinstance(column.text, _Escaped):
-            column.text = column.text.text
     special, not_ascii, longest = scan([column.text for column in columns])
-    for index, (plan, column) in enumerate(zip(fields, columns, strict=True)):
-        if ready[index]:
+    surely_short = MAX_KEY_BYTES - max((len(plan.prefix) for plan in fields), default=0)
+    for index in np.flatnonzero(special | not_ascii | (longest > surely_short)).tolist():
+        plan, column = fields[index], columns[index]
+        if column.checked:
             continue
         if not_ascii[index]:
             _note(plan, column, _not_utf8(column.text))

@@ -11,6 +11,7 @@ instructions; no cross string is ever built to be hashed. 0 is kept for "no key"
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,10 @@ _29 = np.uint64(29)
 _32 = np.uint64(32)
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
-_PERCENT = np.uint64(0x25)
-_BYTES = np.uint64(0x0101010101010101)
-_HIGH_BITS = np.uint64(0x8080808080808080)
+_PERCENT = np.uint8(0x25)
+_STAR = np.uint8(0x2A)
+_EQUALS = np.uint8(0x3D)
+_NOT_ASCII = np.uint8(0x80)
 
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH = 6.93147180369123816490e-01  # its last 32 bits are 0, so a small integer times it is exact
@@ -59,6 +61,39 @@ def _loader(bits: Any, result: Any) -> Any:
 load_u8 = _loader(8, types.uint8)
 load_i32 = _loader(32, types.int32)
 load_u64 = _loader(64, types.uint64)
+
+
+def _test_64_bytes(test: Callable[[Any, Any], Any]) -> Any:
+    """An operation that tests 64 bytes at an address at once; not 0 if one of them passes."""
+
+    @intrinsic
+    def any_of_64(typing_context: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            block = builder.load(builder.inttoptr(arguments[0], _BLOCK.as_pointer()))
+            block.align = 1
+            return builder.bitcast(test(builder, block), ir.IntType(64))
+
+        return types.int64(types.int64), codegen
+
+    return any_of_64
+
+
+def _is_special(builder: Any, block: Any) -> Any:
+    matches = [builder.icmp_unsigned("==", block, _everywhere(byte)) for byte in b"%*="]
+    return builder.or_(builder.or_(matches[0], matches[1]), matches[2])
+
+
+def _is_not_ascii(builder: Any, block: Any) -> Any:
+    return builder.icmp_signed("<", block, _everywhere(0))
+
+
+def _everywhere(byte: int) -> Any:
+    return ir.Constant(_BLOCK, [ir.IntType(8)(byte)] * 64)
+
+
+_BLOCK = ir.VectorType(ir.IntType(8), 64)
+special_in_64 = _test_64_bytes(_is_special)
+not_ascii_in_64 = _test_64_bytes(_is_not_ascii)
 
 
 @intrinsic
@@ -175,13 +210,6 @@ def digest_columns(data: Any, offsets: Any, rows: Any, whole_keys: Any, out: Any
                 out[column, row] = digest(data[column] + start, stop - start)
 
 
-@bare_inline
-def _has_byte(word: Any, byte: Any) -> Any:
-    """Non-zero if one of the word's eight bytes is `byte` (Mycroft's test; may also mark a byte above a match)."""
-    difference = word ^ (_BYTES * byte)
-    return (difference - _BYTES) & ~difference & _HIGH_BITS
-
-
 @bare_kernel
 def scan_columns(data: Any, offsets: Any, sizes: Any, special: Any, not_ascii: Any, longest: Any) -> None:
     """Look over every byte of text columns once.
@@ -201,19 +229,18 @@ def scan_columns(data: Any, offsets: Any, sizes: Any, special: Any, not_ascii: A
             start = stop
         longest[column] = longest_here
         address, end = data[column] + first, data[column] + start
-        escape, high = _ZERO, _ZERO
-        while address + 8 <= end:
-            word = load_u64(address)
-            escape |= _has_byte(word, _PERCENT) | _has_byte(word, TIMES) | _has_byte(word, EQUALS)
-            high |= word
-            address += 8
+        escape, high = np.int64(0), np.int64(0)
+        while address + 64 <= end:
+            escape |= special_in_64(address)
+            high |= not_ascii_in_64(address)
+            address += 64
         while address < end:
-            byte = np.uint64(load_u8(address))
-            escape |= np.uint64(byte in (_PERCENT, TIMES, EQUALS))
-            high |= byte
+            byte = load_u8(address)
+            escape |= np.int64(byte in (_PERCENT, _STAR, _EQUALS))
+            high |= np.int64(byte >= _NOT_ASCII)
             address += 1
-        special[column] = np.uint8(escape != _ZERO)
-        not_ascii[column] = np.uint8((high & _HIGH_BITS) != _ZERO)
+        special[column] = np.uint8(escape != 0)
+        not_ascii[column] = np.uint8(high != 0)
 
 
 @bare_inline
