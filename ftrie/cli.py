@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextvars import copy_context
 from importlib import import_module
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -37,8 +39,19 @@ COMMAND_MODULES = (
 
 
 def main() -> None:
-    """Run `ftrie` with the arguments of this process, and leave with its exit code."""
+    """Run `ftrie` with the arguments of this process, and leave with its exit code.
+
+    SIGTERM and SIGHUP end it as Ctrl-C does, so that what it began (an embedded Valkey, a half-written file) is taken
+    down. `ftrie serve` has its own way to end.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup's wish is kept
+            signal.signal(number, _leave)
     sys.exit(run(sys.argv[1:]))
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 def run(arguments: Sequence[str]) -> int:

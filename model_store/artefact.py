@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from model_store.errors import ArtefactError
 from model_store.keys import MAX_KEY_BYTES
 from model_store.spec import ModelSpec
+from model_store.whole_file import write_whole
 
 Array = npt.NDArray[Any]
 
@@ -135,7 +136,7 @@ class Artefact:
         return decode(data)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the file whole or not at all: beside, fsync, rename."""
+        """Write the file whole or not at all. Raises OutputError."""
         write_whole(Path(path), self.to_bytes())
 
     @classmethod
@@ -151,26 +152,6 @@ class Artefact:
 
 def _own(values: Array, dtype: npt.DTypeLike) -> Array:
     return np.require(values, dtype, ["C", "W", "O"])
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that readers see the old one or the new one, also after a crash."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError as error:
-        raise ArtefactError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        beside.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def check(artefact: Artefact) -> None:

@@ -41,11 +41,17 @@ class EmbeddedValkey:
     def join(cls, directory: str | os.PathLike[str]) -> EmbeddedValkey:
         """Join the server of `directory`; start it if there is none. Raises StoreError, StoreUnavailable."""
         home = _prepare(Path(directory))
-        with locked(home / "start.lock"):
-            socket = home / SOCKET if _fits(home / SOCKET) else _short_path(home) / SOCKET
-            if not answers(socket):
-                start(home, socket)
-            return cls(home, socket, lock(home / "users.lock", fcntl.LOCK_SH))
+        socket = home / SOCKET if _fits(home / SOCKET) else _short_path(home) / SOCKET
+        # Held before the server is there: it cannot be stopped under us, and it is stopped if we are interrupted.
+        hold = cls(home, socket, lock(home / "users.lock", fcntl.LOCK_SH))
+        try:
+            with locked(home / "start.lock"):
+                if not answers(socket):
+                    start(home, socket)
+        except BaseException:
+            hold.close()
+            raise
+        return hold
 
     def close(self) -> None:
         """Give the hold back; the last holder stops the server and returns when it is gone. Idempotent."""

@@ -13,6 +13,10 @@ class FtrieError(Exception):
     exit_code = 1
 
 
+class OutputError(FtrieError):
+    """A file cannot be written."""
+
+
 class SpecError(FtrieError):
     """The model spec is wrong, or does not fit the data."""
 

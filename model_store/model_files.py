@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model_store import json_model
-from model_store.artefact import Artefact, write_whole
+from model_store.artefact import Artefact
 from model_store.errors import ArtefactError, SpecError
 from model_store.inferred_spec import infer_spec
 from model_store.json_model import JsonModel
 from model_store.model_versions import ModelVersions
 from model_store.spec import ModelSpec, load_spec, spec_from_json
+from model_store.whole_file import write_whole
 
 ARROW, JSON = ".arrow", ".json"
 
@@ -44,7 +45,7 @@ def read_model(path: Path, spec: Path | None, versions: ModelVersions) -> ModelF
 
 
 def write_model(artefact: Artefact, path: Path) -> None:
-    """Write a model file, whole or not at all. Raises ArtefactError."""
+    """Write a model file, whole or not at all. Raises ArtefactError for another ending, OutputError."""
     write_whole(path, artefact.to_bytes() if check_ending(path) == ARROW else json_model.render(artefact))
 
 

@@ -67,10 +67,20 @@ def start(home: Path, socket: Path) -> None:
     """Start the server and return when it answers.
 
     It inherits the lock on its lock file and holds it for as long as it lives, so that no second one is ever started
-    over the same data, however the first became unreachable.
+    over the same data, however the first became unreachable. Who interrupts this finds a server that can be stopped.
     """
     command = _command(home, socket)
     held = _server_lock(home, START_TIMEOUT_S)
+    try:
+        _launch(command, home, held)
+        _await_answer(home, socket)
+    except (KeyboardInterrupt, SystemExit):
+        with suppress(StoreUnavailable):
+            _await_answer(home, socket)
+        raise
+
+
+def _launch(command: list[str], home: Path, held: int) -> None:
     try:
         with open(os.devnull, "r+b") as null:
             subprocess.run(
@@ -78,7 +88,6 @@ def start(home: Path, socket: Path) -> None:
             )
     finally:
         os.close(held)
-    _await_answer(home, socket)
 
 
 def _server_lock(home: Path, timeout_s: float) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from model_store.errors import InputError
 from model_store.terminal import (
     DEFAULT_STORE,
     JsonOption,
@@ -81,11 +82,14 @@ def train(
     """
     from model_store.spec import load_spec
     from model_store.store import Store
+    from model_store.whole_file import check_writable
 
     model_spec = load_spec(spec)
     publish = publish or activate
     sides = Sides(items, users)
-    # The store is opened first: a wrong URL should not cost a training run.
+    # Outputs are looked at first: a wrong path or URL should not cost a training run.
+    for path in filter(None, (save, report)):
+        check_writable(path)
     with Store.open(store) if publish else nullcontext() as opened:
         run = _learn(model_spec, inputs, sides, rejects, strict, input_format, threads)
         if save is not None:
@@ -143,6 +147,10 @@ def _learn(
 
 
 def _publish(run: Run, store: Store, activate: bool) -> int:
+    if not run.report.rows:
+        raise InputError(
+            f"no row could be learned from ({run.report.rejected:,} rejected); nothing is published"
+        )
     versions: ModelVersions = store.model(run.model.spec.model.name)
     artefact = run.model.artefact()
     return versions.publish_and_activate(artefact) if activate else versions.publish(artefact)

@@ -67,7 +67,7 @@ def init(
 
 
 def _write(path: Path, text: str) -> None:
-    from model_store.artefact import write_whole
+    from model_store.whole_file import write_whole
 
     write_whole(path, text.encode())
 

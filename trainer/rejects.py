@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
-from model_store.errors import InputError
+from model_store.errors import InputError, OutputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _open(path: Path | None) -> TextIO | None:
     try:
         return path.open("w", encoding="utf-8", buffering=1)
     except OSError as error:
-        raise InputError(f"cannot write the rejects to {path}: {error.strerror}") from error
+        raise OutputError(f"cannot write the rejects to {path}: {error.strerror}") from error
 
 
 def _as_json(reject: Reject) -> str:

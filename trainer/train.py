@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from model_store.artefact import write_whole
 from model_store.errors import FtrieError, SpecError
 from model_store.jit import kernels_are_cached, mark_kernels_cached
 from model_store.spec import ModelSpec, parse_spec
+from model_store.whole_file import write_whole
 from trainer.hashing.examples import ExampleMaker, Examples
 from trainer.model import LearningModel, check_learner
 from trainer.pipeline import default_threads, examples_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,9 @@ import pytest
 import typer
 
 from ftrie.cli import build, run
+from model_store.file_lock import is_held
 from model_store.terminal import json_asked
+from model_store.valkey_server import LOCK, SOCKET
 
 FTRIE = (sys.executable, "-m", "ftrie")
 HEAVY = ("numba", "pyarrow", "grpc", "redis", "numpy")
@@ -124,3 +127,24 @@ def test_a_reader_that_went_away_causes_no_traceback() -> None:
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out.startswith("ftrie ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_training_that_is_terminated_stops_the_valkey_it_started(tmp_path: Path, number: int) -> None:
+    spec, store = tmp_path / "ads.toml", tmp_path / "store"
+    spec.write_text('[model]\nname = "ads"\n[input]\nlabel = "y"\n')
+    command = [*FTRIE, "train", str(spec), "-", "--store", f"embedded:{store}", "--activate"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as training:
+        assert training.stdin is not None
+        try:
+            training.stdin.write(b"y,a\n1,x\n")
+            training.stdin.flush()
+            while not (store / SOCKET).exists():
+                assert training.poll() is None
+            training.send_signal(number)
+            assert training.wait(60) == 128 + number
+        finally:
+            training.kill()
+        assert training.stderr is not None
+        assert b"Traceback" not in training.stderr.read()
+    assert not is_held(store / LOCK)

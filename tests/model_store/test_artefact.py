@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from model_store import arrow_format
 from model_store.artefact import Artefact
-from model_store.errors import ArtefactError
+from model_store.errors import ArtefactError, OutputError
 from tests.model_store.models import KEYS, ROOT, large_model, model
 
 # Few letters, so that keys are often prefixes of each other; zero and high bytes, which sort as unsigned.
@@ -192,7 +192,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "ads.arrow"
     path.mkdir()
-    with pytest.raises(ArtefactError, match="cannot write"):
+    with pytest.raises(OutputError, match="cannot write"):
         model().write(path)
     assert [each.name for each in tmp_path.iterdir()] == ["ads.arrow"]
 

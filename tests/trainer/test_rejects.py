@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from model_store.errors import InputError
+from model_store.errors import InputError, OutputError
 from trainer.rejects import Reject, RejectLog
 
 ARITY = Reject("log.csv", 7, "wrong number of columns: got 3, expected 5")
@@ -55,8 +55,8 @@ def test_strict_stops_at_the_first_and_names_file_line_and_reason(tmp_path: Path
     assert log.count == 1
 
 
-def test_file_that_cannot_be_written_is_an_input_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot write the rejects to"):
+def test_file_that_cannot_be_written_is_an_output_error(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="cannot write the rejects to"):
         RejectLog(tmp_path / "no folder" / "rejects.jsonl")
 
 

@@ -183,3 +183,22 @@ def test_memory_does_not_grow_with_the_log(tmp_path, spec_file):
         )
         peaks.append(int(finished.stdout.splitlines()[-1]))
     assert peaks[2] <= 1.10 * peaks[1], peaks
+
+
+def test_outputs_that_cannot_be_written_are_known_before_anything_is_learned(tmp_path, spec_file, capsys):
+    log = write_csv(tmp_path / "log.csv", shop_rows(20, 1))
+    for flag, path in (("--save", tmp_path / "none" / "m.arrow"), ("--report", tmp_path)):
+        assert run(["train", str(spec_file), str(log), flag, str(path)]) == 1
+        error = capsys.readouterr().err
+        assert f"cannot write {path}" in error
+        assert "learning" not in error
+
+
+def test_a_log_without_a_good_row_is_never_published(tmp_path, spec_file, capsys):
+    rows = [row | {"click": b"?"} for row in shop_rows(3, 1)]
+    store = f"embedded:{tmp_path / 'store'}"
+    log = write_csv(tmp_path / "log.csv", rows)
+    assert run(["train", str(spec_file), str(log), "--store", store, "--activate"]) == 3
+    assert "no row could be learned from (3 rejected)" in capsys.readouterr().err
+    assert run(["store", "versions", "shop", "--store", store, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
