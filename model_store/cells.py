@@ -14,23 +14,40 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from model_store.errors import FieldValueError
-from model_store.values import BUCKETS_PER_OCTAVE, INTEGRAL_LIMIT, parse_number, text_of
+from model_store.values import (
+    BUCKETS_PER_OCTAVE,
+    INTEGRAL_LIMIT,
+    LARGEST_REAL,
+    not_real,
+    parse_number,
+    text_of,
+)
 
 _ABSENT = b""
 
 
 def parse_labels(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
     """Labels as 0.0 and 1.0, and the (row, reason) of those that are none of 1, 0, true, false."""
-    return _by_unique(plain(array), _label, 0.0)
+    array = plain(array)
+    if pa.types.is_list(array.type):
+        return np.zeros(len(array)), _all_bad(array, "1, 0, true or false")
+    return _by_unique(array, _label, 0.0)
 
 
 def parse_weights(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
     """Importance weights >= 0 (1 where empty), and the (row, reason) of those that are none."""
-    numbers, bad = number_column(plain(array))
+    array = plain(array)
+    if pa.types.is_list(array.type):
+        return np.ones(len(array)), _all_bad(array, "a weight >= 0")
+    numbers, bad = real_column(array)
     bad += [
         (int(row), f"got {numbers[row]:g}, expected a weight >= 0") for row in np.flatnonzero(numbers < 0)
     ]
     return np.nan_to_num(numbers, nan=1.0), bad
+
+
+def _all_bad(lists: Any, expected: str) -> list[tuple[int, str]]:
+    return [(row, f"got a list, expected {expected}") for row in range(len(lists))]
 
 
 def column_text(array: Any) -> Any:
@@ -86,6 +103,8 @@ def number_column(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, 
     """Numbers as float64, NaN where absent, and what did not parse. NaN and infinity are bad, not absent."""
     if pa.types.is_null(array.type):
         return np.full(len(array), np.nan), []
+    if pa.types.is_boolean(array.type):
+        array = array.cast(pa.string()).cast(pa.binary())  # no numbers: refused one by one
     if not pa.types.is_binary(array.type):
         numbers, missing = array.cast(pa.float64(), safe=False), array.is_null()
     else:
@@ -100,6 +119,15 @@ def number_column(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, 
     bad = [(int(row), f"got {values[row]}, expected a finite number") for row in np.flatnonzero(wrong)]
     values[wrong] = np.nan
     return values, bad
+
+
+def real_column(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
+    """`number_column`, where what is beyond LARGEST_REAL is bad too (`values.parse_real`)."""
+    numbers, bad = number_column(array)
+    beyond = np.flatnonzero(np.abs(numbers) > LARGEST_REAL)
+    bad += [(int(row), not_real(float(numbers[row]))) for row in beyond]
+    numbers[beyond] = np.nan
+    return numbers, bad
 
 
 def _label(value: Any) -> float:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from model_store.cells import log_buckets, number_column, plain, text_column
+from model_store.cells import log_buckets, number_column, plain, real_column, text_column
 from model_store.errors import FieldValueError, SpecError
 from model_store.features import FieldPlan
 from model_store.kernels import scan_columns
@@ -72,10 +72,11 @@ def _typed(plan: FieldPlan, array: Any) -> TokenColumn:
 
 
 def _number_column(plan: FieldPlan, array: Any) -> TokenColumn:
+    if plan.spec.bucket is None:
+        numbers, bad = real_column(array)
+        return TokenColumn(pa.array([_ABSENT] * len(numbers), pa.binary()), x=numbers, bad=bad)
     numbers, bad = number_column(array)
     present = ~np.isnan(numbers)
-    if plan.spec.bucket is None:
-        return TokenColumn(pa.array([_ABSENT] * len(numbers), pa.binary()), x=numbers, bad=bad)
     buckets, codes = np.unique(log_buckets(np.where(present, numbers, 0.0)), return_inverse=True)
     labels = pa.array([b"%d" % bucket for bucket in buckets] + [_ABSENT], pa.binary())
     codes = np.where(present, codes.reshape(-1), len(buckets))

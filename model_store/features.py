@@ -26,6 +26,7 @@ from model_store.values import (
     log_bucket,
     one_scalar,
     parse_number,
+    parse_real,
     text_of,
     time_part,
 )
@@ -180,7 +181,7 @@ def _tokenizer(field: FieldSpec) -> Callable[[Value], tuple[Token, ...]]:
     if field.kind == "number" and field.bucket == "log":
         return lambda value: _one_token(value, lambda v: Token(b"%d" % log_bucket(parse_number(v)), 1.0))
     if field.kind == "number":
-        return lambda value: _one_token(value, lambda v: Token(b"", parse_number(v)))
+        return lambda value: _one_token(value, lambda v: Token(b"", parse_real(v)))
     return _category_token
 
 

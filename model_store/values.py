@@ -20,6 +20,7 @@ Value: TypeAlias = Scalar | Sequence[Scalar] | None
 
 BUCKETS_PER_OCTAVE = 4
 INTEGRAL_LIMIT = 2.0**53
+LARGEST_REAL = 1e24  # the product of four in a cross and a weight, squared and summed, is still a double
 _BUCKET_SHIFT = 52 - 2
 _BUCKET_OF_ONE = 1023 << 2
 
@@ -54,8 +55,10 @@ def log_bucket(value: float) -> int:
 
 
 def parse_number(value: Scalar) -> float:
-    """A finite number from a scalar or its text. Raises FieldValueError for anything else, NaN among it."""
+    """A finite number from a scalar or its text. Raises FieldValueError for anything else: NaN, true and false."""
     try:
+        if isinstance(value, bool):
+            raise ValueError
         if isinstance(value, str | bytes) and b"_" in text_of(value):
             raise ValueError
         number = float(value)
@@ -66,11 +69,23 @@ def parse_number(value: Scalar) -> float:
     return number
 
 
+def parse_real(value: Scalar) -> float:
+    """A number that may become an x. Raises FieldValueError like `parse_number`, and beyond LARGEST_REAL."""
+    number = parse_number(value)
+    if abs(number) > LARGEST_REAL:
+        raise FieldValueError(not_real(number))
+    return number
+
+
+def not_real(number: float) -> str:
+    """What is wrong with a number beyond LARGEST_REAL."""
+    return f"got {number!r}, expected a number of at most {LARGEST_REAL:g}, either way"
+
+
 @lru_cache(maxsize=1 << 16)
 def time_part(text: str, form: str | None, part: str) -> bytes:
     """The `part` (UTC) of a time written in `form`: None is ISO-8601; `epoch_s`, `epoch_ms`, or strptime's letters."""
     moment = _parse_time(text, form)
-    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     return b"%d" % (moment.weekday() if part == "weekday" else getattr(moment, part))
 
 
@@ -88,11 +103,10 @@ def list_members(value: Value, separator: str | None) -> Sequence[Scalar]:
 
 def _parse_time(text: str, form: str | None) -> datetime:
     try:
-        if form is None:
-            return datetime.fromisoformat(text)
         if form in ("epoch_s", "epoch_ms"):
             return datetime.fromtimestamp(float(text) / (1 if form == "epoch_s" else 1000), UTC)
-        return datetime.strptime(text, form)
+        moment = datetime.fromisoformat(text) if form is None else datetime.strptime(text, form)
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (ValueError, OverflowError, OSError):
         raise FieldValueError(f"got {text!r}, expected a time like {form or 'ISO-8601'}") from None
 
@@ -100,7 +114,7 @@ def _parse_time(text: str, form: str | None) -> datetime:
 def _json_members(text: str) -> Sequence[Scalar]:
     try:
         members = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: arrays in arrays, thousands deep
         raise FieldValueError(f"got {_shown(text)}, which begins like a JSON array but is none") from None
     return [member for member in members if member is not None]
 
@@ -137,5 +151,5 @@ def encoded(text: str) -> bytes:
 
 
 def _shown(value: object) -> str:
-    shown = repr(value)
+    shown = repr(value.decode(errors="replace") if isinstance(value, bytes) else value)
     return shown if len(shown) <= 60 else f"{shown[:57]}…"

@@ -16,7 +16,7 @@ from model_store.features import FeaturePlan
 from model_store.kernels import hash_keys
 from model_store.keys import escape, parse_key, prefix_of, unescape
 from model_store.spec import parse_spec
-from model_store.values import log_bucket, text_of
+from model_store.values import LARGEST_REAL, log_bucket, text_of
 
 HEAD = '[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\n'
 
@@ -110,6 +110,8 @@ def test_text_of_a_value_does_not_depend_on_its_type(value, text):
     [
         ('kind = "number"', "abc", "f: got 'abc', expected a number"),
         ('kind = "number"', "1_000", "expected a number"),
+        ('kind = "number"', True, "f: got True, expected a number"),
+        ('kind = "number"', "-1e25", "f: got -1e+25, expected a number of at most 1e+24, either way"),
         ('kind = "number"', float("nan"), "f: got nan, expected a finite number"),
         ('kind = "time", part = "hour"', "noon", "f: got 'noon', expected a time like ISO-8601"),
         ('kind = "category"', b"\xff", "not UTF-8"),
@@ -129,6 +131,7 @@ NUMBERS = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False).map(repr),
     st.integers().map(str).filter(lambda t: len(t) < 300),
 )
+REALS = st.one_of(st.just(""), st.floats(-LARGEST_REAL, LARGEST_REAL).map(repr))
 TIMES = st.one_of(st.just(""), st.integers(0, 2 * 10**9).map(str))
 
 
@@ -138,7 +141,7 @@ TIMES = st.one_of(st.just(""), st.integers(0, 2 * 10**9).map(str))
         ('kind = "category"', TEXTS),
         ('kind = "set", separator = "|"', TEXTS.filter(lambda t: not t.startswith("["))),
         ('kind = "raw", separator = "|"', TEXTS.filter(lambda t: not t.startswith("["))),
-        ('kind = "number"', NUMBERS),
+        ('kind = "number"', REALS),
         ('kind = "number", bucket = "log"', NUMBERS),
         ('kind = "time", part = "weekday", format = "epoch_s"', TIMES),
     ],

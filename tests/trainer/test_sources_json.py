@@ -99,9 +99,11 @@ def naive_row(text: bytes) -> tuple[list[Any], str]:
 
 
 def texts(value: Any) -> list[str | None] | None:
-    """One value as learning sees it: a scalar is a list of one, and a number has one spelling."""
+    """One value as learning sees it: a scalar is a list of one, a list may stand in text, a number has one spelling."""
     if value is None:
         return None
+    if isinstance(value, str) and value.startswith("["):
+        value = json.loads(value)
     return [spelling(each) for each in (value if isinstance(value, list) else [value])]
 
 
@@ -163,6 +165,11 @@ def test_values_keep_their_types(tmp_path: Path) -> None:
     types = {name: str(column.type).partition("<")[0] for name, column in batch.columns.items()}
     assert types == {"s": "string", "i": "int64", "f": "double", "t": "bool", "l": "list", "d": "string"}
     assert batch.columns["d"].to_pylist() == ["2019-01-01", "2019-01-02"]
+
+
+def test_a_list_among_scalars_leaves_them_as_they_are(tmp_path: Path) -> None:
+    path = write(tmp_path / "log.jsonl", b'{"a":"p,q"}\n{"a":["r",1.0]}\n{"a":2.0}\n{"a":null}\n')
+    assert [row for (row,) in read(path, ["a"]).rows] == ["p,q", '["r", 1.0]', "2", None]
 
 
 def test_columns_are_paths_to_values_that_can_be_learnt(tmp_path: Path) -> None:

@@ -73,15 +73,11 @@ def load(text: bytes) -> dict[str, Any]:
 
 def column_of(values: Sequence[Any]) -> pa.Array:
     """A typed array if all values are of one type, else an array of their canonical texts."""
-    if any(isinstance(value, list) for value in values):
-        lists = [value if isinstance(value, list) or value is None else [value] for value in values]
-        inner = column_of([each for value in lists if value is not None for each in value])
-        offsets = np.cumsum([0] + [len(value) if value is not None else 0 for value in lists], dtype=np.int32)
-        mask = pa.array([value is None for value in lists], pa.bool_())
-        return pa.ListArray.from_arrays(pa.array(offsets), inner, mask=mask)
     kinds = {type(value) for value in values} - {type(None)}
     if not kinds:
         return pa.nulls(len(values))
+    if kinds == {list}:
+        return _lists_of(values)
     if len(kinds) == 1 and not (kinds == {int} and any(abs(v) >= _INT64 for v in values if v is not None)):
         return pa.array(values)
     if kinds == {int, float} and all(abs(value) < EXACT for value in values if value is not None):
@@ -89,10 +85,19 @@ def column_of(values: Sequence[Any]) -> pa.Array:
     return pa.array([None if value is None else canonical(value) for value in values], pa.string())
 
 
-def canonical(value: str | int | float) -> str:
-    """The one text of a value, however its number is written: 1 and 1.0 are "1", true is "true"."""
+def _lists_of(lists: Sequence[list[Any] | None]) -> pa.Array:
+    inner = column_of([each for value in lists if value is not None for each in value])
+    offsets = np.cumsum([0] + [len(value) if value is not None else 0 for value in lists], dtype=np.int32)
+    mask = pa.array([value is None for value in lists], pa.bool_())
+    return pa.ListArray.from_arrays(pa.array(offsets), inner, mask=mask)
+
+
+def canonical(value: str | int | float | list[Any]) -> str:
+    """The one text of a value, however its number is written: 1 and 1.0 are "1", true is "true"; a list is JSON."""
     if isinstance(value, str):
         return value
+    if isinstance(value, list):
+        return json.dumps(value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and value.is_integer() and abs(value) < EXACT:
