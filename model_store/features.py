@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from model_store.errors import FieldValueError
 from model_store.keys import BIAS, MAX_KEY_BYTES, escape, prefix_of
-from model_store.spec import ModelSpec
+from model_store.spec import ModelSpec, cross_called
 from model_store.spec_sections import FieldSpec, Side
 from model_store.values import (
     Scalar,
@@ -215,7 +215,7 @@ def _mask(spec: ModelSpec, *names: str) -> int:
     mask = 0
     for bit, variant in enumerate(spec.variants.values()):
         left_out = {
-            frozenset(name.split("*")) if name not in spec.fields else name for name in variant.without
+            name if name in spec.fields else cross_called(name, spec.crosses) for name in variant.without
         }
         if frozenset(names) not in left_out and not any(name in left_out for name in names):
             mask |= 1 << bit

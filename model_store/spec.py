@@ -10,6 +10,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import permutations
 from pathlib import Path
 from typing import Any, Self
 
@@ -55,6 +56,13 @@ class ModelSpec(Section):
         total = sum(v.share for v in self.variants.values())
         if abs(total - 1.0) > SHARE_TOLERANCE:
             raise ValueError(f"variants: the shares must sum to 1, they sum to {total:.9g}")
+        return self
+
+    @model_validator(mode="after")
+    def _names_are_sound(self) -> Self:
+        for section, names in (("fields", self.fields), ("variants", self.variants)):
+            if "" in names:
+                raise ValueError(f"{section}: a name may not be empty")
         return self
 
     @model_validator(mode="after")
@@ -122,6 +130,14 @@ def _join_hint(name: str, fields: Mapping[str, FieldSpec]) -> str:
     return f" (columns of {field.side}s may come from a file of their own: --{field.side}s FILE)"
 
 
+def cross_called(name: str, crosses: Sequence[Cross]) -> frozenset[str] | None:
+    """The fields of the cross written `a*b`, in any order, or None. A `*` may also be part of a field's name."""
+    for cross in crosses:
+        if any("*".join(order) == name for order in permutations(cross.fields)):
+            return frozenset(cross.fields)
+    return None
+
+
 def check_crosses(spec: ModelSpec) -> None:
     """Raise SpecError unless crosses and `without` lists name things the spec has, each cross once."""
     seen: set[frozenset[str]] = set()
@@ -136,7 +152,7 @@ def check_crosses(spec: ModelSpec) -> None:
         seen.add(frozenset(cross.fields))
     for variant, section in spec.variants.items():
         for name in section.without:
-            if name not in spec.fields and frozenset(name.split("*")) not in seen:
+            if name not in spec.fields and cross_called(name, spec.crosses) is None:
                 raise SpecError(
                     f"variants.{variant}.without: {name!r} is no field and no cross; "
                     f"fields: {', '.join(spec.fields)}; crosses: "

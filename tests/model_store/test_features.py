@@ -76,6 +76,16 @@ def test_a_variant_without_a_field_is_without_its_crosses():
     assert plan.crosses[0].mask == 0b01
 
 
+@pytest.mark.parametrize("name", ["a*b*c", "c*a*b"])
+def test_a_variant_can_leave_out_a_cross_of_a_field_with_a_star_in_its_name(name):
+    plan = plan_of(
+        '"a*b" = {}\nc = {}\n[[crosses]]\nfields = ["a*b", "c"]\n'
+        f"[variants]\nwhole = {{}}\nless = {{ without = ['{name}'] }}\n"
+    )
+    assert [cross.mask for cross in plan.crosses] == [0b01]
+    assert [field.mask for field in plan.fields] == [0b11, 0b11]
+
+
 @given(st.floats(allow_nan=False, allow_infinity=False), st.floats(allow_nan=False, allow_infinity=False))
 def test_log_buckets_are_monotone(a, b):
     low, high = sorted((a, b))

@@ -70,6 +70,7 @@ def test_a_label_that_is_none_is_refused() -> None:
     ("name", "role", "side"),
     [
         ("request_id", "request", "context"),
+        ("request", "request", "context"),
         ("cookie", "cookie", "user"),
         ("userId", "cookie", "user"),
         ("item_id", "item", "item"),
