@@ -16,6 +16,7 @@ import grpc
 from ctr.v1.ranking_pb2 import Features, RankRequest, RankResponse
 from model_store.errors import ServerError
 
+RAW_KEYS = "raw_keys"  # a list under this name is whole keys, for the model's raw field
 METHOD = "/ctr.v1.RankingService/Rank"
 MAX_ANSWER_BYTES = 16 << 20
 DEFAULT_TIMEOUT_S = 5.0
@@ -89,6 +90,7 @@ class Client:
     ) -> Ranking:
         """Rank candidates given by id, spelled out in `items` (id to features), or by a set's name.
 
+        Features are values by field name; a list under `raw_keys` is whole keys of a model made elsewhere.
         Raises RankFailed with the server's message and status.
         """
         request = RankRequest(
@@ -138,6 +140,8 @@ def _fill(features: Features, values: FeatureValues | None) -> None:
             features.values[name] = str(value)
         elif isinstance(value, float):
             features.numbers[name] = value
+        elif name == RAW_KEYS:
+            features.raw_keys.extend(value)
         else:
             features.sets[name].values.extend(value)
 

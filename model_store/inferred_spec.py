@@ -1,7 +1,7 @@
 """A spec for a model that comes without one: its fields and crosses, read off its keys.
 
-Keys do not say on which side a field stands, so every field is the request's (context). Nothing here reads
-files.
+Keys do not say on which side a field stands, so every field is the request's (context). Only whole keys, which no
+field names, may come with items as well. Nothing here reads files.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from model_store.spec import ModelSpec
 from model_store.spec_sections import MAX_CROSS_FIELDS, Cross, FieldSpec, InputSection, ModelSection
 
 RAW = "raw"
+ITEM_RAW = "item_raw"
 
 
 def infer_spec(model: str, keys: Iterable[bytes]) -> ModelSpec:
     """Infer the spec of a model from its keys. O(keys).
 
     `field=value` gives a category, `field=` alone a real number, `a*b=va*vb` a cross of 2 to 4 fields; any
-    other key makes a field `raw`, whose values are whole keys.
+    other key makes two fields whose values are whole keys: `raw` of the request, `item_raw` of the items.
     """
     seen = _Seen()
     for key in keys:
@@ -28,7 +29,8 @@ def infer_spec(model: str, keys: Iterable[bytes]) -> ModelSpec:
         name: FieldSpec(kind="category" if valued else "number") for name, valued in seen.fields.items()
     }
     if seen.raw:
-        fields[_free_name(fields)] = FieldSpec(kind="raw")
+        fields[_free_name(RAW, fields)] = FieldSpec(kind="raw")
+        fields[_free_name(ITEM_RAW, fields)] = FieldSpec(side="item", kind="raw")
     return ModelSpec(
         model=ModelSection(name=model),
         input=InputSection(label="label"),
@@ -78,8 +80,8 @@ def _is_plain(values: bytes) -> bool:
     )
 
 
-def _free_name(taken: Iterable[str]) -> str:
-    name, used = RAW, set(taken)
+def _free_name(name: str, taken: Iterable[str]) -> str:
+    used = set(taken)
     while name in used:
         name += "_"
     return name

@@ -68,7 +68,7 @@ def _spec_for(model: JsonModel, spec: Path | None, versions: ModelVersions) -> t
     if active is not None:
         return spec_from_json(versions.manifest(active).spec), f"spec: that of version {active}"
     inferred = infer_spec(versions.model, model.keys)
+    sides = [f"{name} ({field.side})" for name, field in inferred.fields.items()]
     return inferred, (
-        f"spec: inferred, fields {', '.join(inferred.fields) or 'none'}, all on the context side; "
-        "if some stand with users or items, say so with --spec"
+        f"spec: inferred, fields {', '.join(sides) or 'none'}; if some stand elsewhere, say so with --spec"
     )
