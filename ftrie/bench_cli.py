@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from model_store.errors import FtrieError
+from model_store.terminal import JsonOption, print_json
 
 CHECKOUT = Path(__file__).resolve().parents[1]
+RESULTS = CHECKOUT / "benchmarks" / "results"
 
 
 def register(app: typer.Typer) -> None:
@@ -30,6 +34,7 @@ def bench(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME", help="Which to run; default: all.")
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure ftrie beside its peers on the same bytes, print the tables and write benchmarks/results/*.json.
 
@@ -43,11 +48,18 @@ def bench(
     for name in names or known:
         if name not in known:
             raise FtrieError(f"no benchmark is called {name!r}: expected one of {', '.join(known)}")
+    began = time.time()
     for name in names or known:
-        _run(name)
+        _run(name, quiet=as_json)
+    if as_json:
+        fresh = (path for path in sorted(RESULTS.glob("*.json")) if path.stat().st_mtime >= began)
+        print_json([json.loads(path.read_text("utf-8")) for path in fresh])
 
 
-def _run(name: str) -> None:
-    finished = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], cwd=CHECKOUT, check=False)
+def _run(name: str, *, quiet: bool) -> None:
+    command = [sys.executable, "-m", f"benchmarks.{name}"]
+    finished = subprocess.run(
+        command, cwd=CHECKOUT, check=False, stdout=subprocess.DEVNULL if quiet else None
+    )
     if finished.returncode != 0:
         raise FtrieError(f"the benchmark {name} failed with exit code {finished.returncode}; see above")
