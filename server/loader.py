@@ -5,6 +5,7 @@ Everything expensive about a version happens here, in the watcher's thread, befo
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterable
 from itertools import islice
@@ -109,6 +110,9 @@ def warm_kernels() -> None:
         _log.info("compiling the ranking kernels; this happens once on a machine")
     warm_up()
     mark_kernels_cached(KERNELS)
+    # The compiler leaves a million objects that live as long as the process: the collector need not visit them again.
+    gc.collect()
+    gc.freeze()
 
 
 def _synthetic(serving: Serving) -> list[Question]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,7 +46,7 @@ class ItemTable:
         """The group `items` of the scoring kernels."""
         return self.own[variant], self.codes, self.run_start, self.run_half, self.run_x
 
-    @property
+    @cached_property
     def longest_run(self) -> int:
         """The most halves any row has in a group, at least 1."""
         return int(np.diff(self.run_start).max(initial=1))
