@@ -126,6 +126,8 @@ def answers(socket: Path) -> bool:
                 return bool(client.ping())
             except redis.exceptions.BusyLoadingError:
                 time.sleep(POLL_S)
+            except redis.exceptions.ResponseError:
+                return True  # it lives and complains, as of a full disk; so will the command that follows
     except redis.exceptions.ConnectionError:
         return False
     except redis.exceptions.TimeoutError as error:
@@ -142,6 +144,8 @@ def stop(home: Path, socket: Path) -> None:
     client = _client(socket, STOP_TIMEOUT_S)
     try:
         client.ping()
+    except redis.exceptions.ResponseError:
+        pass  # a full disk: what can be kept is kept already
     except redis.exceptions.RedisError:
         return  # it died before, or lost its socket: nothing that can be stopped from here
     with suppress(redis.exceptions.ConnectionError):  # the connection ends with the server

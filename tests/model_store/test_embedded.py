@@ -19,7 +19,8 @@ from redis.retry import Retry
 from model_store import embedded, valkey_server
 from model_store.embedded import EmbeddedValkey
 from model_store.errors import StoreError, StoreUnavailable
-from model_store.valkey_server import LOG, PID, SOCKET
+from model_store.file_lock import is_held
+from model_store.valkey_server import LOCK, LOG, PID, SOCKET
 from tests.model_store.models import python
 
 # Joins, says so with the server's run id, and waits to be told to leave.
@@ -273,3 +274,27 @@ def test_a_directory_removed_meanwhile_does_not_disturb_closing(tmp_path: Path) 
     valkey_server.stop(held.directory, held.socket)
     shutil.rmtree(tmp_path / "s")
     held.close()
+
+
+def test_a_server_that_answers_pings_with_an_error_is_joined_and_stopped(home: Path) -> None:
+    # As after a full disk: then every ping is refused, and so is it here.
+    with ExitStack() as joined:
+        first = EmbeddedValkey.join(home)
+        joined.callback(first.close)
+        with redis.Redis(unix_socket_path=str(first.socket)) as client:
+            client.execute_command("ACL", "SETUSER", "default", "-ping")
+        EmbeddedValkey.join(home).close()
+    assert not is_held(home / LOCK)
+
+
+def test_an_interrupted_start_leaves_no_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = valkey_server._await_answer
+
+    def interrupted(*arguments: Path) -> None:
+        monkeypatch.setattr(valkey_server, "_await_answer", waited)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(valkey_server, "_await_answer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        EmbeddedValkey.join(home)
+    assert not is_held(home / LOCK)
