@@ -259,6 +259,13 @@ class ModelVersions:
                 )
 
     def _download(self, manifest: Manifest) -> bytes:
+        from model_store.artefact import Artefact
+
+        if manifest.format > Artefact.FORMAT:
+            raise ArtefactError(
+                f"version {manifest.version} has format {manifest.format}, newer than the {Artefact.FORMAT} "
+                "this ftrie reads: upgrade ftrie"
+            )
         try:
             return download(self._store, self.keys, manifest)
         except ArtefactError:

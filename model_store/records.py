@@ -13,13 +13,14 @@ from itertools import islice
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from model_store.connection import StoreConnection
 from model_store.errors import StoreError
-from model_store.redis_keys import CANDIDATES, ITEM, ITEMS_GENERATION, USER, record_key
+from model_store.redis_keys import CANDIDATES, ITEM, ITEMS_GENERATION, MAX_ID_BYTES, USER, record_key
 
 BATCH = 1000
+WRONG_KIND = "WRONGTYPE"
 Record = dict[str, str]
 Progress = Callable[[int], None]
 
@@ -37,19 +38,32 @@ class Records:
 
     def user(self, cookie: str) -> Record:
         """The record of one user, empty if there is none. One round trip. Raises StoreUnavailable."""
-        return self._ask([record_key(USER, cookie)])[0]
+        record = self._ask([record_key(USER, cookie)])[0]
+        if isinstance(record, ResponseError):
+            raise self._store.translated(record) from record
+        return record
 
     def items(self, ids: Sequence[str]) -> list[Record | None]:
-        """The records of many items, None where there is none. One round trip. Raises StoreUnavailable."""
-        return [record or None for record in self._ask([record_key(ITEM, item) for item in ids])]
+        """The records of many items, None where there is no HASH. One round trip. Raises StoreUnavailable."""
+        return [
+            None if isinstance(record, ResponseError) else record or None
+            for record in self._ask([record_key(ITEM, item) for item in ids])
+        ]
 
     def scan_items(self) -> Iterator[tuple[str, Record]]:
-        """Every item once, in no order. Reads all key names: O(keys of the store)."""
+        """Every item once, in no order. Reads all key names: O(keys of the store).
+
+        Passes over what is no item: a key without an id, one with an over-long id, and anything but a HASH.
+        """
         seen: set[str] = set()
         with self._store.answers():
             keys = self._store.client.scan_iter(match=ITEM + b"*", count=BATCH)
             while batch := list(islice(keys, BATCH)):
-                ids = [key[len(ITEM) :].decode("utf-8", "surrogateescape") for key in batch]
+                ids = [
+                    key[len(ITEM) :].decode("utf-8", "surrogateescape")
+                    for key in batch
+                    if 0 < len(key) - len(ITEM) <= MAX_ID_BYTES
+                ]
                 for item, record in zip(ids, self.items(ids), strict=True):
                     if record is not None and item not in seen:
                         seen.add(item)
@@ -71,7 +85,10 @@ class Records:
                 ids = client.zrange(key, 0, -1)
             else:
                 raise StoreError(f"expected a LIST, SET or ZSET at {key!r}, got a {kind.decode().upper()}")
-        return [item.decode("utf-8", "surrogateescape") for item in ids]
+        try:
+            return [item.decode() for item in ids]
+        except UnicodeDecodeError as error:
+            raise StoreError(f"expected UTF-8 ids at {key!r}, got {error.object[:40]!r}; remove it") from None
 
     def items_generation(self) -> int:
         """A counter that moves whenever items were put."""
@@ -127,8 +144,11 @@ class Records:
 
     # -- the hot path
 
-    def _ask(self, keys: Sequence[bytes]) -> list[Record]:
-        """HGETALL of every key in one round trip; a connection the store dropped is opened again, once."""
+    def _ask(self, keys: Sequence[bytes]) -> list[Record | ResponseError]:
+        """HGETALL of every key in one round trip; a connection the store dropped is opened again, once.
+
+        A key that holds something else than a HASH gets its error as answer, so that it costs the others nothing.
+        """
         command = b"".join([b"*2\r\n$7\r\nHGETALL\r\n$%d\r\n%b\r\n" % (len(key), key) for key in keys])
         connection = self._connection()
         try:
@@ -140,13 +160,12 @@ class Records:
             raise self._store.translated(error) from error
 
     @staticmethod
-    def _exchange(connection: Any, command: bytes, answers: int) -> list[Record]:
-        records = []
+    def _exchange(connection: Any, command: bytes, answers: int) -> list[Record | ResponseError]:
+        records: list[Record | ResponseError] = []
         try:
             connection.send_packed_command((command,), check_health=False)
             for _ in range(answers):
-                flat: Any = iter(connection.read_response())
-                records.append(dict(zip(flat, flat, strict=True)))
+                records.append(_answer(connection))
         except BaseException:
             connection.disconnect()  # answers may still be on their way, and must not be taken for the next
             raise
@@ -163,6 +182,17 @@ class Records:
         """Close the connections of all threads."""
         for connection in list(self._opened):
             connection.disconnect()
+
+
+def _answer(connection: Any) -> Record | ResponseError:
+    """The next HGETALL's answer."""
+    try:
+        flat: Any = iter(connection.read_response())
+    except ResponseError as error:
+        if str(error).startswith(WRONG_KIND):
+            return error
+        raise
+    return dict(zip(flat, flat, strict=True))
 
 
 def _encoded(record: Mapping[str, str]) -> dict[bytes, bytes]:

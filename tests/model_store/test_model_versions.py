@@ -173,6 +173,17 @@ def test_a_manifest_that_cannot_be_read_is_refused(store: Store, ads: ModelVersi
         ads.fetch(version)
 
 
+def test_a_version_of_a_newer_format_is_neither_fetched_nor_activated(
+    store: Store, ads: ModelVersions
+) -> None:
+    version = ads.publish(model())
+    store.client.hset(ads.keys.manifest(version), "format", "2")
+    for attempt in (ads.fetch, ads.activate):
+        with pytest.raises(ArtefactError, match="format 2, newer than the 1 this ftrie reads: upgrade ftrie"):
+            attempt(version)
+    assert ads.active() is None
+
+
 def test_a_manifest_survives_its_hash(ads: ModelVersions) -> None:
     manifest = ads.manifest(ads.publish(model(), parent=7, epoch=3))
     fields = {name.encode(): value.encode() for name, value in manifest.to_hash().items()}

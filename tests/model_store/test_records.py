@@ -115,8 +115,10 @@ def test_threads_do_not_read_each_others_answers(store: Store) -> None:
 def test_an_answer_that_is_an_error_does_not_shift_the_next_ones(store: Store) -> None:
     store.records.put_items([("a", {"n": "a"}), ("b", {"n": "b"})])
     store.client.set("ftrie:item:bad", "no hash")
+    assert store.records.items(["bad", "a"]) == [None, {"n": "a"}]
+    store.client.set("ftrie:user:bad", "no hash")
     with pytest.raises(StoreError, match="WRONGTYPE"):
-        store.records.items(["bad", "a"])
+        store.records.user("bad")
     assert store.records.items(["b"]) == [{"n": "b"}]
 
 
@@ -125,3 +127,17 @@ def test_a_connection_the_store_has_dropped_is_opened_again(store: Store) -> Non
     assert store.records.user("u") == {"age": "25"}
     store.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     assert store.records.user("u") == {"age": "25"}
+
+
+def test_scanning_items_passes_over_what_is_no_item(store: Store) -> None:
+    store.records.put_items([("a", {"n": "a"})])
+    store.client.set("ftrie:item:no hash", "text")
+    store.client.hset("ftrie:item:", "n", "an item without an id")
+    store.client.hset("ftrie:item:" + "x" * 4097, "n", "an id that is too long")
+    assert dict(store.records.scan_items()) == {"a": {"n": "a"}}
+
+
+def test_a_candidate_that_is_no_text_is_refused_by_name(store: Store) -> None:
+    store.client.rpush("ftrie:candidates:odd", "a", b"\xff")
+    with pytest.raises(StoreError, match="expected UTF-8 ids"):
+        store.records.candidates("odd")
