@@ -12,6 +12,8 @@ from model_store.terminal import JsonOption, print_json, print_table
 if TYPE_CHECKING:
     from ftrie.client import Ranking
 
+MAX_TOP_K = 2**31 - 1  # an int32 on the wire
+
 
 def register(app: typer.Typer) -> None:
     """Add `ftrie rank`."""
@@ -34,7 +36,9 @@ def rank(
         list[str] | None,
         typer.Option(metavar="FIELD=VALUE", help="A feature of the user, over the stored one."),
     ] = None,
-    top_k: Annotated[int | None, typer.Option(min=1, help="How many items; all if left out.")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(min=1, max=MAX_TOP_K, help="How many items; all if left out.")
+    ] = None,
     variant: Annotated[str | None, typer.Option(help="Force a variant; else the cookie decides.")] = None,
     timeout: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="How long to wait.")] = 5.0,
     as_json: JsonOption = False,

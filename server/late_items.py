@@ -65,7 +65,7 @@ class LateItems:
         for item in ids:
             expires, record = self._memory.get(item, (0.0, None))
             if expires <= now:
-                if len(item) * 4 <= MAX_ID_BYTES:
+                if 0 < len(item.encode("utf-8", "surrogateescape")) <= MAX_ID_BYTES:
                     asked.append(item)
             elif record is not None:
                 known[item] = record

@@ -18,9 +18,9 @@ from typing import Any
 import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from model_store.errors import ServerError, StoreUnavailable
+from server.reflection import add_reflection
 from server.service import SERVICE, RankingService
 from server.serving import Current, Serving
 from server.stored import DEFAULT_BUDGET_S, StoredReads
@@ -69,7 +69,7 @@ class Server:
         self._watcher = Watcher(
             settings.model, settings.store, self._reads, self.current, self._service, self._swapped
         )
-        self._health = health.HealthServicer(
+        self._health = Health(
             experimental_non_blocking=True, experimental_thread_pool=ThreadPoolExecutor(max_workers=1)
         )
         self._grpc = grpc_server(self._service.handlers(), self._health, settings.threads)
@@ -127,7 +127,10 @@ class Server:
         except RuntimeError:
             port = 0
         if not port:
-            raise ServerError(f"cannot listen on {wanted}: is the port taken? --port 0 chooses a free one")
+            raise ServerError(
+                f"cannot listen on {wanted}: is the port taken? --port 0 chooses a free one; "
+                "or is the host no address of this machine?"
+            )
         return f"{self._settings.host}:{port}"
 
     def _swapped(self, serving: Serving) -> None:
@@ -154,6 +157,18 @@ def _await(event: threading.Event) -> None:
         pass
 
 
+class Health(health.HealthServicer):
+    """Health whose Check has a thread of its own too, so that it answers while all others are busy."""
+
+    def Check(self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext) -> Any:
+        """The status of one service."""
+        return super().Check(request, context)
+
+    Check.experimental_thread_pool = ThreadPoolExecutor(  # type: ignore[attr-defined]
+        max_workers=1, thread_name_prefix="health"
+    )
+
+
 def grpc_server(
     ranking: grpc.GenericRpcHandler[Any, Any], health_servicer: health.HealthServicer, threads: int
 ) -> grpc.Server:
@@ -167,5 +182,5 @@ def grpc_server(
         ],
     )
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    add_reflection(server, (SERVICE, health.SERVICE_NAME))
     return server

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
 from ctr.v1.ranking_pb2 import RankRequest, RankResponse
 from model_store.errors import FieldValueError
@@ -64,13 +65,15 @@ class RankingService:
         """What a grpc server is given."""
         rank = grpc.unary_unary_rpc_method_handler(
             self.Rank,
-            request_deserializer=RankRequest.FromString,
+            request_deserializer=wire.parsed,
             response_serializer=RankResponse.SerializeToString,
         )
         return grpc.method_handlers_generic_handler(SERVICE, {"Rank": rank})
 
-    def Rank(self, request: RankRequest, context: grpc.ServicerContext) -> RankResponse:
+    def Rank(self, request: RankRequest | DecodeError, context: grpc.ServicerContext) -> RankResponse:
         """The RPC. Every failure leaves through the table in `server.errors`."""
+        if isinstance(request, DecodeError):
+            abort(context, InvalidRequest(wire.UNREADABLE), "")
         request_id = request.request_id or os.urandom(REQUEST_ID_BYTES).hex()
         try:
             return self._rank(request, request_id, context)
@@ -99,6 +102,8 @@ class RankingService:
         if ranking.unknown_items:
             wire.check_unknown(request, ranking.unknown_items)
             ranking = self._rank_with_late_items(question, ranking, serving, degraded, context)
+        if spelled and (names := wire.unknown_item_fields(spelled, serving)):
+            ranking.unknown_fields = list(dict.fromkeys([*ranking.unknown_fields, *names]))
         self.recent.append(question)
         response = wire.response(request, request_id, serving, variant, ranking)
         if degraded:
@@ -136,14 +141,15 @@ class RankingService:
         degraded += problems
         if not records:
             return ranking
-        late: list[wire.Spelled] = [(i, dict(records[i])) for i in question.item_ids if i in records]
+        late: list[wire.Spelled] = []
+        for item in question.item_ids:
+            if item in records:
+                fields, problems = drop_misfits(dict(records[item]), serving, f"{ITEMS}: {item!r}")
+                degraded += problems
+                late.append((item, fields))
         question.spelled = [*question.spelled, *late]
         question.item_ids = [item for item in question.item_ids if item not in records]
-        try:
-            return question.ask(serving)
-        except FieldValueError as error:
-            degraded.append(f"{ITEMS}: left out, as stored: {error}")
-            return ranking
+        return question.ask(serving)
 
 
 def _variant(request: RankRequest, serving: Serving, cookie: str) -> int:

@@ -34,6 +34,7 @@ class Serving:
     """Those of them that only the record can fill: all but the cookie's own."""
     cookie_fields: tuple[str, ...] = field(init=False)
     """User-side fields whose log column is the cookie: a request's cookie is their value."""
+    item_fields: frozenset[str] = field(init=False)
     request_raw_field: str | None = field(init=False)
     item_raw_field: str | None = field(init=False)
 
@@ -48,6 +49,7 @@ class Serving:
         cookie_column = self.model.spec.input.cookie
         bind(self, "cookie_fields", tuple(f.name for f in users if f.column == cookie_column))
         bind(self, "stored_fields", self.user_fields - set(self.cookie_fields))
+        bind(self, "item_fields", frozenset(f.name for f in plan.item_fields))
         raw = [f for f in plan.fields if f.kind == "raw"]
         bind(self, "request_raw_field", next((f.name for f in raw if f.side != "item"), None))
         bind(self, "item_raw_field", next((f.name for f in raw if f.side == "item"), None))

@@ -40,7 +40,7 @@ class UserFeatures:
         return fields, problems
 
 
-def drop_misfits(fields: Fields, serving: Serving) -> tuple[Fields, list[str]]:
+def drop_misfits(fields: Fields, serving: Serving, part: str = PART) -> tuple[Fields, list[str]]:
     """Leave out the values that do not fit their fields: stored by mistake, so no fault of the caller's."""
     kept, problems = dict(fields), []
     for name, value in fields.items():
@@ -50,5 +50,5 @@ def drop_misfits(fields: Fields, serving: Serving) -> tuple[Fields, list[str]]:
                 field.tokens(value)
         except FieldValueError as error:
             del kept[name]
-            problems.append(f"{PART}: left out {error}")
+            problems.append(f"{part}: left out {error}")
     return kept, problems

@@ -56,7 +56,7 @@ class Watcher(threading.Thread):
         self._bad_version: int | None = None
         self._bad_until = 0.0
         self._catalogue_due = 0.0
-        self._said_waiting = False
+        self._said_none = False
 
     def stop(self) -> None:
         """Ask the thread to end; it does when the present step has ended."""
@@ -99,14 +99,22 @@ class Watcher(threading.Thread):
         active = versions.active()
         serving = self._current.serving
         if active is None:
-            if serving is None and not self._said_waiting:
-                self._said_waiting = True
-                _log.info("no version is active yet, waiting", model=self._model)
+            self._say_none_is_active(serving)
         elif serving is None or not _is_served(versions, active, serving):
             self._load(loader, active)
         elif self._items_moved(loader, store, serving):
             self._swap(loader.with_new_items(serving, list(self._service.recent)))
             self._catalogue_due = time.monotonic() + loader.catalogue_seconds / CATALOGUE_SHARE
+
+    def _say_none_is_active(self, serving: Serving | None) -> None:
+        """Once, until a version is served again."""
+        if self._said_none:
+            return
+        self._said_none = True
+        if serving is None:
+            _log.info("no version is active yet, waiting", model=self._model)
+        else:
+            _log.error("no version is active any more", model=self._model, still_serving=serving.version)
 
     def _load(self, loader: Loader, version: int) -> None:
         if version == self._bad_version and time.monotonic() < self._bad_until:
@@ -135,6 +143,7 @@ class Watcher(threading.Thread):
 
     def _swap(self, serving: Serving) -> None:
         self._current.serving = serving
+        self._said_none = False
         self._service.late_items.rebuilt()
         _log.info("serving", model=self._model, version=serving.version, items=len(serving.catalogue))
         self._on_swap(serving)

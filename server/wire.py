@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from google.protobuf.message import DecodeError
+
 from ctr.v1.ranking_pb2 import Features, Item, RankRequest, RankResponse
 from model_store.errors import FieldValueError
 from model_store.values import Value
@@ -20,9 +22,18 @@ if TYPE_CHECKING:
 MAX_CANDIDATES = 10_000
 MAX_ID_BYTES = 4096
 RAW_KEYS = "raw_keys"
+UNREADABLE = "request: not a ctr.v1.RankRequest, or a text in it is not UTF-8"
 
 Fields = dict[str, Value]
 Spelled = tuple[str, Fields]
+
+
+def parsed(data: bytes) -> RankRequest | DecodeError:
+    """The message, or what is wrong with the bytes. (If it is raised here, grpc calls it a fault of ours.)"""
+    try:
+        return RankRequest.FromString(data)
+    except DecodeError as error:
+        return error
 
 
 def top_k(request: RankRequest) -> int | None:
@@ -85,6 +96,13 @@ def check_id(path: str, value: str) -> str:
     if len(value) * 4 > MAX_ID_BYTES and len(value.encode("utf-8", "surrogatepass")) > MAX_ID_BYTES:
         raise InvalidRequest(f"{path}: longer than {MAX_ID_BYTES} bytes")
     return value
+
+
+def unknown_item_fields(spelled: Sequence[Spelled], serving: Serving) -> list[str]:
+    """Names in the features of items spelled out that are no item field of the model, each once."""
+    known = serving.item_fields
+    odd = [features for _, features in spelled if not features.keys() <= known]
+    return list(dict.fromkeys(name for features in odd for name in features if name not in known))
 
 
 def response(

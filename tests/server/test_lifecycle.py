@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -16,7 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from ftrie.client import Client, RankFailed
 from model_store.store import Store
-from server.lifecycle import Server
+from server.lifecycle import DEFAULT_THREADS, Server
 from server.service import SERVICE
 from tests.server import shop
 
@@ -81,6 +82,36 @@ def test_reflection_lists_the_services(server: Server) -> None:
         answer = next(stub.ServerReflectionInfo(iter([request])))
     names = {service.name for service in answer.list_services_response.service}
     assert {SERVICE, "grpc.health.v1.Health"} <= names
+
+
+def test_open_reflection_streams_keep_nobody_waiting(server: Server) -> None:
+    closing = threading.Event()
+
+    def questions() -> Iterator[Any]:
+        yield reflection_pb2.ServerReflectionRequest(list_services="")
+        closing.wait()
+
+    with grpc.insecure_channel(server.address) as channel, Client(server.address, timeout_s=20) as client:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        streams = [stub.ServerReflectionInfo(questions()) for _ in range(2 * DEFAULT_THREADS)]
+        next(streams[0])
+        assert client.rank(candidates=["item-1"]).items
+        assert health_of(server.address) == SERVING
+        closing.set()
+        for stream in streams:
+            stream.cancel()
+
+
+def test_reflection_answers_under_the_name_of_its_first_version_too(server: Server) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        ask = channel.stream_stream(
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        request = reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE)
+        answer = next(ask(iter([request]), timeout=20))
+    assert answer.file_descriptor_response.file_descriptor_proto
 
 
 def test_a_drained_server_refuses_calls(server: Server) -> None:

@@ -161,6 +161,11 @@ def test_a_cookie_keeps_its_variant_and_both_variants_occur(client: Client) -> N
         ({"candidates": ["a"], "user": {"age": "x" * 4097}}, 'user.values["age"]: age: the key would be'),
         ({"candidates": ["a"], "user": {"likes": ["x" * 5000]}}, 'user.sets["likes"]: '),
         ({"candidates": ["a"], "context": {"brand": "b1"}}, 'context.values["brand"]: belongs to the item'),
+        ({"candidates": ["a"], "user": {"likes": "[" * 100_000}}, 'user.values["likes"]: likes: got '),
+        (
+            {"candidates": ["a"], "context": {"hour": "9999-12-31T23:59:59-14:00"}},
+            'context.values["hour"]: hour: got',
+        ),
         ({"items": {"a": {"price": "dear"}}}, "items[0].features.values[\"price\"]: price: got 'dear'"),
     ],
 )
@@ -209,6 +214,43 @@ def test_a_user_record_of_the_wrong_kind_costs_only_the_user_s_features(client: 
     store.client.set("ftrie:user:u1", "text")
     answer = client.rank(cookie="u1", candidates=["item-1"])
     assert answer.degraded[0].startswith("user_features: ")
+
+
+def test_a_late_item_with_a_misfit_loses_that_value_alone_and_the_others_nothing(
+    client: Client, store: Store
+) -> None:
+    store.client.hset("ftrie:item:bent", mapping={"brand": "b2", "price": "dear"})
+    store.client.hset("ftrie:item:late", mapping={"brand": "b3", "price": "6"})
+    answer = client.rank(cookie="u1", candidates=["bent", "late"], context=CONTEXT, variant="base")
+    scores = {i.id: i.score for i in answer.items}
+    assert scores["bent"] == pytest.approx(expected("u1", "bent", brand="b2"))
+    assert scores["late"] == pytest.approx(expected("u1", "late", brand="b3", price="6"))
+    assert answer.degraded == ("items: 'bent': left out price: got 'dear', expected a number",)
+    assert answer.unknown_items == ()
+
+
+def test_an_empty_member_of_a_candidate_set_costs_late_items_nothing(client: Client, store: Store) -> None:
+    store.client.hset("ftrie:item:late", "brand", "b3")
+    store.client.rpush("ftrie:candidates:holed", "", "late")
+    answer = client.rank(candidate_set="holed", variant="base")
+    assert {i.id: i.score for i in answer.items}["late"] == pytest.approx(
+        expected("", "late", brand="b3", hour=None, distance=None)
+    )
+    assert (answer.degraded, answer.unknown_items) == ((), ("",))
+
+
+def test_a_name_that_no_item_has_is_listed(client: Client) -> None:
+    features = {"brand": "b1", "colour": "red", "age": "20"}
+    answer = client.rank(items={"a": features, "b": {"colour": "blue"}}, context={"colour": "x"})
+    assert sorted(answer.unknown_fields) == ["age", "colour"]
+
+
+@pytest.mark.parametrize("data", [b"\x2a\x02\xff\xfe", b"\xde\xad\xbe\xef"])
+def test_bytes_that_are_no_request_are_the_callers_fault(client: Client, data: bytes) -> None:
+    with grpc.insecure_channel(client.address) as channel, pytest.raises(grpc.RpcError) as failed:
+        channel.unary_unary("/ctr.v1.RankingService/Rank")(data, timeout=20)
+    assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert failed.value.details().startswith("request: not a ctr.v1.RankRequest")
 
 
 def test_before_a_version_is_active_calls_are_unavailable(start: Callable[[], Server]) -> None:

@@ -16,7 +16,7 @@ from ftrie.client import Client, RankFailed
 from model_store.errors import StoreError
 from model_store.store import Store
 from server.lifecycle import Server
-from server.watcher import CHECK_EVERY_S, LONGEST_RETRY_S, retry_pause_s
+from server.watcher import LONGEST_RETRY_S, retry_pause_s
 from tests.server import shop
 
 Eventually = Callable[[Callable[[], bool]], None]
@@ -78,13 +78,30 @@ def test_a_version_number_given_out_again_is_a_new_version(
     eventually(lambda: score() == pytest.approx(shop.expected_score(shop.ITEMS["item-1"], 0, seed=2)))
 
 
-def test_a_store_that_was_emptied_leaves_the_model_in_service(client: Client, store: Store) -> None:
-    before = client.rank(candidates=CANDIDATES).items
-    store.client.flushall()
+def test_a_store_that_was_emptied_leaves_the_model_in_service_and_is_reported_once(
+    client: Client, store: Store, eventually: Eventually
+) -> None:
+    before = client.rank(candidates=CANDIDATES, variant="base").items
     with structlog.testing.capture_logs() as logs:
-        threading.Event().wait(1.5 * CHECK_EVERY_S)  # one look at the pointer passes
-        assert client.rank(candidates=CANDIDATES).items == before
-    assert logs == []
+        store.client.flushall()
+        eventually(lambda: bool(logs))
+        assert client.rank(candidates=CANDIDATES, variant="base").items == before
+        shop.fill(store, seed=2)
+        eventually(lambda: any(line["event"] == "serving" for line in logs))
+    reports = [line for line in logs if line["event"] == "no version is active any more"]
+    assert [(line["still_serving"], line["log_level"]) for line in reports] == [(1, "error")]
+
+
+def test_keys_that_are_no_items_keep_no_version_from_being_served(
+    store: Store, start: Callable[[], Server]
+) -> None:
+    shop.fill(store)
+    store.client.set("ftrie:item:no hash", "text")
+    store.client.hset("ftrie:item:", "brand", "b1")
+    server = start()
+    assert server.ready.wait(60)
+    assert server.current.serving is not None
+    assert len(server.current.serving.catalogue) == len(shop.ITEMS)
 
 
 def test_a_store_that_died_is_found_again(start: Callable[..., Server], eventually: Eventually) -> None:
