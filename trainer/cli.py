@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -83,11 +84,13 @@ def train(
     from model_store.spec import load_spec
     from model_store.store import Store
     from model_store.whole_file import check_writable
+    from trainer.sources.inputs import expand
 
     model_spec = load_spec(spec)
     publish = publish or activate
     sides = Sides(items, users)
-    # Outputs are looked at first: a wrong path or URL should not cost a training run.
+    # Outputs are looked at first: a wrong path or URL should not cost a training run, nor a log.
+    _keep_what_is_read((save, report, rejects), [str(spec), *expand(inputs), *filter(None, (items, users))])
     for path in filter(None, (save, report)):
         check_writable(path)
     with Store.open(store) if publish else nullcontext() as opened:
@@ -103,6 +106,14 @@ def train(
         note(f"learned {run.report.rows:,} rows before the log could not be read further")
         raise run.failure
     _show(run.report, as_json)
+
+
+def _keep_what_is_read(outputs: Iterable[Path | None], inputs: Iterable[str | Path]) -> None:
+    existing = [path for path in outputs if path is not None and path.is_file()]
+    for name in map(Path, inputs if existing else ()):
+        for path in existing:
+            if name.exists() and path.samefile(name):
+                raise InputError(f"{path} is an input of this run; write to another file")
 
 
 class Sides(NamedTuple):

@@ -202,3 +202,13 @@ def test_a_log_without_a_good_row_is_never_published(tmp_path, spec_file, capsys
     assert "no row could be learned from (3 rejected)" in capsys.readouterr().err
     assert run(["store", "versions", "shop", "--store", store, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
+
+
+@pytest.mark.parametrize("flag", ["--save", "--report", "--rejects"])
+def test_an_input_is_never_written_over(tmp_path, spec_file, capsys, flag):
+    log = write_csv(tmp_path / "log.csv", shop_rows(5, 1))
+    before = log.read_bytes()
+    for path in (log, spec_file):
+        assert run(["train", str(spec_file), str(tmp_path / "*.csv"), flag, str(path)]) == 3
+        assert f"{path} is an input of this run" in capsys.readouterr().err
+    assert log.read_bytes() == before
