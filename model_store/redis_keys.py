@@ -18,15 +18,19 @@ ITEMS_GENERATION = b"ftrie:items:generation"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
+def check_model_name(model: str) -> None:
+    """Raise StoreError for a name that cannot stand between braces."""
+    if not _MODEL_NAME.fullmatch(model):
+        raise StoreError(
+            f"got the model name {model!r}; expected 1 to 128 letters, digits, dots, dashes or underscores"
+        )
+
+
 class ModelKeys:
     """The keys of one model. Raises StoreError for a name that cannot stand between braces."""
 
     def __init__(self, model: str) -> None:
-        if not _MODEL_NAME.fullmatch(model):
-            raise StoreError(
-                f"got the model name {model!r}; "
-                "expected 1 to 128 letters, digits, dots, dashes or underscores"
-            )
+        check_model_name(model)
         self._prefix = f"ftrie:{{{model}}}:"
         self.versions = self._prefix + "versions"
         self.sequence = self._prefix + "sequence"

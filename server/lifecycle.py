@@ -20,6 +20,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from model_store.errors import ServerError, StoreUnavailable
+from model_store.redis_keys import check_model_name
 from server.reflection import add_reflection
 from server.service import SERVICE, RankingService
 from server.serving import Current, Serving
@@ -84,10 +85,12 @@ class Server:
         self.shutdown()
 
     def startup(self) -> None:
-        """Listen, say NOT_SERVING, begin to load. Raises ServerError if the port is taken, StoreError for a bad URL.
+        """Listen, say NOT_SERVING, begin to load.
 
-        A store that is away is waited for.
+        A store that is away is waited for. Raises ServerError if the port is taken, StoreError for a URL or a model
+        name that cannot be one.
         """
+        check_model_name(self._settings.model)
         try:
             self._reads.connect()
         except StoreUnavailable as error:
