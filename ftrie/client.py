@@ -14,7 +14,7 @@ from typing import TypeAlias
 import grpc
 
 from ctr.v1.ranking_pb2 import Features, RankRequest, RankResponse
-from model_store.errors import ServerError
+from model_store.errors import FieldValueError, ServerError
 
 RAW_KEYS = "raw_keys"  # a list under this name is whole keys, for the model's raw field
 METHOD = "/ctr.v1.RankingService/Rank"
@@ -91,21 +91,26 @@ class Client:
         """Rank candidates given by id, spelled out in `items` (id to features), or by a set's name.
 
         Features are values by field name; a list under `raw_keys` is whole keys of a model made elsewhere.
-        Raises RankFailed with the server's message and status.
+        Raises RankFailed with the server's message and status, FieldValueError for text that is not Unicode.
         """
-        request = RankRequest(
-            model=model,
-            request_id=request_id,
-            cookie=cookie,
-            item_ids=candidates,
-            candidate_set=candidate_set,
-            top_k=top_k,
-            variant=variant,
-        )
-        _fill(request.user, user)
-        _fill(request.context, context)
-        for item_id, features in (items or {}).items():
-            _fill(request.items.add(id=item_id).features, features)
+        try:
+            request = RankRequest(
+                model=model,
+                request_id=request_id,
+                cookie=cookie,
+                item_ids=candidates,
+                candidate_set=candidate_set,
+                top_k=top_k,
+                variant=variant,
+            )
+            _fill(request.user, user)
+            _fill(request.context, context)
+            for item_id, features in (items or {}).items():
+                _fill(request.items.add(id=item_id).features, features)
+        except UnicodeEncodeError as error:
+            raise FieldValueError(
+                f"got {error.object!r}, which is not Unicode text; expected UTF-8"
+            ) from None
         return _ranking(self._call(request, self._timeout_s if timeout_s is None else timeout_s))
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from model_store.chunks import Progress, download, incomplete, upload
 from model_store.connection import LONGEST_BLOCK_S, StoreConnection
 from model_store.errors import ArtefactError, StaleEpoch, StoreError, VersionNotFound
 from model_store.manifest import CHUNK_BYTES, Manifest, now
-from model_store.redis_keys import ModelKeys
+from model_store.redis_keys import ModelKeys, whole_number
 
 if TYPE_CHECKING:
     from model_store.artefact import Artefact
@@ -135,7 +135,7 @@ class ModelVersions:
         """The version being served."""
         with self._store.answers():
             version = self._client.get(self.keys.active)
-        return None if version is None else int(version)
+        return None if version is None else whole_number(self.keys.active, version)
 
     def active_or_fail(self) -> int:
         """The version being served. Raises VersionNotFound if there is none."""

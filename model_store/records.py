@@ -17,7 +17,15 @@ from redis.exceptions import RedisError, ResponseError
 
 from model_store.connection import StoreConnection
 from model_store.errors import StoreError
-from model_store.redis_keys import CANDIDATES, ITEM, ITEMS_GENERATION, MAX_ID_BYTES, USER, record_key
+from model_store.redis_keys import (
+    CANDIDATES,
+    ITEM,
+    ITEMS_GENERATION,
+    MAX_ID_BYTES,
+    USER,
+    record_key,
+    whole_number,
+)
 
 BATCH = 1000
 WRONG_KIND = "WRONGTYPE"
@@ -93,7 +101,8 @@ class Records:
     def items_generation(self) -> int:
         """A counter that moves whenever items were put."""
         with self._store.answers():
-            return int(self._store.client.get(ITEMS_GENERATION) or 0)
+            generation = self._store.client.get(ITEMS_GENERATION)
+        return whole_number(ITEMS_GENERATION, generation or b"0")
 
     # -- writing
 

@@ -6,15 +6,22 @@ import logging
 import sys
 
 import structlog
+import structlog.tracebacks
+
+
+def _tracebacks() -> structlog.typing.Processor:
+    """Tracebacks without the frames' local variables, which hold cookies and features."""
+    transformer = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+    return structlog.processors.ExceptionRenderer(transformer)
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:
     """Configure structlog for this process. Stdout stays free for the command's answer."""
     on_terminal = sys.stderr.isatty()
     renderers: list[structlog.typing.Processor] = (
-        [structlog.dev.ConsoleRenderer()]
+        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if on_terminal
-        else [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        else [_tracebacks(), structlog.processors.JSONRenderer()]
     )
     structlog.configure(
         processors=[

@@ -77,8 +77,13 @@ class Watcher(threading.Thread):
             except StoreUnavailable as error:
                 failures += 1
                 pause_s = retry_pause_s(failures)
-                _log.warning("store away, serving on", error=str(error), next_try_s=round(pause_s, 2))
+                happens = "serving on" if self._current.serving else "nothing to serve yet"
+                _log.warning(f"store away, {happens}", error=str(error), next_try_s=round(pause_s, 2))
                 self._stopped.wait(pause_s)
+            except FtrieError as error:
+                failures += 1
+                _log.error("the store holds what it should not, serving on", error=str(error))
+                self._stopped.wait(retry_pause_s(failures))
             except Exception:
                 failures += 1
                 _log.exception("watcher failed, starting over")

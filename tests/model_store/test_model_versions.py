@@ -374,3 +374,9 @@ def test_wait_gives_the_same_id_back_when_nothing_happens(store_url: str) -> Non
 def test_a_name_that_cannot_stand_in_a_key_is_refused(store: Store, name: str) -> None:
     with pytest.raises(StoreError, match="1 to 128 letters, digits"):
         store.model(name)
+
+
+def test_a_pointer_that_is_no_number_is_named(ads: ModelVersions, store: Store) -> None:
+    store.client.set(ads.keys.active, "newest")
+    with pytest.raises(StoreError, match=r"ftrie:\{ads\}:active: got b'newest', expected a whole number"):
+        ads.active()

@@ -8,6 +8,7 @@ import pytest
 
 from ftrie.cli import run
 from ftrie.client import Client
+from model_store.errors import FieldValueError
 from model_store.store import Store
 from server.lifecycle import Server
 from tests.server import shop
@@ -73,3 +74,11 @@ def test_errors_go_to_stderr_with_a_code(
 def test_nobody_listening_is_an_error(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["rank", "ads", "--address", "127.0.0.1:1", "--candidates", "a", "--timeout", "5"]) == 6
     assert "127.0.0.1:1: UNAVAILABLE" in capsys.readouterr().err
+
+
+def test_text_that_is_not_unicode_is_named_and_not_sent(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--cookie", "\udcff", "--candidates", "item-1"]  # as Python hands on the byte 0xff
+    assert run(["rank", shop.NAME, "--address", server.address, *flags]) == FieldValueError.exit_code
+    assert "which is not Unicode text" in capsys.readouterr().err
