@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from model_store.errors import InputError
+from model_store.errors import InputError, StoreError
 from model_store.terminal import (
     DEFAULT_STORE,
     JsonOption,
@@ -91,19 +91,20 @@ def train(
     sides = Sides(items, users)
     # Outputs are looked at first: a wrong path or URL should not cost a training run, nor a log.
     _keep_what_is_read((save, report, rejects), [str(spec), *expand(inputs), *filter(None, (items, users))])
+    if save is not None and save.suffix == ".json":
+        raise typer.BadParameter("a model is saved as .arrow; `ftrie store export` writes the JSON form")
     for path in filter(None, (save, report)):
         check_writable(path)
     with Store.open(store) if publish else nullcontext() as opened:
         run = _learn(model_spec, inputs, sides, rejects, strict, input_format, threads)
         if save is not None:
             run.model.artefact().write(save)
-        if run.failure is None and publish and opened is not None:
-            version = _publish(run, opened, activate)
-            run.report = replace(run.report, version=version)
+        if run.failure is None and opened is not None:
+            _publish(run, opened, activate, saved=save is not None)
     if report is not None:
         run.report.write(report)
     if run.failure is not None:
-        note(f"learned {run.report.rows:,} rows before the log could not be read further")
+        note(f"{run.report.rows:,} rows were learned before this")
         raise run.failure
     _show(run.report, as_json)
 
@@ -157,14 +158,24 @@ def _learn(
     return run
 
 
-def _publish(run: Run, store: Store, activate: bool) -> int:
+def _publish(run: Run, store: Store, activate: bool, saved: bool) -> None:
+    """Publish the model; what prevents it becomes the run's failure, and a model saved nowhere is kept in a file."""
     if not run.report.rows:
-        raise InputError(
-            f"no row could be learned from ({run.report.rejected:,} rejected); nothing is published"
-        )
-    versions: ModelVersions = store.model(run.model.spec.model.name)
+        rejected = f"{run.report.rejected:,} rejected"
+        run.failure = InputError(f"no row could be learned from ({rejected}); nothing is published")
+        return
+    name = run.model.spec.model.name
     artefact = run.model.artefact()
-    return versions.publish_and_activate(artefact) if activate else versions.publish(artefact)
+    try:
+        versions: ModelVersions = store.model(name)
+        version = versions.publish_and_activate(artefact) if activate else versions.publish(artefact)
+        run.report = replace(run.report, version=version)
+    except StoreError as error:
+        run.failure = error
+        if not saved:
+            kept = Path(f"{name}.unpublished.arrow")
+            artefact.write(kept)
+            note(f"the learned model is kept in {kept}; publish it by: ftrie store import {name} {kept}")
 
 
 def _show(report: Report, as_json: bool) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +15,9 @@ import pytest
 
 from ftrie.cli import run
 from model_store.artefact import Artefact
-from model_store.errors import InputError, SpecError
+from model_store.errors import InputError, SpecError, StoreError
 from model_store.spec import load_spec, parse_spec
+from model_store.store import Store
 from tests.trainer.logs import SPEC, shop_rows
 from trainer.rejects import RejectLog
 from trainer.train import train
@@ -156,6 +159,27 @@ def test_activate_publishes_and_activates(tmp_path, spec_file, store_url, store)
     assert run(["train", str(spec_file), str(log), "--store", store_url, "--publish"]) == 0
     assert store.model("shop").active() == 1
     assert [info.version for info in store.model("shop").versions()] == [1, 2]
+
+
+def test_a_model_that_cannot_be_published_is_kept(tmp_path, spec_file):
+    url = f"embedded:{tmp_path}/s"
+    log = write_csv(tmp_path / "log.csv", shop_rows(200, 4)).read_bytes()
+    command = [sys.executable, "-m", "ftrie", "train", str(spec_file), "-", "--store", url, "--activate"]
+    command += ["--rejects", str(tmp_path / "rejects")]
+    with Store.open(url) as store:
+        process = subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        while not (tmp_path / "rejects").exists():  # it is made when the store is open and learning begins
+            assert process.poll() is None
+        os.kill(store.client.info("server")["process_id"], signal.SIGKILL)
+        _, said = process.communicate(log, timeout=60)
+    assert process.returncode == StoreError.exit_code
+    assert b"ftrie store import shop shop.unpublished.arrow" in said
+    assert Artefact.read(tmp_path / "shop.unpublished.arrow").rows > 0
+
+
+def test_a_model_is_not_saved_under_a_name_of_another_format(tmp_path, spec_file):
+    log = write_csv(tmp_path / "log.csv", shop_rows(10, 4))
+    assert run(["train", str(spec_file), str(log), "--save", str(tmp_path / "m.json")]) == 2
 
 
 def test_a_learner_that_is_not_built_is_refused_before_reading(tmp_path):
