@@ -92,7 +92,7 @@ def _contestants(keys: Sequence[bytes]) -> dict[str, Contestant]:
             marisa_trie.Trie,
             lambda trie: trie.get,
             lambda trie: len(trie.tobytes()),
-            has_prefix=lambda trie: trie.has_keys_with_prefix,
+            has_prefix=_has_prefix,
         ),
         "marisa_trie.BytesTrie": Contestant(
             texts,
@@ -101,7 +101,7 @@ def _contestants(keys: Sequence[bytes]) -> dict[str, Contestant]:
             ),
             lambda trie: trie.get,
             lambda trie: len(trie.tobytes()),
-            has_prefix=lambda trie: trie.has_keys_with_prefix,
+            has_prefix=_has_prefix,
         ),
         "pygtrie.CharTrie": Contestant(
             texts[::PYGTRIE_STEP],
@@ -162,6 +162,12 @@ def _probes(contestant: Contestant, structure: Any) -> dict[str, Callable[[], fl
     if contestant.has_prefix is not None:
         runs["prefix"] = _timed(contestant.has_prefix(structure), [key[: len(key) // 2] for key in probes])
     return runs
+
+
+def _has_prefix(trie: Any) -> Callable[[str], bool]:
+    """Whether marisa_trie holds a key under a prefix, by its first key."""
+    keys_under = trie.iterkeys
+    return lambda prefix: next(keys_under(prefix), None) is not None
 
 
 def _timed(call: Callable[[Any], Any], arguments: Sequence[Any]) -> Callable[[], float]:
