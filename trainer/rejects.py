@@ -6,6 +6,7 @@ learn from.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -61,10 +62,10 @@ class RejectLog:
         return dict(self._counts.most_common())
 
     def add(self, reject: Reject) -> None:
-        """Count and write one reject; InputError if strict."""
+        """Count and write one reject; InputError if strict, OutputError if it cannot be written."""
         self._counts[reject.category] += 1
         if self._file is not None:
-            self._file.write(_as_json(reject) + "\n")
+            self._write(_as_json(reject) + "\n")
         if self._strict:
             raise InputError(f"{reject} (stopped at the first bad row because of --strict)")
 
@@ -77,6 +78,16 @@ class RejectLog:
         """Close the file. May be called twice."""
         if self._file is not None:
             self._file.close()
+
+    def _write(self, line: str) -> None:
+        assert self._file is not None
+        try:
+            self._file.write(line)
+        except OSError as error:
+            name, failed, self._file = self._file.name, self._file, None
+            with contextlib.suppress(OSError):  # closing tries to write what is left once more
+                failed.close()
+            raise OutputError(f"cannot write the rejects to {name}: {error.strerror}") from error
 
     def __enter__(self) -> RejectLog:
         return self

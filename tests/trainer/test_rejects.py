@@ -66,3 +66,10 @@ def test_odd_text_stays_one_line(tmp_path: Path) -> None:
         log.add(Reject("a\nb.csv", 1, "label: got '\u2028\x00é'"))
     (line,) = path.read_text().split("\n")[:-1]
     assert json.loads(line)["file"] == "a\nb.csv"
+
+
+def test_a_full_disk_is_named_and_said_once() -> None:
+    log = RejectLog(Path("/dev/full"))
+    with pytest.raises(OutputError, match=r"cannot write the rejects to /dev/full: No space left on device"):
+        log.add(Reject("clicks.csv", 2, "wrong number of columns: got 1, expected 2"))
+    log.close()
