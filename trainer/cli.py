@@ -22,6 +22,7 @@ from model_store.terminal import (
 )
 
 if TYPE_CHECKING:
+    from model_store.artefact import Artefact
     from model_store.model_versions import ModelVersions
     from model_store.spec import ModelSpec
     from model_store.store import Store
@@ -97,10 +98,7 @@ def train(
         check_writable(path)
     with Store.open(store) if publish else nullcontext() as opened:
         run = _learn(model_spec, inputs, sides, rejects, strict, input_format, threads)
-        if save is not None:
-            run.model.artefact().write(save)
-        if run.failure is None and opened is not None:
-            _publish(run, opened, activate, saved=save is not None)
+        _hand_over(run, save, opened, activate)
     if report is not None:
         run.report.write(report)
     if run.failure is not None:
@@ -158,14 +156,26 @@ def _learn(
     return run
 
 
-def _publish(run: Run, store: Store, activate: bool, saved: bool) -> None:
-    """Publish the model; what prevents it becomes the run's failure, and a model saved nowhere is kept in a file."""
-    if not run.report.rows:
-        rejected = f"{run.report.rejected:,} rejected"
-        run.failure = InputError(f"no row could be learned from ({rejected}); nothing is published")
+def _hand_over(run: Run, save: Path | None, store: Store | None, activate: bool) -> None:
+    """Save and publish the model, as asked. A model of no rows replaces nothing, a broken-off one is only saved."""
+    if save is None and store is None:
         return
-    name = run.model.spec.model.name
+    if not run.report.rows:
+        nothing = (
+            f"no row could be learned from ({run.report.rejected:,} rejected); nothing is saved or published"
+        )
+        run.failure = run.failure or InputError(nothing)
+        return
     artefact = run.model.artefact()
+    if save is not None:
+        artefact.write(save)
+    if store is not None and run.failure is None:
+        _publish(run, artefact, store, activate, saved=save is not None)
+
+
+def _publish(run: Run, artefact: Artefact, store: Store, activate: bool, saved: bool) -> None:
+    """Publish the model; what prevents it becomes the run's failure, and a model saved nowhere is kept in a file."""
+    name = run.model.spec.model.name
     try:
         versions: ModelVersions = store.model(name)
         version = versions.publish_and_activate(artefact) if activate else versions.publish(artefact)

@@ -12,9 +12,8 @@ import numpy as np
 from model_store.jit import bare_inline, bare_kernel
 from model_store.kernels import prefetch
 
-NO_HALF = (
-    -1
-)  # in `half`: this key belongs to no mixed cross; in an item's codes: no half that the model knows
+# In `half`: this key belongs to no mixed cross; in an item's codes: no half that the model knows.
+NO_HALF = -1
 UNKNOWN = -1  # in `rows`: no such id
 MALFORMED = -1
 

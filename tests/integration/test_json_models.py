@@ -10,23 +10,9 @@ import pytest
 from ftrie.client import Client
 from model_store.store import Store
 from tests.integration.processes import ftrie, serving
+from tests.model_store.models import SPEC_TEXT
 
-SPEC = """
-[model]
-name = "ads"
-[input]
-label = "click"
-[fields]
-age = { side = "user" }
-brand = { side = "item" }
-[[crosses]]
-fields = ["age", "brand"]
-[variants]
-base = { share = 0.5 }
-plain = { share = 0.5, without = ["age*brand"] }
-[learner]
-l1 = 0.0
-"""
+SPEC = SPEC_TEXT + "[learner]\nl1 = 0.0\n"
 
 
 def test_a_model_made_elsewhere_ranks_items_by_their_whole_keys(

@@ -16,22 +16,21 @@ from model_store.spec import ModelSpec, parse_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 
-SPEC = parse_spec(
-    """
-    [model]
-    name = "ads"
-    [input]
-    label = "click"
-    [fields]
-    age = { side = "user" }
-    brand = { side = "item" }
-    [[crosses]]
-    fields = ["age", "brand"]
-    [variants]
-    base = { share = 0.5 }
-    plain = { share = 0.5, without = ["age*brand"] }
-    """
-)
+SPEC_TEXT = """
+[model]
+name = "ads"
+[input]
+label = "click"
+[fields]
+age = { side = "user" }
+brand = { side = "item" }
+[[crosses]]
+fields = ["age", "brand"]
+[variants]
+base = { share = 0.5 }
+plain = { share = 0.5, without = ["age*brand"] }
+"""
+SPEC = parse_spec(SPEC_TEXT)
 KEYS = [b"bias", b"age=25", b"age=31", b"brand=acme", b"age*brand=25*acme"]
 
 

@@ -177,6 +177,18 @@ def test_a_model_that_cannot_be_published_is_kept(tmp_path, spec_file):
     assert Artefact.read(tmp_path / "shop.unpublished.arrow").rows > 0
 
 
+def test_a_model_of_no_rows_replaces_no_saved_model(tmp_path, spec_file):
+    rows = shop_rows(50, 4)
+    saved = tmp_path / "m.arrow"
+    good = write_csv(tmp_path / "good.csv", rows)
+    assert run(["train", str(spec_file), str(good), "--save", str(saved)]) == 0
+    before = sha256(saved)
+    bad = write_csv(tmp_path / "bad.csv", [row | {"click": b"?"} for row in rows])
+    for flags in ([], ["--strict"]):
+        assert run(["train", str(spec_file), str(bad), "--save", str(saved), *flags]) == InputError.exit_code
+        assert sha256(saved) == before
+
+
 def test_a_model_is_not_saved_under_a_name_of_another_format(tmp_path, spec_file):
     log = write_csv(tmp_path / "log.csv", shop_rows(10, 4))
     assert run(["train", str(spec_file), str(log), "--save", str(tmp_path / "m.json")]) == 2
