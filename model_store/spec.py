@@ -17,15 +17,14 @@ from typing import Any, Self
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from model_store.errors import SpecError
+from model_store.learner_section import Inclusion, LearnerSection, Rule, Subsample
 from model_store.spec_sections import (
+    CalibrationSection,
     Cross,
     FieldSpec,
-    Inclusion,
     InputSection,
-    LearnerSection,
     ModelSection,
     Section,
-    Subsample,
     Variant,
 )
 
@@ -44,6 +43,8 @@ class ModelSpec(Section):
     crosses: tuple[Cross, ...] = ()
     variants: dict[str, Variant] = Field(default_factory=lambda: {"base": Variant(share=1.0)})
     learner: LearnerSection = LearnerSection()
+    rules: dict[str, Rule] = Field(default_factory=dict)
+    calibration: CalibrationSection = CalibrationSection()
 
     @model_validator(mode="after")
     def _variants_are_sound(self) -> Self:
@@ -63,6 +64,24 @@ class ModelSpec(Section):
         for section, names in (("fields", self.fields), ("variants", self.variants)):
             if "" in names:
                 raise ValueError(f"{section}: a name may not be empty")
+        return self
+
+    @model_validator(mode="after")
+    def _own_parameters_have_values(self) -> Self:
+        for name, variant in self.variants.items():
+            if variant.own_parameters and self.learner.values != "per_variant":
+                raise ValueError(
+                    f"variants.{name}: {', '.join(variant.own_parameters)} of its own, but the variants share their "
+                    'values; a variant has its own with learner.values = "per_variant"'
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _ttl_has_a_clock(self) -> Self:
+        if self.learner.ttl_seconds is not None and self.input.timestamp is None:
+            raise ValueError(
+                f"learner.ttl: {self.learner.ttl!r} is a time, and the log's is not named: set input.timestamp"
+            )
         return self
 
     @model_validator(mode="after")
@@ -226,5 +245,7 @@ _SECTIONS: dict[str, type[Section]] = {
     "variants": Variant,
     "learner": LearnerSection,
     "inclusion": Inclusion,
+    "rules": Rule,
+    "calibration": CalibrationSection,
     "subsample": Subsample,
 }

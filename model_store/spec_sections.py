@@ -86,61 +86,30 @@ class Cross(Section):
 
 
 class Variant(Section):
-    """A subset of the model: all features but those in `without` (fields, or crosses written `a*b`)."""
+    """A subset of the model: all features but those in `without` (fields, or crosses written `a*b`).
+
+    With `values = "per_variant"` a variant may have parameters of its own; None stands for those of `[learner]`.
+    """
 
     share: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
     without: tuple[str, ...] = ()
+    alpha: Positive | None = None
+    beta: NotNegative | None = None
+    l1: NotNegative | None = None
+    l2: NotNegative | None = None
+
+    @property
+    def own_parameters(self) -> dict[str, float]:
+        """The learner's parameters that this variant does not share."""
+        names = ("alpha", "beta", "l1", "l2")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
-class Inclusion(Section):
-    """When a key that is not in the model may enter it (the paper, section 4.1)."""
+class CalibrationSection(Section):
+    """How predictions are brought to the click rates that came (the paper, section 7): see `docs/calibration.md`.
 
-    kind: Literal["none", "poisson", "bloom"] = "none"
-    p: float | None = Field(default=None, gt=0, le=1)
-    count: int | None = Field(default=None, ge=1)
-
-
-class Subsample(Section):
-    """Which share of the requests without a click is learned from (the paper, section 4.6)."""
-
-    unclicked: float = Field(gt=0, le=1)
-
-
-class LearnerSection(Section):
-    """The learner and its parameters, named as in the paper.
-
-    `rate_scale` and `rate_decay` are the other form of the rate, eta = rate_scale / (1 + rate_decay sqrt(n)): alpha is
-    rate_scale / rate_decay, and beta is 1 / rate_decay.
+    `by` names a field of the user's or the context's side; each of its values with enough examples has a curve of its own.
     """
 
-    algorithm: Literal["ogd", "truncation", "truncated_gradient", "fobos", "rda", "ftrl"] = "ftrl"
-    alpha: Positive = 0.1
-    beta: NotNegative = 1.0
-    l1: NotNegative = 1.0
-    l2: NotNegative = 0.0
-    values: Literal["single", "per_variant"] = "single"
-    rate: Literal["gradients", "counts"] = "gradients"
-    precision: Literal["f64", "q2.13"] = "f64"
-    inclusion: Inclusion = Inclusion()
-    subsample: Subsample | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_the_other_rate_form(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or not {"rate_scale", "rate_decay"} & data.keys():
-            return data
-        data = dict(data)
-        scale, decay = data.pop("rate_scale", None), data.pop("rate_decay", None)
-        if scale is None or decay is None or {"alpha", "beta"} & data.keys():
-            raise ValueError("give either alpha and beta, or rate_scale and rate_decay, both of the pair")
-        if not all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in (scale, decay)):
-            raise ValueError(f"rate_scale and rate_decay must be numbers > 0, got {scale!r} and {decay!r}")
-        return data | {"alpha": scale / decay, "beta": 1.0 / decay}
-
-    @model_validator(mode="after")
-    def _is_learnable(self) -> Self:
-        if self.beta == 0 and self.l2 == 0 and self.algorithm == "ftrl":
-            raise ValueError(
-                "beta and l2 are both 0: an unseen key's learning rate would be infinite; set beta > 0"
-            )
-        return self
+    kind: Literal["none", "power", "isotonic"] = "none"
+    by: str | None = None

@@ -14,7 +14,8 @@ from model_store.artefact import Artefact
 from model_store.columns import addresses
 from model_store.errors import SpecError
 from model_store.spec import ModelSpec
-from model_store.spec_sections import MAX_CROSS_FIELDS, LearnerSection
+from model_store.learner_section import LearnerSection
+from model_store.spec_sections import MAX_CROSS_FIELDS
 from trainer import kernels
 from trainer.hashing.examples import ExampleMaker, Examples, prefix_table
 from trainer.hashing.kernels import key_tokens, write_keys

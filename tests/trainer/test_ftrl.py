@@ -7,7 +7,7 @@ import pytest
 
 from model_store.errors import SpecError
 from model_store.spec import parse_spec
-from model_store.spec_sections import LearnerSection
+from model_store.learner_section import LearnerSection
 from tests.trainer.ftrl_oracle import FtrlOracle
 from tests.trainer.logs import batch_of, learn, model_of, shop_rows, shop_spec, state_of
 from trainer.model import check_learner

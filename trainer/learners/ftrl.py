@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from model_store.jit import bare_inline, bare_kernel
 from model_store.kernels import sigmoid
-from model_store.spec_sections import LearnerSection
+from model_store.learner_section import LearnerSection
 from trainer.kernels import claim_slots, importance_of, prefetch_ahead, x_of
 from trainer.learners.lanes import LANES, add_scaled, dot, dot_of_roots
 
