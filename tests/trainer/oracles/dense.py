@@ -1,0 +1,162 @@
+"""What all textbook learners share: at every example ALL known coordinates take a step, whether it touches them or not.
+
+A learner is two functions, in a file of its own: the weight that a coordinate's value stands for, and the value after
+one example. Here are scores, gradients, rates, the two value structures and the rounding of q2.13. Nothing is lazy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+Keys = Sequence[tuple[bytes, float, int]]
+
+
+class Parameters(NamedTuple):
+    """A learner's parameters, named as in the spec."""
+
+    alpha: float
+    beta: float
+    l1: float = 0.0
+    l2: float = 0.0
+    k: int = 1
+    theta: float = 0.0
+
+
+class Moment(NamedTuple):
+    """A coordinate at example t (from 1): its rate eta, and its n without and with that example."""
+
+    t: int
+    eta: float
+    n_before: float
+    n: float
+
+
+class Learner(NamedTuple):
+    """weight(value, n, t, parameters) after t examples; step(value, weight, g, moment, parameters) -> new value.
+
+    scaled: q2.13 keeps eta times the value, which is then of a weight's size (FTRL's z).
+    """
+
+    weight: Callable[[float, float, int, Parameters], float]
+    step: Callable[[float, float, float, Moment, Parameters], float]
+    scaled: bool = False
+
+
+@dataclass
+class Coordinate:
+    """One key: the variants that use it, its clicked and unclicked examples, a value and an n for each place."""
+
+    users: list[int]
+    value: list[float]
+    n: list[float]
+    clicked: int = 0
+    unclicked: int = 0
+
+
+@dataclass
+class Oracle:
+    """A dense learner of several variants, which share one value a key or (`per_variant`) have one each.
+
+    parameters: one for each variant. rate: gradients, counts, global or constant. rounding(key, t, place): the R of
+    q2.13, uniform on [0, 1); None keeps every bit.
+    """
+
+    learner: Learner
+    parameters: Sequence[Parameters]
+    rate: str
+    per_variant: bool = False
+    rounding: Callable[[bytes, int, int], float] | None = None
+    t: int = 0
+    coordinates: dict[bytes, Coordinate] = field(default_factory=dict)
+
+    def learn(self, keys: Keys, label: float, omega: float) -> list[float]:
+        """Learn one example of (key, x, variant mask); return every variant's score before it was learned."""
+        x_of = {key: x for key, x, _ in keys}
+        for key, _, mask in keys:
+            self._know(key, mask)
+        scores = [self._score(x_of, variant) for variant in range(len(self.parameters))]
+        errors = [omega * (1.0 / (1.0 + math.exp(-score)) - label) for score in scores]
+        weights = {
+            key: {variant: self.weight(key, variant) for variant in known.users}
+            for key, known in self.coordinates.items()
+        }
+        counted = {key: self._counted(known) for key, known in self.coordinates.items()}
+        self.t += 1
+        for key in x_of:
+            self.coordinates[key].clicked += int(label == 1.0)
+            self.coordinates[key].unclicked += int(label == 0.0)
+        for key in self.coordinates:
+            x = x_of.get(key, 0.0)
+            self._step(key, weights[key], [error * x for error in errors], counted[key], key in x_of)
+        return scores
+
+    def weight(self, key: bytes, variant: int) -> float:
+        """A variant's weight of a key, after the examples so far."""
+        known = self.coordinates[key]
+        place = variant if self.per_variant else 0
+        n = self._counted(known) if self.rate == "counts" else known.n[place]
+        return self.learner.weight(known.value[place], n, self.t, self.parameters[variant])
+
+    def _know(self, key: bytes, mask: int) -> None:
+        variants = len(self.parameters)
+        if key not in self.coordinates:
+            users = [variant for variant in range(variants) if mask >> variant & 1]
+            places = variants if self.per_variant else 1
+            self.coordinates[key] = Coordinate(users, [0.0] * places, [0.0] * places)
+
+    def _score(self, x_of: dict[bytes, float], variant: int) -> float:
+        users = {key: self.coordinates[key].users for key in x_of}
+        return sum(x * self.weight(key, variant) for key, x in x_of.items() if variant in users[key])
+
+    def _counted(self, known: Coordinate) -> float:
+        both = known.clicked + known.unclicked
+        return known.clicked * known.unclicked / both if both else 0.0
+
+    def _step(
+        self, key: bytes, weights: dict[int, float], g: Sequence[float], counted: float, touched: bool
+    ) -> None:
+        """Every variant that uses the key computes the new state as if alone; one shared place gets their mean."""
+        known = self.coordinates[key]
+        new_value, new_n = {}, {}
+        for variant in known.users:
+            place = variant if self.per_variant else 0
+            before = counted if self.rate == "counts" else known.n[place]
+            after = self._n_after(known, before, g[variant])
+            moment = Moment(self.t, self._eta(after, variant), before, after)
+            new_value[variant] = self.learner.step(
+                known.value[place], weights[variant], g[variant], moment, self.parameters[variant]
+            )
+            new_n[variant] = after
+        if self.per_variant:
+            for variant in known.users:
+                known.value[variant], known.n[variant] = new_value[variant], new_n[variant]
+        else:
+            known.value[0] = sum(new_value.values()) / len(known.users)
+            known.n[0] = sum(new_n.values()) / len(known.users)
+        if touched and self.rounding is not None:
+            self._round(key, known)
+
+    def _n_after(self, known: Coordinate, before: float, g: float) -> float:
+        if self.rate == "gradients":
+            return before + g * g
+        return self._counted(known) if self.rate == "counts" else 0.0
+
+    def _eta(self, n: float, variant: int) -> float:
+        p = self.parameters[variant]
+        if self.rate == "global":
+            return p.alpha / math.sqrt(self.t)
+        if self.rate == "constant":
+            return p.alpha / p.beta
+        return p.alpha / (p.beta + math.sqrt(n)) if p.beta or n else math.inf
+
+    def _round(self, key: bytes, known: Coordinate) -> None:
+        """q2.13 (the paper, section 4.5): the weight, or FTRL's eta z, rounded at random so that the mean is kept."""
+        assert self.rounding is not None
+        for place in range(len(known.value)):
+            n = self._counted(known) if self.rate == "counts" else known.n[place]
+            eta = self._eta(n, place) if self.learner.scaled else 1.0
+            steps = math.floor(2**13 * (eta * known.value[place]) + self.rounding(key, self.t, place))
+            known.value[place] = min(max(steps, -(2**15)), 2**15 - 1) / 2**13 / eta

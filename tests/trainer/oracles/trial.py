@@ -1,0 +1,87 @@
+"""A trial: the same rows through a kernel and its oracle, and what each says of scores and final weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.learner_section import LearnerSection
+from model_store.spec import ModelSpec
+from tests.trainer.logs import learn, model_of
+from tests.trainer.oracles import learner_of
+from tests.trainer.oracles.dense import Oracle, Parameters
+from trainer.model import LearningModel
+
+Rows = Sequence[Mapping[str, bytes]]
+Weights = dict[bytes, tuple[float, ...]]
+
+
+class Recorder:
+    """Stands where the metrics stand, and keeps every row's scores."""
+
+    def __init__(self, variants: int) -> None:
+        self._variants = variants
+        self._parts: list[npt.NDArray[np.float64]] = []
+
+    def update(self, scores: npt.NDArray[np.float64], *_: Any) -> None:
+        """Keep the scores: float64[rows, >= variants]."""
+        self._parts.append(scores[:, : self._variants].copy())
+
+    @property
+    def scores(self) -> npt.NDArray[np.float64]:
+        """All scores so far: float64[rows, variants]."""
+        return np.concatenate(self._parts)
+
+
+def by_kernel(spec: ModelSpec, rows: Rows, size: int = 97) -> tuple[npt.NDArray[np.float64], Weights]:
+    """Learn rows in batches of `size`; return the scores and every key's weight in each variant that uses it."""
+    model = model_of(spec, list(rows[0]))
+    recorder = Recorder(len(model.maker.plan.variants))
+    model.metrics = recorder  # type: ignore[assignment]
+    learn(model, rows, size)
+    return recorder.scores, weights_of(model)
+
+
+def by_textbook(spec: ModelSpec, rows: Rows, **of: Any) -> tuple[npt.NDArray[np.float64], Weights, Oracle]:
+    """The same by the dense oracle, in plain Python."""
+    model = model_of(spec, list(rows[0]))
+    plan, learner = model.maker.plan, spec.learner
+    parameters = [parameters_of(learner, variant.own_parameters) for variant in spec.variants.values()]
+    oracle = Oracle(
+        learner_of(learner.algorithm, learner.rate),
+        parameters,
+        learner.rate,
+        per_variant=learner.values == "per_variant",
+        **of,
+    )
+    scores = []
+    for row in rows:
+        label = 1.0 if row["click"] in (b"1", b"true") else 0.0
+        keys = [key for key in plan.keys(row) if key[2]]
+        scores.append(oracle.learn(keys, label, float(row.get("importance", b"1"))))
+    weights = {
+        key: tuple(oracle.weight(key, variant) for variant in known.users)
+        for key, known in oracle.coordinates.items()
+    }
+    return np.array(scores), weights, oracle
+
+
+def parameters_of(learner: LearnerSection, own: Mapping[str, float]) -> Parameters:
+    """The spec's parameters, those of the variant before those of the learner."""
+    theta = learner.theta if learner.theta is not None else 0.0
+    every = {name: getattr(learner, name) for name in ("alpha", "beta", "l1", "l2", "k")}
+    return Parameters(**(every | {"theta": theta} | dict(own)))
+
+
+def weights_of(model: LearningModel) -> Weights:
+    """Every key's weight in each variant that uses it, at the end."""
+    keys = model.table.keys()
+    data, weights = keys.data.tobytes(), model.weights()
+    found = {}
+    for index, slot in enumerate(keys.slots):
+        key = data[keys.offsets[index] : keys.offsets[index + 1]]
+        found[key] = tuple(np.atleast_1d(weights[slot]).tolist())
+    return found

@@ -1,0 +1,146 @@
+"""Every learner, rate and value structure: the lazy kernel against the dense textbook."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from model_store.learner_section import LearnerSection
+from tests.trainer.logs import learn, model_of, shop_rows, shop_spec
+from tests.trainer.oracles.trial import by_kernel, by_textbook
+
+TOLERANCE = 1e-9
+
+# Large enough parameters that weights are cut, come back, and are cut again within some hundred rows.
+CASES = {
+    "ogd": [{}],
+    "truncation": [
+        {"k": k, "theta": theta} for k, theta in ((1, 0.02), (3, 0.05), (7, 0.1), (3, 0.0), (7, math.inf))
+    ],
+    "truncated_gradient": [
+        {"k": k, "theta": theta, "l1": l1}
+        for k, theta, l1 in (
+            (1, 0.1, 0.02),
+            (3, 0.3, 0.05),
+            (7, 0.05, 0.1),
+            (7, math.inf, 0.03),
+            (1, math.inf, 0.01),
+            (3, 0.2, 0.0),
+        )
+    ],
+    "fobos": [
+        {"l1": l1, "l2": l2} for l1, l2 in ((0.0, 0.0), (0.02, 0.0), (0.0, 0.3), (0.01, 0.05), (0.3, 2.0))
+    ],
+    "rda": [{"l1": l1, "l2": l2} for l1, l2 in ((0.0, 0.0), (0.01, 0.0), (0.02, 0.1), (0.0, 1.0))],
+    "ftrl": [{"l1": l1, "l2": l2} for l1, l2 in ((0.0, 0.0), (0.3, 0.0), (1.0, 0.5), (0.0, 2.0))],
+}
+RATES = {
+    "rda": ("global", "gradients"),
+    "ftrl": ("gradients", "counts", "constant"),
+}
+EVERY = ("gradients", "counts", "global", "constant")
+
+
+def sections():
+    """Every learner that a spec can name, with each of its rates and some parameters."""
+    for algorithm, cases in CASES.items():
+        for rate in RATES.get(algorithm, EVERY):
+            for index, case in enumerate(cases):
+                section = {"algorithm": algorithm, "rate": rate, "alpha": 0.3, "beta": 0.7, "l1": 0.0} | case
+                yield pytest.param(section, id=f"{algorithm}-{rate}-{index}")
+
+
+def spec_of(section, variants=3, values="single"):
+    learner = LearnerSection.model_validate(section | {"values": values})
+    return shop_spec(variants).model_copy(update={"learner": learner})
+
+
+def gappy_rows(rows, seed):
+    """Random rows in which most values vanish for long: a brand of each fifth, tags only at both ends."""
+    log = shop_rows(rows, seed)
+    for index, row in enumerate(log):
+        fifth = index * 5 // rows
+        if fifth not in (0, 4):
+            row["tags"] = b""
+        if row["brand"] and fifth in (1, 3):
+            row["brand"] = b"odd%d" % fifth
+        if 20 < index < rows - 20:
+            row["hashes"] = b""
+    return log
+
+
+def assert_same(spec, rows):
+    scores, weights = by_kernel(spec, rows)
+    expected_scores, expected, _ = by_textbook(spec, rows)
+    np.testing.assert_allclose(scores, expected_scores, rtol=TOLERANCE, atol=TOLERANCE)
+    assert weights.keys() == expected.keys()
+    for key, weight in expected.items():
+        assert weights[key] == pytest.approx(weight, rel=TOLERANCE, abs=TOLERANCE), key
+    return expected
+
+
+@pytest.mark.parametrize("values", ["single", "per_variant"])
+@pytest.mark.parametrize("section", sections())
+def test_a_kernel_equals_its_dense_textbook(section, values):
+    assert_same(spec_of(section, 3, values), gappy_rows(300, 11))
+
+
+@pytest.mark.parametrize("section", sections())
+def test_a_kernel_of_one_variant_equals_its_dense_textbook(section):
+    for seed in (1, 2):
+        assert_same(spec_of(section, 1), gappy_rows(300, seed))
+
+
+@pytest.mark.parametrize("algorithm", ["truncation", "truncated_gradient", "fobos", "rda", "ftrl"])
+def test_the_cases_above_cut_weights_and_keep_others(algorithm):
+    cut = []
+    for case in CASES[algorithm]:
+        section = {"algorithm": algorithm, "alpha": 0.3, "beta": 0.7, "l1": 0.0} | case
+        _, weights, _ = by_textbook(spec_of(section, 1), gappy_rows(300, 1))
+        zeros = sum(weight == (0.0,) for weight in weights.values())
+        cut.append(0 < zeros < len(weights))
+    assert sum(cut) >= len(cut) // 2
+
+
+@pytest.mark.parametrize("values", ["single", "per_variant"])
+@pytest.mark.parametrize("section", sections())
+def test_batch_boundaries_change_no_bit_of_any_learner(section, values):
+    rows = gappy_rows(150, 6)
+    spec = spec_of(section, 3, values)
+    whole = learn(model_of(spec, list(rows[0])), rows)
+    for size in (1, 7, 64):
+        parts = learn(model_of(spec, list(rows[0])), rows, size=size)
+        assert parts.artefact().sha256 == whole.artefact().sha256
+
+
+def test_rows_without_weight_teach_nothing_but_are_examples():
+    rows = gappy_rows(200, 4)
+    for row in rows[::3]:
+        row["importance"] = b"0"
+    for algorithm in CASES:
+        section = {"algorithm": algorithm, "alpha": 0.3, "beta": 0.7, "l1": 0.0} | CASES[algorithm][-1]
+        assert_same(spec_of(section, 3), rows)
+
+
+@pytest.mark.parametrize("algorithm", ["fobos", "truncated_gradient"])
+@pytest.mark.parametrize("rate", ["global", "constant"])
+def test_a_key_that_returns_after_thousands_of_rows_has_shrunk_as_the_textbook_says(algorithm, rate):
+    parameters = {
+        "fobos": {"l1": 0.0002, "l2": 0.01},
+        "truncated_gradient": {"l1": 0.0001, "theta": 0.9, "k": 3},
+    }
+    section = {"algorithm": algorithm, "rate": rate, "alpha": 0.5, "beta": 1.0} | parameters[algorithm]
+    rows = [row | {"tags": b"", "hashes": b"", "hour": b""} for row in shop_rows(3000, 5)]
+    for row in (*rows[:10], *rows[-10:]):
+        row["tags"] = b"rare"
+    weights = assert_same(spec_of(section, 1), rows)
+    assert b"tags=rare" in weights
+
+
+def test_fobos_shrinks_through_many_orders_of_magnitude():
+    section = {"algorithm": "fobos", "rate": "constant", "alpha": 0.9, "beta": 1.0, "l1": 1e-5, "l2": 1.0}
+    rows = [row | {"tags": b"", "hashes": b"", "hour": b""} for row in shop_rows(4000, 8)]
+    rows[0]["tags"] = rows[-1]["tags"] = b"rare"
+    assert_same(spec_of(section, 1), rows)
