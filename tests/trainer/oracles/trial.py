@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from model_store.features import FeaturePlan
 from model_store.learner_section import LearnerSection
 from model_store.spec import ModelSpec
 from tests.trainer.logs import learn, model_of
@@ -47,8 +48,7 @@ def by_kernel(spec: ModelSpec, rows: Rows, size: int = 97) -> tuple[npt.NDArray[
 
 def by_textbook(spec: ModelSpec, rows: Rows, **of: Any) -> tuple[npt.NDArray[np.float64], Weights, Oracle]:
     """The same by the dense oracle, in plain Python."""
-    model = model_of(spec, list(rows[0]))
-    plan, learner = model.maker.plan, spec.learner
+    plan, learner = FeaturePlan.of(spec.resolve(list(rows[0]))), spec.learner
     parameters = [parameters_of(learner, variant.own_parameters) for variant in spec.variants.values()]
     oracle = Oracle(
         learner_of(learner.algorithm, learner.rate),
