@@ -23,6 +23,7 @@ from tests.model_store.models import KEYS, ROOT, large_model, model
 KEY = st.binary(min_size=1, max_size=6) | st.text("a=*\0", min_size=1, max_size=4).map(str.encode)
 FLOAT32 = st.floats(allow_nan=False, allow_infinity=False, width=32)
 ROWS = st.dictionaries(KEY, st.tuples(FLOAT32, st.integers(0, 3), FLOAT32), max_size=30)
+DATA = Path(__file__).with_name("data")
 METRICS = st.dictionaries(
     st.text(max_size=5), st.dictionaries(st.text(max_size=5), st.floats(allow_infinity=False))
 )
@@ -151,9 +152,9 @@ def test_a_flipped_bit_is_refused_or_lies_in_padding() -> None:
 
 def test_a_newer_format_is_named_and_the_remedy_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as newer:
-        newer.setattr(Artefact, "FORMAT", 2)
+        newer.setattr(Artefact, "format", Artefact.FORMAT + 1)
         data = model().to_bytes()
-    with pytest.raises(ArtefactError, match=r"format 2, newer than the 1 this ftrie reads: upgrade ftrie"):
+    with pytest.raises(ArtefactError, match=r"format 3, newer than the 2 this ftrie reads: upgrade ftrie"):
         Artefact.from_bytes(data)
 
 
@@ -199,11 +200,13 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 
 def test_the_document_describes_the_columns_and_metadata_there_are() -> None:
     text = (ROOT / "docs" / "artefact.md").read_text()
-    rows = re.findall(r"^\| `([\w.]+)` \| `([^`]+)` \|", text, re.MULTILINE)
+    rows = re.findall(r"^\| `([\w.]+)` \| `(.+?)` \|", text, re.MULTILINE)
     columns = {name: kind for name, kind in rows if not name.startswith("ftrie.")}
     metadata = {name for name, _ in rows if name.startswith("ftrie.")}
     fields = arrow_format.COLUMNS + arrow_format.JSON_COLUMNS
-    assert columns == {field.name: str(field.type) for field in fields}
+    described = {field.name: str(field.type) for field in fields}
+    described["weight"] += f"` or `{arrow_format.COMPACT_WEIGHT.type}"
+    assert columns == described
     assert metadata == {
         name.decode()
         for name in (
@@ -213,6 +216,23 @@ def test_the_document_describes_the_columns_and_metadata_there_are() -> None:
             arrow_format.SPEC_SHA256,
             arrow_format.METRICS,
             arrow_format.JSON_TYPE,
+            arrow_format.CALIBRATION,
             arrow_format.SHA256,
         )
     }
+
+
+def test_an_artefact_of_the_first_release_is_read_though_specs_have_more_keys_now() -> None:
+    artefact = Artefact.read(DATA / "format_1.arrow")
+    assert artefact.rows == 18
+    assert artefact.key(0) == b"age*brand=20*acme"
+    assert artefact.spec.learner.precision == "f64"
+    assert artefact.calibration is None
+    assert same(Artefact.from_bytes(artefact.to_bytes()), artefact)
+
+
+def test_a_spec_changed_within_the_file_is_refused() -> None:
+    data = (DATA / "format_1.arrow").read_bytes()
+    assert data.count(b'"alpha":0.5') == 2  # the schema stands at both ends of an Arrow file
+    with pytest.raises(ArtefactError, match="its spec does not have the hash it states"):
+        Artefact.from_bytes(data.replace(b'"alpha":0.5', b'"alpha":0.6'))
