@@ -16,10 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from model_store import fixed_point
 from model_store.artefact import Array, Artefact, JsonSource, check, columns_of
+from model_store.calibration import Calibration
 from model_store.errors import ArtefactError, SpecError
 from model_store.manifest import metrics_from_json, metrics_to_json
 from model_store.spec import spec_from_json
+from model_store.variant_weights import OWN_VALUES
 
 MAGIC = b"ARROW1"
 BATCH_ROWS = 1 << 20
@@ -30,6 +33,7 @@ SPEC = b"ftrie.spec"
 SPEC_SHA256 = b"ftrie.spec_sha256"
 METRICS = b"ftrie.metrics"
 JSON_TYPE = b"ftrie.json_type"
+CALIBRATION = b"ftrie.calibration"
 SHA256 = b"ftrie.sha256"
 COLUMNS = [
     pa.field("key", pa.binary(), nullable=False),
@@ -37,6 +41,7 @@ COLUMNS = [
     pa.field("variants", pa.uint32(), nullable=False),
     pa.field("rate", pa.float32(), nullable=False),
 ]
+COMPACT_WEIGHT = pa.field("weight", pa.int16(), nullable=False)
 JSON_COLUMNS = [
     pa.field("fid", pa.utf8(), nullable=False),
     pa.field("value", pa.float64(), nullable=False),
@@ -48,7 +53,7 @@ def encode(artefact: Artefact) -> bytes:
     """The artefact's file."""
     metadata = _metadata(artefact)
     metadata[SHA256] = _digest(metadata, artefact).encode()
-    columns = COLUMNS if artefact.source is None else COLUMNS + JSON_COLUMNS
+    columns = _expected_columns(artefact.is_compact, _width(artefact), artefact.source is not None)
     schema = pa.schema(columns, metadata=dict(sorted(metadata.items())))
     out = io.BytesIO()
     options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
@@ -65,7 +70,7 @@ def decode(data: bytes | bytearray | memoryview) -> Artefact:
     except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
         raise ArtefactError(f"the model file is damaged: {error}") from error
     metadata = schema.metadata
-    artefact = _assembled(metadata, batches)
+    artefact = _assembled(schema, batches)
     if str(artefact.rows).encode() != metadata[ROWS]:
         raise ArtefactError(
             f"the model file should have {_text(metadata[ROWS])} rows and has {artefact.rows}"
@@ -84,7 +89,7 @@ def decode(data: bytes | bytearray | memoryview) -> Artefact:
 
 def _metadata(artefact: Artefact) -> dict[bytes, bytes]:
     metadata = {
-        FORMAT: str(artefact.FORMAT).encode(),
+        FORMAT: str(artefact.format).encode(),
         ROWS: str(artefact.rows).encode(),
         SPEC: artefact.spec.to_json().encode(),
         SPEC_SHA256: artefact.spec.sha256.encode(),
@@ -92,6 +97,8 @@ def _metadata(artefact: Artefact) -> dict[bytes, bytes]:
     }
     if artefact.source is not None:
         metadata[JSON_TYPE] = artefact.source.type.encode("utf-8", "surrogatepass")
+    if artefact.calibration is not None:
+        metadata[CALIBRATION] = artefact.calibration.to_json().encode()
     return metadata
 
 
@@ -112,7 +119,7 @@ def _digested(metadata: Mapping[bytes, bytes], artefact: Artefact) -> Iterator[A
             yield metadata[name]
     yield artefact.key_offsets
     yield artefact.key_data
-    yield artefact.weight
+    yield _stored_weight(artefact)
     yield artefact.variants
     yield artefact.rate
     if artefact.source is not None:
@@ -141,13 +148,46 @@ def _batch(artefact: Artefact, schema: pa.Schema, begin: int, end: int) -> pa.Re
     keys = pa.BinaryArray.from_buffers(
         pa.binary(), end - begin, [None, pa.py_buffer(local), pa.py_buffer(data)]
     )
-    numbers = (artefact.weight, artefact.variants, artefact.rate)
-    columns = [keys, *(pa.array(column[begin:end]) for column in numbers)]
+    weight = _stored_weight(artefact, begin, end)
+    columns = [keys, *map(_arrow, (weight, artefact.variants[begin:end], artefact.rate[begin:end]))]
     if artefact.source is not None:
         source = artefact.source
         columns.append(pa.concat_arrays([source.fid.slice(begin, end - begin)]))
         columns += [pa.array(source.value[begin:end]), pa.array(source.order[begin:end])]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _stored_weight(artefact: Artefact, begin: int = 0, end: int | None = None) -> Array:
+    weight = artefact.weight[begin:end]
+    return fixed_point.to_int16(weight) if artefact.is_compact else weight
+
+
+def _arrow(numbers: Array) -> pa.Array:
+    """A column of one number a row or, of two dimensions, of one list a row."""
+    if numbers.ndim == 1:
+        return pa.array(numbers)
+    flat = pa.array(numbers.reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, type=_list_of(flat.type, numbers.shape[1]))
+
+
+def _list_of(kind: pa.DataType, width: int) -> pa.DataType:
+    return pa.list_(pa.field("item", kind, nullable=False), width)
+
+
+def _width(artefact: Artefact) -> int | None:
+    """How many weights a key has: None for one that is no list."""
+    return artefact.weight.shape[1] if artefact.per_variant else None
+
+
+def _expected_columns(compact: bool, width: int | None, from_json: bool) -> list[pa.Field]:
+    key, weight, *rest = COLUMNS
+    columns = [key, COMPACT_WEIGHT if compact else weight, *rest]
+    if width is not None:
+        columns = [
+            each.with_type(_list_of(each.type, width)) if each.name in OWN_VALUES else each
+            for each in columns
+        ]
+    return columns + JSON_COLUMNS if from_json else columns
 
 
 # -- reading
@@ -164,7 +204,15 @@ def _read(data: bytes | bytearray | memoryview) -> tuple[pa.Schema, list[pa.Reco
     batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
     for batch in batches:
         batch.validate(full=True)
+        _refuse_nulls(batch)
     return reader.schema, batches
+
+
+def _refuse_nulls(batch: pa.RecordBatch) -> None:
+    """A list that is null would leave its numbers out, and move those of all later rows."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if column.null_count:
+            raise ArtefactError(f"the model file is damaged: column {name!r} has {column.null_count} nulls")
 
 
 def _check_schema(schema: pa.Schema) -> None:
@@ -185,11 +233,27 @@ def _check_schema(schema: pa.Schema) -> None:
         raise ArtefactError(
             f"the model file's metadata is damaged (format {version}, missing {sorted(missing)})"
         )
-    expected = COLUMNS + JSON_COLUMNS if JSON_TYPE in metadata else COLUMNS
+    kind, width = _weight_type(schema)
+    compact = kind == pa.int16()
+    if version < 2 and (compact or width is not None or CALIBRATION in metadata):
+        raise ArtefactError(
+            f"the model file says format {version}, and holds what only format 2 has (16-bit weights, a weight for "
+            "each variant, calibration)"
+        )
+    expected = _expected_columns(compact, width, JSON_TYPE in metadata)
     if not schema.equals(pa.schema(expected), check_metadata=False):
         raise ArtefactError(
             f"the model file's columns are {_columns(schema)}; expected {_columns(pa.schema(expected))}"
         )
+
+
+def _weight_type(schema: pa.Schema) -> tuple[pa.DataType | None, int | None]:
+    """The type of a stored weight, None if there is none, and how many a key has: None for one that is no list."""
+    place = schema.get_field_index("weight")
+    kind = schema.field(place).type if place >= 0 else None
+    if kind is not None and pa.types.is_fixed_size_list(kind):
+        return kind.value_type, kind.list_size
+    return kind, None
 
 
 def _text(metadata: bytes) -> str:
@@ -200,42 +264,65 @@ def _columns(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
-def _assembled(metadata: Mapping[bytes, bytes], batches: list[pa.RecordBatch]) -> Artefact:
+def _assembled(schema: pa.Schema, batches: list[pa.RecordBatch]) -> Artefact:
     """One artefact of all batches. Arrays are copies: Arrow's are read-only, another type to numba."""
+    metadata = schema.metadata
+    _check_spec_hash(metadata)
     key_parts = [columns_of(batch.column("key")) for batch in batches]
     starts = np.cumsum([0, *(len(data) for data, _ in key_parts)])
     offsets = [part[1:] + start for (_, part), start in zip(key_parts, starts, strict=False)]
     try:
         spec = spec_from_json(metadata[SPEC].decode())
         metrics = metrics_from_json(metadata[METRICS].decode())
-        source = _source(metadata, batches)
+        source = _source(schema, batches)
+        calibration = _calibration(metadata)
     except (SpecError, ValueError, TypeError) as error:
         raise ArtefactError(f"the model file's metadata cannot be read: {error}") from error
-    if spec.sha256.encode() != metadata[SPEC_SHA256]:
-        raise ArtefactError("the model file is damaged: its spec does not have the hash it states")
     return Artefact(
         key_data=np.concatenate([np.zeros(0, np.uint8), *(data for data, _ in key_parts)]),
         key_offsets=np.concatenate([np.zeros(1, np.int64), *offsets]),
-        weight=_column(batches, "weight", np.float32),
-        variants=_column(batches, "variants", np.uint32),
-        rate=_column(batches, "rate", np.float32),
+        weight=_weights(schema, batches),
+        variants=_column(schema, batches, "variants"),
+        rate=_column(schema, batches, "rate"),
         spec=spec,
         metrics=metrics,
         source=source,
+        calibration=calibration,
     )
 
 
-def _column(batches: list[pa.RecordBatch], name: str, dtype: npt.DTypeLike) -> Array:
-    return np.concatenate([np.zeros(0, dtype), *(batch.column(name).to_numpy() for batch in batches)])
+def _check_spec_hash(metadata: Mapping[bytes, bytes]) -> None:
+    """Of the text as stored: a later ftrie writes the same spec with more keys, each at its default."""
+    if hashlib.sha256(metadata[SPEC]).hexdigest().encode() != metadata[SPEC_SHA256]:
+        raise ArtefactError("the model file is damaged: its spec does not have the hash it states")
 
 
-def _source(metadata: Mapping[bytes, bytes], batches: list[pa.RecordBatch]) -> JsonSource | None:
-    if JSON_TYPE not in metadata:
+def _weights(schema: pa.Schema, batches: list[pa.RecordBatch]) -> npt.NDArray[np.float32]:
+    stored = _column(schema, batches, "weight")
+    return fixed_point.from_int16(stored) if stored.dtype == np.int16 else stored
+
+
+def _calibration(metadata: Mapping[bytes, bytes]) -> Calibration | None:
+    return Calibration.from_json(metadata[CALIBRATION].decode()) if CALIBRATION in metadata else None
+
+
+def _column(schema: pa.Schema, batches: list[pa.RecordBatch], name: str) -> Array:
+    """A column's numbers, copied: [rows], or [rows, width] if it is one of lists."""
+    kind = schema.field(name).type
+    width = [kind.list_size] if pa.types.is_fixed_size_list(kind) else []
+    parts = [batch.column(name) for batch in batches]
+    flat = [(part.flatten() if width else part).to_numpy() for part in parts]
+    empty = np.zeros(0, (kind.value_type if width else kind).to_pandas_dtype())
+    return np.concatenate([empty, *flat]).reshape([sum(map(len, parts)), *width])
+
+
+def _source(schema: pa.Schema, batches: list[pa.RecordBatch]) -> JsonSource | None:
+    if JSON_TYPE not in schema.metadata:
         return None
     fids = [batch.column("fid") for batch in batches]
     return JsonSource(
-        type=metadata[JSON_TYPE].decode("utf-8", "surrogatepass"),
+        type=schema.metadata[JSON_TYPE].decode("utf-8", "surrogatepass"),
         fid=pa.concat_arrays(fids) if fids else pa.array([], pa.utf8()),
-        value=_column(batches, "value", np.float64),
-        order=_column(batches, "order", np.uint32),
+        value=_column(schema, batches, "value"),
+        order=_column(schema, batches, "order"),
     )

@@ -19,9 +19,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from model_store import fixed_point
+from model_store.calibration import Calibration, check_fits
 from model_store.errors import ArtefactError
 from model_store.keys import MAX_KEY_BYTES
 from model_store.spec import ModelSpec
+from model_store.variant_weights import check_users, check_widths
 from model_store.whole_file import write_whole
 
 Array = npt.NDArray[Any]
@@ -50,20 +53,24 @@ class Artefact:
     1. Rows are sorted by key, as unsigned bytes; no key occurs twice; a key has 1 to 4,096 bytes.
     2. `key_offsets[0] == 0`, offsets do not fall, and the last one is `len(key_data)`.
     3. Weights and rates are finite; no variant bit is set beyond the spec's variants.
+    4. With the spec's values = "per_variant", weights and rates have a column a variant; a variant's weight of a key
+       that it does not use is 0.
+    5. The calibration, if there is one, is of the spec's variants, and by a field of the request's side.
 
     All arrays are contiguous, writable and owned; treat them as constants.
     """
 
     key_data: npt.NDArray[np.uint8]  # all keys' bytes, end to end
     key_offsets: npt.NDArray[np.int64]  # [rows + 1]
-    weight: npt.NDArray[np.float32]
+    weight: npt.NDArray[np.float32]  # [rows], or [rows, variants] where each variant has its own
     variants: npt.NDArray[np.uint32]  # bit v: variant v uses this key
-    rate: npt.NDArray[np.float32]  # learning rate of the coordinate; 0 where it is not known
+    rate: npt.NDArray[np.float32]  # learning rates, shaped as weight; 0 where they are not known
     spec: ModelSpec  # its fields named (see ModelSpec.resolve)
     metrics: Mapping[str, Mapping[str, float]]  # per variant
     source: JsonSource | None = None
+    calibration: Calibration | None = None
 
-    FORMAT: ClassVar[int] = 1
+    FORMAT: ClassVar[int] = 2  # the newest that is read
 
     @classmethod
     def from_columns(
@@ -77,6 +84,7 @@ class Artefact:
         spec: ModelSpec,
         metrics: Mapping[str, Mapping[str, float]],
         source: JsonSource | None = None,
+        calibration: Calibration | None = None,
     ) -> Artefact:
         """Build from columns in any row order: sorts where needed (O(n log n)), then checks every invariant.
 
@@ -91,6 +99,7 @@ class Artefact:
             spec,
             metrics,
             source,
+            calibration,
         )
         _check_shapes(artefact)
         if not _is_sorted(artefact.key_array()):
@@ -102,6 +111,33 @@ class Artefact:
     def rows(self) -> int:
         """How many keys there are."""
         return len(self.weight)
+
+    @cached_property
+    def is_compact(self) -> bool:
+        """True if the weights are published in 16 bits: the spec says q2.13, and each of them fits. O(rows)."""
+        return self.spec.learner.precision == "q2.13" and fixed_point.fits(self.weight)
+
+    @property
+    def format(self) -> int:
+        """The lowest format version that can say this: older readers refuse what they would misread, and only that."""
+        return 2 if self.calibration is not None or self.is_compact or self.per_variant else 1
+
+    @property
+    def per_variant(self) -> bool:
+        """True if each variant has its own weight and rate of a key, false if they share one."""
+        return self.weight.ndim == 2
+
+    def used_by(self, bit: int) -> npt.NDArray[np.bool_]:
+        """bool[rows]: which keys variant number `bit` uses. O(rows)."""
+        return (self.variants >> np.uint32(bit) & np.uint32(1)).astype(np.bool_)
+
+    def weights_of(self, bit: int) -> npt.NDArray[np.float32]:
+        """float32[rows]: what each key weighs for variant number `bit`, 0 where it does not use the key. O(rows)."""
+        return np.where(self.used_by(bit), self.weight[:, bit] if self.per_variant else self.weight, 0)
+
+    def rates_of(self, bit: int) -> npt.NDArray[np.float32]:
+        """float32[rows]: each key's learning rate for variant number `bit`, likewise. O(rows)."""
+        return np.where(self.used_by(bit), self.rate[:, bit] if self.per_variant else self.rate, 0)
 
     @cached_property
     def sha256(self) -> str:
@@ -162,14 +198,20 @@ def check(artefact: Artefact) -> None:
         _raise_disorder(keys)
     bad = ~(np.isfinite(artefact.weight) & np.isfinite(artefact.rate))
     if bad.any():
-        row = int(np.argmax(bad))
+        row, *bit = np.unravel_index(int(np.argmax(bad)), bad.shape)
+        whose = f" for variant {list(artefact.spec.variants)[bit[0]]!r}" if bit else ""
         raise ArtefactError(
-            f"key {artefact.key(row)!r} has weight {artefact.weight[row]} and rate {artefact.rate[row]}; "
-            "expected finite numbers"
+            f"key {artefact.key(int(row))!r} has weight {artefact.weight[row, *bit]} and rate "
+            f"{artefact.rate[row, *bit]}{whose}; expected finite numbers"
         )
     count = len(artefact.spec.variants)
     if artefact.rows and int(np.bitwise_or.reduce(artefact.variants)) >> count:
         raise ArtefactError(f"a key is used by a variant beyond the {count} of the spec")
+    check_users(artefact)
+    if artefact.calibration is not None:
+        fields = artefact.spec.fields.items()
+        request_fields = [name for name, field in fields if field.side != "item"]
+        check_fits(artefact.calibration, artefact.spec.variants, request_fields)
 
 
 def _check_shapes(artefact: Artefact) -> None:
@@ -179,6 +221,7 @@ def _check_shapes(artefact: Artefact) -> None:
             raise ArtefactError(
                 f"{rows} weights, but {len(getattr(artefact, name))} values in column {name!r}"
             )
+    check_widths(artefact)
     if len(offsets) != rows + 1 or offsets[0] != 0 or offsets[-1] != len(artefact.key_data):
         raise ArtefactError(
             f"the key offsets do not span {rows} keys of {len(artefact.key_data)} bytes in all"
