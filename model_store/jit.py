@@ -8,6 +8,7 @@ anywhere starts a new folder, and a stale kernel can never run.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import platform
 import sys
@@ -65,6 +66,7 @@ def inline(function: Callable[..., Any]) -> Any:
 
 
 _UNCOUNTED: dict[str, Any] = {"_nrt": False}
+BARE_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "forceinline": True, **_UNCOUNTED}
 
 
 def bare_kernel(function: Callable[..., Any]) -> Any:
@@ -78,7 +80,18 @@ def bare_kernel(function: Callable[..., Any]) -> Any:
 
 def bare_inline(function: Callable[..., Any]) -> Any:
     """Compile a small function that bare kernels call; always inlined, its array arguments cost nothing."""
-    return numba.njit(nogil=True, error_model="numpy", forceinline=True, **_UNCOUNTED)(function)
+    return numba.njit(**BARE_OPTIONS)(function)
+
+
+def bare_overload(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Give `function` a body chosen by its arguments' types when a bare kernel that calls it is compiled.
+
+    Decorates the chooser, which takes types and returns a function with the same argument names; see numba's
+    `extending.overload`. The body is inlined like a `bare_inline`.
+    """
+    options = {"nogil": True, "error_model": "numpy", "forceinline": True, **_UNCOUNTED}
+    overload: Callable[[Callable[..., Any]], Any] = numba.extending.overload(function, jit_options=options)
+    return overload
 
 
 def kernels_are_cached(part: str) -> bool:
@@ -90,3 +103,25 @@ def mark_kernels_cached(part: str) -> None:
     """Remember that every kernel of `part` has been compiled once with the present sources."""
     CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
     (CACHE_FOLDER / f"{part}.{_COMPLETE}").touch()
+
+
+def stub(function: Callable[..., Any]) -> Any:
+    """Mark an operation that kernels call and `implements` gives a body, one for each kind of its first argument."""
+    return function
+
+
+def implements(operation: Any, *kinds: type) -> Callable[[Callable[..., Any]], Any]:
+    """Compile `function` as what `operation` does where its first argument is a NamedTuple of one of these classes.
+
+    Numba chooses when it compiles a kernel, so a kernel is compiled once for each kind and pays nothing to choose.
+    """
+
+    def register(function: Callable[..., Any]) -> Any:
+        def choose(*arguments: Any) -> Any:
+            return function if getattr(arguments[0], "instance_class", None) in kinds else None
+
+        choose.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+        numba.extending.overload(operation, jit_options=BARE_OPTIONS, strict=False)(choose)
+        return function
+
+    return register

@@ -1,0 +1,142 @@
+"""Kernels that decide whether a key that is not in the model may enter it: McMahan et al. (KDD 2013), section 4.1.
+
+Numba compiles a learner anew for the class of admission that it is given, so `admits` costs nothing where everything
+is admitted. Nothing here knows of tables, keys' bytes or the spec.
+
+The counting filter is blocked: block b is the 64 bytes of `cells` from 64 b, and holds 512 >> width cells of 1 << width
+bits. All probes of a key fall into one block, so a question costs one cache miss.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from model_store.jit import bare_inline, bare_kernel, bare_overload
+
+BLOCK_BYTES = 64
+PROBABILITY_BITS = 53
+
+ALWAYS, SOMETIMES, COUNTED = np.uint8(0), np.uint8(1), np.uint8(2)
+
+_BLOCK_BITS = 9  # log2 of the bits of a block
+_UNUSED_BITS = np.uint64(64 - PROBABILITY_BITS)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_NEXT = np.uint64(0xD1342543DE82EF95)
+_27, _30, _31, _32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
+_64 = np.uint64(64)
+
+# threshold: SOMETIMES, out of 2^53. The others: COUNTED. The filter's blocks are those from `first`; width is log2 of a
+# cell's bits, so that a cell holds count - 1; each key probes so many cells.
+POLICY = np.dtype(
+    [
+        ("threshold", np.uint64),
+        ("first", np.int64),
+        ("blocks", np.int64),
+        ("width", np.int64),
+        ("probes", np.int64),
+        ("count", np.int64),
+        ("kind", np.uint8),
+    ],
+    align=True,
+)
+
+
+class Everything(NamedTuple):
+    """Every key enters at its first occurrence."""
+
+
+class ByRule(NamedTuple):
+    """Each feature by a policy of its own.
+
+    rule_of: uint16[features], into policies, `POLICY`[n]; cells: uint8, the filters of all policies, aligned to 64.
+    """
+
+    rule_of: Any
+    policies: Any
+    cells: Any
+    seed: np.uint64
+
+
+def admits(admission: Any, key: Any, feature: Any, example: Any) -> bool:
+    """Whether `key`, which is not in the model, enters it now; a filter also counts this occurrence.
+
+    For kernels only: admission is one of the classes above; key uint64, the key's hash; feature int64; example int64,
+    the number of the example in the stream, from 1.
+    """
+    raise NotImplementedError("admits is compiled into kernels")
+
+
+@bare_inline
+def chance(key: Any, example: Any, seed: Any) -> Any:
+    """A whole number below 2^53, uniform, a function of its three arguments: SplitMix64's finalizer over their sum."""
+    state = key ^ (np.uint64(example) * _STEP + seed * _NEXT)
+    return mixed(state + _STEP) >> _UNUSED_BITS
+
+
+@bare_inline
+def mixed(state: Any) -> Any:
+    """SplitMix64's finalizer (Steele, Lea & Flood, OOPSLA 2014): every input bit reaches every output bit."""
+    state = (state ^ (state >> _30)) * _FIRST
+    state = (state ^ (state >> _27)) * _SECOND
+    return state ^ (state >> _31)
+
+
+@bare_inline
+def seen_often(cells: Any, policy: Any, key: Any) -> Any:
+    """Count one occurrence of `key` in a policy's filter; True if it was the `count`-th, or looked like it.
+
+    Conservative update: only the cells that hold the least are raised, since only they can have counted this key.
+    A key that has come count - 1 times is not counted further, so cells never overflow.
+    """
+    width = policy.width
+    block = (policy.first + np.int64(((key >> _32) * np.uint64(policy.blocks)) >> _32)) * BLOCK_BYTES
+    shift = _64 - np.uint64(_BLOCK_BITS - width)
+    highest = (1 << (1 << width)) - 1
+    start = mixed(key)
+    least, walk = highest, start
+    for _ in range(policy.probes):
+        bit = np.int64(walk >> shift) << width
+        least = min(least, (np.int64(cells[block + (bit >> 3)]) >> (bit & 7)) & highest)
+        walk = walk * _NEXT + _STEP
+    if least + 1 >= policy.count:
+        return True
+    walk = start
+    for _ in range(policy.probes):
+        bit = np.int64(walk >> shift) << width
+        place, low = block + (bit >> 3), bit & 7
+        if (np.int64(cells[place]) >> low) & highest == least:
+            cells[place] = np.uint8(np.int64(cells[place]) + (1 << low))
+        walk = walk * _NEXT + _STEP
+    return False
+
+
+def _everything(admission: Any, key: Any, feature: Any, example: Any) -> Any:
+    return True
+
+
+def _by_rule(admission: Any, key: Any, feature: Any, example: Any) -> Any:
+    policy = admission.policies[admission.rule_of[feature]]
+    if policy.kind == ALWAYS:
+        return True
+    if policy.kind == SOMETIMES:
+        return chance(key, example, admission.seed) < policy.threshold
+    return seen_often(admission.cells, policy, key)
+
+
+@bare_overload(admits)
+def _admits(admission: Any, key: Any, feature: Any, example: Any) -> Any:
+    return _everything if admission.instance_class is Everything else _by_rule
+
+
+@bare_kernel
+def admit_each(admission: Any, keys: Any, features: Any, examples: Any, admitted: Any) -> None:
+    """`admits` for one occurrence after the other.
+
+    keys: uint64[n]; features, examples: int64[n]; admitted: uint8[n] out.
+    """
+    for index in range(keys.size):
+        admitted[index] = admits(admission, keys[index], features[index], examples[index])
