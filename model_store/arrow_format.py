@@ -17,12 +17,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store import fixed_point
+from model_store.arrow_columns import columns, from_arrow, to_arrow, weight_type
 from model_store.artefact import Array, Artefact, JsonSource, check, columns_of
 from model_store.calibration import Calibration
 from model_store.errors import ArtefactError, SpecError
 from model_store.manifest import metrics_from_json, metrics_to_json
 from model_store.spec import spec_from_json
-from model_store.variant_weights import OWN_VALUES
 
 MAGIC = b"ARROW1"
 BATCH_ROWS = 1 << 20
@@ -35,26 +35,16 @@ METRICS = b"ftrie.metrics"
 JSON_TYPE = b"ftrie.json_type"
 CALIBRATION = b"ftrie.calibration"
 SHA256 = b"ftrie.sha256"
-COLUMNS = [
-    pa.field("key", pa.binary(), nullable=False),
-    pa.field("weight", pa.float32(), nullable=False),
-    pa.field("variants", pa.uint32(), nullable=False),
-    pa.field("rate", pa.float32(), nullable=False),
-]
-COMPACT_WEIGHT = pa.field("weight", pa.int16(), nullable=False)
-JSON_COLUMNS = [
-    pa.field("fid", pa.utf8(), nullable=False),
-    pa.field("value", pa.float64(), nullable=False),
-    pa.field("order", pa.uint32(), nullable=False),
-]
 
 
 def encode(artefact: Artefact) -> bytes:
     """The artefact's file."""
     metadata = _metadata(artefact)
     metadata[SHA256] = _digest(metadata, artefact).encode()
-    columns = _expected_columns(artefact.is_compact, _width(artefact), artefact.source is not None)
-    schema = pa.schema(columns, metadata=dict(sorted(metadata.items())))
+    fields = columns(
+        compact=artefact.is_compact, width=_width(artefact), from_json=artefact.source is not None
+    )
+    schema = pa.schema(fields, metadata=dict(sorted(metadata.items())))
     out = io.BytesIO()
     options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
     with pa.ipc.new_file(out, schema, options=options) as writer:
@@ -149,12 +139,12 @@ def _batch(artefact: Artefact, schema: pa.Schema, begin: int, end: int) -> pa.Re
         pa.binary(), end - begin, [None, pa.py_buffer(local), pa.py_buffer(data)]
     )
     weight = _stored_weight(artefact, begin, end)
-    columns = [keys, *map(_arrow, (weight, artefact.variants[begin:end], artefact.rate[begin:end]))]
+    arrays = [keys, *map(to_arrow, (weight, artefact.variants[begin:end], artefact.rate[begin:end]))]
     if artefact.source is not None:
         source = artefact.source
-        columns.append(pa.concat_arrays([source.fid.slice(begin, end - begin)]))
-        columns += [pa.array(source.value[begin:end]), pa.array(source.order[begin:end])]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+        arrays.append(pa.concat_arrays([source.fid.slice(begin, end - begin)]))
+        arrays += [pa.array(source.value[begin:end]), pa.array(source.order[begin:end])]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _stored_weight(artefact: Artefact, begin: int = 0, end: int | None = None) -> Array:
@@ -162,32 +152,9 @@ def _stored_weight(artefact: Artefact, begin: int = 0, end: int | None = None) -
     return fixed_point.to_int16(weight) if artefact.is_compact else weight
 
 
-def _arrow(numbers: Array) -> pa.Array:
-    """A column of one number a row or, of two dimensions, of one list a row."""
-    if numbers.ndim == 1:
-        return pa.array(numbers)
-    flat = pa.array(numbers.reshape(-1))
-    return pa.FixedSizeListArray.from_arrays(flat, type=_list_of(flat.type, numbers.shape[1]))
-
-
-def _list_of(kind: pa.DataType, width: int) -> pa.DataType:
-    return pa.list_(pa.field("item", kind, nullable=False), width)
-
-
 def _width(artefact: Artefact) -> int | None:
     """How many weights a key has: None for one that is no list."""
     return artefact.weight.shape[1] if artefact.per_variant else None
-
-
-def _expected_columns(compact: bool, width: int | None, from_json: bool) -> list[pa.Field]:
-    key, weight, *rest = COLUMNS
-    columns = [key, COMPACT_WEIGHT if compact else weight, *rest]
-    if width is not None:
-        columns = [
-            each.with_type(_list_of(each.type, width)) if each.name in OWN_VALUES else each
-            for each in columns
-        ]
-    return columns + JSON_COLUMNS if from_json else columns
 
 
 # -- reading
@@ -233,27 +200,18 @@ def _check_schema(schema: pa.Schema) -> None:
         raise ArtefactError(
             f"the model file's metadata is damaged (format {version}, missing {sorted(missing)})"
         )
-    kind, width = _weight_type(schema)
+    kind, width = weight_type(schema)
     compact = kind == pa.int16()
     if version < 2 and (compact or width is not None or CALIBRATION in metadata):
         raise ArtefactError(
             f"the model file says format {version}, and holds what only format 2 has (16-bit weights, a weight for "
             "each variant, calibration)"
         )
-    expected = _expected_columns(compact, width, JSON_TYPE in metadata)
+    expected = columns(compact=compact, width=width, from_json=JSON_TYPE in metadata)
     if not schema.equals(pa.schema(expected), check_metadata=False):
         raise ArtefactError(
             f"the model file's columns are {_columns(schema)}; expected {_columns(pa.schema(expected))}"
         )
-
-
-def _weight_type(schema: pa.Schema) -> tuple[pa.DataType | None, int | None]:
-    """The type of a stored weight, None if there is none, and how many a key has: None for one that is no list."""
-    place = schema.get_field_index("weight")
-    kind = schema.field(place).type if place >= 0 else None
-    if kind is not None and pa.types.is_fixed_size_list(kind):
-        return kind.value_type, kind.list_size
-    return kind, None
 
 
 def _text(metadata: bytes) -> str:
@@ -282,8 +240,8 @@ def _assembled(schema: pa.Schema, batches: list[pa.RecordBatch]) -> Artefact:
         key_data=np.concatenate([np.zeros(0, np.uint8), *(data for data, _ in key_parts)]),
         key_offsets=np.concatenate([np.zeros(1, np.int64), *offsets]),
         weight=_weights(schema, batches),
-        variants=_column(schema, batches, "variants"),
-        rate=_column(schema, batches, "rate"),
+        variants=from_arrow(schema, batches, "variants"),
+        rate=from_arrow(schema, batches, "rate"),
         spec=spec,
         metrics=metrics,
         source=source,
@@ -298,22 +256,12 @@ def _check_spec_hash(metadata: Mapping[bytes, bytes]) -> None:
 
 
 def _weights(schema: pa.Schema, batches: list[pa.RecordBatch]) -> npt.NDArray[np.float32]:
-    stored = _column(schema, batches, "weight")
+    stored = from_arrow(schema, batches, "weight")
     return fixed_point.from_int16(stored) if stored.dtype == np.int16 else stored
 
 
 def _calibration(metadata: Mapping[bytes, bytes]) -> Calibration | None:
     return Calibration.from_json(metadata[CALIBRATION].decode()) if CALIBRATION in metadata else None
-
-
-def _column(schema: pa.Schema, batches: list[pa.RecordBatch], name: str) -> Array:
-    """A column's numbers, copied: [rows], or [rows, width] if it is one of lists."""
-    kind = schema.field(name).type
-    width = [kind.list_size] if pa.types.is_fixed_size_list(kind) else []
-    parts = [batch.column(name) for batch in batches]
-    flat = [(part.flatten() if width else part).to_numpy() for part in parts]
-    empty = np.zeros(0, (kind.value_type if width else kind).to_pandas_dtype())
-    return np.concatenate([empty, *flat]).reshape([sum(map(len, parts)), *width])
 
 
 def _source(schema: pa.Schema, batches: list[pa.RecordBatch]) -> JsonSource | None:
@@ -323,6 +271,6 @@ def _source(schema: pa.Schema, batches: list[pa.RecordBatch]) -> JsonSource | No
     return JsonSource(
         type=schema.metadata[JSON_TYPE].decode("utf-8", "surrogatepass"),
         fid=pa.concat_arrays(fids) if fids else pa.array([], pa.utf8()),
-        value=_column(schema, batches, "value"),
-        order=_column(schema, batches, "order"),
+        value=from_arrow(schema, batches, "value"),
+        order=from_arrow(schema, batches, "order"),
     )

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store import arrow_format
+from model_store import arrow_columns, arrow_format
 from model_store.artefact import Artefact
 from model_store.errors import ArtefactError, OutputError
 from tests.model_store.models import KEYS, ROOT, large_model, model
@@ -203,10 +203,11 @@ def test_the_document_describes_the_columns_and_metadata_there_are() -> None:
     rows = re.findall(r"^\| `([\w.]+)` \| `(.+?)` \|", text, re.MULTILINE)
     columns = {name: kind for name, kind in rows if not name.startswith("ftrie.")}
     metadata = {name for name, _ in rows if name.startswith("ftrie.")}
-    fields = arrow_format.COLUMNS + arrow_format.JSON_COLUMNS
+    fields = arrow_columns.COLUMNS + arrow_columns.JSON_COLUMNS
     described = {field.name: str(field.type) for field in fields}
-    described["weight"] += f"` or `{arrow_format.COMPACT_WEIGHT.type}"
+    described["weight"] += f"` or `{arrow_columns.COMPACT_WEIGHT.type}"
     assert columns == described
+    assert f"`{arrow_columns.list_of(pa.float32(), 7)}`".replace("7", "V") in text
     assert metadata == {
         name.decode()
         for name in (
