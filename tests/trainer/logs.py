@@ -11,7 +11,7 @@ import pyarrow as pa
 from model_store.spec import ModelSpec, parse_spec
 from trainer.hashing.examples import ExampleMaker
 from trainer.model import LearningModel
-from trainer.sources import RowBatch
+from trainer.sources import Position, RowBatch
 
 SPEC = """
 [model]
@@ -73,7 +73,7 @@ def shop_rows(rows: int, seed: int) -> list[dict[str, bytes]]:
 def batch_of(rows: Sequence[Mapping[str, bytes]], file: str = "log") -> RowBatch:
     """Rows as a batch of binary columns."""
     columns = {name: pa.array([row[name] for row in rows], pa.binary()) for name in rows[0]}
-    return RowBatch(columns, np.arange(2, len(rows) + 2), file, (), len(rows))
+    return RowBatch(columns, np.arange(2, len(rows) + 2), file, (), len(rows), Position(file))
 
 
 def model_of(spec: ModelSpec, columns: Sequence[str]) -> LearningModel:

@@ -1,11 +1,12 @@
 """Reads click logs: CSV, TSV, JSON lines and Parquet, plain or compressed, as a stream of column batches.
 
 Start at `reader.py`. Bytes flow `streams` → `feed` (whole lines) → `delimited` or `json_lines` → `RowBatch`;
-Parquet has its own file. Nothing here knows what a label or a feature is, nor checks that text is UTF-8 in
-CSV and TSV.
+Parquet has its own file; `positions` says where reading stands. Nothing here knows what a label or a feature
+is, nor checks that text is UTF-8 in CSV and TSV.
 """
 
 from trainer.sources.batch import RowBatch
+from trainer.sources.positions import Position, ReadFile
 from trainer.sources.reader import LogReader
 
-__all__ = ["LogReader", "RowBatch"]
+__all__ = ["LogReader", "Position", "ReadFile", "RowBatch"]

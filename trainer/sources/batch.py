@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainer.rejects import Reject
+from trainer.sources.positions import Position
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class RowBatch:
     double, bool, null, or lists of these; Parquet may also hand on binary. `lines` is int64[rows]: the
     1-based physical line on which each row begins in its file (the header of a CSV file is line 1); for
     Parquet the 1-based row number. `rejects` are the rows of this stretch of the file that could not be read,
-    in order. A batch may be all rejects.
+    in order. A batch may be all rejects. `stop` is where reading goes on behind it.
     """
 
     columns: dict[str, pa.Array]
@@ -28,3 +29,16 @@ class RowBatch:
     file: str
     rejects: tuple[Reject, ...]
     rows: int
+    stop: Position
+
+    def from_line(self, line: int) -> RowBatch:
+        """The part of the batch that begins with this line: its rows and its rejects."""
+        first = int(np.searchsorted(self.lines, line))
+        return RowBatch(
+            columns={name: column.slice(first) for name, column in self.columns.items()},
+            lines=self.lines[first:],
+            file=self.file,
+            rejects=tuple(reject for reject in self.rejects if reject.line >= line),
+            rows=self.rows - first,
+            stop=self.stop,
+        )

@@ -23,6 +23,7 @@ from trainer.sources.batch import RowBatch
 from trainer.sources.blocks import one_array, up_to_last_line_end
 from trainer.sources.feed import Feed
 from trainer.sources.kernels import find_rows, survey
+from trainer.sources.positions import Position
 from trainer.sources.streams import Bytes
 
 _NO_QUOTE = -1
@@ -68,6 +69,10 @@ class DelimitedFile:
                 self._feed.fetch()
         self._feed.check()
 
+    def go_on(self, position: Position) -> None:
+        """Pass over what lies before a position of an earlier run."""
+        self._feed.go_on(position)
+
     def _next_batch(self, wanted: Sequence[str], places: list[int]) -> RowBatch | None:
         """The whole rows of what is unread; None if there are none yet."""
         feeds, quotes, lone_returns = survey(self._feed.unread, self._quote_byte)
@@ -91,9 +96,7 @@ class DelimitedFile:
         if table is None or table.num_rows != count or (quotes and not self._ends_with_row(data)):
             return None
         lines = np.arange(feed.line, feed.line + count, dtype=np.int64)
-        batch = RowBatch(_columns(table, wanted), lines, feed.name, (), count)
-        feed.drop(data.size, feeds)
-        return batch
+        return RowBatch(_columns(table, wanted), lines, feed.name, (), count, feed.drop(data.size, feeds))
 
     def _ends_with_row(self, data: Bytes) -> bool:
         """True if the last line of `data`, taken for a row, ends outside quotes."""
@@ -112,15 +115,15 @@ class DelimitedFile:
         table = self._parse(_pieces(feed.unread[: rows.size], rows.start, good), places)
         if table is None or table.num_rows != np.count_nonzero(good):
             raise InputError(f"{feed.name}:{feed.line}: the rows from here on cannot be told apart")
-        batch = RowBatch(
+        return RowBatch(
             columns=_columns(table, wanted),
             lines=rows.line[good] + feed.line,
             file=feed.name,
             rejects=tuple(self._wrong_arity(rows.line[~good], rows.cells[~good])),
             rows=table.num_rows,
+            # Last, because the lines above are counted from where the feed stands.
+            stop=feed.drop(rows.size, rows.lines),
         )
-        feed.drop(rows.size, rows.lines)
-        return batch
 
     def _find_rows(self, data: Bytes, ends: int) -> _Rows:
         start, line, cells = (np.empty(ends + 1, np.int64) for _ in range(3))
@@ -162,9 +165,9 @@ class DelimitedFile:
         reason = 'quote never closed: a cell on this line opens with " and the file ends inside it'
         reject = Reject(feed.name, feed.line, reason)
         end = np.flatnonzero(feed.unread == ord("\n"))
-        feed.drop(int(end[0]) + 1 if end.size else feed.unread.size, 1)
+        stop = feed.drop(int(end[0]) + 1 if end.size else feed.unread.size, 1)
         empty = {name: pa.array([], pa.binary()) for name in wanted}
-        return RowBatch(empty, np.empty(0, np.int64), feed.name, (reject,), 0)
+        return RowBatch(empty, np.empty(0, np.int64), feed.name, (reject,), 0, stop)
 
     def _wrong_arity(self, lines: npt.NDArray[np.int64], cells: npt.NDArray[np.int64]) -> Iterator[Reject]:
         for line, count in zip(lines.tolist(), cells.tolist(), strict=True):

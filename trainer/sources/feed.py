@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from model_store.errors import InputError
+from trainer.sources.positions import Position
 from trainer.sources.streams import Bytes, ByteStream
 
 MAX_ROW_BYTES = 64 * 1024 * 1024
@@ -17,15 +18,16 @@ _BOM = b"\xef\xbb\xbf"
 class Feed:
     """A window that moves over a stream.
 
-    `unread` begins where the reader left off, at physical line `line`. `ended` says that no bytes follow
-    `unread`; if that is because the stream broke, `final` is False and `check()` raises what happened, so
-    that the whole rows before the damage can be delivered first. One buffer is reused: views of `unread` are
-    void after `fetch()`.
+    `unread` begins where the reader left off, at physical line `line`, `offset` bytes into the stream.
+    `ended` says that no bytes follow `unread`; if that is because the stream broke, `final` is False and
+    `check()` raises what happened, so that the whole rows before the damage can be delivered first. One
+    buffer is reused: views of `unread` are void after `fetch()`.
     """
 
     def __init__(self, stream: ByteStream, block_bytes: int) -> None:
         self.name = stream.name
         self.line = 1
+        self.offset = 0
         self.ended = False
         self._stream = stream
         self._block_bytes = block_bytes
@@ -63,10 +65,31 @@ class Feed:
         self._stop += count
         self.ended = count < self._block_bytes
 
-    def drop(self, size: int, lines: int) -> None:
-        """Move on by `size` bytes, in which `lines` physical lines ended."""
+    def drop(self, size: int, lines: int) -> Position:
+        """Move on by `size` bytes, in which `lines` physical lines ended; returns the position behind them.
+
+        Views of `unread` that were taken before stay good until `fetch()`.
+        """
         self._start += size
+        self.offset += size
         self.line += lines
+        return Position(self.name, self.offset, self.line)
+
+    def go_on(self, position: Position) -> None:
+        """Move on to a position of an earlier run, unless the reader is behind it already (a header lies before it).
+
+        InputError if the stream ends before it.
+        """
+        if position.offset <= self.offset:
+            return
+        ahead = len(self.unread)
+        if position.offset <= self.offset + ahead:
+            self._start += position.offset - self.offset
+        else:
+            self._stream.skip(position.offset - self.offset - ahead)
+            self._start = self._stop = 0
+            self.fetch()
+        self.offset, self.line = position.offset, position.line
 
     def check(self) -> None:
         """Raise the InputError of a broken stream; do nothing if it is sound."""

@@ -19,6 +19,7 @@ from trainer.sources.blocks import one_array, up_to_last_line_end
 from trainer.sources.feed import Feed
 from trainer.sources.kernels import survey_json
 from trainer.sources.plain import NotPlain, is_exact, plain, without_timestamps
+from trainer.sources.positions import Position
 from trainer.sources.streams import Bytes
 
 
@@ -46,6 +47,10 @@ class JsonLinesFile:
                 self._feed.fetch()
         self._feed.check()
 
+    def go_on(self, position: Position) -> None:
+        """Pass over what lies before a position of an earlier run."""
+        self._feed.go_on(position)
+
     def _lines(self) -> Bytes:
         return self._feed.unread if self._feed.final else up_to_last_line_end(self._feed.unread)
 
@@ -53,13 +58,13 @@ class JsonLinesFile:
         feed = self._feed
         count, regular = survey_json(data)
         columns = self._columns(data, wanted, count) if regular else None
-        if columns is not None:
-            lines = np.arange(feed.line, feed.line + count, dtype=np.int64)
-            batch = RowBatch(columns, lines, feed.name, (), count)
-        else:
-            batch = json_rows.parse(data.tobytes(), wanted, feed.name, feed.line)
-        feed.drop(data.size, count)
-        return batch
+        first = feed.line
+        # A last line without an end is still open: when the file grows, the next bytes are on it.
+        stop = feed.drop(data.size, count - (data[-1] != ord("\n")))
+        if columns is None:
+            return json_rows.parse(data.tobytes(), wanted, first, stop)
+        lines = np.arange(first, first + count, dtype=np.int64)
+        return RowBatch(columns, lines, feed.name, (), count, stop)
 
     def _columns(self, data: Bytes, wanted: Sequence[str], count: int) -> dict[str, pa.Array] | None:
         """The columns by Arrow; None where Arrow cannot, or would lose something."""

@@ -16,6 +16,7 @@ import pyarrow as pa
 from trainer.rejects import Reject
 from trainer.sources.batch import RowBatch
 from trainer.sources.plain import EXACT
+from trainer.sources.positions import Position
 
 _INT64 = 2**63
 _NAMES = {dict: "an object", list: "a list", str: "a string", type(None): "null", bool: "a boolean"}
@@ -26,8 +27,8 @@ class BadRow(Exception):
     """A line that is no row; the message is the reject's reason."""
 
 
-def parse(data: bytes, wanted: Sequence[str], file: str, first_line: int) -> RowBatch:
-    """The rows of `data`, whole lines, the first being line `first_line`; blank lines are passed over."""
+def parse(data: bytes, wanted: Sequence[str], first_line: int, stop: Position) -> RowBatch:
+    """The rows of `data`, whole lines from `first_line` up to `stop`; blank lines are passed over."""
     values: list[list[Any]] = [[] for _ in wanted]
     lines, rejects = [], []
     for line, text in enumerate(_split(data), first_line):
@@ -36,13 +37,13 @@ def parse(data: bytes, wanted: Sequence[str], file: str, first_line: int) -> Row
         try:
             row = _pick(load(text), wanted)
         except BadRow as reason:
-            rejects.append(Reject(file, line, str(reason)))
+            rejects.append(Reject(stop.file, line, str(reason)))
             continue
         lines.append(line)
         for column, value in zip(values, row, strict=True):
             column.append(value)
     columns = {name: column_of(column) for name, column in zip(wanted, values, strict=True)}
-    return RowBatch(columns, np.array(lines, np.int64), file, tuple(rejects), len(lines))
+    return RowBatch(columns, np.array(lines, np.int64), stop.file, tuple(rejects), len(lines), stop)
 
 
 def columns(data: bytes) -> Iterator[str]:

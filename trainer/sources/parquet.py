@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 from model_store.errors import InputError
 from trainer.sources.batch import RowBatch
 from trainer.sources.plain import is_usable, plain
-from trainer.sources.streams import ByteStream
+from trainer.sources.positions import Position
+from trainer.sources.streams import ByteStream, too_short
 
 _FEWEST_ROWS = 1024
 _MOST_ROWS = 65_536
@@ -32,24 +33,40 @@ class ParquetInput:
         text = sum(self._file.metadata.row_group(i).total_byte_size for i in range(self._file.num_row_groups))
         self._batch_rows = min(max(batch_bytes * self._rows // max(text, 1), _FEWEST_ROWS), _MOST_ROWS)
         self.columns = tuple(_paths(self._file.schema_arrow))
+        self._row = 0
+
+    def go_on(self, position: Position) -> None:
+        """Pass over the rows before a position of an earlier run. InputError if there are fewer."""
+        if position.offset > self._file.metadata.num_rows:
+            raise too_short(position.file)
+        self._row = position.offset
 
     def batches(self, wanted: Sequence[str]) -> Iterator[RowBatch]:
-        """All rows; InputError where the file is damaged, after the row groups before."""
-        row = 0
+        """The rest of the rows; InputError where the file is damaged, after the row groups before."""
+        row = self._row
         for table in self._tables(wanted):
             lines = np.arange(row + 1, row + table.num_rows + 1, dtype=np.int64)
             columns = {name: plain(_find(table, name)) for name in wanted}
             row += table.num_rows
             if self._stream.is_plain_file:
                 self._stream.report(self._stream.size * row // self._rows)
-            yield RowBatch(columns, lines, self._stream.name, (), table.num_rows)
+            stop = Position(self._stream.name, row, row + 1)
+            yield RowBatch(columns, lines, self._stream.name, (), table.num_rows, stop)
 
     def _tables(self, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        passed = self._row
         try:
             for group in range(self._file.num_row_groups):
-                yield from self._file.iter_batches(
+                rows = self._file.metadata.row_group(group).num_rows
+                if passed >= rows:
+                    passed -= rows
+                    continue
+                for table in self._file.iter_batches(
                     self._batch_rows, row_groups=[group], columns=list(wanted), use_threads=False
-                )
+                ):
+                    if passed < table.num_rows:
+                        yield table.slice(passed)
+                    passed = max(passed - table.num_rows, 0)
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"{self._stream.name}: damaged: {error}") from error
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from model_store.errors import InputError, SpecError
@@ -14,6 +15,7 @@ from trainer.sources.formats import check_format, format_by_content, format_by_n
 from trainer.sources.inputs import STDIN, expand
 from trainer.sources.json_lines import JsonLinesFile
 from trainer.sources.parquet import ParquetInput
+from trainer.sources.positions import Bookmarks, Position, ReadFile
 from trainer.sources.streams import ByteStream
 
 BATCH_BYTES = 1024 * 1024
@@ -29,6 +31,9 @@ class Source(Protocol):
     def batches(self, wanted: Sequence[str]) -> Iterator[RowBatch]:
         """The rows, once."""
 
+    def go_on(self, position: Position) -> None:
+        """Pass over what lies before `position`; called before `batches`, if at all."""
+
 
 class LogReader:
     """Reads click logs in the order they are named; a glob stands for its matches, `-` for standard input.
@@ -37,12 +42,22 @@ class LogReader:
     About `batch_bytes` bytes of text make a batch; memory depends on it, not on the length of the files.
     Reading and parsing release the GIL, so a thread of its own can read ahead. Raises InputError for an input
     that is not there.
+
+    Files that an earlier run has read, as `read` tells, are read on from where it stopped; `bookmarks` tells the same
+    of this run. `on_note` is told of files that may not be what they seem.
     """
 
     def __init__(
-        self, inputs: Sequence[str], *, format: str | None = None, batch_bytes: int = BATCH_BYTES
+        self,
+        inputs: Sequence[str],
+        *,
+        format: str | None = None,
+        batch_bytes: int = BATCH_BYTES,
+        read: Sequence[ReadFile] = (),
+        on_note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.files = expand(inputs)
+        self.bookmarks = Bookmarks(self.files, read, on_note)
         self._format = check_format(format)
         self._batch_bytes = batch_bytes
         self._finished_bytes = 0
@@ -64,7 +79,7 @@ class LogReader:
 
     def columns(self) -> tuple[str, ...]:
         """The names of the first file's columns (JSON lines: of its first block). Consumes no row."""
-        return self._open().columns
+        return self._open()[0].columns
 
     def batches(self, wanted: Sequence[str]) -> Iterator[RowBatch]:
         """All rows, files in order, holding the `wanted` columns (at least one).
@@ -72,10 +87,7 @@ class LogReader:
         SpecError for a file that lacks one; InputError, after the rows before it, where a file is damaged.
         """
         while self._next < len(self.files):
-            source = self._open()
-            self._check(source, wanted)
-            yield from source.batches(wanted)
-            self._finish()
+            yield from self._batches(self._open(), wanted)
 
     def close(self) -> None:
         """Close the open file. May be called twice."""
@@ -88,11 +100,26 @@ class LogReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self) -> Source:
-        if self._source is None:
+    def _open(self) -> tuple[Source, ByteStream]:
+        if self._source is None or self._stream is None:
             self._stream = ByteStream(self.files[self._next])
             self._source = self._source_of(self._stream)
-        return self._source
+        return self._source, self._stream
+
+    def _batches(self, opened: tuple[Source, ByteStream], wanted: Sequence[str]) -> Iterator[RowBatch]:
+        """What is left of the open file, each batch with the file's number."""
+        source, stream = opened
+        self._check(source, wanted)
+        read = self.bookmarks.begin(self._next, stream.head)
+        stop = read.position
+        if read.disk_bytes == stream.size:
+            stream.report(stream.size)
+        else:
+            source.go_on(stop)
+            for batch in source.batches(wanted):
+                stop = replace(batch.stop, number=self._next)
+                yield _from_line(replace(batch, stop=stop), read.position.first_line)
+        self._finish(stop, stream)
 
     def _source_of(self, stream: ByteStream) -> Source:
         format = self._format or format_by_name(stream.name)
@@ -117,11 +144,15 @@ class LogReader:
                 f"it has {', '.join(source.columns)}"
             )
 
-    def _finish(self) -> None:
-        stream = self._stream
-        if stream is not None:
-            stream.close()
-            self._stream = None
-            self._finished_bytes += stream.consumed
-        self._source = None
+    def _finish(self, stop: Position, stream: ByteStream) -> None:
+        stream.close()
+        self.bookmarks.end(stop, stream.consumed)
+        self._stream = self._source = None
+        self._finished_bytes += stream.consumed
         self._next += 1
+
+
+def _from_line(batch: RowBatch, line: int) -> RowBatch:
+    """The batch without what stands on lines before `line`, which an earlier run has learned from."""
+    seen = (batch.rows and batch.lines[0] < line) or (batch.rejects and batch.rejects[0].line < line)
+    return batch.from_line(line) if seen else batch

@@ -5,6 +5,7 @@ Compression is known by the first bytes, never by the name, so a mislabelled fil
 
 from __future__ import annotations
 
+import os
 import sys
 import zlib
 from pathlib import Path
@@ -16,6 +17,7 @@ import pyarrow as pa
 
 from model_store.errors import InputError
 from trainer.sources.inputs import STDIN
+from trainer.sources.positions import HEAD_BYTES
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -25,12 +27,15 @@ _MAGIC_BYTES = 6
 _PIECE_BYTES = 64 * 1024
 _WHOLE = 1 << 62
 _ALL_BLOCK_BYTES = 16 * 1024 * 1024
+_SCRATCH_BYTES = 1024 * 1024
 
 Bytes = npt.NDArray[np.uint8]
 
 
 class ByteStream:
     """Reads one file, or standard input, decompressed. `consumed` may be asked from another thread.
+
+    `head` is the beginning of the stream, up to HEAD_BYTES, which is looked at and still to be read.
 
     Raises InputError, naming the input, where it cannot be opened or is of a kind not read here. Damage met
     later ends the stream and stands in `failure`, so that what came before it is not lost.
@@ -43,6 +48,8 @@ class ByteStream:
         self._decoder = _decoder(name, self._file)
         # A decoder loses the piece in which it meets damage, so pieces are small; a plain file needs none.
         self._piece_bytes = _PIECE_BYTES if self._decoder is not self._file else _WHOLE
+        self._ahead = np.empty(0, np.uint8)
+        self.head = self._read_head()
 
     @property
     def consumed(self) -> int:
@@ -61,8 +68,10 @@ class ByteStream:
 
     def read_into(self, buffer: Bytes) -> int:
         """Fill `buffer`, which must not be empty, as far as the stream goes; fewer bytes mean its end."""
-        filled = 0
-        while filled < len(buffer):
+        filled = min(len(self._ahead), len(buffer))
+        buffer[:filled] = self._ahead[:filled]
+        self._ahead = self._ahead[filled:]
+        while filled < len(buffer) and self.failure is None:
             count = self._read_piece(buffer[filled : filled + self._piece_bytes])
             if count == 0:
                 break
@@ -82,9 +91,27 @@ class ByteStream:
             raise self.failure
         return np.concatenate(blocks).tobytes()
 
+    def skip(self, size: int) -> None:
+        """Pass over `size` bytes; a plain file is not read for that. InputError if there are fewer, or damage."""
+        ahead = min(len(self._ahead), size)
+        self._ahead = self._ahead[ahead:]
+        size -= ahead
+        if self.is_plain_file and self._file.seekable():
+            size = self._file.pass_over(size)
+        scratch = np.empty(min(size, _SCRATCH_BYTES), np.uint8)
+        while size and (count := self.read_into(scratch[:size])):
+            size -= count
+        if size:
+            raise self.failure or too_short(self.name)
+
     def report(self, consumed: int) -> None:
         """Set `consumed`, for a reader that reads the file by its name."""
         self._file.consumed = consumed
+
+    def _read_head(self) -> bytes:
+        room = np.empty(HEAD_BYTES, np.uint8)
+        self._ahead = room[: self.read_into(room)]
+        return self._ahead.tobytes()
 
     def _read_piece(self, piece: Bytes) -> int:
         try:
@@ -132,6 +159,18 @@ class _Rewound:
         self.consumed += count
         return count
 
+    def seekable(self) -> bool:
+        return self._file.seekable()
+
+    def pass_over(self, size: int) -> int:
+        """Pass over `size` bytes unread; returns how many of them the file is too short for."""
+        end = self._file.seek(0, os.SEEK_END)
+        target = min(self.consumed + size, end)
+        missing = self.consumed + size - target
+        self._file.seek(target)
+        self._ahead, self.consumed = b"", target
+        return missing
+
     def close(self) -> None:
         self.closed = True
         if not self._keep_open:
@@ -168,6 +207,14 @@ class _Gzip:
         if not self._waiting:
             raise EOFError("the gzip data is cut short")
         return True
+
+
+def too_short(name: str) -> InputError:
+    """The error of a log that ends before the place where reading should go on."""
+    return InputError(
+        f"{name} is shorter than what was read of it before; was it cut back? "
+        "Begin anew with another folder of checkpoints, or restore the file"
+    )
 
 
 def _open(name: str) -> BinaryIO:
