@@ -5,7 +5,7 @@ A value that does not fit is not raised but noted with its row. Nothing here kno
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -128,6 +128,16 @@ def real_column(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, st
     bad += [(int(row), not_real(float(numbers[row]))) for row in beyond]
     numbers[beyond] = np.nan
     return numbers, bad
+
+
+def addresses(texts: Sequence[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Where each binary array's bytes and its first offset lie in memory. Valid while the arrays live."""
+    data, offsets = np.zeros(len(texts), np.int64), np.zeros(len(texts), np.int64)
+    for index, text in enumerate(texts):
+        _, offset_buffer, data_buffer = text.buffers()
+        data[index] = data_buffer.address if data_buffer is not None else 0
+        offsets[index] = offset_buffer.address + 4 * text.offset if offset_buffer is not None else 0
+    return data, offsets
 
 
 def _label(value: Any) -> float:

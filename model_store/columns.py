@@ -15,11 +15,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from model_store.cells import log_buckets, number_column, plain, real_column, text_column
+from model_store.cells import addresses, log_buckets, number_column, plain, real_column, text_column
 from model_store.errors import FieldValueError, SpecError
 from model_store.features import FieldPlan
 from model_store.kernels import scan_columns
 from model_store.keys import ESCAPES, MAX_KEY_BYTES
+from model_store.sets.members import is_list, members_of
 
 _ABSENT = b""
 _BINARY = pa.binary()
@@ -30,7 +31,8 @@ class TokenColumn:
     """The tokens of one field over a batch of rows.
 
     text: binary array of the escaped token texts, no nulls; one a row, or `starts[r]:starts[r+1]` of row r (lists).
-    x: float64[tokens], the real numbers the tokens carry, or None where all are 1; NaN marks an absent value.
+    x: float64[tokens], the real numbers the tokens carry, or None where all are 1; where there is one a row, NaN marks
+    an absent value.
     bad: (row, reason) of the values that do not fit. checked: the texts are known to be UTF-8, escaped and short.
     """
 
@@ -100,26 +102,16 @@ def _time_column(plan: FieldPlan, array: Any) -> TokenColumn:
 
 
 def _list_column(plan: FieldPlan, array: Any) -> TokenColumn:
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-        members = text_column(plain(array.flatten()))
-        lengths = pc.list_value_length(array).fill_null(0).to_numpy()
-        return _distinct(members, np.repeat(np.arange(len(array)), lengths), len(array))
+    if is_list(array.type):
+        members = members_of(array)
+        return TokenColumn(members.text, members.starts, members.x, members.bad)
     return _listed_text(plan, array)
 
 
-def _distinct(members: Any, rows: npt.NDArray[np.int64], size: int) -> TokenColumn:
-    """Drop empty members and those that a row repeats; the first of each stays, in place."""
-    encoded = members.dictionary_encode()
-    pairs = rows * (len(encoded.dictionary) + 1) + encoded.indices.to_numpy()
-    first = np.sort(np.unique(pairs, return_index=True)[1])
-    kept = first[pc.binary_length(members).to_numpy()[first] > 0]
-    lengths = np.bincount(rows[kept], minlength=size)
-    return TokenColumn(members.take(pa.array(kept)), _starts(lengths))
-
-
 def _listed_text(plan: FieldPlan, array: Any) -> TokenColumn:
-    """Lists that stand in text; escaped already, one value at a time."""
+    """Sets that stand in text; escaped already, one value at a time."""
     texts: list[bytes] = []
+    xs: list[float] = []
     lengths = np.zeros(len(array), np.int64)
     bad = []
     for row, value in enumerate(text_column(array).to_pylist()):
@@ -129,12 +121,11 @@ def _listed_text(plan: FieldPlan, array: Any) -> TokenColumn:
             bad.append((row, _reason(plan, error)))
             continue
         texts += [token.text for token in tokens]
+        xs += [token.x for token in tokens]
         lengths[row] = len(tokens)
-    return TokenColumn(pa.array(texts, pa.binary()), _starts(lengths), bad=bad, checked=True)
-
-
-def _starts(lengths: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    x = None if all(each == 1.0 for each in xs) else np.array(xs)
+    return TokenColumn(pa.array(texts, pa.binary()), starts, x, bad, checked=True)
 
 
 def _check_and_escape(fields: Sequence[FieldPlan], columns: Sequence[TokenColumn]) -> None:
@@ -162,16 +153,6 @@ def scan(texts: Sequence[Any]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.ui
     sizes = np.array([len(text) for text in texts], np.int64)
     scan_columns(data, offsets, sizes, special, not_ascii, longest)
     return special, not_ascii, longest
-
-
-def addresses(texts: Sequence[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Where each binary array's bytes and its first offset lie in memory. Valid while the arrays live."""
-    data, offsets = np.zeros(len(texts), np.int64), np.zeros(len(texts), np.int64)
-    for index, text in enumerate(texts):
-        _, offset_buffer, data_buffer = text.buffers()
-        data[index] = data_buffer.address if data_buffer is not None else 0
-        offsets[index] = offset_buffer.address + 4 * text.offset if offset_buffer is not None else 0
-    return data, offsets
 
 
 def _not_utf8(text: Any) -> list[tuple[int, str]]:

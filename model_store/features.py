@@ -22,18 +22,18 @@ from model_store.values import (
     checked_utf8,
     decoded,
     encoded,
-    list_members,
     log_bucket,
     one_scalar,
     parse_number,
     parse_real,
+    set_members,
     text_of,
     time_part,
 )
 
 
 class Token(NamedTuple):
-    """One value as it stands in a key, escaped, and the real number x it carries (1 for all but real numbers)."""
+    """One value as it stands in a key, escaped, and its real number x: 1 but for numbers and weighted sets."""
 
     text: bytes
     x: float
@@ -202,8 +202,7 @@ def _one_token(value: Value, make: Callable[[Scalar], Token]) -> tuple[Token, ..
 
 
 def _set_tokens(value: Value, separator: str | None, make: Callable[[bytes], bytes]) -> tuple[Token, ...]:
-    texts = (checked_utf8(text_of(one_scalar(member))) for member in list_members(value, separator))
-    return tuple(Token(make(text), 1.0) for text in dict.fromkeys(texts) if text)
+    return tuple(Token(make(text), x) for text, x in set_members(value, separator).items())
 
 
 def _prefix(name: str, field: FieldSpec) -> bytes:

@@ -1,4 +1,4 @@
-"""What one value means, before it becomes part of a key: its text, its number, its time, its members.
+"""What one value means, before it becomes part of a key: its text, its number, its time, its members and their x.
 
 Nothing here knows of fields or keys. `model_store.columns` applies the same rules to whole columns.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TypeAlias
@@ -16,7 +16,8 @@ from typing import TypeAlias
 from model_store.errors import FieldValueError
 
 Scalar: TypeAlias = str | bytes | int | float | bool
-Value: TypeAlias = Scalar | Sequence[Scalar] | None
+Weighted: TypeAlias = Mapping[str, float]  # a weighted set: member to x
+Value: TypeAlias = Scalar | Sequence[Scalar] | Weighted | None
 
 BUCKETS_PER_OCTAVE = 4
 INTEGRAL_LIMIT = 2.0**53
@@ -89,16 +90,21 @@ def time_part(text: str, form: str | None, part: str) -> bytes:
     return b"%d" % (moment.weekday() if part == "weekday" else getattr(moment, part))
 
 
-def list_members(value: Value, separator: str | None) -> Sequence[Scalar]:
-    """The members of a set: a list as it is; text that is a JSON array; other text split at `separator` (`,`)."""
-    if value is None:
-        return ()
+def set_members(value: Value, separator: str | None) -> dict[bytes, float]:
+    """The members of a set, each once in the order of their first appearance, and the x of each.
+
+    A list's members have x = 1. A mapping is a weighted set: of each member its x, where 0 is as good as absent.
+    Text is a JSON array, a JSON object (weighted), or members between separators (`,`). Raises FieldValueError.
+    """
     if isinstance(value, str | bytes):
-        text = checked_utf8(text_of(value)).decode()
-        if text.startswith("["):
-            return _json_members(text)
-        return text.split(separator or ",")
-    return (value,) if isinstance(value, int | float) else value
+        value = _members_in_text(checked_utf8(text_of(value)).decode(), separator)
+    if value is None:
+        return {}
+    if isinstance(value, Mapping):
+        return _weighted_members(value)
+    members = (value,) if isinstance(value, int | float) else value
+    texts = (checked_utf8(text_of(one_scalar(member))) for member in members)
+    return {text: 1.0 for text in texts if text}
 
 
 def _parse_time(text: str, form: str | None) -> datetime:
@@ -111,12 +117,28 @@ def _parse_time(text: str, form: str | None) -> datetime:
         raise FieldValueError(f"got {text!r}, expected a time like {form or 'ISO-8601'}") from None
 
 
-def _json_members(text: str) -> Sequence[Scalar]:
+def _members_in_text(text: str, separator: str | None) -> Sequence[Scalar] | Weighted:
+    if not text.startswith(("[", "{")):
+        return text.split(separator or ",")
     try:
         members = json.loads(text)
     except (ValueError, RecursionError):  # the latter: arrays in arrays, thousands deep
-        raise FieldValueError(f"got {_shown(text)}, which begins like a JSON array but is none") from None
-    return [member for member in members if member is not None]
+        kind = "array" if text.startswith("[") else "object"
+        raise FieldValueError(f"got {_shown(text)}, which begins like a JSON {kind} but is none") from None
+    return members if isinstance(members, dict) else [member for member in members if member is not None]
+
+
+def _weighted_members(members: Weighted) -> dict[bytes, float]:
+    weighted = {}
+    for member, x in members.items():
+        if x is None:
+            continue
+        if isinstance(x, bool) or not isinstance(x, int | float):
+            raise FieldValueError(f"got {_shown(x)} for {_shown(member)}, expected a number")
+        text, number = checked_utf8(text_of(member)), parse_real(x)
+        if text and number:
+            weighted[text] = number
+    return weighted
 
 
 def one_scalar(value: Value) -> Scalar:

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from model_store.cells import parse_labels, parse_weights
-from model_store.columns import TokenColumn, addresses, token_columns
+from model_store.cells import addresses, parse_labels, parse_weights
+from model_store.columns import TokenColumn, token_columns
 from model_store.features import FeaturePlan
 from model_store.kernels import digest_columns, hash_keys, prefix_state
 from model_store.keys import BIAS, MAX_KEY_BYTES
@@ -25,7 +25,7 @@ from trainer.hashing import kernels
 from trainer.hashing.kernels import KeyRules, TokenLayout
 from trainer.kernels import HashedRows
 from trainer.rejects import Reject
-from trainer.sources import RowBatch
+from trainer.sources import Position, RowBatch
 
 _NO_NUMBERS = np.empty(0)
 
@@ -35,7 +35,7 @@ class Examples:
     """Good rows of a batch, hashed and ready to learn.
 
     rows: int32[m], their places in the batch; hashed: what learners take; tokens: where their keys' bytes come from;
-    texts: the token texts of each field, which keep those bytes alive.
+    texts: the token texts of each field, which keep those bytes alive; stop: where reading goes on behind the batch.
     """
 
     rows: npt.NDArray[np.int32]
@@ -44,6 +44,7 @@ class Examples:
     texts: Sequence[Any]
     rejects: tuple[Reject, ...]
     rows_read: int
+    stop: Position
 
 
 class ExampleMaker:
@@ -85,7 +86,7 @@ class ExampleMaker:
         hashed = self._assemble(rows, labels[rows], weights[rows] if weights.size else weights, tokens)
         rejects = tuple(Reject(batch.file, int(batch.lines[row]), bad[row]) for row in bad)
         texts = [column.text for column in columns]
-        return Examples(rows, hashed, tokens, texts, _in_order(batch.rejects + rejects), batch.rows)
+        return Examples(rows, hashed, tokens, texts, _in_order(batch.rejects + rejects), batch.rows, batch.stop)
 
     def _lay_out(self, columns: Sequence[TokenColumn], rows: int) -> TokenLayout:
         dense = [i for i, column in enumerate(columns) if column.starts is None]
@@ -113,7 +114,7 @@ class ExampleMaker:
             digest_columns(data, offsets, out.shape[1], self.rules.raw[list(chosen)], out)
 
     def _values(self, columns: Sequence[TokenColumn], base: Any, digests: Any) -> npt.NDArray[np.float64]:
-        """The x of every token where some field is a real number; a real number's text is empty, but it is there."""
+        """The x of every token where some field has one; a real number's text is empty, but it is there."""
         if all(column.x is None for column in columns):
             return _NO_NUMBERS
         values = np.ones(digests.size)
@@ -121,6 +122,9 @@ class ExampleMaker:
         for index, column in enumerate(columns):
             if column.x is not None:
                 part = slice(int(base[index]), int(base[index]) + column.x.size)
+                if column.starts is not None:
+                    values[part] = column.x
+                    continue
                 absent = np.isnan(column.x)
                 values[part] = np.where(absent, 0.0, column.x)
                 digests[part] = np.where(absent, np.uint64(0), empty)
