@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.artefact import Artefact
-from model_store.columns import addresses
+from model_store.cells import addresses
 from model_store.errors import SpecError
 from model_store.spec import ModelSpec
 from model_store.learner_section import LearnerSection
