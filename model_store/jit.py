@@ -83,17 +83,6 @@ def bare_inline(function: Callable[..., Any]) -> Any:
     return numba.njit(**BARE_OPTIONS)(function)
 
 
-def bare_overload(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Give `function` a body chosen by its arguments' types when a bare kernel that calls it is compiled.
-
-    Decorates the chooser, which takes types and returns a function with the same argument names; see numba's
-    `extending.overload`. The body is inlined like a `bare_inline`.
-    """
-    options = {"nogil": True, "error_model": "numpy", "forceinline": True, **_UNCOUNTED}
-    overload: Callable[[Callable[..., Any]], Any] = numba.extending.overload(function, jit_options=options)
-    return overload
-
-
 def kernels_are_cached(part: str) -> bool:
     """True if the kernels of `part` ("train", "serve") were compiled here before, so that this run will not wait."""
     return (CACHE_FOLDER / f"{part}.{_COMPLETE}").exists()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from model_store.jit import bare_inline, bare_kernel, bare_overload
+from model_store.jit import bare_inline, bare_kernel, implements, stub
 
 BLOCK_BYTES = 64
 PROBABILITY_BITS = 53
@@ -61,13 +61,13 @@ class ByRule(NamedTuple):
     seed: np.uint64
 
 
-def admits(admission: Any, key: Any, feature: Any, example: Any) -> bool:
+@stub
+def admits(admission: Any, key: Any, feature: Any, example: Any) -> Any:
     """Whether `key`, which is not in the model, enters it now; a filter also counts this occurrence.
 
     For kernels only: admission is one of the classes above; key uint64, the key's hash; feature int64; example int64,
     the number of the example in the stream, from 1.
     """
-    raise NotImplementedError("admits is compiled into kernels")
 
 
 @bare_inline
@@ -114,10 +114,12 @@ def seen_often(cells: Any, policy: Any, key: Any) -> Any:
     return False
 
 
+@implements(admits, Everything)
 def _everything(admission: Any, key: Any, feature: Any, example: Any) -> Any:
     return True
 
 
+@implements(admits, ByRule)
 def _by_rule(admission: Any, key: Any, feature: Any, example: Any) -> Any:
     policy = admission.policies[admission.rule_of[feature]]
     if policy.kind == ALWAYS:
@@ -125,11 +127,6 @@ def _by_rule(admission: Any, key: Any, feature: Any, example: Any) -> Any:
     if policy.kind == SOMETIMES:
         return chance(key, example, admission.seed) < policy.threshold
     return seen_often(admission.cells, policy, key)
-
-
-@bare_overload(admits)
-def _admits(admission: Any, key: Any, feature: Any, example: Any) -> Any:
-    return _everything if admission.instance_class is Everything else _by_rule
 
 
 @bare_kernel
