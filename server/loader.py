@@ -60,7 +60,7 @@ class Loader:
             "version built",
             model=self._name,
             version=version,
-            keys=len(model.weight),
+            keys=len(model.trie),
             items=len(catalogue),
             fetch_s=round(fetched - began, 3),
             trie_s=round(built - fetched, 3),
@@ -116,11 +116,15 @@ def warm_kernels() -> None:
 
 
 def _synthetic(serving: Serving) -> list[Question]:
-    """Questions that touch a version's memory: known, unknown and spelled-out items, with and without top_k."""
+    """Questions that touch a version's memory: known, unknown and spelled-out items, every variant's own weights."""
     ids = list(islice(serving.catalogue.ids, WARM_CANDIDATES))
     fields: Fields = {field.name: "1" for field in serving.model.plan.request_fields if field.kind != "time"}
     spelled: Fields = {field.name: "1" for field in serving.model.plan.item_fields if field.kind != "time"}
     return [
-        Question(fields, ids, [("spelled out", spelled)], variant=0, top_k=10),
-        Question({}, [*ids, "no such item"], [], variant=0, top_k=None),
+        question
+        for variant in range(len(serving.model.weights))
+        for question in (
+            Question(fields, ids, [("spelled out", spelled)], variant, top_k=10),
+            Question({}, [*ids, "no such item"], [], variant, top_k=None),
+        )
     ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from model_store.artefact import Artefact
@@ -23,14 +24,15 @@ Array = npt.NDArray[Any]
 class Model:
     """A version of a model. Immutable; shared by all threads.
 
-    weight float32[n] and variants uint32[n] are indexed by the trie's slots; bit v of variants: variant v uses the key.
+    weights float32[1, n], or [variants, n] where each variant has its own, and variants uint32[n] are indexed by the
+    trie's slots; bit v of variants: variant v uses the key.
     """
 
     version: int
     spec: ModelSpec
     plan: FeaturePlan
     trie: FlatTrie
-    weight: Array
+    weights: Array
     variants: Array
     halves: Halves
     terms: Terms
@@ -38,7 +40,11 @@ class Model:
 
     @classmethod
     def build(cls, artefact: Artefact, version: int) -> Model:
-        """Build from a verified artefact, sharing its arrays. O(key bytes). Raises ArtefactError for unsorted keys."""
+        """Build from a verified artefact. O(key bytes + weights). Raises ArtefactError for unsorted keys.
+
+        Shares the artefact's arrays, but turns a column of weights a variant into a row, so that a request's reads,
+        which are of one variant, lie together.
+        """
         plan = FeaturePlan.of(artefact.spec)
         trie = FlatTrie.build(artefact.key_data, artefact.key_offsets)
         halves = Halves.of(plan, trie)
@@ -47,7 +53,7 @@ class Model:
             spec=artefact.spec,
             plan=plan,
             trie=trie,
-            weight=artefact.weight,
+            weights=np.ascontiguousarray(np.atleast_2d(artefact.weight.T)),
             variants=artefact.variants,
             halves=halves,
             terms=Terms.of(plan, trie, halves),
@@ -59,10 +65,10 @@ class Model:
         """The group `trie` of the scoring kernels."""
         return self.trie.nodes, self.trie.first_byte, self.trie.key_data
 
-    @cached_property
-    def slots(self) -> tuple[Array, ...]:
-        """The group `slots` of the scoring kernels."""
-        return self.weight, self.variants, self.halves.half
+    def slots(self, variant: int) -> tuple[Array, ...]:
+        """The group `slots` of the scoring kernels, for one variant. O(1). Raises IndexError if there is none such."""
+        own = len(self.weights) > 1
+        return self.weights[variant if own else 0], self.variants, self.halves.half
 
     @cached_property
     def item_id_fields(self) -> tuple[str, ...]:
@@ -75,4 +81,5 @@ class Model:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays. O(1)."""
-        return self.trie.nbytes + self.halves.trie.nbytes + sum(array.nbytes for array in self.slots)
+        by_slot = self.weights.nbytes + self.variants.nbytes + self.halves.half.nbytes
+        return self.trie.nbytes + self.halves.trie.nbytes + by_slot

@@ -65,7 +65,8 @@ class Ranker:
         )
         self._field_names = frozenset(field.name for field in request_fields)
         self._values = np.arange(len(request_fields), dtype=np.int32).reshape(1, -1)
-        self._head = (*model.trie_arrays, *model.slots, model.terms.request, model.terms.mixed)
+        terms = model.terms.request, model.terms.mixed
+        self._heads = tuple((*model.trie_arrays, *model.slots(variant), *terms) for variant in variants)
         self._local = threading.local()
 
     def rank(
@@ -88,7 +89,7 @@ class Ranker:
         scratch = self._scratch(len(rows), others.longest_run)
         top = len(rows) if top_k is None else min(top_k, len(rows))
         arguments = (
-            *self._head, *self._items.arrays(variant), *others.arrays(variant),
+            *self._heads[variant], *self._items.arrays(variant), *others.arrays(variant),
             self._values, *request, rows, variant, top, *scratch,
         )  # fmt: skip
         rank(*arguments)

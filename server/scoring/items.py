@@ -57,7 +57,8 @@ def _own(model: Model, tokens: TokenTable, variants: range) -> Array:
         np.zeros((len(variants), len(tokens.values)), np.float64),
         np.empty(MAX_CROSS_FIELDS, np.int64),
     )
-    sum_items(*model.trie_arrays, *model.slots, model.terms.item, *tokens.arrays, variants.start, choice, own)
+    by_slot = model.weights, model.variants
+    sum_items(*model.trie_arrays, *by_slot, model.terms.item, *tokens.arrays, variants.start, choice, own)
     return own
 
 

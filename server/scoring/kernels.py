@@ -3,7 +3,7 @@
 Arrays travel in groups, each a tuple:
 
     trie     nodes, first_byte, key_data                                       see `server/kernels.py`
-    slots    weight f32[n], variants u32[n], half i32[n]                        see `server/interning/halves.py`
+    slots    weight f32[n] of one variant, variants u32[n], half i32[n]         see `server/interning/halves.py`
     tokens   values i32[rows, fields], value_start, begin, x, text              see `server/scoring/tokens.py`
     items    own f64[rows], codes i32[rows, groups], run_start, run_half, run_x see `server/scoring/items.py`
 
@@ -106,14 +106,16 @@ def _own_sum(trie: Any, slots: Any, terms: Any, tokens: Any, row: Any, variant: 
 
 @bare_kernel
 def sum_items(
-    nodes: Any, first_byte: Any, key_data: Any, weight: Any, variants: Any, half: Any, terms: Any,
+    nodes: Any, first_byte: Any, key_data: Any, weights: Any, variants: Any, terms: Any,
     values: Any, value_start: Any, begin: Any, xs: Any, text: Any, first: Any, choice: Any, own: Any,
 ) -> None:  # fmt: skip
     """Add Σ w·x over the keys that each row's item makes alone to own[v, row], for the variants first + v.
 
-    own f64[variants, rows] is all 0. Each key is walked once for all variants.
+    weights f32[variants, n] has all variants of the model, or one row that they share. own f64[variants, rows] is all
+    0. Each key is walked once for all variants.
     """
     trie, tokens = (nodes, first_byte, key_data), (values, value_start, begin, xs, text)
+    shared = weights.shape[0] == 1
     for row in range(own.shape[1]):
         for term in range(terms.shape[0]):
             going = _first_choice(terms, term, values, row, value_start, choice)
@@ -124,7 +126,7 @@ def sum_items(
                     bits = (np.int64(variants[slot]) & terms[term, MASK]) >> first
                     for v in range(own.shape[0]):
                         if (bits >> v) & 1 != 0:
-                            own[v, row] += weight[slot] * x
+                            own[v, row] += weights[0 if shared else first + v, slot] * x
                 going = _next_choice(terms, term, values, row, value_start, choice)
 
 

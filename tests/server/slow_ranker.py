@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from model_store.artefact import Artefact
 from model_store.features import FeaturePlan
 from model_store.spec import ModelSpec
 from model_store.values import Value
 
-Weights = Mapping[bytes, tuple[float, int]]  # key → weight, variant bits
+# key → its weight, or each variant's own, and the variants' bits
+Weights = Mapping[bytes, tuple[float | tuple[float, ...], int]]
 
 
 def artefact_of(spec: ModelSpec, weights: Weights) -> Artefact:
@@ -19,12 +21,18 @@ def artefact_of(spec: ModelSpec, weights: Weights) -> Artefact:
     return Artefact.from_columns(
         key_data=np.frombuffer(b"".join(keys), np.uint8),
         key_offsets=np.cumsum([0, *map(len, keys)], dtype=np.int64),
-        weight=np.array([weights[key][0] for key in keys], np.float32),
+        weight=own_values(spec, [weights[key][0] for key in keys]),
         variants=np.array([weights[key][1] for key in keys], np.uint32),
-        rate=np.ones(len(keys), np.float32),
+        rate=np.ones_like(own_values(spec, [weights[key][0] for key in keys])),
         spec=spec,
         metrics={},
     )
+
+
+def own_values(spec: ModelSpec, numbers: Sequence[float | tuple[float, ...]]) -> npt.NDArray[np.float32]:
+    """The numbers as an artefact has them: [rows], or [rows, variants] for values = "per_variant"."""
+    own = [len(spec.variants)] if spec.learner.values == "per_variant" else []
+    return np.array(numbers, np.float32).reshape([len(numbers), *own])
 
 
 def slow_score(spec: ModelSpec, weights: Weights, example: Mapping[str, Value], variant: int) -> float:
@@ -32,7 +40,7 @@ def slow_score(spec: ModelSpec, weights: Weights, example: Mapping[str, Value], 
     for key, x, mask in FeaturePlan.of(spec).keys(example):
         weight, bits = weights.get(key, (0.0, 0))
         if (mask & bits) >> variant & 1:
-            total += float(np.float32(weight)) * x
+            total += float(np.float32(weight[variant] if isinstance(weight, tuple) else weight)) * x
     return total
 
 

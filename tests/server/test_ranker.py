@@ -49,6 +49,9 @@ def parse(fields: Mapping[str, Any], crosses: list[list[str]] = [], **more: Any)
     return spec_from_json(json.dumps(document | more))
 
 
+VARIANTS = 3
+
+
 @st.composite
 def specs(draw: st.DrawFn) -> ModelSpec:
     crosses = st.lists(st.sampled_from(CROSSABLE), min_size=2, max_size=4, unique=True)
@@ -56,8 +59,11 @@ def specs(draw: st.DrawFn) -> ModelSpec:
     without = st.lists(
         st.sampled_from([*CROSSABLE, *("*".join(n) for n in some if "hour=*%" not in n)]), max_size=2
     )
-    variants = {"base": {"share": 1}, "plain": {"share": 0, "without": draw(without)}}
-    return parse(FIELDS, some, variants=variants)
+    variants = {"base": {"share": 1}} | {
+        name: {"share": 0, "without": draw(without)} for name in ("plain", "lean")
+    }
+    values = draw(st.sampled_from(["single", "per_variant"]))
+    return parse(FIELDS, some, variants=variants, learner={"values": values})
 
 
 def examples(side: str) -> st.SearchStrategy[dict[str, Value]]:
@@ -73,10 +79,19 @@ def models(draw: st.DrawFn, spec: ModelSpec, known: list[dict[str, Value]]) -> W
     plan = FeaturePlan.of(spec)
     made = {key for example in known for key, _, _ in plan.keys(example)}
     strange = [cross.prefix + rest for cross in plan.crosses for rest in (b"", b"a", b"a*", b"a*b*a*b*a")]
-    weights = st.floats(-2, 2, width=32, allow_subnormal=False)
-    entry = st.one_of(st.none(), st.tuples(weights, st.integers(0, 3)))
+    number = st.floats(-2, 2, width=32, allow_subnormal=False)
+    own = spec.learner.values == "per_variant"
+    weight = st.tuples(*[number] * VARIANTS) if own else number
+    entry = st.one_of(st.none(), st.tuples(weight, st.integers(0, 2**VARIANTS - 1)))
     entries = {key: draw(entry) for key in sorted({*made, *strange})}
-    return {key: found for key, found in entries.items() if found is not None}
+    return {key: (used(*found), found[1]) for key, found in entries.items() if found is not None}
+
+
+def used(weight: float | tuple[float, ...], bits: int) -> float | tuple[float, ...]:
+    """The weight, or each variant's own, 0 for a variant that does not use the key."""
+    if not isinstance(weight, tuple):
+        return weight
+    return tuple(number if bits >> bit & 1 else 0.0 for bit, number in enumerate(weight))
 
 
 @st.composite
@@ -88,7 +103,7 @@ def questions(draw: st.DrawFn) -> tuple[ModelSpec, Weights, dict[str, Value], li
 
 
 @settings(max_examples=200)
-@given(questions(), st.integers(0, 1), st.one_of(st.none(), st.integers(1, 7)))
+@given(questions(), st.integers(0, VARIANTS - 1), st.one_of(st.none(), st.integers(1, 7)))
 def test_scores_and_order_equal_the_slow_ranker(
     question: tuple[ModelSpec, Weights, dict[str, Value], list[dict[str, Value]]],
     variant: int,
