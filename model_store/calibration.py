@@ -1,6 +1,6 @@
 """Calibration: curves that bring a variant's predictions to the click rates that came. Held and applied here.
 
-The trainer fits them (`trainer/watching/calibration.py`), an artefact carries them, the server and `ftrie evaluate`
+The trainer fits them (`trainer/calibration/`), an artefact carries them, the server and `ftrie evaluate`
 apply them. Every curve rises, so that no order of candidates changes. docs/calibration.md tells the whole.
 """
 
@@ -23,7 +23,7 @@ CurveKind = Literal["power", "isotonic"]
 
 MAX_KNOTS = 1024
 SMALLEST_CTR = 1e-12
-LARGEST_CTR = 1.0 - 1e-12
+LARGEST_CTR = 1.0 - 1e-6  # gamma p^kappa may come out beyond 1
 
 
 @dataclass(frozen=True)
