@@ -1,7 +1,8 @@
 """A small shop for the server's tests: a spec, items, users, and models whose weights can be computed again.
 
 A key's weight is drawn from a hash of the key and a seed: two seeds make two models with the same keys, and
-`expected_score` can say what a server must answer without any part of the server.
+`expected_score` can say what a server must answer without any part of the server. With values = "per_variant", each
+variant has another weight of the key.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from model_store.store import Store
 from model_store.values import Value
 
 NAME = "shop"
+VARIANTS = ("base", "plain")
 SPEC = """
 [model]
 name = "shop"
@@ -68,13 +70,15 @@ USERS: dict[str, dict[str, str]] = {
 }
 
 
-def spec() -> ModelSpec:
+def spec(values: str = "single") -> ModelSpec:
     """The shop's spec, resolved."""
-    return parse_spec(SPEC).resolve(["click", "device", *parse_spec(SPEC).fields])
+    parsed = parse_spec(f'{SPEC}[learner]\nvalues = "{values}"\n')
+    return parsed.resolve(["click", "device", *parsed.fields])
 
 
-def weight(key: bytes, seed: int) -> float:
-    """The weight of a key in the model `seed`, in [-1, 1], as float32 holds it."""
+def weight(key: bytes, seed: int, variant: int | None = None) -> float:
+    """The weight of a key in the model `seed`, in [-1, 1], as float32 holds it; or a variant's own weight of it."""
+    key = key if variant is None else b"%d:%b" % (variant, key)
     number = int.from_bytes(hashlib.blake2b(key, key=b"%d" % seed, digest_size=4).digest(), "big")
     return float(np.float32(number / 2**31 - 1.0))
 
@@ -90,38 +94,49 @@ def masks() -> dict[bytes, int]:
     return {key: found[key] for key in sorted(found) if hashlib.blake2b(key).digest()[0] % 7}
 
 
-def artefact(seed: int = 1) -> Artefact:
+def artefact(seed: int = 1, values: str = "single") -> Artefact:
     """The model `seed`."""
     keys = list(masks())
     data = b"".join(keys)
+    if values == "single":
+        weights = np.array([weight(key, seed) for key in keys], np.float32)
+    else:
+        used = [[mask >> v & 1 for v in range(len(VARIANTS))] for mask in masks().values()]
+        own = [[weight(key, seed, v) for v in range(len(VARIANTS))] for key in keys]
+        weights = np.array(own, np.float32) * np.array(used, np.float32)
     return Artefact.from_columns(
         key_data=np.frombuffer(data, np.uint8).copy(),
         key_offsets=np.cumsum([0, *map(len, keys)]).astype(np.int64),
-        weight=np.array([weight(key, seed) for key in keys], np.float32),
+        weight=weights,
         variants=np.array(list(masks().values()), np.uint32),
-        rate=np.full(len(keys), 0.1, np.float32),
-        spec=spec(),
+        rate=np.full_like(weights, 0.1),
+        spec=spec(values),
         metrics={},
     )
 
 
-def expected_score(example: Mapping[str, Value], variant: int, seed: int = 1) -> float:
+def expected_score(
+    example: Mapping[str, Value], variant: int, seed: int = 1, values: str = "single"
+) -> float:
     """The sum of the weights of an example's keys in the model `seed`, as its definition says."""
     keys = FeaturePlan.of(spec()).keys(example)
-    return sum(weight(key, seed) * x for key, x, mask in keys if mask >> variant & 1 and key in masks())
+    whose = None if values == "single" else variant
+    return sum(
+        weight(key, seed, whose) * x for key, x, mask in keys if mask >> variant & 1 and key in masks()
+    )
 
 
-def fill(store: Store, seed: int = 1) -> int:
+def fill(store: Store, seed: int = 1, values: str = "single") -> int:
     """Publish and activate the model `seed`, with users, items and a candidate set. Returns the version."""
     store.records.put_users(USERS.items())
     store.records.put_items(ITEMS.items())
     store.records.put_candidates("front page", ["item-3", "item-1", "item-2"])
-    return publish(store, seed)
+    return publish(store, seed, values)
 
 
-def publish(store: Store, seed: int) -> int:
+def publish(store: Store, seed: int, values: str = "single") -> int:
     """Publish and activate the model `seed`. Returns the version."""
     versions = store.model(NAME)
-    version = versions.publish(artefact(seed))
+    version = versions.publish(artefact(seed, values))
     versions.activate(version)
     return version

@@ -41,6 +41,13 @@ def test_nothing_is_compiled_after_warm_up(tmp_path: Path) -> None:
     )
     assert ranking.ids == ["1"]
     assert ranking.score == [3.0]
+    own = parse(FIELDS, learner={"values": "per_variant"}, variants={"a": {}, "b": {}})
+    owning = Model.build(artefact_of(own, {b"bias": ((0.5, 0.25), 3), b"brand=b": ((0.5, 0.0), 1)}), 1)
+    ranker = Ranker(owning, Catalogue.build(owning.plan, [("1", {"brand": "b"})]))
+    assert [ranker.rank({}, ["1"], [("2", {})], variant).score for variant in (0, 1)] == [
+        [1.0, 0.5],
+        [0.25, 0.25],
+    ]
     model.trie.save(tmp_path / "keys.trie")
     for mmap in (True, False):
         loaded = FlatTrie.load(tmp_path / "keys.trie", mmap=mmap)
