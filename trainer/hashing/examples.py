@@ -5,7 +5,6 @@ Knows the spec and the columns; knows nothing of the table or the learner.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +16,15 @@ import pyarrow as pa
 from model_store.cells import addresses, parse_labels, parse_weights
 from model_store.columns import TokenColumn, token_columns
 from model_store.features import FeaturePlan
-from model_store.kernels import digest_columns, hash_keys, prefix_state
-from model_store.keys import BIAS, MAX_KEY_BYTES
+from model_store.kernels import digest_columns
+from model_store.keys import MAX_KEY_BYTES
 from model_store.spec import ModelSpec
 from model_store.spec_sections import MAX_CROSS_FIELDS
+from trainer.admission.rules import FeatureRules
 from trainer.hashing import kernels
-from trainer.hashing.kernels import KeyRules, TokenLayout
+from trainer.hashing.compiled import cross_fields, key_prefixes, key_rules, value_rules
+from trainer.hashing.compiled import prefix_table as prefix_table
+from trainer.hashing.kernels import TokenBytes, TokenLayout
 from trainer.kernels import HashedRows
 from trainer.rejects import Reject
 from trainer.sources import Position, RowBatch
@@ -48,24 +50,19 @@ class Examples:
 
 
 class ExampleMaker:
-    """Compiles a resolved spec's layout once, then turns batches into examples."""
+    """Compiles a resolved spec's layout once, then turns batches into examples.
+
+    prefixes: of the owners of keys (the bias, fields, crosses); rules.masks, feature_rules: indexed by feature number.
+    """
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
         self.plan = FeaturePlan.of(spec)
-        fields, crosses = self.plan.fields, self.plan.crosses
-        self.prefixes = [BIAS, *(f.prefix for f in fields), *(c.prefix for c in crosses)]
-        self.crosses = np.full((len(crosses), MAX_CROSS_FIELDS), -1, np.int64)
-        for row, cross in zip(self.crosses, crosses, strict=True):
-            row[: len(cross.fields)] = [field.index for field in cross.fields]
-        self.rules = KeyRules(
-            bias=_hash(BIAS),
-            states=np.array([_state(prefix) for prefix in self.prefixes[1:]], np.uint64),
-            raw=np.array([field.kind == "raw" for field in fields], np.uint8),
-            masks=np.array(
-                [self.plan.all_variants, *(f.mask for f in fields), *(c.mask for c in crosses)], np.uint32
-            ),
-        )
+        self.prefixes = key_prefixes(self.plan)
+        self.feature_rules = FeatureRules.of(spec, self.plan)
+        self.rules = key_rules(self.plan, self.feature_rules.owner)
+        self._value_rules = value_rules(self.feature_rules, len(self.prefixes))
+        self._crosses = cross_fields(self.plan)
 
     def make(self, batch: RowBatch) -> Examples:
         """Hash a batch. Rows with a bad value are left out and named in `rejects`, those of the reader among them."""
@@ -84,9 +81,12 @@ class ExampleMaker:
         rows = _good_rows(batch.rows, bad)
         tokens = self._lay_out(columns, batch.rows)
         hashed = self._assemble(rows, labels[rows], weights[rows] if weights.size else weights, tokens)
+        self._set_apart(rows, hashed, tokens, columns)
         rejects = tuple(Reject(batch.file, int(batch.lines[row]), bad[row]) for row in bad)
         texts = [column.text for column in columns]
-        return Examples(rows, hashed, tokens, texts, _in_order(batch.rejects + rejects), batch.rows, batch.stop)
+        return Examples(
+            rows, hashed, tokens, texts, _in_order(batch.rejects + rejects), batch.rows, batch.stop
+        )
 
     def _lay_out(self, columns: Sequence[TokenColumn], rows: int) -> TokenLayout:
         dense = [i for i, column in enumerate(columns) if column.starts is None]
@@ -106,7 +106,7 @@ class ExampleMaker:
         for place, index in enumerate(lists):
             starts[place] = _starts_of(columns[index])
         values = self._values(columns, base, digests)
-        return TokenLayout(digests, values, base, list_of, starts, self.crosses)
+        return TokenLayout(digests, values, base, list_of, starts, self._crosses, self.feature_rules.owner)
 
     def _digest(self, chosen: Sequence[int], columns: Sequence[TokenColumn], out: Any) -> None:
         if chosen and out.shape[1]:
@@ -144,6 +144,15 @@ class ExampleMaker:
         )
         kernels.assemble(rows, tokens, self.rules, hashed, np.empty(MAX_CROSS_FIELDS, np.int64))
         return hashed
+
+    def _set_apart(
+        self, rows: Any, hashed: HashedRows, tokens: TokenLayout, columns: Sequence[TokenColumn]
+    ) -> None:
+        """Number the keys apart that a rule names by more than their field or cross."""
+        if self._value_rules is not None:
+            places = TokenBytes(*addresses([column.text for column in columns]))
+            picked = np.empty(MAX_CROSS_FIELDS, np.int64)
+            kernels.set_apart(rows, hashed, tokens, places, self._value_rules, picked)
 
     def _note_long_crosses(self, bad: dict[int, str], columns: Sequence[TokenColumn], rows: int) -> None:
         """Crosses whose key would be over the limit: looked at one row at a time, where the batch could hold one."""
@@ -198,25 +207,5 @@ def _in_order(rejects: Sequence[Reject]) -> tuple[Reject, ...]:
     return tuple(sorted(rejects, key=lambda reject: reject.line))
 
 
-def _bytes(text: bytes) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(text, np.uint8).copy()
-
-
-def _state(prefix: bytes) -> np.uint64:
-    return np.uint64(prefix_state(_bytes(prefix)))
-
-
-def _hash(key: bytes) -> np.uint64:
-    out = np.empty(1, np.uint64)
-    hash_keys(_bytes(key), np.array([0, len(key)], np.int64), out)
-    return np.uint64(out[0])
-
-
 def _digest_of_nothing() -> np.uint64:
     return np.uint64(kernels.digest_of_nothing())
-
-
-def prefix_table(prefixes: Sequence[bytes]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """All prefixes end to end, and where each begins: the form in which `write_keys` takes them."""
-    starts = np.array([0, *itertools.accumulate(len(prefix) for prefix in prefixes)], np.int64)
-    return _bytes(b"".join(prefixes)), starts

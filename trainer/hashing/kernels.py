@@ -3,7 +3,8 @@
 Layout of a batch of tokens (made by `examples.py`): field f's tokens begin at `base[f]` of `digests`. A dense field
 (`list_of[f]` = -1) has one place a row, with digest 0 where the value is absent; a list field has the places
 `starts[list_of[f], r]` to `starts[list_of[f], r + 1]` of row r, all present. Features are numbered: 0 the bias, then
-the fields, then the crosses.
+the fields, then the crosses; a field's or cross's keys that a rule sets apart have numbers behind these, and the field
+or cross is their owner.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _STAR = np.uint8(0x2A)
 class TokenLayout(NamedTuple):
     """A batch's tokens, as above: digests uint64, values float64 (a token's x, or empty where every x is 1).
 
-    base, list_of: int64[fields]; starts: int32[lists, rows + 1]; crosses: int64[crosses, 4], padded with -1.
+    base, list_of: int64[fields]; starts: int32[lists, rows + 1]; crosses: int64[crosses, 4], padded with -1; owner:
+    int64[features], the bias, field or cross that a feature belongs to.
     """
 
     digests: Any
@@ -31,6 +33,7 @@ class TokenLayout(NamedTuple):
     list_of: Any
     starts: Any
     crosses: Any
+    owner: Any
 
 
 class KeyRules(NamedTuple):
@@ -44,6 +47,26 @@ class KeyRules(NamedTuple):
     states: Any
     raw: Any
     masks: Any
+
+
+class ValueRules(NamedTuple):
+    """Beginnings of values, by owner: those of owner o stand from first[o] to first[o + 1], the longest first.
+
+    first: int64[owners + 1]; features: uint16, the number of a key that begins so; text: uint8, the beginnings end to
+    end; starts: int64, where each begins in it, and its end.
+    """
+
+    first: Any
+    features: Any
+    text: Any
+    starts: Any
+
+
+class TokenBytes(NamedTuple):
+    """Where the bytes of tokens lie: int64[fields], addresses of each column's bytes and of its int32 offsets."""
+
+    data: Any
+    offsets: Any
 
 
 @bare_inline
@@ -139,6 +162,79 @@ def put(out: Any, at: Any, feature: Any, key: Any, x: Any) -> Any:
     return at + 1
 
 
+@bare_inline
+def tokens_of(tokens: Any, owner: Any, row: Any, ordinal: Any, picked: Any) -> Any:
+    """Put the tokens of the `ordinal`-th key of an owner in a row into `picked`; return how many. None: the bias."""
+    if owner == 0:
+        return 0
+    fields = tokens.base.size
+    if owner > fields:
+        return pick(tokens, owner - 1 - fields, row, ordinal, picked)
+    picked[0] = token_range(tokens, owner - 1, row)[0] + ordinal
+    return 1
+
+
+@bare_inline
+def token_bytes(tokens: Any, owner: Any, part: Any, token: Any, places: Any) -> Any:
+    """The address of a token's bytes, and of their end."""
+    fields = tokens.base.size
+    field = owner - 1 if owner <= fields else tokens.crosses[owner - 1 - fields, part]
+    place = places.offsets[field] + 4 * (token - tokens.base[field])
+    data = places.data[field]
+    return data + np.int64(load_i32(place)), data + np.int64(load_i32(place + 4))
+
+
+@bare_kernel
+def set_apart(rows: Any, hashed: Any, tokens: Any, places: Any, rules: Any, picked: Any) -> None:
+    """Give keys that begin as a value rule says that rule's feature number; the longest rule wins.
+
+    rows: int32[m]; hashed: `HashedRows`, whose features are the owners' and are rewritten; tokens: `TokenLayout`;
+    places: `TokenBytes`; rules: `ValueRules`; picked: int64[4], room for a cross's tokens.
+    """
+    for index in range(rows.size):
+        position, stop = hashed.starts[index], hashed.starts[index + 1]
+        while position < stop:
+            owner = np.int64(hashed.features[position])
+            ordinal = 0
+            while position < stop and hashed.features[position] == owner:
+                if rules.first[owner] < rules.first[owner + 1]:
+                    size = tokens_of(tokens, owner, rows[index], ordinal, picked)
+                    rule = longest_rule(tokens, owner, picked, size, places, rules)
+                    if rule >= 0:
+                        hashed.features[position] = rules.features[rule]
+                ordinal += 1
+                position += 1
+
+
+@bare_inline
+def longest_rule(tokens: Any, owner: Any, picked: Any, size: Any, places: Any, rules: Any) -> Any:
+    """The first rule of the owner that the key of these tokens begins with, or -1."""
+    for rule in range(rules.first[owner], rules.first[owner + 1]):
+        if begins_with(tokens, owner, picked, size, places, rules, rule):
+            return rule
+    return -1
+
+
+@bare_inline
+def begins_with(tokens: Any, owner: Any, picked: Any, size: Any, places: Any, rules: Any, rule: Any) -> Any:
+    """Whether the tokens' bytes, joined by `*`, begin with the rule's text."""
+    at, end = rules.starts[rule], rules.starts[rule + 1]
+    for part in range(size):
+        if at < end and part > 0:
+            if rules.text[at] != _STAR:
+                return False
+            at += 1
+        address, stop = token_bytes(tokens, owner, part, picked[part], places)
+        while at < end and address < stop:
+            if rules.text[at] != load_u8(address):
+                return False
+            at += 1
+            address += 1
+        if at == end:
+            return True
+    return False
+
+
 @bare_kernel
 def key_tokens(added: Any, rows: Any, hashed: Any, tokens: Any, found: Any, picked: Any) -> None:
     """Find the tokens that make up newly admitted keys.
@@ -151,22 +247,13 @@ def key_tokens(added: Any, rows: Any, hashed: Any, tokens: Any, found: Any, pick
         position = added[new]
         while hashed.starts[index + 1] <= position:
             index += 1
-        feature = np.int64(hashed.features[position])
-        ordinal = 0
-        while (
-            position - ordinal > hashed.starts[index] and hashed.features[position - ordinal - 1] == feature
-        ):
-            ordinal += 1
+        owner = tokens.owner[hashed.features[position]]
+        before = position
+        while before > hashed.starts[index] and tokens.owner[hashed.features[before - 1]] == owner:
+            before -= 1
+        size = tokens_of(tokens, owner, rows[index], position - before, picked)
         for part in range(4):
-            found[new, part] = -1
-        if feature == 0:
-            continue
-        if feature <= tokens.base.size:
-            found[new, 0] = token_range(tokens, feature - 1, rows[index])[0] + ordinal
-            continue
-        size = pick(tokens, feature - 1 - tokens.base.size, rows[index], ordinal, picked)
-        for part in range(size):
-            found[new, part] = picked[part]
+            found[new, part] = picked[part] if part < size else -1
 
 
 @bare_kernel
@@ -182,39 +269,38 @@ def write_keys(
     arena: Any,
     at: Any,
 ) -> Any:
-    """Append keys' bytes to the arena as (uint16 length, bytes); return the new end, or -1 where room is short.
+    """Append keys to the arena as (uint16 length, uint16 feature, bytes); return the new end, or -1 if room is short.
 
     found: int64[k, 4], what `key_tokens` found; data, offsets: int64[fields], addresses of token bytes and of int32
-    offsets; prefixes: uint8, all prefixes end to end (`bias` first), prefix_starts: int64[features + 1].
+    offsets; prefixes: uint8, all prefixes end to end (`bias` first), prefix_starts: int64[owners + 1].
     """
-    fields = tokens.base.size
+    places = TokenBytes(data, offsets)
     for new in range(added.size):
-        feature = np.int64(features[added[new]])
+        owner = tokens.owner[features[added[new]]]
         begin = at
-        at += 2
-        if at + prefix_starts[feature + 1] - prefix_starts[feature] > arena.size:
+        at += 4
+        if at + prefix_starts[owner + 1] - prefix_starts[owner] > arena.size:
             return -1
-        for position in range(prefix_starts[feature], prefix_starts[feature + 1]):
+        for position in range(prefix_starts[owner], prefix_starts[owner + 1]):
             arena[at] = prefixes[position]
             at += 1
         for part in range(4):
             if found[new, part] < 0:
                 break
-            field = feature - 1 if feature <= fields else tokens.crosses[feature - 1 - fields, part]
-            place = found[new, part] - tokens.base[field]
-            start = np.int64(load_i32(offsets[field] + 4 * place))
-            stop = np.int64(load_i32(offsets[field] + 4 * (place + 1)))
+            start, stop = token_bytes(tokens, owner, part, found[new, part], places)
             if at + stop - start + 1 > arena.size:
                 return -1
             if part > 0:
                 arena[at] = _STAR
                 at += 1
-            for address in range(data[field] + start, data[field] + stop):
+            for address in range(start, stop):
                 arena[at] = load_u8(address)
                 at += 1
-        length = at - begin - 2
+        length = at - begin - 4
         arena[begin] = np.uint8(length & 0xFF)
         arena[begin + 1] = np.uint8(length >> 8)
+        arena[begin + 2] = np.uint8(features[added[new]] & 0xFF)
+        arena[begin + 3] = np.uint8(features[added[new]] >> 8)
     return at
 
 
