@@ -84,7 +84,7 @@ def with_variants(spec: ModelSpec, variants: dict[str, Variant]) -> ModelSpec:
     return spec.model_copy(update={"variants": variants})
 
 
-@pytest.mark.parametrize("section", learners())
+@pytest.mark.parametrize("section", list(learners()))
 def test_variants_alike_share_one_value_or_have_equal_ones(section):
     alike = {name: Variant(share=0.5) for name in ("a", "b")}
     alone, one = by_kernel(with_variants(spec_of(section, 1), {"a": Variant(share=1.0)}), ROWS)
@@ -95,7 +95,7 @@ def test_variants_alike_share_one_value_or_have_equal_ones(section):
             assert weights[key] == pytest.approx((weight,) * len(weights[key]), rel=TOLERANCE, abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("section", learners())
+@pytest.mark.parametrize("section", list(learners()))
 def test_a_variant_with_a_value_of_its_own_learns_as_if_it_were_alone(section):
     variants = dict(shop_spec(3).variants)
     own: list[dict[str, float]] = [{}, {"alpha": 0.1, "beta": 1.3}, {"alpha": 0.7}]

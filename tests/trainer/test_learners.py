@@ -82,12 +82,12 @@ def assert_same(spec, rows):
 
 
 @pytest.mark.parametrize("values", ["single", "per_variant"])
-@pytest.mark.parametrize("section", sections())
+@pytest.mark.parametrize("section", list(sections()))
 def test_a_kernel_equals_its_dense_textbook(section, values):
     assert_same(spec_of(section, 3, values), gappy_rows(300, 11))
 
 
-@pytest.mark.parametrize("section", sections())
+@pytest.mark.parametrize("section", list(sections()))
 def test_a_kernel_of_one_variant_equals_its_dense_textbook(section):
     for seed in (1, 2):
         assert_same(spec_of(section, 1), gappy_rows(300, seed))
@@ -105,7 +105,7 @@ def test_the_cases_above_cut_weights_and_keep_others(algorithm):
 
 
 @pytest.mark.parametrize("values", ["single", "per_variant"])
-@pytest.mark.parametrize("section", sections())
+@pytest.mark.parametrize("section", list(sections()))
 def test_batch_boundaries_change_no_bit_of_any_learner(section, values):
     rows = gappy_rows(150, 6)
     spec = spec_of(section, 3, values)

@@ -79,9 +79,10 @@ def parameters_of(learner: LearnerSection, own: Mapping[str, float]) -> Paramete
 def weights_of(model: LearningModel) -> Weights:
     """Every key's weight in each variant that uses it, at the end."""
     keys = model.table.keys()
-    data, weights = keys.data.tobytes(), model.weights()
+    data, weights = keys.data.tobytes(), model.coordinates.weights(keys)
     found = {}
-    for index, slot in enumerate(keys.slots):
+    for index, mask in enumerate(model.coordinates.masks_of(keys).tolist()):
+        users = [variant for variant in range(len(model.spec.variants)) if mask >> variant & 1]
         key = data[keys.offsets[index] : keys.offsets[index + 1]]
-        found[key] = tuple(np.atleast_1d(weights[slot]).tolist())
+        found[key] = tuple(float(weights[index, variant if weights.shape[1] > 1 else 0]) for variant in users)
     return found
