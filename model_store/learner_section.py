@@ -102,6 +102,10 @@ class LearnerSection(Section):
     subsample: Subsample | None = None
     seed: int = Field(default=1, ge=0, lt=2**63)
 
+    def takes(self, regularizer: str) -> bool:
+        """Whether the algorithm knows this regularizer, l1 or l2."""
+        return regularizer in _REGULARIZERS[self.algorithm]
+
     @property
     def ttl_rows(self) -> int | None:
         """Time to live as a number of rows, if it is one."""
@@ -139,7 +143,7 @@ class LearnerSection(Section):
     @model_validator(mode="after")
     def _regularizers_fit(self) -> Self:
         for name in ("l1", "l2"):
-            if getattr(self, name) and name not in _REGULARIZERS[self.algorithm]:
+            if getattr(self, name) and not self.takes(name):
                 having = ", ".join(a for a, names in _REGULARIZERS.items() if name in names)
                 raise ValueError(
                     f'{name} does not belong to algorithm = "{self.algorithm}"; it belongs to {having}'

@@ -77,6 +77,15 @@ class ModelSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _rules_fit_the_learner(self) -> Self:
+        for prefix, rule in self.rules.items():
+            if rule.l1 is not None and not self.learner.takes("l1"):
+                raise ValueError(
+                    f'rules."{prefix}".l1: l1 does not belong to algorithm = "{self.learner.algorithm}"; leave it out'
+                )
+        return self
+
+    @model_validator(mode="after")
     def _ttl_has_a_clock(self) -> Self:
         if self.learner.ttl_seconds is not None and self.input.timestamp is None:
             raise ValueError(
@@ -88,6 +97,7 @@ class ModelSpec(Section):
     def _crosses_are_sound(self) -> Self:
         if self.fields:
             check_crosses(self)
+            check_calibration(self)
         return self
 
     def resolve(self, columns: Sequence[str]) -> ModelSpec:
@@ -110,6 +120,7 @@ class ModelSpec(Section):
             )
         resolved = self.model_copy(update={"fields": fields})
         check_crosses(resolved)
+        check_calibration(resolved)
         return resolved
 
     def wanted_columns(self) -> tuple[str, ...]:
@@ -129,6 +140,10 @@ class ModelSpec(Section):
         yield "input.label", self.input.label
         if self.input.weight is not None:
             yield "input.weight", self.input.weight
+        if self.input.request is not None:
+            yield "input.request", self.input.request
+        if self.input.timestamp is not None and self.learner.ttl_seconds is not None:
+            yield "input.timestamp", self.input.timestamp
         for name, field in fields.items():
             yield f"fields.{name}", field.column or name
 
@@ -177,6 +192,24 @@ def check_crosses(spec: ModelSpec) -> None:
                     f"fields: {', '.join(spec.fields)}; crosses: "
                     f"{', '.join('*'.join(c.fields) for c in spec.crosses) or 'none'}"
                 )
+
+
+def check_calibration(spec: ModelSpec) -> None:
+    """Raise SpecError unless `calibration.by` is a field with one value at most, the same for a request's items."""
+    by = spec.calibration.by
+    if by is None:
+        return
+    field = spec.fields.get(by)
+    if field is None:
+        raise SpecError(f"calibration.by: no field {by!r}; fields: {', '.join(spec.fields)}")
+    if field.side == "item":
+        raise SpecError(
+            f"calibration.by: {by!r} is a field of the item; expected one of the user's or the context's side"
+        )
+    if field.kind in ("set", "raw") or (field.kind == "number" and field.bucket is None):
+        raise SpecError(
+            f"calibration.by: {by!r} is of kind {field.kind!r}; expected a category, a time, or a number in buckets"
+        )
 
 
 def parse_spec(text: str, source: str = "spec") -> ModelSpec:
