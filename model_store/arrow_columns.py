@@ -30,7 +30,7 @@ JSON_COLUMNS = [
 
 
 def columns(*, compact: bool, width: int | None, from_json: bool) -> list[pa.Field]:
-    """The columns of a model: weights in 16 bits or 32, in lists of `width` or (None) single, with or without JSON's."""
+    """The columns of a model: weights in 16 bits or 32, single or (`width`) in lists, with JSON's or without."""
     key, weight, *rest = COLUMNS
     fields = [key, COMPACT_WEIGHT if compact else weight, *rest]
     if width is not None:

@@ -7,8 +7,8 @@ apply them. Every curve rises, so that no order of candidates changes. docs/cali
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, cast
@@ -84,6 +84,10 @@ class Calibration:
             return None
         found = curves.values.get(value) if value is not None else None
         return curves.whole if found is None else found
+
+    def of_variants(self, names: Collection[str]) -> Calibration:
+        """The same curves, of these variants only."""
+        return replace(self, variants={name: c for name, c in self.variants.items() if name in names})
 
     def to_json(self) -> str:
         """Canonical JSON: the same curves give the same text. A value's bytes that are not UTF-8 are surrogates."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from model_store import load_cli
+from model_store import inspect_cli, load_cli
 from model_store.terminal import (
     DEFAULT_STORE,
     JsonOption,
@@ -17,11 +17,6 @@ from model_store.terminal import (
     print_table,
     progress,
 )
-
-if TYPE_CHECKING:
-    from model_store.artefact import Artefact
-    from model_store.manifest import Manifest
-    from model_store.model_versions import ModelVersions
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")]
 ModelFile = Annotated[
@@ -41,7 +36,7 @@ def register(app: typer.Typer) -> None:
     store.command("activate", epilog="Example: ftrie store activate ads 7")(activate)
     store.command("rollback", epilog="Example: ftrie store rollback ads")(rollback)
     store.command("gc", epilog="Example: ftrie store gc ads --keep 3 --dry-run")(gc)
-    store.command("inspect", epilog="Example: ftrie store inspect ads")(inspect)
+    inspect_cli.register(store)
     store.command("import", epilog="Example: ftrie store import ads model.json --spec ads.toml")(import_)
     store.command("export", epilog="Example: ftrie store export ads model.arrow --version 7")(export)
     load_cli.register(store)
@@ -137,25 +132,6 @@ def gc(
         print(f"{model}: {'would delete' if dry_run else 'deleted'} {listed}")
 
 
-def inspect(
-    model: Model,
-    version: Annotated[
-        int | None, typer.Argument(metavar="VERSION", min=1, help="By default the active one.")
-    ] = None,
-    top: Annotated[int, typer.Option(min=0, metavar="N", help="How many of the heaviest keys.")] = 10,
-    store: StoreOption = DEFAULT_STORE,
-    as_json: JsonOption = False,
-) -> None:
-    """Show a version: its manifest, metrics, keys per field and heaviest keys."""
-    from model_store.store import Store
-
-    with Store.open(store) as opened:
-        versions = opened.model(model)
-        manifest = versions.manifest(_chosen(versions, version))
-        artefact = versions.fetch(manifest.version)
-    (_inspected_as_json if as_json else _inspected)(model, manifest, artefact, top)
-
-
 def import_(
     model: Model,
     file: ModelFile,
@@ -193,18 +169,28 @@ def export(
     version: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Which version; by default the active one.")
     ] = None,
+    variant: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Only this variant, as a model of its own; .json needs it where each variant has its own weights.",
+        ),
+    ] = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
     """Write a published version to a file."""
     from model_store.model_files import check_ending, write_model
     from model_store.store import Store
+    from model_store.variant_weights import one_variant
 
     check_ending(file)
     with Store.open(store) as opened:
         versions = opened.model(model)
-        chosen = _chosen(versions, version)
+        chosen = versions.active_or_fail() if version is None else version
         artefact = versions.fetch(chosen)
+    if variant is not None:
+        artefact = one_variant(artefact, variant)
     write_model(artefact, file)
     if as_json:
         print_json({"model": model, "version": chosen, "rows": artefact.rows, "file": str(file)})
@@ -212,66 +198,8 @@ def export(
         print(f"{model}: wrote version {chosen}, {artefact.rows:,} keys, to {file}")
 
 
-def _chosen(versions: ModelVersions, version: int | None) -> int:
-    return versions.active_or_fail() if version is None else version
-
-
 def _say_active(model: str, version: int, before: int | None, as_json: bool) -> None:
     if as_json:
         print_json({"model": model, "active": version, "before": before})
     else:
         print(f"{model}: version {version} is active" + (f" (before: {before})" if before else ""))
-
-
-def _inspected(model: str, manifest: Manifest, artefact: Artefact, top: int) -> None:
-    from model_store.inspection import heaviest, summaries
-
-    tables: list[tuple[list[str], list[list[Any]]]] = [
-        (["manifest", model], [[name, str(value)] for name, value in _facts(manifest).items()]),
-        *(
-            (["metric", variant], [[name, value] for name, value in values.items()])
-            for variant, values in manifest.metrics.items()
-        ),
-        (
-            ["field or cross", "keys", "sum |w|", "max |w|"],
-            [[each.name, each.keys, each.weight_sum, each.heaviest] for each in summaries(artefact)],
-        ),
-        (
-            ["key", "weight", "variants"],
-            [[each.key, each.weight, ", ".join(each.variants)] for each in heaviest(artefact, top)],
-        ),
-    ]
-    for columns, rows in tables:
-        print_table(columns, rows)
-        print()
-
-
-def _inspected_as_json(model: str, manifest: Manifest, artefact: Artefact, top: int) -> None:
-    from dataclasses import asdict
-
-    from model_store.inspection import heaviest, summaries
-    from model_store.manifest import plain_metrics
-
-    print_json(
-        {
-            "model": model,
-            **_facts(manifest),
-            "metrics": plain_metrics(manifest.metrics),
-            "keys": [asdict(each) for each in summaries(artefact)],
-            "top": [asdict(each) for each in heaviest(artefact, top)],
-        }
-    )
-
-
-def _facts(manifest: Manifest) -> dict[str, Any]:
-    return {
-        "version": manifest.version,
-        "rows": manifest.rows,
-        "bytes": manifest.size,
-        "chunks": manifest.chunks,
-        "sha256": manifest.sha256,
-        "spec_sha256": manifest.spec_sha256,
-        "parent": manifest.parent,
-        "created": manifest.created.isoformat(),
-        "format": manifest.format,
-    }

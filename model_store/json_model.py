@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from model_store.artefact import Artefact, JsonSource
-from model_store.errors import ArtefactError
+from model_store.errors import ArtefactError, SpecError
 from model_store.key_ranges import key_ranges
 from model_store.keys import MAX_KEY_BYTES
 from model_store.spec import ModelSpec
@@ -86,8 +86,13 @@ def render(artefact: Artefact) -> bytes:
 
     An imported model comes out as it came in. Of a model trained here, type is the model's name and fid the
     field or cross a key belongs to. Key bytes that are not UTF-8 become lone surrogates (Python's
-    surrogateescape).
+    surrogateescape). Raises SpecError for a model whose variants have their own weights: there is one value a key.
     """
+    if artefact.per_variant:
+        raise SpecError(
+            f"the variants of {artefact.spec.model.name} have a weight of a key each, and the JSON form has one "
+            f"value a key: choose one by --variant {'|'.join(artefact.spec.variants)}"
+        )
     source = artefact.source
     kind = artefact.spec.model.name if source is None else source.type
     return f'{{"list": [\n{_joined(_entries(artefact))}\n], "type": {quoted(kind)}}}\n'.encode("ascii")

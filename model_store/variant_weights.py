@@ -93,6 +93,9 @@ def _of_rows(
         spec=spec,
         metrics=metrics,
         source=artefact.source if kept.all() else None,
+        calibration=None
+        if artefact.calibration is None
+        else artefact.calibration.of_variants([*spec.variants]),
     )
 
 

@@ -1,0 +1,103 @@
+"""`ftrie store inspect`: a published version as tables or as JSON. `inspection` says what is worth showing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from model_store.terminal import DEFAULT_STORE, JsonOption, StoreOption, print_json, print_table
+
+if TYPE_CHECKING:
+    from model_store.artefact import Artefact
+    from model_store.inspection import WeightedKey
+    from model_store.manifest import Manifest
+
+Table = tuple[list[str], list[list[Any]]]
+
+
+def register(store: typer.Typer) -> None:
+    """Add `ftrie store inspect`."""
+    store.command("inspect", epilog="Example: ftrie store inspect ads")(inspect)
+
+
+def inspect(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")],
+    version: Annotated[
+        int | None, typer.Argument(metavar="VERSION", min=1, help="By default the active one.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=0, metavar="N", help="How many of the heaviest keys.")] = 10,
+    variant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only what this variant uses and weighs.")
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a version: its manifest, metrics, keys per field and heaviest keys."""
+    from model_store.store import Store
+    from model_store.variant_weights import one_variant
+
+    with Store.open(store) as opened:
+        versions = opened.model(model)
+        manifest = versions.manifest(versions.active_or_fail() if version is None else version)
+        artefact = versions.fetch(manifest.version)
+    if variant is not None:
+        artefact = one_variant(artefact, variant)
+    (_as_json if as_json else _as_tables)(model, manifest, artefact, top)
+
+
+def _as_tables(model: str, manifest: Manifest, artefact: Artefact, top: int) -> None:
+    from model_store.inspection import heaviest, summaries
+
+    summed = [[each.name, each.keys, each.weight_sum, each.heaviest] for each in summaries(artefact)]
+    tables: list[Table] = [
+        (["manifest", model], [[name, str(value)] for name, value in _facts(manifest).items()]),
+        *(
+            (["metric", variant], [[name, value] for name, value in values.items()])
+            for variant, values in artefact.metrics.items()
+        ),
+        (["field or cross", "keys", "sum |w|", "max |w|"], summed),
+        _heaviest(artefact, heaviest(artefact, top)),
+    ]
+    for columns, rows in tables:
+        print_table(columns, rows)
+        print()
+
+
+def _heaviest(artefact: Artefact, keys: list[WeightedKey]) -> Table:
+    """A column of weights, or where each variant has its own one for each; empty where it does not use the key."""
+    if not artefact.per_variant:
+        return ["key", "weight", "variants"], [[k.key, k.weight, ", ".join(k.variants)] for k in keys]
+    names = list(artefact.spec.variants)
+    return ["key", *names], [[k.key, *(k.weights.get(name, "") for name in names)] for k in keys]
+
+
+def _as_json(model: str, manifest: Manifest, artefact: Artefact, top: int) -> None:
+    from dataclasses import asdict
+
+    from model_store.inspection import heaviest, summaries
+    from model_store.manifest import plain_metrics
+
+    print_json(
+        {
+            "model": model,
+            **_facts(manifest),
+            "metrics": plain_metrics(artefact.metrics),
+            "keys": [asdict(each) for each in summaries(artefact)],
+            "top": [asdict(each) for each in heaviest(artefact, top)],
+        }
+    )
+
+
+def _facts(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "version": manifest.version,
+        "rows": manifest.rows,
+        "bytes": manifest.size,
+        "chunks": manifest.chunks,
+        "sha256": manifest.sha256,
+        "spec_sha256": manifest.spec_sha256,
+        "parent": manifest.parent,
+        "created": manifest.created.isoformat(),
+        "format": manifest.format,
+    }
