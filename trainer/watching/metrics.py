@@ -1,109 +1,182 @@
 """Progressive validation: each example is predicted before it is learned from (the paper, section 5.1).
 
-Memory does not grow with the log. AUC comes from a histogram of scores, 256 buckets to a unit of log-odds, ties counted
-half: within 1e-4 of exact. Nothing here knows how the scores came about.
+All rows are summed once, without end; a window is what was added between two of its ends, which stand at fixed row
+numbers. Memory does not grow with the log. Nothing here knows how the scores came about.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from trainer.watching import kernels
+from model_store.spec import ModelSpec
+from trainer.hashing.examples import Examples
+from trainer.watching.figures import Group, reliability
+from trainer.watching.kernels import Watched, close_cluster, watch
+from trainer.watching.metrics_file import MetricsFile
+from trainer.watching.records import Detail, End, Header, SliceMetrics, VariantMetrics, Window
+from trainer.watching.slices.definition import Slice
+from trainer.watching.slices.watcher import SliceWatcher
+from trainer.watching.tally import new_tally, room_for
 
+WINDOW = 100_000
+AUC_BUCKETS = 8192
 
-@dataclass(frozen=True)
-class VariantMetrics:
-    """One variant's metrics; None where the log does not define them (no click at all, or nothing but clicks).
-
-    logloss: mean of -ln p(label), p clipped at 1e-15; auc; calibration: sum of p / sum of y; normalized_entropy:
-    logloss divided by the entropy of the log's click rate (He et al., ADKDD 2014).
-    """
-
-    logloss: float | None
-    auc: float | None
-    calibration: float | None
-    normalized_entropy: float | None
-
-    def as_dict(self) -> dict[str, float | None]:
-        """The metrics by name."""
-        return asdict(self)
+_NONE = np.empty(0, np.uint64)
+_NO_TIME = np.iinfo(np.int64).min
 
 
 class ProgressiveMetrics:
-    """Running metrics of every variant, weighted by the examples' importance."""
+    """Running metrics of every variant, weighted by the examples' importance: in all, per window and per slice.
 
-    def __init__(self, variants: Sequence[str]) -> None:
-        self.variants = tuple(variants)
-        self._totals = np.zeros(3)
-        self._product = np.ones(len(variants))
-        self._sums = np.zeros((len(variants), 2))
-        self._positives = np.zeros((len(variants), kernels.AUC_BUCKETS))
-        self._negatives = np.zeros((len(variants), kernels.AUC_BUCKETS))
+    With a `file`, a line is written at the end of each window. The figures depend on the rows and on `window` alone,
+    not on where batches end. The paired intervals take the rows of one request as one cluster where the examples
+    know their requests; a request that a window's end cuts counts as two.
+    """
 
-    def update(
+    def __init__(
         self,
-        scores: npt.NDArray[np.float64],
-        labels: npt.NDArray[np.float64],
-        weights: npt.NDArray[np.float64],
+        variants: Sequence[str],
+        *,
+        window: int = WINDOW,
+        slices: Sequence[Slice] = (),
+        file: MetricsFile | None = None,
     ) -> None:
-        """Add a batch: scores float64[rows, >= variants], labels and weights float64[rows] (weights empty: all 1)."""
-        kernels.watch(
-            scores,
-            labels,
-            weights,
-            self._totals,
-            self._sums,
-            self._product,
-            self._positives,
-            self._negatives,
-            np.empty(len(self.variants)),
-        )
+        self.variants = tuple(variants)
+        self.window = window
+        self.file = file
+        self._tally = new_tally(1, len(variants), AUC_BUCKETS)
+        self._room = room_for(len(variants))
+        self._slices = SliceWatcher(slices, variants) if slices else None
+        self._before = Group.of(self._tally)
+        self._recent_loss = np.full(1, np.nan)
+        self._last_time_us = np.full(1, _NO_TIME)
+
+    def begin(self, spec: ModelSpec) -> None:
+        """Write the header, unless the file goes on where an earlier run stopped."""
+        if self.file is not None and self.file.offset == 0:
+            self.file.write(self._header(spec))
+
+    def update(self, scores: npt.NDArray[np.float64], examples: Examples) -> None:
+        """Add a batch and its scores before it was learned, float64[rows, >= variants]."""
+        hashed = examples.hashed
+        batch = Watched(scores, hashed.labels, hashed.weights, getattr(examples, "requests", _NONE))
+        times = getattr(examples, "times", _NONE)
+        first, rows = 0, int(hashed.labels.size)
+        while first < rows:
+            last = min(rows, first + self.window - self.rows % self.window)
+            watch(batch, first, last, self._tally, self._room)
+            if self._slices is not None:
+                self._slices.update(batch, examples, first, last)
+            if times.size:
+                self._last_time_us[0] = times[last - 1]
+            if self.rows % self.window == 0:
+                self._end_window()
+            first = last
+
+    def finish(self) -> None:
+        """Write what the open window holds, and the last lines. A resumed run takes them back."""
+        if self.file is None:
+            return
+        if self.rows % self.window:
+            self.file.write(self._window_line(Group.of(self._tally)), keep=False)
+        self.file.write(self._detail(), keep=False)
+        self.file.write(End(rows=self.rows), keep=False)
 
     @property
-    def weight(self) -> float:
-        """The sum of all examples' weights."""
-        return float(self._totals[1])
-
-    @property
-    def clicks(self) -> float:
-        """The sum of the weights of the clicked examples."""
-        return float(self._totals[2])
+    def rows(self) -> int:
+        """Rows so far."""
+        return int(self._tally.counts[0, 0])
 
     def logloss(self, variant: int = 0) -> float | None:
         """Mean log-loss so far of the variant with this index."""
-        if not self.weight:
-            return None
-        return float(self._sums[variant, 0] - math.log(self._product[variant])) / self.weight
+        return Group.of(self._tally).logloss(variant)
+
+    def recent_logloss(self) -> float | None:
+        """The base's log-loss in the last whole window; of all rows while there is none."""
+        recent = float(self._recent_loss[0])
+        return recent if recent == recent else self.logloss()
 
     def summary(self) -> dict[str, VariantMetrics]:
         """The metrics of every variant by name."""
-        return {name: self._variant(index) for index, name in enumerate(self.variants)}
+        return Group.of(self._tally).metrics(self.variants).variants
 
-    def _variant(self, index: int) -> VariantMetrics:
-        logloss = self.logloss(index)
-        entropy = self._entropy()
-        return VariantMetrics(
-            logloss=logloss,
-            auc=_auc(self._positives[index], self._negatives[index]),
-            calibration=float(self._sums[index, 1]) / self.clicks if self.clicks else None,
-            normalized_entropy=logloss / entropy if logloss is not None and entropy else None,
+    def slices(self) -> dict[str, list[SliceMetrics]]:
+        """The metrics of each value of each slice, by the slice's name."""
+        return self._slices.metrics() if self._slices is not None else {}
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """All of it as arrays, the open window among them, for a checkpoint."""
+        state = {f"tally.{name}": array.copy() for name, array in self._tally._asdict().items()}
+        state |= {f"before.{each.name}": np.array(getattr(self._before, each.name)) for each in fields(Group)}
+        state |= {"recent": self._recent_loss.copy(), "last_time_us": self._last_time_us.copy()}
+        if self._slices is not None:
+            state |= {f"slices.{name}": array for name, array in self._slices.state().items()}
+        return state
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Go on from what `state` gave; variants, window and slices must be the same."""
+        for name, array in self._tally._asdict().items():
+            array[...] = state[f"tally.{name}"]
+        before: dict[str, Any] = {each.name: state[f"before.{each.name}"] for each in fields(Group)}
+        for name, array in before.items():
+            before[name] = array.copy() if array.ndim else float(array)
+        self._before = Group(**before)
+        self._recent_loss[...] = state["recent"]
+        self._last_time_us[...] = state["last_time_us"]
+        if self._slices is not None:
+            self._slices.restore(
+                {name.removeprefix("slices."): a for name, a in state.items() if name.startswith("slices.")}
+            )
+
+    def _end_window(self) -> None:
+        total = Group.of(self._tally)
+        close_cluster(self._tally, 0)
+        loss = (total - self._before).logloss()
+        self._recent_loss[0] = np.nan if loss is None else loss
+        if self.file is not None:
+            self.file.write(self._window_line(total))
+            if _is_power_of_two(self.rows // self.window):
+                self.file.write(self._detail())
+        self._before = total
+
+    def _header(self, spec: ModelSpec) -> Header:
+        return Header(
+            model=spec.model.name,
+            spec_sha256=spec.sha256,
+            variants=list(self.variants),
+            window=self.window,
+            clustered_by=spec.input.request,
+            slices=[each.name for each in self._slices.slices] if self._slices else [],
+            slice_values=self._slices.limit if self._slices else 0,
         )
 
-    def _entropy(self) -> float | None:
-        rate = self.clicks / self.weight if self.weight else 0.0
-        if not 0.0 < rate < 1.0:
-            return None
-        return -(rate * math.log(rate) + (1.0 - rate) * math.log1p(-rate))
+    def _window_line(self, total: Group) -> Window:
+        return Window(
+            rows=round(total.rows),
+            time=_shown(int(self._last_time_us[0])),
+            window=(total - self._before).metrics(self.variants),
+            total=total.metrics(self.variants),
+        )
+
+    def _detail(self) -> Detail:
+        histograms = zip(self.variants, self._tally.positives[0], self._tally.negatives[0], strict=True)
+        return Detail(
+            rows=self.rows,
+            reliability={name: reliability(clicked, other) for name, clicked, other in histograms},
+            slices=self.slices(),
+        )
 
 
-def _auc(positives: npt.NDArray[np.float64], negatives: npt.NDArray[np.float64]) -> float | None:
-    pairs = float(positives.sum()) * float(negatives.sum())
-    if pairs == 0.0:
-        return None
-    below = np.cumsum(negatives) - negatives
-    return float((positives * (below + 0.5 * negatives)).sum()) / pairs
+def _shown(time_us: int) -> str | None:
+    """A time in UTC, or None where the log has none."""
+    return None if time_us == _NO_TIME else datetime.fromtimestamp(time_us / 1e6, UTC).isoformat()
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
