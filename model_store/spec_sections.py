@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -108,8 +108,14 @@ class Variant(Section):
 class CalibrationSection(Section):
     """How predictions are brought to the click rates that came (the paper, section 7): see `docs/calibration.md`.
 
-    `by` names a field of the user's or the context's side; each of its values with enough examples has a curve of its own.
+    `by` names a field of the user's or the context's side; each of its values with enough examples has its own curve.
     """
 
     kind: Literal["none", "power", "isotonic"] = "none"
     by: str | None = None
+
+    @model_validator(mode="after")
+    def _by_has_curves(self) -> Self:
+        if self.kind == "none" and self.by is not None:
+            raise ValueError(f'by = "{self.by}" needs kind = "power" or "isotonic"')
+        return self

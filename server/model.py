@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.artefact import Artefact
+from model_store.calibration import Calibration
 from model_store.features import FeaturePlan
 from model_store.prefixes import PrefixRules
 from model_store.spec import ModelSpec
@@ -37,6 +38,7 @@ class Model:
     halves: Halves
     terms: Terms
     rules: PrefixRules
+    calibration: Calibration | None
 
     @classmethod
     def build(cls, artefact: Artefact, version: int) -> Model:
@@ -58,6 +60,7 @@ class Model:
             halves=halves,
             terms=Terms.of(plan, trie, halves),
             rules=PrefixRules.of(plan),
+            calibration=artefact.calibration,
         )
 
     @cached_property

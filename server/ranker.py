@@ -22,6 +22,7 @@ from model_store.spec_sections import MAX_CROSS_FIELDS
 from model_store.values import Value
 from server.catalogue import Catalogue, id_tokens
 from server.model import Model
+from server.scoring.curves import RequestCurves
 from server.scoring.items import ItemTable
 from server.scoring.kernels import FIRST_SPELLED, NO_ITEM, rank
 from server.scoring.tokens import NO_VALUE, TokenWriter
@@ -35,7 +36,7 @@ REMEMBERED_VALUES = 512
 
 @dataclass(slots=True)
 class Ranking:
-    """Candidates, best first; equal scores in the order of the request. ctr[i] = σ(score[i]) belongs to ids[i]."""
+    """Candidates, best first; equal scores in the order of the request. ctr[i] = τ(σ(score[i])) belongs to ids[i]."""
 
     ids: list[str]
     ctr: list[float]
@@ -67,6 +68,7 @@ class Ranker:
         self._values = np.arange(len(request_fields), dtype=np.int32).reshape(1, -1)
         terms = model.terms.request, model.terms.mixed
         self._heads = tuple((*model.trie_arrays, *model.slots(variant), *terms) for variant in variants)
+        self._curves = RequestCurves(model.calibration, model.plan)
         self._local = threading.local()
 
     def rank(
@@ -93,8 +95,11 @@ class Ranker:
             self._values, *request, rows, variant, top, *scratch,
         )  # fmt: skip
         rank(*arguments)
-        order, ctr, score = (best[:top].tolist() for best in scratch[-3:])
-        return Ranking([ids[index] for index in order], ctr, score, unknown_items, unknown_fields)
+        order, ctr, score = (best[:top] for best in scratch[-3:])
+        if (curve := self._curves.choose(variant, fields)) is not None:
+            ctr = curve.apply(ctr)
+        best_ids = [ids[index] for index in order.tolist()]
+        return Ranking(best_ids, ctr.tolist(), score.tolist(), unknown_items, unknown_fields)
 
     def _request(self, fields: Mapping[str, Value]) -> tuple[Array, ...]:
         """The request's tokens: all of the group `tokens` but `values`."""

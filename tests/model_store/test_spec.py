@@ -11,6 +11,7 @@ from model_store.spec import load_spec, parse_spec, spec_from_json
 
 HEAD = '[model]\nname = "ads"\n[input]\nlabel = "click"\n'
 COLUMNS = ("id", "click", "age", "brand")
+BY_AGE = '[fields]\nage = {}\n[calibration]\nkind = "power"\nby = "age"\n'
 
 
 def test_four_lines_are_a_spec():
@@ -79,6 +80,14 @@ def test_a_spec_survives_json():
             HEAD + '[fields]\nage = {}\n[variants]\na = { share = 1, without = ["ages"] }\n',
             "variants.a.without: 'ages' is no field and no cross; fields: age",
         ),
+        (HEAD + '[calibration]\nby = "age"\n', 'by = "age" needs kind = "power" or "isotonic"'),
+        (HEAD + BY_AGE.replace('"age"', '"ages"'), "calibration.by: no field 'ages'; fields: age"),
+        (HEAD + BY_AGE.replace("{}", '{ side = "item" }'), "'age' is a field of the item"),
+        (
+            HEAD + BY_AGE.replace("{}", '{ kind = "set" }'),
+            "'age' is of kind 'set'; expected a category, a time",
+        ),
+        (HEAD + BY_AGE.replace("{}", '{ kind = "number" }'), "'age' is of kind 'number'"),
     ],
 )
 def test_a_wrong_spec_names_the_key_what_stood_there_and_what_is_allowed(text, message):

@@ -35,6 +35,7 @@ def tables(page: str, heading: str) -> list[list[str]]:
         ("[[crosses]]", sections.Cross),
         ("[variants]", sections.Variant),
         ("[learner]", sections.LearnerSection),
+        ("[calibration]", sections.CalibrationSection),
     ],
 )
 def test_every_key_of_the_spec_is_documented_and_no_other(heading, section):
