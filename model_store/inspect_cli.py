@@ -58,6 +58,7 @@ def _as_tables(model: str, manifest: Manifest, artefact: Artefact, top: int) -> 
         ),
         (["field or cross", "keys", "sum |w|", "max |w|"], summed),
         _heaviest(artefact, heaviest(artefact, top)),
+        *_curves(artefact),
     ]
     for columns, rows in tables:
         print_table(columns, rows)
@@ -72,7 +73,22 @@ def _heaviest(artefact: Artefact, keys: list[WeightedKey]) -> Table:
     return ["key", *names], [[k.key, *(k.weights.get(name, "") for name in names)] for k in keys]
 
 
+def _curves(artefact: Artefact) -> list[Table]:
+    """The calibration, if there is one: what each curve makes of some predictions."""
+    from model_store.inspection import CURVE_AT, curve_lines
+
+    if (calibration := artefact.calibration) is None:
+        return []
+    heading = [
+        f"{calibration.kind} calibration",
+        calibration.by or "value",
+        *(f"{p:g} becomes" for p in CURVE_AT),
+    ]
+    return [(heading, [[line.variant, line.value, *line.ctr] for line in curve_lines(calibration)])]
+
+
 def _as_json(model: str, manifest: Manifest, artefact: Artefact, top: int) -> None:
+    import json
     from dataclasses import asdict
 
     from model_store.inspection import heaviest, summaries
@@ -85,6 +101,7 @@ def _as_json(model: str, manifest: Manifest, artefact: Artefact, top: int) -> No
             "metrics": plain_metrics(artefact.metrics),
             "keys": [asdict(each) for each in summaries(artefact)],
             "top": [asdict(each) for each in heaviest(artefact, top)],
+            "calibration": artefact.calibration and json.loads(artefact.calibration.to_json()),
         }
     )
 

@@ -84,3 +84,18 @@ def _weighted(artefact: Artefact, row: int) -> WeightedKey:
         variants=tuple(bits),
         weights={name: own[bit if artefact.per_variant else 0] for name, bit in bits.items()},
     )
+
+
+def curve_lines(calibration: Calibration) -> list[CurveLine]:
+    """Every curve, each variant's whole before those of its values."""
+    points = np.array(CURVE_AT)
+    return [
+        CurveLine(
+            name, value, (None,) * len(CURVE_AT) if curve is None else tuple(curve.apply(points).tolist())
+        )
+        for name, curves in calibration.variants.items()
+        for value, curve in [
+            ("all", curves.whole),
+            *((value.decode("utf-8", "backslashreplace"), curve) for value, curve in curves.values.items()),
+        ]
+    ]
