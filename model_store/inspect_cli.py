@@ -66,11 +66,11 @@ def _as_tables(model: str, manifest: Manifest, artefact: Artefact, top: int) -> 
 
 
 def _heaviest(artefact: Artefact, keys: list[WeightedKey]) -> Table:
-    """A column of weights, or where each variant has its own one for each; empty where it does not use the key."""
+    """A column of weights, or where each variant has its own one for each that uses the key."""
     if not artefact.per_variant:
         return ["key", "weight", "variants"], [[k.key, k.weight, ", ".join(k.variants)] for k in keys]
     names = list(artefact.spec.variants)
-    return ["key", *names], [[k.key, *(k.weights.get(name, "") for name in names)] for k in keys]
+    return ["key", *names], [[k.key, *(k.weights.get(name) for name in names)] for k in keys]
 
 
 def _curves(artefact: Artefact) -> list[Table]:

@@ -31,7 +31,14 @@ base = { share = 0.5 }
 plain = { share = 0.5, without = ["age*brand"] }
 """
 SPEC = parse_spec(SPEC_TEXT)
+OWN_SPEC = parse_spec(
+    f"{SPEC_TEXT}lean = {{ share = 0.0, l1 = 3.0, alpha = 0.5 }}\n"
+    '[learner]\nalgorithm = "ftrl"\nvalues = "per_variant"\n'
+)
+OWN_NAMES = ["base", "plain", "lean"]
 KEYS = [b"bias", b"age=25", b"age=31", b"brand=acme", b"age*brand=25*acme"]
+# Each key's weight for base, plain and lean.
+OWN = np.array([[0.5, 0, 2], [0, 0, -1], [1, 2, 3], [0, 4, 0], [0.25, 0, 0.25]], np.float32)
 
 
 def model(
@@ -58,6 +65,15 @@ def model(
         metrics={"base": {"logloss": 0.4}} if metrics is None else metrics,
         **given,
     )
+
+
+def own_model(keys: list[bytes] = KEYS, weight: Any = OWN, **columns: Any) -> Artefact:
+    """A model of three variants with a weight of a key each; they use what they weigh."""
+    weight = np.asarray(weight, np.float32)
+    variants = ((weight != 0) << np.arange(weight.shape[-1])).sum(axis=-1).astype(np.uint32)
+    given = {"variants": variants, "rate": np.full_like(weight, 0.1), "spec": OWN_SPEC, **columns}
+    metrics = {name: {"logloss": number / 10} for number, name in enumerate(OWN_NAMES)}
+    return model(keys, weight=weight, metrics=metrics, **given)
 
 
 def large_model(rows: int, seed: int = 0) -> Artefact:

@@ -13,7 +13,8 @@ from ftrie.cli import run
 from model_store.artefact import Artefact
 from model_store.store import Store
 from model_store.terminal import ask_json
-from tests.model_store.models import KEYS, model
+from model_store.variant_weights import one_variant
+from tests.model_store.models import KEYS, model, own_model
 
 JSON_MODEL = {
     "list": [
@@ -214,3 +215,44 @@ def test_users_items_and_candidates_are_loaded(
 def test_real_items_are_loaded(ask: Answer, store: Store, open_bandit_folder: Path) -> None:
     assert ask("load", "items", open_bandit_folder / "item_context.csv")["rows"] == 34
     assert store.records.items(["33"])[0] is not None
+
+
+def test_a_variant_with_its_own_weights_is_exported_and_inspected_alone(
+    ask: Answer, say: Callable[..., tuple[int, str, str]], store: Store, tmp_path: Path
+) -> None:
+    store.model("ads").publish_and_activate(own_model())
+    code, _, err = say("export", "ads", tmp_path / "m.json")
+    assert (code, "choose one by --variant base|plain|lean" in err) == (2, True), err
+    assert not (tmp_path / "m.json").exists()
+    code, _, err = say("export", "ads", tmp_path / "m.json", "--variant", "bold")
+    assert (code, "no variant 'bold'; the model has: base, plain, lean" in err) == (2, True), err
+
+    assert ask("export", "ads", tmp_path / "m.json", "--variant", "plain")["rows"] == 2
+    written = json.loads((tmp_path / "m.json").read_text())["list"]
+    assert {each["key"]: each["value"] for each in written} == {"age=31": 2.0, "brand=acme": 4.0}
+    ask("export", "ads", tmp_path / "m.arrow", "--variant", "lean")
+    ask("import", "lean", tmp_path / "m.arrow")
+    assert store.model("lean").fetch(1).sha256 == one_variant(own_model(), "lean").sha256
+
+    told = ask("inspect", "ads", "--top", 2)
+    assert [(each["key"], each["weight"], each["weights"]) for each in told["top"]] == [
+        ("brand=acme", 4.0, {"plain": 4.0}),
+        ("age=31", 3.0, {"base": 1.0, "plain": 2.0, "lean": 3.0}),
+    ]
+    age = next(each for each in told["keys"] if each["name"] == "age")
+    assert (age["keys"], age["weight_sum"], age["heaviest"]) == (2, 7.0, 3.0)
+    only = ask("inspect", "ads", "--variant", "base")
+    assert [(each["key"], each["weight"]) for each in only["top"]] == [
+        ("age=31", 1.0),
+        ("bias", 0.5),
+        ("age*brand=25*acme", 0.25),
+    ]
+    assert list(only["metrics"]) == ["base"]
+    table = say("inspect", "ads", "--top", 2)[1].splitlines()
+    assert next(line.split() for line in table if line.startswith("key")) == ["key", "base", "plain", "lean"]
+    assert next(line.split() for line in table if line.startswith("brand=acme")) == [
+        "brand=acme",
+        "—",
+        "4.00000",
+        "—",
+    ]
