@@ -59,6 +59,20 @@ class StaleEpoch(StoreError):
     """Another writer has taken over this model since this one began."""
 
 
+class CheckpointError(FtrieError):
+    """A folder of checkpoints is in use, of another spec or format, or damaged beyond the last one that was kept."""
+
+    exit_code = 7
+
+
+class Stopped(FtrieError):
+    """A signal asked a run to end, and it ended in good order."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
+
+
 class ServerError(FtrieError):
     """A server could not start, or a server answered with an error."""
 
