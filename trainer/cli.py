@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from model_store.spec import ModelSpec
     from model_store.store import Store
     from trainer.train import Progress, Report, Run
+    from trainer.watching.metrics import Watching
 
 
 def register(app: typer.Typer) -> None:
@@ -48,6 +49,21 @@ def train(
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the run's figures here, as JSON.")
     ] = None,
+    metrics: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write metrics here as it learns, JSON lines for `ftrie report`."),
+    ] = None,
+    window: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Rows from one line of metrics to the next.")
+    ] = 100_000,
+    slices: Annotated[
+        list[str],
+        typer.Option(
+            "--slice",
+            metavar="NAME",
+            help="Metrics for each value of a field too, or each key under a prefix such as 'device*os='; repeatable.",
+        ),
+    ] = [],  # noqa: B006
     rejects: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="List bad rows here: JSON lines of file, line, reason."),
@@ -91,13 +107,16 @@ def train(
     publish = publish or activate
     sides = Sides(items, users)
     # Outputs are looked at first: a wrong path or URL should not cost a training run, nor a log.
-    _keep_what_is_read((save, report, rejects), [str(spec), *expand(inputs), *filter(None, (items, users))])
+    _keep_what_is_read(
+        (save, report, rejects, metrics), [str(spec), *expand(inputs), *filter(None, (items, users))]
+    )
     if save is not None and save.suffix == ".json":
         raise typer.BadParameter("a model is saved as .arrow; `ftrie store export` writes the JSON form")
-    for path in filter(None, (save, report)):
+    for path in filter(None, (save, report, metrics)):
         check_writable(path)
     with Store.open(store) if publish else nullcontext() as opened:
-        run = _learn(model_spec, inputs, sides, rejects, strict, input_format, threads)
+        watched = Watched(metrics, window, tuple(slices))
+        run = _learn(model_spec, inputs, sides, rejects, strict, input_format, threads, watched)
         _hand_over(run, save, opened, activate)
     if report is not None:
         run.report.write(report)
@@ -122,6 +141,23 @@ class Sides(NamedTuple):
     users: Path | None
 
 
+class Watched(NamedTuple):
+    """What to write of the metrics, and where."""
+
+    file: Path | None
+    window: int
+    slices: tuple[str, ...]
+
+    @contextmanager
+    def watching(self) -> Iterator[Watching]:
+        """Hold the metrics file open, if one is wanted."""
+        from trainer.watching.metrics import Watching
+        from trainer.watching.metrics_file import MetricsFile
+
+        with MetricsFile(self.file) if self.file is not None else nullcontext() as opened:
+            yield Watching(self.window, self.slices, opened)
+
+
 def _learn(
     spec: ModelSpec,
     inputs: list[str],
@@ -130,6 +166,7 @@ def _learn(
     strict: bool,
     input_format: str | None,
     threads: int | None,
+    watched: Watched,
 ) -> Run:
     from trainer.rejects import RejectLog
     from trainer.side_tables import SideTable
@@ -140,14 +177,20 @@ def _learn(
     compile_kernels()
     tables = [SideTable.of_items(sides.items, spec.input)] if sides.items else []
     tables += [SideTable.of_users(sides.users, spec.input)] if sides.users else []
-    with RejectLog(rejects, strict) as log, progress("learning") as bar:
+    with RejectLog(rejects, strict) as log, watched.watching() as watching, progress("learning") as bar:
 
         def show(at: Progress) -> None:
             fields = {"log-loss": at.logloss} if at.logloss is not None else {}
             bar.update(at.rows, total=at.expected_rows, **fields, keys=at.keys)
 
         run = train(
-            spec, inputs, rejects=log, tables=tables, format=input_format, threads=threads, on_progress=show
+            *(spec, inputs),
+            rejects=log,
+            tables=tables,
+            format=input_format,
+            threads=threads,
+            watching=watching,
+            on_progress=show,
         )
     if run.absent:
         note(

@@ -1,37 +1,42 @@
 """One training run: from log files to a learned model, its rejects and its report. Publishing is the command's.
 
-The files beside it do one part each: `sources` reads, `examples` hashes, `pipeline` runs the two ahead, `model` learns.
+The files beside it do one part each: `sources` reads, `examples` hashes, `pipeline` runs the two ahead, `model` learns,
+`learning` is the loop over batches, `checkpoint` keeps its state.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-
-import numpy as np
 
 from model_store.errors import FtrieError, SpecError
 from model_store.jit import kernels_are_cached, mark_kernels_cached
-from model_store.spec import ModelSpec, parse_spec
+from model_store.spec import ModelSpec, parse_spec, spec_from_json
 from model_store.whole_file import write_whole
-from trainer.hashing.examples import ExampleMaker, Examples
-from trainer.model import LearningModel, check_learner
+from trainer.checkpoint import Checkpoint, Keeper
+from trainer.hashing.examples import ExampleMaker
+from trainer.learning import Beginning, Learning, check_sides
+from trainer.model import LearningModel
 from trainer.pipeline import default_threads, examples_of
 from trainer.rejects import RejectLog
 from trainer.side_tables import SideTable, joined
-from trainer.sources import LogReader, RowBatch
-from trainer.watching.metrics import VariantMetrics
+from trainer.sources import LogReader
+from trainer.sources.reader import BATCH_BYTES
+from trainer.watching.metrics import Watching
+from trainer.watching.records import SliceMetrics, VariantMetrics
 
 _PART = "train"
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come; `expected_rows` is an estimate from the bytes read, None for standard input."""
+    """How far a run has come; `expected_rows` is an estimate from the bytes read, None for standard input.
+
+    logloss is the first variant's in the last whole window.
+    """
 
     rows: int
     expected_rows: int | None
@@ -49,7 +54,10 @@ class Report:
     keys: int
     nonzero: int
     variants: dict[str, VariantMetrics]
+    slices: dict[str, list[SliceMetrics]] = field(default_factory=dict)
     version: int | None = None
+    failed_checkpoints: int = 0
+    damaged_checkpoints: int = 0
 
     def as_dict(self) -> dict[str, object]:
         """The report's JSON form."""
@@ -61,7 +69,9 @@ class Report:
             "keys": self.keys,
             "nonzero": self.nonzero,
             "version": self.version,
+            "checkpoints": {"failed": self.failed_checkpoints, "damaged": self.damaged_checkpoints},
             "variants": {name: metrics.as_dict() for name, metrics in self.variants.items()},
+            "slices": {name: [each.as_dict() for each in values] for name, values in self.slices.items()},
         }
 
     def write(self, path: Path) -> None:
@@ -90,33 +100,42 @@ def train(
     tables: Sequence[SideTable] = (),
     format: str | None = None,
     threads: int | None = None,
+    batch_bytes: int = BATCH_BYTES,
+    watching: Watching | None = None,
+    keeper: Keeper | None = None,
+    initial: Artefact | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_note: Callable[[str], None] = lambda text: None,
 ) -> Run:
     """Learn every variant of `spec` in one pass over `inputs`, in order.
 
     A column that the log lacks is taken from `tables`. The result depends on the rows alone, not on `threads` (hashing
-    threads; default: the cores less one). A bad row goes to `rejects`. A log that cannot be read to its end stops the
-    run: what was learned so far is in the Run, with the error as its `failure`. Raises SpecError before anything is
+    threads; default: the cores less one) nor on `batch_bytes`. `keeper` saves the state, and brings that of an earlier
+    run to go on from; a run that begins may begin with the model `initial` instead of with none. A bad row goes to `rejects`. A log that cannot be read to its end stops the
+    run: what was learned so far is in the Run, with the error as its `failure`. `watching` says which metrics are
+    written where while it learns. Raises SpecError before anything is
     learned where the spec does not fit the log.
     """
-    check_learner(spec.learner)
-    began = time.perf_counter()
-    with LogReader(inputs, format=format) as reader:
-        columns = _columns(reader, tables)
-        maker = ExampleMaker(spec.resolve(columns))
-        model = LearningModel(maker)
-        failure = None
-        batches = _batches(reader, tables, maker.spec.wanted_columns())
+    earlier = keeper.begin(spec) if keeper is not None else None
+    read = earlier.description.read if earlier else ()
+    with LogReader(inputs, format=format, batch_bytes=batch_bytes, read=read, on_note=on_note) as reader:
+        beginning = _go_on(spec, earlier, tables, on_note) if earlier else _begin(spec, reader, tables)
+        maker = ExampleMaker(beginning.resolved)
+        model = LearningModel(maker, watching)
+        if earlier is not None:
+            model.restore(earlier.arrays)
+        elif initial is not None:
+            model.warm_start(initial)
+        del earlier  # its arrays are in the model now
+        learning = Learning(model, reader, rejects, keeper, beginning)
+        batches = joined(reader.batches(beginning.columns), tables, maker.spec.wanted_columns())
         with examples_of(batches, maker, threads or default_threads()) as stream:
-            try:
-                for examples in stream:
-                    _learn(model, examples, rejects)
-                    on_progress(_progress(model, reader))
-            except FtrieError as error:
-                failure = error
-    seconds = time.perf_counter() - began
-    absent = tuple(field.name for field in maker.plan.fields if field.column not in columns)
-    return Run(model, _report(model, rejects, seconds), failure, absent)
+            failure = learning.learn_all(stream, lambda: on_progress(_progress(model, reader)))
+        if failure is None:
+            model.metrics.finish()
+    found = {*beginning.columns, *(name for table in tables for name in table.columns)}
+    absent = tuple(each.name for each in maker.plan.fields if each.column not in found)
+    return Run(model, _report(learning, rejects, keeper), failure, absent)
 
 
 def compile_kernels() -> None:
@@ -137,34 +156,51 @@ def kernels_are_ready() -> bool:
     return kernels_are_cached(_PART)
 
 
-def _columns(reader: LogReader, tables: Sequence[SideTable]) -> tuple[str, ...]:
-    """The log's columns, then those that only a table has."""
-    names = dict.fromkeys(reader.columns())
+def _begin(spec: ModelSpec, reader: LogReader, tables: Sequence[SideTable]) -> Beginning:
+    """Resolve the spec by the log's columns, then those that only a table has."""
+    in_log = reader.columns()
+    names = dict.fromkeys(in_log)
     for table in tables:
-        if table.key not in names:
-            raise SpecError(f"input: no column {table.key!r} in the log; it has: {', '.join(names)}")
+        if table.key not in in_log:
+            raise SpecError(f"input: no column {table.key!r} in the log; it has: {', '.join(in_log)}")
         names |= dict.fromkeys(table.columns)
-    return tuple(names)
+    resolved = spec.resolve(tuple(names))
+    wanted = dict.fromkeys((*resolved.wanted_columns(), *(table.key for table in tables)))
+    columns = tuple(name for name in wanted if name in in_log)
+    return Beginning(spec, resolved, columns, {table.name: table.sha256 for table in tables})
 
 
-def _batches(reader: LogReader, tables: Sequence[SideTable], wanted: Sequence[str]) -> Iterable[RowBatch]:
-    in_log = set(reader.columns())
-    read = dict.fromkeys(name for name in (*wanted, *(table.key for table in tables)) if name in in_log)
-    return joined(reader.batches(tuple(read)), tables, wanted)
-
-
-def _learn(model: LearningModel, examples: Examples, rejects: RejectLog) -> None:
-    """Rejects first: with --strict nothing is learned from a batch that holds a bad row, nor after it."""
-    rejects.add_all(examples.rejects)
-    model.learn(examples)
+def _go_on(
+    spec: ModelSpec, earlier: Checkpoint, tables: Sequence[SideTable], on_note: Callable[[str], None]
+) -> Beginning:
+    """What was settled when the run began; the columns of this log have no say in it."""
+    before = earlier.description
+    sides = {table.name: table.sha256 for table in tables}
+    check_sides(before.sides, sides)
+    for name in (name for name in sides if sides[name] != before.sides[name]):
+        on_note(
+            f"the file of {name} has changed since the checkpoint; rows from here on are joined with the new one"
+        )
+    resolved = spec_from_json(before.resolved, str(earlier.path))
+    return Beginning(spec, resolved, before.columns, sides, before.initial, before.read, before.seconds)
 
 
 def _progress(model: LearningModel, reader: LogReader) -> Progress:
     total, read = reader.total_bytes, reader.bytes_read()
     expected = int(model.rows * total / read) if total and read else None
-    return Progress(model.rows, expected, model.metrics.logloss(), model.table.used)
+    return Progress(model.rows, expected, model.metrics.recent_logloss(), model.table.used)
 
 
-def _report(model: LearningModel, rejects: RejectLog, seconds: float) -> Report:
-    nonzero = int(np.count_nonzero(model.weights()[model.table.slots["key"] != 0]))
-    return Report(model.rows, rejects.count, seconds, model.table.used, nonzero, model.metrics.summary())
+def _report(learning: Learning, rejects: RejectLog, keeper: Keeper | None) -> Report:
+    model = learning.model
+    return Report(
+        rows=model.rows,
+        rejected=rejects.count,
+        seconds=learning.seconds,
+        keys=model.table.used,
+        nonzero=model.nonzero(),
+        variants=model.metrics.summary(),
+        slices=model.metrics.slices(),
+        failed_checkpoints=keeper.failed if keeper else 0,
+        damaged_checkpoints=keeper.damaged if keeper else 0,
+    )

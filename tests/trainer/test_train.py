@@ -57,11 +57,16 @@ def test_the_command_saves_reports_and_lists_bad_rows(tmp_path, spec_file, capsy
     assert code == 0
     report = json.loads(outputs["report.json"].read_text())
     assert set(report) == {
-        "rows", "rejected", "seconds", "rows_per_second", "keys", "nonzero", "version", "variants"
+        "rows", "rejected", "seconds", "rows_per_second", "keys", "nonzero", "version", "variants",
+        "slices",
     }  # fmt: skip
     assert (report["rows"], report["rejected"], report["version"]) == (299, 2, None)
     assert list(report["variants"]) == ["base", "plain", "lean"]
-    assert set(report["variants"]["base"]) == {"logloss", "auc", "calibration", "normalized_entropy"}
+    assert set(report["variants"]["base"]) == {
+        "logloss", "auc", "calibration", "normalized_entropy", "mean_prediction"
+    }  # fmt: skip
+    assert set(report["variants"]["plain"]["difference"]) == {"logloss", "low", "high", "auc_loss_percent"}
+    assert report["slices"] == {}
     rejects = [json.loads(line) for line in outputs["rejects.jsonl"].read_text().splitlines()]
     assert [(reject["file"], reject["line"]) for reject in rejects] == [(str(log), 9), (str(log), 302)]
     assert rejects[0]["reason"] == "click: got 'yes', expected 1, 0, true or false"

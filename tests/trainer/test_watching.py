@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model_store.errors import CheckpointError
 from tests.trainer import watching_oracle as oracle
 from tests.trainer.watching import made_up, watch, watch_all
 from trainer.watching import kernels
@@ -151,6 +152,17 @@ def test_a_restored_watcher_goes_on_as_if_never_stopped(cut, window, tmp_path_fa
         watch(after, log, cut, 120)
         after.finish()
     assert (folder / "parts.jsonl").read_bytes() == whole
+
+
+@pytest.mark.parametrize("other", [{"window": 9}, {"slices": ()}])
+def test_a_watcher_of_something_else_does_not_go_on(other):
+    log = made_up(10)
+    asked = {"window": 10, "slices": [log.slice("brand")]}
+    state = ProgressiveMetrics(NAMES, **asked).state()
+    with pytest.raises(
+        CheckpointError, match="was begun with --window 10 --slice brand, and is to go on with"
+    ):
+        ProgressiveMetrics(NAMES, **(asked | other)).restore(state)
 
 
 def test_the_recent_logloss_is_that_of_the_last_whole_window():

@@ -7,13 +7,15 @@ numbers. Memory does not grow with the log. Nothing here knows how the scores ca
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from model_store.errors import CheckpointError
+from model_store.features import FeaturePlan
 from model_store.spec import ModelSpec
 from trainer.hashing.examples import Examples
 from trainer.watching.figures import Group, reliability
@@ -29,6 +31,22 @@ AUC_BUCKETS = 8192
 
 _NONE = np.empty(0, np.uint64)
 _NO_TIME = np.iinfo(np.int64).min
+
+
+@dataclass(frozen=True)
+class Watching:
+    """What a run is asked to watch: the window in rows, the slices by name, the file to write."""
+
+    window: int = WINDOW
+    slices: tuple[str, ...] = ()
+    file: MetricsFile | None = None
+
+    def metrics(self, spec: ModelSpec, plan: FeaturePlan) -> ProgressiveMetrics:
+        """Begin to watch a run of a resolved spec. Raises SpecError for a slice it does not know."""
+        slices = [Slice.of(name, plan) for name in dict.fromkeys(self.slices)]
+        metrics = ProgressiveMetrics(plan.variants, window=self.window, slices=slices, file=self.file)
+        metrics.begin(spec)
+        return metrics
 
 
 class ProgressiveMetrics:
@@ -115,12 +133,14 @@ class ProgressiveMetrics:
         state = {f"tally.{name}": array.copy() for name, array in self._tally._asdict().items()}
         state |= {f"before.{each.name}": np.array(getattr(self._before, each.name)) for each in fields(Group)}
         state |= {"recent": self._recent_loss.copy(), "last_time_us": self._last_time_us.copy()}
+        state["watched"] = np.frombuffer(self._watched().encode(), np.uint8).copy()
         if self._slices is not None:
             state |= {f"slices.{name}": array for name, array in self._slices.state().items()}
         return state
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Go on from what `state` gave; variants, window and slices must be the same."""
+        """Go on from what `state` gave. CheckpointError where another window or other slices were watched."""
+        self._check(state["watched"].tobytes().decode())
         for name, array in self._tally._asdict().items():
             array[...] = state[f"tally.{name}"]
         before: dict[str, Any] = {each.name: state[f"before.{each.name}"] for each in fields(Group)}
@@ -132,6 +152,17 @@ class ProgressiveMetrics:
         if self._slices is not None:
             self._slices.restore(
                 {name.removeprefix("slices."): a for name, a in state.items() if name.startswith("slices.")}
+            )
+
+    def _watched(self) -> str:
+        names = [each.name for each in self._slices.slices] if self._slices is not None else []
+        return " ".join([f"--window {self.window}", *(f"--slice {name}" for name in names)])
+
+    def _check(self, before: str) -> None:
+        if before != self._watched():
+            raise CheckpointError(
+                f"the run was begun with {before}, and is to go on with {self._watched()}; watch the same, "
+                "or begin anew with another folder"
             )
 
     def _end_window(self) -> None:

@@ -66,6 +66,11 @@ class GroupMetrics(Record):
     click_rate: float | None
     variants: dict[str, VariantMetrics]
 
+    def as_dict(self) -> dict[str, object]:
+        """The metrics by name; the base has no difference."""
+        own = self.model_dump(exclude={"variants"})
+        return {**own, "variants": {name: each.as_dict() for name, each in self.variants.items()}}
+
 
 class SliceMetrics(GroupMetrics):
     """The rows with one value of a slice, as it stands in their keys; None for all values that came after the limit."""
