@@ -145,8 +145,11 @@ def test_a_key_that_returns_after_thousands_of_rows_has_shrunk_as_the_textbook_s
     assert b"tags=rare" in weights
 
 
-def test_fobos_shrinks_through_many_orders_of_magnitude():
-    section = {"algorithm": "fobos", "rate": "constant", "alpha": 0.9, "beta": 1.0, "l1": 1e-5, "l2": 1.0}
-    rows = [row | {"tags": b"", "hashes": b"", "hour": b""} for row in shop_rows(4000, 8)]
-    rows[0]["tags"] = rows[-1]["tags"] = b"rare"
-    assert_same(spec_of(section, 1), rows)
+@pytest.mark.parametrize("values", ["single", "per_variant"])
+@pytest.mark.parametrize(("rate", "l2"), [("constant", 1.0), ("global", 8.0)])
+def test_fobos_shrinks_through_hundreds_of_orders_of_magnitude(rate, l2, values):
+    section = {"algorithm": "fobos", "rate": rate, "alpha": 0.9, "beta": 1.0, "l1": 1e-5, "l2": l2}
+    rows = [row | {"tags": b"", "hashes": b"", "hour": b"", "price": b""} for row in shop_rows(4000, 8)]
+    for row in (rows[0], rows[2000], rows[-1]):
+        row["tags"] = b"rare"
+    assert_same(spec_of(section, 3, values), rows)
