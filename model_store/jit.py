@@ -66,7 +66,7 @@ def inline(function: Callable[..., Any]) -> Any:
 
 
 _UNCOUNTED: dict[str, Any] = {"_nrt": False}
-BARE_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "forceinline": True, **_UNCOUNTED}
+BARE_OPTIONS: Any = {"nogil": True, "error_model": "numpy", "forceinline": True, **_UNCOUNTED}
 
 
 def bare_kernel(function: Callable[..., Any]) -> Any:

@@ -121,6 +121,16 @@ def float_of_bits(typing_context: Any, bits: Any) -> Any:
     return types.float64(types.int64), codegen
 
 
+@intrinsic
+def bits_of_float(typing_context: Any, number: Any) -> Any:
+    """The IEEE bits of a float64, as int64."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.IntType(64))
+
+    return types.int64(types.float64), codegen
+
+
 @bare_inline
 def digest(address: Any, length: Any) -> Any:
     """The digest of `length` bytes at `address`; never 0. Two parts of one length up to 8 never collide."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from model_store.artefact import Artefact
 from model_store.errors import FtrieError, SpecError
 from model_store.jit import kernels_are_cached, mark_kernels_cached
 from model_store.spec import ModelSpec, parse_spec, spec_from_json
@@ -110,11 +111,11 @@ def train(
     """Learn every variant of `spec` in one pass over `inputs`, in order.
 
     A column that the log lacks is taken from `tables`. The result depends on the rows alone, not on `threads` (hashing
-    threads; default: the cores less one) nor on `batch_bytes`. `keeper` saves the state, and brings that of an earlier
-    run to go on from; a run that begins may begin with the model `initial` instead of with none. A bad row goes to `rejects`. A log that cannot be read to its end stops the
-    run: what was learned so far is in the Run, with the error as its `failure`. `watching` says which metrics are
-    written where while it learns. Raises SpecError before anything is
-    learned where the spec does not fit the log.
+    threads; default: the cores less one) nor on `batch_bytes`. A bad row goes to `rejects`. A log that cannot be read
+    to its end stops the run: what was learned so far is in the Run, with the error as its `failure`. `watching` says
+    which metrics are written where while it learns. `keeper` saves the state, and brings that of an earlier run to go
+    on from; a run that begins may begin with the model `initial` instead of with none. Raises SpecError before
+    anything is learned where the spec does not fit the log.
     """
     earlier = keeper.begin(spec) if keeper is not None else None
     read = earlier.description.read if earlier else ()
