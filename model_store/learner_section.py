@@ -182,6 +182,11 @@ class LearnerSection(Section):
             raise ValueError(
                 'precision = "q2.13" has no meaning for algorithm = "rda", which keeps sums of gradients, not weights'
             )
+        if (self.algorithm, self.rate, self.precision) == ("fobos", "global", "q2.13"):
+            raise ValueError(
+                'precision = "q2.13" does not fit algorithm = "fobos" with rate = "global", which keeps a weight divided by '
+                'all its shrinking, beyond the range of 16 bits; take another rate, or precision = "f64"'
+            )
         return self
 
     @model_validator(mode="after")

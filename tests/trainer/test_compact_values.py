@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from model_store.kernels import hash_keys
+from model_store.learner_section import LearnerSection
 from tests.trainer.logs import learn, model_of, shop_rows, shop_spec
 from tests.trainer.oracles.trial import by_kernel, by_textbook, weights_of
 from tests.trainer.test_learners import assert_same_bits, gappy_rows, spec_of
@@ -121,3 +122,9 @@ def test_variants_are_rounded_apart():
     alike = {name: variant.model_copy(update={"without": ()}) for name, variant in spec.variants.items()}
     weights = weights_of(learn(model_of(spec.model_copy(update={"variants": alike}), list(rows[0])), rows))
     assert any(len(set(of_variants)) > 1 for of_variants in weights.values())
+
+
+@pytest.mark.parametrize("section", [{"algorithm": "rda"}, {"algorithm": "fobos", "rate": "global"}])
+def test_learners_that_keep_no_weight_refuse_16_bits(section):
+    with pytest.raises(ValueError, match=r"q2\.13"):
+        LearnerSection.model_validate(section | {"precision": "q2.13"})
