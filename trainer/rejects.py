@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -43,13 +44,22 @@ class RejectLog:
     """Counts rejects and writes them, in the order they come, as JSON lines `{"file", "line", "reason"}`.
 
     Each line is flushed as it is written, so the file can be followed while training runs. With `strict` the
-    first reject raises InputError, after it has been written. One thread only.
+    first reject raises InputError, after it has been written. A run that goes on has `counts` already, and a file
+    that is cut back to `resume_at` bytes. One thread only.
     """
 
-    def __init__(self, path: Path | None = None, strict: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path | None = None,
+        strict: bool = False,
+        *,
+        counts: Mapping[str, int] | None = None,
+        resume_at: int = 0,
+    ) -> None:
+        self.path = path
         self._strict = strict
-        self._counts: Counter[str] = Counter()
-        self._file = _open(path)
+        self._counts: Counter[str] = Counter(counts or {})
+        self._file = _open(path, resume_at)
 
     @property
     def count(self) -> int:
@@ -60,6 +70,21 @@ class RejectLog:
     def counts(self) -> Mapping[str, int]:
         """Rejects so far by category, most frequent first."""
         return dict(self._counts.most_common())
+
+    @property
+    def counts_as_met(self) -> Mapping[str, int]:
+        """The same, in the order in which the categories were met first: two runs over the same rows agree on it."""
+        return dict(self._counts)
+
+    def sync(self) -> int:
+        """Make sure that what was written is on the disk; returns the bytes of the file, 0 of a pipe or of none."""
+        if self._file is None or self.path is None or not self.path.is_file():
+            return 0
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise OutputError(f"cannot write the rejects to {self.path}: {error.strerror}") from error
+        return self._file.tell()
 
     def add(self, reject: Reject) -> None:
         """Count and write one reject; InputError if strict, OutputError if it cannot be written."""
@@ -98,13 +123,26 @@ class RejectLog:
         self.close()
 
 
-def _open(path: Path | None) -> TextIO | None:
+def _open(path: Path | None, resume_at: int) -> TextIO | None:
     if path is None:
         return None
     try:
-        return path.open("w", encoding="utf-8", buffering=1)
+        if not resume_at:
+            return path.open("w", encoding="utf-8", buffering=1)
+        _cut_back(path, resume_at)
+        return path.open("a", encoding="utf-8", buffering=1)
     except OSError as error:
         raise OutputError(f"cannot write the rejects to {path}: {error.strerror}") from error
+
+
+def _cut_back(path: Path, size: int) -> None:
+    there = path.stat().st_size
+    if there < size:
+        raise OutputError(
+            f"{path} has {there} bytes, the checkpoint knows {size}: it is not the file that the run began; "
+            "restore it, or list the rejects in another file from here on"
+        )
+    os.truncate(path, size)
 
 
 def _as_json(reject: Reject) -> str:

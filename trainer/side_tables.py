@@ -5,6 +5,7 @@ The file is read as `ftrie store load` reads it, so that what is learned is what
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,9 +25,12 @@ from trainer.sources import RowBatch
 class SideTable:
     """A file's records as columns: `ids` and each of `columns` are binary arrays, one value a record.
 
-    `key` is the log column that holds a record's id. A row whose id the file lacks has no value of these columns.
+    `name` is items or users, `sha256` that of the file. `key` is the log column that holds a record's id. A row whose
+    id the file lacks has no value of these columns.
     """
 
+    name: str
+    sha256: str
     key: str
     ids: Any
     columns: dict[str, Any]
@@ -82,4 +86,10 @@ def _load(
         twice = next(record_id for record_id in ids if ids.count(record_id) > 1)
         raise InputError(f"{path}: the id {twice.decode()!r} is there twice; expected each once")
     whole = {name: column + [None] * (len(ids) - len(column)) for name, column in columns.items()}
-    return SideTable(key, pa.array(ids, pa.binary()), {n: pa.array(c, pa.binary()) for n, c in whole.items()})
+    arrays = {column: pa.array(values, pa.binary()) for column, values in whole.items()}
+    return SideTable(what, _sha256(path), key, pa.array(ids, pa.binary()), arrays)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

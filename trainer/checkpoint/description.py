@@ -1,0 +1,90 @@
+"""What a run must know beside its model's arrays to go on as if it had never stopped.
+
+It is JSON in the checkpoint, so that it can be looked at. Which spec a run may go on with is judged here too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from model_store.errors import CheckpointError
+from model_store.spec import ModelSpec, spec_from_json
+from trainer.sources.positions import ReadFile
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file that a run appends to, and its bytes up to the checkpoint: a run that goes on cuts it back to them."""
+
+    path: str | None = None
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Description:
+    """The description of a checkpoint.
+
+    spec: canonical JSON as given; resolved: with its fields named by the first log; columns: what is read from the log;
+    rows: learned from; keys: in the table; seconds: spent by all the runs so far; read: how far each file was read;
+    reject_counts: bad rows by category; rejects, metrics: the files they are listed in; sides: SHA-256 of the files of
+    items and users; initial: of the model it began with; failed: checkpoints that could not be written; damaged: that
+    could not be read.
+    """
+
+    ftrie: str
+    created: str
+    spec: str
+    resolved: str
+    columns: tuple[str, ...]
+    rows: int
+    keys: int
+    seconds: float
+    read: tuple[ReadFile, ...]
+    reject_counts: dict[str, int] = field(default_factory=dict)
+    rejects: Written = Written()
+    metrics: Written = Written()
+    sides: dict[str, str] = field(default_factory=dict)
+    initial: str | None = None
+    failed: int = 0
+    damaged: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; `description_from_json` reads them back."""
+        written: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
+        return written
+
+
+_ADAPTER = TypeAdapter(Description)
+
+
+def description_from_json(written: Mapping[str, Any], where: str) -> Description:
+    """Read back `to_json`. CheckpointError, naming the file `where`, if a sound file does not hold what it must."""
+    try:
+        return _ADAPTER.validate_python(written)
+    except ValidationError as error:
+        raise CheckpointError(f"{where} is not a checkpoint of a training run: {error}") from None
+
+
+def check_same_spec(given: ModelSpec, written: str, where: str) -> None:
+    """Raise CheckpointError, naming what differs, unless a run with the `given` spec may go on from `written`."""
+    before = spec_from_json(written, where)
+    if before.to_json() == given.to_json():
+        return
+    differences = list(_differences(json.loads(before.to_json()), json.loads(given.to_json()), ""))
+    shown = "; ".join(differences) or "the order of fields, crosses or variants"
+    raise CheckpointError(
+        f"{where} was made with another spec: {shown}. Go on with that spec, or begin anew with another folder"
+    )
+
+
+def _differences(before: Any, now: Any, path: str) -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in {**before, **now}:
+            yield from _differences(before.get(name), now.get(name), f"{path}.{name}" if path else name)
+    elif before != now:
+        yield f"{path} was {json.dumps(before)}, is {json.dumps(now)}"

@@ -1,0 +1,171 @@
+"""The byte layout of a checkpoint (docs/checkpoint.md): named arrays, a description, and a digest of every byte.
+
+Arrays go to the file without a copy, however large, and come back mapped. What stands at the end of the file describes
+the rest, so it can be written in one go, and a file that was cut short anywhere is known at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.errors import CheckpointError
+
+MAGIC = b"FTCKPT\r\n"
+FORMAT_VERSION = 1
+ALIGNMENT = 64
+START = struct.Struct("<8sI52x")
+END = struct.Struct("<Q32s8s")
+_PIECE_BYTES = 8 << 20
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+class Damaged(CheckpointError):
+    """The bytes are not those that were written."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One array: its name, dtype as `dtype_to_json` writes it, shape, first byte, and its bytes' digest in hex."""
+
+    name: str
+    dtype: Any
+    shape: tuple[int, ...]
+    at: int
+    sha256: str
+
+    @property
+    def nbytes(self) -> int:
+        """The array's bytes, without the zeros behind it."""
+        return dtype_from_json(self.dtype).itemsize * math.prod(self.shape)
+
+
+def write(file: BinaryIO, description: Mapping[str, Any], arrays: Arrays) -> None:
+    """Write a checkpoint to an empty file. `description` is JSON; arrays of objects are refused (TypeError)."""
+    start = START.pack(MAGIC, FORMAT_VERSION)
+    file.write(start)
+    entries, at = [], len(start)
+    for name, array in arrays.items():
+        digest = hashlib.sha256()
+        size = sum(_put(file, piece, digest) for piece in _padded(array))
+        entries.append(Entry(name, dtype_to_json(array.dtype), array.shape, at, digest.hexdigest()))
+        at += size
+    text = json.dumps({"arrays": [vars(entry) for entry in entries], **description}).encode()
+    file.write(text)
+    file.write(END.pack(len(text), _digest_of_the_rest(start, text), MAGIC))
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    """The description and the arrays, verified; the arrays are the file itself, mapped: read-only, aligned.
+
+    Raises Damaged, or CheckpointError for a sound file of a format that is not read here, or one that cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            description, entries = _read_description(path, file)
+            for entry in entries:
+                _check_array(path, file, entry)
+            # Checked by reading and not in the mapping: there, a disk that fails would end the process.
+            mapped = np.memmap(file, np.uint8, mode="r")
+            return description, {entry.name: _array(mapped, entry) for entry in entries}
+    except OSError as error:
+        raise Damaged(f"{path} cannot be read: {error.strerror}") from error
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """The description alone, verified; the arrays are not looked at. Raises like `read`."""
+    try:
+        with path.open("rb") as file:
+            return _read_description(path, file)[0]
+    except OSError as error:
+        raise Damaged(f"{path} cannot be read: {error.strerror}") from error
+
+
+def dtype_to_json(dtype: np.dtype[Any]) -> Any:
+    """A dtype as JSON: its code, or for records their names, codes, offsets, size and whether they are aligned."""
+    if dtype.hasobject:
+        raise TypeError("an array of objects cannot stand in a checkpoint")
+    if dtype.names is None:
+        return dtype.str
+    fields = [dtype.fields[name] for name in dtype.names]  # type: ignore[index]
+    return {
+        "names": list(dtype.names),
+        "formats": [field[0].str for field in fields],
+        "offsets": [field[1] for field in fields],
+        "itemsize": dtype.itemsize,
+        "aligned": dtype.isalignedstruct,
+    }
+
+
+def dtype_from_json(written: Any) -> np.dtype[Any]:
+    """Read back what `dtype_to_json` wrote."""
+    return np.dtype(written) if isinstance(written, str) else np.dtype(written, align=written["aligned"])
+
+
+def _padded(array: npt.NDArray[Any]) -> Iterator[memoryview]:
+    """The array's bytes in pieces, then zeros up to a multiple of ALIGNMENT."""
+    # Only an array that does not lie in one piece is copied; the large ones do.
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    for begin in range(0, len(data), _PIECE_BYTES):
+        yield data[begin : begin + _PIECE_BYTES]
+    yield memoryview(bytes(-len(data) % ALIGNMENT))
+
+
+def _put(file: BinaryIO, piece: memoryview, digest: Any) -> int:
+    digest.update(piece)
+    file.write(piece)
+    return len(piece)
+
+
+def _read_description(path: Path, file: BinaryIO) -> tuple[dict[str, Any], list[Entry]]:
+    size = os.fstat(file.fileno()).st_size
+    if size < START.size + END.size:
+        raise Damaged(f"{path} is cut short: {size} bytes are less than any checkpoint has")
+    start = file.read(START.size)
+    file.seek(size - END.size)
+    length, digest, magic = END.unpack(file.read(END.size))
+    if magic != MAGIC or length > size - START.size - END.size:
+        raise Damaged(f"{path} is cut short or is no checkpoint: its last bytes are not those of one")
+    file.seek(size - END.size - length)
+    text = file.read(length)
+    if _digest_of_the_rest(start, text) != digest:
+        raise Damaged(f"{path} is damaged: its description does not match its SHA-256")
+    version = START.unpack(start)[1]
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path} is of format {version}, this ftrie reads format {FORMAT_VERSION}; "
+            "go on with the ftrie that wrote it, or begin anew with another folder"
+        )
+    description = json.loads(text)
+    return description, [Entry(**entry) for entry in description.pop("arrays")]
+
+
+def _check_array(path: Path, file: BinaryIO, entry: Entry) -> None:
+    digest = hashlib.sha256()
+    file.seek(entry.at)
+    left = entry.nbytes + -entry.nbytes % ALIGNMENT
+    while left and (piece := file.read(min(left, _PIECE_BYTES))):
+        digest.update(piece)
+        left -= len(piece)
+    if left or digest.hexdigest() != entry.sha256:
+        raise Damaged(f"{path} is damaged: {entry.name!r} does not match its SHA-256")
+
+
+def _array(mapped: npt.NDArray[np.uint8], entry: Entry) -> npt.NDArray[Any]:
+    data = np.asarray(mapped[entry.at : entry.at + entry.nbytes])
+    return data.view(dtype_from_json(entry.dtype)).reshape(entry.shape)
+
+
+def _digest_of_the_rest(start: bytes, text: bytes) -> bytes:
+    return hashlib.sha256(start + text + len(text).to_bytes(8, "little")).digest()

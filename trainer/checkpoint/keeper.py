@@ -1,0 +1,122 @@
+"""What a run holds of its checkpoints: the one it goes on from, when the next is due, and what went wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+from model_store.errors import CheckpointError
+from model_store.spec import ModelSpec
+from trainer.checkpoint.description import Description, check_same_spec, description_from_json
+from trainer.checkpoint.file import Arrays
+from trainer.checkpoint.folder import CheckpointFolder, checkpoints_in
+from trainer.checkpoint.schedule import Every, Schedule
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was read: its file, its description, and the model's arrays."""
+
+    path: Path
+    description: Description
+    arrays: Arrays
+
+
+class Keeper:
+    """Keeps the checkpoints of one run in a folder, which it locks.
+
+    With `resume`, `earlier` is the newest sound checkpoint, or None where there is none yet, so that one command line
+    both begins and goes on. Without, the folder must hold none: they would be deleted as the run's own. `failed` and
+    `damaged` count checkpoints that could not be written or read, over the whole run. `on_warning` is told of both.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        every: Every,
+        *,
+        resume: bool = False,
+        on_warning: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._warn = on_warning
+        self._every = every
+        self._folder = CheckpointFolder(folder, on_warning)
+        self.earlier: Checkpoint | None = None
+        self.failed = self.damaged = 0
+        self._last: Description | None = None
+        try:
+            if resume:
+                self._read_newest()
+            else:
+                _check_empty(folder)
+        except BaseException:
+            self.close()
+            raise
+        self._schedule = Schedule(every, self.earlier.description.rows if self.earlier else 0)
+
+    def begin(self, spec: ModelSpec) -> Checkpoint | None:
+        """What to go on from; asked once, and forgotten here, so that its arrays can be freed.
+
+        CheckpointError if it was made with another spec.
+        """
+        earlier, self.earlier = self.earlier, None
+        if earlier is not None:
+            check_same_spec(spec, earlier.description.spec, str(earlier.path))
+        return earlier
+
+    def is_due(self, rows: int) -> bool:
+        """True if a checkpoint should be written now that `rows` rows are learned."""
+        return self._schedule.is_due(rows)
+
+    def save(self, description: Description, arrays: Arrays) -> None:
+        """Write a checkpoint. One that cannot be written is told of and counted; the run must go on without it."""
+        self._schedule.restart(description.rows)
+        description = replace(description, failed=self.failed, damaged=self.damaged)
+        if self._last is not None and _is_same(self._last, description):
+            return
+        try:
+            self._folder.write(description.rows, description.to_json(), arrays)
+            self._last = description
+        except OSError as error:
+            self.failed += 1
+            self._warn(
+                f"the checkpoint at {description.rows:,} rows could not be written to {self._folder.path}: "
+                f"{error.strerror}; learning goes on, the checkpoints before it are as they were"
+            )
+
+    def close(self) -> None:
+        """Let another run have the folder. May be called twice."""
+        self._folder.close()
+
+    def __enter__(self) -> Keeper:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _read_newest(self) -> None:
+        found = self._folder.newest()
+        if found is None:
+            return
+        path, written, arrays, damaged = found
+        description = description_from_json(written, str(path))
+        self.earlier = Checkpoint(path, description, arrays)
+        self.failed, self.damaged = description.failed, description.damaged + damaged
+        self._last = description
+
+
+def _check_empty(folder: Path) -> None:
+    if paths := checkpoints_in(folder):
+        raise CheckpointError(
+            f"{folder} holds checkpoints of an earlier run (the newest is {paths[0].name}); go on from it with "
+            "--resume, or begin anew in another folder"
+        )
+
+
+def _is_same(last: Description, now: Description) -> bool:
+    """True if nothing that matters has happened since the last checkpoint."""
+    return now == replace(last, ftrie=now.ftrie, created=now.created, seconds=now.seconds)

@@ -1,0 +1,137 @@
+"""The loop of a training run: learn batch after batch, and keep what a later run needs to go on from any of them.
+
+The state between two batches is a model, a place in the logs, and what was written so far; a checkpoint is these three.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from model_store.errors import FtrieError, InputError, Stopped
+from model_store.manifest import now
+from model_store.spec import ModelSpec
+from trainer.checkpoint.description import Description, Written
+from trainer.checkpoint.keeper import Keeper
+from trainer.hashing.examples import Examples
+from trainer.model import LearningModel
+from trainer.rejects import RejectLog
+from trainer.sources import LogReader, Position, ReadFile
+from trainer.stopping import StopSignals
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What stays the same over all the runs that go on from one another.
+
+    spec: as given; resolved: by the first log; columns: what is read from the log; sides: SHA-256 of the files of items
+    and users; initial: of the model begun with; read, seconds: how far, and how long, the runs before this one went.
+    """
+
+    spec: ModelSpec
+    resolved: ModelSpec
+    columns: tuple[str, ...]
+    sides: dict[str, str]
+    initial: str | None = None
+    read: tuple[ReadFile, ...] = ()
+    seconds: float = 0.0
+
+
+class Learning:
+    """Feeds a model, and saves it where it stands when that is due, at the end, and when a signal asks to stop."""
+
+    def __init__(
+        self,
+        model: LearningModel,
+        reader: LogReader,
+        rejects: RejectLog,
+        keeper: Keeper | None,
+        beginning: Beginning,
+    ) -> None:
+        self.model = model
+        self._reader = reader
+        self._rejects = rejects
+        self._keeper = keeper
+        self._beginning = beginning
+        self._began = time.perf_counter()
+        self._stop: Position | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Spent so far, by the runs before this one too."""
+        return self._beginning.seconds + time.perf_counter() - self._began
+
+    def learn_all(self, stream: Iterator[Examples], on_batch: Callable[[], None]) -> FtrieError | None:
+        """Learn from the stream to its end, or to the error that ends it, which is returned.
+
+        What was learned before a log breaks off, or a signal comes, is saved; before a bad row with --strict it is not.
+        """
+        if self._keeper is None:
+            return self._learn(stream, on_batch)
+        with StopSignals() as signals:
+            failure = self._learn(signals.until_stopped(stream), on_batch)
+        if isinstance(failure, Stopped):
+            failure = _explained(failure, self.model.rows)
+        return failure
+
+    def _learn(self, stream: Iterator[Examples], on_batch: Callable[[], None]) -> FtrieError | None:
+        while True:
+            try:
+                examples = next(stream, None)
+            except FtrieError as error:
+                self._save(self._read_so_far())
+                return error
+            if examples is None:
+                self._save(self._reader.bookmarks.until(None))
+                return None
+            try:
+                # Rejects first: with --strict nothing is learned from a batch that holds a bad row, nor after it.
+                self._rejects.add_all(examples.rejects)
+            except FtrieError as error:
+                return error
+            self.model.learn(examples)
+            self._stop = examples.stop
+            on_batch()
+            if self._keeper is not None and self._keeper.is_due(self.model.rows):
+                self._save(self._read_so_far())
+
+    def _read_so_far(self) -> tuple[ReadFile, ...]:
+        if self._stop is None:
+            return self._beginning.read
+        return self._reader.bookmarks.until(self._stop)
+
+    def _save(self, read: tuple[ReadFile, ...]) -> None:
+        if self._keeper is None:
+            return
+        rejects = Written(str(self._rejects.path) if self._rejects.path else None, self._rejects.sync())
+        description = Description(
+            ftrie=version("ftrie"),
+            created=now().isoformat(),
+            spec=self._beginning.spec.to_json(),
+            resolved=self._beginning.resolved.to_json(),
+            columns=self._beginning.columns,
+            rows=self.model.rows,
+            keys=self.model.table.used,
+            seconds=self.seconds,
+            read=read,
+            reject_counts=dict(self._rejects.counts_as_met),
+            rejects=rejects,
+            sides=self._beginning.sides,
+            initial=self._beginning.initial,
+        )
+        self._keeper.save(description, self.model.state())
+
+
+def _explained(stopped: Stopped, rows: int) -> Stopped:
+    message = f"{stopped} when {rows:,} rows were learned; --resume goes on from there"
+    return Stopped(message, stopped.exit_code - 128)
+
+
+def check_sides(earlier: Collection[str], now: Collection[str]) -> None:
+    """Raise InputError unless the same files of items and users are joined as in the run before."""
+    for name in ("items", "users"):
+        if (name in earlier) != (name in now):
+            said = "with" if name in earlier else "without"
+            raise InputError(f"the run to go on with was begun {said} --{name}; give the same")

@@ -1,0 +1,71 @@
+"""Signals that end a run in good order: the batch at hand is finished, then the run is told.
+
+A second signal takes the way it took before, so that a run that is stuck can still be ended.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
+
+from model_store.errors import Stopped
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+Item = TypeVar("Item")
+
+
+class StopSignals:
+    """While entered, a signal ends `until_stopped`. Does nothing in a thread other than the main one.
+
+    Who waits for a batch is interrupted at once: that batch is not learned from, and will be read again. Who learns
+    is not interrupted.
+    """
+
+    def __init__(self) -> None:
+        self._asked = 0
+        self._waiting = False
+        self._before: dict[int, Any] = {}
+
+    def until_stopped(self, items: Iterator[Item]) -> Iterator[Item]:
+        """The items, until they end. Raises Stopped, between two of them, once a signal has come."""
+        while True:
+            self._waiting = True
+            try:
+                if self._asked:
+                    raise _stopped(self._asked)
+                item = next(items, None)
+            finally:
+                self._waiting = False
+            if item is None:
+                return
+            yield item
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            # nohup's wish is kept.
+            kept = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._ask) for number in kept}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self._asked = number
+        self._restore()
+        if self._waiting:
+            raise _stopped(number)
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+
+def _stopped(number: int) -> Stopped:
+    return Stopped(f"stopped by {signal.Signals(number).name}", number)
