@@ -184,8 +184,8 @@ class LearnerSection(Section):
             )
         if (self.algorithm, self.rate, self.precision) == ("fobos", "global", "q2.13"):
             raise ValueError(
-                'precision = "q2.13" does not fit algorithm = "fobos" with rate = "global", which keeps a weight divided by '
-                'all its shrinking, beyond the range of 16 bits; take another rate, or precision = "f64"'
+                'precision = "q2.13" does not fit algorithm = "fobos" with rate = "global", which keeps a weight '
+                'divided by all its shrinking, beyond the range of 16 bits; take another rate, or precision = "f64"'
             )
         return self
 
