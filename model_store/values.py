@@ -86,7 +86,7 @@ def not_real(number: float) -> str:
 @lru_cache(maxsize=1 << 16)
 def time_part(text: str, form: str | None, part: str) -> bytes:
     """The `part` (UTC) of a time written in `form`: None is ISO-8601; `epoch_s`, `epoch_ms`, or strptime's letters."""
-    moment = _parse_time(text, form)
+    moment = parse_time(text, form)
     return b"%d" % (moment.weekday() if part == "weekday" else getattr(moment, part))
 
 
@@ -107,7 +107,8 @@ def set_members(value: Value, separator: str | None) -> dict[bytes, float]:
     return {text: 1.0 for text in texts if text}
 
 
-def _parse_time(text: str, form: str | None) -> datetime:
+def parse_time(text: str, form: str | None) -> datetime:
+    """The moment, in UTC, that is written in `form` (as for `time_part`). Raises FieldValueError."""
     try:
         if form in ("epoch_s", "epoch_ms"):
             return datetime.fromtimestamp(float(text) / (1 if form == "epoch_s" else 1000), UTC)

@@ -6,7 +6,7 @@ Knows the spec and the columns; knows nothing of the table or the learner.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ import pyarrow as pa
 from model_store.cells import addresses, parse_labels, parse_weights
 from model_store.columns import TokenColumn, token_columns
 from model_store.features import FeaturePlan
-from model_store.kernels import digest_columns
 from model_store.keys import MAX_KEY_BYTES
 from model_store.spec import ModelSpec
 from model_store.spec_sections import MAX_CROSS_FIELDS
@@ -25,11 +24,17 @@ from trainer.hashing import kernels
 from trainer.hashing.compiled import cross_fields, key_prefixes, key_rules, value_rules
 from trainer.hashing.compiled import prefix_table as prefix_table
 from trainer.hashing.kernels import TokenBytes, TokenLayout
+from trainer.hashing.layout import lay_out
 from trainer.kernels import HashedRows
 from trainer.rejects import Reject
+from trainer.requests.ids import request_ids
+from trainer.requests.sampling import Sample, Sampling
 from trainer.sources import Position, RowBatch
+from trainer.times import parse_times, time_format
 
 _NO_NUMBERS = np.empty(0)
+_NO_IDS = np.empty(0, np.uint64)
+_NO_TIMES = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,9 @@ class Examples:
     """Good rows of a batch, hashed and ready to learn.
 
     rows: int32[m], their places in the batch; hashed: what learners take; tokens: where their keys' bytes come from;
-    texts: the token texts of each field, which keep those bytes alive; stop: where reading goes on behind the batch.
+    texts: the token texts of each field, which keep those bytes alive; stop: where reading goes on behind the batch,
+    and a later run too if it is resumable; subsampled: rows that were not drawn; requests: uint64[m], a hash of each
+    row's request id, empty where the log has none; times: int64[m], microseconds since 1970, empty where not needed.
     """
 
     rows: npt.NDArray[np.int32]
@@ -47,6 +54,10 @@ class Examples:
     rejects: tuple[Reject, ...]
     rows_read: int
     stop: Position
+    subsampled: int = 0
+    requests: npt.NDArray[np.uint64] = field(default_factory=lambda: _NO_IDS)
+    times: npt.NDArray[np.int64] = field(default_factory=lambda: _NO_TIMES)
+    resumable: bool = True
 
 
 class ExampleMaker:
@@ -63,72 +74,66 @@ class ExampleMaker:
         self.rules = key_rules(self.plan, self.feature_rules.owner)
         self._value_rules = value_rules(self.feature_rules, len(self.prefixes))
         self._crosses = cross_fields(self.plan)
+        self._sampling = Sampling.of(spec)
+        self._time_format = time_format(spec)
 
     def make(self, batch: RowBatch) -> Examples:
-        """Hash a batch. Rows with a bad value are left out and named in `rejects`, those of the reader among them."""
-        bad: dict[int, str] = {}
-        labels, found = parse_labels(batch.columns[self.spec.input.label])
-        _note(bad, self.spec.input.label, found)
-        weights = _NO_NUMBERS
-        if self.spec.input.weight is not None:
-            weights, found = parse_weights(batch.columns[self.spec.input.weight])
-            _note(bad, self.spec.input.weight, found)
-        arrays = [batch.columns[field.column] for field in self.plan.fields]
-        columns = token_columns(self.plan.fields, arrays)
-        for field, column in zip(self.plan.fields, columns, strict=True):
-            _note(bad, field.column, column.bad)
-        self._note_long_crosses(bad, columns, batch.rows)
-        rows = _good_rows(batch.rows, bad)
-        tokens = self._lay_out(columns, batch.rows)
-        hashed = self._assemble(rows, labels[rows], weights[rows] if weights.size else weights, tokens)
+        """Draw from a batch what is learned from, and hash it.
+
+        Rows with a bad value are left out and named in `rejects`, those of the reader among them. Rows that are not
+        drawn are not looked at.
+        """
+        sample = self._draw(batch)
+        drawn, bad = sample.batch, dict[int, str]()
+        labels, weights, times = self._outcomes(sample, bad)
+        columns = self._columns(drawn, bad)
+        rows = _good_rows(drawn.rows, bad)
+        tokens = lay_out(columns, drawn.rows, self.rules.raw, self._crosses, self.feature_rules.owner)
+        hashed = self._assemble(rows, labels[rows], _of_rows(weights, rows), tokens)
         self._set_apart(rows, hashed, tokens, columns)
-        rejects = tuple(Reject(batch.file, int(batch.lines[row]), bad[row]) for row in bad)
-        texts = [column.text for column in columns]
+        rejects = tuple(Reject(batch.file, int(drawn.lines[row]), bad[row]) for row in bad)
         return Examples(
-            rows, hashed, tokens, texts, _in_order(batch.rejects + rejects), batch.rows, batch.stop
+            rows=rows,
+            hashed=hashed,
+            tokens=tokens,
+            texts=[column.text for column in columns],
+            rejects=_in_order(batch.rejects + rejects),
+            rows_read=batch.rows,
+            stop=batch.stop,
+            subsampled=sample.left_out,
+            requests=_of_rows(sample.ids, rows),
+            times=_of_rows(times, rows),
+            resumable=batch.resumable,
         )
 
-    def _lay_out(self, columns: Sequence[TokenColumn], rows: int) -> TokenLayout:
-        dense = [i for i, column in enumerate(columns) if column.starts is None]
-        lists = [i for i, column in enumerate(columns) if column.starts is not None]
-        sizes = [len(column.text) for column in columns]
-        base, list_of = np.zeros(len(columns), np.int64), np.full(len(columns), -1, np.int64)
-        digests = np.empty(sum(sizes), np.uint64)
-        self._digest(dense, columns, digests[: len(dense) * rows].reshape(len(dense), rows))
-        for place, index in enumerate(dense):
-            base[index] = place * rows
-        at = len(dense) * rows
-        for place, index in enumerate(lists):
-            base[index], list_of[index] = at, place
-            self._digest([index], columns, digests[at : at + sizes[index]].reshape(1, -1))
-            at += sizes[index]
-        starts = np.zeros((max(len(lists), 1), rows + 1), np.int32)
-        for place, index in enumerate(lists):
-            starts[place] = _starts_of(columns[index])
-        values = self._values(columns, base, digests)
-        return TokenLayout(digests, values, base, list_of, starts, self._crosses, self.feature_rules.owner)
+    def _draw(self, batch: RowBatch) -> Sample:
+        if self.spec.input.request is None and self._sampling is None:
+            return Sample(batch, _NO_IDS, _NO_NUMBERS, 0)
+        ids = request_ids(batch, self.spec.input.request)
+        return self._sampling.draw(batch, ids) if self._sampling else Sample(batch, ids, _NO_NUMBERS, 0)
 
-    def _digest(self, chosen: Sequence[int], columns: Sequence[TokenColumn], out: Any) -> None:
-        if chosen and out.shape[1]:
-            data, offsets = addresses([columns[index].text for index in chosen])
-            digest_columns(data, offsets, out.shape[1], self.rules.raw[list(chosen)], out)
+    def _outcomes(self, sample: Sample, bad: dict[int, str]) -> tuple[Any, Any, Any]:
+        """Labels; weights, empty where all are 1; and times, empty where nothing goes by them."""
+        given, columns = self.spec.input, sample.batch.columns
+        labels, found = parse_labels(columns[given.label])
+        _note(bad, given.label, found)
+        weights, times = sample.factors, _NO_TIMES
+        if given.weight is not None:
+            weights, found = parse_weights(columns[given.weight])
+            _note(bad, given.weight, found)
+            weights = weights * sample.factors if sample.factors.size else weights
+        if given.timestamp is not None and self.spec.learner.ttl_seconds is not None:
+            times, found = parse_times(columns[given.timestamp], self._time_format)
+            _note(bad, given.timestamp, found)
+        return labels, weights, times
 
-    def _values(self, columns: Sequence[TokenColumn], base: Any, digests: Any) -> npt.NDArray[np.float64]:
-        """The x of every token where some field has one; a real number's text is empty, but it is there."""
-        if all(column.x is None for column in columns):
-            return _NO_NUMBERS
-        values = np.ones(digests.size)
-        empty = _digest_of_nothing()
-        for index, column in enumerate(columns):
-            if column.x is not None:
-                part = slice(int(base[index]), int(base[index]) + column.x.size)
-                if column.starts is not None:
-                    values[part] = column.x
-                    continue
-                absent = np.isnan(column.x)
-                values[part] = np.where(absent, 0.0, column.x)
-                digests[part] = np.where(absent, np.uint64(0), empty)
-        return values
+    def _columns(self, batch: RowBatch, bad: dict[int, str]) -> list[TokenColumn]:
+        plans = self.plan.fields
+        columns = token_columns(plans, [batch.columns[plan.column] for plan in plans])
+        for plan, column in zip(plans, columns, strict=True):
+            _note(bad, plan.column, column.bad)
+        self._note_long_crosses(bad, columns, batch.rows)
+        return columns
 
     def _assemble(self, rows: Any, labels: Any, weights: Any, tokens: TokenLayout) -> HashedRows:
         size = int(rows.size) * len(self.prefixes)
@@ -174,11 +179,6 @@ class ExampleMaker:
                     )
 
 
-def _starts_of(column: TokenColumn) -> npt.NDArray[np.int32]:
-    assert column.starts is not None
-    return column.starts
-
-
 def _row_texts(column: TokenColumn, row: int) -> list[bytes]:
     if column.starts is None:
         return [column.text[row].as_py()]
@@ -189,6 +189,11 @@ def _row_texts(column: TokenColumn, row: int) -> list[bytes]:
 def _longest(text: Any) -> int:
     lengths = pa.compute.binary_length(text)
     return int(pa.compute.max(lengths).as_py() or 0)
+
+
+def _of_rows(numbers: Any, rows: npt.NDArray[np.int32]) -> Any:
+    """Those of the rows; none where there are none of any row."""
+    return numbers[rows] if numbers.size else numbers
 
 
 def _note(bad: dict[int, str], column: str, found: Sequence[tuple[int, str]]) -> None:
@@ -205,7 +210,3 @@ def _good_rows(rows: int, bad: dict[int, str]) -> npt.NDArray[np.int32]:
 
 def _in_order(rejects: Sequence[Reject]) -> tuple[Reject, ...]:
     return tuple(sorted(rejects, key=lambda reject: reject.line))
-
-
-def _digest_of_nothing() -> np.uint64:
-    return np.uint64(kernels.digest_of_nothing())

@@ -22,6 +22,10 @@ class RowBatch:
     1-based physical line on which each row begins in its file (the header of a CSV file is line 1); for
     Parquet the 1-based row number. `rejects` are the rows of this stretch of the file that could not be read,
     in order. A batch may be all rejects. `stop` is where reading goes on behind it.
+
+    Told by `trainer.requests.whole`, where requests are sampled: `first_row`, how many rows of the stream come before;
+    `clicked`, bool[rows], whether each row's request has a click; not `resumable`: the next batch begins inside a
+    request whose first rows stand here, so a later run may not begin there.
     """
 
     columns: dict[str, pa.Array]
@@ -30,6 +34,9 @@ class RowBatch:
     rejects: tuple[Reject, ...]
     rows: int
     stop: Position
+    first_row: int = 0
+    clicked: npt.NDArray[np.bool_] | None = None
+    resumable: bool = True
 
     def from_line(self, line: int) -> RowBatch:
         """The part of the batch that begins with this line: its rows and its rejects."""

@@ -1,0 +1,148 @@
+"""Requests that a batch's end cuts in two: told whether they have a click before any of their rows goes on.
+
+A request is a run of rows with one id, within one file. Its last rows may come in the next batch, so the last request
+of a batch waits for that; batches are cut, never joined, and nothing is reordered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.cells import parse_labels
+from model_store.spec import ModelSpec
+from trainer.requests.ids import Ids, request_ids
+from trainer.sources import Position, RowBatch
+
+MOST_ROWS = 1 << 16
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass
+class _Open:
+    """A request that may go on: the parts of batches that hold it, its id, its rows so far, whether one is a click."""
+
+    parts: list[RowBatch]
+    id: int
+    rows: int
+    clicked: bool
+
+    def goes_on_in(self, batch: RowBatch, ids: Ids) -> bool:
+        """Whether the batch's first row belongs to this request."""
+        return self.is_of(batch) and self.rows < MOST_ROWS and (not ids.size or int(ids[0]) == self.id)
+
+    def is_of(self, batch: RowBatch) -> bool:
+        """Whether the batch stands behind this request in the same file."""
+        return self.parts[-1].stop.number == batch.stop.number
+
+    def add(self, part: RowBatch, clicks: Flags) -> None:
+        """Take one more part."""
+        self.parts.append(part)
+        self.rows += part.rows
+        self.clicked |= bool(clicks.any())
+
+    def told(self, ended: bool) -> Iterator[RowBatch]:
+        """Its parts. Only behind the last of them, and if the request `ended` there, may a later run go on."""
+        for part in self.parts:
+            clicked = np.full(part.rows, self.clicked)
+            yield replace(part, clicked=clicked, resumable=ended and part is self.parts[-1])
+
+
+class WholeRequests:
+    """Numbers the rows of a stream of batches and tells, of each row, whether its request has a click.
+
+    A run of more than 65,536 rows with one id is taken as several requests, so that no log fills the memory.
+    """
+
+    def __init__(self, spec: ModelSpec, first_row: int = 0) -> None:
+        """`first_row`: how many rows of the stream earlier runs have read."""
+        self._label, self._request = spec.input.label, spec.input.request
+        self._rows = first_row
+        self._open: _Open | None = None
+        self._stop: Position | None = None
+
+    def of(self, batches: Iterable[RowBatch]) -> Iterator[RowBatch]:
+        """The same rows in the same order, in batches that also tell `first_row`, `clicked` and `resumable`."""
+        for batch in batches:
+            numbered = replace(batch, first_row=self._rows)
+            self._rows += batch.rows
+            yield from self._tell(numbered)
+            self._stop = batch.stop
+        yield from self._close()
+
+    def _tell(self, batch: RowBatch) -> Iterator[RowBatch]:
+        ids = request_ids(batch, self._request)
+        clicks = parse_labels(batch.columns[self._label])[0] == 1.0 if batch.rows else np.zeros(0, bool)
+        if self._open is not None and not self._open.goes_on_in(batch, ids):
+            yield from self._close()
+        before = self._open.rows if self._open is not None else 0
+        starts = np.flatnonzero(_starts(ids, before))
+        if not starts.size:
+            yield from self._take_whole(batch, clicks)
+            return
+        cut = int(starts[-1])
+        if cut:
+            clicked = _any_by_request(clicks[:cut], starts[:-1])
+            if self._open is not None:
+                self._open.clicked |= bool(clicks[: starts[0]].any())
+                clicked[: starts[0]] = self._open.clicked
+        yield from self._close(ended=not starts[0])
+        if cut:
+            yield replace(_slice(batch, 0, cut), clicked=clicked, stop=self._before(batch, cut))
+        tail = _slice(batch, cut, batch.rows)
+        self._open = _Open([tail], int(ids[-1]), tail.rows, bool(clicks[cut:].any()))
+
+    def _take_whole(self, batch: RowBatch, clicks: Flags) -> Iterator[RowBatch]:
+        """A batch in which no request begins."""
+        if self._open is None:
+            yield replace(batch, clicked=clicks)
+        else:
+            self._open.add(batch, clicks)
+
+    def _close(self, ended: bool = True) -> Iterator[RowBatch]:
+        if self._open is not None:
+            yield from self._open.told(ended)
+            self._open = None
+
+    def _before(self, batch: RowBatch, row: int) -> Position:
+        """The place of a row inside a batch: a batch's only place with an offset is its end."""
+        known = self._stop
+        if known is None or known.number != batch.stop.number:
+            known = Position(batch.file, number=batch.stop.number)
+        return known.until(int(batch.lines[row]))
+
+
+def _starts(ids: Ids, before: int) -> Flags:
+    """Where a request begins: another id, or its 65,536 rows are full. `before`: rows of the first one so far."""
+    if not ids.size:
+        return np.zeros(0, bool)
+    changes = np.concatenate([[before == 0], ids[1:] != ids[:-1]])
+    rows = np.arange(ids.size)
+    run = np.maximum.accumulate(np.where(changes, rows, -before if before else 0))
+    starts: Flags = changes | ((rows - run) % MOST_ROWS == 0)
+    return starts
+
+
+def _any_by_request(clicks: Flags, starts: npt.NDArray[np.int64]) -> Flags:
+    """Of each row, whether its request has a click in these rows; the first row begins or continues one."""
+    bounds = np.unique(np.concatenate([[0], starts]))
+    any_click = np.logical_or.reduceat(clicks, bounds)
+    return np.repeat(any_click, np.diff(np.append(bounds, clicks.size)))
+
+
+def _slice(batch: RowBatch, first: int, stop: int) -> RowBatch:
+    """Rows of a batch, with the rejects that stand among and before them (at its end: also behind them)."""
+    low = int(batch.lines[first]) if first else 0
+    high = int(batch.lines[stop]) if stop < batch.rows else None
+    return replace(
+        batch,
+        columns={name: column.slice(first, stop - first) for name, column in batch.columns.items()},
+        lines=batch.lines[first:stop],
+        rejects=tuple(r for r in batch.rejects if low <= r.line and (high is None or r.line < high)),
+        rows=stop - first,
+        first_row=batch.first_row + first,
+    )
