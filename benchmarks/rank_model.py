@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -37,12 +38,16 @@ CROSSES = (
 )
 
 
-def spec() -> ModelSpec:
+def spec(variants: int = 1, values: str = "single") -> ModelSpec:
     """The spec, resolved."""
     sides = {"user": USER_FIELDS, "context": CONTEXT_FIELDS, "item": ITEM_FIELDS}
     fields = "".join(f'{name} = {{ side = "{side}" }}\n' for side, names in sides.items() for name in names)
     crosses = "".join(f"[[crosses]]\nfields = {list(cross)}\n" for cross in CROSSES)
-    text = f'[model]\nname = "{NAME}"\n[input]\nlabel = "click"\n[fields]\n{fields}{crosses}'
+    names = "".join(f"v{number} = {{}}\n" for number in range(variants))
+    text = (
+        f'[model]\nname = "{NAME}"\n[input]\nlabel = "click"\n[fields]\n{fields}{crosses}[variants]\n{names}'
+    )
+    text += f'[learner]\nvalues = "{values}"\n'
     return parse_spec(text).resolve(["click", *FIELDS])
 
 
@@ -60,6 +65,14 @@ def artefact(seed: int = 7) -> Artefact:
         spec=spec(),
         metrics={},
     )
+
+
+def with_own_weights(artefact: Artefact, variants: int, seed: int = 8) -> Artefact:
+    """The same keys, and a random weight of each for every variant."""
+    weight = np.random.default_rng(seed).normal(0, 0.05, (artefact.rows, variants)).astype(np.float32)
+    every = np.full(artefact.rows, 2**variants - 1, np.uint32)
+    resolved = spec(variants, "per_variant")
+    return replace(artefact, weight=weight, rate=np.full_like(weight, 0.1), variants=every, spec=resolved)
 
 
 def _keys(draw: np.random.Generator) -> set[bytes]:

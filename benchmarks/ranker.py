@@ -28,6 +28,7 @@ from server.warm_up import warm_up
 COLUMNS = ("what", "unit", "median", "low", "high")
 ITEMS = 100_000
 CANDIDATES = (10, 200, 1000)
+VARIANTS = 8
 CALLS = 400
 
 
@@ -47,13 +48,19 @@ def measure() -> list[tuple[Any, ...]]:
     model = Model.build(artefact, 1)
     catalogue = Catalogue.build(model.plan, records)
     ranker = Ranker(model, catalogue)
+    own = shop.with_own_weights(artefact, VARIANTS)
+    owning = Model.build(own, 1)
+    each = f"{VARIANTS} variants' own weights"
     builds = {
         "Model.build": _seconds(lambda: Model.build(artefact, 1)),
         "Catalogue.build": _seconds(lambda: Catalogue.build(model.plan, records)),
         "Ranker": _seconds(lambda: Ranker(model, catalogue)),
+        f"Model.build, {each}": _seconds(lambda: Model.build(own, 1)),
+        f"Ranker, {each}": _seconds(lambda: Ranker(owning, catalogue)),
     }
     ids = catalogue.ids
     calls = {f"rank {count} of {ITEMS:,}, top 10": _rank_us(ranker, ids, count) for count in CANDIDATES}
+    calls |= {f"rank 200, {each}, in turn": _rank_us(Ranker(owning, catalogue), ids, 200, VARIANTS)}
     row_of = {item_id: row for row, item_id in enumerate(ids)}
     lookups = {
         "200 ids to rows, IdTable": _ids_us(ids, catalogue.rows.rows),
@@ -79,12 +86,13 @@ def _seconds(call: Callable[[], Any]) -> Callable[[], float]:
     return run
 
 
-def _rank_us(ranker: Ranker, ids: Sequence[str], count: int) -> Callable[[], float]:
+def _rank_us(ranker: Ranker, ids: Sequence[str], count: int, variants: int = 1) -> Callable[[], float]:
     draw = random.Random(5)
     fields = {**shop.USER_FIELDS, **shop.CONTEXT_FIELDS}
     users = [{name: f"{name}{draw.randrange(size)}" for name, size in fields.items()} for _ in range(CALLS)]
-    questions = cycle([(user, draw.sample(ids, count)) for user in users])
-    return lambda: _median_us(lambda: next(questions), lambda question: ranker.rank(*question, top_k=10))
+    asked = [(user, draw.sample(ids, count), (), n % variants, 10) for n, user in enumerate(users)]
+    questions = cycle(asked)
+    return lambda: _median_us(lambda: next(questions), lambda question: ranker.rank(*question))
 
 
 def _ids_us(ids: Sequence[str], look_up: Callable[[Sequence[str]], Any]) -> Callable[[], float]:

@@ -48,7 +48,8 @@ class Oracle:
     def __init__(self, artefact: Artefact) -> None:
         self.plan = FeaturePlan.of(artefact.spec)
         keys = map(artefact.key, range(artefact.rows))
-        values = zip(artefact.weight.tolist(), artefact.variants.tolist(), strict=True)
+        variants = range(len(artefact.spec.variants))
+        values = zip(*(artefact.weights_of(bit).tolist() for bit in variants), strict=True)
         self._weights = dict(zip(keys, values, strict=True))
 
     @classmethod
@@ -59,5 +60,7 @@ class Oracle:
     def score(self, example: Mapping[str, Value], variant: str) -> float:
         """The sum of the weights of the example's keys that the variant uses."""
         bit = self.plan.variants.index(variant)
-        found = ((self._weights.get(key, (0.0, 0)), x) for key, x, _ in self.plan.keys(example))
-        return sum(weight * x for (weight, mask), x in found if mask >> bit & 1)
+        found = (
+            (self._weights[key][bit], x) for key, x, _ in self.plan.keys(example) if key in self._weights
+        )
+        return sum(weight * x for weight, x in found)
