@@ -5,18 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from model_store.errors import SpecError
-from model_store.spec import parse_spec
 from model_store.learner_section import LearnerSection
+from model_store.spec import parse_spec
 from tests.trainer.ftrl_oracle import FtrlOracle
 from tests.trainer.logs import batch_of, learn, model_of, shop_rows, shop_spec, state_of
-from trainer.model import check_learner
 
 TOLERANCE = 1e-12
 
 
 def oracle_of(rows, model):
-    f = model.learner.parameters
+    f = model.spec.learner
     plan = model.maker.plan
     oracle = FtrlOracle(f.alpha, f.beta, f.l1, f.l2, len(plan.variants))
     scores = []
@@ -38,10 +36,9 @@ def test_kernel_equals_the_textbook(variants, seed):
     for key, (z, n) in state.items():
         assert z == pytest.approx(oracle.z[key], rel=TOLERANCE, abs=TOLERANCE)
         assert n == pytest.approx(oracle.n[key], rel=TOLERANCE, abs=TOLERANCE)
-    weights = model.weights()
-    keys = model.table.keys()
-    for slot, key in zip(keys.slots, state, strict=True):
-        assert weights[slot] == pytest.approx(oracle.weight(key), rel=TOLERANCE, abs=TOLERANCE)
+    weights = model.coordinates.weights(model.table.keys())
+    for weight, key in zip(weights[:, 0], state, strict=True):
+        assert weight == pytest.approx(oracle.weight(key), rel=TOLERANCE, abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("variants", [1, 3])
@@ -108,7 +105,7 @@ def test_growing_in_the_middle_of_a_batch_changes_nothing():
     small, large = (model_of(shop_spec(), list(rows[0])) for _ in range(2))
     from trainer.table import ValueTable
 
-    small.table = ValueTable(capacity=64)
+    small.coordinates.table = ValueTable(capacity=64)
     learn(small, rows), learn(large, rows)
     small.table._check()
     assert small.table.slots.size < large.table.slots.size
@@ -147,14 +144,6 @@ def test_bad_rows_are_left_out_and_named():
     assert reasons[6].endswith("expected a finite number")
     assert reasons[7] == "brand: the key would be 5006 bytes long; the limit is 4096"
     assert reasons[8] == "importance: got -1, expected a weight >= 0"
-
-
-@pytest.mark.parametrize(
-    "change", [{"algorithm": "rda"}, {"values": "per_variant"}, {"rate": "counts"}, {"precision": "q2.13"}]
-)
-def test_what_is_not_built_yet_is_a_spec_error(change):
-    with pytest.raises(SpecError, match="not built yet"):
-        check_learner(LearnerSection(**change))
 
 
 def test_the_other_rate_form_is_the_same_learner():

@@ -154,10 +154,10 @@ def _mark(learner: Any, marks: Any, v: Any) -> Any:
 
 @implements(worn, Fobos)
 def _worn(learner: Any, marks: Any) -> Any:
+    smallest = 1.0
     for v in range(marks.shape[0]):
-        if marks[v, 1] < _SMALLEST_A:
-            return True
-    return False
+        smallest = min(smallest, marks[v, 1])
+    return smallest < _SMALLEST_A
 
 
 @implements(fresh_marks, Fobos)
