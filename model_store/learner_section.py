@@ -28,7 +28,7 @@ _RATES: dict[str, tuple[str, ...]] = {
     "rda": ("global", "gradients"),
     "ftrl": ("gradients", "counts", "constant"),
 }
-_REGULARIZERS: dict[str, tuple[str, ...]] = {
+REGULARIZERS: dict[str, tuple[str, ...]] = {
     "ogd": (),
     "truncation": (),
     "truncated_gradient": ("l1",),
@@ -104,7 +104,7 @@ class LearnerSection(Section):
 
     def takes(self, regularizer: str) -> bool:
         """Whether the algorithm knows this regularizer, l1 or l2."""
-        return regularizer in _REGULARIZERS[self.algorithm]
+        return regularizer in REGULARIZERS[self.algorithm]
 
     @property
     def ttl_rows(self) -> int | None:
@@ -144,7 +144,7 @@ class LearnerSection(Section):
     def _regularizers_fit(self) -> Self:
         for name in ("l1", "l2"):
             if getattr(self, name) and not self.takes(name):
-                having = ", ".join(a for a, names in _REGULARIZERS.items() if name in names)
+                having = ", ".join(a for a, names in REGULARIZERS.items() if name in names)
                 raise ValueError(
                     f'{name} does not belong to algorithm = "{self.algorithm}"; it belongs to {having}'
                 )
