@@ -27,7 +27,8 @@ class Beginning:
     """What stays the same over all the runs that go on from one another.
 
     spec: as given; resolved: by the first log; columns: what is read from the log; sides: SHA-256 of the files of items
-    and users; initial: of the model begun with; read, seconds: how far, and how long, the runs before this one went.
+    and users; initial: of the model begun with; read, seconds: how far, and how long, the runs before this one went;
+    rows_read: all rows they read, subsampled: those they did not draw.
     """
 
     spec: ModelSpec
@@ -37,6 +38,8 @@ class Beginning:
     initial: str | None = None
     read: tuple[ReadFile, ...] = ()
     seconds: float = 0.0
+    rows_read: int = 0
+    subsampled: int = 0
 
 
 class Learning:
@@ -57,6 +60,8 @@ class Learning:
         self._beginning = beginning
         self._began = time.perf_counter()
         self._stop: Position | None = None
+        self.rows_read = beginning.rows_read
+        self.subsampled = beginning.subsampled
 
     @property
     def seconds(self) -> float:
@@ -69,30 +74,33 @@ class Learning:
         What was learned before a log breaks off, or a signal comes, is saved; before a bad row with --strict it is not.
         """
         if self._keeper is None:
-            return self._learn(stream, on_batch)
+            return self._learn(_resumable(stream), on_batch)
         with StopSignals() as signals:
-            failure = self._learn(signals.until_stopped(stream), on_batch)
+            failure = self._learn(signals.until_stopped(_resumable(stream)), on_batch)
         if isinstance(failure, Stopped):
             failure = _explained(failure, self.model.rows)
         return failure
 
-    def _learn(self, stream: Iterator[Examples], on_batch: Callable[[], None]) -> FtrieError | None:
+    def _learn(self, stream: Iterator[list[Examples]], on_batch: Callable[[], None]) -> FtrieError | None:
         while True:
             try:
-                examples = next(stream, None)
+                batches = next(stream, None)
             except FtrieError as error:
                 self._save(self._read_so_far())
                 return error
-            if examples is None:
+            if batches is None:
                 self._save(self._reader.bookmarks.until(None))
                 return None
-            try:
-                # Rejects first: with --strict nothing is learned from a batch that holds a bad row, nor after it.
-                self._rejects.add_all(examples.rejects)
-            except FtrieError as error:
-                return error
-            self.model.learn(examples)
-            self._stop = examples.stop
+            for examples in batches:
+                try:
+                    # Rejects first: with --strict nothing is learned from a batch that holds a bad row, nor after it.
+                    self._rejects.add_all(examples.rejects)
+                except FtrieError as error:
+                    return error
+                self.model.learn(examples)
+                self.rows_read += examples.rows_read
+                self.subsampled += examples.subsampled
+                self._stop = examples.stop
             on_batch()
             if self._keeper is not None and self._keeper.is_due(self.model.rows):
                 self._save(self._read_so_far())
@@ -116,12 +124,24 @@ class Learning:
             keys=self.model.table.used,
             seconds=self.seconds,
             read=read,
+            rows_read=self.rows_read,
+            subsampled=self.subsampled,
             reject_counts=dict(self._rejects.counts_as_met),
             rejects=rejects,
             sides=self._beginning.sides,
             initial=self._beginning.initial,
         )
         self._keeper.save(description, self.model.state())
+
+
+def _resumable(stream: Iterator[Examples]) -> Iterator[list[Examples]]:
+    """Batches behind which a later run may go on, each after those that end inside one of its requests."""
+    together: list[Examples] = []
+    for examples in stream:
+        together.append(examples)
+        if examples.resumable:
+            yield together
+            together = []
 
 
 def _explained(stopped: Stopped, rows: int) -> Stopped:

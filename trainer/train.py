@@ -23,6 +23,7 @@ from trainer.learning import Beginning, Learning, check_sides
 from trainer.model import LearningModel
 from trainer.pipeline import default_threads, examples_of
 from trainer.rejects import RejectLog
+from trainer.requests.whole import WholeRequests
 from trainer.side_tables import SideTable, joined
 from trainer.sources import LogReader
 from trainer.sources.reader import BATCH_BYTES
@@ -47,10 +48,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run did. `rows` counts the rows learned from; `version` is None until the model is published."""
+    """What a run did. `version` is None until the model is published.
+
+    `rows` counts the rows learned from, `subsampled` those of requests without a click that were not drawn.
+    """
 
     rows: int
     rejected: int
+    subsampled: int
     seconds: float
     keys: int
     nonzero: int
@@ -65,6 +70,7 @@ class Report:
         return {
             "rows": self.rows,
             "rejected": self.rejected,
+            "subsampled": self.subsampled,
             "seconds": round(self.seconds, 6),
             "rows_per_second": round(self.rows / self.seconds, 1) if self.seconds else 0.0,
             "keys": self.keys,
@@ -130,6 +136,8 @@ def train(
         del earlier  # its arrays are in the model now
         learning = Learning(model, reader, rejects, keeper, beginning)
         batches = joined(reader.batches(beginning.columns), tables, maker.spec.wanted_columns())
+        if maker.spec.learner.subsample is not None:
+            batches = WholeRequests(maker.spec, beginning.rows_read).of(batches)
         with examples_of(batches, maker, threads or default_threads()) as stream:
             failure = learning.learn_all(stream, lambda: on_progress(_progress(model, reader)))
         if failure is None:
@@ -183,7 +191,17 @@ def _go_on(
             f"the file of {name} has changed since the checkpoint; rows from here on are joined with the new one"
         )
     resolved = spec_from_json(before.resolved, str(earlier.path))
-    return Beginning(spec, resolved, before.columns, sides, before.initial, before.read, before.seconds)
+    return Beginning(
+        spec=spec,
+        resolved=resolved,
+        columns=before.columns,
+        sides=sides,
+        initial=before.initial,
+        read=before.read,
+        seconds=before.seconds,
+        rows_read=before.rows_read,
+        subsampled=before.subsampled,
+    )
 
 
 def _progress(model: LearningModel, reader: LogReader) -> Progress:
@@ -197,6 +215,7 @@ def _report(learning: Learning, rejects: RejectLog, keeper: Keeper | None) -> Re
     return Report(
         rows=model.rows,
         rejected=rejects.count,
+        subsampled=learning.subsampled,
         seconds=learning.seconds,
         keys=model.table.used,
         nonzero=model.nonzero(),

@@ -30,10 +30,10 @@ class Description:
     """The description of a checkpoint.
 
     spec: canonical JSON as given; resolved: with its fields named by the first log; columns: what is read from the log;
-    rows: learned from; keys: in the table; seconds: spent by all the runs so far; read: how far each file was read;
-    reject_counts: bad rows by category; rejects, metrics: the files they are listed in; sides: SHA-256 of the files of
-    items and users; initial: of the model it began with; failed: checkpoints that could not be written; damaged: that
-    could not be read.
+    rows: learned from; rows_read: those, bad ones and `subsampled`, which were not drawn; keys: in the table; seconds:
+    spent by all the runs so far; read: how far each file was read; reject_counts: bad rows by category; rejects,
+    metrics: the files they are listed in; sides: SHA-256 of the files of items and users; initial: of the model it
+    began with; failed: checkpoints that could not be written; damaged: that could not be read.
     """
 
     ftrie: str
@@ -45,6 +45,8 @@ class Description:
     keys: int
     seconds: float
     read: tuple[ReadFile, ...]
+    rows_read: int = 0
+    subsampled: int = 0
     reject_counts: dict[str, int] = field(default_factory=dict)
     rejects: Written = Written()
     metrics: Written = Written()
