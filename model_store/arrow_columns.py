@@ -11,9 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from model_store.variant_weights import OWN_VALUES
+from model_store.errors import ArtefactError
 
 Array = npt.NDArray[Any]
+
+OWN_VALUES = ("weight", "rate")
+"""Columns with a number a key, or with one for each variant."""
 
 COLUMNS = [
     pa.field("key", pa.binary(), nullable=False),
@@ -68,3 +71,22 @@ def from_arrow(schema: pa.Schema, batches: list[pa.RecordBatch], name: str) -> A
     flat = [(part.flatten() if width else part).to_numpy() for part in parts]
     empty = np.zeros(0, (kind.value_type if width else kind).to_pandas_dtype())
     return np.concatenate([empty, *flat]).reshape([sum(map(len, parts)), *width])
+
+
+def refuse_nulls(batch: pa.RecordBatch) -> None:
+    """Raise ArtefactError for a null: a null list would leave its numbers out, and move those of all later rows."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if column.null_count:
+            raise ArtefactError(f"the model file is damaged: column {name!r} has {column.null_count} nulls")
+
+
+def columns_of(keys: pa.LargeBinaryArray) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """An Arrow array's bytes and offsets, copied, the first offset 0."""
+    _, offsets_buffer, data_buffer = keys.buffers()
+    width = np.int64 if keys.type in (pa.large_binary(), pa.large_utf8()) else np.int32
+    if offsets_buffer is None or len(keys) == 0:
+        return np.zeros(0, np.uint8), np.zeros(1, np.int64)
+    offsets = np.frombuffer(offsets_buffer, width)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
+    begin, end = int(offsets[0]), int(offsets[-1])
+    data = np.frombuffer(data_buffer, np.uint8)[begin:end].copy() if end > begin else np.zeros(0, np.uint8)
+    return data, offsets - begin

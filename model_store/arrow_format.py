@@ -17,8 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store import fixed_point
-from model_store.arrow_columns import columns, from_arrow, to_arrow, weight_type
-from model_store.artefact import Array, Artefact, JsonSource, check, columns_of
+from model_store.arrow_columns import columns, columns_of, from_arrow, refuse_nulls, to_arrow, weight_type
+from model_store.artefact import Array, Artefact, JsonSource
+from model_store.artefact_checks import check
 from model_store.calibration import Calibration
 from model_store.errors import ArtefactError, SpecError
 from model_store.manifest import metrics_from_json, metrics_to_json
@@ -171,15 +172,8 @@ def _read(data: bytes | bytearray | memoryview) -> tuple[pa.Schema, list[pa.Reco
     batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
     for batch in batches:
         batch.validate(full=True)
-        _refuse_nulls(batch)
+        refuse_nulls(batch)
     return reader.schema, batches
-
-
-def _refuse_nulls(batch: pa.RecordBatch) -> None:
-    """A list that is null would leave its numbers out, and move those of all later rows."""
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if column.null_count:
-            raise ArtefactError(f"the model file is damaged: column {name!r} has {column.null_count} nulls")
 
 
 def _check_schema(schema: pa.Schema) -> None:

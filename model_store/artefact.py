@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from model_store import fixed_point
-from model_store.calibration import Calibration, check_fits
+from model_store.arrow_columns import columns_of
+from model_store.artefact_checks import check, check_shapes, is_sorted
+from model_store.calibration import Calibration
 from model_store.errors import ArtefactError
-from model_store.keys import MAX_KEY_BYTES
 from model_store.spec import ModelSpec
-from model_store.variant_weights import check_users, check_widths
 from model_store.whole_file import write_whole
 
 Array = npt.NDArray[Any]
@@ -101,8 +101,8 @@ class Artefact:
             source,
             calibration,
         )
-        _check_shapes(artefact)
-        if not _is_sorted(artefact.key_array()):
+        check_shapes(artefact)
+        if not is_sorted(artefact.key_array()):
             artefact = _sorted(artefact)
         check(artefact)
         return artefact
@@ -190,65 +190,6 @@ def _own(values: Array, dtype: npt.DTypeLike) -> Array:
     return np.require(values, dtype, ["C", "W", "O"])
 
 
-def check(artefact: Artefact) -> None:
-    """Raise ArtefactError unless every invariant of `Artefact` holds. O(rows)."""
-    _check_shapes(artefact)
-    keys = artefact.key_array()
-    if not _is_sorted(keys):
-        _raise_disorder(keys)
-    bad = ~(np.isfinite(artefact.weight) & np.isfinite(artefact.rate))
-    if bad.any():
-        row, *bit = np.unravel_index(int(np.argmax(bad)), bad.shape)
-        whose = f" for variant {list(artefact.spec.variants)[bit[0]]!r}" if bit else ""
-        raise ArtefactError(
-            f"key {artefact.key(int(row))!r} has weight {artefact.weight[row, *bit]} and rate "
-            f"{artefact.rate[row, *bit]}{whose}; expected finite numbers"
-        )
-    count = len(artefact.spec.variants)
-    if artefact.rows and int(np.bitwise_or.reduce(artefact.variants)) >> count:
-        raise ArtefactError(f"a key is used by a variant beyond the {count} of the spec")
-    check_users(artefact)
-    if artefact.calibration is not None:
-        fields = artefact.spec.fields.items()
-        request_fields = [name for name, field in fields if field.side != "item"]
-        check_fits(artefact.calibration, artefact.spec.variants, request_fields)
-
-
-def _check_shapes(artefact: Artefact) -> None:
-    rows, offsets = artefact.rows, artefact.key_offsets
-    for name in ("variants", "rate"):
-        if len(getattr(artefact, name)) != rows:
-            raise ArtefactError(
-                f"{rows} weights, but {len(getattr(artefact, name))} values in column {name!r}"
-            )
-    check_widths(artefact)
-    if len(offsets) != rows + 1 or offsets[0] != 0 or offsets[-1] != len(artefact.key_data):
-        raise ArtefactError(
-            f"the key offsets do not span {rows} keys of {len(artefact.key_data)} bytes in all"
-        )
-    lengths = np.diff(offsets)
-    if rows and not 0 < lengths.min() <= lengths.max() <= MAX_KEY_BYTES:
-        row = int(np.argmax((lengths < 1) | (lengths > MAX_KEY_BYTES)))
-        raise ArtefactError(f"key {row} has {lengths[row]} bytes; expected 1 to {MAX_KEY_BYTES}")
-    source = artefact.source
-    if source is not None and not len(source.fid) == len(source.value) == len(source.order) == rows:
-        raise ArtefactError(f"the JSON columns do not have {rows} rows each")
-
-
-def _is_sorted(keys: pa.LargeBinaryArray) -> bool:
-    """True if each key is less than the next one, as unsigned bytes."""
-    if len(keys) < 2:
-        return True
-    return bool(pc.all(pc.less(keys.slice(0, len(keys) - 1), keys.slice(1))).as_py())
-
-
-def _raise_disorder(keys: pa.LargeBinaryArray) -> None:
-    row = pc.index(pc.less(keys.slice(0, len(keys) - 1), keys.slice(1)), False).as_py()
-    first, second = keys[row].as_py(), keys[row + 1].as_py()
-    what = "occurs twice" if first == second else f"stands before {second!r}; keys must ascend"
-    raise ArtefactError(f"key {first!r} (row {row}) {what}")
-
-
 def _sorted(artefact: Artefact) -> Artefact:
     keys = artefact.key_array()
     order = pc.sort_indices(keys)
@@ -266,15 +207,3 @@ def _sorted(artefact: Artefact) -> Artefact:
         rate=artefact.rate[rows],
         source=source,
     )
-
-
-def columns_of(keys: pa.LargeBinaryArray) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """An Arrow array's bytes and offsets, copied, the first offset 0."""
-    _, offsets_buffer, data_buffer = keys.buffers()
-    width = np.int64 if keys.type in (pa.large_binary(), pa.large_utf8()) else np.int32
-    if offsets_buffer is None or len(keys) == 0:
-        return np.zeros(0, np.uint8), np.zeros(1, np.int64)
-    offsets = np.frombuffer(offsets_buffer, width)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
-    begin, end = int(offsets[0]), int(offsets[-1])
-    data = np.frombuffer(data_buffer, np.uint8)[begin:end].copy() if end > begin else np.zeros(0, np.uint8)
-    return data, offsets - begin

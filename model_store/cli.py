@@ -181,8 +181,8 @@ def export(
 ) -> None:
     """Write a published version to a file."""
     from model_store.model_files import check_ending, write_model
+    from model_store.one_variant import one_variant
     from model_store.store import Store
-    from model_store.variant_weights import one_variant
 
     check_ending(file)
     with Store.open(store) as opened:

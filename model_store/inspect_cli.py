@@ -34,8 +34,8 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Show a version: its manifest, metrics, keys per field and heaviest keys."""
+    from model_store.one_variant import one_variant
     from model_store.store import Store
-    from model_store.variant_weights import one_variant
 
     with Store.open(store) as opened:
         versions = opened.model(model)

@@ -11,9 +11,9 @@ import pytest
 
 from ftrie.cli import run
 from model_store.artefact import Artefact
+from model_store.one_variant import one_variant
 from model_store.store import Store
 from model_store.terminal import ask_json
-from model_store.variant_weights import one_variant
 from tests.model_store.models import KEYS, model, own_model
 
 JSON_MODEL = {

@@ -18,9 +18,9 @@ from model_store import arrow_format, json_model
 from model_store.artefact import Artefact, JsonSource
 from model_store.errors import ArtefactError, SpecError
 from model_store.json_model import JsonModel
+from model_store.one_variant import one_variant
 from model_store.spec import parse_spec
 from model_store.store import Store
-from model_store.variant_weights import one_variant
 from tests.model_store.models import KEYS, OWN, OWN_NAMES, OWN_SPEC, SPEC, SPEC_TEXT, model, own_model
 
 FLOAT32 = st.floats(allow_nan=False, allow_infinity=False, width=32)
@@ -108,6 +108,7 @@ def test_older_readers_are_told_by_the_format() -> None:
         ({"spec": SPEC}, r'learner.values = "single": expected \(5,\)'),
         ({"variants": np.full(5, 7)[:4]}, "5 weights, but 4 values in column 'variants'"),
         ({"variants": np.full(5, 8)}, "beyond the 3 of the spec"),
+        ({"variants": np.full((5, 3), 1)}, r"column 'variants' has the shape \(5, 3\)"),
         ({"variants": np.full(5, 3)}, r"weight 0\.25 for variant 'lean', which does not use it; expected 0"),
     ],
 )

@@ -12,8 +12,8 @@ import pytest
 
 from ftrie.client import Client, Ranking
 from model_store.errors import SpecError
+from model_store.one_variant import one_variant
 from model_store.store import Store
-from model_store.variant_weights import one_variant
 from server.catalogue import Catalogue
 from server.interning.halves import Halves
 from server.lifecycle import Server
