@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from model_store import arrow_format, json_model
 from model_store.artefact import Artefact, JsonSource
+from model_store.calibration import Calibration, PowerCurve, VariantCurves
 from model_store.errors import ArtefactError, SpecError
 from model_store.json_model import JsonModel
 from model_store.one_variant import one_variant
@@ -218,3 +219,12 @@ def test_the_json_form_of_own_weights_asks_for_a_variant() -> None:
         json_model.render(own_model())
     read = json_model.parse(json_model.render(one_variant(own_model(), "plain")))
     assert dict(zip(read.keys, read.values, strict=True)) == {KEYS[2]: 2.0, KEYS[3]: 4.0}
+
+
+def test_one_variant_keeps_its_own_calibration_only() -> None:
+    curves = {name: VariantCurves(PowerCurve(gamma, 1.0)) for name, gamma in [("base", 0.5), ("lean", 0.25)]}
+    artefact = own_model(calibration=Calibration("power", None, curves))
+    alone = one_variant(artefact, "lean").calibration
+    assert alone is not None
+    assert alone.variants == {"lean": curves["lean"]}
+    assert same(Artefact.from_bytes(artefact.to_bytes()), artefact)
