@@ -11,14 +11,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from model_store import fixed_point
 from model_store.artefact import Artefact
 from model_store.cells import addresses
 from model_store.spec import ModelSpec
 from model_store.spec_sections import MAX_CROSS_FIELDS
 from trainer import kernels
-from trainer.admission.rules import FeatureRules
+from trainer.admission.eviction import eviction_of
+from trainer.calibration.progressive import Calibrator
 from trainer.coordinates import Coordinates
-from trainer.hashing.examples import ExampleMaker, Examples, prefix_table
+from trainer.hashing.compiled import prefix_table
+from trainer.hashing.examples import ExampleMaker, Examples
 from trainer.hashing.kernels import key_tokens, write_keys
 from trainer.table import ValueTable
 from trainer.watching.metrics import Watching
@@ -30,7 +33,9 @@ class LearningModel:
     def __init__(self, maker: ExampleMaker, watching: Watching | None = None) -> None:
         self.spec: ModelSpec = maker.spec
         self.maker = maker
-        self.coordinates = Coordinates(maker.spec, maker.rules.masks, FeatureRules.of(maker.spec, maker.plan))
+        self.coordinates = Coordinates(maker.spec, maker.rules.masks, maker.feature_rules)
+        self._eviction = eviction_of(maker.spec)
+        self.evicted = 0
         self.metrics = (watching or Watching()).metrics(maker.spec, maker.plan)
         self._prefixes, self._prefix_starts = prefix_table(maker.prefixes)
 
@@ -47,19 +52,27 @@ class LearningModel:
     def learn(self, examples: Examples) -> None:
         """Predict, then learn from each example in turn; watch the predictions."""
         rows = examples.hashed
-        scores = np.empty((rows.labels.size, self.coordinates.lanes))
-        added = self.coordinates.learn(rows, 0, rows.labels.size, scores)
-        self._keep_keys(examples, added)
+        size = int(rows.labels.size)
+        scores = np.empty((size, self.coordinates.lanes))
+        begin = 0
+        while begin < size:
+            end = min(size, begin + self._eviction.next_row(self.rows) - self.rows)
+            added = self.coordinates.learn(rows, begin, end, scores)
+            self._keep_keys(examples, added)
+            self._sweep(examples.times[begin:end])
+            begin = end
         self.metrics.update(scores, examples)
+        if self.calibrator is not None:
+            self.calibrator.update(scores, examples)
 
     def nonzero(self) -> int:
         """How many keys have a weight, in any variant."""
-        return int(self.coordinates.weights(self.table.keys()).any(axis=1).sum())
+        return int(self._weights(self.table.keys()).any(axis=1).sum())
 
     def artefact(self) -> Artefact:
-        """What is published: every key with a weight, as float32, and its learning rate."""
+        """What is published: every key with a weight, as float32, its learning rate, and calibration curves."""
         keys = self.table.keys()
-        weight = self.coordinates.weights(keys).astype(np.float32)
+        weight = self._weights(keys)
         kept = weight.any(axis=1)
         offsets = np.zeros(int(kept.sum()) + 1, np.int64)
         np.cumsum(np.diff(keys.offsets)[kept], out=offsets[1:])
@@ -74,21 +87,40 @@ class LearningModel:
             rate=self._columns(rate),
             spec=self.spec,
             metrics={name: m.numbers() for name, m in self.metrics.summary().items()},
+            calibration=self.calibrator.calibration() if self.calibrator is not None else None,
         )
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """All that `restore` needs to go on as if nothing had happened."""
         state = {f"coordinates.{name}": array for name, array in self.coordinates.state().items()}
-        return state | {f"metrics.{name}": array for name, array in self.metrics.state().items()}
+        state |= {f"eviction.{name}": array for name, array in self._eviction.state().items()}
+        state |= {f"metrics.{name}": array for name, array in self.metrics.state().items()}
+        return state | {"evicted": np.array([self.evicted], np.int64)}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take over what `state` gave, of the same spec."""
-        for prefix, part in (("coordinates.", self.coordinates), ("metrics.", self.metrics)):
-            part.restore({n.removeprefix(prefix): a for n, a in state.items() if n.startswith(prefix)})
+        self.coordinates.restore(_part(state, "coordinates."))
+        self._eviction.restore(_part(state, "eviction."))
+        self.metrics.restore(_part(state, "metrics."))
+        self.evicted = int(state["evicted"][0])
+
+    def _weights(self, keys: TableKeys) -> npt.NDArray[np.float32]:
+        """Every key's weights as they are published: float32[keys, own]; with q2.13, at the nearest of its steps."""
+        weights = self.coordinates.weights(keys)
+        if self.spec.learner.precision == "q2.13":
+            return fixed_point.nearest(weights)
+        return weights.astype(np.float32)
 
     def _columns(self, numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """One number a key, or one for each variant where they have values of their own."""
         return numbers if self.spec.learner.values == "per_variant" else numbers[:, 0]
+
+    def _sweep(self, times: npt.NDArray[np.int64]) -> None:
+        """Drop the keys whose time is over, where a sweep is due behind the rows just learned."""
+        self._eviction.pass_rows(times)
+        before = self._eviction.due(self.rows)
+        if before is not None:
+            self.evicted += self.table.evict(before)
 
     def _keep_keys(self, examples: Examples, added: npt.NDArray[np.int64]) -> None:
         """Write the bytes of the keys that a batch admitted to the arena."""
@@ -102,3 +134,7 @@ class LearningModel:
         while (end := write_keys(*what, *places, self.table.arena, self.table.arena_bytes)) < 0:
             self.table.widen_arena()
         self.table.arena_bytes = end
+
+
+def _part(state: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:
+    return {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}

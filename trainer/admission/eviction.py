@@ -17,6 +17,7 @@ from model_store.spec import ModelSpec
 NO_TIME = np.iinfo(np.int64).min
 SWEEP_ROWS = 4096
 MICROSECONDS = 1_000_000
+FOREVER = 1 << 62
 
 _SWEEPS_PER_LIFE = 4
 _MARKS_PER_LIFE = 64
@@ -43,13 +44,35 @@ class Eviction(Protocol):
         """Take over a `state`."""
 
 
-def eviction_of(spec: ModelSpec) -> Eviction | None:
-    """The policy of a spec, None where keys live for ever."""
+def eviction_of(spec: ModelSpec) -> Eviction:
+    """The policy of a spec."""
     if spec.learner.ttl_rows is not None:
         return RowsToLive(spec.learner.ttl_rows)
     if spec.learner.ttl_seconds is not None:
         return TimeToLive(spec.learner.ttl_seconds * MICROSECONDS)
-    return None
+    return Never()
+
+
+class Never:
+    """Keys live for ever."""
+
+    def next_row(self, rows: int) -> int:
+        """No row that a log will reach."""
+        return rows + FOREVER
+
+    def pass_rows(self, times: npt.NDArray[np.int64]) -> None:
+        """Nothing to note."""
+
+    def due(self, rows: int) -> int | None:
+        """None."""
+        return None
+
+    def state(self) -> Arrays:
+        """Nothing."""
+        return {}
+
+    def restore(self, state: Mapping[str, npt.NDArray[np.int64]]) -> None:
+        """Nothing to restore."""
 
 
 class RowsToLive:

@@ -40,7 +40,8 @@ class FeatureRules:
     """What holds for each feature.
 
     owner: int64[features], the bias, field or cross it belongs to; inclusions and their places in the spec, one each;
-    l1: float64[features], or None where no rule has one; value_rules: of an owner, the longest `start` first.
+    l1: float64[features], NaN where no rule has one, or None if no rule has one at all; value_rules: of an owner, the
+    longest `start` first.
     """
 
     owner: npt.NDArray[np.int64]
@@ -63,7 +64,7 @@ class FeatureRules:
             owner=np.array([*range(len(prefixes)), *(rule.owner for rule in value_rules)], np.int64),
             inclusions=tuple(inclusion for inclusion, _ in settled),
             sources=tuple(source for _, source in settled),
-            l1=_l1(spec, rules, chains),
+            l1=_l1(rules, chains),
             value_rules=tuple(value_rules),
         )
 
@@ -129,10 +130,8 @@ def _inclusion(
     return (Inclusion() if is_bias else spec.learner.inclusion), "learner.inclusion"
 
 
-def _l1(
-    spec: ModelSpec, rules: dict[bytes, Rule], chains: Sequence[Sequence[bytes]]
-) -> npt.NDArray[np.float64] | None:
+def _l1(rules: dict[bytes, Rule], chains: Sequence[Sequence[bytes]]) -> npt.NDArray[np.float64] | None:
     if all(rule.l1 is None for rule in rules.values()):
         return None
     given = [[l1 for prefix in chain if (l1 := rules[prefix].l1) is not None] for chain in chains]
-    return np.array([l1s[0] if l1s else spec.learner.l1 for l1s in given])
+    return np.array([l1s[0] if l1s else np.nan for l1s in given])
