@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from model_store.artefact import Artefact
-from model_store.errors import FtrieError, SpecError
+from model_store.errors import CheckpointError, FtrieError, SpecError
 from model_store.jit import kernels_are_cached, mark_kernels_cached
 from model_store.spec import ModelSpec, parse_spec, spec_from_json
 from model_store.whole_file import write_whole
@@ -123,14 +123,16 @@ def train(
     on from; a run that begins may begin with the model `initial` instead of with none. Raises SpecError before
     anything is learned where the spec does not fit the log.
     """
-    earlier = keeper.begin(spec) if keeper is not None else None
+    earlier = keeper.take() if keeper is not None else None
     read = earlier.description.read if earlier else ()
     with LogReader(inputs, format=format, batch_bytes=batch_bytes, read=read, on_note=on_note) as reader:
-        beginning = _go_on(spec, earlier, tables, on_note) if earlier else _begin(spec, reader, tables)
+        beginning = (
+            _go_on(spec, earlier, tables, on_note) if earlier else _begin(spec, reader, tables, on_note)
+        )
         maker = ExampleMaker(beginning.resolved)
         model = LearningModel(maker, watching)
         if earlier is not None:
-            model.restore(earlier.arrays)
+            _restore(model, earlier)
         elif initial is not None:
             model.warm_start(initial)
         del earlier  # its arrays are in the model now
@@ -165,18 +167,32 @@ def kernels_are_ready() -> bool:
     return kernels_are_cached(_PART)
 
 
-def _begin(spec: ModelSpec, reader: LogReader, tables: Sequence[SideTable]) -> Beginning:
+def begin(
+    spec: ModelSpec, reader: LogReader, tables: Sequence[SideTable], on_note: Callable[[str], None]
+) -> Beginning:
     """Resolve the spec by the log's columns, then those that only a table has."""
-    in_log = reader.columns()
+    in_log = (*reader.columns(), *_expected_later(spec, reader, tables, on_note))
     names = dict.fromkeys(in_log)
     for table in tables:
         if table.key not in in_log:
             raise SpecError(f"input: no column {table.key!r} in the log; it has: {', '.join(in_log)}")
         names |= dict.fromkeys(table.columns)
-    resolved = spec.resolve(tuple(names))
+    resolved = spec.resolve(tuple(names), reader.kinds())
     wanted = dict.fromkeys((*resolved.wanted_columns(), *(table.key for table in tables)))
     columns = tuple(name for name in wanted if name in in_log)
     return Beginning(spec, resolved, columns, {table.name: table.sha256 for table in tables})
+
+
+def _expected_later(
+    spec: ModelSpec, reader: LogReader, tables: Sequence[SideTable], on_note: Callable[[str], None]
+) -> tuple[str, ...]:
+    """The columns of fields that no row has named so far, but that rows farther down may."""
+    known = {*reader.columns(), *(name for table in tables for name in table.columns)}
+    columns = dict.fromkeys(field.column or name for name, field in spec.fields.items())
+    later = tuple(name for name in columns if name not in known and reader.may_have(name))
+    if later:
+        on_note(f"no row at the log's beginning has {', '.join(later)}: without a value until one does")
+    return later
 
 
 def _go_on(
@@ -202,6 +218,16 @@ def _go_on(
         rows_read=before.rows_read,
         subsampled=before.subsampled,
     )
+
+
+def _restore(model: LearningModel, earlier: Checkpoint) -> None:
+    try:
+        model.restore(earlier.arrays)
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"{earlier.path} does not hold the state of this ftrie's learners ({error}); it was written by ftrie "
+            f"{earlier.description.ftrie}: go on with that one, or begin anew with another folder"
+        ) from error
 
 
 def _progress(model: LearningModel, reader: LogReader) -> Progress:
