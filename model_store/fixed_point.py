@@ -18,7 +18,7 @@ _STEPS_PER_UNIT = 8192.0
 def nearest(weights: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """Every weight at the nearest multiple of 2^-13 in [-4, 4); a tie goes to the even one. float32, exact."""
     steps = np.rint(np.asarray(weights, np.float64) * _STEPS_PER_UNIT)
-    return np.asarray(np.clip(steps * STEP, SMALLEST, LARGEST), np.float32)
+    return np.asarray(np.clip(steps * STEP, SMALLEST, LARGEST) + 0.0, np.float32)  # + 0.0: no -0.0
 
 
 def fits(weights: npt.NDArray[np.float32]) -> bool:

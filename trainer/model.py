@@ -23,7 +23,8 @@ from trainer.coordinates import Coordinates
 from trainer.hashing.compiled import prefix_table
 from trainer.hashing.examples import ExampleMaker, Examples
 from trainer.hashing.kernels import key_tokens, write_keys
-from trainer.table import ValueTable
+from trainer.table import TableKeys, ValueTable
+from trainer.warm_start import warm_start
 from trainer.watching.metrics import Watching
 
 
@@ -37,6 +38,7 @@ class LearningModel:
         self._eviction = eviction_of(maker.spec)
         self.evicted = 0
         self.metrics = (watching or Watching()).metrics(maker.spec, maker.plan)
+        self.calibrator = Calibrator.of(maker.spec)
         self._prefixes, self._prefix_starts = prefix_table(maker.prefixes)
 
     @property
@@ -64,6 +66,10 @@ class LearningModel:
         self.metrics.update(scores, examples)
         if self.calibrator is not None:
             self.calibrator.update(scores, examples)
+
+    def warm_start(self, artefact: Artefact) -> int:
+        """Begin with a published model: see `trainer/warm_start.py`. Returns how many of its keys were taken over."""
+        return warm_start(self, artefact)
 
     def nonzero(self) -> int:
         """How many keys have a weight, in any variant."""
@@ -95,6 +101,8 @@ class LearningModel:
         state = {f"coordinates.{name}": array for name, array in self.coordinates.state().items()}
         state |= {f"eviction.{name}": array for name, array in self._eviction.state().items()}
         state |= {f"metrics.{name}": array for name, array in self.metrics.state().items()}
+        if self.calibrator is not None:
+            state |= {f"calibrator.{name}": array for name, array in self.calibrator.state().items()}
         return state | {"evicted": np.array([self.evicted], np.int64)}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -102,6 +110,8 @@ class LearningModel:
         self.coordinates.restore(_part(state, "coordinates."))
         self._eviction.restore(_part(state, "eviction."))
         self.metrics.restore(_part(state, "metrics."))
+        if self.calibrator is not None:
+            self.calibrator.restore(_part(state, "calibrator."))
         self.evicted = int(state["evicted"][0])
 
     def _weights(self, keys: TableKeys) -> npt.NDArray[np.float32]:

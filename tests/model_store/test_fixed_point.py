@@ -64,7 +64,7 @@ def test_16_bit_weights_in_a_file_that_says_format_1_are_refused(monkeypatch: py
 def test_the_nearest_step_is_within_half_a_step_or_at_the_end_of_the_range(weights: list[float]) -> None:
     given_weights = np.array(weights, np.float32)
     near = fixed_point.nearest(given_weights)
-    assert fixed_point.fits(near + np.float32(0.0))
+    assert fixed_point.fits(near)
     inside = np.clip(given_weights, fixed_point.SMALLEST, fixed_point.LARGEST)
     assert (np.abs(near - inside) <= fixed_point.STEP / 2).all()
     assert fixed_point.from_int16(fixed_point.to_int16(near)).tolist() == near.tolist()

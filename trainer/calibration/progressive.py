@@ -96,9 +96,12 @@ class Calibrator:
             if self.rows == fold_at_or_before(self.rows):
                 self._fold()
 
-    def calibration(self) -> Calibration:
-        """The curves of all that is remembered now. A variant with too few examples has none."""
-        return Calibration(self.kind, self._by_name, self._fitted(self._past + self._window))
+    def calibration(self) -> Calibration | None:
+        """The curves of all that is remembered now; None if no variant has examples enough for one."""
+        fitted = self._fitted(self._past + self._window)
+        if not any(curves.whole or curves.values for curves in fitted.values()):
+            return None
+        return Calibration(self.kind, self._by_name, fitted)
 
     def report(self) -> dict[str, CalibrationReport]:
         """What the curves did so far, by variant."""
