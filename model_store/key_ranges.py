@@ -23,7 +23,7 @@ def key_ranges(artefact: Artefact) -> list[tuple[str, int, int]]:
     is just one, else to `other`.
     """
     rules = PrefixRules.of(FeaturePlan.of(artefact.spec))
-    rows = _Rows(artefact)
+    rows = SortedKeys(artefact)
     owned = [(name, rows.at_least(key), rows.at_least(key + b"\0")) for key, name in rules.exact.items()]
     owned += [(name, rows.at_least(prefix), rows.beyond(prefix)) for prefix, name in rules.prefixes if prefix]
     rest = next((name for prefix, name in rules.prefixes if not prefix), OTHER)
@@ -42,8 +42,8 @@ def _without_gaps(
         reached = max(reached, end)
 
 
-class _Rows(Sequence[bytes]):
-    """The sorted keys of an artefact, for bisection."""
+class SortedKeys(Sequence[bytes]):
+    """The sorted keys of an artefact, for bisection. Keys are read where they lie: O(1) each."""
 
     def __init__(self, artefact: Artefact) -> None:
         self._artefact = artefact
@@ -59,5 +59,5 @@ class _Rows(Sequence[bytes]):
         return bisect_left(self, key)
 
     def beyond(self, prefix: bytes) -> int:
-        """The first row after all that begin with `prefix`, which ends with `=`, so its successor is easy."""
-        return bisect_left(self, prefix[:-1] + bytes([prefix[-1] + 1]))
+        """The first row after all that begin with `prefix`. Keys are UTF-8, so 0xFF follows all that go on from it."""
+        return bisect_left(self, prefix + b"\xff")

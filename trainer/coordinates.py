@@ -116,6 +116,8 @@ class Coordinates:
             parameters = self.variants.parameters[v]
             l1 = self._l1[v, features if self._l1.shape[1] > 1 else 0]
             n = squares_of_rate(rate[:, v], parameters[0], parameters[1])
+            if self._section.rate == "counts":
+                n = np.floor(2.0 * n + 0.5) / 2.0  # what as many clicks as examples without can stand for
             a = state_of_weight(self._section, weight[:, v], n, parameters, np.broadcast_to(l1, n.shape))
             loops.save_each(self.table.layout, slots, v, self.learner, self.variants, a, n)
 
