@@ -127,7 +127,7 @@ def train(
     read = earlier.description.read if earlier else ()
     with LogReader(inputs, format=format, batch_bytes=batch_bytes, read=read, on_note=on_note) as reader:
         beginning = (
-            _go_on(spec, earlier, tables, on_note) if earlier else _begin(spec, reader, tables, on_note)
+            _go_on(spec, earlier, tables, on_note) if earlier else begin(spec, reader, tables, on_note)
         )
         maker = ExampleMaker(beginning.resolved)
         model = LearningModel(maker, watching)
