@@ -79,6 +79,14 @@ def note(message: str) -> None:
         print(message, file=sys.stderr, flush=True)
 
 
+def warn(message: str) -> None:
+    """Print one line on stderr about what went wrong while the work goes on; with `--json` too, as JSON."""
+    line = (
+        json.dumps({"warning": message}, ensure_ascii=False) if json_asked() else f"ftrie: warning: {message}"
+    )
+    print(line, file=sys.stderr, flush=True)
+
+
 def print_json(answer: Any) -> None:
     """Print `answer` as one line of JSON on stdout; a number that is not finite is an error, not `NaN`."""
     print(json.dumps(answer, ensure_ascii=False, allow_nan=False), flush=True)

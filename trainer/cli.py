@@ -1,16 +1,15 @@
-"""`ftrie train`: flags and output of a training run. What a run does lives in `trainer.train`."""
+"""`ftrie train`: its flags and output. What was asked is done in `trainer.asked`, a run in `trainer.train`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from model_store.errors import InputError, StoreError
+from model_store.errors import InputError
 from model_store.terminal import (
     DEFAULT_STORE,
     JsonOption,
@@ -18,16 +17,10 @@ from model_store.terminal import (
     note,
     print_json,
     print_table,
-    progress,
 )
 
 if TYPE_CHECKING:
-    from model_store.artefact import Artefact
-    from model_store.model_versions import ModelVersions
-    from model_store.spec import ModelSpec
-    from model_store.store import Store
-    from trainer.train import Progress, Report, Run
-    from trainer.watching.metrics import Watching
+    from trainer.train import Report
 
 
 def register(app: typer.Typer) -> None:
@@ -91,21 +84,66 @@ def train(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Hashing threads; the result does not depend on it.")
     ] = None,
+    batch_bytes: Annotated[
+        int,
+        typer.Option(
+            min=1024, metavar="N", help="Bytes of text read at once; the result does not depend on it."
+        ),
+    ] = 1 << 20,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep the run's state here as it learns, the last three times."),
+    ] = None,
+    every: Annotated[
+        str | None,
+        typer.Option(metavar="N|5m", help="How often: rows, or a time such as 30s, 5m, 1h; default 5m."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in DIR, if there is one.")
+    ] = False,
+    init_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERSION|FILE",
+            help="Begin with a published model: its version in the store, `active`, or a FILE.arrow.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Learn every variant of SPEC in one pass over click logs; save or publish the model.
 
     A bad row is counted, listed with --rejects, and skipped. A log that breaks off in the middle is an error: the
-    model of the rows before it can still be saved with --save, but is never published.
+    model of the rows before it can still be saved with --save, but is never published. With --checkpoint and --resume
+    a run that was killed goes on as if nothing had happened.
     """
     from model_store.spec import load_spec
     from model_store.store import Store
     from model_store.whole_file import check_writable
+    from trainer.asked import Asked, learn
+    from trainer.handing_over import hand_over
     from trainer.sources.inputs import expand
 
     model_spec = load_spec(spec)
     publish = publish or activate
-    sides = Sides(items, users)
+    if checkpoint is None and (resume or every is not None):
+        raise typer.BadParameter("--resume and --every say how --checkpoint DIR is used; name the folder")
+    asked = Asked(
+        items=items,
+        users=users,
+        rejects=rejects,
+        strict=strict,
+        metrics=metrics,
+        window=window,
+        slices=tuple(slices),
+        checkpoints=checkpoint,
+        every=every or "5m",
+        resume=resume,
+        init_from=init_from,
+        store=store,
+        format=input_format,
+        threads=threads,
+        batch_bytes=batch_bytes,
+    )
     # Outputs are looked at first: a wrong path or URL should not cost a training run, nor a log.
     _keep_what_is_read(
         (save, report, rejects, metrics), [str(spec), *expand(inputs), *filter(None, (items, users))]
@@ -115,9 +153,8 @@ def train(
     for path in filter(None, (save, report, metrics)):
         check_writable(path)
     with Store.open(store) if publish else nullcontext() as opened:
-        watched = Watched(metrics, window, tuple(slices))
-        run = _learn(model_spec, inputs, sides, rejects, strict, input_format, threads, watched)
-        _hand_over(run, save, opened, activate)
+        run = learn(model_spec, inputs, asked)
+        hand_over(run, save, opened, activate)
     if report is not None:
         run.report.write(report)
     if run.failure is not None:
@@ -132,103 +169,6 @@ def _keep_what_is_read(outputs: Iterable[Path | None], inputs: Iterable[str | Pa
         for path in existing:
             if name.exists() and path.samefile(name):
                 raise InputError(f"{path} is an input of this run; write to another file")
-
-
-class Sides(NamedTuple):
-    """The files with features that do not stand in the log."""
-
-    items: Path | None
-    users: Path | None
-
-
-class Watched(NamedTuple):
-    """What to write of the metrics, and where."""
-
-    file: Path | None
-    window: int
-    slices: tuple[str, ...]
-
-    @contextmanager
-    def watching(self) -> Iterator[Watching]:
-        """Hold the metrics file open, if one is wanted."""
-        from trainer.watching.metrics import Watching
-        from trainer.watching.metrics_file import MetricsFile
-
-        with MetricsFile(self.file) if self.file is not None else nullcontext() as opened:
-            yield Watching(self.window, self.slices, opened)
-
-
-def _learn(
-    spec: ModelSpec,
-    inputs: list[str],
-    sides: Sides,
-    rejects: Path | None,
-    strict: bool,
-    input_format: str | None,
-    threads: int | None,
-    watched: Watched,
-) -> Run:
-    from trainer.rejects import RejectLog
-    from trainer.side_tables import SideTable
-    from trainer.train import compile_kernels, kernels_are_ready, train
-
-    if not kernels_are_ready():
-        note("compiling kernels for the first time; some ten seconds, once")
-    compile_kernels()
-    tables = [SideTable.of_items(sides.items, spec.input)] if sides.items else []
-    tables += [SideTable.of_users(sides.users, spec.input)] if sides.users else []
-    with RejectLog(rejects, strict) as log, watched.watching() as watching, progress("learning") as bar:
-
-        def show(at: Progress) -> None:
-            fields = {"log-loss": at.logloss} if at.logloss is not None else {}
-            bar.update(at.rows, total=at.expected_rows, **fields, keys=at.keys)
-
-        run = train(
-            *(spec, inputs),
-            rejects=log,
-            tables=tables,
-            format=input_format,
-            threads=threads,
-            watching=watching,
-            on_progress=show,
-        )
-    if run.absent:
-        note(
-            f"no column was found for the optional fields {', '.join(run.absent)}; no row has a value of them"
-        )
-    return run
-
-
-def _hand_over(run: Run, save: Path | None, store: Store | None, activate: bool) -> None:
-    """Save and publish the model, as asked. A model of no rows replaces nothing, a broken-off one is only saved."""
-    if save is None and store is None:
-        return
-    if not run.report.rows:
-        nothing = (
-            f"no row could be learned from ({run.report.rejected:,} rejected); nothing is saved or published"
-        )
-        run.failure = run.failure or InputError(nothing)
-        return
-    artefact = run.model.artefact()
-    if save is not None:
-        artefact.write(save)
-    if store is not None and run.failure is None:
-        _publish(run, artefact, store, activate, saved=save is not None)
-
-
-def _publish(run: Run, artefact: Artefact, store: Store, activate: bool, saved: bool) -> None:
-    """Publish the model; what prevents it becomes the run's failure, and a model saved nowhere is kept in a file."""
-    name = run.model.spec.model.name
-    try:
-        versions: ModelVersions = store.model(name)
-        version = versions.publish_and_activate(artefact) if activate else versions.publish(artefact)
-        run.report = replace(run.report, version=version)
-    except StoreError as error:
-        run.failure = error
-        if not saved:
-            kept = Path(f"{name}.unpublished.arrow")
-            artefact.write(kept)
-            note(f"the learned model is kept in {kept}; publish it by: ftrie store import {name} {kept}")
 
 
 def _show(report: Report, as_json: bool) -> None:

@@ -24,11 +24,11 @@ from trainer.stopping import StopSignals
 
 @dataclass(frozen=True)
 class Beginning:
-    """What stays the same over all the runs that go on from one another.
+    """What stays the same over all the runs that go on from one another, and where the one before has stopped.
 
     spec: as given; resolved: by the first log; columns: what is read from the log; sides: SHA-256 of the files of items
-    and users; initial: of the model begun with; read, seconds: how far, and how long, the runs before this one went;
-    rows_read: all rows they read, subsampled: those they did not draw.
+    and users; initial: of the model begun with. read: how far each file was read; rows_read: rows delivered, learned
+    from or not; subsampled: of them, not drawn; seconds: what all the runs took.
     """
 
     spec: ModelSpec
@@ -37,9 +37,9 @@ class Beginning:
     sides: dict[str, str]
     initial: str | None = None
     read: tuple[ReadFile, ...] = ()
-    seconds: float = 0.0
     rows_read: int = 0
     subsampled: int = 0
+    seconds: float = 0.0
 
 
 class Learning:
@@ -54,14 +54,15 @@ class Learning:
         beginning: Beginning,
     ) -> None:
         self.model = model
+        self.subsampled = beginning.subsampled
+        self._rows_read = beginning.rows_read
         self._reader = reader
         self._rejects = rejects
         self._keeper = keeper
         self._beginning = beginning
         self._began = time.perf_counter()
         self._stop: Position | None = None
-        self.rows_read = beginning.rows_read
-        self.subsampled = beginning.subsampled
+        self._resumable = True
 
     @property
     def seconds(self) -> float:
@@ -74,36 +75,36 @@ class Learning:
         What was learned before a log breaks off, or a signal comes, is saved; before a bad row with --strict it is not.
         """
         if self._keeper is None:
-            return self._learn(_resumable(stream), on_batch)
+            return self._learn(stream, on_batch)
         with StopSignals() as signals:
-            failure = self._learn(signals.until_stopped(_resumable(stream)), on_batch)
-        if isinstance(failure, Stopped):
-            failure = _explained(failure, self.model.rows)
-        return failure
+            failure = self._learn(signals.until_stopped(stream, lambda: self._resumable), on_batch)
+        return _explained(failure, self.model.rows) if isinstance(failure, Stopped) else failure
 
-    def _learn(self, stream: Iterator[list[Examples]], on_batch: Callable[[], None]) -> FtrieError | None:
+    def _learn(self, stream: Iterator[Examples], on_batch: Callable[[], None]) -> FtrieError | None:
         while True:
             try:
-                batches = next(stream, None)
+                examples = next(stream, None)
             except FtrieError as error:
                 self._save(self._read_so_far())
                 return error
-            if batches is None:
+            if examples is None:
                 self._save(self._reader.bookmarks.until(None))
                 return None
-            for examples in batches:
-                try:
-                    # Rejects first: with --strict nothing is learned from a batch that holds a bad row, nor after it.
-                    self._rejects.add_all(examples.rejects)
-                except FtrieError as error:
-                    return error
-                self.model.learn(examples)
-                self.rows_read += examples.rows_read
-                self.subsampled += examples.subsampled
-                self._stop = examples.stop
+            try:
+                # Rejects first: with --strict nothing is learned from a batch that holds a bad row, nor after it.
+                self._rejects.add_all(examples.rejects)
+            except FtrieError as error:
+                return error
+            self._learn_batch(examples)
             on_batch()
             if self._keeper is not None and self._keeper.is_due(self.model.rows):
                 self._save(self._read_so_far())
+
+    def _learn_batch(self, examples: Examples) -> None:
+        self.model.learn(examples)
+        self._stop, self._resumable = examples.stop, examples.resumable
+        self._rows_read += examples.rows_read
+        self.subsampled += examples.subsampled
 
     def _read_so_far(self) -> tuple[ReadFile, ...]:
         if self._stop is None:
@@ -111,9 +112,8 @@ class Learning:
         return self._reader.bookmarks.until(self._stop)
 
     def _save(self, read: tuple[ReadFile, ...]) -> None:
-        if self._keeper is None:
+        if self._keeper is None or not self._resumable:
             return
-        rejects = Written(str(self._rejects.path) if self._rejects.path else None, self._rejects.sync())
         description = Description(
             ftrie=version("ftrie"),
             created=now().isoformat(),
@@ -124,24 +124,22 @@ class Learning:
             keys=self.model.table.used,
             seconds=self.seconds,
             read=read,
-            rows_read=self.rows_read,
+            rows_read=self._rows_read,
             subsampled=self.subsampled,
             reject_counts=dict(self._rejects.counts_as_met),
-            rejects=rejects,
+            rejects=Written.to(self._rejects.path, self._rejects.sync()),
+            metrics=self._metrics_written(),
             sides=self._beginning.sides,
             initial=self._beginning.initial,
         )
         self._keeper.save(description, self.model.state())
 
-
-def _resumable(stream: Iterator[Examples]) -> Iterator[list[Examples]]:
-    """Batches behind which a later run may go on, each after those that end inside one of its requests."""
-    together: list[Examples] = []
-    for examples in stream:
-        together.append(examples)
-        if examples.resumable:
-            yield together
-            together = []
+    def _metrics_written(self) -> Written:
+        file = self.model.metrics.file
+        if file is None or not file.path.is_file():
+            return Written()
+        file.sync()
+        return Written.to(file.path, file.offset)
 
 
 def _explained(stopped: Stopped, rows: int) -> Stopped:

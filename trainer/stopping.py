@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -29,12 +29,12 @@ class StopSignals:
         self._waiting = False
         self._before: dict[int, Any] = {}
 
-    def until_stopped(self, items: Iterator[Item]) -> Iterator[Item]:
-        """The items, until they end. Raises Stopped, between two of them, once a signal has come."""
+    def until_stopped(self, items: Iterator[Item], may_stop: Callable[[], bool]) -> Iterator[Item]:
+        """The items, until they end. Raises Stopped, between two of them, once a signal has come and it may."""
         while True:
-            self._waiting = True
+            self._waiting = may_stop()
             try:
-                if self._asked:
+                if self._asked and self._waiting:
                     raise _stopped(self._asked)
                 item = next(items, None)
             finally:

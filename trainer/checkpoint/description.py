@@ -6,9 +6,11 @@ It is JSON in the checkpoint, so that it can be looked at. Which spec a run may 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -24,16 +26,25 @@ class Written:
     path: str | None = None
     bytes: int = 0
 
+    @classmethod
+    def to(cls, path: Path | None, size: int) -> Self:
+        """So many bytes of the file at `path`."""
+        return cls(os.path.abspath(path), size) if path is not None else cls()
+
+    def kept_of(self, path: Path | None) -> int:
+        """How many bytes of the file at `path` a run that goes on keeps: none of another file."""
+        return self.bytes if path is not None and os.path.abspath(path) == self.path else 0
+
 
 @dataclass(frozen=True)
 class Description:
     """The description of a checkpoint.
 
-    spec: canonical JSON as given; resolved: with its fields named by the first log; columns: what is read from the log;
-    rows: learned from; rows_read: those, bad ones and `subsampled`, which were not drawn; keys: in the table; seconds:
-    spent by all the runs so far; read: how far each file was read; reject_counts: bad rows by category; rejects,
-    metrics: the files they are listed in; sides: SHA-256 of the files of items and users; initial: of the model it
-    began with; failed: checkpoints that could not be written; damaged: that could not be read.
+    spec: canonical JSON as given; resolved: with its fields named by the first log; columns: what is read from the log.
+    rows: learned from; keys: in the table; seconds: spent by all the runs so far. read: how far each file was read;
+    rows_read: rows delivered, learned from or not; subsampled: of them, not drawn. reject_counts: bad rows by category;
+    rejects, metrics: the files they are written to. sides: SHA-256 of the files of items and users; initial: of the
+    model it began with. failed: checkpoints that could not be written; damaged: that could not be read.
     """
 
     ftrie: str

@@ -30,12 +30,14 @@ class Keeper:
     With `resume`, `earlier` is the newest sound checkpoint, or None where there is none yet, so that one command line
     both begins and goes on. Without, the folder must hold none: they would be deleted as the run's own. `failed` and
     `damaged` count checkpoints that could not be written or read, over the whole run. `on_warning` is told of both.
+    CheckpointError for a checkpoint of another spec.
     """
 
     def __init__(
         self,
         folder: Path,
         every: Every,
+        spec: ModelSpec,
         *,
         resume: bool = False,
         on_warning: Callable[[str], None] = lambda text: None,
@@ -48,7 +50,7 @@ class Keeper:
         self._last: Description | None = None
         try:
             if resume:
-                self._read_newest()
+                self._read_newest(spec)
             else:
                 _check_empty(folder)
         except BaseException:
@@ -56,14 +58,9 @@ class Keeper:
             raise
         self._schedule = Schedule(every, self.earlier.description.rows if self.earlier else 0)
 
-    def begin(self, spec: ModelSpec) -> Checkpoint | None:
-        """What to go on from; asked once, and forgotten here, so that its arrays can be freed.
-
-        CheckpointError if it was made with another spec.
-        """
+    def take(self) -> Checkpoint | None:
+        """What to go on from; forgotten here, so that its arrays can be freed."""
         earlier, self.earlier = self.earlier, None
-        if earlier is not None:
-            check_same_spec(spec, earlier.description.spec, str(earlier.path))
         return earlier
 
     def is_due(self, rows: int) -> bool:
@@ -98,12 +95,13 @@ class Keeper:
     ) -> None:
         self.close()
 
-    def _read_newest(self) -> None:
+    def _read_newest(self, spec: ModelSpec) -> None:
         found = self._folder.newest()
         if found is None:
             return
         path, written, arrays, damaged = found
         description = description_from_json(written, str(path))
+        check_same_spec(spec, description.spec, str(path))
         self.earlier = Checkpoint(path, description, arrays)
         self.failed, self.damaged = description.failed, description.damaged + damaged
         self._last = description

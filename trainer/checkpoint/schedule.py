@@ -9,7 +9,6 @@ from typing import Self
 
 from model_store.errors import InputError
 
-DEFAULT_EVERY = "5m"
 _EVERY = re.compile(r"([0-9]+)([smh]?)")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600}
 
