@@ -30,6 +30,10 @@ BROKEN_PIPE = 141
 COMMAND_MODULES = (
     "trainer.init_cli",
     "trainer.cli",
+    "trainer.tune_cli",
+    "trainer.report_cli",
+    "trainer.evaluate_cli",
+    "trainer.audit_cli",
     "model_store.cli",
     "server.cli",
     "ftrie.rank_cli",

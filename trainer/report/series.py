@@ -1,0 +1,153 @@
+"""What is drawn: each variant of each run as a series of points. Nothing here knows how pictures are made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from trainer.report.reading import RunMetrics
+from trainer.watching.records import SliceMetrics, VariantMetrics, Window
+
+MOST_POINTS = 300
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value at a place, with the ends of its interval where it has one."""
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of one variant of one run; `number` gives it its colour everywhere on the page."""
+
+    name: str
+    number: int
+    points: tuple[Point, ...]
+
+
+Figure = Callable[[VariantMetrics], tuple[float | None, float | None, float | None]]
+
+
+def logloss(metrics: VariantMetrics) -> tuple[float | None, float | None, float | None]:
+    """The log-loss; it has no interval."""
+    return metrics.logloss, None, None
+
+
+def auc(metrics: VariantMetrics) -> tuple[float | None, float | None, float | None]:
+    """The AUC; it has no interval."""
+    return metrics.auc, None, None
+
+
+def calibration(metrics: VariantMetrics) -> tuple[float | None, float | None, float | None]:
+    """Σp / Σy; it has no interval."""
+    return metrics.calibration, None, None
+
+
+def difference(metrics: VariantMetrics) -> tuple[float | None, float | None, float | None]:
+    """The log-loss less the base's, with its interval."""
+    found = metrics.difference
+    return (found.logloss, found.low, found.high) if found else (None, None, None)
+
+
+def curves(runs: Sequence[RunMetrics], figure: Figure) -> list[Series]:
+    """A figure of every variant by windows; a long run's neighbouring windows are averaged to 300 points."""
+    return _each(runs, lambda run, name: _curve(run.windows, name, figure))
+
+
+def reliability(runs: Sequence[RunMetrics]) -> list[Series]:
+    """Click rate by prediction of every variant, with the 95 % interval of a rate."""
+    return _each(runs, _reliability)
+
+
+def slice_names(runs: Sequence[RunMetrics]) -> list[str]:
+    """All slices of all runs, each once."""
+    return list(dict.fromkeys(name for run in runs if run.detail for name in run.detail.slices))
+
+
+def slice_values(runs: Sequence[RunMetrics], name: str) -> list[str | None]:
+    """All values of a slice, most rows first; None stands for those that were counted together."""
+    rows: dict[str | None, int] = {}
+    for run in runs:
+        for each in _values(run, name):
+            rows[each.value] = rows.get(each.value, 0) + each.rows
+    return sorted(rows, key=lambda value: (value is None, -rows[value]))
+
+
+def of_slice(
+    runs: Sequence[RunMetrics], name: str, values: Sequence[str | None], figure: Figure
+) -> list[Series]:
+    """A figure of every variant for each of the values, at x = the value's number."""
+    places = {value: number for number, value in enumerate(values)}
+    return _each(
+        runs,
+        lambda run, variant: [
+            point
+            for each in _values(run, name)
+            if each.value in places
+            for point in _points(places[each.value], figure(each.variants[variant]))
+        ],
+    )
+
+
+def _values(run: RunMetrics, name: str) -> Sequence[SliceMetrics]:
+    return run.detail.slices.get(name, []) if run.detail else []
+
+
+def _each(runs: Sequence[RunMetrics], points: Callable[[RunMetrics, str], Sequence[Point]]) -> list[Series]:
+    """A series for every variant of every run that has points."""
+    named = [(run, variant) for run in runs for variant in run.header.variants]
+    series = [
+        Series(f"{run.name} · {variant}" if len(runs) > 1 else variant, number, tuple(points(run, variant)))
+        for number, (run, variant) in enumerate(named)
+    ]
+    return [each for each in series if each.points]
+
+
+def _curve(windows: Sequence[Window], variant: str, figure: Figure) -> list[Point]:
+    step = -(-len(windows) // MOST_POINTS)
+    points = []
+    for first in range(0, len(windows), step or 1):
+        some = windows[first : first + step]
+        found = [(line.window.weight, *figure(line.window.variants[variant])) for line in some]
+        points += _points(some[-1].rows, _mean(found))
+    return points
+
+
+def _mean(
+    found: Sequence[tuple[float, float | None, float | None, float | None]],
+) -> tuple[float | None, float | None, float | None]:
+    """The weighted mean of windows' figures; their errors are independent, so the intervals' squares add up."""
+    if len(found) == 1:
+        return found[0][1:]
+    known = [(weight, y, low, high) for weight, y, low, high in found if y is not None and weight > 0]
+    total = sum(weight for weight, *_ in known)
+    if not total:
+        return None, None, None
+    mean = sum(weight * y for weight, y, _, _ in known) / total
+    halves = [
+        weight * (high - low) / 2 for weight, _, low, high in known if low is not None and high is not None
+    ]
+    if len(halves) < len(known):
+        return mean, None, None
+    half = math.hypot(*halves) / total
+    return mean, mean - half, mean + half
+
+
+def _points(x: float, figure: tuple[float | None, float | None, float | None]) -> list[Point]:
+    y, low, high = figure
+    return [Point(x, y, low, high)] if y is not None else []
+
+
+def _reliability(run: RunMetrics, variant: str) -> list[Point]:
+    points = []
+    for each in run.detail.reliability.get(variant, []) if run.detail else []:
+        rate = each.clicks / each.weight
+        half = 1.96 * math.sqrt(max(rate * (1 - rate), 0.0) / each.weight)
+        points.append(Point(each.predicted / each.weight, rate, max(rate - half, 0.0), rate + half))
+    return points
