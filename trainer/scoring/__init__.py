@@ -1,0 +1,1 @@
+"""Scoring logs with a published model: `ftrie evaluate` and `ftrie audit`. Learns nothing, changes nothing."""

@@ -1,0 +1,54 @@
+"""The log that a published model is to score: its files, the files of items and users, and the spec that fits both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from model_store.errors import SpecError
+from model_store.spec import ModelSpec
+from trainer.scoring.scorer import scoring_spec
+from trainer.side_tables import SideTable, joined
+from trainer.sources import LogReader, RowBatch
+
+
+@dataclass(frozen=True)
+class LogToScore:
+    """Where the rows come from. `without` are fields and crosses to score without; their columns may be missing."""
+
+    inputs: Sequence[str]
+    format: str | None = None
+    items: Path | None = None
+    users: Path | None = None
+    without: tuple[str, ...] = ()
+
+    @contextmanager
+    def opened(
+        self, model: ModelSpec, more_columns: Sequence[str] = ()
+    ) -> Iterator[tuple[ModelSpec, Iterable[RowBatch]]]:
+        """The spec to score by and the log's batches, which also hold `more_columns` of the log.
+
+        Raises SpecError where the log lacks a column, InputError for a file that is not there.
+        """
+        spec = scoring_spec(model, self.without)
+        tables = [SideTable.of_items(self.items, spec.input)] if self.items else []
+        tables += [SideTable.of_users(self.users, spec.input)] if self.users else []
+        with LogReader(self.inputs, format=self.format) as reader:
+            in_log = reader.columns()
+            _check(in_log, [*more_columns, *(table.key for table in tables)])
+            spec = spec.resolve(
+                tuple(dict.fromkeys([*in_log, *(n for table in tables for n in table.columns)]))
+            )
+            wanted = (*spec.wanted_columns(), *more_columns)
+            read = dict.fromkeys(
+                name for name in (*wanted, *(table.key for table in tables)) if name in set(in_log)
+            )
+            yield spec, joined(reader.batches(tuple(read)), tables, wanted)
+
+
+def _check(columns: Sequence[str], needed: Iterable[str]) -> None:
+    for name in needed:
+        if name not in columns:
+            raise SpecError(f"no column {name!r} in the log; it has: {', '.join(columns)}")
