@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_store import kernels, spec
+from model_store import kernels, learner_section, spec
 from model_store import spec_sections as sections
 from model_store.features import FeaturePlan
 from model_store.values import log_bucket
-from trainer.table import SLOT
+from trainer.slots import layouts
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -34,23 +34,27 @@ def tables(page: str, heading: str) -> list[list[str]]:
         ("[fields]", sections.FieldSpec),
         ("[[crosses]]", sections.Cross),
         ("[variants]", sections.Variant),
-        ("[learner]", sections.LearnerSection),
+        ("[learner]", learner_section.LearnerSection),
+        ("[rules]", learner_section.Rule),
         ("[calibration]", sections.CalibrationSection),
     ],
 )
 def test_every_key_of_the_spec_is_documented_and_no_other(heading, section):
     rows = tables("spec.md", heading)
     start = next(i for i, row in enumerate(rows) if row[0] == "key")
-    stop = next(
-        (i for i, row in enumerate(rows) if i > start and row[0] == "kind" and row[1] == "value"), len(rows)
+    next_table = (
+        i for i, row in enumerate(rows) if i > start and row[:2] in (["kind", "value"], ["kind", "keys"])
     )
+    stop = next(next_table, len(rows))
     assert [row[0] for row in rows[start + 1 : stop]] == list(section.model_fields)
 
 
 def test_documented_learner_defaults_are_the_defaults():
     defaults = {row[0]: row[1].strip('"') for row in tables("spec.md", "[learner]")[1:]}
-    for name in ("algorithm", "alpha", "beta", "l1", "l2", "values", "rate", "precision"):
-        assert defaults[name] == str(sections.LearnerSection.model_fields[name].default)
+    for name in ("algorithm", "alpha", "beta", "l1", "l2", "k", "values", "rate", "precision", "seed"):
+        assert re.split(r"[`\"; ]", defaults[name])[0] == str(
+            learner_section.LearnerSection.model_fields[name].default
+        )
 
 
 def test_documented_buckets_are_the_buckets():
@@ -97,7 +101,16 @@ def documented_hash(key: bytes, constants: dict[str, int]) -> int:
     return state
 
 
-def test_the_documented_slot_is_the_slot():
-    rows = [row for row in tables("table.md", "") if len(row) == 4 and row[0].isdigit()]
-    documented = {row[2]: (int(row[0]), int(row[1])) for row in rows}
-    assert documented == {name: (field[1], field[0].itemsize) for name, field in SLOT.fields.items()}
+@pytest.mark.parametrize("layout", ["Full", "FullCounts", "Compact", "CompactCounts", "Own", "OwnCounts"])
+def test_the_documented_slots_are_the_slots(layout):
+    documented = {
+        row[2]: (int(row[0]), int(row[1])) for row in tables("table.md", layout) if row[0].isdigit()
+    }
+    fields = layouts.slot_type(getattr(layouts, layout), seen=False).fields
+    assert documented == {name: (field[1], field[0].itemsize) for name, field in fields.items()}
+
+
+@pytest.mark.parametrize(("layout", "like"), [("OwnCompact", "Own"), ("OwnCompactCounts", "OwnCounts")])
+def test_slots_of_own_values_do_not_depend_on_precision(layout, like):
+    types = [layouts.slot_type(getattr(layouts, name), seen=False) for name in (layout, like)]
+    assert types[0] == types[1]
