@@ -1,0 +1,130 @@
+"""One reading of a log for many models: each batch is read and hashed once, and learned by every model in turn.
+
+Candidates differ in the learner alone, so the hashed rows are the same for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from model_store.spec import ModelSpec
+from model_store.terminal import note
+from trainer.hashing.examples import ExampleMaker, Examples
+from trainer.model import LearningModel
+from trainer.pipeline import default_threads, examples_of
+from trainer.rejects import RejectLog
+from trainer.requests.whole import WholeRequests
+from trainer.side_tables import SideTable, joined
+from trainer.sources import LogReader
+from trainer.train import begin
+from trainer.tuning.candidates import Group
+from trainer.tuning.judged import Judging, first_rows
+from trainer.watching.records import VariantMetrics
+
+
+@dataclass(frozen=True)
+class Log:
+    """The log that is learned, again and again: inputs, side tables and format as `ftrie train` takes them."""
+
+    inputs: Sequence[str]
+    tables: Sequence[SideTable] = ()
+    format: str | None = None
+    threads: int | None = None
+    on_progress: Callable[[int, int | None], None] = field(default=lambda rows, expected: None)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a candidate did: its metrics over the judged rows, and its weights that are not zero."""
+
+    metrics: VariantMetrics
+    nonzero: int
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a pass has learned: rows, rows that judge, rejected rows, and each candidate's outcome by its place."""
+
+    rows: int
+    judged_rows: int
+    rejected: int
+    outcomes: dict[int, Outcome]
+
+
+def count_rows(log: Log, spec: ModelSpec) -> int:
+    """How many rows of the log would be learned from."""
+    rows = 0
+    with _examples(log, spec) as (stream, show):
+        for examples, _ in stream:
+            rows += int(examples.hashed.labels.size)
+            show(rows)
+    return rows
+
+
+def learn_together(
+    log: Log, groups: Sequence[Group], *, rows: int | None = None, judge_from: int = 0
+) -> Pass:
+    """Learn the first `rows` rows (None: all) by the model of every group; judge by those from `judge_from` on."""
+    models: list[LearningModel] = []
+    learned = 0
+    rejects = RejectLog()
+    with _examples(log, groups[0].spec) as (stream, show):
+        for examples, maker in stream:
+            models = models or [_model(group, maker, judge_from) for group in groups]
+            rejects.add_all(examples.rejects)
+            size = int(examples.hashed.labels.size)
+            if rows is not None and learned + size > rows:
+                examples, size = first_rows(examples, rows - learned), rows - learned
+            for model in models:
+                model.learn(examples)
+            learned += size
+            show(learned)
+            if learned == rows:
+                break
+    outcomes = (
+        [_outcomes(model, group) for model, group in zip(models, groups, strict=True)] if models else []
+    )
+    found = {place: outcome for each in outcomes for place, outcome in each.items()}
+    return Pass(learned, max(learned - judge_from, 0), rejects.count, found)
+
+
+def _model(group: Group, maker: ExampleMaker, judge_from: int) -> LearningModel:
+    """A model of the group's spec, with the fields that the log has given."""
+    spec = group.spec.model_copy(update={"fields": maker.spec.fields})
+    return LearningModel(ExampleMaker(spec), Judging(begin=judge_from))
+
+
+def _outcomes(model: LearningModel, group: Group) -> dict[int, Outcome]:
+    metrics = list(model.metrics.summary().values())
+    keys = model.table.keys()
+    weights, masks = model.coordinates.weights(keys), model.coordinates.masks_of(keys)
+    found = {}
+    for place, variant in zip(group.candidates, group.variants, strict=True):
+        used = (masks >> np.uint32(variant) & np.uint32(1)) != 0
+        own = weights[:, variant if weights.shape[1] > 1 else 0]
+        found[place] = Outcome(metrics[variant], int(np.count_nonzero(own[used])))
+    return found
+
+
+@contextmanager
+def _examples(
+    log: Log, spec: ModelSpec
+) -> Iterator[tuple[Iterator[tuple[Examples, ExampleMaker]], Callable[[int], None]]]:
+    """Open the log: its examples with their maker, and a function to be told how many rows were taken."""
+    with LogReader(log.inputs, format=log.format) as reader:
+        beginning = begin(spec, reader, log.tables, note)
+        maker = ExampleMaker(beginning.resolved)
+        batches = joined(reader.batches(beginning.columns), log.tables, maker.spec.wanted_columns())
+        if spec.learner.subsample is not None:
+            batches = WholeRequests(maker.spec, 0).of(batches)
+
+        def show(rows: int) -> None:
+            total, read = reader.total_bytes, reader.bytes_read()
+            log.on_progress(rows, int(rows * total / read) if total and read else None)
+
+        with examples_of(batches, maker, log.threads or default_threads()) as stream:
+            yield ((examples, maker) for examples in stream), show
