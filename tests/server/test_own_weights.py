@@ -22,6 +22,8 @@ from server.ranker import Ranker
 from server.scoring.terms import Terms
 from server.trie import FlatTrie
 from tests.server import shop
+from tests.server.slow_ranker import Weights, artefact_of
+from tests.server.test_ranker import SHOP, parse
 
 Eventually = Callable[[Callable[[], bool]], None]
 OWN = "per_variant"
@@ -131,6 +133,19 @@ def test_a_mapped_trie_serves_the_same_bits_to_every_variant(tmp_path: Path) -> 
         assert ranked(other, variant) == ranked(one, variant)
         assert ranked(one, variant) == pytest.approx(expected(variant, **USER), abs=1e-6)
     assert ranked(one, 0) != ranked(one, 1)
+
+
+def test_thirty_two_variants_have_thirty_two_scores() -> None:
+    variants = {f"v{n}": {} for n in range(32)}
+    spec = parse(SHOP, [["age", "brand"]], variants=variants, learner={"values": "per_variant"})
+    keys = (b"bias", b"age=25", b"brand=nike", b"age*brand=25*nike", b"sku=shoe")
+    weights: Weights = {
+        key: (tuple((n + 1.0) * 2.0**-place for n in range(32)), 2**32 - 1) for place, key in enumerate(keys)
+    }
+    model = Model.build(artefact_of(spec, weights), 1)
+    ranker = Ranker(model, Catalogue.build(model.plan, [("shoe", {"brand": "nike"})]))
+    given = [ranker.rank({"age": "25"}, ["shoe"], variant=n).score for n in range(32)]
+    assert given == [[(n + 1.0) * 1.9375] for n in range(32)]
 
 
 def test_a_prefix_is_weighed_for_each_variant(tmp_path: Path) -> None:
