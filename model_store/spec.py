@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import permutations
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
@@ -30,6 +31,8 @@ from model_store.spec_sections import (
 
 MAX_VARIANTS = 32
 SHARE_TOLERANCE = 1e-6
+WEIGHT = "weight"
+_CATEGORIES: Mapping[str, str | None] = MappingProxyType({})
 
 
 class ModelSpec(Section):
@@ -86,6 +89,16 @@ class ModelSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _counts_take_every_x_as_1(self) -> Self:
+        real = [name for name, field in self.fields.items() if field.kind == "number" and field.bucket is None]
+        if real and self.learner.rate == "counts":
+            raise ValueError(
+                f'learner.rate = "counts" takes every x as 1, and fields.{real[0]} is a real number; '
+                'give the field bucket = "log", or use rate = "gradients"'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _ttl_has_a_clock(self) -> Self:
         if self.learner.ttl_seconds is not None and self.input.timestamp is None:
             raise ValueError(
@@ -100,13 +113,20 @@ class ModelSpec(Section):
             check_calibration(self)
         return self
 
-    def resolve(self, columns: Sequence[str]) -> ModelSpec:
+    def resolve(self, columns: Sequence[str], kinds: Mapping[str, str | None] = _CATEGORIES) -> ModelSpec:
         """Return this spec with every field named, checked against the log's `columns`.
+
+        Without [fields] every free column is a field: a category, or of the kind that `kinds` has for it; where that is
+        None, it is no field. A column of the kind WEIGHT is the weight, unless the spec names or ignores one.
 
         Raises SpecError naming a missing column and listing those there are. An optional field may be missing: it
         stays in the spec, and no example has a value of it.
         """
-        fields = dict(self.fields) or {name: FieldSpec() for name in self._free_columns(columns)}
+        fields = dict(self.fields) or {
+            name: FieldSpec.model_validate({"kind": kind})
+            for name in self._free_columns(columns)
+            if (kind := kinds.get(name, "category")) not in (None, WEIGHT)
+        }
         optional = {f"fields.{name}" for name, field in fields.items() if field.optional}
         for name, column in (*self._named(), *self._wanted(fields)):
             if column not in columns and name not in optional:
@@ -118,7 +138,8 @@ class ModelSpec(Section):
             raise SpecError(
                 f"no feature is left: every column is named by [input]; columns: {', '.join(columns)}"
             )
-        resolved = self.model_copy(update={"fields": fields})
+        section = self.input.model_copy(update={"weight": self._weight(kinds)})
+        resolved = self.model_copy(update={"fields": fields, "input": section})
         check_crosses(resolved)
         check_calibration(resolved)
         return resolved
@@ -126,6 +147,10 @@ class ModelSpec(Section):
     def wanted_columns(self) -> tuple[str, ...]:
         """The log columns a resolved spec reads, each once, in a fixed order."""
         return tuple(dict.fromkeys(column for _, column in self._wanted(self.fields)))
+
+    def _weight(self, kinds: Mapping[str, str | None]) -> str | None:
+        weights = (name for name, kind in kinds.items() if kind == WEIGHT and name not in self.input.ignore)
+        return self.input.weight or next(weights, None)
 
     def _free_columns(self, columns: Sequence[str]) -> Iterator[str]:
         taken = {*self.input.named_columns, *self.input.ignore, ""}

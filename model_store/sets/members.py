@@ -74,6 +74,7 @@ def _starts(lists: Any) -> npt.NDArray[np.int32]:
     """Where each row's members begin among those of `lists.flatten()`, which passes over what null rows hold."""
     if not lists.null_count and pa.types.is_list(lists.type):
         offsets: npt.NDArray[np.int32] = lists.offsets.to_numpy()
-        return offsets - offsets[0]
+        from_0: npt.NDArray[np.int32] = offsets - offsets[0]
+        return from_0
     lengths = pa.compute.list_value_length(lists).fill_null(0).to_numpy()
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)

@@ -8,7 +8,7 @@ not so plain.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,6 +55,11 @@ class DelimitedFile:
         self._quote_byte = ord('"') if quoting else _NO_QUOTE
         self._header = self._read_header()
         self.columns = tuple(name for name in dict.fromkeys(self._header) if name)
+        self.kinds: Mapping[str, str | None] = {}
+
+    def may_have(self, column: str) -> bool:
+        """True if the header names the column."""
+        return column in self.columns
 
     def batches(self, wanted: Sequence[str]) -> Iterator[RowBatch]:
         """The rest of the file; InputError for an ambiguous name, or, after the rows before, for damage."""
@@ -91,7 +96,7 @@ class DelimitedFile:
         """
         feed = self._feed
         data = feed.unread if feed.final else up_to_last_line_end(feed.unread)
-        count = feeds + (feed.final and data.size > 0 and data[-1] != ord("\n"))
+        count = feeds + bool(feed.final and data.size > 0 and data[-1] != ord("\n"))
         table = self._parse(data, places) if count else None
         if table is None or table.num_rows != count or (quotes and not self._ends_with_row(data)):
             return None

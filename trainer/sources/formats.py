@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePath
 
 from model_store.errors import InputError
 from trainer.sources.streams import Bytes
 
-FORMATS = ("csv", "tsv", "jsonl", "parquet")
+FORMATS = ("csv", "tsv", "jsonl", "parquet", "vw", "libsvm", "libffm")
 EXTENSIONS = {
     ".csv": "csv",
     ".tsv": "tsv",
@@ -17,9 +18,21 @@ EXTENSIONS = {
     ".json": "jsonl",
     ".parquet": "parquet",
     ".pq": "parquet",
+    ".vw": "vw",
+    ".libsvm": "libsvm",
+    ".svm": "libsvm",
+    ".libffm": "libffm",
+    ".ffm": "libffm",
 }
 _COMPRESSED = (".gz", ".zst")
 _LOOK_BYTES = 64 * 1024
+_NUMBER = rb"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?"
+# The first line of a log whose rows name their features themselves, and which therefore has no header.
+_SPARSE = {
+    "vw": re.compile(rb"[+-]?[01](?:\.0*)?(?: +%b){0,2}(?: +'?[^ |\t]*)? *\|" % _NUMBER),
+    "libsvm": re.compile(rb"[+-]?[01](?:\.0*)?(?:[ \t]+qid:\S+)?(?:[ \t]+[0-9]+:%b)+\s*(?:#|$)" % _NUMBER),
+    "libffm": re.compile(rb"[+-]?[01](?:\.0*)?(?:[ \t]+[0-9]+:[0-9]+:%b)+\s*$" % _NUMBER),
+}
 
 
 def format_by_name(name: str) -> str | None:
@@ -39,6 +52,9 @@ def format_by_content(name: str, data: Bytes) -> str:
     if text.startswith(b"{"):
         return "jsonl"
     line = text.partition(b"\n")[0]
+    for format, pattern in _SPARSE.items():
+        if pattern.match(line):
+            return format
     if b"\t" in line:
         return "tsv"
     if b"," in line:

@@ -5,7 +5,7 @@ Both ways give the same values, so that where the blocks fall never changes what
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -34,9 +34,16 @@ class JsonLinesFile:
         self._feed = feed
         self._schema: pa.Schema | None = None
         self.columns = self._first_columns()
+        self.kinds: Mapping[str, str | None] = {}
+        self._wanted_objects: frozenset[str] = frozenset()
+
+    def may_have(self, column: str) -> bool:
+        """True for `columns`, and for the objects that they lie in: one of numbers alone is a weighted set."""
+        return column in self.columns or column in self._objects
 
     def batches(self, wanted: Sequence[str]) -> Iterator[RowBatch]:
         """The rest of the file; InputError where it is damaged, after the rows before."""
+        self._wanted_objects = self._objects.intersection(wanted)
         while True:
             data = self._lines()
             if data.size:
@@ -57,12 +64,13 @@ class JsonLinesFile:
     def _batch(self, data: Bytes, wanted: Sequence[str]) -> RowBatch:
         feed = self._feed
         count, regular = survey_json(data)
-        columns = self._columns(data, wanted, count) if regular else None
+        by_arrow = regular and not self._wanted_objects  # Arrow would make a column of every key in them
+        columns = self._columns(data, wanted, count) if by_arrow else None
         first = feed.line
         # A last line without an end is still open: when the file grows, the next bytes are on it.
-        stop = feed.drop(data.size, count - (data[-1] != ord("\n")))
+        stop = feed.drop(data.size, count - bool(data[-1] != ord("\n")))
         if columns is None:
-            return json_rows.parse(data.tobytes(), wanted, first, stop)
+            return json_rows.parse(data.tobytes(), wanted, first, stop, self._wanted_objects)
         lines = np.arange(first, first + count, dtype=np.int64)
         return RowBatch(columns, lines, feed.name, (), count, stop)
 
@@ -95,7 +103,7 @@ class JsonLinesFile:
         while not self._lines().size and not self._feed.ended:
             self._feed.fetch()
         data = self._lines()
-        columns = tuple(json_rows.columns(data.tobytes()))
+        columns, self._objects = tuple(json_rows.columns(data.tobytes())), json_rows.objects(data.tobytes())
         if not columns:
             self._feed.check()
             raise InputError(f"{self._feed.name}: found no JSON object; expected one on each line")

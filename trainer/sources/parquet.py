@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from model_store.errors import InputError
 from trainer.sources.batch import RowBatch
-from trainer.sources.plain import is_usable, plain
+from trainer.sources.plain import is_several, is_usable, plain
 from trainer.sources.positions import Position
 from trainer.sources.streams import ByteStream, too_short
 
@@ -32,7 +32,11 @@ class ParquetInput:
         self._rows = max(self._file.metadata.num_rows, 1)
         text = sum(self._file.metadata.row_group(i).total_byte_size for i in range(self._file.num_row_groups))
         self._batch_rows = min(max(batch_bytes * self._rows // max(text, 1), _FEWEST_ROWS), _MOST_ROWS)
-        self.columns = tuple(_paths(self._file.schema_arrow))
+        found = dict(_paths(self._file.schema_arrow))
+        self.columns = tuple(found)
+        self.kinds: Mapping[str, str | None] = {
+            name: "set" for name, kind in found.items() if is_several(kind)
+        }
         self._row = 0
 
     def go_on(self, position: Position) -> None:
@@ -40,6 +44,10 @@ class ParquetInput:
         if position.offset > self._file.metadata.num_rows:
             raise too_short(position.file)
         self._row = position.offset
+
+    def may_have(self, column: str) -> bool:
+        """True if the schema has the column, and its values can become features."""
+        return column in self.columns
 
     def batches(self, wanted: Sequence[str]) -> Iterator[RowBatch]:
         """The rest of the rows; InputError where the file is damaged, after the row groups before."""
@@ -80,12 +88,12 @@ def _open(stream: ByteStream, ahead: bytes) -> pq.ParquetFile:
         raise InputError(f"{stream.name}: not a whole Parquet file: {error}") from error
 
 
-def _paths(fields: Sequence[pa.Field], prefix: str = "") -> Iterator[str]:
+def _paths(fields: Sequence[pa.Field], prefix: str = "") -> Iterator[tuple[str, pa.DataType]]:
     for field in fields:
         if pa.types.is_struct(field.type):
             yield from _paths(field.type, f"{prefix}{field.name}.")
         elif is_usable(field.type):
-            yield prefix + field.name
+            yield prefix + field.name, field.type
 
 
 def _find(table: pa.RecordBatch, name: str) -> pa.Array:

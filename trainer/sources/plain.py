@@ -1,6 +1,7 @@
 """Brings Arrow arrays of any type to the few kinds that become features.
 
-The kinds: null, bool, int64, double, string, binary, and lists of bool, int64, double or string.
+The kinds: null, bool, int64, double, string, binary, lists of bool, int64, double or string, and maps from text, or
+from whole numbers, to double.
 """
 
 from __future__ import annotations
@@ -24,11 +25,23 @@ def plain(array: pa.Array) -> pa.Array:
         return plain(array.dictionary_decode())
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return _plain_list(array)
+    if types.is_map(kind):
+        return _plain_map(array)
     target = _target(kind)
     if target == kind:
         return array
     # A float's own digits are meant: 0.1 as float32 is 0.1 and not 0.10000000149.
     return pc.cast(pc.cast(array, pa.string()), target) if types.is_floating(kind) else pc.cast(array, target)
+
+
+def is_several(kind: pa.DataType) -> bool:
+    """True if a value of this type is a set of them, weighted or not."""
+    return bool(
+        types.is_list(kind)
+        or types.is_large_list(kind)
+        or types.is_fixed_size_list(kind)
+        or types.is_map(kind)
+    )
 
 
 def is_usable(kind: pa.DataType) -> bool:
@@ -71,6 +84,19 @@ def _plain_list(array: pa.Array) -> pa.Array:
     if types.is_binary(target):
         raise NotPlain(f"lists of {inner}")
     return array if array.type == pa.list_(target) else pc.cast(array, pa.list_(target))
+
+
+def _plain_map(array: pa.Array) -> pa.Array:
+    """A map to numbers, which is a weighted set."""
+    kind = array.type
+    members, x = _target(kind.key_type), kind.item_type
+    if not (types.is_string(members) or types.is_binary(members) or types.is_int64(members)):
+        raise NotPlain(f"maps from {kind.key_type}")
+    if not (types.is_integer(x) or types.is_floating(x)):
+        raise NotPlain(f"maps to {x}")
+    if types.is_floating(x) and x != pa.float64():  # by its digits, as above
+        array = array.cast(pa.map_(kind.key_type, pa.string()))
+    return array.cast(pa.map_(members, pa.float64()), safe=False)
 
 
 def _target(kind: pa.DataType) -> pa.DataType:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -16,6 +16,8 @@ from trainer.sources.inputs import STDIN, expand
 from trainer.sources.json_lines import JsonLinesFile
 from trainer.sources.parquet import ParquetInput
 from trainer.sources.positions import Bookmarks, Position, ReadFile
+from trainer.sources.sparse.grammars import GRAMMARS
+from trainer.sources.sparse.source import LateNames, SparseFile
 from trainer.sources.streams import ByteStream
 
 BATCH_BYTES = 1024 * 1024
@@ -26,7 +28,14 @@ class Source(Protocol):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that can be wanted."""
+        """The columns that it is known to have."""
+
+    @property
+    def kinds(self) -> Mapping[str, str | None]:
+        """What the columns are that are no categories: see `ModelSpec.resolve`."""
+
+    def may_have(self, column: str) -> bool:
+        """True if the column can be wanted: it is one of `columns`, or rows farther down may have it."""
 
     def batches(self, wanted: Sequence[str]) -> Iterator[RowBatch]:
         """The rows, once."""
@@ -38,13 +47,13 @@ class Source(Protocol):
 class LogReader:
     """Reads click logs in the order they are named; a glob stands for its matches, `-` for standard input.
 
-    `format` is csv, tsv, jsonl or parquet; None tells it from each file's name, or else its first bytes.
+    `format` is one of FORMATS; None tells it from each file's name, or else its first bytes.
     About `batch_bytes` bytes of text make a batch; memory depends on it, not on the length of the files.
     Reading and parsing release the GIL, so a thread of its own can read ahead. Raises InputError for an input
     that is not there.
 
     Files that an earlier run has read, as `read` tells, are read on from where it stopped; `bookmarks` tells the same
-    of this run. `on_note` is told of files that may not be what they seem.
+    of this run. `on_note` is told of files that may not be what they seem, and of columns met too late to be fields.
     """
 
     def __init__(
@@ -58,6 +67,7 @@ class LogReader:
     ) -> None:
         self.files = expand(inputs)
         self.bookmarks = Bookmarks(self.files, read, on_note)
+        self._late = LateNames(on_note)
         self._format = check_format(format)
         self._batch_bytes = batch_bytes
         self._finished_bytes = 0
@@ -78,8 +88,19 @@ class LogReader:
         return self._finished_bytes + (stream.consumed if stream is not None else 0)
 
     def columns(self) -> tuple[str, ...]:
-        """The names of the first file's columns (JSON lines: of its first block). Consumes no row."""
+        """The names of the first file's columns; where each row names its own, those of its first block.
+
+        Consumes no row.
+        """
         return self._open()[0].columns
+
+    def may_have(self, column: str) -> bool:
+        """True if the first file has the column, or rows farther down in it may have it."""
+        return self._open()[0].may_have(column)
+
+    def kinds(self) -> Mapping[str, str | None]:
+        """What the first file's columns are that are no categories: see `ModelSpec.resolve`."""
+        return self._open()[0].kinds
 
     def batches(self, wanted: Sequence[str]) -> Iterator[RowBatch]:
         """All rows, files in order, holding the `wanted` columns (at least one).
@@ -117,8 +138,8 @@ class LogReader:
         else:
             source.go_on(stop)
             for batch in source.batches(wanted):
-                stop = replace(batch.stop, number=self._next)
-                yield _from_line(replace(batch, stop=stop), read.position.first_line)
+                start, stop = stop, replace(batch.stop, number=self._next)
+                yield _from_line(replace(batch, start=start, stop=stop), read.position.first_line)
         self._finish(stop, stream)
 
     def _source_of(self, stream: ByteStream) -> Source:
@@ -134,10 +155,12 @@ class LogReader:
             return ParquetInput(stream, self._batch_bytes, ahead=feed.unread.tobytes())
         if format == "jsonl":
             return JsonLinesFile(feed)
+        if format in GRAMMARS:
+            return SparseFile(feed, GRAMMARS[format], self._late)
         return DelimitedFile(feed, "\t" if format == "tsv" else ",", quoting=format == "csv")
 
     def _check(self, source: Source, wanted: Sequence[str]) -> None:
-        missing = [name for name in wanted if name not in source.columns]
+        missing = [name for name in wanted if not source.may_have(name)]
         if missing:
             raise SpecError(
                 f"{self.files[self._next]} has no column {', '.join(map(repr, missing))}; "

@@ -1,0 +1,1 @@
+"""Reading bytes as text and as decimal numbers, in kernels. Knows no format."""
