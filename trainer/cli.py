@@ -21,6 +21,7 @@ from model_store.terminal import (
 
 if TYPE_CHECKING:
     from trainer.train import Report
+    from trainer.watching.records import VariantMetrics
 
 
 def register(app: typer.Typer) -> None:
@@ -181,10 +182,21 @@ def _show(report: Report, as_json: bool) -> None:
         f"{report.keys:,} keys, {report.nonzero:,} with a weight"
         + (f"; version {report.version}" if report.version is not None else "")
     )
+    change = ["difference"] if len(report.variants) > 1 else []
     print_table(
-        ["variant", "log-loss", "AUC", "calibration", "normalized entropy"],
+        ["variant", "log-loss", *change, "AUC", "calibration", "normalized entropy"],
         [
-            [name, m.logloss, m.auc, m.calibration, m.normalized_entropy]
+            [name, m.logloss, *(_change(m) for _ in change), m.auc, m.calibration, m.normalized_entropy]
             for name, m in report.variants.items()
         ],
     )
+
+
+def _change(metrics: VariantMetrics) -> str | None:
+    """How the log-loss differs from the first variant's, with half its 95 % interval; None for the first itself."""
+    found = metrics.difference
+    if found is None or found.logloss is None:
+        return None
+    if found.low is None or found.high is None:
+        return f"{found.logloss:+.5f}"
+    return f"{found.logloss:+.5f} ± {(found.high - found.low) / 2:.5f}"

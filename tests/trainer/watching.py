@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,13 +50,12 @@ def watch(metrics: ProgressiveMetrics, log: Log, first: int, last: int, *, reque
     if first == last:
         return
     examples = log.maker.make(batch_of(log.cells[first:last]))
-    known: dict[str, Any] = {name: getattr(examples, name) for name in examples.__dataclass_fields__}
     ids = np.array([row.request for row in log.rows[first:last]] if requests else [], np.uint64)
-    known |= {"requests": ids, "times": (np.arange(first, last) + 1) * 1_000_000}
+    examples = replace(examples, requests=ids, times=(np.arange(first, last) + 1) * 1_000_000)
     lanes = len(log.plan.variants) + 5
     scores = np.full((last - first, lanes), 99.0)
     scores[:, : lanes - 5] = [row.scores for row in log.rows[first:last]]
-    metrics.update(scores, SimpleNamespace(**known))
+    metrics.update(scores, examples)
 
 
 def watch_all(metrics: ProgressiveMetrics, log: Log, size: int = 10**9, *, requests: bool = True) -> None:

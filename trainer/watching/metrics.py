@@ -17,9 +17,10 @@ import numpy.typing as npt
 from model_store.errors import CheckpointError
 from model_store.features import FeaturePlan
 from model_store.spec import ModelSpec
+from trainer.admission.eviction import NO_TIME
 from trainer.hashing.examples import Examples
 from trainer.watching.figures import Group, reliability
-from trainer.watching.kernels import Watched, close_cluster, watch
+from trainer.watching.kernels import LOSS, ROWS, WEIGHT, Watched, close_cluster, watch
 from trainer.watching.metrics_file import MetricsFile
 from trainer.watching.records import Detail, End, Header, SliceMetrics, VariantMetrics, Window
 from trainer.watching.slices.definition import Slice
@@ -28,9 +29,6 @@ from trainer.watching.tally import new_tally, room_for
 
 WINDOW = 100_000
 AUC_BUCKETS = 8192
-
-_NONE = np.empty(0, np.uint64)
-_NO_TIME = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class ProgressiveMetrics:
         self._slices = SliceWatcher(slices, variants) if slices else None
         self._before = Group.of(self._tally)
         self._recent_loss = np.full(1, np.nan)
-        self._last_time_us = np.full(1, _NO_TIME)
+        self._last_time_us = np.full(1, NO_TIME)
 
     def begin(self, spec: ModelSpec) -> None:
         """Write the header, unless the file goes on where an earlier run stopped."""
@@ -83,16 +81,15 @@ class ProgressiveMetrics:
     def update(self, scores: npt.NDArray[np.float64], examples: Examples) -> None:
         """Add a batch and its scores before it was learned, float64[rows, >= variants]."""
         hashed = examples.hashed
-        batch = Watched(scores, hashed.labels, hashed.weights, getattr(examples, "requests", _NONE))
-        times = getattr(examples, "times", _NONE)
+        batch = Watched(scores, hashed.labels, hashed.weights, examples.requests)
         first, rows = 0, int(hashed.labels.size)
         while first < rows:
             last = min(rows, first + self.window - self.rows % self.window)
             watch(batch, first, last, self._tally, self._room)
             if self._slices is not None:
                 self._slices.update(batch, examples, first, last)
-            if times.size:
-                self._last_time_us[0] = times[last - 1]
+            if examples.times.size:
+                self._last_time_us[0] = examples.times[last - 1]
             if self.rows % self.window == 0:
                 self._end_window()
             first = last
@@ -109,11 +106,12 @@ class ProgressiveMetrics:
     @property
     def rows(self) -> int:
         """Rows so far."""
-        return int(self._tally.counts[0, 0])
+        return int(self._tally.counts[0, ROWS])
 
     def logloss(self, variant: int = 0) -> float | None:
         """Mean log-loss so far of the variant with this index."""
-        return Group.of(self._tally).logloss(variant)
+        weight = float(self._tally.counts[0, WEIGHT])
+        return float(self._tally.sums[0, LOSS, variant]) / weight if weight else None
 
     def recent_logloss(self) -> float | None:
         """The base's log-loss in the last whole window; of all rows while there is none."""
@@ -206,7 +204,7 @@ class ProgressiveMetrics:
 
 def _shown(time_us: int) -> str | None:
     """A time in UTC, or None where the log has none."""
-    return None if time_us == _NO_TIME else datetime.fromtimestamp(time_us / 1e6, UTC).isoformat()
+    return None if time_us == NO_TIME else datetime.fromtimestamp(time_us / 1e6, UTC).isoformat()
 
 
 def _is_power_of_two(number: int) -> bool:
