@@ -5,7 +5,6 @@ How a key is judged stands in `kernels.py`; how large a filter must be in `sizin
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -48,8 +47,7 @@ class Filter:
 
     def keys(self) -> float:
         """About how many distinct keys it has counted."""
-        cells = self.cells.size * 8 >> self.size.width
-        return -cells * math.log1p(-min(self.fill(), 1.0 - 0.5 / cells)) / self.size.probes
+        return self.size.keys_at(self.fill())
 
     def false_positives(self) -> float:
         """The share of new keys that it now takes for old ones."""

@@ -8,6 +8,7 @@ is counted here throw by throw, not approximated.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -26,17 +27,25 @@ _BLOCK_BITS = 8 * BLOCK_BYTES
 
 @dataclass(frozen=True)
 class FilterSize:
-    """blocks of 64 bytes, in cells of 2^width bits; probes: cells a key; fill: share of touched cells with all keys."""
+    """blocks of 64 bytes, in cells of 2^width bits; probes: cells a key."""
 
     blocks: int
     width: int
     probes: int
-    fill: float
 
     @property
     def nbytes(self) -> int:
         """The filter's memory."""
         return self.blocks * BLOCK_BYTES
+
+    def keys_at(self, fill: float) -> float:
+        """How many keys it holds on average when this share of its cells is touched: that is 1 - exp(-q keys / blocks).
+
+        q is the share of its block's cells that one key touches.
+        """
+        cells = _BLOCK_BITS >> self.width
+        untouched = max(1.0 - fill, 0.5 / (cells * self.blocks))
+        return -math.log(untouched) * self.blocks / (1.0 - (1.0 - 1.0 / cells) ** self.probes)
 
 
 def size_filter(keys: int, count: int, false_positives: float) -> FilterSize:
@@ -53,9 +62,7 @@ def size_filter(keys: int, count: int, false_positives: float) -> FilterSize:
             f"inclusion.false_positives: {false_positives:g} is out of reach with count = {count}; ask for 1e-6 or more"
         )
     blocks = -(-keys * _GRID // load)
-    cells = _BLOCK_BITS >> width
-    fill = 1.0 - (1.0 - 1.0 / cells) ** (probes * keys / blocks)
-    return FilterSize(blocks, width, probes, fill)
+    return FilterSize(blocks, width, probes)
 
 
 def cell_width(count: int) -> int:
