@@ -89,16 +89,6 @@ class ModelSpec(Section):
         return self
 
     @model_validator(mode="after")
-    def _counts_take_every_x_as_1(self) -> Self:
-        real = [name for name, field in self.fields.items() if field.kind == "number" and field.bucket is None]
-        if real and self.learner.rate == "counts":
-            raise ValueError(
-                f'learner.rate = "counts" takes every x as 1, and fields.{real[0]} is a real number; '
-                'give the field bucket = "log", or use rate = "gradients"'
-            )
-        return self
-
-    @model_validator(mode="after")
     def _ttl_has_a_clock(self) -> Self:
         if self.learner.ttl_seconds is not None and self.input.timestamp is None:
             raise ValueError(
@@ -143,6 +133,18 @@ class ModelSpec(Section):
         check_crosses(resolved)
         check_calibration(resolved)
         return resolved
+
+    def doubts(self) -> tuple[str, ...]:
+        """What is allowed and seldom meant, as sentences for the user."""
+        real = [
+            name for name, field in self.fields.items() if field.kind == "number" and field.bucket is None
+        ]
+        if not real or self.learner.rate != "counts":
+            return ()
+        return (
+            f'learner.rate = "counts" takes every x as 1, and fields.{real[0]} is a real number, for which the rate has '
+            'the wrong size; give the field bucket = "log", or use rate = "gradients"',
+        )
 
     def wanted_columns(self) -> tuple[str, ...]:
         """The log columns a resolved spec reads, each once, in a fixed order."""

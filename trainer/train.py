@@ -123,6 +123,8 @@ def train(
     on from; a run that begins may begin with the model `initial` instead of with none. Raises SpecError before
     anything is learned where the spec does not fit the log.
     """
+    for doubt in spec.doubts():
+        on_note(doubt)
     earlier = keeper.take() if keeper is not None else None
     read = earlier.description.read if earlier else ()
     with LogReader(inputs, format=format, batch_bytes=batch_bytes, read=read, on_note=on_note) as reader:

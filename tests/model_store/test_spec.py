@@ -120,3 +120,10 @@ def test_shares_may_miss_one_by_a_rounding_error():
 def test_a_spec_file_that_is_not_there(tmp_path):
     with pytest.raises(SpecError, match=r"cannot read the spec .*No such file"):
         load_spec(tmp_path / "none.toml")
+
+
+def test_what_is_seldom_meant_is_said_and_allowed():
+    head = '[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\nprice = { kind = "number" }\nage = {}\n'
+    assert parse_spec(head).doubts() == ()
+    (doubt,) = parse_spec(head + '[learner]\nrate = "counts"\n').doubts()
+    assert "fields.price" in doubt and 'bucket = "log"' in doubt
