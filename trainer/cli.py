@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from model_store.errors import InputError
+from model_store.errors import InputError, Stopped
 from model_store.terminal import (
     DEFAULT_STORE,
     JsonOption,
@@ -159,7 +159,8 @@ def train(
     if report is not None:
         run.report.write(report)
     if run.failure is not None:
-        note(f"{run.report.rows:,} rows were learned before this")
+        if not isinstance(run.failure, Stopped):
+            note(f"{run.report.rows:,} rows were learned before this")
         raise run.failure
     _show(run.report, as_json)
 

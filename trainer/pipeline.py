@@ -18,6 +18,7 @@ from trainer.sources import RowBatch
 
 _END = None
 _POLL_S = 0.1
+_PATIENCE_S = 2.0
 _SPARE_BATCHES = 3  # so that a slow batch starves nobody; fewer cost a tenth of the speed on two cores
 
 
@@ -33,7 +34,7 @@ def examples_of(
     """Hash `batches` in `threads` threads, ahead of whoever iterates, in order.
 
     An error in a batch is raised where that batch would have come: all before it are delivered. Leaving the context
-    stops the threads, whether or not all batches were taken.
+    stops the threads, whether or not all batches were taken; a reader that waits for a pipe is left behind.
     """
     ready: queue.Queue[Future[Examples] | None] = queue.Queue(maxsize=threads + _SPARE_BATCHES)
     stop = threading.Event()
@@ -47,7 +48,8 @@ def examples_of(
         finally:
             stop.set()
             _drain(ready)
-            reader.join()
+            # A pipe that brings nothing would hold the reader, and with it the end of the run, for ever.
+            reader.join(_PATIENCE_S)
 
 
 def _read(

@@ -137,7 +137,7 @@ class _Rewound:
     def __init__(self, name: str, file: BinaryIO) -> None:
         self._file = file
         self._keep_open = name == STDIN
-        self.head = file.read(_MAGIC_BYTES) or b""
+        self.head = _first_bytes(file)
         self._ahead = self.head
         self.consumed = 0
         self.closed = False
@@ -217,9 +217,19 @@ def too_short(name: str) -> InputError:
     )
 
 
+def _first_bytes(file: BinaryIO) -> bytes:
+    """Up to _MAGIC_BYTES; a pipe may bring them one by one."""
+    head = b""
+    while len(head) < _MAGIC_BYTES and (more := file.read(_MAGIC_BYTES - len(head))):
+        head += more
+    return head
+
+
 def _open(name: str) -> BinaryIO:
     if name == STDIN:
-        return sys.stdin.buffer
+        # Not through its buffer, which is locked while a thread waits in it, and then keeps the process from ending.
+        raw: BinaryIO = getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)
+        return raw
     try:
         return Path(name).open("rb")
     except OSError as error:
