@@ -19,6 +19,7 @@ from model_store.spec import ModelSpec
 from trainer.hashing.examples import ExampleMaker, Examples
 from trainer.pipeline import default_threads, examples_of
 from trainer.rejects import RejectLog
+from trainer.scoring.kernels import add_rows
 from trainer.scoring.log import LogToScore
 from trainer.scoring.predictions import PredictionFile
 from trainer.scoring.requests import RequestMetrics, RequestReport
@@ -128,35 +129,32 @@ class _Judge:
         self.metrics = ProgressiveMetrics(scorer.variants)
         self._scorer, self._judging = scorer, judging
         self._raw = ProgressiveMetrics(scorer.variants) if scorer.artefact.calibration is not None else None
-        self._weight = self._clicks = 0.0
         self._uncertainty = np.zeros(len(scorer.variants))
         orders = [*scorer.variants, SHOWN] if judging.position is not None else scorer.variants
         self._requests = RequestMetrics(orders, judging.k) if maker.spec.input.request is not None else None
 
     def add(self, examples: ScoredExamples) -> None:
-        labels, weights = examples.hashed.labels, examples.hashed.weights
         scores = examples.scores
         # Weighed as log-odds again: what the metrics take. Without calibration that is the score itself.
         self.metrics.update(scores.score if self._raw is None else log_odds(scores.ctr), examples)
         if self._raw is not None:
             self._raw.update(scores.score, examples)
-        self._weight += float(weights.sum()) if weights.size else float(labels.size)
-        self._clicks += float((weights * labels).sum()) if weights.size else float(labels.sum())
-        self._uncertainty += scores.uncertainty.sum(axis=0)
+        add_rows(scores.uncertainty, self._uncertainty)
         if self._requests is not None:
-            self._requests.update(examples.requests, self._orders(examples), labels)
+            self._requests.update(examples.requests, self._orders(examples), examples.hashed.labels)
         if self._judging.predictions is not None:
             self._judging.predictions.add(examples)
 
     def evaluation(self, rejected: int) -> Evaluation:
         rows = self.metrics.rows
         known = self._scorer.knows_rates and rows > 0
+        total = self.metrics.total()
         return Evaluation(
             rows=rows,
             rejected=rejected,
-            weight=self._weight,
-            clicks=self._clicks,
-            variants=self.metrics.summary(),
+            weight=total.weight,
+            clicks=total.clicks,
+            variants=total.variants,
             predicted=self._raw.summary() if self._raw is not None else None,
             uncertainty=dict(zip(self._scorer.variants, self._uncertainty / rows, strict=True))
             if known

@@ -76,7 +76,6 @@ class RequestMetrics:
         """Judge the requests between the starts, in the log's order."""
         out = np.empty((starts.size - 1, len(self.orders), 2))
         kernels.judge(starts.astype(np.int64), np.ascontiguousarray(scores), labels, self._discounts, out)
-        clicked = ~np.isnan(out[:, 0, 0])
         self._requests += len(out)
-        self._clicked += int(clicked.sum())
-        self._sums += out[clicked].sum(axis=0)
+        self._clicked += int((~np.isnan(out[:, 0, 0])).sum())
+        kernels.add_rows(out.reshape(len(out), 2 * len(self.orders)), self._sums.reshape(-1))

@@ -22,7 +22,7 @@ from trainer.hashing.examples import Examples
 from trainer.watching.figures import Group, reliability
 from trainer.watching.kernels import LOSS, ROWS, WEIGHT, Watched, close_cluster, watch
 from trainer.watching.metrics_file import MetricsFile
-from trainer.watching.records import Detail, End, Header, SliceMetrics, VariantMetrics, Window
+from trainer.watching.records import Detail, End, GroupMetrics, Header, SliceMetrics, VariantMetrics, Window
 from trainer.watching.slices.definition import Slice
 from trainer.watching.slices.watcher import SliceWatcher
 from trainer.watching.tally import new_tally, room_for
@@ -120,7 +120,11 @@ class ProgressiveMetrics:
 
     def summary(self) -> dict[str, VariantMetrics]:
         """The metrics of every variant by name."""
-        return Group.of(self._tally).metrics(self.variants).variants
+        return self.total().variants
+
+    def total(self) -> GroupMetrics:
+        """All rows so far: how many, their weight and clicks, the metrics of every variant."""
+        return Group.of(self._tally).metrics(self.variants)
 
     def slices(self) -> dict[str, list[SliceMetrics]]:
         """The metrics of each value of each slice, by the slice's name."""

@@ -1,0 +1,48 @@
+"""Metrics by their definitions, slow and obvious: what the fast ones must equal."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+
+def auc(scores: Sequence[float], labels: Sequence[float]) -> float:
+    """The chance that a clicked row scores above another one; ties count half."""
+    pairs = [
+        (clicked, other)
+        for clicked, label in zip(scores, labels, strict=True)
+        if label
+        for other, other_label in zip(scores, labels, strict=True)
+        if not other_label
+    ]
+    return sum(1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs) / len(pairs)
+
+
+def logloss(ctr: Sequence[float], labels: Sequence[float]) -> float:
+    """The mean of -ln of what was predicted for what happened."""
+    return sum(-math.log(p if label else 1 - p) for p, label in zip(ctr, labels, strict=True)) / len(labels)
+
+
+def orders(scores: Sequence[float]) -> Iterator[tuple[int, ...]]:
+    """Every order of rows by descending score; equal scores stand in any order."""
+    for order in itertools.permutations(range(len(scores))):
+        if all(scores[a] >= scores[b] for a, b in itertools.pairwise(order)):
+            yield order
+
+
+def reciprocal_rank(scores: Sequence[float], labels: Sequence[float]) -> float:
+    """1 / rank of the first click, the mean over all orders that the scores allow."""
+    ranks = [next(rank for rank, row in enumerate(order, 1) if labels[row]) for order in orders(scores)]
+    return sum(1 / rank for rank in ranks) / len(ranks)
+
+
+def ndcg(scores: Sequence[float], labels: Sequence[float], k: int) -> float:
+    """DCG of the first k over that of the best order, the mean over all orders that the scores allow."""
+
+    def dcg(gains: Sequence[float]) -> float:
+        return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains[:k], 1))
+
+    best = dcg(sorted(labels, reverse=True))
+    found = [dcg([labels[row] for row in order]) / best for order in orders(scores)]
+    return sum(found) / len(found)
