@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -135,7 +135,9 @@ def entropy(rate: float | None) -> float | None:
     """The entropy of a click rate in nats, or None where there is nothing to be uncertain of."""
     if rate is None or not 0.0 < rate < 1.0:
         return None
-    return -(rate * math.log(rate) + (1.0 - rate) * math.log1p(-rate))
+    # Our own logarithm: an artefact holds this figure, and has the same bytes wherever it was made.
+    log_rate, log_rest = _through(kernels.logarithms, np.array([rate, 1.0 - rate]))
+    return -float(rate * log_rate + (1.0 - rate) * log_rest)
 
 
 def reliability(positives: Floats, negatives: Floats) -> list[Bin]:
@@ -148,12 +150,18 @@ def reliability(positives: Floats, negatives: Floats) -> list[Bin]:
     total = float(weight.sum())
     if total <= 0.0:
         return []
-    middles = (np.arange(weight.size) + 0.5) * (2.0 * SCORE_RANGE / weight.size) - SCORE_RANGE
-    predicted = weight / (1.0 + np.exp(-middles))
+    middles: Floats = (np.arange(weight.size) + 0.5) * (2.0 * SCORE_RANGE / weight.size) - SCORE_RANGE
+    predicted = weight * _through(kernels.probabilities, middles)
     before = np.cumsum(weight) - weight
     bins = np.minimum((before + 0.5 * weight) / total * RELIABILITY_BINS, RELIABILITY_BINS - 1).astype(int)
     columns = [np.bincount(bins, each, RELIABILITY_BINS) for each in (weight, predicted, positives)]
     return [Bin(weight=w, predicted=p, clicks=y) for w, p, y in zip(*columns, strict=True) if w > 0.0]
+
+
+def _through(kernel: Callable[[Any, Any], None], numbers: Floats) -> Floats:
+    out = np.empty(numbers.size)
+    kernel(numbers, out)
+    return out
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:

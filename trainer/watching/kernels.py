@@ -184,6 +184,13 @@ def log(x: Any) -> Any:
 
 
 @bare_kernel
+def probabilities(scores: Any, out: Any) -> None:
+    """The sigmoid of each of float64[n] scores, into out."""
+    for index in range(scores.size):
+        out[index] = sigmoid(scores[index])
+
+
+@bare_kernel
 def logarithms(numbers: Any, out: Any) -> None:
     """The logarithm of each of float64[n] numbers, which must be normal and positive, into out."""
     for index in range(numbers.size):
