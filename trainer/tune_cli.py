@@ -145,7 +145,7 @@ def _show(found: Tuning, output: Path | None, as_json: bool) -> None:
     rows = [
         [
             rank,
-            *(each.parameters[name] for name in names),
+            *(_plain(each.parameters[name]) for name in names),
             each.outcome.metrics.logloss,
             each.outcome.metrics.auc,
             each.outcome.nonzero,
@@ -157,3 +157,8 @@ def _show(found: Tuning, output: Path | None, as_json: bool) -> None:
     passes = "pass" if found.passes == 1 else "passes"
     print(f"{found.passes} {passes} in {found.seconds:.1f} s, {found.rejected:,} rows rejected", end="")
     print(f"; the best is in {output}" if output is not None else "")
+
+
+def _plain(value: float | int | str) -> str:
+    """A parameter as one would write it: 1e-06, and not 0.00000."""
+    return value if isinstance(value, str) else f"{value:g}"
