@@ -150,7 +150,8 @@ def reliability(positives: Floats, negatives: Floats) -> list[Bin]:
     total = float(weight.sum())
     if total <= 0.0:
         return []
-    middles: Floats = (np.arange(weight.size) + 0.5) * (2.0 * SCORE_RANGE / weight.size) - SCORE_RANGE
+    bucket = 2.0 * SCORE_RANGE / weight.size
+    middles: npt.NDArray[Any] = (np.arange(weight.size) + 0.5) * bucket - SCORE_RANGE
     predicted = weight * _through(kernels.probabilities, middles)
     before = np.cumsum(weight) - weight
     bins = np.minimum((before + 0.5 * weight) / total * RELIABILITY_BINS, RELIABILITY_BINS - 1).astype(int)
