@@ -22,7 +22,7 @@ MAX_ANSWER_BYTES = 16 << 20
 DEFAULT_TIMEOUT_S = 5.0
 
 Scalar: TypeAlias = str | int | float | bool
-FeatureValues: TypeAlias = Mapping[str, Scalar | Sequence[str]]
+FeatureValues: TypeAlias = Mapping[str, Scalar | Sequence[str] | Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,9 @@ class Client:
     ) -> Ranking:
         """Rank candidates given by id, spelled out in `items` (id to features), or by a set's name.
 
-        Features are values by field name; a list under `raw_keys` is whole keys of a model made elsewhere.
-        Raises RankFailed with the server's message and status, FieldValueError for text that is not Unicode.
+        Features are values by field name; a list is a set, a mapping to numbers a weighted set; a list under `raw_keys`
+        is whole keys of a model made elsewhere. Raises RankFailed with the server's message and status, FieldValueError
+        for text that is not Unicode.
         """
         try:
             request = RankRequest(
@@ -145,6 +146,8 @@ def _fill(features: Features, values: FeatureValues | None) -> None:
             features.values[name] = str(value)
         elif isinstance(value, float):
             features.numbers[name] = value
+        elif isinstance(value, Mapping):
+            features.weighted_sets[name].members.update(value)
         elif name == RAW_KEYS:
             features.raw_keys.extend(value)
         else:

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 import pyarrow as pa
 
 from model_store.errors import FieldValueError, InputError, SpecError
-from model_store.values import text_of
+from model_store.values import set_members, text_of
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 USER_IDS = ("cookie", "user", "user_id")
@@ -39,7 +39,7 @@ class Table:
 def read_records(
     path: Path, usual_ids: Sequence[str], id_column: str | None = None
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Each row's id and record; list values become JSON arrays, columns without a name are left out.
+    """Each row's id and record; lists become JSON arrays, weighted sets JSON objects; unnamed columns are left out.
 
     The id stands in `id_column`, by default the first of `usual_ids` that the file has.
     Raises SpecError where there is no such column, InputError naming the line that cannot be read.
@@ -72,13 +72,26 @@ def open_table(path: Path) -> Table:
 
 def cell_text(value: Any) -> str | None:
     """A cell as a record keeps it: text, or None where it is empty. Raises FieldValueError."""
-    if value is None or value == "" or value == []:
+    if value is None or value == "" or value == [] or value == {}:
         return None
-    if isinstance(value, list):
+    if isinstance(value, list) and isinstance(value[0], tuple):  # how Arrow gives a map
+        value = _added_up(value)
+    if isinstance(value, dict):
+        set_members(value, None)  # which refuses all but weighted sets
+    if isinstance(value, list | dict):
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     if isinstance(value, date):
         return value.isoformat()
     return text_of(value).decode("utf-8", "surrogateescape")
+
+
+def _added_up(entries: list[tuple[Any, float | None]]) -> dict[str, float]:
+    """A map's entries as a weighted set; the x of a repeated member add up, as `sets.members` has it."""
+    weighted: dict[str, float] = {}
+    for member, x in entries:
+        name = text_of(member).decode("utf-8", "surrogateescape")
+        weighted[name] = weighted.get(name, 0.0) + (x or 0.0)
+    return weighted
 
 
 def _records(table: Table, id_column: str) -> Iterator[tuple[str, dict[str, str]]]:

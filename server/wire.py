@@ -81,10 +81,10 @@ def fields(request: RankRequest, serving: Serving) -> Fields:
     """The features in the request by field name: the context's over the user's."""
     user, context = request.user, request.context
     merged: Fields = dict(user.values)
-    if user.sets or user.numbers:
+    if user.sets or user.numbers or user.weighted_sets:
         _add_sets_and_numbers(user, merged)
     merged.update(context.values)
-    if context.sets or context.numbers:
+    if context.sets or context.numbers or context.weighted_sets:
         _add_sets_and_numbers(context, merged)
     if user.raw_keys or context.raw_keys:
         merged[serving.request_raw_field or RAW_KEYS] = [*user.raw_keys, *context.raw_keys]
@@ -159,6 +159,8 @@ def _feature_values(
         yield f'{path}.sets["{name}"]', name, list(members.values)
     for name, number in features.numbers.items():
         yield f'{path}.numbers["{name}"]', name, number
+    for name, weighted in features.weighted_sets.items():
+        yield f'{path}.weighted_sets["{name}"]', name, dict(weighted.members)
     for index, key in enumerate(features.raw_keys):
         yield f"{path}.raw_keys[{index}]", raw_field, [key]
 
@@ -168,7 +170,7 @@ def _item(item: Item, index: int, serving: Serving) -> Spelled:
         raise InvalidRequest(f"items[{index}].id: empty; an item id has at least one character")
     features = item.features
     spelled: Fields = dict(features.values)
-    if features.sets or features.numbers:
+    if features.sets or features.numbers or features.weighted_sets:
         _add_sets_and_numbers(features, spelled)
     if features.raw_keys:
         spelled[serving.item_raw_field or RAW_KEYS] = list(features.raw_keys)
@@ -179,3 +181,5 @@ def _add_sets_and_numbers(features: Features, merged: Fields) -> None:
     for name, values in features.sets.items():
         merged[name] = list(values.values)
     merged.update(features.numbers)
+    for name, weighted in features.weighted_sets.items():
+        merged[name] = dict(weighted.members)

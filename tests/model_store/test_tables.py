@@ -124,7 +124,7 @@ def test_a_file_without_an_id_column_lists_those_it_has(written: Written) -> Non
         ("u.jsonl", '{"cookie": "a"}\n{"cookie": \n', r"u\.jsonl:2: not valid JSON"),
         ("u.jsonl", "[1]\n", r"u\.jsonl:1: expected a JSON object, got \[1\]"),
         ("u.jsonl", "", "got no line"),
-        ("u.jsonl", '{"cookie": "a", "x": {"y": 1}}\n', r"u\.jsonl:1: got a dict"),
+        ("u.jsonl", '{"cookie": "a", "x": {"y": "z"}}\n', r"u\.jsonl:1: got 'z' for 'y', expected a number"),
         ("u.jsonl", '{"cookie": "a", "x": NaN}\n', r"u\.jsonl:1: got nan, expected a finite number"),
         ("u.parquet", "no parquet", "as Parquet"),
         ("u.parquet.gz", "x", "Parquet compresses inside"),
@@ -146,3 +146,17 @@ def test_a_missing_file_is_an_input_error(tmp_path: Path) -> None:
 
 def test_ids_stand_one_on_a_line(written: Written) -> None:
     assert list(read_ids(written("ids.txt", "b\r\n\n a \nä"))) == ["b", "a", "ä"]
+
+
+def test_weighted_sets_become_json_objects(tmp_path: Path) -> None:
+    likes = [("red", 0.5), ("blue", 1.0), ("red", 0.25)]
+    table = pa.table(
+        {"cookie": ["u1", "u2"], "likes": pa.array([likes, []], pa.map_(pa.string(), pa.float64()))}
+    )
+    pq.write_table(table, tmp_path / "u.parquet")
+    (tmp_path / "u.jsonl").write_text(
+        '{"cookie": "u1", "likes": {"red": 0.75, "blue": 1}}\n{"cookie": "u2", "likes": {}}\n'
+    )
+    for name in ("u.parquet", "u.jsonl"):
+        (one, record), (_, other) = read_records(tmp_path / name, USER_IDS)
+        assert (one, json.loads(record["likes"]), other) == ("u1", {"red": 0.75, "blue": 1.0}, {})

@@ -37,7 +37,9 @@ CROSSABLE = [name for name, field in FIELDS.items() if field.get("kind") != "raw
 TEXTS = st.sampled_from(["", "a", "b", "ab", "a*b", "x=y", "5%", "é", "\x00"])
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "category": TEXTS,
-    "set": st.lists(TEXTS, max_size=3),
+    "set": st.one_of(
+        st.lists(TEXTS, max_size=3), st.dictionaries(TEXTS, st.sampled_from([-1.5, 0, 1, 2.0]), max_size=3)
+    ),
     "number": st.sampled_from([-2.5, 0, 1, 3, 10]),
     "raw": st.lists(st.sampled_from(["P_1", "P_2", "age=a", "bias"]), max_size=2),
 }

@@ -82,6 +82,25 @@ def test_the_cookie_is_the_value_of_the_cookie_s_own_field(client: Client) -> No
     assert answer.items[0].score - known.items[0].score == pytest.approx(difference)
 
 
+def test_the_members_of_a_weighted_set_count_as_much_as_their_x(client: Client, store: Store) -> None:
+    def score(cookie: str, item: str, **sides: Any) -> float:
+        answer = client.rank(cookie=cookie, candidates=[item], context=CONTEXT, variant="base", **sides)
+        return answer.items[0].score
+
+    likes = {"red": 0.5, "blue": -2.0, "green": 0.0}
+    wanted = expected("u1", "item-1", likes=likes)
+    assert wanted != pytest.approx(expected("u1", "item-1", likes=["red", "blue"]))
+    assert score("u1", "item-1", user={"likes": likes}) == pytest.approx(wanted)
+    store.records.put_users([("u3", {"age": "20", "likes": '{"red": 0.5, "blue": -2}'})])
+    assert score("u3", "item-1") == pytest.approx(expected("u3", "item-1", age="20", likes=likes))
+
+    tags = {"blue": 3, "red": -1.5}
+    answer = client.rank(
+        cookie="u1", items={"new": {"brand": "b1", "tags": tags}}, context=CONTEXT, variant="base"
+    )
+    assert answer.items[0].score == pytest.approx(expected("u1", "new", brand="b1", tags=tags))
+
+
 def test_what_the_model_does_not_know_is_listed_and_the_rest_scored(client: Client) -> None:
     answer = client.rank(
         cookie="u1",
@@ -158,6 +177,10 @@ def test_a_cookie_keeps_its_variant_and_both_variants_occur(client: Client) -> N
         ({"candidate_set": "s" * 4097}, "candidate_set: longer than 4096 bytes"),
         ({"candidates": ["a"], "context": {"hour": "noon"}}, "context.values[\"hour\"]: hour: got 'noon'"),
         ({"candidates": ["a"], "context": {"distance": math.nan}}, 'context.numbers["distance"]: '),
+        (
+            {"candidates": ["a"], "user": {"likes": {"red": math.inf}}},
+            'user.weighted_sets["likes"]: likes: got inf, expected a finite number',
+        ),
         ({"candidates": ["a"], "user": {"age": "x" * 4097}}, 'user.values["age"]: age: the key would be'),
         ({"candidates": ["a"], "user": {"likes": ["x" * 5000]}}, 'user.sets["likes"]: '),
         ({"candidates": ["a"], "context": {"brand": "b1"}}, 'context.values["brand"]: belongs to the item'),

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x63tr/v1/ranking.proto\x12\x06\x63tr.v1\"\xc4\x02\n\x08\x46\x65\x61tures\x12,\n\x06values\x18\x01 \x03(\x0b\x32\x1c.ctr.v1.Features.ValuesEntry\x12(\n\x04sets\x18\x02 \x03(\x0b\x32\x1a.ctr.v1.Features.SetsEntry\x12.\n\x07numbers\x18\x03 \x03(\x0b\x32\x1d.ctr.v1.Features.NumbersEntry\x12\x10\n\x08raw_keys\x18\x04 \x03(\t\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a?\n\tSetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12!\n\x05value\x18\x02 \x01(\x0b\x32\x12.ctr.v1.StringList:\x02\x38\x01\x1a.\n\x0cNumbersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x1c\n\nStringList\x12\x0e\n\x06values\x18\x01 \x03(\t\"6\n\x04Item\x12\n\n\x02id\x18\x01 \x01(\t\x12\"\n\x08\x66\x65\x61tures\x18\x02 \x01(\x0b\x32\x10.ctr.v1.Features\"\x89\x02\n\x0bRankRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06\x63ookie\x18\x03 \x01(\t\x12\x1e\n\x04user\x18\x04 \x01(\x0b\x32\x10.ctr.v1.Features\x12!\n\x07\x63ontext\x18\x05 \x01(\x0b\x32\x10.ctr.v1.Features\x12\x10\n\x08item_ids\x18\x06 \x03(\t\x12\x1b\n\x05items\x18\x07 \x03(\x0b\x32\x0c.ctr.v1.Item\x12\x15\n\rcandidate_set\x18\x08 \x01(\t\x12\x12\n\x05top_k\x18\t \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x07variant\x18\n \x01(\tH\x01\x88\x01\x01\x42\x08\n\x06_top_kB\n\n\x08_variant\"4\n\nRankedItem\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03\x63tr\x18\x02 \x01(\x01\x12\r\n\x05score\x18\x03 \x01(\x01\"\xc7\x01\n\x0cRankResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63ookie\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x0f\n\x07variant\x18\x05 \x01(\t\x12!\n\x05items\x18\x06 \x03(\x0b\x32\x12.ctr.v1.RankedItem\x12\x10\n\x08\x64\x65graded\x18\x07 \x03(\t\x12\x15\n\runknown_items\x18\x08 \x03(\t\x12\x16\n\x0eunknown_fields\x18\t \x03(\t2C\n\x0eRankingService\x12\x31\n\x04Rank\x12\x13.ctr.v1.RankRequest\x1a\x14.ctr.v1.RankResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x63tr/v1/ranking.proto\x12\x06\x63tr.v1\"\xc9\x03\n\x08\x46\x65\x61tures\x12,\n\x06values\x18\x01 \x03(\x0b\x32\x1c.ctr.v1.Features.ValuesEntry\x12(\n\x04sets\x18\x02 \x03(\x0b\x32\x1a.ctr.v1.Features.SetsEntry\x12.\n\x07numbers\x18\x03 \x03(\x0b\x32\x1d.ctr.v1.Features.NumbersEntry\x12\x10\n\x08raw_keys\x18\x04 \x03(\t\x12\x39\n\rweighted_sets\x18\x05 \x03(\x0b\x32\".ctr.v1.Features.WeightedSetsEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a?\n\tSetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12!\n\x05value\x18\x02 \x01(\x0b\x32\x12.ctr.v1.StringList:\x02\x38\x01\x1a.\n\x0cNumbersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1aH\n\x11WeightedSetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.ctr.v1.WeightedSet:\x02\x38\x01\"\x1c\n\nStringList\x12\x0e\n\x06values\x18\x01 \x03(\t\"p\n\x0bWeightedSet\x12\x31\n\x07members\x18\x01 \x03(\x0b\x32 .ctr.v1.WeightedSet.MembersEntry\x1a.\n\x0cMembersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"6\n\x04Item\x12\n\n\x02id\x18\x01 \x01(\t\x12\"\n\x08\x66\x65\x61tures\x18\x02 \x01(\x0b\x32\x10.ctr.v1.Features\"\x89\x02\n\x0bRankRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06\x63ookie\x18\x03 \x01(\t\x12\x1e\n\x04user\x18\x04 \x01(\x0b\x32\x10.ctr.v1.Features\x12!\n\x07\x63ontext\x18\x05 \x01(\x0b\x32\x10.ctr.v1.Features\x12\x10\n\x08item_ids\x18\x06 \x03(\t\x12\x1b\n\x05items\x18\x07 \x03(\x0b\x32\x0c.ctr.v1.Item\x12\x15\n\rcandidate_set\x18\x08 \x01(\t\x12\x12\n\x05top_k\x18\t \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x07variant\x18\n \x01(\tH\x01\x88\x01\x01\x42\x08\n\x06_top_kB\n\n\x08_variant\"4\n\nRankedItem\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03\x63tr\x18\x02 \x01(\x01\x12\r\n\x05score\x18\x03 \x01(\x01\"\xc7\x01\n\x0cRankResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63ookie\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x0f\n\x07variant\x18\x05 \x01(\t\x12!\n\x05items\x18\x06 \x03(\x0b\x32\x12.ctr.v1.RankedItem\x12\x10\n\x08\x64\x65graded\x18\x07 \x03(\t\x12\x15\n\runknown_items\x18\x08 \x03(\t\x12\x16\n\x0eunknown_fields\x18\t \x03(\t2C\n\x0eRankingService\x12\x31\n\x04Rank\x12\x13.ctr.v1.RankRequest\x1a\x14.ctr.v1.RankResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,24 +37,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FEATURES_SETSENTRY']._serialized_options = b'8\001'
   _globals['_FEATURES_NUMBERSENTRY']._loaded_options = None
   _globals['_FEATURES_NUMBERSENTRY']._serialized_options = b'8\001'
+  _globals['_FEATURES_WEIGHTEDSETSENTRY']._loaded_options = None
+  _globals['_FEATURES_WEIGHTEDSETSENTRY']._serialized_options = b'8\001'
+  _globals['_WEIGHTEDSET_MEMBERSENTRY']._loaded_options = None
+  _globals['_WEIGHTEDSET_MEMBERSENTRY']._serialized_options = b'8\001'
   _globals['_FEATURES']._serialized_start=33
-  _globals['_FEATURES']._serialized_end=357
-  _globals['_FEATURES_VALUESENTRY']._serialized_start=199
-  _globals['_FEATURES_VALUESENTRY']._serialized_end=244
-  _globals['_FEATURES_SETSENTRY']._serialized_start=246
-  _globals['_FEATURES_SETSENTRY']._serialized_end=309
-  _globals['_FEATURES_NUMBERSENTRY']._serialized_start=311
-  _globals['_FEATURES_NUMBERSENTRY']._serialized_end=357
-  _globals['_STRINGLIST']._serialized_start=359
-  _globals['_STRINGLIST']._serialized_end=387
-  _globals['_ITEM']._serialized_start=389
-  _globals['_ITEM']._serialized_end=443
-  _globals['_RANKREQUEST']._serialized_start=446
-  _globals['_RANKREQUEST']._serialized_end=711
-  _globals['_RANKEDITEM']._serialized_start=713
-  _globals['_RANKEDITEM']._serialized_end=765
-  _globals['_RANKRESPONSE']._serialized_start=768
-  _globals['_RANKRESPONSE']._serialized_end=967
-  _globals['_RANKINGSERVICE']._serialized_start=969
-  _globals['_RANKINGSERVICE']._serialized_end=1036
+  _globals['_FEATURES']._serialized_end=490
+  _globals['_FEATURES_VALUESENTRY']._serialized_start=258
+  _globals['_FEATURES_VALUESENTRY']._serialized_end=303
+  _globals['_FEATURES_SETSENTRY']._serialized_start=305
+  _globals['_FEATURES_SETSENTRY']._serialized_end=368
+  _globals['_FEATURES_NUMBERSENTRY']._serialized_start=370
+  _globals['_FEATURES_NUMBERSENTRY']._serialized_end=416
+  _globals['_FEATURES_WEIGHTEDSETSENTRY']._serialized_start=418
+  _globals['_FEATURES_WEIGHTEDSETSENTRY']._serialized_end=490
+  _globals['_STRINGLIST']._serialized_start=492
+  _globals['_STRINGLIST']._serialized_end=520
+  _globals['_WEIGHTEDSET']._serialized_start=522
+  _globals['_WEIGHTEDSET']._serialized_end=634
+  _globals['_WEIGHTEDSET_MEMBERSENTRY']._serialized_start=588
+  _globals['_WEIGHTEDSET_MEMBERSENTRY']._serialized_end=634
+  _globals['_ITEM']._serialized_start=636
+  _globals['_ITEM']._serialized_end=690
+  _globals['_RANKREQUEST']._serialized_start=693
+  _globals['_RANKREQUEST']._serialized_end=958
+  _globals['_RANKEDITEM']._serialized_start=960
+  _globals['_RANKEDITEM']._serialized_end=1012
+  _globals['_RANKRESPONSE']._serialized_start=1015
+  _globals['_RANKRESPONSE']._serialized_end=1214
+  _globals['_RANKINGSERVICE']._serialized_start=1216
+  _globals['_RANKINGSERVICE']._serialized_end=1283
 # @@protoc_insertion_point(module_scope)

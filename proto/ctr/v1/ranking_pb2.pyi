@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Features(_message.Message):
-    __slots__ = ("values", "sets", "numbers", "raw_keys")
+    __slots__ = ("values", "sets", "numbers", "raw_keys", "weighted_sets")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -29,21 +29,43 @@ class Features(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class WeightedSetsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: WeightedSet
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[WeightedSet, _Mapping]] = ...) -> None: ...
     VALUES_FIELD_NUMBER: _ClassVar[int]
     SETS_FIELD_NUMBER: _ClassVar[int]
     NUMBERS_FIELD_NUMBER: _ClassVar[int]
     RAW_KEYS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTED_SETS_FIELD_NUMBER: _ClassVar[int]
     values: _containers.ScalarMap[str, str]
     sets: _containers.MessageMap[str, StringList]
     numbers: _containers.ScalarMap[str, float]
     raw_keys: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, values: _Optional[_Mapping[str, str]] = ..., sets: _Optional[_Mapping[str, StringList]] = ..., numbers: _Optional[_Mapping[str, float]] = ..., raw_keys: _Optional[_Iterable[str]] = ...) -> None: ...
+    weighted_sets: _containers.MessageMap[str, WeightedSet]
+    def __init__(self, values: _Optional[_Mapping[str, str]] = ..., sets: _Optional[_Mapping[str, StringList]] = ..., numbers: _Optional[_Mapping[str, float]] = ..., raw_keys: _Optional[_Iterable[str]] = ..., weighted_sets: _Optional[_Mapping[str, WeightedSet]] = ...) -> None: ...
 
 class StringList(_message.Message):
     __slots__ = ("values",)
     VALUES_FIELD_NUMBER: _ClassVar[int]
     values: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, values: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class WeightedSet(_message.Message):
+    __slots__ = ("members",)
+    class MembersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    members: _containers.ScalarMap[str, float]
+    def __init__(self, members: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Item(_message.Message):
     __slots__ = ("id", "features")
