@@ -180,7 +180,7 @@ def _show(report: Report, as_json: bool) -> None:
     rate = report.rows / report.seconds if report.seconds else 0.0
     print(
         f"{report.rows:,} rows in {report.seconds:.1f} s ({rate:,.0f} rows/s), {report.rejected:,} rejected; "
-        f"{report.keys:,} keys, {report.nonzero:,} with a weight"
+        f"{report.keys:,} keys, {report.nonzero:,} with a weight{_size(report)}"
         + (f"; version {report.version}" if report.version is not None else "")
     )
     change = ["difference"] if len(report.variants) > 1 else []
@@ -191,6 +191,33 @@ def _show(report: Report, as_json: bool) -> None:
             for name, m in report.variants.items()
         ],
     )
+    _show_calibration(report)
+
+
+def _show_calibration(report: Report) -> None:
+    """What the curves did for the predictions that came after each was fitted."""
+    if not report.calibration:
+        return
+    fitted = [
+        [name, c.logloss, c.logloss_corrected, c.calibration, c.calibration_corrected, c.values]
+        for name, c in report.calibration.items()
+        if c.logloss is not None
+    ]
+    print()
+    if fitted:
+        heading = ["calibrated", "log-loss", "corrected", "calibration", "corrected", "values of their own"]
+        print_table(heading, fitted)
+    else:
+        print("no curve could be judged: that takes 100 clicks, 100 other rows, and as many rows again")
+
+
+def _size(report: Report) -> str:
+    """The memory of the table, in all and a key, and of the filters that guard it."""
+    memory = report.memory
+    if memory is None or not report.keys:
+        return ""
+    filters = f", filters {memory.filters / 1e6:,.1f} MB" if memory.filters else ""
+    return f"; table {memory.table / 1e6:,.1f} MB, {memory.table / report.keys:.1f} bytes a key{filters}"
 
 
 def _change(metrics: VariantMetrics) -> str | None:

@@ -6,6 +6,7 @@ Bit-identical for the same examples in the same order. One thread only. Knows no
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,19 @@ from trainer.hashing.kernels import key_tokens, write_keys
 from trainer.table import TableKeys, ValueTable
 from trainer.warm_start import warm_start
 from trainer.watching.metrics import Watching
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a model holds while it learns: the table's slots, the keys' bytes, the filters of admission."""
+
+    table: int
+    keys: int
+    filters: int
+
+    def as_dict(self, keys: int) -> dict[str, float]:
+        """The bytes by name, and those of the table a key."""
+        return asdict(self) | {"table_per_key": round(self.table / keys, 2) if keys else 0.0}
 
 
 class LearningModel:
@@ -70,6 +84,11 @@ class LearningModel:
     def warm_start(self, artefact: Artefact) -> int:
         """Begin with a published model: see `trainer/warm_start.py`. Returns how many of its keys were taken over."""
         return warm_start(self, artefact)
+
+    def memory(self) -> Memory:
+        """What the model holds now."""
+        table = self.table
+        return Memory(table.table_bytes, table.arena_bytes, self.coordinates.admission.nbytes)
 
     def nonzero(self) -> int:
         """How many keys have a weight, in any variant."""

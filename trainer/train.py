@@ -17,10 +17,11 @@ from model_store.errors import CheckpointError, FtrieError, SpecError
 from model_store.jit import kernels_are_cached, mark_kernels_cached
 from model_store.spec import ModelSpec, parse_spec, spec_from_json
 from model_store.whole_file import write_whole
+from trainer.calibration.progressive import CalibrationReport
 from trainer.checkpoint import Checkpoint, Keeper
 from trainer.hashing.examples import ExampleMaker
 from trainer.learning import Beginning, Learning, check_sides
-from trainer.model import LearningModel
+from trainer.model import LearningModel, Memory
 from trainer.pipeline import default_threads, examples_of
 from trainer.rejects import RejectLog
 from trainer.requests.whole import WholeRequests
@@ -61,6 +62,8 @@ class Report:
     nonzero: int
     variants: dict[str, VariantMetrics]
     slices: dict[str, list[SliceMetrics]] = field(default_factory=dict)
+    calibration: dict[str, CalibrationReport] = field(default_factory=dict)
+    memory: Memory | None = None
     version: int | None = None
     failed_checkpoints: int = 0
     damaged_checkpoints: int = 0
@@ -75,10 +78,12 @@ class Report:
             "rows_per_second": round(self.rows / self.seconds, 1) if self.seconds else 0.0,
             "keys": self.keys,
             "nonzero": self.nonzero,
+            "memory": self.memory.as_dict(self.keys) if self.memory else None,
             "version": self.version,
             "checkpoints": {"failed": self.failed_checkpoints, "damaged": self.damaged_checkpoints},
             "variants": {name: metrics.as_dict() for name, metrics in self.variants.items()},
             "slices": {name: [each.as_dict() for each in values] for name, values in self.slices.items()},
+            "calibration": {name: each.as_dict() for name, each in self.calibration.items()},
         }
 
     def write(self, path: Path) -> None:
@@ -249,6 +254,8 @@ def _report(learning: Learning, rejects: RejectLog, keeper: Keeper | None) -> Re
         nonzero=model.nonzero(),
         variants=model.metrics.summary(),
         slices=model.metrics.slices(),
+        calibration=model.calibrator.report() if model.calibrator is not None else {},
+        memory=model.memory(),
         failed_checkpoints=keeper.failed if keeper else 0,
         damaged_checkpoints=keeper.damaged if keeper else 0,
     )

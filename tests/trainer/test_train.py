@@ -16,7 +16,7 @@ import pytest
 from ftrie.cli import run
 from model_store.artefact import Artefact
 from model_store.errors import InputError, SpecError, StoreError
-from model_store.spec import load_spec, parse_spec
+from model_store.spec import load_spec
 from model_store.store import Store
 from tests.trainer.logs import SPEC, shop_rows
 from trainer.rejects import RejectLog
@@ -58,7 +58,7 @@ def test_the_command_saves_reports_and_lists_bad_rows(tmp_path, spec_file, capsy
     report = json.loads(outputs["report.json"].read_text())
     assert set(report) == {
         "rows", "rejected", "seconds", "rows_per_second", "keys", "nonzero", "version", "variants",
-        "slices", "subsampled", "checkpoints",
+        "slices", "subsampled", "checkpoints", "calibration", "memory",
     }  # fmt: skip
     assert (report["rows"], report["rejected"], report["version"]) == (299, 2, None)
     assert list(report["variants"]) == ["base", "plain", "lean"]
@@ -197,12 +197,6 @@ def test_a_model_of_no_rows_replaces_no_saved_model(tmp_path, spec_file):
 def test_a_model_is_not_saved_under_a_name_of_another_format(tmp_path, spec_file):
     log = write_csv(tmp_path / "log.csv", shop_rows(10, 4))
     assert run(["train", str(spec_file), str(log), "--save", str(tmp_path / "m.json")]) == 2
-
-
-def test_a_learner_that_is_not_built_is_refused_before_reading(tmp_path):
-    spec = parse_spec('[model]\nname = "m"\n[input]\nlabel = "y"\n[learner]\nprecision = "q2.13"\n')
-    with pytest.raises(SpecError, match=r"learner\.precision"):
-        train(spec, [str(tmp_path / "never-opened.csv")], rejects=RejectLog())
 
 
 # VmHWM and not getrusage, whose ru_maxrss a child takes over from the process that started it.

@@ -72,4 +72,5 @@ def state_of_weight(
         return weight
     alpha, beta, _, l2 = parameters
     root = np.zeros_like(n) if section.rate == "constant" else np.sqrt(n)
-    return -(weight * ((beta + root) / alpha + l2) + np.sign(weight) * l1)
+    z: npt.NDArray[np.float64] = -(weight * ((beta + root) / alpha + l2) + np.sign(weight) * l1)
+    return z
