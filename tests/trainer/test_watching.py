@@ -19,6 +19,7 @@ from trainer.watching.metrics import AUC_BUCKETS, ProgressiveMetrics
 from trainer.watching.metrics_file import MetricsFile
 from trainer.watching.records import Window
 from trainer.watching.slices.watcher import SLICE_BUCKETS
+from trainer.watching.tally import new_tally, room_for
 
 NAMES = ("base", "plain", "lean")
 
@@ -222,6 +223,26 @@ def test_reliability_bins_hold_all_rows_and_their_own_predictions():
     for each, first, last in zip(bins, at[:-1], at[1:], strict=True):
         assert each.weight == pytest.approx(scores.size / 20, rel=0.05)
         assert each.predicted == pytest.approx(ordered[first:last].sum(), rel=2e-3)
+
+
+def test_a_window_behind_a_billion_rows_keeps_its_precision():
+    random = np.random.default_rng(0)
+    scores = random.normal(-3.0, 1.0, (100_000, 2))
+    labels = (random.random(100_000) < 0.05).astype(float)
+    windows = []
+    for loss_before in (0.0, 2.5e8):
+        tally = new_tally(1, 2, AUC_BUCKETS)
+        tally.sums[0, kernels.LOSS], tally.counts[0, kernels.ROWS] = loss_before * 1.01, 4.0 * loss_before
+        before = Group.of(tally)
+        batch = kernels.Watched(scores, labels, np.empty(0), np.empty(0, np.uint64))
+        kernels.watch(batch, 0, labels.size, tally, room_for(2))
+        windows.append((Group.of(tally) - before).metrics(["a", "b"]))
+    alone, behind = windows
+    assert behind.rows == alone.rows and behind.variants["a"].auc == alone.variants["a"].auc
+    for name in ("a", "b"):
+        assert behind.variants[name].logloss == pytest.approx(alone.variants[name].logloss, rel=1e-9)
+    changes = [each.variants["b"].difference.logloss for each in (behind, alone)]
+    assert changes[0] == pytest.approx(changes[1], rel=1e-6)
 
 
 def test_our_logarithm_is_the_logarithm():
