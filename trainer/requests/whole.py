@@ -63,7 +63,6 @@ class WholeRequests:
         self._label, self._request = spec.input.label, spec.input.request
         self._rows = first_row
         self._open: _Open | None = None
-        self._stop: Position | None = None
 
     def of(self, batches: Iterable[RowBatch]) -> Iterator[RowBatch]:
         """The same rows in the same order, in batches that also tell `first_row`, `clicked` and `resumable`."""
@@ -71,7 +70,6 @@ class WholeRequests:
             numbered = replace(batch, first_row=self._rows)
             self._rows += batch.rows
             yield from self._tell(numbered)
-            self._stop = batch.stop
         yield from self._close()
 
     def _tell(self, batch: RowBatch) -> Iterator[RowBatch]:
@@ -92,7 +90,7 @@ class WholeRequests:
                 clicked[: starts[0]] = self._open.clicked
         yield from self._close(ended=not starts[0])
         if cut:
-            yield replace(_slice(batch, 0, cut), clicked=clicked, stop=self._before(batch, cut))
+            yield replace(_slice(batch, 0, cut), clicked=clicked, stop=_place_of(batch, cut))
         tail = _slice(batch, cut, batch.rows)
         self._open = _Open([tail], int(ids[-1]), tail.rows, bool(clicks[cut:].any()))
 
@@ -108,12 +106,11 @@ class WholeRequests:
             yield from self._open.told(ended)
             self._open = None
 
-    def _before(self, batch: RowBatch, row: int) -> Position:
-        """The place of a row inside a batch: a batch's only place with an offset is its end."""
-        known = self._stop
-        if known is None or known.number != batch.stop.number:
-            known = Position(batch.file, number=batch.stop.number)
-        return known.until(int(batch.lines[row]))
+
+def _place_of(batch: RowBatch, row: int) -> Position:
+    """The place of a row inside a batch: found by reading on from where the batch begins."""
+    begin = batch.start or Position(batch.file, number=batch.stop.number)
+    return begin.until(int(batch.lines[row]))
 
 
 def _starts(ids: Ids, before: int) -> Flags:

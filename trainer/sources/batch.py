@@ -21,7 +21,8 @@ class RowBatch:
     double, bool, null, or lists of these; Parquet may also hand on binary. `lines` is int64[rows]: the
     1-based physical line on which each row begins in its file (the header of a CSV file is line 1); for
     Parquet the 1-based row number. `rejects` are the rows of this stretch of the file that could not be read,
-    in order. A batch may be all rejects. `stop` is where reading goes on behind it.
+    in order. A batch may be all rejects. `stop` is where reading goes on behind it; `start`, set by the LogReader,
+    where it began.
 
     Told by `trainer.requests.whole`, where requests are sampled: `first_row`, how many rows of the stream come before;
     `clicked`, bool[rows], whether each row's request has a click; not `resumable`: the next batch begins inside a
@@ -34,6 +35,7 @@ class RowBatch:
     rejects: tuple[Reject, ...]
     rows: int
     stop: Position
+    start: Position | None = None
     first_row: int = 0
     clicked: npt.NDArray[np.bool_] | None = None
     resumable: bool = True
