@@ -22,7 +22,8 @@ def init(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="INPUT", help="A log file (CSV, TSV, JSON lines, Parquet); - is standard input."
+            metavar="INPUT",
+            help="A log file (CSV, TSV, JSON lines, Parquet, Vowpal Wabbit, libsvm, libffm); - is standard input.",
         ),
     ],
     output: Annotated[
@@ -36,7 +37,9 @@ def init(
     input_format: Annotated[
         str | None,
         typer.Option(
-            "--format", metavar="NAME", help="csv, tsv, jsonl or parquet; default: told from the file."
+            "--format",
+            metavar="NAME",
+            help="csv, tsv, jsonl, parquet, vw, libsvm or libffm; default: told from the file.",
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -8,6 +8,7 @@ from pathlib import Path
 from trainer.sources.feed import MAX_ROW_BYTES
 from trainer.sources.formats import EXTENSIONS, FORMATS
 from trainer.sources.reader import BATCH_BYTES
+from trainer.sources.sparse.block import REASONS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "inputs.md").read_text("utf-8")
@@ -32,6 +33,7 @@ def test_every_category_of_rejects_is_listed() -> None:
     sources = (ROOT / "trainer" / "sources").glob("*.py")
     code = "\n".join(path.read_text("utf-8") for path in sources)
     raised = set(re.findall(r"""(?:BadRow\(|reason = )f?["']([^:"']+):""", code))
+    raised |= {reason("", 0).partition(":")[0] for reason in REASONS.values()}
     assert raised == listed
 
 

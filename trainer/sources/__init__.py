@@ -1,6 +1,6 @@
-"""Reads click logs: CSV, TSV, JSON lines and Parquet, plain or compressed, as a stream of column batches.
+"""Reads click logs: CSV, TSV, JSON lines, Parquet, Vowpal Wabbit, libsvm and libffm, as a stream of column batches.
 
-Start at `reader.py`. Bytes flow `streams` → `feed` (whole lines) → `delimited` or `json_lines` → `RowBatch`;
+Start at `reader.py`. Bytes flow `streams` → `feed` (whole lines) → `delimited`, `json_lines` or `sparse` → `RowBatch`;
 Parquet has its own file; `positions` says where reading stands. Nothing here knows what a label or a feature
 is, nor checks that text is UTF-8 in CSV and TSV.
 """

@@ -250,7 +250,8 @@ def _refuse_unknown(name: str, head: bytes) -> None:
     for magic, kind in _OTHERS.items():
         if head.startswith(magic):
             raise InputError(
-                f"{name} is {kind}; expected CSV, TSV, JSON lines or Parquet, plain or in gzip or zstd"
+                f"{name} is {kind}; expected CSV, TSV, JSON lines, Parquet, Vowpal Wabbit, libsvm or libffm text, "
+                "plain or in gzip or zstd"
             )
     magic, kind = _PROMISED.get(Path(name).suffix.lower(), (b"", ""))
     if head and not head.startswith(magic):

@@ -40,7 +40,7 @@ class Block:
     def rejects(self) -> list[tuple[int, str]]:
         """The line (from 0) of each bad row, and what is wrong with it."""
         return [
-            (line, _REASONS[what](self._text(start, stop), start - self._line_start(start)))
+            (line, REASONS[what](self._text(start, stop), start - self._line_start(start)))
             for line, what, start, stop in self.notes.faults.tolist()
         ]
 
@@ -160,7 +160,7 @@ def _map_array(starts: Any, offsets: Any, text: Any, x: Any) -> pa.Array:
 
 
 # What is said of a bad line: of the bytes at fault, and where in the line they begin.
-_REASONS: dict[int, Callable[[str, int], str]] = {
+REASONS: dict[int, Callable[[str, int], str]] = {
     kernels.NO_LABEL: lambda got, at: (
         f"no label: got {got} before the first |, expected 1, 0 or -1; a word that touches | is the tag"
     ),
