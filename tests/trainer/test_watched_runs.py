@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ftrie.cli import run
+from model_store.artefact import Artefact
 from tests.trainer.test_watching import lines_of
 from trainer.report.reading import read_runs
 
@@ -108,3 +109,12 @@ def test_a_resumed_run_must_watch_the_same(log, capsys):
 def test_what_cannot_be_sliced_by_stops_before_anything_is_learned(log, capsys):
     assert run(["train", str(log / "shop.toml"), str(log / "log.csv"), "--slice", "agee"]) == 2
     assert "--slice 'agee' is no field and no key prefix such as" in capsys.readouterr().err
+
+
+def test_what_is_watched_does_not_change_the_model(log):
+    saved = [log / "one.arrow", log / "two.arrow"]
+    train(log, "m.jsonl", "--save", str(saved[0]))
+    assert run(["train", str(log / "shop.toml"), str(log / "log.csv"), "--save", str(saved[1])]) == 0
+    one, two = map(Artefact.read, saved)
+    assert one.sha256 == two.sha256
+    assert one.metrics == two.metrics
