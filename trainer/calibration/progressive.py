@@ -1,8 +1,8 @@
 """Calibrator: curves fitted on predictions made before learning, and judged on rows that came after the fit.
 
 Counts are halved at row 4,096 and whenever the number of rows has doubled since, later every 4,194,304 rows: what an
-untrained model predicted fades, and at any length of the log three quarters of the counts or more are of its later
-half. Rows are counted from the log's first one, so that batches change nothing. Nothing here predicts or learns.
+untrained model predicted fades, and from row 8,192 on two thirds of the counts or more are of the log's later half.
+Rows are counted from the log's first one, so that batches change nothing. Nothing here predicts or learns.
 """
 
 from __future__ import annotations
