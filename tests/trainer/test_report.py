@@ -16,7 +16,7 @@ from tests.trainer.watching import made_up, watch_all
 from trainer.report.page import html_page, svg_page
 from trainer.report.reading import read_runs
 from trainer.report.scales import Scale, short
-from trainer.report.series import MOST_POINTS, curves, difference, logloss
+from trainer.report.series import MOST_POINTS, curves, difference, logloss, slice_values
 from trainer.watching.metrics import ProgressiveMetrics
 from trainer.watching.metrics_file import MetricsFile
 
@@ -143,6 +143,17 @@ def test_a_long_run_is_drawn_by_means_of_windows(tmp_path):
         e.weight for e in first
     )
     assert (series.points[0].x, series.points[0].y) == (4, pytest.approx(expected))
+
+
+def test_what_is_mostly_chance_is_not_drawn_but_told(tmp_path):
+    log = made_up(440)
+    windows_of(log, 100, tmp_path / "m.jsonl")
+    runs = read_runs([tmp_path / "m.jsonl"])
+    assert [point.x for point in curves(runs, logloss)[0].points] == [100, 200, 300, 400]
+    clicks = {each.value: each.clicks for each in runs[0].detail.slices["brand"]}
+    assert set(slice_values(runs, "brand")) == {value for value, count in clicks.items() if count >= 20}
+    said = Page(html_page(runs)).said
+    assert all(value in said for value in clicks)
 
 
 def test_a_broken_last_line_is_passed_over_with_a_note(metrics_file, tmp_path, capsys):

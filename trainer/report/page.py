@@ -10,7 +10,7 @@ from trainer.report import series
 from trainer.report.charts import curve_chart, dot_chart, reliability_chart, stacked
 from trainer.report.elements import as_html, as_svg, element
 from trainer.report.reading import RunMetrics
-from trainer.report.series import MOST_POINTS, Figure
+from trainer.report.series import ENOUGH_CLICKS, MOST_POINTS, Figure
 from trainer.report.style import PAGE, PICTURE, VARIABLES
 from trainer.watching.records import VariantMetrics
 
@@ -145,11 +145,10 @@ def _pictures(runs: Sequence[RunMetrics]) -> list[tuple[str, Element, str]]:
 
 
 def _slice(runs: Sequence[RunMetrics], name: str) -> list[Element]:
-    values = series.slice_values(runs, name)
-    said = f"{len(values)} values"
-    if len(values) > DRAWN_VALUES:
-        said += f", of which those with most rows are drawn: {DRAWN_VALUES}"
-    made = [element("h2", "By ", element("code", name)), element("p", f"{said}.", class_="quiet")]
+    said = (
+        f"Drawn are up to {DRAWN_VALUES} values with most rows, of those with {ENOUGH_CLICKS} clicks or more."
+    )
+    made = [element("h2", "By ", element("code", name)), element("p", said, class_="quiet")]
     made += [_figure(picture, caption) for picture, caption in _slice_pictures(runs, name)]
     rows = [
         [_called(each.value), run.name, shown(each.rows), shown(each.click_rate), variant, *_cells(metrics)]

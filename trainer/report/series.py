@@ -10,6 +10,7 @@ from trainer.report.reading import RunMetrics
 from trainer.watching.records import SliceMetrics, VariantMetrics, Window
 
 MOST_POINTS = 300
+ENOUGH_CLICKS = 20
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,11 @@ def difference(metrics: VariantMetrics) -> tuple[float | None, float | None, flo
 
 
 def curves(runs: Sequence[RunMetrics], figure: Figure) -> list[Series]:
-    """A figure of every variant by windows; a long run's neighbouring windows are averaged to 300 points."""
-    return _each(runs, lambda run, name: _curve(run.windows, name, figure))
+    """A figure of every variant by windows; a long run's neighbouring windows are averaged to 300 points.
+
+    A last window that is less than half full is left out: its figures are mostly chance.
+    """
+    return _each(runs, lambda run, name: _curve(_drawn(run), name, figure))
 
 
 def reliability(runs: Sequence[RunMetrics]) -> list[Series]:
@@ -71,11 +75,15 @@ def slice_names(runs: Sequence[RunMetrics]) -> list[str]:
 
 
 def slice_values(runs: Sequence[RunMetrics], name: str) -> list[str | None]:
-    """All values of a slice, most rows first; None stands for those that were counted together."""
+    """The values of a slice with 20 clicks or more, most rows first; None stands for those counted together.
+
+    Below that, figures are mostly chance, and would stretch the axes for all others.
+    """
     rows: dict[str | None, int] = {}
     for run in runs:
         for each in _values(run, name):
-            rows[each.value] = rows.get(each.value, 0) + each.rows
+            if each.clicks >= ENOUGH_CLICKS:
+                rows[each.value] = rows.get(each.value, 0) + each.rows
     return sorted(rows, key=lambda value: (value is None, -rows[value]))
 
 
@@ -107,6 +115,12 @@ def _each(runs: Sequence[RunMetrics], points: Callable[[RunMetrics, str], Sequen
         for number, (run, variant) in enumerate(named)
     ]
     return [each for each in series if each.points]
+
+
+def _drawn(run: RunMetrics) -> Sequence[Window]:
+    windows = run.windows
+    sparse = len(windows) > 1 and windows[-1].window.rows * 2 < run.header.window
+    return windows[:-1] if sparse else windows
 
 
 def _curve(windows: Sequence[Window], variant: str, figure: Figure) -> list[Point]:
