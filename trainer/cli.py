@@ -79,7 +79,9 @@ def train(
     input_format: Annotated[
         str | None,
         typer.Option(
-            "--format", metavar="NAME", help="csv, tsv, jsonl or parquet; default: told from the file."
+            "--format",
+            metavar="NAME",
+            help="csv, tsv, jsonl, parquet, vw, libsvm or libffm; default: told from the file.",
         ),
     ] = None,
     threads: Annotated[
@@ -179,8 +181,10 @@ def _show(report: Report, as_json: bool) -> None:
         return
     rate = report.rows / report.seconds if report.seconds else 0.0
     print(
-        f"{report.rows:,} rows in {report.seconds:.1f} s ({rate:,.0f} rows/s), {report.rejected:,} rejected; "
-        f"{report.keys:,} keys, {report.nonzero:,} with a weight{_size(report)}"
+        f"{report.rows:,} rows in {report.seconds:.1f} s ({rate:,.0f} rows/s), {report.rejected:,} rejected"
+        + (f", {report.subsampled:,} not drawn" if report.subsampled else "")
+        + f"; {report.keys:,} keys, {report.nonzero:,} with a weight{_size(report)}"
+        + (f", {report.evicted:,} dropped" if report.evicted else "")
         + (f"; version {report.version}" if report.version is not None else "")
     )
     change = ["difference"] if len(report.variants) > 1 else []

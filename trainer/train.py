@@ -51,7 +51,8 @@ class Progress:
 class Report:
     """What a run did. `version` is None until the model is published.
 
-    `rows` counts the rows learned from, `subsampled` those of requests without a click that were not drawn.
+    `rows` counts the rows learned from, `subsampled` those of requests without a click that were not drawn; `evicted`
+    counts keys dropped because their time to live was over.
     """
 
     rows: int
@@ -60,6 +61,7 @@ class Report:
     seconds: float
     keys: int
     nonzero: int
+    evicted: int
     variants: dict[str, VariantMetrics]
     slices: dict[str, list[SliceMetrics]] = field(default_factory=dict)
     calibration: dict[str, CalibrationReport] = field(default_factory=dict)
@@ -78,6 +80,7 @@ class Report:
             "rows_per_second": round(self.rows / self.seconds, 1) if self.seconds else 0.0,
             "keys": self.keys,
             "nonzero": self.nonzero,
+            "evicted": self.evicted,
             "memory": self.memory.as_dict(self.keys) if self.memory else None,
             "version": self.version,
             "checkpoints": {"failed": self.failed_checkpoints, "damaged": self.damaged_checkpoints},
@@ -151,6 +154,8 @@ def train(
             failure = learning.learn_all(stream, lambda: on_progress(_progress(model, reader)))
         if failure is None:
             model.metrics.finish()
+        for warning in model.coordinates.admission.notes():
+            on_note(warning)
     found = {*beginning.columns, *(name for table in tables for name in table.columns)}
     absent = tuple(each.name for each in maker.plan.fields if each.column not in found)
     return Run(model, _report(learning, rejects, keeper), failure, absent)
@@ -252,6 +257,7 @@ def _report(learning: Learning, rejects: RejectLog, keeper: Keeper | None) -> Re
         seconds=learning.seconds,
         keys=model.table.used,
         nonzero=model.nonzero(),
+        evicted=model.evicted,
         variants=model.metrics.summary(),
         slices=model.metrics.slices(),
         calibration=model.calibrator.report() if model.calibrator is not None else {},

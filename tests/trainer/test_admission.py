@@ -15,6 +15,8 @@ from trainer.admission.kernels import ByRule, Everything, admit_each
 from trainer.admission.policy import Admission, touched_cells
 from trainer.admission.rules import FeatureRules
 from trainer.admission.sizing import false_positive_rate, size_filter
+from trainer.rejects import RejectLog
+from trainer.train import train
 
 KEYS = 200_000
 
@@ -231,3 +233,15 @@ def test_a_model_goes_on_with_its_filter():
     second.restore({name: array.copy() for name, array in first.state().items()})
     learn(second, rows[90:])
     assert second.artefact().sha256 == whole.artefact().sha256
+
+
+def test_a_run_tells_of_an_overfull_filter(tmp_path):
+    rows = shop_rows(200, 14)
+    log = tmp_path / "log.csv"
+    lines = [b",".join(row.values()) for row in rows]
+    log.write_bytes(b"\n".join([",".join(rows[0]).encode(), *lines]) + b"\n")
+    spec, notes = spec_with('{ kind = "bloom", count = 3, keys = 10 }'), []
+    with RejectLog() as rejects:
+        run = train(spec, [str(log)], rejects=rejects, on_note=notes.append)
+    assert run.failure is None
+    assert [note for note in notes if "sized for 10" in note]
