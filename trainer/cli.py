@@ -139,7 +139,7 @@ def train(
         window=window,
         slices=tuple(slices),
         checkpoints=checkpoint,
-        every=every or "5m",
+        every="5m" if every is None else every,
         resume=resume,
         init_from=init_from,
         store=store,

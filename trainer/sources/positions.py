@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from trainer.sources.inputs import STDIN
 
 HEAD_BYTES = 64 * 1024
+_SHA256_OF_NOTHING = hashlib.sha256().hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class Position:
     that begins there (Parquet: row). Rows and rejects of lines before `first_line` are passed over: a batch that was
     cut inside has no offset of its own there, so its position is the one before it, `until` the first row left over.
     `file` is the name as it was given, `number` its place among the reader's files (the same file may be read twice).
+    `head_sha256` is that of the first `head_bytes` bytes of the stream, at most HEAD_BYTES and none that lie behind the
+    position (but of Parquet). The LogReader tells these three.
     """
 
     file: str
@@ -30,6 +33,17 @@ class Position:
     line: int = 1
     first_line: int = 0
     number: int = 0
+    head_bytes: int = 0
+    head_sha256: str = _SHA256_OF_NOTHING
+
+    def followed_by(self, stop: Position, head: bytes) -> Position:
+        """The place `stop` farther down the same file, with what a reader tells of it: `head` lies before it."""
+        digest = self.head_sha256 if len(head) == self.head_bytes else _sha256(head)
+        return replace(stop, number=self.number, head_bytes=len(head), head_sha256=digest)
+
+    def is_in(self, head: bytes) -> bool:
+        """True if a stream that begins with `head` is the one that this position is in."""
+        return len(head) >= self.head_bytes and _sha256(head[: self.head_bytes]) == self.head_sha256
 
     def until(self, line: int) -> Position:
         """The place of the row on `line`, to be found by reading from this position on."""
@@ -40,20 +54,13 @@ class Position:
 class ReadFile:
     """How far one file was read.
 
-    `path` is absolute. `head_sha256` is that of the first `head_bytes` bytes of the uncompressed stream (at most
-    HEAD_BYTES; fewer if there were no more then): a file of the same path and head is the same file, perhaps grown.
+    `path` is absolute. A file of the same path that begins as the `position` says is the same file, perhaps grown.
     `disk_bytes` is the size on disk of a file read to its end, else None: at that size it has nothing new.
     """
 
     path: str
     position: Position
-    head_sha256: str
-    head_bytes: int
     disk_bytes: int | None = None
-
-    def begins(self, head: bytes) -> bool:
-        """True if a stream that begins with `head` is the one that was read."""
-        return len(head) >= self.head_bytes and _sha256(head[: self.head_bytes]) == self.head_sha256
 
 
 class Bookmarks:
@@ -73,18 +80,15 @@ class Bookmarks:
 
     def begin(self, number: int, head: bytes) -> ReadFile:
         """What was read of this file, known by the `head` of its stream; nothing of a new one."""
-        start = Position(self._files[number], number=number)
-        found = ReadFile(path_of(start.file), start, _sha256(head), len(head))
+        name = self._files[number]
+        found = ReadFile(path_of(name), Position(name, number=number))
         earlier = self._earlier[number]
         if earlier is None:
-            self._warn_of_copies(found)
-        elif earlier.begins(head):
-            position = replace(earlier.position, file=start.file, number=number)
-            found = replace(found, position=position, disk_bytes=earlier.disk_bytes)
+            self._warn_of_copies(found, head)
+        elif earlier.position.is_in(head):
+            found = replace(earlier, position=replace(earlier.position, file=name, number=number))
         else:
-            self._on_note(
-                f"{start.file} begins otherwise than when it was read before: read whole, as a new file"
-            )
+            self._on_note(f"{name} begins otherwise than when it was read before: read whole, as a new file")
         self._now[number] = found
         return found
 
@@ -105,20 +109,24 @@ class Bookmarks:
             current = self._now[stop.number]
             assert current is not None
             ahead = self._earlier[stop.number + 1 :]
-            read = [*self._now[: stop.number], replace(current, position=stop, disk_bytes=None), *ahead]
+            read = [*self._now[: stop.number], ReadFile(current.path, stop), *ahead]
         return (*self._elsewhere, *(each for each in read if each is not None))
 
     def unfinished(self) -> list[str]:
         """The files that earlier runs have read in part and that are not read on now."""
         return [each.position.file for each in self._elsewhere if each.disk_bytes is None]
 
-    def _warn_of_copies(self, found: ReadFile) -> None:
-        for each in (*self._elsewhere, *filter(None, self._earlier)):
-            same = (each.head_sha256, each.head_bytes) == (found.head_sha256, found.head_bytes)
-            if same and each.position.offset and each.path != found.path:
-                self._on_note(
-                    f"{found.position.file} begins like {each.path}, which was read before: read whole, as another file"
-                )
+    def _warn_of_copies(self, found: ReadFile, head: bytes) -> None:
+        others = [
+            each for each in (*self._elsewhere, *filter(None, self._earlier)) if each.path != found.path
+        ]
+        # Most have the same size of head, so that a folder of many files costs few digests.
+        sizes = {each.position.head_bytes for each in others} - {0}
+        digests = {_sha256(head[:size]) for size in sizes if size <= len(head)}
+        for each in others:
+            if each.position.head_sha256 in digests:
+                name = found.position.file
+                self._on_note(f"{name} begins like {each.path}, read before: read whole, as another file")
                 return
 
 

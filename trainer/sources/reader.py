@@ -138,7 +138,8 @@ class LogReader:
         else:
             source.go_on(stop)
             for batch in source.batches(wanted):
-                start, stop = stop, replace(batch.stop, number=self._next)
+                before = len(stream.head) if isinstance(source, ParquetInput) else batch.stop.offset
+                start, stop = stop, stop.followed_by(batch.stop, stream.head[:before])
                 yield _from_line(replace(batch, start=start, stop=stop), read.position.first_line)
         self._finish(stop, stream)
 

@@ -1,0 +1,108 @@
+"""A folder of checkpoints: the newest sound one, the last three, one run at a time, whatever was left lying there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model_store.errors import CheckpointError
+from trainer.checkpoint.folder import CheckpointFolder, checkpoints_in
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != "lock")
+
+
+def filled(folder: Path, *rows: int) -> None:
+    with CheckpointFolder(folder, pytest.fail) as opened:
+        for each in rows:
+            opened.write(each, {"rows": each}, {"a": np.arange(each)})
+
+
+def newest(folder: Path, on_note: Callable[[str], None] = pytest.fail) -> tuple[int, int] | None:
+    """Rows of the newest sound checkpoint, and how many newer ones are damaged."""
+    with CheckpointFolder(folder, on_note) as opened:
+        found = opened.newest()
+        if found is None:
+            return None
+        _, description, arrays, damaged = found
+        assert arrays["a"].size == description["rows"]
+        return description["rows"], damaged
+
+
+def test_the_newest_three_are_kept(tmp_path: Path) -> None:
+    filled(tmp_path, 5, 90, 100, 2000)
+    assert names(tmp_path) == [f"{rows:015}.checkpoint" for rows in (90, 100, 2000)]
+    assert newest(tmp_path) == (2000, 0)
+
+
+def test_an_empty_folder_is_made_and_holds_none(tmp_path: Path) -> None:
+    assert newest(tmp_path / "a" / "b") is None
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_a_damaged_one_is_told_of_and_set_aside(tmp_path: Path) -> None:
+    filled(tmp_path, 1, 2, 3)
+    latest, middle, _ = checkpoints_in(tmp_path)
+    latest.write_bytes(latest.read_bytes()[:-3])
+    middle.write_bytes(b"")
+    notes: list[str] = []
+    assert newest(tmp_path, notes.append) == (1, 2)
+    assert [str(path) in text for path, text in zip((latest, middle), notes, strict=True)] == [True, True]
+    assert names(tmp_path) == [
+        "000000000000001.checkpoint",
+        "000000000000002.checkpoint.damaged",
+        "000000000000003.checkpoint.damaged",
+    ]
+    assert newest(tmp_path) == (1, 0)
+
+
+def test_when_all_are_damaged_nothing_is_touched(tmp_path: Path) -> None:
+    filled(tmp_path, 1, 2)
+    for path in checkpoints_in(tmp_path):
+        path.write_bytes(b"?")
+    with pytest.raises(CheckpointError, match=r"all 2 checkpoints in .* are damaged"):
+        newest(tmp_path, lambda text: None)
+    assert names(tmp_path) == ["000000000000001.checkpoint", "000000000000002.checkpoint"]
+
+
+def test_half_written_files_of_killed_runs_are_removed_and_other_files_left(tmp_path: Path) -> None:
+    filled(tmp_path, 1)
+    (tmp_path / "000000000000009.begun").write_bytes(b"half")
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "9.checkpoint").write_text("not of ours")
+    assert newest(tmp_path) == (1, 0)
+    assert names(tmp_path) == ["000000000000001.checkpoint", "9.checkpoint", "mine.txt"]
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from trainer.checkpoint.folder import CheckpointFolder
+with CheckpointFolder(Path(sys.argv[1]), print):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_two_processes_do_not_share_a_folder_and_a_killed_one_lets_go(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        with pytest.raises(CheckpointError, match="is in use by another run"):
+            newest(tmp_path)
+        holder.kill()
+    assert newest(tmp_path) is None
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be used for checkpoints: Not a directory"):
+        newest(tmp_path / "file" / "below")
