@@ -29,7 +29,7 @@ LABELS = _list(
     purchased response outcome installed engaged"""
 )
 WEIGHTS = _list("weight importance sampleweight exampleweight")
-REQUESTS = _list("requestid request reqid impressionid queryid searchid pageviewid bidid auctionid")
+REQUESTS = _list("requestid request reqid qid impressionid queryid searchid pageviewid bidid auctionid")
 COOKIES = _list(
     """cookie cookieid userid uid user visitorid memberid customerid clientid deviceid accountid profileid
     anonymousid"""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from model_store.errors import SpecError
+from model_store.spec import WEIGHT
 from trainer.column_names import (
     CONTEXT_WORDS,
     COOKIES,
@@ -103,7 +104,24 @@ def _click_rate(profile: Profile) -> str:
 
 def _guess(profile: Profile, label: Profile) -> Guess:
     """The first rule that applies decides."""
-    return _not_a_feature(profile, label) or _by_role_name(profile) or _time(profile) or _field(profile)
+    return (
+        _by_format(profile)
+        or _not_a_feature(profile, label)
+        or _by_role_name(profile)
+        or _time(profile)
+        or _field(profile)
+    )
+
+
+def _by_format(profile: Profile) -> Guess | None:
+    """What the format says of a column that is no feature."""
+    if profile.kind == WEIGHT:
+        return Guess(profile, "weight", f"so the format has it; {_values(profile)}")
+    if profile.kind is None and profile.filled and short_name(profile.name) in REQUESTS:
+        return Guess(profile, "request", f"so the format has it; {_values(profile)}")
+    if profile.kind is None:
+        return Guess(profile, "ignore", f"names a row and says nothing of it; {_values(profile)}")
+    return None
 
 
 def _not_a_feature(profile: Profile, label: Profile) -> Guess | None:
@@ -125,7 +143,8 @@ def _comes_with_the_click(profile: Profile, label: Profile) -> bool:
 
 def _by_role_name(profile: Profile) -> Guess | None:
     for role, names in _NAMES.items():
-        if short_name(profile.name) in names and (role != "weight" or _is_weight(profile)):
+        fits = not profile.lists and (role != "weight" or _is_weight(profile))
+        if fits and short_name(profile.name) in names:
             return Guess(profile, role, f"its name; {_values(profile)}", _SIDES.get(role, "context"))
     return None
 
@@ -190,10 +209,15 @@ def _keep_one(guesses: list[Guess], role: Role) -> list[Guess]:
 
 
 def _values(profile: Profile) -> str:
+    if profile.lists:
+        shown = ", ".join(_cut(text) for text, _ in profile.members.most_common(3))
+        return f"{len(profile.members):,} member{'s' if len(profile.members) != 1 else ''}: {shown}"
     shown = ", ".join(_cut(text) for text in profile.examples())
     count = f"{profile.distinct:,} value{'s' if profile.distinct != 1 else ''}"
     absent = len(profile.texts) - profile.filled
-    return f"{count}: {shown}" + (f"; empty in {100 * absent / len(profile.texts):.0f} %" if absent else "")
+    return f"{count}{': ' if shown else ''}{shown}" + (
+        f"; empty in {100 * absent / len(profile.texts):.0f} %" if absent else ""
+    )
 
 
 def _cut(text: str) -> str:

@@ -43,11 +43,15 @@ _SEPARATORS = ("|", ";", ",")
 
 @dataclass(frozen=True)
 class Profile:
-    """One column of a sample. `texts` holds a row's value as text ("" for none); `lists` if it holds lists."""
+    """One column of a sample. `texts` holds a row's value as text ("" for none); `lists` if it holds lists.
+
+    `kind` is what the format of the log says of it: see `ModelSpec.resolve`.
+    """
 
     name: str
     texts: tuple[str, ...]
     lists: bool = False
+    kind: str | None = "category"
 
     @cached_property
     def counts(self) -> Counter[str]:
@@ -72,6 +76,16 @@ class Profile:
     def examples(self, count: int = 3) -> list[str]:
         """The most frequent values, or the first ones where all are as frequent."""
         return [text for text, _ in self.counts.most_common(count)]
+
+    @cached_property
+    def members(self) -> Counter[str]:
+        """How often each member of the lists, or of the weighted sets, occurs."""
+        found: Counter[str] = Counter()
+        for text, rows in self.counts.items():
+            members = json.loads(text) if text.startswith(("[", "{")) else [text]
+            for member in members:
+                found[_text(member)] += rows
+        return found
 
     @cached_property
     def is_label(self) -> bool:
@@ -133,7 +147,7 @@ def take_sample(name: str, format: str | None = None, rows: int = SAMPLE_ROWS) -
     """Profile every column in the first rows of a log. InputError if there is no row that can be read."""
     values: dict[str, list[Any]] = {}
     with closing(LogReader([name], format=format, batch_bytes=_BATCH_BYTES)) as reader:
-        columns = reader.columns()
+        columns, kinds = reader.columns(), reader.kinds()
         taken = 0
         for batch in reader.batches(columns):
             for column in columns:
@@ -143,19 +157,21 @@ def take_sample(name: str, format: str | None = None, rows: int = SAMPLE_ROWS) -
                 break
     if not values or not taken:
         raise InputError(f"{name} holds no row to look at")
-    return tuple(_profile(column, values[column]) for column in columns)
+    return tuple(_profile(column, values[column], kinds.get(column, "category")) for column in columns)
 
 
-def _profile(name: str, values: Sequence[Any]) -> Profile:
+def _profile(name: str, values: Sequence[Any], kind: str | None) -> Profile:
     lists = any(isinstance(value, list) for value in values)
-    return Profile(name, tuple(_text(value) for value in values), lists)
+    return Profile(name, tuple(_text(value) for value in values), lists, kind)
 
 
 def _text(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, list):
-        return json.dumps(value, ensure_ascii=False, default=str)
+        if value and isinstance(value[0], tuple):  # how Arrow gives a map
+            value = {_text(member): x for member, x in value}
+        return json.dumps(value, ensure_ascii=False, default=str) if value else ""
     try:
         return text_of(value).decode(errors="replace")
     except FieldValueError:

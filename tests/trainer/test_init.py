@@ -245,6 +245,43 @@ def test_command_prints_a_spec_that_trains(log: Path, capsys: pytest.CaptureFixt
     assert (report["rows"], report["rejected"]) == (ROWS, 0)
 
 
+@pytest.mark.parametrize(
+    ("name", "line", "roles"),
+    [
+        (
+            "log.vw",
+            "{y} 2.5 'r{i}|user u{u} age:0.{u} |ad a{i} | plain",
+            {
+                "label": "label",
+                "importance": "weight",
+                "tag": "ignore",
+                "user": "set",
+                "ad": "set",
+                "features": "set",
+            },
+        ),
+        (
+            "log.vw",
+            "{y} |user u{u}",
+            {"label": "label", "importance": "weight", "tag": "ignore", "user": "set"},
+        ),
+        ("log.svm", "{y} qid:{u} {u}:1 99:0.5", {"label": "label", "qid": "request", "features": "set"}),
+        ("log.ffm", "{y} 0:{u}:1 1:{i}:0.5", {"label": "label", "0": "set", "1": "set"}),
+    ],
+)
+def test_logs_whose_rows_name_their_features_are_understood_and_train(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, line: str, roles: dict[str, str]
+) -> None:
+    log, spec = tmp_path / name, tmp_path / "spec.toml"
+    log.write_text("\n".join(line.format(y=i % 3 // 2, u=i % 40, i=i) for i in range(ROWS)))
+    code, out, _ = ftrie(capsys, "init", str(log), "--output", str(spec), "--json")
+    assert code == 0
+    columns = json.loads(out)["columns"]
+    assert {c["name"]: c["kind"] if c["role"] == "field" else c["role"] for c in columns} == roles
+    code, out, _ = ftrie(capsys, "train", str(spec), str(log), "--json")
+    assert (code, json.loads(out)["rows"]) == (0, ROWS)
+
+
 def test_command_writes_a_file_once(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = log.with_name("shop.toml")
     code, out, err = ftrie(capsys, "init", str(log), "--output", str(spec))
