@@ -59,6 +59,13 @@ def ratio(measures: Mapping[str, Sequence[float]], name: str, base: str) -> Spre
     return Spread.of([a / b for a, b in zip(measures[name], measures[base], strict=True)])
 
 
+def click_log(name: str) -> Path | None:
+    """A real click log in the folder FTRIE_TEST_DATA, where the tests look for them too; None where it is missing."""
+    folder = os.environ.get("FTRIE_TEST_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data"
+    path = Path(folder) / name
+    return path if path.exists() else None
+
+
 def report(name: str, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print a benchmark's table and write it to results/NAME.json with the machine and the day."""
     print_table(columns, rows, title=f"{title}\n{machine()}")
