@@ -56,12 +56,13 @@ class _Opened:
 
 def learn(spec: ModelSpec, inputs: list[str], asked: Asked) -> Run:
     """Do a whole run, and show how it advances."""
-    from trainer.train import compile_kernels, kernels_are_ready, train
+    from trainer.compiling import compile_kernels, kernels_are_ready
+    from trainer.train import train
 
     with _opened(spec, asked) as opened:
-        if not kernels_are_ready():
+        if not kernels_are_ready(spec):
             note("compiling kernels for the first time; some ten seconds, once")
-        compile_kernels()
+        compile_kernels(spec)
         begins = opened.keeper is None or opened.keeper.earlier is None
         with progress("learning") as bar:
 

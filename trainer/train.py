@@ -7,15 +7,13 @@ The files beside it do one part each: `sources` reads, `examples` hashes, `pipel
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from model_store.artefact import Artefact
 from model_store.errors import CheckpointError, FtrieError, SpecError
-from model_store.jit import kernels_are_cached, mark_kernels_cached
-from model_store.spec import ModelSpec, parse_spec, spec_from_json
+from model_store.spec import ModelSpec, spec_from_json
 from model_store.whole_file import write_whole
 from trainer.calibration.progressive import CalibrationReport
 from trainer.checkpoint import Checkpoint, Keeper
@@ -30,8 +28,6 @@ from trainer.sources import LogReader
 from trainer.sources.reader import BATCH_BYTES
 from trainer.watching.metrics import Watching
 from trainer.watching.records import SliceMetrics, VariantMetrics
-
-_PART = "train"
 
 
 @dataclass(frozen=True)
@@ -159,24 +155,6 @@ def train(
     found = {*beginning.columns, *(name for table in tables for name in table.columns)}
     absent = tuple(each.name for each in maker.plan.fields if each.column not in found)
     return Run(model, _report(learning, rejects, keeper), failure, absent)
-
-
-def compile_kernels() -> None:
-    """Compile every kernel of the trainer by learning two rows, with one variant and with two."""
-    with tempfile.TemporaryDirectory(prefix="ftrie-") as folder, RejectLog() as rejects:
-        log = Path(folder) / "log.csv"
-        log.write_text('y,f\n1,a\n0,"b"\n', encoding="utf-8")
-        for variants in ("", "[variants]\na = {}\nb = { without = ['f'] }\n"):
-            spec = parse_spec(f'[model]\nname = "x"\n[input]\nlabel = "y"\n[fields]\nf = {{}}\n{variants}')
-            run = train(spec, [str(log)], rejects=rejects)
-            run.model.table.grow()
-            run.model.artefact()
-    mark_kernels_cached(_PART)
-
-
-def kernels_are_ready() -> bool:
-    """True if the trainer's kernels were compiled on this machine before."""
-    return kernels_are_cached(_PART)
 
 
 def begin(
