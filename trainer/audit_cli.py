@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from model_store.terminal import DEFAULT_STORE, JsonOption, StoreOption, print_json, print_table
+from model_store.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table
 from trainer.scoring_flags import (
     FormatOption,
     InputsArgument,
@@ -48,7 +48,7 @@ def audit(
     from trainer.scoring.log import LogToScore
 
     named = read_named(model, store, spec)
-    log = LogToScore(inputs, input_format, items, users, tuple(without or ()))
+    log = LogToScore(inputs, input_format, items, users, tuple(without or ()), note)
     announce_kernels()
     found = audit(named.artefact, log, row, variant)
     mark_kernels()

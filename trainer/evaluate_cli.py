@@ -13,6 +13,7 @@ from model_store.terminal import (
     DEFAULT_STORE,
     JsonOption,
     StoreOption,
+    note,
     print_json,
     print_table,
     progress,
@@ -84,7 +85,7 @@ def evaluate(
     from trainer.scoring.predictions import PredictionFile
 
     named = read_named(model, store, spec)
-    log = LogToScore(inputs, input_format, items, users, tuple(without or ()))
+    log = LogToScore(inputs, input_format, items, users, tuple(without or ()), note)
     chosen = _variant(named.artefact, variant)
     if position is not None and named.artefact.spec.input.request is None:
         raise SpecError(

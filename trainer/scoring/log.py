@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,11 @@ from model_store.spec import ModelSpec
 from trainer.scoring.scorer import scoring_spec
 from trainer.side_tables import SideTable, joined
 from trainer.sources import LogReader, RowBatch
+from trainer.train import begin
+
+
+def _say_nothing(text: str) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,7 @@ class LogToScore:
     items: Path | None = None
     users: Path | None = None
     without: tuple[str, ...] = ()
+    on_note: Callable[[str], None] = _say_nothing
 
     @contextmanager
     def opened(
@@ -35,20 +41,11 @@ class LogToScore:
         spec = scoring_spec(model, self.without)
         tables = [SideTable.of_items(self.items, spec.input)] if self.items else []
         tables += [SideTable.of_users(self.users, spec.input)] if self.users else []
-        with LogReader(self.inputs, format=self.format) as reader:
-            in_log = reader.columns()
-            _check(in_log, [*more_columns, *(table.key for table in tables)])
-            spec = spec.resolve(
-                tuple(dict.fromkeys([*in_log, *(n for table in tables for n in table.columns)]))
-            )
-            wanted = (*spec.wanted_columns(), *more_columns)
-            read = dict.fromkeys(
-                name for name in (*wanted, *(table.key for table in tables)) if name in set(in_log)
-            )
-            yield spec, joined(reader.batches(tuple(read)), tables, wanted)
-
-
-def _check(columns: Sequence[str], needed: Iterable[str]) -> None:
-    for name in needed:
-        if name not in columns:
-            raise SpecError(f"no column {name!r} in the log; it has: {', '.join(columns)}")
+        with LogReader(self.inputs, format=self.format, on_note=self.on_note) as reader:
+            beginning = begin(spec, reader, tables, self.on_note)
+            for name in more_columns:
+                if name not in reader.columns():
+                    raise SpecError(f"no column {name!r} in the log; it has: {', '.join(reader.columns())}")
+            read = tuple(dict.fromkeys([*beginning.columns, *more_columns]))
+            wanted = (*beginning.resolved.wanted_columns(), *more_columns)
+            yield beginning.resolved, joined(reader.batches(read), tables, wanted)
