@@ -379,3 +379,22 @@ def test_the_tables_say_what_the_json_says(
         assert f"{metrics['logloss']:.5f}" in shown
         assert f"{answer['uncalibrated'][name]['logloss']:.5f}" in shown
         assert f"{answer['requests']['orders'][name]['mrr']:.5f}" in shown
+
+
+def test_members_with_an_x_of_their_own_count_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, log, model = tmp_path / "words.toml", tmp_path / "log.vw", tmp_path / "words.arrow"
+    spec.write_text('[model]\nname = "words"\n[input]\nlabel = "label"\n[learner]\nl1 = 0.0\n')
+    log.write_text("1 |a x y:2 x:0.5 |b z\n-1 |a y |b w:0.5\n1 |a x |c q\n")
+    assert run(["train", str(spec), str(log), "--save", str(model)]) == 0
+    file = tmp_path / "predictions.csv"
+    judged(capsys, model, log, "--predictions", file)
+    for number, predicted in enumerate(read(file), start=1):
+        assert run(["audit", str(model), str(log), "--row", str(number), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["score"] == pytest.approx(float(predicted["score"]))
+        assert found["uncertainty"] == pytest.approx(float(predicted["uncertainty"]))
+        xs = {key["key"]: key["x"] for field in found["fields"] for key in field["keys"]}
+        if number == 1:
+            assert xs == {"bias": 1.0, "a=x": 1.5, "a=y": 2.0, "b=z": 1.0}

@@ -8,9 +8,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 
 from model_store.artefact import Artefact
 from model_store.calibration import Calibration
@@ -76,11 +77,22 @@ def audit(artefact: Artefact, log: LogToScore, row: int, variant: str | None = N
             if row <= seen + batch.rows:
                 at = row - seen - 1
                 plan = FeaturePlan.of(spec)
-                example = {field.name: batch.columns[field.column][at].as_py() for field in plan.fields}
+                example = {field.name: _value(batch.columns[field.column], at) for field in plan.fields}
                 line = int(batch.lines[at])
                 return _RowAudit(artefact, plan, names.index(name)).of(example, batch.file, line)
             seen += batch.rows
     raise InputError(f"row {row} was asked for, and the log has {seen:,} rows")
+
+
+def _value(column: Any, row: int) -> Value:
+    """The row's value as `FeaturePlan.keys` takes it: of a map, a member that is repeated counts with its sum."""
+    value = column[row].as_py()
+    if not pa.types.is_map(column.type) or value is None:
+        return cast(Value, value)
+    weighted: dict[Any, float] = {}
+    for member, x in value:
+        weighted[member] = weighted.get(member, 0.0) + (x or 0.0)
+    return cast(Value, weighted)
 
 
 class _RowAudit:
