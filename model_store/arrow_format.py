@@ -80,7 +80,7 @@ def decode(data: bytes | bytearray | memoryview) -> Artefact:
 
 def _metadata(artefact: Artefact) -> dict[bytes, bytes]:
     metadata = {
-        FORMAT: str(artefact.format).encode(),
+        FORMAT: str(artefact.FORMAT).encode(),
         ROWS: str(artefact.rows).encode(),
         SPEC: artefact.spec.to_json().encode(),
         SPEC_SHA256: artefact.spec.sha256.encode(),

@@ -70,7 +70,7 @@ class Artefact:
     source: JsonSource | None = None
     calibration: Calibration | None = None
 
-    FORMAT: ClassVar[int] = 2  # the newest that is read
+    FORMAT: ClassVar[int] = 2  # what is written; 1 is read as well
 
     @classmethod
     def from_columns(
@@ -116,11 +116,6 @@ class Artefact:
     def is_compact(self) -> bool:
         """True if the weights are published in 16 bits: the spec says q2.13, and each of them fits. O(rows)."""
         return self.spec.learner.precision == "q2.13" and fixed_point.fits(self.weight)
-
-    @property
-    def format(self) -> int:
-        """The lowest format version that can say this: older readers refuse what they would misread, and only that."""
-        return 2 if self.calibration is not None or self.is_compact or self.per_variant else 1
 
     @property
     def per_variant(self) -> bool:

@@ -180,7 +180,7 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write a published version to a file."""
-    from model_store.model_files import check_ending, write_model
+    from model_store.model_files import JSON, check_ending, write_model
     from model_store.one_variant import one_variant
     from model_store.store import Store
 
@@ -192,6 +192,8 @@ def export(
     if variant is not None:
         artefact = one_variant(artefact, variant)
     write_model(artefact, file)
+    if artefact.calibration is not None and file.suffix == JSON:
+        note("the JSON form has no place for calibration: this file predicts as the model did before it")
     if as_json:
         print_json({"model": model, "version": chosen, "rows": artefact.rows, "file": str(file)})
     else:

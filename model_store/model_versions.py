@@ -315,7 +315,7 @@ def _rollback_target(active: int | None, history: Sequence[int], versions: Seque
 def _manifest(artefact: Artefact, data: bytes, version: int, parent: int | None, epoch: int) -> Manifest:
     return Manifest(
         version=version,
-        format=artefact.format,
+        format=artefact.FORMAT,
         rows=artefact.rows,
         size=len(data),
         chunks=-(-len(data) // CHUNK_BYTES),

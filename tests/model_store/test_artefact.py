@@ -152,7 +152,7 @@ def test_a_flipped_bit_is_refused_or_lies_in_padding() -> None:
 
 def test_a_newer_format_is_named_and_the_remedy_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as newer:
-        newer.setattr(Artefact, "format", Artefact.FORMAT + 1)
+        newer.setattr(Artefact, "FORMAT", Artefact.FORMAT + 1)
         data = model().to_bytes()
     with pytest.raises(ArtefactError, match=r"format 3, newer than the 2 this ftrie reads: upgrade ftrie"):
         Artefact.from_bytes(data)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftrie.cli import run
 from model_store.artefact import Artefact
 from model_store.calibration import (
     LARGEST_CTR,
@@ -74,21 +76,18 @@ def test_the_value_of_the_slicing_field_chooses_the_curve_and_the_whole_stands_i
     assert calibration.curve("plain", b"25") is None
 
 
-def test_an_artefact_brings_its_calibration_and_is_of_format_2() -> None:
+def test_an_artefact_brings_its_calibration() -> None:
     calibration = of_one("isotonic", IsotonicCurve(((0.2, 0.1),)), **{"25": IsotonicCurve(((0.3, 0.2),))})
     artefact = replace(model(), calibration=calibration)
-    assert artefact.format == 2
-    assert model().format == 1
     assert Artefact.from_bytes(artefact.to_bytes()).calibration == calibration
     assert artefact.sha256 != model().sha256
 
 
-def test_a_store_gives_the_calibration_back_and_says_the_format(store: Store) -> None:
+def test_a_store_gives_the_calibration_back(store: Store) -> None:
     calibration = of_one("power", PowerCurve(1.25, 0.875))
     versions = store.model("ads")
     version = versions.publish(replace(model(), calibration=calibration))
     assert versions.fetch(version).calibration == calibration
-    assert versions.manifest(version).format == 2
 
 
 @pytest.mark.parametrize(
@@ -139,3 +138,14 @@ def test_an_isotonic_curve_is_a_line_of_knots() -> None:
     for (p, ctr), (next_p, next_ctr) in pairwise(knots):
         middle = curve.apply(np.array([(p + next_p) / 2]))[0]
         assert middle == pytest.approx((ctr + next_ctr) / 2)
+
+
+def test_an_export_to_the_json_form_says_that_it_has_no_place_for_curves(
+    store: Store, store_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.model("ads").publish_and_activate(
+        replace(model(), calibration=of_one("power", PowerCurve(0.5, 1.0)))
+    )
+    for file, said in ((tmp_path / "ads.json", True), (tmp_path / "ads.arrow", False)):
+        assert run(["store", "export", "ads", str(file), "--store", store_url]) == 0
+        assert ("no place for calibration" in capsys.readouterr().err) is said

@@ -95,10 +95,6 @@ def test_weights_in_16_bits_are_lists_too() -> None:
     assert same(Artefact.from_bytes(artefact.to_bytes()), artefact)
 
 
-def test_older_readers_are_told_by_the_format() -> None:
-    assert (own_model().format, model(spec=SPEC).format) == (2, 1)
-
-
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [

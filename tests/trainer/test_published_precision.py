@@ -24,7 +24,6 @@ def test_a_model_learned_in_16_bits_is_published_in_16_bits(values: str, learner
     artefact = learn(model_of(parse_spec(head + section), list(rows[0])), rows).artefact()
     kind = pa.ipc.open_file(artefact.to_bytes()).schema.field("weight").type
     assert (kind.value_type if values == "per_variant" else kind) == pa.int16()
-    assert artefact.format == 2
     steps = artefact.weight / np.float32(fixed_point.STEP)
     assert (steps == np.rint(steps)).all()
     assert artefact.weight.reshape(artefact.rows, -1).any(axis=1).all()
@@ -35,7 +34,6 @@ def test_a_model_learned_in_16_bits_is_published_in_16_bits(values: str, learner
 def test_a_model_of_full_precision_is_published_as_ever() -> None:
     rows = shop_rows(100, seed=1)
     artefact = learn(model_of(shop_spec(), list(rows[0])), rows).artefact()
-    assert artefact.format == 1
     assert pa.ipc.open_file(artefact.to_bytes()).schema.field("weight").type == pa.float32()
 
 
