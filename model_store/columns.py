@@ -104,8 +104,14 @@ def _time_column(plan: FieldPlan, array: Any) -> TokenColumn:
 def _list_column(plan: FieldPlan, array: Any) -> TokenColumn:
     if is_list(array.type):
         members = members_of(array)
+        if members.x is None and not members.bad and _has_one_each(members.starts):
+            return TokenColumn(members.text)  # as fast as a category
         return TokenColumn(members.text, members.starts, members.x, members.bad)
     return _listed_text(plan, array)
+
+
+def _has_one_each(starts: npt.NDArray[np.int32]) -> bool:
+    return bool(starts[-1] == starts.size - 1 and (np.diff(starts) == 1).all())
 
 
 def _listed_text(plan: FieldPlan, array: Any) -> TokenColumn:

@@ -13,6 +13,33 @@ FEW = 8  # up to so many members are compared one by one, which is faster than a
 
 
 @bare_kernel
+def are_real(x: Any, largest: Any) -> Any:
+    """True if every number is finite and at most `largest`, either way."""
+    good = True
+    for i in range(x.size):
+        good &= abs(x[i]) <= largest
+    return good
+
+
+@bare_kernel
+def survey_members(offsets: Any, starts: Any, x: Any) -> Any:
+    """The most members of a row; whether every x is 1; whether one is absent, for its x is 0 or it has no text.
+
+    The arguments are those of `merge_repeats`.
+    """
+    longest, all_one, some_absent = 0, True, False
+    for row in range(starts.size - 1):
+        longest = max(longest, starts[row + 1] - starts[row])
+    for member in range(x.size):
+        all_one &= x[member] == 1.0
+        some_absent |= x[member] == 0.0
+    for member in range(starts[starts.size - 1]):
+        start, stop = _span(offsets, member)
+        some_absent |= start == stop
+    return longest, all_one, some_absent
+
+
+@bare_kernel
 def merge_repeats(
     data: Any, offsets: Any, starts: Any, x: Any,
     digests: Any, table: Any, kept: Any, kept_x: Any, kept_starts: Any,

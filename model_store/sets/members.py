@@ -9,10 +9,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.cells import addresses, plain, real_column, text_column
-from model_store.sets.kernels import merge_repeats
+from model_store.sets import kernels
 from model_store.values import LARGEST_REAL, not_real
 
 _ALL_ONE = np.empty(0)
+_READY = pa.map_(pa.binary(), pa.float64())
 
 
 class Members(NamedTuple):
@@ -40,6 +41,12 @@ def members_of(array: Any) -> Members:
     if not pa.types.is_map(array.type):
         return _distinct(text_column(plain(array.flatten())), _starts(array), _ALL_ONE, [])
     kind = array.type
+    if kind == _READY and not array.null_count and not array.items.null_count:
+        starts = array.offsets.to_numpy()
+        part = slice(starts[0], starts[-1])
+        keys, x, starts = array.keys[part], array.items.to_numpy()[part], starts - starts[0]
+        if kernels.are_real(x, LARGEST_REAL):
+            return _distinct(keys, starts, x, [])
     if not (pa.types.is_integer(kind.item_type) or pa.types.is_floating(kind.item_type)):
         raise pa.ArrowInvalid(f"a map to {kind.item_type}, expected one to numbers")
     lists = array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
@@ -54,20 +61,21 @@ def members_of(array: Any) -> Members:
 def _distinct(
     text: Any, starts: npt.NDArray[np.int32], x: npt.NDArray[np.float64], bad: list[tuple[int, str]]
 ) -> Members:
-    longest = int(np.diff(starts).max(initial=0))
+    data, offsets = addresses([text])
+    longest, all_one, some_absent = kernels.survey_members(offsets[0], starts, x)
+    if longest <= 1 and not some_absent:
+        return Members(text, starts, None if all_one else x, bad)
     digests, table = np.empty(longest, np.uint64), np.zeros(1 << (2 * longest + 1).bit_length(), np.int32)
     kept, kept_x = np.empty(len(text), np.int32), np.empty(x.size)
     kept_starts = np.empty(starts.size, np.int32)
-    data, offsets = addresses([text])
-    count = merge_repeats(data[0], offsets[0], starts, x, digests, table, kept, kept_x, kept_starts)
-    if count < len(text):
-        text = text.take(pa.array(kept[:count]))
-    if not x.size:
-        return Members(text, kept_starts, None, bad)
+    count = kernels.merge_repeats(data[0], offsets[0], starts, x, digests, table, kept, kept_x, kept_starts)
+    if count == len(text):
+        return Members(text, starts, None if all_one else x, bad)
+    text = text.take(pa.array(kept[:count]))
     x = kept_x[:count]
-    for place in np.flatnonzero(np.abs(x) > LARGEST_REAL).tolist():
+    for place in np.flatnonzero(np.abs(x) > LARGEST_REAL).tolist() if x.size else ():
         bad.append((int(np.searchsorted(kept_starts, place, "right")) - 1, not_real(float(x[place]))))
-    return Members(text, kept_starts, None if (x == 1.0).all() else x, bad)
+    return Members(text, kept_starts, x if x.size and not (x == 1.0).all() else None, bad)
 
 
 def _starts(lists: Any) -> npt.NDArray[np.int32]:

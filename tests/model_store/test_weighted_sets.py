@@ -35,11 +35,10 @@ def tokens_of(array: pa.Array, field: FieldPlan = SET) -> list[tuple[Token, ...]
     """The tokens that a column gives to each row, which must all be good."""
     [column] = token_columns([field], [array])
     assert column.bad == []
-    assert column.starts is not None
     texts = column.text.to_pylist()
     x = column.x if column.x is not None else np.ones(len(texts))
     tokens = [Token(text, float(each)) for text, each in zip(texts, x, strict=True)]
-    starts = column.starts.tolist()
+    starts = column.starts.tolist() if column.starts is not None else range(len(texts) + 1)
     return [tuple(tokens[first:last]) for first, last in pairwise(starts)]
 
 

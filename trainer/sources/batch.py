@@ -17,11 +17,11 @@ class RowBatch:
     """Consecutive rows of one file.
 
     `columns` holds the wanted columns only, all of length `rows`. From CSV and TSV they are `pa.binary()`, the raw
-    bytes as they stand, an empty cell being b"". From other formats they are string, binary, int64, double, bool, null, lists
-    of these, or maps from text to double. `lines` is int64[rows]: the 1-based physical line on which each row begins in
-    its file (the header of a CSV file is line 1); for Parquet the 1-based row number. `rejects` are the rows of this
-    stretch of the file that could not be read, in order. A batch may be all rejects. `stop` is where reading goes on
-    behind it; `start`, set by the LogReader, where it began.
+    bytes as they stand, an empty cell being b"". From other formats they are string, binary, int64, double, bool,
+    null, lists of these, or maps from text to double. `lines` is int64[rows]: the 1-based physical line on which each
+    row begins in its file (the header of a CSV file is line 1); for Parquet the 1-based row number. `rejects` are the
+    rows of this stretch of the file that could not be read, in order. A batch may be all rejects. `stop` is where
+    reading goes on behind it; `start`, set by the LogReader, where it began.
 
     Told by `trainer.requests.whole`, where requests are sampled: `first_row`, how many rows of the stream come before;
     `clicked`, bool[rows], whether each row's request has a click; not `resumable`: the next batch begins inside a
