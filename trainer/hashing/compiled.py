@@ -13,7 +13,8 @@ from model_store.kernels import hash_keys, prefix_state
 from model_store.keys import BIAS
 from model_store.spec_sections import MAX_CROSS_FIELDS
 from trainer.admission.rules import FeatureRules
-from trainer.hashing.kernels import KeyRules, ValueRules
+from trainer.hashing.kernels import KeyRules
+from trainer.hashing.value_rules.kernels import ValueRules
 
 
 def key_prefixes(plan: FeaturePlan) -> list[bytes]:

@@ -25,6 +25,7 @@ from trainer.hashing.compiled import cross_fields, key_prefixes, key_rules, valu
 from trainer.hashing.compiled import prefix_table as prefix_table
 from trainer.hashing.kernels import TokenBytes, TokenLayout
 from trainer.hashing.layout import lay_out
+from trainer.hashing.value_rules.kernels import set_apart
 from trainer.kernels import HashedRows
 from trainer.rejects import Reject
 from trainer.requests.ids import request_ids
@@ -157,7 +158,7 @@ class ExampleMaker:
         if self._value_rules is not None:
             places = TokenBytes(*addresses([column.text for column in columns]))
             picked = np.empty(MAX_CROSS_FIELDS, np.int64)
-            kernels.set_apart(rows, hashed, tokens, places, self._value_rules, picked)
+            set_apart(rows, hashed, tokens, places, self._value_rules, picked)
 
     def _note_long_crosses(self, bad: dict[int, str], columns: Sequence[TokenColumn], rows: int) -> None:
         """Crosses whose key would be over the limit: looked at one row at a time, where the batch could hold one."""
