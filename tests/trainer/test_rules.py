@@ -8,7 +8,7 @@ import pytest
 from model_store.errors import SpecError
 from model_store.prefixes import PrefixRules
 from model_store.spec import parse_spec
-from tests.trainer.logs import SPEC, batch_of, shop_rows
+from tests.trainer.logs import SPEC, batch_of, learn, model_of, shop_rows
 from trainer.hashing.examples import ExampleMaker
 
 PREFIXES = [
@@ -121,3 +121,33 @@ def test_an_l1_for_a_learner_without_one_is_a_spec_error():
     text = '[model]\nname = "m"\n[input]\nlabel = "y"\n[learner]\nalgorithm = "ogd"\n[rules."a="]\nl1 = 1.0\n'
     with pytest.raises(SpecError, match=r'rules\."a="\.l1: .*"ogd"'):
         parse_spec(text)
+
+
+def published(rules):
+    """The published weight of every key of a model learned under these rules, and all keys of its table."""
+    rows = shop_rows(400, 21)
+    model = learn(model_of(spec_of(rules), list(rows[0])), rows, size=90)
+    model.table._check()
+    artefact = model.artefact()
+    return dict(zip(artefact.key_list(), artefact.weight.tolist(), strict=True)), model.table.keys()
+
+
+VALUE_RULES = ("age=2", "age*brand=20*", "tags=a%2A", "tags*brand*size=a*", "P_N_", "brand=b2%252A")
+
+
+def test_keys_set_apart_are_written_whole_and_learned_alike():
+    plain, before = published({})
+    apart, after = published(dict.fromkeys(VALUE_RULES, 0.05))
+    assert plain == apart
+    assert before.data.tobytes() == after.data.tobytes()
+    assert before.features.max() == 9 < after.features.max()
+
+
+def test_an_l1_of_a_rule_empties_its_prefix_and_no_other():
+    plain, _ = published({})
+    ruled, _ = published(dict.fromkeys(VALUE_RULES, 1e6))
+    under = tuple(prefix.encode() for prefix in VALUE_RULES)
+    assert sum(key.startswith(under) for key in plain) > 10
+    assert not [key for key in ruled if key.startswith(under)]
+    others = {key for key in plain if not key.startswith(under)}
+    assert len(others & set(ruled)) > 0.9 * len(others)
