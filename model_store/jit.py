@@ -19,6 +19,7 @@ from typing import Any
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("model_store", "trainer", "server")
+_COMPILED_FOLDERS = ("learners", "slots")
 _COMPLETE = "complete"
 
 
@@ -27,7 +28,8 @@ def _kernel_sources() -> Iterator[Path]:
     for package in _PACKAGES:
         folder = _ROOT / package
         yield from sorted(folder.rglob("kernels.py"))
-        yield from sorted((folder / "learners").glob("*.py"))
+        for compiled in _COMPILED_FOLDERS:
+            yield from sorted((folder / compiled).glob("*.py"))
 
 
 def _fingerprint() -> str:
@@ -110,7 +112,14 @@ def implements(operation: Any, *kinds: type) -> Callable[[Callable[..., Any]], A
             return function if getattr(arguments[0], "instance_class", None) in kinds else None
 
         choose.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-        numba.extending.overload(operation, jit_options=BARE_OPTIONS, strict=False)(choose)
+        bare_overload(operation)(choose)
         return function
 
     return register
+
+
+def bare_overload(operation: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Let the decorated chooser, which takes types, say what function `operation` is; inlined like a `bare_inline`."""
+    decorate: Callable[[Callable[..., Any]], Callable[..., Any]]
+    decorate = numba.extending.overload(operation, jit_options=BARE_OPTIONS, strict=False)
+    return decorate

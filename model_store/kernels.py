@@ -30,7 +30,9 @@ _LENGTH = np.uint64(0xC4CEB9FE1A85EC53)
 _PART = np.uint64(0xD6E8FEB86659FD93)
 _SEPARATOR = np.uint64(0xA0761D6478BD642F)
 _EIGHT = np.uint64(8)
-_29 = np.uint64(29)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_27, _29, _30, _31 = np.uint64(27), np.uint64(29), np.uint64(30), np.uint64(31)
 _32 = np.uint64(32)
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
@@ -129,6 +131,14 @@ def bits_of_float(typing_context: Any, number: Any) -> Any:
         return builder.bitcast(arguments[0], ir.IntType(64))
 
     return types.int64(types.float64), codegen
+
+
+@bare_inline
+def mixed(state: Any) -> Any:
+    """SplitMix64's finalizer (Steele, Lea & Flood, OOPSLA 2014): every input bit reaches every output bit."""
+    state = (state ^ (state >> _30)) * _FIRST
+    state = (state ^ (state >> _27)) * _SECOND
+    return state ^ (state >> _31)
 
 
 @bare_inline

@@ -142,7 +142,7 @@ class ModelSpec(Section):
         if not real or self.learner.rate != "counts":
             return ()
         return (
-            f'learner.rate = "counts" takes every x as 1, and fields.{real[0]} is a real number, for which the rate has '
+            f'learner.rate = "counts" takes every x as 1, and fields.{real[0]} is a real number, whose rate has '
             'the wrong size; give the field bucket = "log", or use rate = "gradients"',
         )
 

@@ -15,7 +15,7 @@ from model_store.spec import ModelSpec
 from trainer.admission.policy import Admission
 from trainer.admission.rules import FeatureRules
 from trainer.kernels import HashedRows
-from trainer.learners import loops
+from trainer.learners import loops, whole_table
 from trainer.learners.lanes import LANES
 from trainer.learners.learner import MARKS
 from trainer.learners.learners import learner_of, needs_seen, squares_of_rate, state_of_weight
@@ -86,7 +86,7 @@ class Coordinates:
     def weights(self, keys: TableKeys) -> Numbers:
         """The weight of every key: float64[keys, own]."""
         out = np.empty((keys.slots.size, self.own))
-        loops.weights_of(
+        whole_table.weights_of(
             self.table.layout, keys.slots, keys.features, self.learner, self._l1, self._marks, self.variants,
             self.examples + 1, out,
         )  # fmt: skip
@@ -95,7 +95,9 @@ class Coordinates:
     def rates(self, keys: TableKeys) -> Numbers:
         """The present learning rate of every key: float64[keys, own]."""
         out = np.empty((keys.slots.size, self.own))
-        loops.rates_of(self.table.layout, keys.slots, self.learner, self.variants, max(self.examples, 1), out)
+        whole_table.rates_of(
+            self.table.layout, keys.slots, self.learner, self.variants, max(self.examples, 1), out
+        )
         return out
 
     def masks_of(self, keys: TableKeys) -> npt.NDArray[np.uint32]:
@@ -119,7 +121,7 @@ class Coordinates:
             if self._section.rate == "counts":
                 n = np.floor(2.0 * n + 0.5) / 2.0  # what as many clicks as examples without can stand for
             a = state_of_weight(self._section, weight[:, v], n, parameters, np.broadcast_to(l1, n.shape))
-            loops.save_each(self.table.layout, slots, v, self.learner, self.variants, a, n)
+            whole_table.save_each(self.table.layout, slots, v, self.learner, self.variants, a, n)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """All that `restore` needs to go on as if nothing had happened."""
@@ -143,14 +145,14 @@ class Coordinates:
 
     def _settle(self) -> None:
         keys = self.table.keys()
-        loops.settle(
+        whole_table.settle(
             self.table.layout, keys.slots, keys.features, self.learner, self._l1, self._marks, self.variants,
             self.examples + 1,
         )  # fmt: skip
         self._begin_marks()
 
     def _begin_marks(self) -> None:
-        loops.begin_marks(self.learner, self._marks)
+        whole_table.begin_marks(self.learner, self._marks)
 
 
 def _part(state: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:

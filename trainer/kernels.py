@@ -8,7 +8,7 @@ import numpy as np
 
 from model_store.jit import bare_inline, bare_kernel
 from trainer.admission.kernels import admits
-from trainer.slots.kernels import EMPTY, find_slot, prefetch_slot
+from trainer.slots.search import EMPTY, find_slot, prefetch_slot
 
 ENTRY_HEAD = 4  # bytes before a key in the arena: its length and its feature's number, uint16 each
 _ROWS_AHEAD = 2

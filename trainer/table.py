@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from model_store.kernels import hash_keys
 from trainer import kernels
-from trainer.slots.kernels import move
 from trainer.slots.layouts import COMPACT, Full, Own, OwnCompact, OwnCompactCounts, OwnCounts, slot_type
+from trainer.slots.moving import move
 
 SMALLEST_TABLE = 1 << 16
 SMALLEST_COMPACT_TABLE = 1 << 10

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from model_store.jit import bare_inline, bare_kernel, implements, stub
+from model_store.kernels import mixed
 
 BLOCK_BYTES = 64
 PROBABILITY_BITS = 53
@@ -22,11 +23,9 @@ ALWAYS, SOMETIMES, COUNTED = np.uint8(0), np.uint8(1), np.uint8(2)
 
 _BLOCK_BITS = 9  # log2 of the bits of a block
 _UNUSED_BITS = np.uint64(64 - PROBABILITY_BITS)
-_FIRST = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND = np.uint64(0x94D049BB133111EB)
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _NEXT = np.uint64(0xD1342543DE82EF95)
-_27, _30, _31, _32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
+_32 = np.uint64(32)
 _64 = np.uint64(64)
 
 # threshold: SOMETIMES, out of 2^53. The others: COUNTED. The filter's blocks are those from `first`; width is log2 of a
@@ -75,14 +74,6 @@ def chance(key: Any, example: Any, seed: Any) -> Any:
     """A whole number below 2^53, uniform, a function of its three arguments: SplitMix64's finalizer over their sum."""
     state = key ^ (np.uint64(example) * _STEP + seed * _NEXT)
     return mixed(state + _STEP) >> _UNUSED_BITS
-
-
-@bare_inline
-def mixed(state: Any) -> Any:
-    """SplitMix64's finalizer (Steele, Lea & Flood, OOPSLA 2014): every input bit reaches every output bit."""
-    state = (state ^ (state >> _30)) * _FIRST
-    state = (state ^ (state >> _27)) * _SECOND
-    return state ^ (state >> _31)
 
 
 @bare_inline

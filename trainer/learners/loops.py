@@ -12,20 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from model_store.jit import bare_inline, bare_kernel, implements, stub
+from model_store.jit import bare_inline, bare_kernel
 from model_store.kernels import sigmoid
 from trainer.kernels import claim_slots, importance_of, prefetch_ahead, x_of
-from trainer.learners.fobos import Fobos
-from trainer.learners.ftrl import Ftrl
-from trainer.learners.lanes import LANES, add_scaled, dot, dot_of_roots
-from trainer.learners.learner import fresh_marks, mark, pack, step, tick, unpack, weight, with_own, worn
-from trainer.learners.ogd import Ogd
-from trainer.learners.rates import Constant, Counts, Gradients, eta, grown, reading
-from trainer.learners.rda import Rda
-from trainer.learners.truncated_gradient import TruncatedGradient
-from trainer.learners.truncation import Truncation
-from trainer.slots.kernels import count_example, n_of, put, see, seen_at, set_counts, value_of
-from trainer.slots.layouts import COMPACT, Full, FullCounts, Own, OwnCompact, OwnCompactCounts, OwnCounts
+from trainer.learners.coordinate import l1_at, load, own_learner, save
+from trainer.learners.lane_sums import add_to_users, sum_over_users
+from trainer.learners.learner import mark, step, tick, weight, worn
+from trainer.learners.rates import grown, reading
+from trainer.learners.sharing import mean_step
+from trainer.slots.seen import see, seen_at
+from trainer.slots.state import count_example, n_of
 
 
 class Work(NamedTuple):
@@ -72,51 +68,6 @@ class Variants(NamedTuple):
     uses: Any
     users: Any
     parameters: Any
-
-
-# -- l1, which [rules] may set by prefix
-
-
-@bare_inline
-def l1_at(l1: Any, v: Any, feature: Any) -> Any:
-    """l1 of a variant and feature; l1: float64[variants, features], or [variants, 1] where no rule sets it."""
-    return l1[v, feature if l1.shape[1] > 1 else 0]
-
-
-# -- a coordinate's a, behind its layout
-
-
-@stub
-def load(table: Any, slot: Any, v: Any, learner: Any, r: Any) -> Any:
-    """a of a coordinate."""
-
-
-@stub
-def save(table: Any, slot: Any, v: Any, learner: Any, a: Any, n: Any, r: Any, t: Any) -> Any:
-    """Store a coordinate's a and n; r is the reading of n."""
-
-
-@implements(load, Full, FullCounts, Own, OwnCounts)
-def _load_a(table: Any, slot: Any, v: Any, learner: Any, r: Any) -> Any:
-    return value_of(table, slot, v)
-
-
-@implements(load, *COMPACT, OwnCompact, OwnCompactCounts)
-def _load_packed(table: Any, slot: Any, v: Any, learner: Any, r: Any) -> Any:
-    return unpack(learner, value_of(table, slot, v), r)
-
-
-@implements(save, Full, FullCounts, Own, OwnCounts)
-def _save_a(table: Any, slot: Any, v: Any, learner: Any, a: Any, n: Any, r: Any, t: Any) -> Any:
-    put(table, slot, v, a, n, t)
-
-
-@implements(save, *COMPACT, OwnCompact, OwnCompactCounts)
-def _save_packed(table: Any, slot: Any, v: Any, learner: Any, a: Any, n: Any, r: Any, t: Any) -> Any:
-    put(table, slot, v, pack(learner, a, r), n, t)
-
-
-# -- the loops
 
 
 @bare_inline
@@ -309,177 +260,3 @@ def learn_own(
             see(table, slot, t)
         row += 1
     return row, count
-
-
-@bare_inline
-def own_learner(learner: Any, parameters: Any, v: Any) -> Any:
-    """The learner with variant v's parameters."""
-    return with_own(learner, parameters[v, 0], parameters[v, 1], parameters[v, 2], parameters[v, 3])
-
-
-# -- the mean of what variants would do to a value they share
-
-
-@stub
-def mean_step(
-    learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, c: Any, t: Any,
-    marks: Any, variants: Any, work: Any,
-) -> Any:  # fmt: skip
-    """The mean (a, n) over the variants that use class c."""
-
-
-@implements(mean_step, Ogd, Truncation, TruncatedGradient, Fobos, Rda)
-def _mean_of_each(
-    learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, c: Any, t: Any,
-    marks: Any, variants: Any, work: Any,
-) -> Any:  # fmt: skip
-    """By the definition: one variant after the other."""
-    new_mark = mark(learner, marks, 0)
-    sum_a, sum_n = 0.0, 0.0
-    for v in range(variants.parameters.shape[0]):
-        if variants.uses[c, v] != 0.0:
-            g = work.error[v] * x
-            new_n = grown(rate, n, counted, g, new_mark)
-            sum_a += step(learner, l1, a, w, g, r, reading(rate, new_n), t, marks, 0)
-            sum_n += new_n
-    return sum_a / variants.users[c], sum_n / variants.users[c]
-
-
-@implements(mean_step, Ftrl)
-def _mean_of_ftrl(
-    learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, c: Any, t: Any,
-    marks: Any, variants: Any, work: Any,
-) -> Any:  # fmt: skip
-    """All variants start from the same (z, n), so the mean of their new ones is
-
-    z + mean g - w (mean new r - r) / alpha    and    n + mean g^2.
-    """
-    pull = 0.0
-    if w != 0.0:
-        pull = w * (mean_reading(rate, n, counted, x, c, variants, work) - r) / rate.alpha
-    new_n = mean_n(rate, n, counted, x, c, work)
-    return a + (x * work.mean_error[c] - pull), new_n
-
-
-@stub
-def mean_reading(rate: Any, n: Any, counted: Any, x: Any, c: Any, variants: Any, work: Any) -> Any:
-    """The mean of the variants' new r."""
-
-
-@implements(mean_reading, Gradients)
-def _mean_root(rate: Any, n: Any, counted: Any, x: Any, c: Any, variants: Any, work: Any) -> Any:
-    return sum_of_roots(n, x * x, work.squared, variants.uses, c) / variants.users[c]
-
-
-@implements(mean_reading, Counts, Constant)
-def _common_reading(rate: Any, n: Any, counted: Any, x: Any, c: Any, variants: Any, work: Any) -> Any:
-    return reading(rate, counted)
-
-
-@stub
-def mean_n(rate: Any, n: Any, counted: Any, x: Any, c: Any, work: Any) -> Any:
-    """The mean of the variants' new n."""
-
-
-@implements(mean_n, Gradients)
-def _mean_squares(rate: Any, n: Any, counted: Any, x: Any, c: Any, work: Any) -> Any:
-    return n + x * x * work.mean_squared[c]
-
-
-@implements(mean_n, Counts, Constant)
-def _common_n(rate: Any, n: Any, counted: Any, x: Any, c: Any, work: Any) -> Any:
-    return counted
-
-
-@bare_inline
-def add_to_users(sums: Any, share: Any, uses: Any, c: Any) -> None:
-    """Add `share` to the sum of every variant that uses class c."""
-    for lane in range(0, sums.size, LANES):
-        add_scaled(address(sums, lane), share, address(uses, c * sums.size + lane))
-
-
-@bare_inline
-def sum_over_users(numbers: Any, uses: Any, c: Any) -> Any:
-    """The sum of numbers[v] over the variants that use class c."""
-    total = 0.0
-    for lane in range(0, numbers.size, LANES):
-        total += dot(address(numbers, lane), address(uses, c * numbers.size + lane))
-    return total
-
-
-@bare_inline
-def sum_of_roots(n: Any, factor: Any, squared: Any, uses: Any, c: Any) -> Any:
-    """The sum of sqrt(n + factor * squared[v]) over the variants that use class c: their new sqrt(n)."""
-    total = 0.0
-    for lane in range(0, squared.size, LANES):
-        total += dot_of_roots(n, factor, address(squared, lane), address(uses, c * squared.size + lane))
-    return total
-
-
-@bare_inline
-def address(numbers: Any, index: Any) -> Any:
-    """Where the index-th float64 of a contiguous array lies."""
-    return numbers.ctypes.data + 8 * index
-
-
-# -- reading the whole table
-
-
-@bare_kernel
-def weights_of(
-    table: Any, slots: Any, features: Any, learner: Any, l1: Any, marks: Any, variants: Any, t: Any, out: Any
-) -> None:
-    """The weight of every key when example t would come: float64[keys, variants with values of their own].
-
-    slots int64[keys], features uint16[keys]: where a key lies and what it is a key of; variants: `Variants`.
-    """
-    for index in range(slots.size):
-        slot = slots[index]
-        for v in range(out.shape[1]):
-            mine = own_learner(learner, variants.parameters, v)
-            r = reading(mine.rate, n_of(table, slot, v))
-            a = load(table, slot, v, mine, r)
-            out[index, v] = weight(
-                mine, l1_at(l1, v, features[index]), a, r, seen_at(table, slot), t, marks, v
-            )
-
-
-@bare_kernel
-def rates_of(table: Any, slots: Any, learner: Any, variants: Any, t: Any, out: Any) -> None:
-    """The learning rate of every key at example t: float64[keys, variants with values of their own]."""
-    for index in range(slots.size):
-        for v in range(out.shape[1]):
-            mine = own_learner(learner, variants.parameters, v)
-            out[index, v] = eta(mine.rate, reading(mine.rate, n_of(table, slots[index], v)), t)
-
-
-@bare_kernel
-def settle(
-    table: Any, slots: Any, features: Any, learner: Any, l1: Any, marks: Any, variants: Any, t: Any
-) -> None:
-    """Bring every coordinate to its weight before example t, for marks that begin anew."""
-    for v in range(marks.shape[0]):
-        mine = own_learner(learner, variants.parameters, v)
-        for index in range(slots.size):
-            slot = slots[index]
-            r = reading(mine.rate, n_of(table, slot, v))
-            a = load(table, slot, v, mine, r)
-            w = weight(mine, l1_at(l1, v, features[index]), a, r, seen_at(table, slot), t, marks, v)
-            put(table, slot, v, w, 0.0, t)
-
-
-@bare_kernel
-def begin_marks(learner: Any, marks: Any) -> None:
-    """Set every variant's marks to where they begin."""
-    for v in range(marks.shape[0]):
-        fresh_marks(learner, marks, v)
-
-
-@bare_kernel
-def save_each(table: Any, slots: Any, v: Any, learner: Any, variants: Any, a: Any, n: Any) -> None:
-    """Give keys a state: slots int64[keys]; a, n float64[keys], of variant v."""
-    mine = own_learner(learner, variants.parameters, v)
-    for index in range(slots.size):
-        set_counts(table, slots[index], n[index])
-        held = grown(mine.rate, n[index], n_of(table, slots[index], v), 0.0, 0.0)
-        save(table, slots[index], v, mine, a[index], held, reading(mine.rate, held), 0)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from model_store.jit import bare_kernel
-from trainer.admission.kernels import chance, mixed
+from model_store.kernels import mixed
+from trainer.admission.kernels import chance
 
 _NONE = np.uint64(0)
 _SALT = np.uint64(0x2545F4914F6CDD1D)

@@ -1,23 +1,19 @@
-"""What can be done with a slot of each layout, compiled into the kernels that call it.
+"""What a slot of each layout holds of a coordinate, read and written.
 
 A coordinate is read as (value, n): the learner's value (w, z or G) as it is stored, and its sum of squared gradients,
-or what stands for it. The q2.13 forms round a value to a multiple of 2^-13, up or down by chance, so that the expected
-error is 0 (the paper, section 4.1.2; chance is a seeded hash of the key and the example, so it is the same each time).
+or what stands for it. Layouts with counts make n of them.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
-from numba.extending import overload
 
-from model_store.jit import BARE_OPTIONS, bare_inline, bare_kernel, implements, stub
-from model_store.kernels import bits_of_float, float_of_bits, prefetch
+from model_store.jit import bare_inline, implements, stub
+from model_store.kernels import float_of_bits
 from trainer.slots.layouts import (
     COMPACT,
-    OWN,
     Compact,
     CompactCounts,
     Full,
@@ -27,125 +23,16 @@ from trainer.slots.layouts import (
     OwnCompactCounts,
     OwnCounts,
 )
+from trainer.slots.words import LOW_16, STEP, chance, luck_in, rounded, value_in, with_value, word_of
 
-FULL_LAYOUTS = (Full, FullCounts)
-STEP = 1.0 / 8192.0
-EMPTY = np.uint64(0)
 MAX_COUNT = 0xFFFFFFFF
 
 _EXACT_COUNTS = 1 << 23  # a 24-bit count is exact up to here; each further unit stands for 2^8 examples
 _COARSE = 256
 _ONE_IN_256 = np.uint64(1 << 56)
-_MAX_24 = (1 << 24) - 1
-_LOW_16 = np.uint64(0xFFFF)
-_24_BITS = np.uint64(_MAX_24)
+_24_BITS = np.uint64((1 << 24) - 1)
 _U16 = np.uint64(16)
 _U40 = np.uint64(40)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
-_U27, _U30, _U31, _U32 = (np.uint64(bits) for bits in (27, 30, 31, 32))
-_UNIT = 2.0**-32
-
-
-# -- where a key lies
-
-
-@stub
-def home(table: Any, key: Any) -> Any:
-    """The slot where the search for a key begins."""
-
-
-@implements(home, *FULL_LAYOUTS, *OWN)
-def _low_bits(table: Any, key: Any) -> Any:
-    return np.int64(key & np.uint64(table.slots.size - 1))
-
-
-@implements(home, *COMPACT)
-def _high_bits_times_slots(table: Any, key: Any) -> Any:
-    """Any number of slots below 2^32 is possible, so that a compact table can grow by a tenth and stay full."""
-    return np.int64(((key >> _U32) * np.uint64(table.slots.size)) >> _U32)
-
-
-@bare_inline
-def find_slot(table: Any, key: Any) -> Any:
-    """The slot that holds `key`, or the free slot where it belongs. Linear probing; the table is never full."""
-    slots = table.slots
-    slot = home(table, key)
-    while slots[slot].key != key and slots[slot].key != EMPTY:
-        slot += 1
-        if slot == slots.size:
-            slot = 0
-    return slot
-
-
-@stub
-def prefetch_slot(table: Any, key: Any) -> Any:
-    """Ask for the cache lines of a key's slot."""
-
-
-@implements(prefetch_slot, *FULL_LAYOUTS, *COMPACT)
-def _prefetch_shared(table: Any, key: Any) -> Any:
-    prefetch(table.slots.ctypes.data + home(table, key) * table.slots.itemsize)
-
-
-@implements(prefetch_slot, Own, OwnCounts)
-def _prefetch_own(table: Any, key: Any) -> Any:
-    slot = home(table, key)
-    prefetch(table.slots.ctypes.data + slot * table.slots.itemsize)
-    prefetch(table.z.ctypes.data + slot * table.z.shape[1] * 8)
-
-
-@implements(prefetch_slot, OwnCompact, OwnCompactCounts)
-def _prefetch_own_compact(table: Any, key: Any) -> Any:
-    prefetch(table.slots.ctypes.data + home(table, key) * table.slots.itemsize)
-
-
-# -- chance
-
-
-@bare_inline
-def chance(seed: Any, key: Any, example: Any, what: Any) -> Any:
-    """64 bits of chance for this key at this example, uniform and reproducible (splitmix64's finaliser)."""
-    h = key ^ (np.uint64(example) * _GOLDEN) ^ seed ^ (np.uint64(what) << _U40)
-    h = (h ^ (h >> _U30)) * _MIX_1
-    h = (h ^ (h >> _U27)) * _MIX_2
-    return h ^ (h >> _U31)
-
-
-@bare_inline
-def luck_in(bits: Any) -> Any:
-    """A number in [0, 1) from the upper 32 bits of chance."""
-    return np.float64(np.int64(bits >> _U32)) * _UNIT
-
-
-@bare_inline
-def rounded(value: Any, luck: Any) -> Any:
-    """2^13 value as an integer, rounded down after adding luck in [0, 1), and clipped to 16 bits."""
-    return np.int64(min(max(math.floor(value * 8192.0 + luck), -32768.0), 32767.0))
-
-
-@bare_inline
-def with_value(state: Any, q: Any) -> Any:
-    """A state word with another value."""
-    return (state & ~_LOW_16) | (np.uint64(q) & _LOW_16)
-
-
-@bare_inline
-def value_in(state: Any) -> Any:
-    """The value of a state word."""
-    return np.float64(np.int16(state & _LOW_16)) * STEP
-
-
-@bare_inline
-def word_of(value: Any, n: Any, seed: Any, key: Any, example: Any, what: Any) -> Any:
-    """A word of a q2.13 value and the upper 48 bits of n, both rounded without bias."""
-    bits = chance(seed, key, example, what)
-    upper = np.uint64(bits_of_float(n)) + (bits & _LOW_16)
-    return with_value(upper, rounded(value, luck_in(bits)))
-
-
-# -- what a slot holds
 
 
 @stub
@@ -176,7 +63,7 @@ def squares_of_counts(clicked: Any, unclicked: Any) -> Any:
     return clicked * unclicked / (clicked + unclicked)
 
 
-@implements(value_of, *FULL_LAYOUTS)
+@implements(value_of, Full, FullCounts)
 def _full_value(table: Any, slot: Any, v: Any) -> Any:
     return table.slots[slot].z
 
@@ -213,12 +100,12 @@ def _own_n(table: Any, slot: Any, v: Any) -> Any:
 
 @implements(n_of, Compact)
 def _compact_n(table: Any, slot: Any, v: Any) -> Any:
-    return float_of_bits(np.int64(table.slots[slot].state & ~_LOW_16))
+    return float_of_bits(np.int64(table.slots[slot].state & ~LOW_16))
 
 
 @implements(n_of, OwnCompact)
 def _own_compact_n(table: Any, slot: Any, v: Any) -> Any:
-    return float_of_bits(np.int64(table.words[slot, v] & ~_LOW_16))
+    return float_of_bits(np.int64(table.words[slot, v] & ~LOW_16))
 
 
 @implements(n_of, FullCounts, OwnCounts, OwnCompactCounts)
@@ -332,90 +219,3 @@ def _put_compact_counts(table: Any, slot: Any, v: Any, value: Any, n: Any, examp
 @implements(put, OwnCompactCounts)
 def _put_own_compact_counts(table: Any, slot: Any, v: Any, value: Any, n: Any, example: Any) -> Any:
     table.q[slot, v] = rounded(value, luck_in(chance(table.seed, table.slots[slot].key, example, v)))
-
-
-# -- when a key was seen
-
-
-@stub
-def seen_at(table: Any, slot: Any) -> Any:
-    """The number of the example that touched the key last; 0 in layouts that do not keep it."""
-
-
-@stub
-def see(table: Any, slot: Any, example: Any) -> Any:
-    """Note that an example touches the key."""
-
-
-def _keeps_seen(table: Any) -> bool:
-    return "seen" in table.types[0].dtype.fields
-
-
-@overload(seen_at, jit_options=BARE_OPTIONS, strict=False)
-def _seen_at(table: Any, slot: Any) -> Any:
-    if _keeps_seen(table):
-        return lambda table, slot: np.int64(table.slots[slot].seen)
-    return lambda table, slot: np.int64(0)
-
-
-@overload(see, jit_options=BARE_OPTIONS, strict=False)
-def _see(table: Any, slot: Any, example: Any) -> Any:
-    if not _keeps_seen(table):
-        return lambda table, slot, example: None
-
-    def note(table: Any, slot: Any, example: Any) -> Any:
-        table.slots[slot].seen = np.uint64(example)
-
-    return note
-
-
-# -- moving
-
-
-@bare_kernel
-def move(old: Any, new: Any, before: Any) -> Any:
-    """Move every slot of `old` that was seen at example `before` or later to `new`, which is empty; return how many."""
-    moved = 0
-    for index in range(old.slots.size):
-        if old.slots[index].key == EMPTY or seen_at(old, index) < before:
-            continue
-        slot = find_slot(new, old.slots[index].key)
-        new.slots[slot] = old.slots[index]
-        move_own(old, new, index, slot)
-        moved += 1
-    return moved
-
-
-@stub
-def move_own(old: Any, new: Any, index: Any, slot: Any) -> Any:
-    """Move what the variants of a slot have of their own."""
-
-
-@implements(move_own, *FULL_LAYOUTS, *COMPACT)
-def _move_nothing(old: Any, new: Any, index: Any, slot: Any) -> Any:
-    pass
-
-
-@implements(move_own, Own)
-def _move_z_n(old: Any, new: Any, index: Any, slot: Any) -> Any:
-    for v in range(old.z.shape[1]):
-        new.z[slot, v] = old.z[index, v]
-        new.n[slot, v] = old.n[index, v]
-
-
-@implements(move_own, OwnCounts)
-def _move_z(old: Any, new: Any, index: Any, slot: Any) -> Any:
-    for v in range(old.z.shape[1]):
-        new.z[slot, v] = old.z[index, v]
-
-
-@implements(move_own, OwnCompact)
-def _move_words(old: Any, new: Any, index: Any, slot: Any) -> Any:
-    for v in range(old.words.shape[1]):
-        new.words[slot, v] = old.words[index, v]
-
-
-@implements(move_own, OwnCompactCounts)
-def _move_q(old: Any, new: Any, index: Any, slot: Any) -> Any:
-    for v in range(old.q.shape[1]):
-        new.q[slot, v] = old.q[index, v]
