@@ -68,18 +68,6 @@ def exact_auc(scores, labels, weights):
     return (wins * pairs).sum() / pairs.sum()
 
 
-def test_auc_of_many_rows_is_exact_enough():
-    from trainer.watching.metrics import ProgressiveMetrics
-
-    random = np.random.default_rng(3)
-    scores = random.normal(-2, 1.5, 4000)
-    labels = (random.random(4000) < 1 / (1 + np.exp(-scores))).astype(float)
-    metrics = ProgressiveMetrics(["only"])
-    metrics.update(scores.reshape(-1, 1), labels, np.empty(0))
-    expected = exact_auc(scores, labels, np.ones(4000))
-    assert metrics.summary()["only"].auc == pytest.approx(expected, abs=1e-4)
-
-
 def test_variants_alone_and_together_agree_where_they_use_the_same_keys():
     rows = shop_rows(300, 4)
     one = learn(model_of(shop_spec(1), list(rows[0])), rows)
