@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainer.sources.sparse import kernels
-from trainer.sources.sparse.columns.kernels import fill_columns, gather, measure_columns
+from trainer.sources.sparse.columns.kernels import AT_ONCE, fill_columns, gather, measure_columns
 from trainer.sources.sparse.grammars import IMPORTANCE, LABEL, Grammar
 from trainer.sources.sparse.kernels import Names, Notes, Rows, Tokens
 from trainer.sources.streams import Bytes
@@ -61,6 +61,7 @@ class Block:
         members, text_bytes = np.zeros(columns + 1, np.int64), np.zeros(columns + 1, np.int64)
         used = int(self.rows.end[-1]) if self.size else 0
         measure_columns(self.tokens, used, members[1:], text_bytes[1:])
+        text_bytes[1:] += AT_ONCE
         member_from, byte_from = np.cumsum(members), np.cumsum(text_bytes)
         starts = np.empty((columns, self.size + 1), np.int32)
         offsets = np.empty(member_from[-1] + columns, np.int32)
@@ -140,7 +141,7 @@ def _convert_longs(data: Bytes, longs: Ints, rows: Rows, tokens: Tokens) -> None
 
 
 def _texts(data: Bytes, spans: npt.NDArray[np.int32]) -> pa.Array:
-    text = np.empty(int((spans[:, 1] - spans[:, 0]).sum()), np.uint8)
+    text = np.empty(int((spans[:, 1] - spans[:, 0]).sum()) + AT_ONCE, np.uint8)
     offsets = np.empty(len(spans) + 1, np.int32)
     gather(data, spans, offsets, text)
     return _binary(offsets, text)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from model_store.jit import bare_inline, bare_kernel, kernel
-from model_store.kernels import digest
+from model_store.kernels import digest, load_u8
 from trainer.sources.sparse.text.kernels import (
     CR,
     EXACT,
@@ -128,9 +128,9 @@ def survey_lines(data: Any) -> tuple[int, int, int, bool]:
 
 @bare_kernel
 def read_lines(
-    data: Any, grammar: Any, odd: Any, names: Any, tokens: Any, rows: Any, notes: Any, counts: Any
+    text: Any, grammar: Any, odd: Any, names: Any, tokens: Any, rows: Any, notes: Any, counts: Any
 ) -> None:
-    """Read every line of `data` (uint8) into tokens, rows and notes.
+    """Read every line of `text` (uint8) into tokens, rows and notes.
 
     grammar: VW, LIBSVM or LIBFFM; odd: a byte is NUL or not ASCII. counts int64[4], all 0, out: rows, faults, longs,
     news.
@@ -138,9 +138,10 @@ def read_lines(
     """
     token, scale, long, row, fault, line, start = 0, 1, 0, 0, 0, 0, 0
     tokens.scales[NO_SCALE] = 1.0
-    while start < data.size:
+    data, size = text.ctypes.data, text.size
+    while start < size:
         stop = start
-        while stop < data.size and data[stop] != LF:
+        while stop < size and load_u8(data + stop) != LF:
             stop += 1
         news = counts[3]
         rows.importance[row] = np.nan
@@ -177,19 +178,24 @@ def _vw_line(
 ) -> Any:  # fmt: skip
     """`label [importance [base]] ['tag]|namespace[:scale] feature[:value] … |…`."""
     bar = start
-    while bar < stop and data[bar] != _BAR:
+    while bar < stop and load_u8(data + bar) != _BAR:
         bar += 1
     long, fault, first, last = _vw_head(data, start, bar, stop, rows, row, notes, long)
     at, name = bar, np.int64(-1)
     while fault == GOOD and at < stop:
         # A namespace: behind its bar a name, unless a blank follows, and a scale.
         first = at = at + 1
-        while at < stop and not is_blank(data[at]) and data[at] != _COLON and data[at] != _BAR:
+        while (
+            at < stop
+            and not is_blank(load_u8(data + at))
+            and load_u8(data + at) != _COLON
+            and load_u8(data + at) != _BAR
+        ):
             at += 1
         name = _look_up(data, first, at, names, name)
         column = _column_of(names, name, line, first, at, notes, counts)
         in_scale = np.int64(NO_SCALE)
-        if at < stop and data[at] == _COLON:
+        if at < stop and load_u8(data + at) == _COLON:
             value, kind, end = read_number(data, at + 1, stop)
             if at == first or kind == MALFORMED or not _ends_feature(data, end, stop):
                 fault, last = BAD_NUMBER, _behind_feature(data, at, stop)
@@ -203,14 +209,19 @@ def _vw_line(
         # Its features.
         while True:
             at = behind_blanks(data, at, stop)
-            if at == stop or data[at] == _BAR:
+            if at == stop or load_u8(data + at) == _BAR:
                 break
             first = at
-            while at < stop and not is_blank(data[at]) and data[at] != _COLON and data[at] != _BAR:
+            while (
+                at < stop
+                and not is_blank(load_u8(data + at))
+                and load_u8(data + at) != _COLON
+                and load_u8(data + at) != _BAR
+            ):
                 at += 1
             last = at
             value = 1.0
-            if at < stop and data[at] == _COLON:
+            if at < stop and load_u8(data + at) == _COLON:
                 value, kind, end = read_number(data, at + 1, stop)
                 if kind == MALFORMED or not _ends_feature(data, end, stop):
                     fault, last = BAD_NUMBER, _behind_feature(data, at, stop)
@@ -240,8 +251,8 @@ def _vw_head(data: Any, start: Any, bar: Any, stop: Any, rows: Any, row: Any, no
     while at < bar:
         first, at = at, behind_word(data, at, bar)
         last, at = at, behind_blanks(data, at, bar)
-        if at == bar and (last == bar or data[first] == _QUOTE):
-            rows.tag[row, 0], rows.tag[row, 1] = first + (data[first] == _QUOTE), last
+        if at == bar and (last == bar or load_u8(data + first) == _QUOTE):
+            rows.tag[row, 0], rows.tag[row, 1] = first + (load_u8(data + first) == _QUOTE), last
             break
         value, kind, end = read_number(data, first, last)
         if words == 0:
@@ -270,7 +281,7 @@ def _index_line(
     """libsvm: `label [qid:query] index:value … [# comment]`; libffm: `label field:index:value …`."""
     if grammar == LIBSVM:
         end = start
-        while end < stop and data[end] != _HASH:
+        while end < stop and load_u8(data + end) != _HASH:
             end += 1
         stop = end
     first = behind_blanks(data, start, stop)
@@ -296,7 +307,7 @@ def _index_line(
             continue
         column = only
         begin = without_zeros(data, first, end)
-        if grammar == LIBFFM and end > first and end < stop and data[end] == _COLON:
+        if grammar == LIBFFM and end > first and end < stop and load_u8(data + end) == _COLON:
             name = _look_up(data, begin, end, names, name)
             column = _column_of(names, name, line, begin, end, notes, counts)
             begin, end = end + 1, behind_digits(data, end + 1, stop)
@@ -304,11 +315,11 @@ def _index_line(
             begin = without_zeros(data, begin, end)
         elif grammar == LIBFFM:
             fault = BAD_FEATURE
-        if fault != GOOD or begin == end or end == stop or data[end] != _COLON:
+        if fault != GOOD or begin == end or end == stop or load_u8(data + end) != _COLON:
             fault, last = BAD_FEATURE, behind_word(data, first, stop)
             break
         value, kind, at = read_number(data, end + 1, stop)
-        if kind == MALFORMED or (at < stop and not is_blank(data[at])):
+        if kind == MALFORMED or (at < stop and not is_blank(load_u8(data + at))):
             fault, last = BAD_NUMBER, behind_word(data, first, stop)
             break
         if column >= 0:
@@ -324,17 +335,17 @@ def _is_query(data: Any, at: Any, stop: Any) -> Any:
     """True for `qid:` with something behind it."""
     return (
         at + 4 < stop
-        and data[at] == _Q
-        and data[at + 1] == _I
-        and data[at + 2] == _D
-        and data[at + 3] == _COLON
-        and not is_blank(data[at + 4])
+        and load_u8(data + at) == _Q
+        and load_u8(data + at + 1) == _I
+        and load_u8(data + at + 2) == _D
+        and load_u8(data + at + 3) == _COLON
+        and not is_blank(load_u8(data + at + 4))
     )
 
 
 @bare_inline
 def _ends_feature(data: Any, at: Any, stop: Any) -> Any:
-    return at == stop or is_blank(data[at]) or data[at] == _BAR
+    return at == stop or is_blank(load_u8(data + at)) or load_u8(data + at) == _BAR
 
 
 @bare_inline
@@ -381,7 +392,7 @@ def _look_up(data: Any, start: Any, stop: Any, names: Any, before: Any) -> Any:
     if name >= 0 and _is_name(data, start, stop, names, name):
         return name
     mask = np.uint64(names.table.size - 1)
-    slot = digest(data.ctypes.data + start, stop - start) & mask
+    slot = digest(data + start, stop - start) & mask
     while names.table[slot] != 0:
         name = np.int64(names.table[slot]) - 1
         if _is_name(data, start, stop, names, name):
@@ -397,7 +408,7 @@ def _is_name(data: Any, start: Any, stop: Any, names: Any, name: Any) -> Any:
     if names.starts[name + 1] - first != stop - start:
         return False
     for i in range(stop - start):
-        if data[start + i] != names.text[first + i]:
+        if load_u8(data + start + i) != names.text[first + i]:
             return False
     return True
 

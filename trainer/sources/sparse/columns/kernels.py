@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
 
-from model_store.jit import bare_inline, bare_kernel
+from model_store.jit import bare_inline, bare_kernel, intrinsic
+
+AT_ONCE = 16  # bytes; texts are mostly shorter, and are copied without a loop
 
 
 @bare_kernel
@@ -34,7 +38,8 @@ def fill_columns(
 
     ends: int64[rows], the tokens before each row's end. Column c gets its members from member_from[c] on in x
     (float64); their int32 offsets, one more than members, from member_from[c] + c on in offsets, counted from its
-    first byte, which is byte_from[c] of text (uint8); and in starts[c] (int32[rows + 1]) its members before each row.
+    first byte, which is byte_from[c] of text (uint8), where AT_ONCE bytes are to spare behind each column; and in
+    starts[c] (int32[rows + 1]) its members before each row.
     Invariant: starts[c, row + 1] is the number of members that column c has so far.
     """
     columns, token = starts.shape[0], 0
@@ -57,7 +62,10 @@ def fill_columns(
 
 @bare_kernel
 def gather(data: Any, spans: Any, offsets: Any, text: Any) -> None:
-    """Copy the bytes from spans[i, 0] to spans[i, 1] end to end into text (uint8), and their int32 offsets."""
+    """Copy the bytes from spans[i, 0] to spans[i, 1] end to end into text (uint8), and their int32 offsets.
+
+    Behind the texts, text has AT_ONCE bytes to spare.
+    """
     at = np.int64(0)
     offsets[0] = 0
     for index in range(spans.shape[0]):
@@ -69,5 +77,28 @@ def gather(data: Any, spans: Any, offsets: Any, text: Any) -> None:
 
 @bare_inline
 def _copy(data: Any, start: Any, text: Any, at: Any, size: Any) -> None:
-    for i in range(size):
-        text[at + i] = data[start + i]
+    """Copy `size` bytes; what stands in text behind them, up to AT_ONCE bytes, is overwritten."""
+    stop = start + size
+    source, target = data.ctypes.data, text.ctypes.data
+    while start < stop and start + AT_ONCE <= data.size:
+        _copy_at_once(source + start, target + at)
+        start += AT_ONCE
+        at += AT_ONCE
+    while start < stop:
+        text[at] = data[start]
+        start += 1
+        at += 1
+
+
+@intrinsic
+def _copy_at_once(typing_context: Any, source: Any, target: Any) -> Any:
+    """Copy AT_ONCE bytes from one address to another."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = ir.VectorType(ir.IntType(8), AT_ONCE).as_pointer()
+        block = builder.load(builder.inttoptr(arguments[0], pointer))
+        block.align = 1
+        builder.store(block, builder.inttoptr(arguments[1], pointer)).align = 1
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64), codegen

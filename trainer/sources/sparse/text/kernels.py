@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from model_store.jit import bare_inline
+from model_store.kernels import load_u8
 
 SPACE, TAB, CR, LF, NUL = 32, 9, 13, 10, 0
 PLUS, MINUS, DOT, ZERO, NINE, SMALL_E = 43, 45, 46, 48, 57, 101
@@ -36,7 +37,7 @@ def is_blank(byte: Any) -> Any:
 @bare_inline
 def behind_blanks(data: Any, at: Any, stop: Any) -> Any:
     """The first place from `at` that is not blank, or `stop`."""
-    while at < stop and is_blank(data[at]):
+    while at < stop and is_blank(load_u8(data + at)):
         at += 1
     return at
 
@@ -44,7 +45,7 @@ def behind_blanks(data: Any, at: Any, stop: Any) -> Any:
 @bare_inline
 def behind_word(data: Any, at: Any, stop: Any) -> Any:
     """The first blank from `at`, or `stop`."""
-    while at < stop and not is_blank(data[at]):
+    while at < stop and not is_blank(load_u8(data + at)):
         at += 1
     return at
 
@@ -52,7 +53,7 @@ def behind_word(data: Any, at: Any, stop: Any) -> Any:
 @bare_inline
 def behind_digits(data: Any, at: Any, stop: Any) -> Any:
     """The first place from `at` without a digit."""
-    while at < stop and ZERO <= data[at] <= NINE:
+    while at < stop and ZERO <= load_u8(data + at) <= NINE:
         at += 1
     return at
 
@@ -60,7 +61,7 @@ def behind_digits(data: Any, at: Any, stop: Any) -> Any:
 @bare_inline
 def without_zeros(data: Any, start: Any, stop: Any) -> Any:
     """Where the digits from `start` to `stop` begin without leading zeros: one spelling for one index."""
-    while start + 1 < stop and data[start] == ZERO:
+    while start + 1 < stop and load_u8(data + start) == ZERO:
         start += 1
     return start
 
@@ -73,8 +74,8 @@ def read_number(data: Any, start: Any, stop: Any) -> Any:
     its value (here 0) cannot be told by one operation. What no double can hold is infinite, or 0.
     """
     at = start
-    negative = at < stop and data[at] == MINUS
-    if at < stop and (data[at] == MINUS or data[at] == PLUS):
+    negative = at < stop and load_u8(data + at) == MINUS
+    if at < stop and (load_u8(data + at) == MINUS or load_u8(data + at) == PLUS):
         at += 1
     mantissa, digits, point, at = _read_digits(data, at, stop)
     if digits < 0:
@@ -108,7 +109,7 @@ def _read_digits(data: Any, at: Any, stop: Any) -> Any:
     mantissa, digits, point = np.int64(0), np.int64(0), np.int64(0)
     seen, fraction = False, False
     while at < stop:
-        byte = data[at]
+        byte = load_u8(data + at)
         if ZERO <= byte <= NINE:
             seen = True
             point += fraction
@@ -127,15 +128,15 @@ def _read_digits(data: Any, at: Any, stop: Any) -> Any:
 @bare_inline
 def _read_exponent(data: Any, at: Any, stop: Any) -> Any:
     """(exponent, the place behind it, True unless an e stands there without digits); (0, at, True) if there is none."""
-    if at == stop or (data[at] | _TO_LOWER) != SMALL_E:
+    if at == stop or (load_u8(data + at) | _TO_LOWER) != SMALL_E:
         return np.int64(0), at, True
     at += 1
-    negative = at < stop and data[at] == MINUS
-    if at < stop and (data[at] == MINUS or data[at] == PLUS):
+    negative = at < stop and load_u8(data + at) == MINUS
+    if at < stop and (load_u8(data + at) == MINUS or load_u8(data + at) == PLUS):
         at += 1
     first, power = at, np.int64(0)
-    while at < stop and ZERO <= data[at] <= NINE:
-        power = min(power * 10 + np.int64(data[at] - ZERO), np.int64(10**9))
+    while at < stop and ZERO <= load_u8(data + at) <= NINE:
+        power = min(power * 10 + np.int64(load_u8(data + at) - ZERO), np.int64(10**9))
         at += 1
     return (-power if negative else power), at, at > first
 
@@ -145,16 +146,16 @@ def first_fault(data: Any, start: Any, stop: Any) -> Any:
     """The place of the first NUL, or of the first byte that is not UTF-8 (RFC 3629); GOOD_TEXT if there is neither."""
     at = start
     while at < stop:
-        byte = data[at]
+        byte = load_u8(data + at)
         if byte == NUL:
             return at
         size = _sequence(byte)
         if size == 0 or at + size > stop:
             return at
         for follower in range(at + 1, at + size):
-            if data[follower] & 0xC0 != 0x80:
+            if load_u8(data + follower) & 0xC0 != 0x80:
                 return at
-        if size > 2 and not _is_second(byte, data[at + 1]):
+        if size > 2 and not _is_second(byte, load_u8(data + at + 1)):
             return at
         at += size
     return np.int64(GOOD_TEXT)
