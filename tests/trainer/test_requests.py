@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import groupby
 
 import numpy as np
@@ -197,3 +198,29 @@ def test_without_sampling_rows_tell_their_request_and_keep_their_weight():
     ids = [row["rq"] or number for number, row in enumerate(rows)]
     assert same.tolist() == [a == b for a, b in zip(ids[1:], ids[:-1], strict=True)]
     learn(model, rows)
+
+
+def test_columns_whose_type_changes_within_a_request_change_nothing(tmp_path):
+    random, lines = np.random.default_rng(9), []
+    for number in range(300):
+        name = [number, float(number), f"r{number}", None, True][random.integers(5)]
+        for _ in range(random.integers(1, 9)):
+            row = {
+                "click": bool(random.random() < 0.1),
+                "rq": name,
+                "f": [1, 2.5, "x", None][random.integers(4)],
+            }
+            lines.append(json.dumps(row | ({"g": ["a", 1]} if random.random() < 0.7 else {})))
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join(lines) + "\n")
+    spec = parse_spec(
+        '[model]\nname = "m"\n[input]\nlabel = "click"\nrequest = "rq"\n'
+        '[fields]\nf = {}\ng = { kind = "set" }\n[learner]\nl1 = 0.01\nsubsample = { unclicked = 0.3 }\n'
+    )
+    found = set()
+    for batch_bytes in (1 << 20, 3000, 200):
+        with RejectLog() as rejects:
+            run = train(spec, [str(log)], rejects=rejects, batch_bytes=batch_bytes)
+        assert run.failure is None and rejects.count == 0
+        found.add((run.model.artefact().sha256, run.report.rows, run.report.subsampled))
+    assert len(found) == 1
