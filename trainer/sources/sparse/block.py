@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trainer.sources.sparse import kernels
 from trainer.sources.sparse.columns.kernels import AT_ONCE, fill_columns, gather, measure_columns
 from trainer.sources.sparse.grammars import IMPORTANCE, LABEL, Grammar
-from trainer.sources.sparse.kernels import Names, Notes, Rows, Tokens
+from trainer.sources.sparse.kernels import read_lines, survey_lines
+from trainer.sources.sparse.rows import kernels
+from trainer.sources.sparse.rows.kernels import Names, Notes, Output, Rows, Tokens
 from trainer.sources.streams import Bytes
 
 _MOST_NEWS = 16  # names of columns not met before that one block may report
@@ -88,18 +89,21 @@ class Block:
 
 def read_block(data: Bytes, grammar: Grammar, names: Names) -> Block:
     """Read whole lines."""
-    feeds, blanks, bars, odd = kernels.survey_lines(data)
+    feeds, blanks, bars, odd = survey_lines(data)
     rows, tokens = _rows(feeds + 1), _tokens(blanks + 1, bars + 1)
     notes = Notes(
         faults=np.empty((feeds + 1, 4), np.int64),
         longs=np.empty((blanks + bars + 1, 4), np.int64),
         news=np.empty((_MOST_NEWS, 3), np.int64),
     )
-    counts = np.zeros(4, np.int64)
-    kernels.read_lines(data, grammar.number, odd, names, tokens, rows, notes, counts)
-    count, faults, longs, news = counts.tolist()
-    rows = Rows(*(part[:count] for part in rows))
-    notes = Notes(notes.faults[:faults], notes.longs[:longs], notes.news[:news])
+    counts = np.zeros(kernels.COUNTS, np.int64)
+    read_lines(data, grammar.number, odd, Output(names, tokens, rows, notes, counts))
+    rows = Rows(*(part[: counts[kernels.ROWS]] for part in rows))
+    notes = Notes(
+        notes.faults[: counts[kernels.FAULTS]],
+        notes.longs[: counts[kernels.LONGS]],
+        notes.news[: counts[kernels.NEWS]],
+    )
     _convert_longs(data, notes.longs, rows, tokens)
     return Block(data, rows, tokens, notes, feeds)
 

@@ -16,7 +16,7 @@ from trainer.sources.feed import Feed
 from trainer.sources.positions import Position
 from trainer.sources.sparse.block import name_table, read_block
 from trainer.sources.sparse.grammars import Grammar
-from trainer.sources.sparse.kernels import UNWANTED, Names
+from trainer.sources.sparse.rows.kernels import UNWANTED, Names
 from trainer.sources.streams import Bytes
 
 _MOST_NAMES = 10_000

@@ -1,0 +1,1 @@
+"""The grammar of libsvm's and libffm's lines."""
