@@ -205,7 +205,7 @@ def peak_memory(path: Path) -> tuple[int, int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-@pytest.mark.parametrize("kind", ["csv", "jsonl", "csv.gz", "parquet"])
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "csv.gz", "parquet", "vw"])
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, kind: str) -> None:
     import pyarrow.parquet as pq
 
@@ -216,6 +216,8 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, kind: str) -> None:
             pq.write_table(table, path, row_group_size=20_000, use_dictionary=False)
         elif kind == "jsonl":
             path.write_bytes(b"".join(b'{"click":0,"site":"site-%060d"}\n' % i for i in range(rows)))
+        elif kind == "vw":
+            path.write_bytes(b"".join(b"0 |click a |site site-%060d\n" % i for i in range(rows)))
         else:
             data = b"click,site\n" + b"".join(b"0,site-%060d\n" % i for i in range(rows))
             path.write_bytes(gzip.compress(data, 1) if kind == "csv.gz" else data)
