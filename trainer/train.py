@@ -22,7 +22,7 @@ from trainer.learning import Beginning, Learning, check_sides
 from trainer.model import LearningModel, Memory
 from trainer.pipeline import default_threads, examples_of
 from trainer.rejects import RejectLog
-from trainer.requests.whole import WholeRequests
+from trainer.requests.whole import with_requests
 from trainer.side_tables import SideTable, joined
 from trainer.sources import LogReader
 from trainer.sources.reader import BATCH_BYTES
@@ -144,8 +144,7 @@ def train(
         del earlier  # its arrays are in the model now
         learning = Learning(model, reader, rejects, keeper, beginning)
         batches = joined(reader.batches(beginning.columns), tables, maker.spec.wanted_columns())
-        if maker.spec.learner.subsample is not None:
-            batches = WholeRequests(maker.spec, beginning.rows_read).of(batches)
+        batches = with_requests(batches, maker.spec, beginning.rows_read)
         with examples_of(batches, maker, threads or default_threads()) as stream:
             failure = learning.learn_all(stream, lambda: on_progress(_progress(model, reader)))
         if failure is None:

@@ -113,6 +113,19 @@ def _place_of(batch: RowBatch, row: int) -> Position:
     return begin.until(int(batch.lines[row]))
 
 
+def with_requests(batches: Iterable[RowBatch], spec: ModelSpec, first_row: int = 0) -> Iterator[RowBatch]:
+    """The batches with their `first_row`, by which a row without a request id is known; told of requests if sampled.
+
+    `first_row`: how many rows of the stream earlier runs have read.
+    """
+    if spec.learner.subsample is not None:
+        yield from WholeRequests(spec, first_row).of(batches)
+        return
+    for batch in batches:
+        yield replace(batch, first_row=first_row)
+        first_row += batch.rows
+
+
 def _starts(ids: Ids, before: int) -> Flags:
     """Where a request begins: another id, or its 65,536 rows are full. `before`: rows of the first one so far."""
     if not ids.size:

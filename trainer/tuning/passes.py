@@ -17,7 +17,7 @@ from trainer.hashing.examples import ExampleMaker, Examples
 from trainer.model import LearningModel
 from trainer.pipeline import default_threads, examples_of
 from trainer.rejects import RejectLog
-from trainer.requests.whole import WholeRequests
+from trainer.requests.whole import with_requests
 from trainer.side_tables import SideTable, joined
 from trainer.sources import LogReader
 from trainer.train import begin
@@ -119,8 +119,7 @@ def _examples(
         beginning = begin(spec, reader, log.tables, note)
         maker = ExampleMaker(beginning.resolved)
         batches = joined(reader.batches(beginning.columns), log.tables, maker.spec.wanted_columns())
-        if spec.learner.subsample is not None:
-            batches = WholeRequests(maker.spec, 0).of(batches)
+        batches = with_requests(batches, maker.spec)
 
         def show(rows: int) -> None:
             total, read = reader.total_bytes, reader.bytes_read()
