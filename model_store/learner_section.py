@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from model_store.spec_sections import NotNegative, Positive, Section
+from model_store.spec_sections import Alpha, Beta, Penalty, Section
 
 Algorithm = Literal["ogd", "truncation", "truncated_gradient", "fobos", "rda", "ftrl"]
 RateKind = Literal["gradients", "counts", "global", "constant"]
 
 MAX_BLOOM_COUNT = 256
+MAX_K = 10**15
 DEFAULT_KEYS = 1_000_000
 DEFAULT_FALSE_POSITIVES = 0.01
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -77,7 +78,7 @@ class Rule(Section):
     """What holds for the keys with a prefix instead of what `[learner]` says; the longest prefix wins."""
 
     inclusion: Inclusion | None = None
-    l1: NotNegative | None = None
+    l1: Penalty | None = None
 
 
 class LearnerSection(Section):
@@ -88,11 +89,11 @@ class LearnerSection(Section):
     """
 
     algorithm: Algorithm = "ftrl"
-    alpha: Positive = 0.1
-    beta: NotNegative = 1.0
-    l1: NotNegative = 1.0
-    l2: NotNegative = 0.0
-    k: int = Field(default=1, ge=1)
+    alpha: Alpha = 0.1
+    beta: Beta = 1.0
+    l1: Penalty = 1.0
+    l2: Penalty = 0.0
+    k: int = Field(default=1, ge=1, le=MAX_K)
     theta: Annotated[float, Field(ge=0)] | None = None
     values: Literal["single", "per_variant"] = "single"
     rate: RateKind = "gradients"
@@ -118,6 +119,18 @@ class LearnerSection(Section):
             return None
         number, unit = _DURATION.fullmatch(self.ttl).groups()  # type: ignore[union-attr]
         return int(number) * _UNITS_S[unit]
+
+    def check_first_rate(self, beta: float, l2: float) -> None:
+        """Raise ValueError unless a key begins at a finite rate with this beta and l2, the learner's or a variant's."""
+        if beta > 0 or self.rate == "global":
+            return
+        if self.precision == "q2.13":
+            raise ValueError('beta is 0: precision = "q2.13" needs a finite rate for every key; set beta > 0')
+        if not (self.algorithm == "ftrl" and self.rate != "constant" and l2):
+            and_l2 = " and so is l2" if self.algorithm == "ftrl" and self.rate != "constant" else ""
+            raise ValueError(
+                f"beta is 0{and_l2}: an unseen key's learning rate would be infinite; set beta > 0"
+            )
 
     @model_validator(mode="before")
     @classmethod
@@ -166,18 +179,7 @@ class LearnerSection(Section):
             raise ValueError(
                 f'rate = "{self.rate}" has no meaning for algorithm = "{self.algorithm}"; it takes {", ".join(allowed)}'
             )
-        if (
-            self.beta == 0
-            and self.rate in ("gradients", "counts")
-            and not (self.algorithm == "ftrl" and self.l2)
-        ):
-            raise ValueError(
-                "beta is 0"
-                + (" and so is l2" if self.algorithm == "ftrl" else "")
-                + ": an unseen key's learning rate would be infinite; set beta > 0"
-            )
-        if self.beta == 0 and self.precision == "q2.13":
-            raise ValueError('beta is 0: precision = "q2.13" needs a finite rate for every key; set beta > 0')
+        self.check_first_rate(self.beta, self.l2)
         if self.precision == "q2.13" and self.algorithm == "rda":
             raise ValueError(
                 'precision = "q2.13" has no meaning for algorithm = "rda", which keeps sums of gradients, not weights'

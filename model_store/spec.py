@@ -77,6 +77,7 @@ class ModelSpec(Section):
                     f"variants.{name}: {', '.join(variant.own_parameters)} of its own, but the variants share their "
                     'values; a variant has its own with learner.values = "per_variant"'
                 )
+            _check_own_parameters(name, variant, self.learner)
         return self
 
     @model_validator(mode="after")
@@ -182,6 +183,22 @@ class ModelSpec(Section):
     def sha256(self) -> str:
         """Hex SHA-256 of the canonical JSON."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+def _check_own_parameters(name: str, variant: Variant, learner: LearnerSection) -> None:
+    own = variant.own_parameters
+    for regularizer in ("l1", "l2"):
+        if own.get(regularizer) and not learner.takes(regularizer):
+            raise ValueError(
+                f'variants.{name}.{regularizer}: {regularizer} does not belong to algorithm = "{learner.algorithm}"; '
+                "leave it out"
+            )
+    if not own:
+        return
+    try:
+        learner.check_first_rate(own.get("beta", learner.beta), own.get("l2", learner.l2))
+    except ValueError as error:
+        raise ValueError(f"variants.{name}: {error}") from None
 
 
 def _join_hint(name: str, fields: Mapping[str, FieldSpec]) -> str:

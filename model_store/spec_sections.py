@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 MAX_CROSS_FIELDS = 4
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9._-]{1,128}$"
@@ -12,8 +12,19 @@ MODEL_NAME_PATTERN = r"^[A-Za-z0-9._-]{1,128}$"
 Side = Literal["user", "item", "context"]
 Kind = Literal["category", "set", "number", "time", "raw"]
 TimePart = Literal["minute", "hour", "day", "weekday", "month"]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# Within these bounds no rate, weight or sum of a learner leaves the doubles, whatever the log (`values.LARGEST_REAL`).
+SMALLEST_RATE, LARGEST_RATE, LARGEST_PENALTY = 1e-12, 1e12, 1e24
+
+
+def _not_tiny(beta: float) -> float:
+    if 0.0 < beta < SMALLEST_RATE:
+        raise ValueError(f"got {beta!r}; expected 0, or {SMALLEST_RATE:g} to {LARGEST_RATE:g}")
+    return beta
+
+
+Alpha = Annotated[float, Field(ge=SMALLEST_RATE, le=LARGEST_RATE, allow_inf_nan=False)]
+Beta = Annotated[float, Field(ge=0, le=LARGEST_RATE, allow_inf_nan=False), AfterValidator(_not_tiny)]
+Penalty = Annotated[float, Field(ge=0, le=LARGEST_PENALTY, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
@@ -93,10 +104,10 @@ class Variant(Section):
 
     share: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
     without: tuple[str, ...] = ()
-    alpha: Positive | None = None
-    beta: NotNegative | None = None
-    l1: NotNegative | None = None
-    l2: NotNegative | None = None
+    alpha: Alpha | None = None
+    beta: Beta | None = None
+    l1: Penalty | None = None
+    l2: Penalty | None = None
 
     @property
     def own_parameters(self) -> dict[str, float]:

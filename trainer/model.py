@@ -15,6 +15,7 @@ import numpy.typing as npt
 from model_store import fixed_point
 from model_store.artefact import Artefact
 from model_store.cells import addresses
+from model_store.errors import FtrieError
 from model_store.spec import ModelSpec
 from model_store.spec_sections import MAX_CROSS_FIELDS
 from trainer import kernels
@@ -27,6 +28,8 @@ from trainer.hashing.kernels import key_tokens, write_keys
 from trainer.table import TableKeys, ValueTable
 from trainer.warm_start import warm_start
 from trainer.watching.metrics import Watching
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ class LearningModel:
         np.cumsum(np.diff(keys.offsets)[kept], out=offsets[1:])
         data = np.empty(int(offsets[-1]), np.uint8)
         kernels.arena_keys(self.table.arena, kept.view(np.uint8), data)
-        rate = self.coordinates.rates(keys).astype(np.float32)[kept]
+        rate = np.minimum(self.coordinates.rates(keys)[kept], _LARGEST).astype(np.float32)
         return Artefact.from_columns(
             key_data=data,
             key_offsets=offsets,
@@ -138,6 +141,13 @@ class LearningModel:
         weights = self.coordinates.weights(keys)
         if self.spec.learner.precision == "q2.13":
             return fixed_point.nearest(weights)
+        if (np.abs(weights) > _LARGEST).any():
+            row, v = np.unravel_index(int(np.abs(weights).argmax()), weights.shape)
+            key = keys.data[keys.offsets[row] : keys.offsets[row + 1]].tobytes()
+            raise FtrieError(
+                f"the learner diverges: key {key!r} has the weight {weights[row, v]:.3g}, and a published one is a "
+                f"float32, up to {_LARGEST:.3g}; lower learner.alpha, or bring weights and numbers of the log nearer 1"
+            )
         return weights.astype(np.float32)
 
     def _columns(self, numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

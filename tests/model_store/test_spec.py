@@ -11,6 +11,7 @@ from model_store.spec import load_spec, parse_spec, spec_from_json
 
 HEAD = '[model]\nname = "ads"\n[input]\nlabel = "click"\n'
 COLUMNS = ("id", "click", "age", "brand")
+OWN = '[learner]\nalgorithm = "ftrl"\nvalues = "per_variant"\n[variants]\n'
 BY_AGE = '[fields]\nage = {}\n[calibration]\nkind = "power"\nby = "age"\n'
 
 
@@ -53,7 +54,20 @@ def test_a_spec_survives_json():
         ('[model]\nname = "a"\n', "input: missing; it is required"),
         (HEAD.replace("ads", "a b"), "model.name: got 'a b'"),
         (HEAD + "foo = 1\n", "input.foo: no such key; allowed here: label, weight"),
-        (HEAD + "[learner]\nalpha = -1\n", "learner.alpha: got -1; input should be greater than 0"),
+        (
+            HEAD + "[learner]\nalpha = -1\n",
+            "learner.alpha: got -1; input should be greater than or equal to 0.000000000001",
+        ),
+        (
+            HEAD + "[learner]\nalpha = 1e13\n",
+            "learner.alpha: got 10000000000000.0; input should be less than",
+        ),
+        (HEAD + "[learner]\nbeta = 1e-300\n", "learner.beta: got 1e-300; expected 0, or 1e-12 to 1e+12"),
+        (HEAD + "[learner]\nl2 = 1e300\n", "learner.l2: got 1e+300; input should be less than"),
+        (HEAD + '[learner]\nalgorithm = "ogd"\nrate = "constant"\nbeta = 0\n', "beta is 0: an unseen key's"),
+        (HEAD + '[learner]\nrate = "constant"\nbeta = 0\nl2 = 1\n', "beta is 0: an unseen key's"),
+        (HEAD + OWN + "a = { beta = 0 }\n", "variants.a: beta is 0 and so is l2"),
+        (HEAD + OWN.replace("ftrl", "ogd") + "a = { l1 = 1 }\n", "variants.a.l1: l1 does not belong to"),
         (HEAD + '[learner]\nalgorithm = "adam"\n', "input should be 'ogd', 'truncation'"),
         (HEAD + "[learner]\nrate_scale = 1\n", "either alpha and beta, or rate_scale and rate_decay"),
         (
