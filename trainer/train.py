@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from model_store.artefact import Artefact
@@ -140,7 +140,7 @@ def train(
         if earlier is not None:
             _restore(model, earlier)
         elif initial is not None:
-            model.warm_start(initial)
+            beginning = _begin_with(initial, model, beginning, on_note)
         del earlier  # its arrays are in the model now
         learning = Learning(model, reader, rejects, keeper, beginning)
         batches = joined(reader.batches(beginning.columns), tables, maker.spec.wanted_columns())
@@ -207,6 +207,21 @@ def _go_on(
         rows_read=before.rows_read,
         subsampled=before.subsampled,
     )
+
+
+def _begin_with(
+    initial: Artefact, model: LearningModel, beginning: Beginning, on_note: Callable[[str], None]
+) -> Beginning:
+    taken = model.warm_start(initial)
+    if taken <= 1:  # the bias is a key of every model
+        raise SpecError(
+            "no key of the model to begin with is of a field or cross of this spec: it was learned from the fields "
+            f"{', '.join(initial.spec.fields)}; this spec has {', '.join(model.spec.fields)}"
+        )
+    on_note(
+        f"beginning with {taken:,} of the {initial.rows:,} keys of the model of {initial.spec.model.name!r}"
+    )
+    return replace(beginning, initial=initial.sha256)
 
 
 def _restore(model: LearningModel, earlier: Checkpoint) -> None:
