@@ -46,6 +46,7 @@ stubs: $(DEV)
 
 bench: $(BENCH)
 	@$(BIN)/ftrie bench
+	@$(BIN)/python -m benchmarks.numbers
 
 proto: $(DEV)
 	@$(BIN)/python proto/generate.py
