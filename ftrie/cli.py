@@ -30,6 +30,7 @@ BROKEN_PIPE = 141
 COMMAND_MODULES = (
     "trainer.init_cli",
     "trainer.cli",
+    "trainer.checkpoint_cli",
     "trainer.tune_cli",
     "trainer.report_cli",
     "trainer.evaluate_cli",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,17 @@ def test_a_sound_file_of_another_format_is_refused_and_not_called_damaged(tmp_pa
 def test_a_file_that_is_not_there_is_damaged(tmp_path: Path) -> None:
     with pytest.raises(Damaged, match="No such file"):
         read(tmp_path / "nowhere")
+
+
+def test_a_large_array_is_written_without_a_copy(tmp_path: Path) -> None:
+    large = np.zeros(64 << 20, np.uint8)
+    tracemalloc.start()
+    try:
+        with (tmp_path / "c").open("wb") as file:
+            write(file, {}, {"large": large})
+        assert tracemalloc.get_traced_memory()[1] < large.nbytes / 8
+    finally:
+        tracemalloc.stop()
 
 
 def test_objects_cannot_be_written(tmp_path: Path) -> None:
