@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from model_store.learner_section import LearnerSection
+from model_store.learner_section import LearnerSection, Rule
 from tests.trainer.logs import learn, model_of, shop_rows, shop_spec
-from tests.trainer.oracles.trial import by_kernel, by_textbook
+from tests.trainer.oracles.trial import by_kernel, by_textbook, weights_of
 
 TOLERANCE = 1e-9
 
@@ -153,3 +153,42 @@ def test_fobos_shrinks_through_hundreds_of_orders_of_magnitude(rate, l2, values)
     for row in (rows[0], rows[2000], rows[-1]):
         row["tags"] = b"rare"
     assert_same(spec_of(section, 3, values), rows)
+
+
+@pytest.mark.parametrize("values", ["single", "per_variant"])
+@pytest.mark.parametrize("algorithm", ["truncated_gradient", "fobos", "rda", "ftrl"])
+def test_l1_of_a_prefix_holds_for_its_keys_alone(algorithm, values):
+    section = {"algorithm": algorithm, "alpha": 0.3, "beta": 0.7, "l1": 0.001} | CASES[algorithm][0]
+    rules = {"brand=": Rule(l1=0.05), "brand=nike": Rule(l1=0.0), "age*brand=": Rule(l1=0.2)}
+    spec = spec_of(section, 3, values).model_copy(update={"rules": rules})
+    weights = assert_same(spec, gappy_rows(300, 2))
+    without = by_textbook(spec_of(section, 3, values), gappy_rows(300, 2))[1]
+    changed = {key for key, weight in weights.items() if weight != pytest.approx(without[key], abs=1e-6)}
+    assert any(key.startswith(b"brand=") for key in changed)
+
+
+@pytest.mark.parametrize("values", ["single", "per_variant"])
+@pytest.mark.parametrize("algorithm", ["truncated_gradient", "fobos", "ftrl"])
+def test_a_table_that_grows_in_between_changes_no_bit(algorithm, values):
+    section = {"algorithm": algorithm, "rate": "gradients", "alpha": 0.3, "beta": 0.7} | CASES[algorithm][1]
+    for precision in ("f64", "q2.13"):
+        spec = spec_of(section | {"precision": precision}, 3, values)
+        rows = gappy_rows(150, 12)
+        small, large = (model_of(spec, list(rows[0])) for _ in range(2))
+        for _ in range(3):
+            large.table.grow()
+        learn(small, rows, size=40), learn(large, rows, size=40)
+        assert weights_of(small) == weights_of(large)
+
+
+@pytest.mark.parametrize("values", ["single", "per_variant"])
+def test_fobos_settles_keys_that_came_with_the_batch_in_which_its_marks_wear_out(values):
+    section = {"algorithm": "fobos", "rate": "global", "alpha": 1000.0, "l1": 1e-5, "l2": 10.0}
+    rows = [row | {"brand": b"b%d" % index} for index, row in enumerate(shop_rows(200, 8))]
+    spec = spec_of(section, 3, values)
+    models = [learn(model_of(spec, list(rows[0])), rows, size=size) for size in (200, 7)]
+    assert_same_bits(*models)
+    found, (_, expected, _) = weights_of(models[0]), by_textbook(spec, rows)
+    assert found.keys() == expected.keys()
+    for key, weight in expected.items():
+        assert found[key] == pytest.approx(weight, rel=TOLERANCE, abs=TOLERANCE), key

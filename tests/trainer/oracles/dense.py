@@ -7,7 +7,7 @@ one example. Here are scores, gradients, rates, the two value structures and the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -61,7 +61,7 @@ class Oracle:
     """A dense learner of several variants, which share one value a key or (`per_variant`) have one each.
 
     parameters: one for each variant. rate: gradients, counts, global or constant. rounding(key, t, place): the R of
-    q2.13, uniform on [0, 1); None keeps every bit.
+    q2.13, uniform on [0, 1); None keeps every bit. rules: l1 of the keys with a prefix; the longest prefix wins.
     """
 
     learner: Learner
@@ -69,6 +69,7 @@ class Oracle:
     rate: str
     per_variant: bool = False
     rounding: Callable[[bytes, int, int], float] | None = None
+    rules: Mapping[bytes, float] = field(default_factory=dict)
     t: int = 0
     coordinates: dict[bytes, Coordinate] = field(default_factory=dict)
 
@@ -98,7 +99,12 @@ class Oracle:
         known = self.coordinates[key]
         place = variant if self.per_variant else 0
         n = self._counted(known) if self.rate == "counts" else known.n[place]
-        return self.learner.weight(known.value[place], n, self.t, self.parameters[variant])
+        return self.learner.weight(known.value[place], n, self.t, self._parameters(key, variant))
+
+    def _parameters(self, key: bytes, variant: int) -> Parameters:
+        prefixes = [prefix for prefix in self.rules if key.startswith(prefix)]
+        own = self.parameters[variant]
+        return own._replace(l1=self.rules[max(prefixes, key=len)]) if prefixes else own
 
     def _know(self, key: bytes, mask: int) -> None:
         variants = len(self.parameters)
@@ -127,7 +133,7 @@ class Oracle:
             after = self._n_after(known, before, g[variant])
             moment = Moment(self.t, self._eta(after, variant), before, after)
             new_value[variant] = self.learner.step(
-                known.value[place], weights[variant], g[variant], moment, self.parameters[variant]
+                known.value[place], weights[variant], g[variant], moment, self._parameters(key, variant)
             )
             new_n[variant] = after
         if self.per_variant:

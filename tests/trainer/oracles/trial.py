@@ -55,6 +55,7 @@ def by_textbook(spec: ModelSpec, rows: Rows, **of: Any) -> tuple[npt.NDArray[np.
         parameters,
         learner.rate,
         per_variant=learner.values == "per_variant",
+        rules={prefix.encode(): rule.l1 for prefix, rule in spec.rules.items() if rule.l1 is not None},
         **of,
     )
     scores = []
