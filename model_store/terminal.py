@@ -123,6 +123,11 @@ def shown(value: object) -> str:
     return str(value)
 
 
+def counted(number: int, thing: str) -> str:
+    """1 window, 1,234 windows: a number of things in English, the plural by an s."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
 class _Silent:
     def update(self, completed: int, *, total: int | None = None, **fields: float | str) -> None:
         pass

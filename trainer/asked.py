@@ -33,7 +33,7 @@ class Asked:
     rejects: Path | None
     strict: bool
     metrics: Path | None
-    window: int
+    window: int | None
     slices: tuple[str, ...]
     checkpoints: Path | None
     every: str

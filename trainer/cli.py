@@ -48,8 +48,13 @@ def train(
         typer.Option(metavar="FILE", help="Write metrics here as it learns, JSON lines for `ftrie report`."),
     ] = None,
     window: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Rows from one line of metrics to the next.")
-    ] = 100_000,
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Rows from one line of metrics to the next; default: 1,000 at first, growing with the log.",
+        ),
+    ] = None,
     slices: Annotated[
         list[str],
         typer.Option(

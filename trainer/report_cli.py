@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from model_store.errors import InputError
-from model_store.terminal import JsonOption, note, print_json
+from model_store.terminal import JsonOption, counted, note, print_json
 
 if TYPE_CHECKING:
     from trainer.report.reading import RunMetrics
@@ -56,11 +56,8 @@ def report(
     if as_json:
         print_json({"report": str(output), "runs": [_answer(run) for run in runs]})
     else:
-        print(f"{output}: {sum(len(run.windows) for run in runs):,} windows of {_runs(len(runs))}")
-
-
-def _runs(count: int) -> str:
-    return "1 run" if count == 1 else f"{count} runs"
+        windows = sum(len(run.windows) for run in runs)
+        print(f"{output}: {counted(windows, 'window')} of {counted(len(runs), 'run')}")
 
 
 def _answer(run: RunMetrics) -> dict[str, object]:

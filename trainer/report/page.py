@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
-from model_store.terminal import shown
+from model_store.terminal import counted, shown
 from trainer.report import series
 from trainer.report.charts import curve_chart, dot_chart, reliability_chart, stacked
 from trainer.report.elements import as_html, as_svg, element
@@ -41,6 +41,11 @@ def svg_page(runs: Sequence[RunMetrics]) -> str:
     return as_svg(stacked(pictures, VARIABLES + PICTURE))
 
 
+def _windows(run: RunMetrics) -> str:
+    count = counted(len(run.windows), "window")
+    return f"{count} of {shown(run.header.window)}" if run.header.window else count
+
+
 def _models(runs: Sequence[RunMetrics]) -> str:
     return " and ".join(dict.fromkeys(run.header.model for run in runs))
 
@@ -50,9 +55,7 @@ def _runs(runs: Sequence[RunMetrics]) -> list[Element]:
     made = []
     for run in runs:
         total = run.windows[-1].total if run.windows else None
-        said = (
-            f"{run.name}: {shown(run.rows)} rows in {len(run.windows)} windows of {shown(run.header.window)}"
-        )
+        said = f"{run.name}: {shown(run.rows)} rows in {_windows(run)}"
         if total is not None:
             said += f"; clicks {shown(total.clicks)} of a weight of {shown(total.weight)}, "
             said += f"a click rate of {shown(total.click_rate)}"

@@ -59,7 +59,7 @@ def difference(metrics: VariantMetrics) -> tuple[float | None, float | None, flo
 def curves(runs: Sequence[RunMetrics], figure: Figure) -> list[Series]:
     """A figure of every variant by windows; a long run's neighbouring windows are averaged to 300 points.
 
-    A last window that is less than half full is left out: its figures are mostly chance.
+    A last window of less than half the rows of the one before is left out: its figures are mostly chance.
     """
     return _each(runs, lambda run, name: _curve(_drawn(run), name, figure))
 
@@ -119,18 +119,30 @@ def _each(runs: Sequence[RunMetrics], points: Callable[[RunMetrics, str], Sequen
 
 def _drawn(run: RunMetrics) -> Sequence[Window]:
     windows = run.windows
-    sparse = len(windows) > 1 and windows[-1].window.rows * 2 < run.header.window
+    sparse = len(windows) > 1 and windows[-1].window.rows * 2 < windows[-2].window.rows
     return windows[:-1] if sparse else windows
 
 
 def _curve(windows: Sequence[Window], variant: str, figure: Figure) -> list[Point]:
-    step = -(-len(windows) // MOST_POINTS)
     points = []
-    for first in range(0, len(windows), step or 1):
-        some = windows[first : first + step]
+    for some in _joined(windows):
         found = [(line.window.weight, *figure(line.window.variants[variant])) for line in some]
         points += _points(some[-1].rows, _mean(found))
     return points
+
+
+def _joined(windows: Sequence[Window]) -> list[list[Window]]:
+    """Neighbouring windows, as many together as have a 300th of all rows."""
+    joined: list[list[Window]] = []
+    rows = 0
+    for window in windows:
+        if rows == 0:
+            joined.append([])
+        joined[-1].append(window)
+        rows += window.window.rows
+        if rows * MOST_POINTS >= windows[-1].rows:
+            rows = 0
+    return joined
 
 
 def _mean(

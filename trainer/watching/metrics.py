@@ -26,16 +26,16 @@ from trainer.watching.records import Detail, End, GroupMetrics, Header, SliceMet
 from trainer.watching.slices.definition import Slice
 from trainer.watching.slices.watcher import SliceWatcher
 from trainer.watching.tally import new_tally, room_for
+from trainer.watching.windows import Windows
 
-WINDOW = 100_000
 AUC_BUCKETS = 8192
 
 
 @dataclass(frozen=True)
 class Watching:
-    """What a run is asked to watch: the window in rows, the slices by name, the file to write."""
+    """What a run is asked to watch: the window in rows (None: it grows), the slices by name, the file to write."""
 
-    window: int = WINDOW
+    window: int | None = None
     slices: tuple[str, ...] = ()
     file: MetricsFile | None = None
 
@@ -59,17 +59,18 @@ class ProgressiveMetrics:
         self,
         variants: Sequence[str],
         *,
-        window: int = WINDOW,
+        window: int | None = None,
         slices: Sequence[Slice] = (),
         file: MetricsFile | None = None,
     ) -> None:
         self.variants = tuple(variants)
-        self.window = window
+        self._windows = Windows(window)
         self.file = file
         self._tally = new_tally(1, len(variants), AUC_BUCKETS)
         self._room = room_for(len(variants))
         self._slices = SliceWatcher(slices, variants) if slices else None
         self._before = Group.of(self._tally)
+        self._opened = np.zeros(3)  # rows, weight and the base's loss when the open window began
         self._recent_loss = np.full(1, np.nan)
         self._last_time_us = np.full(1, NO_TIME)
 
@@ -84,13 +85,14 @@ class ProgressiveMetrics:
         batch = Watched(scores, hashed.labels, hashed.weights, examples.requests)
         first, rows = 0, int(hashed.labels.size)
         while first < rows:
-            last = min(rows, first + self.window - self.rows % self.window)
+            window_end = self._windows.end(int(self._opened[0]))
+            last = min(rows, first + window_end - self.rows)
             watch(batch, first, last, self._tally, self._room)
             if self._slices is not None:
                 self._slices.update(batch, examples, first, last)
             if examples.times.size:
                 self._last_time_us[0] = examples.times[last - 1]
-            if self.rows % self.window == 0:
+            if self.rows == window_end:
                 self._end_window()
             first = last
 
@@ -98,7 +100,7 @@ class ProgressiveMetrics:
         """Write what the open window holds, and the last lines. A resumed run takes them back."""
         if self.file is None:
             return
-        if self.rows % self.window:
+        if self.rows > self._before.rows:
             self.file.write(self._window_line(Group.of(self._tally)), keep=False)
         self.file.write(self._detail(), keep=False)
         self.file.write(End(rows=self.rows), keep=False)
@@ -134,7 +136,8 @@ class ProgressiveMetrics:
         """All of it as arrays, the open window among them, for a checkpoint."""
         state = {f"tally.{name}": array.copy() for name, array in self._tally._asdict().items()}
         state |= {f"before.{each.name}": np.array(getattr(self._before, each.name)) for each in fields(Group)}
-        state |= {"recent": self._recent_loss.copy(), "last_time_us": self._last_time_us.copy()}
+        state |= {"opened": self._opened.copy(), "recent": self._recent_loss.copy()}
+        state |= {"last_time_us": self._last_time_us.copy()}
         state["watched"] = np.frombuffer(self._watched().encode(), np.uint8).copy()
         if self._slices is not None:
             state |= {f"slices.{name}": array for name, array in self._slices.state().items()}
@@ -149,6 +152,7 @@ class ProgressiveMetrics:
         for name, array in before.items():
             before[name] = array.copy() if array.ndim else float(array)
         self._before = Group(**before)
+        self._opened[...] = state["opened"]
         self._recent_loss[...] = state["recent"]
         self._last_time_us[...] = state["last_time_us"]
         if self._slices is not None:
@@ -158,7 +162,7 @@ class ProgressiveMetrics:
 
     def _watched(self) -> str:
         names = [each.name for each in self._slices.slices] if self._slices is not None else []
-        return " ".join([f"--window {self.window}", *(f"--slice {name}" for name in names)])
+        return " ".join([str(self._windows), *(f"--slice {name}" for name in names)])
 
     def _check(self, before: str) -> None:
         if before != self._watched():
@@ -168,14 +172,22 @@ class ProgressiveMetrics:
             )
 
     def _end_window(self) -> None:
-        total = Group.of(self._tally)
-        close_cluster(self._tally, 0)
-        loss = (total - self._before).logloss()
-        self._recent_loss[0] = np.nan if loss is None else loss
+        present = np.array(
+            [self.rows, self._tally.counts[0, WEIGHT], self._tally.sums[0, LOSS, 0]], dtype=np.float64
+        )
+        _, weight, loss = present - self._opened
+        self._recent_loss[0] = loss / weight if weight else np.nan
         if self.file is not None:
-            self.file.write(self._window_line(total))
-            if _is_power_of_two(self.rows // self.window):
-                self.file.write(self._detail())
+            self._write_window(self.file)
+        close_cluster(self._tally, 0)
+        self._opened = present
+
+    def _write_window(self, file: MetricsFile) -> None:
+        """The window's line. Histograms of many variants are large, so they are copied for this alone."""
+        total = Group.of(self._tally)
+        file.write(self._window_line(total))
+        if self._windows.doubles(self.rows):
+            file.write(self._detail())
         self._before = total
 
     def _header(self, spec: ModelSpec) -> Header:
@@ -183,7 +195,7 @@ class ProgressiveMetrics:
             model=spec.model.name,
             spec_sha256=spec.sha256,
             variants=list(self.variants),
-            window=self.window,
+            window=self._windows.size,
             clustered_by=spec.input.request,
             slices=[each.name for each in self._slices.slices] if self._slices else [],
             slice_values=self._slices.limit if self._slices else 0,
@@ -209,7 +221,3 @@ class ProgressiveMetrics:
 def _shown(time_us: int) -> str | None:
     """A time in UTC, or None where the log has none."""
     return None if time_us == NO_TIME else datetime.fromtimestamp(time_us / 1e6, UTC).isoformat()
-
-
-def _is_power_of_two(number: int) -> bool:
-    return number & (number - 1) == 0

@@ -95,7 +95,7 @@ class Header(Record):
     model: str
     spec_sha256: str
     variants: list[str]
-    window: int
+    window: int | None
     clustered_by: str | None
     slices: list[str]
     slice_values: int
@@ -112,7 +112,7 @@ class Window(Record):
 
 
 class Detail(Record):
-    """A line after windows 1, 2, 4, 8, … and at the end: what is too long for each, of all rows so far."""
+    """A line where the rows have doubled and at the end: what is too long for each, of all rows so far."""
 
     kind: Literal["detail"] = "detail"
     rows: int
