@@ -60,6 +60,7 @@ class Coordinates:
     def learn(self, rows: HashedRows, begin: int, end: int, scores: Numbers) -> npt.NDArray[np.int64]:
         """Predict, then learn from rows begin to end in turn; return the positions of the keys admitted, int64[k].
 
+        It may stop before `end`, as `examples` tells: marks are worn, and the new keys are not in the arena yet.
         scores: float64[rows, lanes] out, what each row scored before it was learned from.
         """
         if begin == end:
@@ -79,8 +80,8 @@ class Coordinates:
             self.table.used += total - count
             self.examples += reached - row
             row, count = reached, total
-            if row < end:
-                self._make_way(int(rows.starts[row + 1] - rows.starts[row]))
+            if row < end and not self._make_way(int(rows.starts[row + 1] - rows.starts[row]), count):
+                break
         return added[:count]
 
     def weights(self, keys: TableKeys) -> Numbers:
@@ -136,12 +137,18 @@ class Coordinates:
         self._marks[:] = state["marks"]
         self.examples = int(state["examples"][0])
 
-    def _make_way(self, keys: int) -> None:
-        """Do what the loop stopped for: the table is short of room for a row of so many keys, or marks are worn."""
+    def _make_way(self, keys: int, added: int) -> bool:
+        """Do what the loop stopped for: the table is short of room for a row of so many keys, or marks are worn.
+
+        Then every key must be settled, which takes the arena: False if `added` keys are still to be written to it.
+        """
         if self.table.room >= keys:
+            if added:
+                return False
             self._settle()
         while self.table.room < keys:
             self.table.grow()
+        return True
 
     def _settle(self) -> None:
         keys = self.table.keys()

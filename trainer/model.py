@@ -75,9 +75,11 @@ class LearningModel:
         scores = np.empty((size, self.coordinates.lanes))
         begin = 0
         while begin < size:
-            end = min(size, begin + self._eviction.next_row(self.rows) - self.rows)
+            before = self.rows
+            end = min(size, begin + self._eviction.next_row(before) - before)
             added = self.coordinates.learn(rows, begin, end, scores)
             self._keep_keys(examples, added)
+            end = begin + self.rows - before
             self._sweep(examples.times[begin:end])
             begin = end
         self.metrics.update(scores, examples)
