@@ -114,11 +114,14 @@ def _search(
     threads: int | None,
 ) -> Tuning:
     from trainer.side_tables import SideTable
+    from trainer.train import kernels_are_ready
     from trainer.tuning.halving import tune as search
     from trainer.tuning.passes import Log
 
     tables = [SideTable.of_items(items, spec.input)] if items else []
     tables += [SideTable.of_users(users, spec.input)] if users else []
+    if not kernels_are_ready():
+        note("compiling kernels for the first time; some ten seconds, once")
     note(f"{len(candidates)} candidates")
     with progress("tuning") as bar:
         log = Log(inputs, tables, input_format, threads, lambda rows, total: bar.update(rows, total=total))
