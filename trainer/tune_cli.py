@@ -114,21 +114,32 @@ def _search(
     threads: int | None,
 ) -> Tuning:
     from trainer.side_tables import SideTable
-    from trainer.train import kernels_are_ready
     from trainer.tuning.halving import tune as search
     from trainer.tuning.passes import Log
 
     tables = [SideTable.of_items(items, spec.input)] if items else []
     tables += [SideTable.of_users(users, spec.input)] if users else []
-    if not kernels_are_ready():
-        note("compiling kernels for the first time; some ten seconds, once")
     note(f"{len(candidates)} candidates")
+    _compile(spec, candidates, judge)
     with progress("tuning") as bar:
         log = Log(inputs, tables, input_format, threads, lambda rows, total: bar.update(rows, total=total))
         found = search(spec, candidates, log, judge)
     if not found.ranking:
         raise InputError(f"no row could be learned from ({found.rejected:,} rejected); nothing can be ranked")
     return found
+
+
+def _compile(spec: ModelSpec, candidates: Sequence[Candidate], judge: Judge) -> None:
+    from trainer.compiling import compile_kernels, kernels_are_ready
+    from trainer.tuning.candidates import groups_of
+    from trainer.tuning.halving import judged_variant
+
+    groups = groups_of(spec, candidates, range(len(candidates)), judged_variant(spec, judge.variant))
+    waiting = [group.spec for group in groups if not kernels_are_ready(group.spec)]
+    if waiting:
+        note("compiling kernels for the first time; some ten seconds for each kind of learner, once")
+    for each in waiting:
+        compile_kernels(each)
 
 
 def _show(found: Tuning, output: Path | None, as_json: bool) -> None:

@@ -69,7 +69,7 @@ class Tuning:
 
 def tune(spec: ModelSpec, candidates: Sequence[Candidate], log: Log, judge: Judge) -> Tuning:
     """Learn the candidates and rank them. Raises SpecError for a variant that is absent or has its own parameters."""
-    variant = _judged_variant(spec, judge.variant)
+    variant = judged_variant(spec, judge.variant)
     _check_readable_again(log, spec, candidates, judge, variant)
     began, passes = time.perf_counter(), 0
     total = count_rows(log, spec) if judge.last < 1.0 else None
@@ -92,7 +92,8 @@ def tune(spec: ModelSpec, candidates: Sequence[Candidate], log: Log, judge: Judg
         rows = stop * KEPT
 
 
-def _judged_variant(spec: ModelSpec, name: str | None) -> str:
+def judged_variant(spec: ModelSpec, name: str | None) -> str:
+    """The variant of this name, or the first, if the learner's parameters can be looked for with it."""
     variant = name if name is not None else next(iter(spec.variants))
     if variant not in spec.variants:
         raise SpecError(f"no variant {variant!r}; variants: {', '.join(spec.variants)}")
