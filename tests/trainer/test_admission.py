@@ -129,6 +129,15 @@ def test_memory_grows_with_keys_counts_and_precision():
 def test_a_rate_out_of_reach_is_a_spec_error():
     with pytest.raises(SpecError, match="out of reach with count = 200"):
         size_filter(1000, 200, 1e-14)
+    with pytest.raises(SpecError, match=r"^learner\.inclusion\.false_positives: 1e-14 is out of reach"):
+        admission_of('{ kind = "bloom", count = 200, false_positives = 1e-14 }')
+
+
+def test_a_filter_beyond_all_memory_is_a_spec_error_with_a_remedy():
+    with pytest.raises(
+        SpecError, match="the filters take .* GB, and there is no such memory; set keys lower"
+    ):
+        admission_of('{ kind = "bloom", count = 2, keys = 1_000_000_000_000_000_000 }')
 
 
 @pytest.mark.parametrize("p", [0.03, 0.5, 0.9])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.calibration import IsotonicCurve, PowerCurve
+from model_store.calibration import Calibration, IsotonicCurve, PowerCurve, VariantCurves
 from trainer.calibration import fitting
 from trainer.calibration.kernels import BUCKETS, BUCKETS_PER_UNIT, RANGE, count
 
@@ -154,3 +154,22 @@ def test_importance_weights_count_as_so_many_examples() -> None:
     assert np.allclose(twice, weighted)
     for kind in ("power", "isotonic"):
         assert fitting.fit(kind, twice) == fitting.fit(kind, weighted)
+
+
+SCORES = st.sampled_from([-1e30, -800.0, -40.0, -16.0, -3.0, -3.0 + 1e-12, 0.0, 17.0, 40.0, 1e30])
+GROUPS = st.tuples(SCORES, st.sampled_from([1e-20, 1.0, 200.0, 1e24]), st.booleans())
+
+
+@pytest.mark.parametrize("kind", ["power", "isotonic"])
+@given(st.lists(GROUPS, min_size=1, max_size=6))
+def test_whatever_was_predicted_there_is_no_curve_or_one_that_can_be_read_again(
+    kind: str, groups: list[tuple[float, float, bool]]
+) -> None:
+    scores, weights, labels = (np.array(column, float) for column in zip(*groups, strict=True))
+    curve = fitting.fit(kind, counts_of(scores, labels, weights))  # type: ignore[arg-type]
+    if curve is None:
+        return
+    calibration = Calibration(kind, None, {"base": VariantCurves(curve)})  # type: ignore[arg-type]
+    assert Calibration.from_json(calibration.to_json()) == calibration
+    assert np.isfinite(curve.apply(np.array([0.0, 1e-300, 0.5, 1.0]))).all()
+    assert np.isfinite(fitting.logloss(curve, counts_of(scores, labels, weights))).all()

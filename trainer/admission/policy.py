@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from model_store.errors import FtrieError
+from model_store.errors import FtrieError, SpecError
 from model_store.learner_section import Inclusion
 from trainer.admission.kernels import (
     ALWAYS,
@@ -66,8 +66,8 @@ class Admission:
         """The policies of a spec's features, those of one rule (or of `[learner]`) sharing one filter."""
         distinct = list(dict.fromkeys(zip(rules.inclusions, rules.sources, strict=True)))
         sizes = [
-            size_filter(i.keys, i.count or 0, i.false_positives) if _kind(i) == COUNTED else None
-            for i, _ in distinct
+            size_filter(i.keys, i.count or 0, i.false_positives, source) if _kind(i) == COUNTED else None
+            for i, source in distinct
         ]
         cells = _aligned_cells(sum(size.nbytes for size in sizes if size))
         table, filters = np.zeros(len(distinct), POLICY), []
@@ -96,7 +96,10 @@ class Admission:
         """What the user should hear: each filter that has counted more keys than it was sized for. O(bytes)."""
         for each in self.filters:
             keys, planned = each.keys(), each.inclusion.keys
-            if keys > _FULLER_THAN_PLANNED * planned:
+            if (
+                keys > _FULLER_THAN_PLANNED * planned
+                and each.false_positives() > each.inclusion.false_positives
+            ):
                 yield (
                     f"{each.source}: its filter has counted about {keys:,.0f} keys and was sized for {planned:,}; "
                     f"{each.false_positives():.2%} of new keys now enter too early, "
@@ -145,6 +148,12 @@ def _threshold(p: float | None) -> int:
 
 
 def _aligned_cells(nbytes: int) -> npt.NDArray[np.uint8]:
-    memory = np.zeros(nbytes + BLOCK_BYTES, np.uint8)
+    try:
+        memory = np.zeros(nbytes + BLOCK_BYTES, np.uint8)
+    except (MemoryError, ValueError):
+        raise SpecError(
+            f"inclusion: the filters take {nbytes / 1e9:,.0f} GB, and there is no such memory; set keys lower, or "
+            'false_positives higher, or take kind = "poisson", which needs none'
+        ) from None
     shift = -memory.ctypes.data % BLOCK_BYTES
     return memory[shift : shift + nbytes]

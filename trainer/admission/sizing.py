@@ -48,10 +48,11 @@ class FilterSize:
         return -math.log(untouched) * self.blocks / (1.0 - (1.0 - 1.0 / cells) ** self.probes)
 
 
-def size_filter(keys: int, count: int, false_positives: float) -> FilterSize:
+def size_filter(keys: int, count: int, false_positives: float, source: str = "inclusion") -> FilterSize:
     """The smallest filter that tells `count` occurrences and, holding `keys` keys, errs on that share of new ones.
 
-    count >= 2. O(probes x block): independent of `keys`. Raises SpecError for a rate that no such filter reaches.
+    count >= 2. O(probes x block): independent of `keys`. Raises SpecError for a rate that no such filter reaches,
+    naming `source`, where the spec asks for it.
     """
     width = cell_width(count)
     load, probes = max(
@@ -59,7 +60,7 @@ def size_filter(keys: int, count: int, false_positives: float) -> FilterSize:
     )
     if not load:
         raise SpecError(
-            f"inclusion.false_positives: {false_positives:g} is out of reach with count = {count}; ask for 1e-6 or more"
+            f"{source}.false_positives: {false_positives:g} is out of reach with count = {count}; ask for 1e-6 or more"
         )
     blocks = -(-keys * _GRID // load)
     return FilterSize(blocks, width, probes)

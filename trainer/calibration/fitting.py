@@ -23,6 +23,8 @@ MAX_BINS = 64
 CLICKS_PER_BIN = 25.0
 STEEPEST, FLATTEST = 16.0, 1.0 / 16.0
 _SMALLEST = 1e-300
+_LARGEST_GAMMA = 1e300
+_LARGEST_KNOT = 0.999999  # the last number of six digits before 1
 _LARGEST_LOG = 300.0
 _TOLD_AT_LEAST = 1e-12
 _STEPS = 60
@@ -30,7 +32,7 @@ _CLOSE = 1e-12
 
 
 def fit(kind: CurveKind, counts: Array) -> Curve | None:
-    """The curve that fits the counts, or None where they are too few."""
+    """The curve that fits the counts, or None where they are too few, or all lie where no curve can tell them apart."""
     filled = counts[counts[:, EXAMPLES] > 0]
     clicks, examples = filled[:, CLICKS].sum(), filled[:, EXAMPLES].sum()
     if min(clicks, examples - clicks) < FEWEST:
@@ -38,7 +40,7 @@ def fit(kind: CurveKind, counts: Array) -> Curve | None:
     return FITS[kind](filled)
 
 
-def power(counts: Array) -> PowerCurve:
+def power(counts: Array) -> PowerCurve | None:
     """gamma and kappa by Poisson regression on the aggregated counts (the paper, section 7), by Newton's method.
 
     clicks ~ Poisson(examples * gamma p^kappa): its likelihood is concave in ln gamma and kappa, and at its top the
@@ -52,14 +54,18 @@ def power(counts: Array) -> PowerCurve:
     return _scaled(counts, log_p, float(np.clip(kappa, FLATTEST, STEEPEST)))
 
 
-def _scaled(counts: Array, log_p: Array, kappa: float) -> PowerCurve:
-    """The curve of this kappa whose predictions sum to the clicks."""
+def _scaled(counts: Array, log_p: Array, kappa: float) -> PowerCurve | None:
+    """The curve of this kappa whose predictions sum to the clicks, or None where no gamma makes them."""
     kappa = rounded(kappa)
     expected = (counts[:, EXAMPLES] * np.exp(kappa * log_p)).sum()
-    return PowerCurve(rounded(float(counts[:, CLICKS].sum() / expected)), kappa)
+    clicks = counts[:, CLICKS].sum()
+    if not expected > clicks / _LARGEST_GAMMA:
+        return None
+    gamma = rounded(float(clicks / expected))
+    return PowerCurve(gamma, kappa) if gamma > 0.0 else None
 
 
-def isotonic(counts: Array) -> IsotonicCurve:
+def isotonic(counts: Array) -> IsotonicCurve | None:
     """The rising curve of least squares through the bins' click rates.
 
     A bin also holds one made-up example that clicks as often as predicted: without it, a bin of no clicks would
@@ -73,12 +79,12 @@ def isotonic(counts: Array) -> IsotonicCurve:
     last_p, last_ctr = 0.0, 0.0
     for begin, end in blocks:
         weight = examples[begin:end]
-        at = rounded(float((p[begin:end] * weight).sum() / weight.sum()))
+        at = min(rounded(float((p[begin:end] * weight).sum() / weight.sum())), _LARGEST_KNOT)
         ctr = rounded(float(clicks[begin:end].sum() / weight.sum()))
         if last_p < at < 1.0 and last_ctr < ctr < 1.0:  # rounding may make two of them one
             knots.append((at, ctr))
             last_p, last_ctr = at, ctr
-    return IsotonicCurve(tuple(knots))
+    return IsotonicCurve(tuple(knots)) if knots else None
 
 
 def bins(counts: Array) -> Array:
@@ -121,7 +127,8 @@ def _climb(terms: Array, examples: Array, clicks: Array) -> Array:
     reached = _likelihood(at @ terms, examples, clicks)
     for _ in range(_STEPS):
         expected = examples * np.exp(at @ terms)
-        step = np.linalg.solve((terms * expected) @ terms.T, terms @ (clicks - expected))
+        # The shortest of all solutions, where predictions lie too close together, or some weigh nothing.
+        step = np.linalg.lstsq((terms * expected) @ terms.T, terms @ (clicks - expected))[0]
         while (there := _likelihood((at + step) @ terms, examples, clicks)) <= reached:
             if np.abs(step).max() < _CLOSE:
                 return at
@@ -136,7 +143,7 @@ def _likelihood(log_tau: Array, examples: Array, clicks: Array) -> float:
     return float((clicks * log_tau - examples * np.exp(log_tau)).sum())
 
 
-FITS: dict[CurveKind, Callable[[Any], Curve]] = {"power": power, "isotonic": isotonic}
+FITS: dict[CurveKind, Callable[[Any], Curve | None]] = {"power": power, "isotonic": isotonic}
 
 
 def logloss(curve: Curve | None, counts: Array) -> tuple[float, float]:
