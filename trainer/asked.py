@@ -56,13 +56,14 @@ class _Opened:
 
 def learn(spec: ModelSpec, inputs: list[str], asked: Asked) -> Run:
     """Do a whole run, and show how it advances."""
-    from trainer.compiling import compile_kernels, kernels_are_ready
+    from trainer.compiling import compile_kernels, formats_of, kernels_are_ready
     from trainer.train import train
 
     with _opened(spec, asked) as opened:
-        if not kernels_are_ready(spec):
+        formats, slices = formats_of(inputs, asked.format), bool(asked.slices)
+        if not kernels_are_ready(spec, formats, slices=slices):
             note("compiling kernels for the first time; some ten seconds, once")
-        compile_kernels(spec)
+        compile_kernels(spec, formats, slices=slices)
         begins = opened.keeper is None or opened.keeper.earlier is None
         with progress("learning") as bar:
 

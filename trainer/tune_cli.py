@@ -113,6 +113,7 @@ def _search(
     input_format: str | None,
     threads: int | None,
 ) -> Tuning:
+    from trainer.compiling import formats_of
     from trainer.side_tables import SideTable
     from trainer.tuning.halving import tune as search
     from trainer.tuning.passes import Log
@@ -120,7 +121,7 @@ def _search(
     tables = [SideTable.of_items(items, spec.input)] if items else []
     tables += [SideTable.of_users(users, spec.input)] if users else []
     note(f"{len(candidates)} candidates")
-    _compile(spec, candidates, judge)
+    _compile(spec, candidates, judge, formats_of(inputs, input_format))
     with progress("tuning") as bar:
         log = Log(inputs, tables, input_format, threads, lambda rows, total: bar.update(rows, total=total))
         found = search(spec, candidates, log, judge)
@@ -129,17 +130,17 @@ def _search(
     return found
 
 
-def _compile(spec: ModelSpec, candidates: Sequence[Candidate], judge: Judge) -> None:
+def _compile(spec: ModelSpec, candidates: Sequence[Candidate], judge: Judge, formats: frozenset[str]) -> None:
     from trainer.compiling import compile_kernels, kernels_are_ready
     from trainer.tuning.candidates import groups_of
     from trainer.tuning.halving import judged_variant
 
     groups = groups_of(spec, candidates, range(len(candidates)), judged_variant(spec, judge.variant))
-    waiting = [group.spec for group in groups if not kernels_are_ready(group.spec)]
+    waiting = [group.spec for group in groups if not kernels_are_ready(group.spec, formats)]
     if waiting:
         note("compiling kernels for the first time; some ten seconds for each kind of learner, once")
     for each in waiting:
-        compile_kernels(each)
+        compile_kernels(each, formats)
 
 
 def _show(found: Tuning, output: Path | None, as_json: bool) -> None:
