@@ -6,13 +6,12 @@ The state between two batches is a model, a place in the logs, and what was writ
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 
-from model_store.errors import FtrieError, InputError, Stopped
+from model_store.errors import FtrieError, Stopped
 from model_store.manifest import now
-from model_store.spec import ModelSpec
+from trainer.beginning import Beginning
 from trainer.checkpoint.description import Description, Written
 from trainer.checkpoint.keeper import Keeper
 from trainer.hashing.examples import Examples
@@ -20,26 +19,6 @@ from trainer.model import LearningModel
 from trainer.rejects import RejectLog
 from trainer.sources import LogReader, Position, ReadFile
 from trainer.stopping import StopSignals
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """What stays the same over all the runs that go on from one another, and where the one before has stopped.
-
-    spec: as given; resolved: by the first log; columns: what is read from the log; sides: SHA-256 of the files of items
-    and users; initial: of the model begun with. read: how far each file was read; rows_read: rows delivered, learned
-    from or not; subsampled: of them, not drawn; seconds: what all the runs took.
-    """
-
-    spec: ModelSpec
-    resolved: ModelSpec
-    columns: tuple[str, ...]
-    sides: dict[str, str]
-    initial: str | None = None
-    read: tuple[ReadFile, ...] = ()
-    rows_read: int = 0
-    subsampled: int = 0
-    seconds: float = 0.0
 
 
 class Learning:
@@ -145,11 +124,3 @@ class Learning:
 def _explained(stopped: Stopped, rows: int) -> Stopped:
     message = f"{stopped} when {rows:,} rows were learned; --resume goes on from there"
     return Stopped(message, stopped.exit_code - 128)
-
-
-def check_sides(earlier: Collection[str], now: Collection[str]) -> None:
-    """Raise InputError unless the same files of items and users are joined as in the run before."""
-    for name in ("items", "users"):
-        if (name in earlier) != (name in now):
-            said = "with" if name in earlier else "without"
-            raise InputError(f"the run to go on with was begun {said} --{name}; give the same")

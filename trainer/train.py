@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from model_store.artefact import Artefact
-from model_store.errors import CheckpointError, FtrieError, SpecError
-from model_store.spec import ModelSpec, spec_from_json
+from model_store.errors import FtrieError
+from model_store.spec import ModelSpec
 from model_store.whole_file import write_whole
+from trainer.beginning import begin, begin_with, go_on, restore
 from trainer.calibration.progressive import CalibrationReport
-from trainer.checkpoint import Checkpoint, Keeper
+from trainer.checkpoint import Keeper
 from trainer.hashing.examples import ExampleMaker
-from trainer.learning import Beginning, Learning, check_sides
+from trainer.learning import Learning
 from trainer.model import LearningModel, Memory
 from trainer.pipeline import default_threads, examples_of
 from trainer.rejects import RejectLog
@@ -132,15 +133,13 @@ def train(
     earlier = keeper.take() if keeper is not None else None
     read = earlier.description.read if earlier else ()
     with LogReader(inputs, format=format, batch_bytes=batch_bytes, read=read, on_note=on_note) as reader:
-        beginning = (
-            _go_on(spec, earlier, tables, on_note) if earlier else begin(spec, reader, tables, on_note)
-        )
+        beginning = go_on(spec, earlier, tables, on_note) if earlier else begin(spec, reader, tables, on_note)
         maker = ExampleMaker(beginning.resolved)
         model = LearningModel(maker, watching)
         if earlier is not None:
-            _restore(model, earlier)
+            restore(model, earlier)
         elif initial is not None:
-            beginning = _begin_with(initial, model, beginning, on_note)
+            beginning = begin_with(initial, model, beginning, on_note)
         del earlier  # its arrays are in the model now
         learning = Learning(model, reader, rejects, keeper, beginning)
         batches = joined(reader.batches(beginning.columns), tables, maker.spec.wanted_columns())
@@ -154,84 +153,6 @@ def train(
     found = {*beginning.columns, *(name for table in tables for name in table.columns)}
     absent = tuple(each.name for each in maker.plan.fields if each.column not in found)
     return Run(model, _report(learning, rejects, keeper), failure, absent)
-
-
-def begin(
-    spec: ModelSpec, reader: LogReader, tables: Sequence[SideTable], on_note: Callable[[str], None]
-) -> Beginning:
-    """Resolve the spec by the log's columns, then those that only a table has."""
-    in_log = (*reader.columns(), *_expected_later(spec, reader, tables, on_note))
-    names = dict.fromkeys(in_log)
-    for table in tables:
-        if table.key not in in_log:
-            raise SpecError(f"input: no column {table.key!r} in the log; it has: {', '.join(in_log)}")
-        names |= dict.fromkeys(table.columns)
-    resolved = spec.resolve(tuple(names), reader.kinds())
-    wanted = dict.fromkeys((*resolved.wanted_columns(), *(table.key for table in tables)))
-    columns = tuple(name for name in wanted if name in in_log)
-    return Beginning(spec, resolved, columns, {table.name: table.sha256 for table in tables})
-
-
-def _expected_later(
-    spec: ModelSpec, reader: LogReader, tables: Sequence[SideTable], on_note: Callable[[str], None]
-) -> tuple[str, ...]:
-    """The columns of fields that no row has named so far, but that rows farther down may."""
-    known = {*reader.columns(), *(name for table in tables for name in table.columns)}
-    columns = dict.fromkeys(field.column or name for name, field in spec.fields.items())
-    later = tuple(name for name in columns if name not in known and reader.may_have(name))
-    if later:
-        on_note(f"no row at the log's beginning has {', '.join(later)}: without a value until one does")
-    return later
-
-
-def _go_on(
-    spec: ModelSpec, earlier: Checkpoint, tables: Sequence[SideTable], on_note: Callable[[str], None]
-) -> Beginning:
-    """What was settled when the run began; the columns of this log have no say in it."""
-    before = earlier.description
-    sides = {table.name: table.sha256 for table in tables}
-    check_sides(before.sides, sides)
-    for name in (name for name in sides if sides[name] != before.sides[name]):
-        on_note(
-            f"the file of {name} has changed since the checkpoint; rows from here on are joined with the new one"
-        )
-    resolved = spec_from_json(before.resolved, str(earlier.path))
-    return Beginning(
-        spec=spec,
-        resolved=resolved,
-        columns=before.columns,
-        sides=sides,
-        initial=before.initial,
-        read=before.read,
-        seconds=before.seconds,
-        rows_read=before.rows_read,
-        subsampled=before.subsampled,
-    )
-
-
-def _begin_with(
-    initial: Artefact, model: LearningModel, beginning: Beginning, on_note: Callable[[str], None]
-) -> Beginning:
-    taken = model.warm_start(initial)
-    if taken <= 1:  # the bias is a key of every model
-        raise SpecError(
-            "no key of the model to begin with is of a field or cross of this spec: it was learned from the fields "
-            f"{', '.join(initial.spec.fields)}; this spec has {', '.join(model.spec.fields)}"
-        )
-    on_note(
-        f"beginning with {taken:,} of the {initial.rows:,} keys of the model of {initial.spec.model.name!r}"
-    )
-    return replace(beginning, initial=initial.sha256)
-
-
-def _restore(model: LearningModel, earlier: Checkpoint) -> None:
-    try:
-        model.restore(earlier.arrays)
-    except (KeyError, ValueError) as error:
-        raise CheckpointError(
-            f"{earlier.path} does not hold the state of this ftrie's learners ({error}); it was written by ftrie "
-            f"{earlier.description.ftrie}: go on with that one, or begin anew with another folder"
-        ) from error
 
 
 def _progress(model: LearningModel, reader: LogReader) -> Progress:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from model_store.errors import SpecError
 from model_store.spec import ModelSpec
+from trainer.beginning import begin
 from trainer.scoring.scorer import scoring_spec
 from trainer.side_tables import SideTable, joined
 from trainer.sources import LogReader, RowBatch
-from trainer.train import begin
 
 
 def _say_nothing(text: str) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from model_store.spec import ModelSpec
 from model_store.terminal import note
+from trainer.beginning import begin
 from trainer.hashing.examples import ExampleMaker, Examples
 from trainer.model import LearningModel
 from trainer.pipeline import default_threads, examples_of
@@ -20,7 +21,6 @@ from trainer.rejects import RejectLog
 from trainer.requests.whole import with_requests
 from trainer.side_tables import SideTable, joined
 from trainer.sources import LogReader
-from trainer.train import begin
 from trainer.tuning.candidates import Group
 from trainer.tuning.judged import Judging, first_rows
 from trainer.watching.records import VariantMetrics

@@ -1,0 +1,122 @@
+"""How a run begins: with the first row and no model, with a published model, or where an earlier run has stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from model_store.artefact import Artefact
+from model_store.errors import CheckpointError, InputError, SpecError
+from model_store.spec import ModelSpec, spec_from_json
+from trainer.checkpoint import Checkpoint
+from trainer.model import LearningModel
+from trainer.side_tables import SideTable
+from trainer.sources import LogReader, ReadFile
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What stays the same over all the runs that go on from one another, and where the one before has stopped.
+
+    spec: as given; resolved: by the first log; columns: what is read from the log; sides: SHA-256 of the files of items
+    and users; initial: of the model begun with. read: how far each file was read; rows_read: rows delivered, learned
+    from or not; subsampled: of them, not drawn; seconds: what all the runs took.
+    """
+
+    spec: ModelSpec
+    resolved: ModelSpec
+    columns: tuple[str, ...]
+    sides: dict[str, str]
+    initial: str | None = None
+    read: tuple[ReadFile, ...] = ()
+    rows_read: int = 0
+    subsampled: int = 0
+    seconds: float = 0.0
+
+
+def begin(
+    spec: ModelSpec, reader: LogReader, tables: Sequence[SideTable], on_note: Callable[[str], None]
+) -> Beginning:
+    """Resolve the spec by the log's columns, then those that only a table has."""
+    in_log = (*reader.columns(), *_expected_later(spec, reader, tables, on_note))
+    names = dict.fromkeys(in_log)
+    for table in tables:
+        if table.key not in in_log:
+            raise SpecError(f"input: no column {table.key!r} in the log; it has: {', '.join(in_log)}")
+        names |= dict.fromkeys(table.columns)
+    resolved = spec.resolve(tuple(names), reader.kinds())
+    wanted = dict.fromkeys((*resolved.wanted_columns(), *(table.key for table in tables)))
+    columns = tuple(name for name in wanted if name in in_log)
+    return Beginning(spec, resolved, columns, {table.name: table.sha256 for table in tables})
+
+
+def _expected_later(
+    spec: ModelSpec, reader: LogReader, tables: Sequence[SideTable], on_note: Callable[[str], None]
+) -> tuple[str, ...]:
+    """The columns of fields that no row has named so far, but that rows farther down may."""
+    known = {*reader.columns(), *(name for table in tables for name in table.columns)}
+    columns = dict.fromkeys(field.column or name for name, field in spec.fields.items())
+    later = tuple(name for name in columns if name not in known and reader.may_have(name))
+    if later:
+        on_note(f"no row at the log's beginning has {', '.join(later)}: without a value until one does")
+    return later
+
+
+def go_on(
+    spec: ModelSpec, earlier: Checkpoint, tables: Sequence[SideTable], on_note: Callable[[str], None]
+) -> Beginning:
+    """What was settled when the run began; the columns of this log have no say in it."""
+    before = earlier.description
+    sides = {table.name: table.sha256 for table in tables}
+    _check_sides(before.sides, sides)
+    for name in (name for name in sides if sides[name] != before.sides[name]):
+        on_note(
+            f"the file of {name} has changed since the checkpoint; rows from here on are joined with the new one"
+        )
+    resolved = spec_from_json(before.resolved, str(earlier.path))
+    return Beginning(
+        spec=spec,
+        resolved=resolved,
+        columns=before.columns,
+        sides=sides,
+        initial=before.initial,
+        read=before.read,
+        seconds=before.seconds,
+        rows_read=before.rows_read,
+        subsampled=before.subsampled,
+    )
+
+
+def begin_with(
+    initial: Artefact, model: LearningModel, beginning: Beginning, on_note: Callable[[str], None]
+) -> Beginning:
+    """Give a new model the keys of a published one. SpecError if none is of the spec, or its learner cannot."""
+    taken = model.warm_start(initial)
+    if taken <= 1:  # the bias is a key of every model
+        raise SpecError(
+            "no key of the model to begin with is of a field or cross of this spec: it was learned from the fields "
+            f"{', '.join(initial.spec.fields)}; this spec has {', '.join(model.spec.fields)}"
+        )
+    on_note(
+        f"beginning with {taken:,} of the {initial.rows:,} keys of the model of {initial.spec.model.name!r}"
+    )
+    return replace(beginning, initial=initial.sha256)
+
+
+def restore(model: LearningModel, earlier: Checkpoint) -> None:
+    """Give a new model the state of a checkpoint. CheckpointError if it is not of this ftrie's learners."""
+    try:
+        model.restore(earlier.arrays)
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"{earlier.path} does not hold the state of this ftrie's learners ({error}); it was written by ftrie "
+            f"{earlier.description.ftrie}: go on with that one, or begin anew with another folder"
+        ) from error
+
+
+def _check_sides(earlier: Collection[str], now: Collection[str]) -> None:
+    """Raise InputError unless the same files of items and users are joined as in the run before."""
+    for name in ("items", "users"):
+        if (name in earlier) != (name in now):
+            said = "with" if name in earlier else "without"
+            raise InputError(f"the run to go on with was begun {said} --{name}; give the same")
