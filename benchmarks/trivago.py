@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import itertools
 import json
 import math
 import subprocess
@@ -27,37 +28,41 @@ from benchmarks.common import click_log, report
 
 FOLDER = "trivago"
 LEARNED = 0.8
-STEPS = (0.02, 0.05, 0.1)
+STEPS = (0.02, 0.05, 0.1, 0.3)
 MODELS = {"learned": "position learned, left out", "without": "no position"}
-SPEC = """
+HEAD = """
 [model]
 name = "hotels"
 [input]
 label = "click"
 request = "request"
 [fields]
+price = { side = "item", kind = "number", bucket = "log" }
+position = {}
+"""
+HISTORY = """
 last_clicked = { side = "item" }
 clicked_before = { side = "item" }
 seen_before = { side = "item" }
-price = { side = "item", kind = "number", bucket = "log" }
 price_rank = { side = "item" }
 price_ratio = { side = "item" }
 city = {}
-position = {}
 [[crosses]]
 fields = ["city", "price_ratio"]
 [[crosses]]
 fields = ["city", "price_rank"]
 [[crosses]]
 fields = ["city", "price"]
+"""
+TAIL = """
 [variants]
 learned = { share = 0.5 }
 without = { share = 0.5, without = ["position"] }
 [learner]
-beta = 1.0
 l1 = 0.0
 values = "per_variant"
 """
+SPECS = {"price": HEAD + TAIL, "price, history": HEAD + HISTORY + TAIL}
 Row = dict[str, Any]
 Numbers = npt.NDArray[np.float64]
 
@@ -103,10 +108,10 @@ def write_log(path: Path, lists: Sequence[list[Row]]) -> None:
         writer.writerows(row for rows in lists for row in rows)
 
 
-def rank(folder: Path, alpha: float) -> dict[str, Numbers]:
-    """Learn at a step size; the scores of every row to be ranked, position left out, by variant."""
+def rank(folder: Path, text: str, alpha: float) -> dict[str, Numbers]:
+    """Learn a spec at a step size; the scores of every row to be ranked, position left out, by variant."""
     spec, model, scores = folder / "spec.toml", folder / "model.arrow", folder / "scores.csv"
-    spec.write_text(f"{SPEC}alpha = {alpha}\n", encoding="utf-8")
+    spec.write_text(f"{text}alpha = {alpha}\n", encoding="utf-8")
     _ftrie("train", str(spec), str(folder / "learned.csv"), "--save", str(model))
     found = {}
     for variant in MODELS:
@@ -154,22 +159,24 @@ def main() -> None:
     learned, ranked = lists[:cut], lists[cut:]
     weights = weights_of_clicks(learned, ranked)
     shown = np.array([-float(row["position"]) for rows in ranked for row in rows])
-    table = [_row("shown order", "—", reciprocal_ranks(shown, ranked), None, weights)]
+    table = [_row("shown order", "—", "—", reciprocal_ranks(shown, ranked), None, weights)]
     with tempfile.TemporaryDirectory() as name:
         write_log(Path(name) / "learned.csv", learned)
         write_log(Path(name) / "ranked.csv", ranked)
-        for alpha in STEPS:
-            found = {v: reciprocal_ranks(s, ranked) for v, s in rank(Path(name), alpha).items()}
+        for (features, text), alpha in itertools.product(SPECS.items(), STEPS):
+            found = {v: reciprocal_ranks(s, ranked) for v, s in rank(Path(name), text, alpha).items()}
             for variant, title in MODELS.items():
                 base = found["without"] if variant != "without" else None
-                table.append(_row(title, f"{alpha:g}", found[variant], base, weights))
-    columns = ["order", "alpha", "MRR", "lift", "weighted MRR", "weighted lift"]
+                table.append(_row(title, features, f"{alpha:g}", found[variant], base, weights))
+    columns = ["order", "features", "alpha", "MRR", "lift", "weighted MRR", "weighted lift"]
     report("trivago", f"Hotel lists, the last {len(ranked):,} of {len(lists):,} requests", columns, table)
 
 
-def _row(title: str, alpha: str, found: Numbers, base: Numbers | None, weights: Numbers) -> list[object]:
+def _row(
+    title: str, features: str, alpha: str, found: Numbers, base: Numbers | None, weights: Numbers
+) -> list[object]:
     even = np.ones(found.size)
-    cells: list[object] = [title, alpha]
+    cells: list[object] = [title, features, alpha]
     for weight in (even, weights):
         cells.append(f"{np.average(found, weights=weight):.4f}")
         cells.append("—" if base is None else _lift(found - base, weight))
