@@ -137,6 +137,17 @@ def test_a_spec_of_three_lines_learns_what_the_log_names(tmp_path: Path) -> None
     assert weights(model.artefact()).keys() == {b"bias", b"0=3", b"0=4", b"1=7"}
 
 
+def test_a_row_of_many_features_costs_what_its_features_cost(tmp_path: Path) -> None:
+    """No time is measured: looking each key's row through again, as was done once, would take a minute here."""
+    names = [f"f{n}" for n in range(400_000)]
+    path = tmp_path / "log.vw"
+    half = " ".join(names[::2])
+    path.write_text(f"1 |user {half} |ad b\n0 |user {' '.join(names)} |ad b c\n")
+    spec = '[model]\nname = "m"\n[input]\nlabel = "label"\n[learner]\nl1 = 0.0\n'
+    keys = run(spec, path).model.artefact().key_list()
+    assert set(keys) == {b"bias", b"ad=b", b"ad=c", *(f"user={name}".encode() for name in names)}
+
+
 def progressive_loss_of_vw(path: Path, arguments: str) -> float:
     """Vowpal Wabbit's own average loss over one pass, each row predicted before it is learned from."""
     vowpalwabbit = pytest.importorskip("vowpalwabbit")

@@ -175,19 +175,24 @@ def token_bytes(tokens: Any, owner: Any, part: Any, token: Any, places: Any) -> 
 def key_tokens(added: Any, rows: Any, hashed: Any, tokens: Any, found: Any, picked: Any) -> None:
     """Find the tokens that make up newly admitted keys.
 
-    added: int64[k], positions in the batch's features; rows: int32[m]; hashed: `HashedRows`; tokens: `TokenLayout`;
+    added: int64[k], positions in the batch's features, in order; rows: int32[m]; hashed: `HashedRows`; tokens: `TokenLayout`;
     found: int64[k, 4] out, padded with -1 (all -1: the bias).
     """
     index = 0
+    last = first = (
+        0  # the position before this one, and where the run of its owner begins: no row is walked twice
+    )
     for new in range(added.size):
         position = added[new]
         while hashed.starts[index + 1] <= position:
             index += 1
         owner = tokens.owner[hashed.features[position]]
-        before = position
-        while before > hashed.starts[index] and tokens.owner[hashed.features[before - 1]] == owner:
+        before, lowest = position, max(hashed.starts[index], last)
+        while before > lowest and tokens.owner[hashed.features[before - 1]] == owner:
             before -= 1
-        size = tokens_of(tokens, owner, rows[index], position - before, picked)
+        first = first if before == last else before
+        last = position
+        size = tokens_of(tokens, owner, rows[index], position - first, picked)
         for part in range(4):
             found[new, part] = picked[part] if part < size else -1
 
