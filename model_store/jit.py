@@ -46,9 +46,11 @@ def _cache_folder() -> Path:
 
 CACHE_FOLDER = Path(os.environ.setdefault("NUMBA_CACHE_DIR", str(_cache_folder())))
 
-# The cache folder must be in the environment before numba is first imported.
 import numba  # noqa: E402
 import numba.extending  # noqa: E402
+
+# Numba reads the environment when it is first imported, which a module that needs its types may have done before this.
+numba.config.CACHE_DIR = str(CACHE_FOLDER)
 
 
 # Numba decides what a kernel takes and gives when it compiles it; to the type checker kernels are untyped.

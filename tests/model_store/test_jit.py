@@ -1,0 +1,33 @@
+"""The cache of compiled kernels: where it lies, so that a stale one is never run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from model_store.jit import CACHE_FOLDER
+
+SHOW = """
+import importlib, sys
+module = importlib.import_module(sys.argv[1])
+for value in vars(module).values():
+    cache = getattr(value, "_cache", None)
+    if getattr(cache, "cache_path", None):
+        print(cache.cache_path)
+"""
+
+
+@pytest.mark.parametrize(
+    "first", ["numba", "model_store.kernels", "trainer.learners.loops", "trainer.train", "server.kernels"]
+)
+@pytest.mark.parametrize("module", ["trainer.learners.loops", "trainer.kernels", "server.scoring.kernels"])
+def test_kernels_are_cached_under_the_hash_of_all_sources_whatever_is_imported_first(first, module):
+    code = f"import {first}\n{SHOW}"
+    finished = subprocess.run(
+        [sys.executable, "-c", code, module], check=True, capture_output=True, text=True
+    )
+    folders = finished.stdout.split()
+    assert folders
+    assert all(folder.startswith(str(CACHE_FOLDER)) for folder in folders)
