@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 LINE_EVERY_S = 5.0
 BAR_EVERY_S = 0.1
 PIPE_WIDTH = 10_000
+MOST_WHOLE = 24
+BESIDE_DETAILS = 20
 DEFAULT_STORE = "embedded:.ftrie"
 
 _json_asked: ContextVar[bool] = ContextVar("json_asked", default=False)
@@ -93,7 +95,10 @@ def print_json(answer: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> None:
-    """Print rows on stdout, numbers to the right; in a pipe nothing is folded or cut."""
+    """Print rows on stdout, numbers to the right; in a pipe nothing is folded or cut.
+
+    On a narrow terminal long heads are folded first, and then long texts.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -102,7 +107,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: st
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for number, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[number], int | float | None) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        longest = max((len(shown(row[number])) for row in rows), default=0)
+        whole = len(name) <= longest <= MOST_WHOLE
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=whole)
     for row in rows:
         table.add_row(*(Text(shown(value)) for value in row))
     if title:
@@ -153,14 +160,15 @@ class _Shown:
             self._last = now
             self._show()
 
-    def _details(self) -> str:
+    def _details(self, width: int = PIPE_WIDTH) -> str:
+        """How far it is; the fields that do not fit into `width` characters are left out."""
         elapsed_s = max(time.monotonic() - self._began, 1e-9)
-        parts = [
-            f"{self._completed:,} {self.unit}",
-            f"{self._completed / elapsed_s:,.0f} {self.unit}/s",
-            *(f"{name} {shown(value)}" for name, value in self._fields.items()),
-        ]
-        return " · ".join(parts)
+        details = f"{self._completed:,} {self.unit} · {self._completed / elapsed_s:,.0f} {self.unit}/s"
+        for name, value in self._fields.items():
+            more = f"{details} · {name} {shown(value)}"
+            if len(more) <= width:
+                details = more
+        return details
 
     def _show(self) -> None:
         raise NotImplementedError
@@ -200,7 +208,8 @@ class _Bar(_Shown):
     def _show(self) -> None:
         # Set, not updated: rich forgets the speed, and with it the ETA, when `update` is given another total.
         self._rich.tasks[0].total = self.total
-        self._rich.update(self._task, completed=self._completed, details=self._details())
+        room = self._rich.console.width - len(self.description) - BESIDE_DETAILS
+        self._rich.update(self._task, completed=self._completed, details=self._details(room))
 
 
 def _rich_progress() -> RichProgress:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from trainer.train import Report
     from trainer.watching.records import VariantMetrics
 
+_MOST_REASONS = 5
+_MANY_KEYS = 10_000
+
 
 def register(app: typer.Typer) -> None:
     """Add `ftrie train`."""
@@ -188,10 +191,13 @@ def _show(report: Report, as_json: bool) -> None:
     print(
         f"{report.rows:,} rows in {report.seconds:.1f} s ({rate:,.0f} rows/s), {report.rejected:,} rejected"
         + (f", {report.subsampled:,} not drawn" if report.subsampled else "")
-        + f"; {report.keys:,} keys, {report.nonzero:,} with a weight{_size(report)}"
+        + f"; {report.keys:,} keys, {report.nonzero:,} with a weight"
         + (f", {report.evicted:,} dropped" if report.evicted else "")
         + (f"; version {report.version}" if report.version is not None else "")
     )
+    for line in (_reasons(report), _size(report)):
+        if line:
+            print(line)
     change = ["difference"] if len(report.variants) > 1 else []
     print_table(
         ["variant", "log-loss", *change, "AUC", "calibration", "normalized entropy"],
@@ -220,13 +226,20 @@ def _show_calibration(report: Report) -> None:
         print("no curve could be judged: that takes 100 clicks, 100 other rows, and as many rows again")
 
 
+def _reasons(report: Report) -> str:
+    """Why rows were rejected, most frequent first."""
+    counts = [f"{reason} ({count:,})" for reason, count in report.reasons.items()]
+    more = [f"and {len(counts) - _MOST_REASONS} more"] if len(counts) > _MOST_REASONS else []
+    return f"rejected for: {', '.join(counts[:_MOST_REASONS] + more)}" if counts else ""
+
+
 def _size(report: Report) -> str:
-    """The memory of the table, in all and a key, and of the filters that guard it."""
+    """The memory of the table, in all and a key, and of the filters that guard it; of a small one it says nothing."""
     memory = report.memory
-    if memory is None or not report.keys:
+    if memory is None or report.keys < _MANY_KEYS:
         return ""
     filters = f", filters {memory.filters / 1e6:,.1f} MB" if memory.filters else ""
-    return f"; table {memory.table / 1e6:,.1f} MB, {memory.table / report.keys:.1f} bytes a key{filters}"
+    return f"table {memory.table / 1e6:,.1f} MB, {memory.table / report.keys:.1f} bytes a key{filters}"
 
 
 def _change(metrics: VariantMetrics) -> str | None:

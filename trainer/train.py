@@ -49,7 +49,7 @@ class Report:
     """What a run did. `version` is None until the model is published.
 
     `rows` counts the rows learned from, `subsampled` those of requests without a click that were not drawn; `evicted`
-    counts keys dropped because their time to live was over.
+    counts keys dropped because their time to live was over. `reasons` counts the rejected rows by category, most first.
     """
 
     rows: int
@@ -66,12 +66,14 @@ class Report:
     version: int | None = None
     failed_checkpoints: int = 0
     damaged_checkpoints: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, object]:
         """The report's JSON form."""
         return {
             "rows": self.rows,
             "rejected": self.rejected,
+            "reasons": dict(self.reasons),
             "subsampled": self.subsampled,
             "seconds": round(self.seconds, 6),
             "rows_per_second": round(self.rows / self.seconds, 1) if self.seconds else 0.0,
@@ -166,6 +168,7 @@ def _report(learning: Learning, rejects: RejectLog, keeper: Keeper | None) -> Re
     return Report(
         rows=model.rows,
         rejected=rejects.count,
+        reasons=dict(rejects.counts),
         subsampled=learning.subsampled,
         seconds=learning.seconds,
         keys=model.table.used,

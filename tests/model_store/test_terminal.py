@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 
 import pytest
@@ -59,6 +60,32 @@ def test_on_a_terminal_progress_is_a_bar() -> None:
     assert process.returncode == 0
     assert "━" in shown
     assert "3 rows" in shown
+
+
+def _on_80_columns(program: str) -> str:
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    with subprocess.Popen([sys.executable, "-c", program], stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        shown = _read_all(ours)
+    assert process.returncode == 0
+    return re.sub("\x1b[^A-Za-z]*[A-Za-z]", "", shown)
+
+
+def test_a_narrow_terminal_folds_long_heads_and_no_figures() -> None:
+    heads = ["variant", "log-loss", "difference", "AUC", "calibration", "normalized entropy"]
+    row = ["plain", 0.29289, "+0.01793 ± 0.00049", 0.5828, 1.00274, 0.98826]
+    lines = _on_80_columns(f"from model_store.terminal import print_table; print_table({heads}, [{row}])")
+    assert "0.29289   +0.01793 ± 0.00049   0.58280" in lines
+    assert max(map(len, lines.splitlines())) <= 80
+
+
+def test_a_bar_on_a_narrow_terminal_leaves_out_what_does_not_fit() -> None:
+    program = LONG_WORK.replace("logloss=0.25", "logloss=0.25, keys=123456789, more=10**30")
+    last = _on_80_columns(program).splitlines()[-1]
+    assert "logloss 0.25000" in last
+    assert "more" not in last
+    assert re.search(r"ETA \d:\d\d:\d\d", last)
 
 
 CORRECTED_ESTIMATE = """

@@ -175,8 +175,8 @@ def token_bytes(tokens: Any, owner: Any, part: Any, token: Any, places: Any) -> 
 def key_tokens(added: Any, rows: Any, hashed: Any, tokens: Any, found: Any, picked: Any) -> None:
     """Find the tokens that make up newly admitted keys.
 
-    added: int64[k], positions in the batch's features, in order; rows: int32[m]; hashed: `HashedRows`; tokens: `TokenLayout`;
-    found: int64[k, 4] out, padded with -1 (all -1: the bias).
+    added: int64[k], positions in the batch's features, in order; rows: int32[m]; hashed: `HashedRows`; tokens:
+    `TokenLayout`; found: int64[k, 4] out, padded with -1 (all -1: the bias).
     """
     index = 0
     last = first = (
