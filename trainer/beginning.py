@@ -12,6 +12,7 @@ from trainer.checkpoint import Checkpoint
 from trainer.model import LearningModel
 from trainer.side_tables import SideTable
 from trainer.sources import LogReader, ReadFile
+from trainer.warm_start import NO_FEATURE, features_of_keys
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ def begin_with(
 ) -> Beginning:
     """Give a new model the keys of a published one. SpecError if none is of the spec, or its learner cannot."""
     taken = model.warm_start(initial)
-    if taken <= 1:  # the bias is a key of every model
+    features = features_of_keys(initial, model.maker)
+    if (features == NO_FEATURE).any() and not (features > 0).any():  # 0 is the bias, a key of every model
         raise SpecError(
             "no key of the model to begin with is of a field or cross of this spec: it was learned from the fields "
             f"{', '.join(initial.spec.fields)}; this spec has {', '.join(model.spec.fields)}"

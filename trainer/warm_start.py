@@ -34,6 +34,8 @@ def warm_start(model: LearningModel, artefact: Artefact) -> int:
     taken = features >= 0
     taken[taken] = model.maker.rules.masks[features[taken]] != 0
     weight, rate = _columns(model, artefact)
+    unused = ~_used(model, features)
+    weight[unused] = rate[unused] = 0.0
     taken &= (weight != 0.0).any(axis=1)
     keys = artefact.key_array().filter(taken)
     offsets = np.zeros(len(keys) + 1, np.int64)
@@ -47,22 +49,33 @@ def warm_start(model: LearningModel, artefact: Artefact) -> int:
 def features_of_keys(artefact: Artefact, maker: ExampleMaker) -> npt.NDArray[np.int64]:
     """The number of the feature that each key belongs to, NO_FEATURE where the spec has none: int64[rows].
 
-    Keys are sorted, so each prefix has a range of rows; where prefixes nest, the longest is written last and stays.
+    Keys are sorted, so each prefix has a range of rows; where prefixes nest, the longest is written last and stays. A
+    rule splits raw keys too, which may begin like anything: what a field or cross says of its own keys comes after.
     """
     rows = SortedKeys(artefact)
     found = np.full(artefact.rows, NO_FEATURE, np.int64)
-    for prefix, feature in sorted(_prefixes(maker), key=lambda each: len(each[0])):
+    for prefix, _, feature in sorted(_prefixes(maker)):
         found[rows.at_least(prefix) : rows.beyond(prefix)] = feature
     found[rows.at_least(BIAS) : rows.at_least(BIAS + b"\0")] = 0
     return found
 
 
-def _prefixes(maker: ExampleMaker) -> list[tuple[bytes, int]]:
+def _prefixes(maker: ExampleMaker) -> list[tuple[bytes, int, int]]:
+    """Each feature's prefix, how much of it is the field's or cross's own, and the feature."""
     prefixes = key_prefixes(maker.plan)
-    known = [(prefix, feature) for feature, prefix in enumerate(prefixes) if feature > 0]
+    known = [(prefix, len(prefix), feature) for feature, prefix in enumerate(prefixes) if feature > 0]
     return known + [
-        (prefixes[rule.owner] + rule.start, rule.feature) for rule in maker.feature_rules.value_rules
+        (prefixes[rule.owner] + rule.start, len(prefixes[rule.owner]), rule.feature)
+        for rule in maker.feature_rules.value_rules
     ]
+
+
+def _used(model: LearningModel, features: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Whether a variant with values of its own uses a key, bool[rows, own]; where all share them, whether any does."""
+    masks = np.where(features >= 0, model.maker.rules.masks[features], 0).reshape(-1, 1)
+    own = model.coordinates.own
+    used: npt.NDArray[np.bool_] = masks != 0 if own == 1 else masks >> np.arange(own) & 1 != 0
+    return used
 
 
 def _columns(
@@ -70,9 +83,9 @@ def _columns(
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Weights and rates of the artefact for each variant with values of its own: float64[rows, own]."""
     own = model.coordinates.own
-    if artefact.weight.ndim == 1:
+    if artefact.weight.ndim == 1 or artefact.weight.shape[1] == 1:
         return _repeated(artefact.weight, own), _repeated(artefact.rate, own)
-    if own == 1:
+    if own < len(model.spec.variants):
         raise SpecError(
             "the model to begin with has a weight for each variant, and this spec's variants share them; "
             'set learner.values = "per_variant", or begin with a model of shared values'

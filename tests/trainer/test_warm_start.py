@@ -7,6 +7,7 @@ import pytest
 
 from model_store.errors import SpecError
 from model_store.spec import parse_spec
+from model_store.spec_sections import Variant
 from tests.trainer.logs import SPEC, learn, model_of, shop_rows
 
 LEARNERS = ["ogd", "truncation", "truncated_gradient", "fobos", "ftrl"]
@@ -106,3 +107,39 @@ def test_what_a_model_cannot_tell_is_a_spec_error():
     )
     with pytest.raises(SpecError, match=r"variants\.slim"):
         model_of(other, list(rows[0])).warm_start(own)
+
+
+def test_rules_into_raw_keys_leave_the_keys_of_fields_theirs():
+    rows = shop_rows(400, 3)
+    spec = spec_of("ogd", "per_variant", '[rules."tags="]\ninclusion = { kind = "none" }\n')
+    spec = spec.model_copy(
+        update={"variants": spec.variants | {"lean": Variant(share=0.2, without=("tags", "hashes"))}}
+    )
+    published = learn(model_of(spec, list(rows[0])), rows).artefact()
+    begun = model_of(spec, list(rows[0]))
+    begun.warm_start(published)
+    assert (begun.artefact().variants == published.variants).all()
+
+
+def test_a_variant_that_does_not_use_a_key_is_given_no_weight_of_it():
+    rows = shop_rows(400, 3)
+    shared = learn(model_of(spec_of("ftrl"), list(rows[0])), rows).artefact()
+    begun = model_of(spec_of("ftrl", "per_variant"), list(rows[0]))
+    begun.warm_start(shared)
+    again = begun.artefact()
+    used = (again.variants[:, None] >> np.arange(3)) & 1 != 0
+    assert used.all(axis=1).any() and not used.all()
+    assert (again.weight[~used] == 0.0).all()
+
+
+@pytest.mark.parametrize("from_several", [True, False])
+def test_one_variant_begins_with_its_own_weights_whoever_was_learned_beside_it(from_several):
+    rows = shop_rows(400, 3)
+    several = spec_of("ftrl", "per_variant")
+    alone = several.model_copy(update={"variants": {"base": Variant(share=1.0)}})
+    published = learn(model_of(several if from_several else alone, list(rows[0])), rows).artefact()
+    begun = model_of(alone, list(rows[0]))
+    begun.warm_start(published)
+    first = dict(zip(published.key_list(), published.weight[:, 0].tolist(), strict=True))
+    for key, (weight,) in weights_by_key(begun.artefact()).items():
+        assert weight == pytest.approx(first[key], rel=1e-5, abs=1e-7)
