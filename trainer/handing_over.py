@@ -24,8 +24,12 @@ def hand_over(run: Run, save: Path | None, store: Store | None, activate: bool) 
     if (save is None and store is None) or isinstance(run.failure, Stopped):
         return
     if not run.report.rows:
+        undrawn = (
+            f", {run.report.subsampled:,} not drawn by learner.subsample" if run.report.subsampled else ""
+        )
         nothing = (
-            f"no row could be learned from ({run.report.rejected:,} rejected); nothing is saved or published"
+            f"no row could be learned from ({run.report.rejected:,} rejected{undrawn}); "
+            "nothing is saved or published"
         )
         run.failure = run.failure or InputError(nothing)
         return

@@ -239,6 +239,13 @@ def test_a_log_without_a_good_row_is_never_published(tmp_path, spec_file, capsys
     assert json.loads(capsys.readouterr().out) == []
 
 
+def test_a_log_of_which_no_row_is_drawn_says_so(tmp_path, spec_file, capsys):
+    spec_file.write_text(spec_file.read_text() + "subsample = { unclicked = 1e-9 }\n")
+    log = write_csv(tmp_path / "log.csv", [row | {"click": b"0"} for row in shop_rows(3, 1)])
+    assert run(["train", str(spec_file), str(log), "--save", str(tmp_path / "m.arrow")]) == 3
+    assert "(0 rejected, 3 not drawn by learner.subsample)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flag", ["--save", "--report", "--rejects"])
 def test_an_input_is_never_written_over(tmp_path, spec_file, capsys, flag):
     log = write_csv(tmp_path / "log.csv", shop_rows(5, 1))
