@@ -50,7 +50,7 @@ import numba  # noqa: E402
 import numba.extending  # noqa: E402
 
 # Numba reads the environment when it is first imported, which a module that needs its types may have done before this.
-numba.config.CACHE_DIR = str(CACHE_FOLDER)
+numba.config.CACHE_DIR = str(CACHE_FOLDER)  # type: ignore[attr-defined]
 
 
 # Numba decides what a kernel takes and gives when it compiles it; to the type checker kernels are untyped.

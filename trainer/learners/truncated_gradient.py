@@ -54,9 +54,8 @@ def missed(rate: Any, k: Any, r: Any, seen: Any, t: Any, marks: Any, v: Any) -> 
 
 @implements(missed, *OWN_RATES)
 def _missed_at_its_own_rate(rate: Any, k: Any, r: Any, seen: Any, t: Any, marks: Any, v: Any) -> Any:
-    if seen >= marks[v, 1]:  # as for most touches of frequent keys, which then need no division
-        return 0.0
-    return (marks[v, 1] - np.float64(seen // k * k)) * eta(rate, r, t)
+    # No branch: whether a k-th example has passed since a key's last touch is more than the processor can guess.
+    return max(0.0, marks[v, 1] - math.floor(np.float64(seen) / k) * k) * eta(rate, r, t)
 
 
 @implements(missed, Global)
@@ -66,9 +65,8 @@ def _missed_at_global_rates(rate: Any, k: Any, r: Any, seen: Any, t: Any, marks:
 
 @implements(weight, TruncatedGradient)
 def _weight(learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, marks: Any, v: Any) -> Any:
-    if a == 0.0 or abs(a) > learner.theta:
-        return a
-    return shrunk(a, l1 * missed(learner.rate, learner.k, r, seen, t, marks, v))
+    by = l1 * missed(learner.rate, learner.k, r, seen, t, marks, v)
+    return shrunk(a, by * np.float64(abs(a) <= learner.theta))
 
 
 @implements(step, TruncatedGradient)

@@ -57,9 +57,17 @@ def prefetch_slot(table: Any, key: Any) -> Any:
     """Ask for the cache lines of a key's slot."""
 
 
-@implements(prefetch_slot, Full, FullCounts, *COMPACT)
+@implements(prefetch_slot, Full, FullCounts)
 def _prefetch_shared(table: Any, key: Any) -> Any:
     prefetch(table.slots.ctypes.data + home(table, key) * table.slots.itemsize)
+
+
+@implements(prefetch_slot, *COMPACT)
+def _prefetch_compact(table: Any, key: Any) -> Any:
+    """Two lines: searches in a table so full often reach the next one."""
+    first = table.slots.ctypes.data + home(table, key) * table.slots.itemsize
+    prefetch(first)
+    prefetch(first + 64)
 
 
 @implements(prefetch_slot, Own, OwnCounts)
