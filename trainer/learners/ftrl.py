@@ -27,7 +27,7 @@ from trainer.learners.learner import (
     weight,
     with_own,
 )
-from trainer.learners.rates import Rate, inverse, with_parameters
+from trainer.learners.rates import Rate, eta, inverse, with_parameters
 
 
 class Ftrl(NamedTuple):
@@ -55,7 +55,7 @@ def _step(
 @implements(pack, Ftrl)
 def _eta_z(learner: Any, a: Any, r: Any) -> Any:
     """eta z is of a weight's size (the paper, section 4.1.2, rounds it in place of z)."""
-    return a / inverse(learner.rate, r)
+    return a * eta(learner.rate, r, 0)
 
 
 @implements(unpack, Ftrl)
