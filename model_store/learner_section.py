@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from model_store.spec_sections import Alpha, Beta, Penalty, Section
 
@@ -132,6 +132,13 @@ class LearnerSection(Section):
                 f"beta is 0{and_l2}: an unseen key's learning rate would be infinite; set beta > 0"
             )
 
+    @field_validator("ttl", mode="before")
+    @classmethod
+    def _ttl_is_a_number_or_text(cls, ttl: Any) -> Any:
+        if isinstance(ttl, bool) or not isinstance(ttl, int | str | None):
+            raise ValueError(f'got {ttl!r}; expected a whole number of rows, or a time such as "30d", "12h"')
+        return ttl
+
     @model_validator(mode="before")
     @classmethod
     def _accept_the_other_rate_form(cls, data: Any) -> Any:
@@ -197,6 +204,6 @@ class LearnerSection(Section):
             raise ValueError(
                 f'ttl: got {self.ttl!r}; expected a number of rows, or a time such as "30d", "12h", "90m"'
             )
-        if isinstance(self.ttl, int) and (isinstance(self.ttl, bool) or self.ttl < 1):
+        if isinstance(self.ttl, int) and self.ttl < 1:
             raise ValueError(f"ttl: got {self.ttl!r}; expected at least one row")
         return self

@@ -141,6 +141,11 @@ class LearningModel:
     def _weights(self, keys: TableKeys) -> npt.NDArray[np.float32]:
         """Every key's weights as they are published: float32[keys, own]; with q2.13, at the nearest of its steps."""
         weights = self.coordinates.weights(keys)
+        if (
+            self.coordinates.own > 1
+        ):  # a raw key may be spelled like a field's; it is published as of one of them
+            masks = self.coordinates.masks_of(keys).reshape(-1, 1)
+            weights *= masks >> np.arange(self.coordinates.own, dtype=np.uint32) & np.uint32(1)
         if self.spec.learner.precision == "q2.13":
             return fixed_point.nearest(weights)
         if (np.abs(weights) > _LARGEST).any():

@@ -56,3 +56,22 @@ def test_a_number_that_would_overflow_costs_its_row_and_not_the_model(tmp_path: 
     assert (run.report.rows, run.report.rejected) == (3, 1)
     run.report.write(tmp_path / "report.json")
     run.model.artefact()
+
+
+@pytest.mark.parametrize("values", ["single", "per_variant"])
+def test_raw_keys_spelled_like_those_of_other_fields_and_the_bias_are_learned_and_published(
+    tmp_path: Path, values: str
+) -> None:
+    spec = parse_spec(
+        '[model]\nname = "odd"\n[input]\nlabel = "y"\n[fields]\nu = {}\nraw = { kind = "raw", separator = "|" }\n'
+        '[variants]\na = {}\nb = { without = ["u"] }\nc = { without = ["raw"] }\n'
+        f'[learner]\nl1 = 0\nvalues = "{values}"\n'
+    )
+    log = tmp_path / "log.jsonl"
+    raw = ["bias", "u=1", "bias|u=2|u=2", ""]
+    rows = [{"y": row % 3 // 2, "u": row % 3, "raw": raw[row % 4]} for row in range(60)]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with RejectLog(tmp_path / "rejects") as rejects:
+        run = train(spec, [str(log)], rejects=rejects)
+    artefact = run.model.artefact()
+    assert artefact.key_list() == [b"bias", b"u=0", b"u=1", b"u=2"]
