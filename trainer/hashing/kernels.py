@@ -179,9 +179,7 @@ def key_tokens(added: Any, rows: Any, hashed: Any, tokens: Any, found: Any, pick
     `TokenLayout`; found: int64[k, 4] out, padded with -1 (all -1: the bias).
     """
     index = 0
-    last = first = (
-        0  # the position before this one, and where the run of its owner begins: no row is walked twice
-    )
+    last = first = 0  # the position before, and where the run of its owner began: no row is walked twice
     for new in range(added.size):
         position = added[new]
         while hashed.starts[index + 1] <= position:

@@ -33,6 +33,8 @@ _SPARSE = {
     "libsvm": re.compile(rb"[+-]?[01](?:\.0*)?(?:[ \t]+qid:\S+)?(?:[ \t]+[0-9]+:%b)+\s*(?:#|$)" % _NUMBER),
     "libffm": re.compile(rb"[+-]?[01](?:\.0*)?(?:[ \t]+[0-9]+:[0-9]+:%b)+\s*$" % _NUMBER),
 }
+# scikit-learn's dump_svmlight_file writes comments first.
+_COMMENTED = re.compile(rb"(?:[ \t\r]*+(?:#[^\n]*+)?\n)++" + _SPARSE["libsvm"].pattern, re.MULTILINE)
 
 
 def format_by_name(name: str) -> str | None:
@@ -55,6 +57,8 @@ def format_by_content(name: str, data: Bytes) -> str:
     for format, pattern in _SPARSE.items():
         if pattern.match(line):
             return format
+    if _COMMENTED.match(text):
+        return "libsvm"
     if b"\t" in line:
         return "tsv"
     if b"," in line:
