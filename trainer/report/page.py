@@ -109,9 +109,11 @@ def _cells(metrics: VariantMetrics) -> list[str]:
 
 def _sections(runs: Sequence[RunMetrics]) -> list[Element]:
     made = [element("h2", "Learning curves")]
-    if any(len(run.windows) > MOST_POINTS for run in runs):
+    if any(run.windows and run.windows[0].window.rows * MOST_POINTS < run.rows for run in runs):
         made.append(
-            element("p", f"Neighbouring windows are averaged to {MOST_POINTS} points.", class_="quiet")
+            element(
+                "p", f"Neighbouring windows are averaged to at most {MOST_POINTS} points.", class_="quiet"
+            )
         )
     for heading, picture, caption in _pictures(runs):
         if heading:
