@@ -185,14 +185,21 @@ def key_tokens(added: Any, rows: Any, hashed: Any, tokens: Any, found: Any, pick
         while hashed.starts[index + 1] <= position:
             index += 1
         owner = tokens.owner[hashed.features[position]]
+        for part in range(4):
+            found[new, part] = -1
+        if (
+            0 < owner <= tokens.base.size and tokens.list_of[owner - 1] < 0
+        ):  # one token at most, as in most fields
+            found[new, 0] = tokens.base[owner - 1] + rows[index]
+            continue
         before, lowest = position, max(hashed.starts[index], last)
         while before > lowest and tokens.owner[hashed.features[before - 1]] == owner:
             before -= 1
         first = first if before == last else before
         last = position
         size = tokens_of(tokens, owner, rows[index], position - first, picked)
-        for part in range(4):
-            found[new, part] = picked[part] if part < size else -1
+        for part in range(size):
+            found[new, part] = picked[part]
 
 
 @bare_kernel
