@@ -23,6 +23,7 @@ from trainer.slots.moving import move
 SMALLEST_TABLE = 1 << 16
 SMALLEST_COMPACT_TABLE = 1 << 10
 _SMALLEST_ARENA = 1 << 20
+_LARGE_ARENA = 1 << 26
 _CACHE_LINE = 64
 _OWN_ARRAYS: dict[type, tuple[tuple[str, Any], ...]] = {
     Own: (("z", np.float64), ("n", np.float64)),
@@ -123,8 +124,9 @@ class ValueTable:
         return dropped
 
     def widen_arena(self) -> None:
-        """Make the arena half as large again; its content stays."""
-        self._resize_arena(self.arena.size + self.arena.size // 2)
+        """Double the arena, a large one make half as large again; its content stays."""
+        more = self.arena.size if self.arena.size < _LARGE_ARENA else self.arena.size // 2
+        self._resize_arena(self.arena.size + more)
 
     def add(self, data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], features: Any) -> Any:
         """Admit keys the table does not have; return their slots, int64[n], which hold no state yet."""
