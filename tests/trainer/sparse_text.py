@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Any
 
 LABELS = {1.0: 1, 0.0: 0, -1.0: 0}
@@ -51,7 +52,7 @@ def vw(line: str) -> Row | None:
     row["label"] = label(words[0])
     if len(words) > 1:
         row["importance"] = number(words[1])
-    if len(words) > 2 and number(words[2]) != 0:
+    if len(words) > 2 and (number(words[2]) or Decimal(words[2])):  # 1e-400 is not written as 0
         raise Bad(line)
     for part in body.split("|"):
         name, *features = re.split("[ \t\r]+", part)

@@ -376,3 +376,15 @@ def test_reading_goes_on_where_it_stopped(tmp_path: Path) -> None:
         rest = list(reader.batches(["site"]))
     lines = [line for batch in (*first, *rest) for line in batch.lines.tolist()]
     assert lines == list(range(1, 5001))
+
+
+@pytest.mark.parametrize("base", ["0", "-0", "0.000", "0e9", "0e-400", "00000000000000000000000.0"])
+def test_an_initial_prediction_of_zero_is_one_however_it_is_written(tmp_path: Path, base: str) -> None:
+    everything = read(write(tmp_path, "log.vw", f"1 1 {base} |a f"), ["label"])
+    assert [line for line, _ in everything.rejects] == []
+
+
+@pytest.mark.parametrize("base", ["1", "1e-400", "0.000000000000000000000000001", "-2e3"])
+def test_an_initial_prediction_that_is_not_zero_is_rejected(tmp_path: Path, base: str) -> None:
+    everything = read(write(tmp_path, "log.vw", f"1 1 0 |a f\n1 1 {base} |a f"), ["label"])
+    assert [line for line, _ in everything.rejects] == [2]

@@ -44,6 +44,7 @@ from trainer.sources.sparse.text.kernels import (
 )
 
 _COLON, _BAR, _QUOTE = 58, 124, 39
+_ONE, _NINE, _EXPONENT, _LOWER_CASE = 49, 57, 101, 32
 
 
 @bare_inline
@@ -92,11 +93,23 @@ def _read_word(data: Any, first: Any, last: Any, word: Any, row: Any, out: Any) 
         out.rows.importance[row] = value
         if kind == LONG:
             note_long(out, IMPORTANCE_OF, row, first, last)
-    elif word == 2 and (value != 0.0 or kind == LONG):
+    elif word == 2 and not _is_written_as_zero(data, first, last):
         return fail(out, BAD_BASE, first, last)
     elif word == 3:
         return fail(out, EXTRA_WORDS, first, last)
     return last
+
+
+@bare_inline
+def _is_written_as_zero(data: Any, first: Any, last: Any) -> Any:
+    """True for a number all of whose digits before an exponent are 0: 1e-400 is not meant as 0, though it reads so."""
+    for at in range(first, last):
+        byte = load_u8(data + at) | _LOWER_CASE
+        if byte == _EXPONENT:
+            break
+        if _ONE <= byte <= _NINE:
+            return False
+    return True
 
 
 @bare_inline
