@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 CLICK_LOGS = Path(os.environ.get("FTRIE_TEST_DATA") or ROOT.parent / "shared" / "data")
 
-# A shell starts background jobs with SIGINT ignored, and children would inherit that: tests that interrupt one would
-# wait for ever. With a handler here, children start with the default.
+# A shell starts background jobs with SIGINT ignored, nohup any job with SIGHUP ignored, and children would inherit that:
+# tests that interrupt one would wait for ever. So that children start with the defaults:
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # A first call compiles a kernel, which takes seconds: deadlines would measure the compiler.
 settings.register_profile("ftrie", deadline=None, suppress_health_check=[HealthCheck.too_slow])
