@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 CLICK_LOGS = Path(os.environ.get("FTRIE_TEST_DATA") or ROOT.parent / "shared" / "data")
 
-# A shell starts background jobs with SIGINT ignored, nohup any job with SIGHUP ignored; children would inherit that, and
-# tests that interrupt one would wait for ever. So that children start with the defaults:
+# A shell starts background jobs with SIGINT ignored, nohup any job with SIGHUP ignored. Children would inherit that,
+# and tests that interrupt one would wait for ever; so that they start with the defaults:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
