@@ -76,7 +76,7 @@ class Item(_message.Message):
     def __init__(self, id: _Optional[str] = ..., features: _Optional[_Union[Features, _Mapping]] = ...) -> None: ...
 
 class RankRequest(_message.Message):
-    __slots__ = ("model", "request_id", "cookie", "user", "context", "item_ids", "items", "candidate_set", "top_k", "variant")
+    __slots__ = ("model", "request_id", "cookie", "user", "context", "item_ids", "items", "candidate_set", "top_k", "variant", "objective", "filters", "caps", "exploration")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     COOKIE_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +87,10 @@ class RankRequest(_message.Message):
     CANDIDATE_SET_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     VARIANT_FIELD_NUMBER: _ClassVar[int]
+    OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
+    FILTERS_FIELD_NUMBER: _ClassVar[int]
+    CAPS_FIELD_NUMBER: _ClassVar[int]
+    EXPLORATION_FIELD_NUMBER: _ClassVar[int]
     model: str
     request_id: str
     cookie: str
@@ -97,17 +101,75 @@ class RankRequest(_message.Message):
     candidate_set: str
     top_k: int
     variant: str
-    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., cookie: _Optional[str] = ..., user: _Optional[_Union[Features, _Mapping]] = ..., context: _Optional[_Union[Features, _Mapping]] = ..., item_ids: _Optional[_Iterable[str]] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., candidate_set: _Optional[str] = ..., top_k: _Optional[int] = ..., variant: _Optional[str] = ...) -> None: ...
+    objective: str
+    filters: _containers.RepeatedCompositeFieldContainer[Filter]
+    caps: _containers.RepeatedCompositeFieldContainer[Cap]
+    exploration: Exploration
+    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., cookie: _Optional[str] = ..., user: _Optional[_Union[Features, _Mapping]] = ..., context: _Optional[_Union[Features, _Mapping]] = ..., item_ids: _Optional[_Iterable[str]] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., candidate_set: _Optional[str] = ..., top_k: _Optional[int] = ..., variant: _Optional[str] = ..., objective: _Optional[str] = ..., filters: _Optional[_Iterable[_Union[Filter, _Mapping]]] = ..., caps: _Optional[_Iterable[_Union[Cap, _Mapping]]] = ..., exploration: _Optional[_Union[Exploration, _Mapping]] = ...) -> None: ...
+
+class Filter(_message.Message):
+    __slots__ = ("field", "any_of", "none_of", "range")
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    ANY_OF_FIELD_NUMBER: _ClassVar[int]
+    NONE_OF_FIELD_NUMBER: _ClassVar[int]
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    field: str
+    any_of: StringList
+    none_of: StringList
+    range: NumberRange
+    def __init__(self, field: _Optional[str] = ..., any_of: _Optional[_Union[StringList, _Mapping]] = ..., none_of: _Optional[_Union[StringList, _Mapping]] = ..., range: _Optional[_Union[NumberRange, _Mapping]] = ...) -> None: ...
+
+class NumberRange(_message.Message):
+    __slots__ = ("min", "max")
+    MIN_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIELD_NUMBER: _ClassVar[int]
+    min: float
+    max: float
+    def __init__(self, min: _Optional[float] = ..., max: _Optional[float] = ...) -> None: ...
+
+class Cap(_message.Message):
+    __slots__ = ("field", "at_most")
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    AT_MOST_FIELD_NUMBER: _ClassVar[int]
+    field: str
+    at_most: int
+    def __init__(self, field: _Optional[str] = ..., at_most: _Optional[int] = ...) -> None: ...
+
+class Exploration(_message.Message):
+    __slots__ = ("ucb", "thompson")
+    UCB_FIELD_NUMBER: _ClassVar[int]
+    THOMPSON_FIELD_NUMBER: _ClassVar[int]
+    ucb: UpperConfidenceBound
+    thompson: Thompson
+    def __init__(self, ucb: _Optional[_Union[UpperConfidenceBound, _Mapping]] = ..., thompson: _Optional[_Union[Thompson, _Mapping]] = ...) -> None: ...
+
+class UpperConfidenceBound(_message.Message):
+    __slots__ = ("width",)
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    width: float
+    def __init__(self, width: _Optional[float] = ...) -> None: ...
+
+class Thompson(_message.Message):
+    __slots__ = ("width",)
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    width: float
+    def __init__(self, width: _Optional[float] = ...) -> None: ...
 
 class RankedItem(_message.Message):
-    __slots__ = ("id", "ctr", "score")
+    __slots__ = ("id", "ctr", "score", "objective", "uncertainty", "propensity")
     ID_FIELD_NUMBER: _ClassVar[int]
     CTR_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
+    OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
+    UNCERTAINTY_FIELD_NUMBER: _ClassVar[int]
+    PROPENSITY_FIELD_NUMBER: _ClassVar[int]
     id: str
     ctr: float
     score: float
-    def __init__(self, id: _Optional[str] = ..., ctr: _Optional[float] = ..., score: _Optional[float] = ...) -> None: ...
+    objective: float
+    uncertainty: float
+    propensity: float
+    def __init__(self, id: _Optional[str] = ..., ctr: _Optional[float] = ..., score: _Optional[float] = ..., objective: _Optional[float] = ..., uncertainty: _Optional[float] = ..., propensity: _Optional[float] = ...) -> None: ...
 
 class RankResponse(_message.Message):
     __slots__ = ("request_id", "cookie", "model", "version", "variant", "items", "degraded", "unknown_items", "unknown_fields")
@@ -130,3 +192,61 @@ class RankResponse(_message.Message):
     unknown_items: _containers.RepeatedScalarFieldContainer[str]
     unknown_fields: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, request_id: _Optional[str] = ..., cookie: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[int] = ..., variant: _Optional[str] = ..., items: _Optional[_Iterable[_Union[RankedItem, _Mapping]]] = ..., degraded: _Optional[_Iterable[str]] = ..., unknown_items: _Optional[_Iterable[str]] = ..., unknown_fields: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: RankRequest
+    def __init__(self, request: _Optional[_Union[RankRequest, _Mapping]] = ...) -> None: ...
+
+class KeyContribution(_message.Message):
+    __slots__ = ("key", "weight", "x", "contribution", "rate")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    X_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTION_FIELD_NUMBER: _ClassVar[int]
+    RATE_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    weight: float
+    x: float
+    contribution: float
+    rate: float
+    def __init__(self, key: _Optional[bytes] = ..., weight: _Optional[float] = ..., x: _Optional[float] = ..., contribution: _Optional[float] = ..., rate: _Optional[float] = ...) -> None: ...
+
+class Contributions(_message.Message):
+    __slots__ = ("name", "sum", "keys")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    sum: float
+    keys: _containers.RepeatedCompositeFieldContainer[KeyContribution]
+    def __init__(self, name: _Optional[str] = ..., sum: _Optional[float] = ..., keys: _Optional[_Iterable[_Union[KeyContribution, _Mapping]]] = ...) -> None: ...
+
+class ExplainedItem(_message.Message):
+    __slots__ = ("item", "groups")
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    item: RankedItem
+    groups: _containers.RepeatedCompositeFieldContainer[Contributions]
+    def __init__(self, item: _Optional[_Union[RankedItem, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[Contributions, _Mapping]]] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("request_id", "model", "version", "variant", "items", "degraded", "unknown_items", "unknown_fields")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    VARIANT_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELDS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    model: str
+    version: int
+    variant: str
+    items: _containers.RepeatedCompositeFieldContainer[ExplainedItem]
+    degraded: _containers.RepeatedScalarFieldContainer[str]
+    unknown_items: _containers.RepeatedScalarFieldContainer[str]
+    unknown_fields: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[int] = ..., variant: _Optional[str] = ..., items: _Optional[_Iterable[_Union[ExplainedItem, _Mapping]]] = ..., degraded: _Optional[_Iterable[str]] = ..., unknown_items: _Optional[_Iterable[str]] = ..., unknown_fields: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -40,6 +40,11 @@ class RankingServiceStub:
                 request_serializer=ctr_dot_v1_dot_ranking__pb2.RankRequest.SerializeToString,
                 response_deserializer=ctr_dot_v1_dot_ranking__pb2.RankResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/ctr.v1.RankingService/Explain',
+                request_serializer=ctr_dot_v1_dot_ranking__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=ctr_dot_v1_dot_ranking__pb2.ExplainResponse.FromString,
+                _registered_method=True)
 
 
 class RankingServiceServicer:
@@ -54,6 +59,18 @@ class RankingServiceServicer:
 
         INVALID_ARGUMENT names the field at fault; NOT_FOUND the unknown model or candidate set; UNAVAILABLE while no
         model is loaded, while draining, or when the candidate set cannot be read.
+
+        RESOURCE_EXHAUSTED, with google.rpc.RetryInfo, while the server has as many calls as it takes; UNAUTHENTICATED and
+        PERMISSION_DENIED where tokens are asked for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """Explain says which keys made each candidate's score, and what each of them added. It costs a multiple of Rank.
+
+        Fails as Rank does. At most 100 candidates.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -66,6 +83,11 @@ def add_RankingServiceServicer_to_server(servicer, server):
                     servicer.Rank,
                     request_deserializer=ctr_dot_v1_dot_ranking__pb2.RankRequest.FromString,
                     response_serializer=ctr_dot_v1_dot_ranking__pb2.RankResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=ctr_dot_v1_dot_ranking__pb2.ExplainRequest.FromString,
+                    response_serializer=ctr_dot_v1_dot_ranking__pb2.ExplainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -96,6 +118,33 @@ class RankingService:
             '/ctr.v1.RankingService/Rank',
             ctr_dot_v1_dot_ranking__pb2.RankRequest.SerializeToString,
             ctr_dot_v1_dot_ranking__pb2.RankResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ctr.v1.RankingService/Explain',
+            ctr_dot_v1_dot_ranking__pb2.ExplainRequest.SerializeToString,
+            ctr_dot_v1_dot_ranking__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,
