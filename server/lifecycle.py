@@ -21,9 +21,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from model_store.errors import ServerError, StoreUnavailable
 from model_store.redis_keys import check_model_name
+from server.current import Current
+from server.late_items import LateItems
 from server.reflection import add_reflection
 from server.service import SERVICE, RankingService
-from server.serving import Current, Serving
+from server.serving import Serving
 from server.stored import DEFAULT_BUDGET_S, StoredReads
 from server.watcher import Watcher
 
@@ -63,13 +65,11 @@ class Server:
         self._signals = 0
         self._stopping = threading.Event()
         self._drained = threading.Event()
-        self.current = Current()
         self.address = ""
         self._reads = StoredReads(settings.store, settings.store_budget_s)
-        self._service = RankingService(settings.model, self.current, self._reads)
-        self._watcher = Watcher(
-            settings.model, settings.store, self._reads, self.current, self._service, self._swapped
-        )
+        self.current = Current(settings.model, LateItems(self._reads))
+        self._service = RankingService({settings.model: self.current}, self._reads)
+        self._watcher = Watcher(settings.store, self._reads, self.current, self._swapped)
         self._health = Health(
             experimental_non_blocking=True, experimental_thread_pool=ThreadPoolExecutor(max_workers=1)
         )

@@ -7,8 +7,7 @@ some requests need (the store, unknown items, values that do not fit) stands beh
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -18,17 +17,16 @@ from google.protobuf.message import DecodeError
 from ctr.v1.ranking_pb2 import RankRequest, RankResponse
 from model_store.errors import FieldValueError
 from server import wire
+from server.current import Current
 from server.errors import CandidateSetNotFound, InvalidRequest, ModelNotServed, NotReady, abort, status_of
 from server.late_items import PART as ITEMS
-from server.late_items import LateItems
 from server.ranker import Ranking
-from server.serving import Current, Serving
+from server.serving import Serving
 from server.stored import StoredReads
 from server.users import UserFeatures, drop_misfits
 
 SERVICE = "ctr.v1.RankingService"
 REQUEST_ID_BYTES = 16
-RECENT_REQUESTS = 16
 
 _log = structlog.get_logger(__name__)
 
@@ -49,17 +47,15 @@ class Question:
 
 
 class RankingService:
-    """Answers Rank for one model. Shared by every thread of the server."""
+    """Answers Rank for the models of one worker. Shared by every thread of the server."""
 
-    def __init__(self, name: str, current: Current, reads: StoredReads) -> None:
-        self._name = name
-        self._current = current
+    def __init__(self, models: Mapping[str, Current], reads: StoredReads) -> None:
+        """`models`: by name; which ones there are does not change while the service lives."""
+        self._models = models
+        self._only = next(iter(models.values())) if len(models) == 1 else None
         self._reads = reads
         self._users = UserFeatures(reads)
-        self.late_items = LateItems(reads)
         self.draining = False
-        self.recent: deque[Question] = deque(maxlen=RECENT_REQUESTS)
-        """The latest questions; the next version is warmed with them."""
 
     def handlers(self) -> grpc.GenericRpcHandler[RankRequest, RankResponse]:
         """What a grpc server is given."""
@@ -83,11 +79,12 @@ class RankingService:
             abort(context, error, request_id)
 
     def _rank(self, request: RankRequest, request_id: str, context: grpc.ServicerContext) -> RankResponse:
-        serving = self._current.serving
+        current = self._models.get(request.model) if request.model else self._only
+        if current is None:
+            raise self._not_served(request.model)
+        serving = current.serving
         if serving is None or self.draining:
-            raise self._not_ready()
-        if request.model and request.model != self._name:
-            raise ModelNotServed(f"model: this server serves {self._name!r}, not {request.model!r}")
+            raise self._not_ready(current)
         top_k = wire.top_k(request)
         item_ids, spelled = wire.candidates(request, serving) or self._members(request, context)
         cookie = wire.check_id("cookie", request.cookie)
@@ -101,19 +98,25 @@ class RankingService:
             ranking = _rank_without_misfits(request, question, serving, degraded, error)
         if ranking.unknown_items:
             wire.check_unknown(request, ranking.unknown_items)
-            ranking = self._rank_with_late_items(question, ranking, serving, degraded, context)
+            ranking = self._rank_with_late_items(question, ranking, serving, degraded, context, current)
         if spelled and (names := wire.unknown_item_fields(spelled, serving)):
             ranking.unknown_fields = list(dict.fromkeys([*ranking.unknown_fields, *names]))
-        self.recent.append(question)
+        current.recent.append(question)
         response = wire.response(request, request_id, serving, variant, ranking)
         if degraded:
             response.degraded.extend(degraded)
         return response
 
-    def _not_ready(self) -> NotReady:
+    def _not_served(self, name: str) -> Exception:
+        served = ", ".join(map(repr, self._models))
+        if name:
+            return ModelNotServed(f"model: this server serves {served}, not {name!r}")
+        return InvalidRequest(f"model: empty, and this server serves several: {served}")
+
+    def _not_ready(self, current: Current) -> NotReady:
         if self.draining:
             return NotReady("this server is draining; ask another one, or this one's successor")
-        return NotReady(f"model {self._name!r} is still loading, or no version of it is active")
+        return NotReady(f"model {current.name!r} is still loading, or no version of it is active")
 
     def _members(
         self, request: RankRequest, context: grpc.ServicerContext
@@ -135,9 +138,10 @@ class RankingService:
         serving: Serving,
         degraded: list[str],
         context: grpc.ServicerContext,
+        current: Current,
     ) -> Ranking:
         """Look the unknown items up and, if the store has some, rank again with those spelled out."""
-        records, problems = self.late_items.look_up(ranking.unknown_items, context)
+        records, problems = current.late_items.look_up(ranking.unknown_items, context)
         degraded += problems
         if not records:
             return ranking

@@ -1,8 +1,4 @@
-"""What is being served: one immutable `Serving`, held in one attribute that the watcher swaps.
-
-A request reads the attribute once and computes from what it got, so each response comes from exactly one
-version. Nothing here loads, waits or answers.
-"""
+"""What is being served: one immutable `Serving`. Nothing here loads, waits or answers; `server.current` holds it."""
 
 from __future__ import annotations
 
@@ -53,10 +49,3 @@ class Serving:
         raw = [f for f in plan.fields if f.kind == "raw"]
         bind(self, "request_raw_field", next((f.name for f in raw if f.side != "item"), None))
         bind(self, "item_raw_field", next((f.name for f in raw if f.side == "item"), None))
-
-
-class Current:
-    """The one attribute. Assigning a reference is atomic in Python, so neither side locks."""
-
-    def __init__(self) -> None:
-        self.serving: Serving | None = None

@@ -17,9 +17,9 @@ import structlog
 from model_store.errors import ArtefactError, FtrieError, StoreUnavailable, VersionNotFound
 from model_store.model_versions import ModelVersions
 from model_store.store import Store
+from server.current import Current
 from server.loader import Loader, warm_kernels
-from server.service import RankingService
-from server.serving import Current, Serving
+from server.serving import Serving
 from server.stored import StoredReads
 
 CHECK_EVERY_S = 1.0
@@ -38,19 +38,16 @@ class Watcher(threading.Thread):
 
     def __init__(
         self,
-        name: str,
         url: str,
         reads: StoredReads,
         current: Current,
-        service: RankingService,
         on_swap: Callable[[Serving], None] = lambda serving: None,
     ) -> None:
         super().__init__(name="watcher", daemon=True)
-        self._model = name
+        self._model = current.name
         self._url = url
         self._reads = reads
         self._current = current
-        self._service = service
         self._on_swap = on_swap
         self._stopped = threading.Event()
         self._bad_version: int | None = None
@@ -108,7 +105,7 @@ class Watcher(threading.Thread):
         elif serving is None or not _is_served(versions, active, serving):
             self._load(loader, active)
         elif self._items_moved(loader, store, serving):
-            self._swap(loader.with_new_items(serving, list(self._service.recent)))
+            self._swap(loader.with_new_items(serving, list(self._current.recent)))
             self._catalogue_due = time.monotonic() + loader.catalogue_seconds / CATALOGUE_SHARE
 
     def _say_none_is_active(self, serving: Serving | None) -> None:
@@ -125,7 +122,7 @@ class Watcher(threading.Thread):
         if version == self._bad_version and time.monotonic() < self._bad_until:
             return
         try:
-            serving = loader.load(version, self._current.serving, list(self._service.recent))
+            serving = loader.load(version, self._current.serving, list(self._current.recent))
         except StoreUnavailable:
             raise
         except FtrieError as error:
@@ -144,12 +141,12 @@ class Watcher(threading.Thread):
     def _items_moved(self, loader: Loader, store: Store, serving: Serving) -> bool:
         if store.records.items_generation() != serving.items_generation:
             return True
-        return self._service.late_items.found and time.monotonic() >= self._catalogue_due
+        return self._current.late_items.found and time.monotonic() >= self._catalogue_due
 
     def _swap(self, serving: Serving) -> None:
         self._current.serving = serving
         self._said_none = False
-        self._service.late_items.rebuilt()
+        self._current.late_items.rebuilt()
         _log.info("serving", model=self._model, version=serving.version, items=len(serving.catalogue))
         self._on_swap(serving)
 
