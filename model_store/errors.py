@@ -59,6 +59,16 @@ class StaleEpoch(StoreError):
     """Another writer has taken over this model since this one began."""
 
 
+class ExperimentError(FtrieError):
+    """An experiment contradicts itself, or does not fit the model."""
+
+    exit_code = 2
+
+
+class ExperimentChanged(StoreError):
+    """Another operator has changed the experiment meanwhile."""
+
+
 class CheckpointError(FtrieError):
     """A folder of checkpoints is in use, of another spec or format, or damaged beyond the last one that was kept."""
 

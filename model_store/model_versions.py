@@ -22,9 +22,11 @@ from model_store.connection import LONGEST_BLOCK_S, StoreConnection
 from model_store.errors import ArtefactError, StaleEpoch, StoreError, VersionNotFound
 from model_store.manifest import CHUNK_BYTES, Manifest, now
 from model_store.redis_keys import ModelKeys, whole_number
+from model_store.stored_experiment import StoredExperiment
 
 if TYPE_CHECKING:
     from model_store.artefact import Artefact
+    from model_store.experiments import Experiment
 
 HISTORY = 100
 KEEP = 5
@@ -53,6 +55,7 @@ class ModelVersions:
     def __init__(self, connection: StoreConnection, model: str) -> None:
         self.model = model
         self.keys = ModelKeys(model)
+        self.experiments = StoredExperiment(connection, self.keys, model)
         self._store = connection
         self._client = connection.client
         self._publish = self._client.register_script(_script("publish.lua"))
@@ -187,6 +190,14 @@ class ModelVersions:
         from model_store.artefact import Artefact
 
         return Artefact.from_bytes(self._download(self.manifest(version)))
+
+    def experiment(self) -> Experiment | None:
+        """The model's experiment, None if there is none. Raises StoreError for one that cannot be read."""
+        return self.experiments.read()
+
+    def set_experiment(self, changed: Experiment) -> Experiment:
+        """Replace the experiment that `changed` was made from. Raises ExperimentChanged if it is another by now."""
+        return self.experiments.write(changed)
 
     def last_event(self) -> str:
         """The id of the latest event, where `wait` begins. Read it before `active`: no change is missed."""

@@ -39,6 +39,7 @@ class ModelKeys:
         self.active_epoch = self._prefix + "active_epoch"
         self.history = self._prefix + "history"
         self.events = self._prefix + "events"
+        self.experiment = self._prefix + "experiment"
 
     def manifest(self, version: int) -> str:
         """The manifest of a version."""

@@ -23,6 +23,7 @@ def test_every_key_in_redis_is_in_the_document_with_its_type_and_the_other_way_r
     ads = store.model("ads")
     for _ in range(2):
         ads.publish_and_activate(model())
+    ads.experiments.change(lambda before: before.pinned({"u": "base"}))
     store.records.put_users([("u", {"age": "25"})])
     store.records.put_items([("i", {"brand": "acme"})])
     store.records.put_candidates("home", ["i"])
@@ -41,6 +42,13 @@ def test_the_document_lists_the_manifest_field_by_field(store: Store) -> None:
     stored = store.client.hkeys(ads.keys.manifest(ads.publish(model())))
     documented = re.findall(r"^\| `(\w+)` \|", DOCUMENT.partition("## The manifest")[2], re.MULTILINE)
     assert {field.decode() for field in stored} == set(documented)
+
+
+def test_the_document_lists_the_experiment_field_by_field(store: Store) -> None:
+    ads = store.model("ads")
+    ads.experiments.change(lambda before: before.pinned({"COOKIE": "base"}))
+    documented = re.findall(r"^\| ([\w:]+) \|", DOCUMENT.partition("## The experiment")[2], re.MULTILINE)
+    assert {field.decode() for field in store.client.hkeys(ads.keys.experiment)} == set(documented)
 
 
 def test_a_models_keys_share_its_hash_tag(store: Store) -> None:
