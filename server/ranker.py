@@ -22,6 +22,7 @@ from model_store.spec_sections import MAX_CROSS_FIELDS
 from model_store.values import Value
 from server.catalogue import Catalogue, id_tokens
 from server.model import Model
+from server.receiving.item_ids import ItemIds
 from server.scoring.curves import RequestCurves
 from server.scoring.items import ItemTable
 from server.scoring.kernels import FIRST_SPELLED, NO_ITEM, rank
@@ -98,7 +99,7 @@ class Ranker:
         order, ctr, score = (best[:top] for best in scratch[-3:])
         if (curve := self._curves.choose(variant, fields)) is not None:
             ctr = curve.apply(ctr)
-        best_ids = [ids[index] for index in order.tolist()]
+        best_ids = ids.at(order) if isinstance(ids, ItemIds) else [ids[index] for index in order.tolist()]
         return Ranking(best_ids, ctr.tolist(), score.tolist(), unknown_items, unknown_fields)
 
     def _request(self, fields: Mapping[str, Value]) -> tuple[Array, ...]:

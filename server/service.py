@@ -21,6 +21,7 @@ from server.current import Current
 from server.errors import CandidateSetNotFound, InvalidRequest, ModelNotServed, NotReady, abort, status_of
 from server.late_items import PART as ITEMS
 from server.ranker import Ranking
+from server.receiving.item_ids import Received, received
 from server.serving import Serving
 from server.stored import StoredReads
 from server.users import UserFeatures, drop_misfits
@@ -57,28 +58,31 @@ class RankingService:
         self._users = UserFeatures(reads)
         self.draining = False
 
-    def handlers(self) -> grpc.GenericRpcHandler[RankRequest, RankResponse]:
+    def handlers(self) -> grpc.GenericRpcHandler[Received, RankResponse]:
         """What a grpc server is given."""
         rank = grpc.unary_unary_rpc_method_handler(
             self.Rank,
-            request_deserializer=wire.parsed,
+            request_deserializer=received,
             response_serializer=RankResponse.SerializeToString,
         )
         return grpc.method_handlers_generic_handler(SERVICE, {"Rank": rank})
 
-    def Rank(self, request: RankRequest | DecodeError, context: grpc.ServicerContext) -> RankResponse:
+    def Rank(self, message: Received, context: grpc.ServicerContext) -> RankResponse:
         """The RPC. Every failure leaves through the table in `server.errors`."""
-        if isinstance(request, DecodeError):
+        if isinstance(message, DecodeError):
             abort(context, InvalidRequest(wire.UNREADABLE), "")
+        request, item_ids = message
         request_id = request.request_id or os.urandom(REQUEST_ID_BYTES).hex()
         try:
-            return self._rank(request, request_id, context)
+            return self._rank(request, item_ids, request_id, context)
         except Exception as error:
             if status_of(error) is grpc.StatusCode.INTERNAL:
                 _log.error("rank failed", request_id=request_id, exc_info=error)
             abort(context, error, request_id)
 
-    def _rank(self, request: RankRequest, request_id: str, context: grpc.ServicerContext) -> RankResponse:
+    def _rank(
+        self, request: RankRequest, item_ids: Sequence[str], request_id: str, context: grpc.ServicerContext
+    ) -> RankResponse:
         current = self._models.get(request.model) if request.model else self._only
         if current is None:
             raise self._not_served(request.model)
@@ -86,7 +90,9 @@ class RankingService:
         if serving is None or self.draining:
             raise self._not_ready(current)
         top_k = wire.top_k(request)
-        item_ids, spelled = wire.candidates(request, serving) or self._members(request, context)
+        spelled = wire.spelled_out(request, item_ids, serving)
+        if spelled is None:
+            item_ids, spelled = self._members(request, context), []
         cookie = wire.check_id("cookie", request.cookie)
         variant = _variant(request, serving, cookie or request_id)
         inline = wire.fields(request, serving)
@@ -97,7 +103,7 @@ class RankingService:
         except FieldValueError as error:
             ranking = _rank_without_misfits(request, question, serving, degraded, error)
         if ranking.unknown_items:
-            wire.check_unknown(request, ranking.unknown_items)
+            wire.check_unknown(request, item_ids, ranking.unknown_items)
             ranking = self._rank_with_late_items(question, ranking, serving, degraded, context, current)
         if spelled and (names := wire.unknown_item_fields(spelled, serving)):
             ranking.unknown_fields = list(dict.fromkeys([*ranking.unknown_fields, *names]))
@@ -118,9 +124,7 @@ class RankingService:
             return NotReady("this server is draining; ask another one, or this one's successor")
         return NotReady(f"model {current.name!r} is still loading, or no version of it is active")
 
-    def _members(
-        self, request: RankRequest, context: grpc.ServicerContext
-    ) -> tuple[Sequence[str], list[wire.Spelled]]:
+    def _members(self, request: RankRequest, context: grpc.ServicerContext) -> Sequence[str]:
         name = wire.check_id("candidate_set", request.candidate_set)
         members = self._reads.candidates(name, context)
         if members is None:
@@ -129,7 +133,7 @@ class RankingService:
             raise InvalidRequest(
                 f"candidate_set: {name!r} has {len(members)} members; the limit is {wire.MAX_CANDIDATES}"
             )
-        return members, []
+        return members
 
     def _rank_with_late_items(
         self,

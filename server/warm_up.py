@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from ctr.v1.ranking_pb2 import RankRequest
 from model_store.artefact import Artefact
 from model_store.spec import parse_spec
 from server.catalogue import Catalogue
 from server.model import Model
 from server.ranker import Ranker
+from server.receiving.item_ids import received
 
 _SPEC = """
 model = { name = "warm-up" }
@@ -36,5 +38,6 @@ def warm_up() -> None:
     model.trie.get_many(artefact.key_data, artefact.key_offsets)
     model.trie.get(b"hour=7")
     model.trie.longest_prefix(b"hour=7")
+    received(RankRequest(item_ids=["shoe"]).SerializeToString())
     ranker = Ranker(model, Catalogue.build(model.plan, [("shoe", {"brand": "nike"})]))
     ranker.rank({"hour": "7"}, ["shoe", "unknown"], [("boot", {"brand": "nike"})])

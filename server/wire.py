@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from google.protobuf.message import DecodeError
-
 from ctr.v1.ranking_pb2 import Features, Item, RankRequest, RankResponse
 from model_store.errors import FieldValueError
 from model_store.values import Value
@@ -28,14 +26,6 @@ Fields = dict[str, Value]
 Spelled = tuple[str, Fields]
 
 
-def parsed(data: bytes) -> RankRequest | DecodeError:
-    """The message, or what is wrong with the bytes. (If it is raised here, grpc calls it a fault of ours.)"""
-    try:
-        return RankRequest.FromString(data)
-    except DecodeError as error:
-        return error
-
-
 def top_k(request: RankRequest) -> int | None:
     """How many items are wanted; None for all."""
     if not request.HasField("top_k"):
@@ -47,12 +37,11 @@ def top_k(request: RankRequest) -> int | None:
     return request.top_k
 
 
-def candidates(request: RankRequest, serving: Serving) -> tuple[Sequence[str], list[Spelled]] | None:
-    """The named and the spelled-out candidates; None if a candidate set is asked for instead.
+def spelled_out(request: RankRequest, item_ids: Sequence[str], serving: Serving) -> list[Spelled] | None:
+    """The spelled-out candidates beside those named; None if a candidate set is asked for instead.
 
     An empty id among the named is found later, by `check_unknown`.
     """
-    item_ids: list[str] = request.item_ids[:]
     spelled = (
         [_item(item, index, serving) for index, item in enumerate(request.items)] if request.items else []
     )
@@ -67,13 +56,13 @@ def candidates(request: RankRequest, serving: Serving) -> tuple[Sequence[str], l
         raise InvalidRequest("item_ids: no candidates; give item_ids, items, or the name of a candidate_set")
     if count > MAX_CANDIDATES:
         raise InvalidRequest(f"item_ids, items: {count} candidates; the limit is {MAX_CANDIDATES}")
-    return item_ids, spelled
+    return spelled
 
 
-def check_unknown(request: RankRequest, unknown_items: Sequence[str]) -> None:
-    """Refuse an empty item id. No catalogue has one, so only requests with unknown items need look."""
-    if "" in unknown_items and "" in request.item_ids:
-        at = request.item_ids[:].index("")
+def check_unknown(request: RankRequest, item_ids: Sequence[str], unknown_items: Sequence[str]) -> None:
+    """Refuse an empty item id in a request. No catalogue has one, so only requests with unknown items need look."""
+    if not request.candidate_set and "" in unknown_items and "" in item_ids:
+        at = item_ids.index("")
         raise InvalidRequest(f"item_ids[{at}]: empty; an item id has at least one character")
 
 

@@ -10,14 +10,11 @@ from typing import Any
 import numpy as np
 
 from model_store.jit import bare_inline, bare_kernel
-from model_store.kernels import prefetch
+from model_store.kernels import digest, load_u8, load_u64, prefetch
 
 # In `half`: this key belongs to no mixed cross; in an item's codes: no half that the model knows.
 NO_HALF = -1
 UNKNOWN = -1  # in `rows`: no such id
-MALFORMED = -1
-
-_OFFSET_BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
 
 
 @bare_kernel
@@ -32,40 +29,26 @@ def index_ids(id_data: Any, id_offsets: Any, table: Any) -> None:
 
 
 @bare_kernel
-def find_ids(id_data: Any, id_offsets: Any, table: Any, text: Any, rows: Any) -> Any:
-    """rows[i] = the row of the i-th id in `text` (uint8; a NUL follows each id), or UNKNOWN.
+def find_ids(id_data: Any, id_offsets: Any, table: Any, text: Any, spans: Any, rows: Any) -> Any:
+    """rows[i] = the row of the id text[spans[i, 0] : spans[i, 1]] (uint8, int32[n, 2]), or UNKNOWN.
 
-    Returns how many are unknown; MALFORMED if `text` does not hold rows.size ids, so that one has a NUL inside.
-    Each step touches memory that the step before asked for. Waiting for one id at a time takes seven times as long
-    when the caches are cold.
+    Returns how many are unknown. Each step touches memory that the step before asked for. Waiting for one id at a time
+    takes seven times as long when the caches are cold.
     """
-    if _hash_ids(table, text, rows) != text.size:
-        return MALFORMED
-    _ask_for_bytes(id_data, id_offsets, table, rows)
-    mask, at, unknown = np.uint64(table.size - 1), 0, 0
+    mask, unknown = np.uint64(table.size - 1), 0
     for i in range(rows.size):
-        end = _end_of_id(text, at)
-        place = np.uint64(rows[i])
+        rows[i] = _hash(text, np.int64(spans[i, 0]), np.int64(spans[i, 1])) & mask
+        prefetch(table.ctypes.data + np.int64(rows[i]) * table.itemsize)
+    _ask_for_bytes(id_data, id_offsets, table, rows)
+    for i in range(rows.size):
+        begin, end, place = np.int64(spans[i, 0]), np.int64(spans[i, 1]), np.uint64(rows[i])
         row = np.int64(table[place])
-        while row >= 0 and not _same(id_data, id_offsets[row], id_offsets[row + 1], text, at, end):
+        while row >= 0 and not _same(id_data, id_offsets[row], id_offsets[row + 1], text, begin, end):
             place = (place + np.uint64(1)) & mask
             row = np.int64(table[place])
         rows[i] = row
         unknown += row == UNKNOWN
-        at = end + 1
     return unknown
-
-
-@bare_inline
-def _hash_ids(table: Any, text: Any, rows: Any) -> Any:
-    """rows[i] = the place of the i-th id in the table; return where the last id ended."""
-    mask, at = np.uint64(table.size - 1), 0
-    for i in range(rows.size):
-        end = _end_of_id(text, at)
-        rows[i] = _hash(text, at, end) & mask
-        prefetch(table.ctypes.data + np.int64(rows[i]) * table.itemsize)
-        at = end + 1
-    return at
 
 
 @bare_inline
@@ -74,13 +57,6 @@ def _ask_for_bytes(id_data: Any, id_offsets: Any, table: Any, rows: Any) -> None
         prefetch(id_offsets.ctypes.data + max(0, np.int64(table[rows[i]])) * id_offsets.itemsize)
     for i in range(rows.size):
         prefetch(id_data.ctypes.data + id_offsets[max(0, np.int64(table[rows[i]]))])
-
-
-@bare_inline
-def _end_of_id(text: Any, at: Any) -> Any:
-    while at < text.size and text[at] != 0:
-        at += 1
-    return at
 
 
 @bare_kernel
@@ -119,23 +95,21 @@ def intern_halves(
 
 @bare_inline
 def _hash(data: Any, at: Any, end: Any) -> Any:
-    """FNV-1a, 64 bits (Fowler, Noll, Vo), folded so that the low bits depend on every byte."""
-    state = _OFFSET_BASIS
-    for i in range(at, end):
-        state = (state ^ np.uint64(data[i])) * _PRIME
-    return _folded(state)
-
-
-@bare_inline
-def _folded(state: Any) -> Any:
-    return state ^ (state >> np.uint64(32))
+    return digest(data.ctypes.data + at, end - at)
 
 
 @bare_inline
 def _same(a_data: Any, a: Any, a_end: Any, b_data: Any, b: Any, b_end: Any) -> Any:
-    if a_end - a != b_end - b:
+    length = a_end - a
+    if length != b_end - b:
         return False
-    for i in range(a_end - a):
-        if a_data[a + i] != b_data[b + i]:
+    left, right, i = a_data.ctypes.data + a, b_data.ctypes.data + b, 0
+    while i + 8 <= length:
+        if load_u64(left + i) != load_u64(right + i):
             return False
+        i += 8
+    while i < length:
+        if load_u8(left + i) != load_u8(right + i):
+            return False
+        i += 1
     return True
