@@ -1,0 +1,84 @@
+"""Every metric by name, with its labels and meaning: docs/metrics_reference.md is this table. Nothing here counts.
+
+No label takes a text from a request: models, versions and variants are those served, parts and reasons those in the
+code. Of a model's versions the latest few have series of their own, the rest share version="older".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+NS = 1_000_000_000
+VERSIONS_KEPT = 4
+OLDER = "older"
+
+BUCKETS_MS = (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 50, 75, 100, 150, 250, 500, 1000, 2500)
+"""Upper bounds of the latency histogram, milliseconds; above the last there is +Inf."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One metric. Thread safety: immutable."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: tuple[str, ...]
+    help: str
+
+
+CALL_SECONDS = "ftrie_call_seconds"
+CANDIDATES = "ftrie_candidates_total"
+STAGE_SECONDS = "ftrie_stage_seconds_total"
+ERRORS = "ftrie_errors_total"
+DEGRADED = "ftrie_degraded_total"
+REFUSED = "ftrie_refused_total"
+IN_PROGRESS = "ftrie_calls_in_progress"
+PLACES = "ftrie_places"
+USER_CACHE = "ftrie_user_cache_total"
+SHADOW_DROPPED = "ftrie_shadow_dropped_total"
+RELOADS = "ftrie_reloads_total"
+RELOAD_SECONDS = "ftrie_reload_seconds_total"
+REFUSED_VERSIONS = "ftrie_refused_versions_total"
+MODEL_VERSION = "ftrie_model_version"
+MODEL_PUBLISHED = "ftrie_model_published_timestamp_seconds"
+READY = "ftrie_ready"
+WORKERS = "ftrie_workers"
+WORKER_RESTARTS = "ftrie_worker_restarts_total"
+
+_ANSWER = ("model", "version", "variant")
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        Family(CALL_SECONDS, "histogram", _ANSWER, "Time of a call that was answered, in the handler"),
+        Family(CANDIDATES, "counter", _ANSWER, "Candidates of the calls that were answered"),
+        Family(
+            STAGE_SECONDS,
+            "counter",
+            (*_ANSWER, "stage"),
+            "Time of those calls by stage: store (waiting for the store) or ranking",
+        ),
+        Family(ERRORS, "counter", ("model", "status"), "Calls that ended with an error, by gRPC status"),
+        Family(DEGRADED, "counter", ("model", "part"), "Reasons in `degraded`, by the part before the colon"),
+        Family(
+            REFUSED,
+            "counter",
+            ("reason",),
+            "Calls refused before their message was read: overload, unauthenticated or forbidden",
+        ),
+        Family(IN_PROGRESS, "gauge", (), "Calls in the workers now, running or waiting"),
+        Family(PLACES, "gauge", (), "How many calls the workers take at once"),
+        Family(USER_CACHE, "counter", ("result",), "Look-ups of users in the cache: hit, miss or stale"),
+        Family(SHADOW_DROPPED, "counter", ("model",), "Shadow rankings that the log could not take"),
+        Family(RELOADS, "counter", ("model", "kind"), "Swaps of what is served: snapshot, delta or items"),
+        Family(RELOAD_SECONDS, "counter", ("model", "kind"), "Time from fetching to swapping"),
+        Family(REFUSED_VERSIONS, "counter", ("model",), "Versions that were damaged or did not fit"),
+        Family(MODEL_VERSION, "gauge", ("model",), "The version that is served"),
+        Family(MODEL_PUBLISHED, "gauge", ("model",), "When it was published; its age is time() minus this"),
+        Family(READY, "gauge", ("model",), "1 if the model is served, 0 if not"),
+        Family(WORKERS, "gauge", (), "Workers that are alive"),
+        Family(WORKER_RESTARTS, "counter", (), "Workers that died and were replaced"),
+    )
+}
+"""By name. A histogram's series are name_bucket, name_sum and name_count; the count is the number of calls."""
