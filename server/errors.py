@@ -23,6 +23,10 @@ class InvalidRequest(ServerError):
     """A request breaks a limit or a rule; the message begins with the field's path, such as `item_ids[3]`."""
 
 
+class ObjectiveError(InvalidRequest):
+    """An objective cannot be read; the message says at which character, what stood there and what may stand there."""
+
+
 class ModelNotServed(ServerError):
     """The request names another model than the one this server serves."""
 

@@ -1,0 +1,189 @@
+"""The language of objectives: what it computes, against Python's own arithmetic; and what it says of wrong texts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.errors import InvalidRequest, ObjectiveError
+from server.objectives.objective import Objective
+from server.objectives.operations import FUNCTIONS
+from server.objectives.parser import MAX_CHARACTERS, MAX_DEPTH, MAX_STEPS
+
+NAN = math.nan
+ITEMS = {
+    "bid": np.array([2.0, NAN, 0.5]),
+    "boost": np.array([1.0, 1.0, -3.0]),
+    "ctr": np.array([9.0, 9.0, 9.0]),
+}
+SCORE = np.array([0.0, 1.0, -1.0])
+CTR = np.array([0.5, 0.7, 0.25])
+
+
+def value(text: str, **items: Any) -> list[float]:
+    columns = {**ITEMS, **items}
+    return Objective.of(text).evaluate(SCORE, CTR, np.array([0.1, 0.2, 0.3]), columns.__getitem__).tolist()
+
+
+def number(text: str) -> float:
+    return value(text)[0]
+
+
+def same(found: list[float], expected: list[float]) -> bool:
+    return np.array_equal(np.array(found), np.array(expected), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1", 1.0), (" 1.5e2 ", 150.0), (".5", 0.5), ("3.", 3.0), ("1 + 2 * 3", 7.0), ("(1 + 2) * 3", 9.0),
+        ("8 / 4 / 2", 1.0), ("8 - 4 - 2", 2.0), ("2 ** 3 ** 2", 512.0), ("-2 ** 2", -4.0), ("2 ** -1", 0.5),
+        ("--3", 3.0), ("2*-3", -6.0), ("min(3, 1, 2)", 1.0), ("max(3, 1, 2)", 3.0), ("abs(-4)", 4.0), ("exp(0)", 1.0),
+        ("log(1)", 0.0), ("sqrt(9)", 3.0), ("sigmoid(0)", 0.5), ("clip(5, 0, 1)", 1.0), ("clip(-5, 0, 1)", 0.0),
+        ("1 ?? 2", 1.0), ("1e-3", 0.001), ("2+3??4", 5.0),
+    ],
+)  # fmt: skip
+def test_arithmetic_is_that_of_python(text: str, expected: float) -> None:
+    assert number(text) == expected
+
+
+def test_names_are_predictions_and_item_fields() -> None:
+    assert same(value("ctr * bid"), [1.0, NAN, 0.125])
+    assert value("score + uncertainty") == [0.1, 1.2, -0.7]
+
+
+def test_a_field_called_like_a_prediction_or_with_odd_characters_is_reached_in_backquotes() -> None:
+    assert value("`ctr` + ctr") == [9.5, 9.7, 9.25]
+    assert value("`my-bid (€)` * 2", **{"my-bid (€)": np.array([1.0, 2.0, 3.0])}) == [2.0, 4.0, 6.0]
+
+
+def test_a_name_without_parentheses_is_a_field_even_if_a_function_has_it() -> None:
+    assert value("min + 1", min=np.array([1.0, 2.0, 3.0])) == [2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    "text", ["bid + 1", "bid ** 0", "1 ** bid", "min(bid, 0)", "clip(0, bid, 1)", "0 * bid"]
+)
+def test_what_a_missing_value_goes_into_has_no_value(text: str) -> None:
+    assert math.isnan(value(text)[1])
+
+
+def test_a_default_stands_in_for_a_missing_value() -> None:
+    assert value("bid ?? 0") == [2.0, 0.0, 0.5]
+    assert value("ctr * (bid ?? boost ?? 3)") == [1.0, 0.7, 0.125]
+
+
+@pytest.mark.parametrize(
+    "text", ["1 / 0", "-1 / 0", "log(0)", "sqrt(-1)", "exp(1000)", "(-2) ** 0.5", "0 / 0"]
+)
+def test_what_cannot_be_computed_is_not_finite_and_does_not_raise(text: str) -> None:
+    assert not math.isfinite(number(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "at character 1: got the end, expected a number, a name, a function, - or ("),
+        ("ctr *", "at character 6: got the end, expected a number"),
+        ("ctr bid", "at character 5: got 'bid', expected an operator"),
+        ("ctr * & bid", "at character 7: got '& bid', expected a number, a name"),
+        ("(ctr", "at character 5: got the end, expected an operator or )"),
+        ("foo(1)", "at character 1: got 'foo', expected one of the functions min, max, abs"),
+        ("min(1)", "at character 6: got ')', expected a comma: min takes 2 to 8 arguments"),
+        ("abs(1, 2)", "at character 6: got ',', expected an operator or ): abs takes 1 argument"),
+        ("clip(1, 2)", "at character 10: got ')', expected a comma: clip takes 3 arguments"),
+        ("1e999", "at character 1: got '1e999', expected a number that a double can hold"),
+        ("`bid", "at character 1: got '`bid'"),
+        ("ctr ** ", "at character 8: got the end"),
+        ("()", "at character 2: got ')'"),
+        ("__import__('os').system('true')", "at character 1: got '__import__', expected one of the functions"),
+        ("ctr if bid else 0", "at character 5: got 'if', expected an operator"),
+        ("ctr == 1", "at character 5: got '== 1'"),
+    ],
+)  # fmt: skip
+def test_a_wrong_text_is_refused_with_its_place_and_what_is_allowed(text: str, message: str) -> None:
+    with pytest.raises(ObjectiveError) as raised:
+        Objective.of(text)
+    assert str(raised.value).startswith(message)
+    assert isinstance(raised.value, InvalidRequest)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 + " * MAX_CHARACTERS + "1", f"the limit is {MAX_CHARACTERS}"),
+        ("+".join("1" * (MAX_STEPS // 2 + 1)), f"more than {MAX_STEPS}"),
+        ("(" * (MAX_DEPTH + 1) + "1" + ")" * (MAX_DEPTH + 1), f"more than {MAX_DEPTH} deep"),
+        ("-" * (MAX_DEPTH + 1) + "1", f"more than {MAX_DEPTH} deep"),
+        ("**".join("1" * (MAX_DEPTH + 2)), f"more than {MAX_DEPTH} deep"),
+    ],
+)
+def test_length_steps_and_depth_are_bounded(text: str, message: str) -> None:
+    with pytest.raises(ObjectiveError, match=message):
+        Objective.of(text)
+
+
+def test_the_same_text_is_compiled_once() -> None:
+    assert Objective.of("ctr * bid") is Objective.of("ctr * bid")
+
+
+def test_it_tells_which_fields_it_needs() -> None:
+    objective = Objective.of("ctr * bid + max(bid, `a b`) + uncertainty * score")
+    assert objective.fields == ("bid", "a b")
+    assert objective.uses_uncertainty
+    assert not Objective.of("`uncertainty` * ctr").uses_uncertainty
+
+
+def test_a_matrix_of_draws_is_evaluated_at_once() -> None:
+    scores = np.array([[0.0, 1.0], [2.0, 3.0]])
+    found = Objective.of("score * bid").evaluate(scores, scores, None, lambda _: np.array([1.0, 10.0]))
+    assert found.tolist() == [[0.0, 10.0], [2.0, 30.0]]
+
+
+Tree = tuple[str, float]
+LEAVES: st.SearchStrategy[Tree] = st.one_of(
+    st.floats(-9, 9, allow_subnormal=False).map(lambda x: (repr(x) if x >= 0 else f"({x!r})", x)),
+    st.sampled_from([("ctr", 0.5), ("score", 0.0), ("bid", 2.0), ("`boost`", 1.0)]),
+)
+
+
+def combined(children: st.SearchStrategy[Tree]) -> st.SearchStrategy[Tree]:
+    def join(left: Tree, operator: str, right: Tree) -> Tree:
+        return f"({left[0]} {operator} {right[0]})", arithmetic(operator, left[1], right[1])
+
+    def call(left: Tree, name: str, right: Tree) -> Tree:
+        return f"{name}({left[0]}, {right[0]})", {"min": min, "max": max}[name](left[1], right[1])
+
+    return st.one_of(
+        st.builds(join, children, st.sampled_from("+-*"), children),
+        st.builds(call, children, st.sampled_from(["min", "max"]), children),
+        children.map(lambda tree: (f"-{tree[0]}", -tree[1])),
+    )
+
+
+def arithmetic(operator: str, a: float, b: float) -> float:
+    return {"+": a + b, "-": a - b, "*": a * b}[operator]
+
+
+@given(st.recursive(LEAVES, combined, max_leaves=12))
+def test_random_expressions_equal_pythons_result(tree: Tree) -> None:
+    assert number(tree[0]) == tree[1]
+
+
+@given(st.text(alphabet="ctrbid01.+-*/(),?` e_x", max_size=40) | st.text(max_size=20))
+def test_any_text_is_compiled_or_refused_and_never_breaks(text: str) -> None:
+    try:
+        objective = Objective.of(text)
+    except ObjectiveError:
+        return
+    found = objective.evaluate(SCORE, CTR, SCORE, lambda _: SCORE)
+    assert found.shape == SCORE.shape
+
+
+def test_every_function_is_in_the_document() -> None:
+    assert set(FUNCTIONS) == {"min", "max", "abs", "exp", "log", "sqrt", "sigmoid", "clip"}
