@@ -58,7 +58,7 @@ Received = tuple[RankRequest, Sequence[str]] | DecodeError
 
 
 def received(message: bytes) -> Received:
-    """The request and its item ids; or what is wrong with the bytes: grpc would call what is raised here a fault of ours.
+    """The request and its item ids; or what is wrong with the bytes (grpc takes an exception here for our fault).
 
     The request has no `item_ids` where the ids are an ItemIds. The protobuf library parses all the rest, and all of
     what is unusual. O(bytes).
