@@ -1,0 +1,96 @@
+"""The grpc server of a worker: built in one place, with health and reflection. What it answers is in `server.service`."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from model_store.errors import ServerError
+from server.reflection import add_reflection
+from server.service import SERVICE
+
+MAX_REQUEST_BYTES = 16 << 20
+
+
+class Health(health.HealthServicer):
+    """Health whose Check has a thread of its own too, so that it answers while all others are busy.
+
+    One status, for `""` and for the ranking service alike.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            experimental_non_blocking=True, experimental_thread_pool=ThreadPoolExecutor(max_workers=1)
+        )
+        self.say(serving=False)
+
+    def say(self, *, serving: bool) -> None:
+        """Answer SERVING or NOT_SERVING from now on."""
+        status = health_pb2.HealthCheckResponse.ServingStatus
+        for service in ("", SERVICE):
+            self.set(service, status.SERVING if serving else status.NOT_SERVING)
+
+    def Check(self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext) -> Any:
+        """The status of one service."""
+        return super().Check(request, context)
+
+    Check.experimental_thread_pool = ThreadPoolExecutor(  # type: ignore[attr-defined]
+        max_workers=1, thread_name_prefix="health"
+    )
+
+
+def grpc_server(
+    ranking: grpc.GenericRpcHandler[Any, Any],
+    health_servicer: health.HealthServicer,
+    threads: int,
+    *,
+    shares_port: bool = False,
+    connection_age_s: float = 0.0,
+) -> grpc.Server:
+    """The grpc server, not yet listening. `ranking` stands first: grpc asks its handlers in order for each call.
+
+    shares_port: others may listen on the same port; without it a second server there is an error. connection_age_s:
+    when a connection is asked to be made anew (0: never); calls on it end in peace.
+    """
+    options: list[tuple[str, int]] = [
+        ("grpc.so_reuseport", int(shares_port)),
+        ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+    ]
+    if connection_age_s:
+        options.append(("grpc.max_connection_age_ms", round(1000 * connection_age_s)))
+    server = grpc.server(
+        ThreadPoolExecutor(max_workers=threads, thread_name_prefix="rank"),
+        handlers=[ranking],
+        options=options,
+    )
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    add_reflection(server, (SERVICE, health.SERVICE_NAME))
+    return server
+
+
+def listen(server: grpc.Server, host: str, port: int) -> str:
+    """Listen, and return the address. Raises ServerError if the port is taken."""
+    wanted = address_of(host, port)
+    try:
+        bound = server.add_insecure_port(wanted)
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        raise ServerError(taken(wanted))
+    return address_of(host, bound)
+
+
+def address_of(host: str, port: int) -> str:
+    """HOST:PORT, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def taken(address: str) -> str:
+    """What to say where nobody can listen on `address`."""
+    return (
+        f"cannot listen on {address}: is the port taken? --port 0 chooses a free one; "
+        "or is the host no address of this machine?"
+    )

@@ -1,0 +1,59 @@
+"""Settings: how a server runs, as plain values that a supervisor can hand to its workers as JSON. Nothing is started here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from model_store.errors import ServerError
+from model_store.redis_keys import check_model_name
+
+DEFAULT_THREADS = 8
+DEFAULT_DRAIN_S = 10.0
+DEFAULT_STORE_BUDGET_S = 0.05
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How one server runs. Only numbers, texts, truth values and tuples of texts: all that JSON holds.
+
+    port: 0 takes a free one. state: the folder of the last good models, "" keeps none. admin_port, metrics_port: None
+    opens none, 0 a free one. connection_age_s: after this long a connection is asked to be made anew, so that it may
+    fall to another worker; 0 never asks.
+    """
+
+    models: tuple[str, ...]
+    store: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    workers: int = 1
+    threads: int = DEFAULT_THREADS
+    drain_s: float = DEFAULT_DRAIN_S
+    store_budget_s: float = DEFAULT_STORE_BUDGET_S
+    state: str = ""
+    connection_age_s: float = 0.0
+    admin_port: int | None = None
+    metrics_port: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise StoreError for a name that no model can have, ServerError for none or one twice."""
+        object.__setattr__(self, "models", tuple(self.models))
+        for name in self.models:
+            check_model_name(name)
+        if not self.models or len(set(self.models)) < len(self.models):
+            raise ServerError(f"got the models {list(self.models)}; expected one or more different names")
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field by its name."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Settings:
+        """The settings that `to_json` gave. Raises ServerError for one of another release of ftrie."""
+        unknown = document.keys() - {field.name for field in fields(cls)}
+        if unknown:
+            raise ServerError(
+                f"got the settings {sorted(unknown)}, which this release of ftrie does not know"
+            )
+        return cls(**document)
