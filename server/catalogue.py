@@ -12,6 +12,7 @@ import numpy.typing as npt
 from model_store.errors import FieldValueError
 from model_store.features import FeaturePlan, FieldPlan, Token
 from model_store.values import Value
+from server.attributes import Attributes, AttributeWriter
 from server.interning.ids import IdTable
 from server.scoring.tokens import NO_VALUE, TokenTable, TokenWriter
 
@@ -23,7 +24,7 @@ MAX_PROBLEMS = 20
 class Catalogue:
     """Items by row. Immutable; shared by all threads, and by successive models with the same item fields.
 
-    tokens: a row an item, a column an item field. problems: messages about stored values that do not fit their
+    tokens: a row an item, a column an item field. attributes: every field of the records, by row. problems: messages about stored values that do not fit their
     field, the first MAX_PROBLEMS; such a value counts as missing, so that no record can keep a server from starting.
     """
 
@@ -32,19 +33,25 @@ class Catalogue:
     rows: IdTable
     tokens: TokenTable
     problems: tuple[str, ...]
+    attributes: Attributes
 
     @classmethod
     def build(cls, plan: FeaturePlan, records: Iterable[tuple[str, Mapping[str, Value]]]) -> Catalogue:
         """Take in (id, record) pairs; of an id that comes twice, the last record counts. O(values)."""
         writer, problems = TokenWriter(), list[str]()
         columns = [_Column(field, writer, problems) for field in plan.item_fields]
+        attributes = AttributeWriter(plan)
         row_of: dict[str, int] = {}
         values: list[int] = []
         for item_id, record in records:
-            at = row_of.setdefault(item_id, len(row_of)) * len(columns)
+            row = row_of.setdefault(item_id, len(row_of))
+            at = row * len(columns)
             values[at : at + len(columns)] = [column.number(item_id, record) for column in columns]
+            attributes.add(row, record)
         table = writer.table(np.array(values, np.int32).reshape(len(row_of), len(columns)))
-        return cls(plan.item_fields, tuple(row_of), IdTable.of(row_of), table, tuple(problems))
+        asked = attributes.finish()
+        problems += asked.problems
+        return cls(plan.item_fields, tuple(row_of), IdTable.of(row_of), table, tuple(problems), asked)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -1,0 +1,108 @@
+"""The fields of one request's candidates, in their order: catalogue rows and items spelled out alike, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.values import Value
+from server.attributes import NO_TEXT, Attributes, Column, number_of
+from server.scoring.kernels import FIRST_SPELLED
+
+Array = npt.NDArray[Any]
+Spelled = tuple[str, Mapping[str, Value]]
+
+ID = "id"
+"""Stands for the candidate's own id, unless the catalogue's records have a field of this name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """What the candidates have in one field: candidate owner[i] has the text code[i]. Both int64, owner ascending."""
+
+    owner: Array
+    code: Array
+    numbered: Mapping[bytes, int]
+    column: Column | None
+
+    def code_of(self, text: bytes) -> int:
+        """The code of a text; NO_TEXT, which no candidate has, if it is none of theirs."""
+        code = NO_TEXT if self.column is None else self.column.code(text)
+        return self.numbered.get(text, NO_TEXT) if code == NO_TEXT else code
+
+
+class Candidates:
+    """Columns over the candidates of one request, made when they are asked for. For one thread."""
+
+    def __init__(
+        self, attributes: Attributes, ids: Sequence[str], rows: Array, spelled: Sequence[Spelled]
+    ) -> None:
+        """`rows` int32[candidates] as the ranking kernel has them; FIRST_SPELLED - r stands for spelled[r]."""
+        self._attributes = attributes
+        self._ids = ids
+        self._rows = rows
+        self._spelled = spelled
+        self._at = np.flatnonzero(rows <= FIRST_SPELLED) if spelled else np.empty(0, np.int64)
+        self._known = rows >= 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def numbers(self, name: str) -> Array:
+        """float64[candidates], NaN where a candidate has no number in this field, or has several values."""
+        found = np.full(len(self), np.nan)
+        column = self._attributes.columns.get(name)
+        if column is not None and column.start is None:
+            found[self._known] = column.numbers[column.codes[self._rows[self._known]]]
+        for at, features in self._spelled_out():
+            found[at] = number_of(features.get(name))
+        return found
+
+    def texts(self, name: str) -> Texts:
+        """Every text of every candidate in this field."""
+        column = self._attributes.columns.get(name)
+        if column is None and name == ID:
+            return self._own_ids()
+        owner, code = self._catalogued(column)
+        numbered: dict[bytes, int] = {}
+        more: list[tuple[int, int]] = []
+        first = 0 if column is None else len(column.text_offsets) - 1
+        for at, features in self._spelled_out():
+            for text in self._attributes.members(name, features.get(name)):
+                known = NO_TEXT if column is None else column.code(text)
+                if known == NO_TEXT:
+                    known = numbered.setdefault(text, first + len(numbered))
+                more.append((at, known))
+        if more:
+            pairs = np.array(more, np.int64)
+            owner, code = np.concatenate([owner, pairs[:, 0]]), np.concatenate([code, pairs[:, 1]])
+            order = np.argsort(owner, kind="stable")
+            owner, code = owner[order], code[order]
+        return Texts(owner, code, numbered, column)
+
+    def _catalogued(self, column: Column | None) -> tuple[Array, Array]:
+        """Owners and codes of the candidates that the catalogue knows."""
+        if column is None:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        owner = np.flatnonzero(self._known)
+        rows = self._rows[owner]
+        if column.start is None:
+            code = column.codes[rows].astype(np.int64)
+            return owner[code != NO_TEXT], code[code != NO_TEXT]
+        counts = column.start[rows + 1] - column.start[rows]
+        begins = np.repeat(column.start[rows] - np.cumsum(counts) + counts, counts)
+        return np.repeat(owner, counts), column.codes[begins + np.arange(len(begins))].astype(np.int64)
+
+    def _own_ids(self) -> Texts:
+        numbered: dict[bytes, int] = {}
+        texts = (item_id.encode("utf-8", "surrogatepass") for item_id in self._ids)
+        code = np.array([numbered.setdefault(text, len(numbered)) for text in texts], np.int64)
+        return Texts(np.arange(len(code)), code, numbered, None)
+
+    def _spelled_out(self) -> Iterator[tuple[int, Mapping[str, Value]]]:
+        for at in self._at.tolist():
+            yield at, self._spelled[FIRST_SPELLED - int(self._rows[at])][1]
