@@ -1,4 +1,4 @@
-"""The grpc server of a worker: built in one place, with health and reflection. What it answers is in `server.service`."""
+"""The grpc server of a worker: made in one place, with health and reflection. What it answers: `server.service`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from model_store.errors import ServerError
+from server.gate import PLACES_A_THREAD, BoundedPool, Gate
+from server.metrics.meter import Meter
 from server.reflection import add_reflection
+from server.security.tokens import Guard
 from server.service import SERVICE
 
 MAX_REQUEST_BYTES = 16 << 20
@@ -47,13 +50,17 @@ def grpc_server(
     health_servicer: health.HealthServicer,
     threads: int,
     *,
+    max_concurrency: int = 0,
+    meter: Meter | None = None,
+    guard: Guard | None = None,
     shares_port: bool = False,
     connection_age_s: float = 0.0,
 ) -> grpc.Server:
     """The grpc server, not yet listening. `ranking` stands first: grpc asks its handlers in order for each call.
 
-    shares_port: others may listen on the same port; without it a second server there is an error. connection_age_s:
-    when a connection is asked to be made anew (0: never); calls on it end in peace.
+    max_concurrency: calls at once, running or waiting (0: eight a thread); more are refused. guard: who may rank; None
+    lets everybody. shares_port: others may listen on the same port; without it a second server there is an error.
+    connection_age_s: when a connection is asked to be made anew (0: never); calls on it end in peace.
     """
     options: list[tuple[str, int]] = [
         ("grpc.so_reuseport", int(shares_port)),
@@ -61,21 +68,22 @@ def grpc_server(
     ]
     if connection_age_s:
         options.append(("grpc.max_connection_age_ms", round(1000 * connection_age_s)))
-    server = grpc.server(
-        ThreadPoolExecutor(max_workers=threads, thread_name_prefix="rank"),
-        handlers=[ranking],
-        options=options,
-    )
+    pool = BoundedPool(threads, max_concurrency or PLACES_A_THREAD * threads)
+    server = grpc.server(pool, handlers=[Gate(ranking, pool, meter or Meter(), guard)], options=options)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     add_reflection(server, (SERVICE, health.SERVICE_NAME))
     return server
 
 
-def listen(server: grpc.Server, host: str, port: int) -> str:
-    """Listen, and return the address. Raises ServerError if the port is taken."""
+def listen(
+    server: grpc.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None
+) -> str:
+    """Listen, with TLS if there are credentials, and return the address. Raises ServerError if the port is taken."""
     wanted = address_of(host, port)
     try:
-        bound = server.add_insecure_port(wanted)
+        bound = (
+            server.add_secure_port(wanted, credentials) if credentials else server.add_insecure_port(wanted)
+        )
     except RuntimeError:
         bound = 0
     if not bound:

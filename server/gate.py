@@ -1,0 +1,155 @@
+"""The gate before a service: who may not come in is told so at once, before the message is read or anything queued.
+
+How grpc hands over a call (grpc/_server.py, 1.85): one thread takes every call from the completion queue; for each it
+asks the handlers in order (`GenericRpcHandler.service`, which sees method and metadata) and then calls `submit` of a
+thread pool, whose queue has no bound. The message is read in the pool. So `service` here is the last moment at which
+a call costs nothing: it answers with the method's handler, or with a `_Refusal` in its place. A refusal takes a
+request stream, so that grpc does not wait for the message, and its pool runs it right there, in grpc's own thread.
+(`maximum_concurrent_rpcs` of grpc counts health checks too, and can tell nobody when to come back.)
+
+Nothing here computes, and nothing here knows what a service does. Health and reflection stand outside the gate.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+from grpc_status import rpc_status
+
+from server.metrics.families import IN_PROGRESS, PLACES, REFUSED
+from server.metrics.meter import Meter
+from server.security.tokens import Guard
+
+T = TypeVar("T")
+
+PLACES_A_THREAD = 8
+RETRY_AFTER_MS = (20, 100)
+"""A refused caller is asked to wait for so long; drawn at random, so that they do not come back all at once."""
+DRAWS = 16
+
+
+class BoundedPool(ThreadPoolExecutor):
+    """The threads that answer calls, and how many calls they have, running or waiting.
+
+    Thread safety: `submit` from grpc's one thread; the rest from any. An append and a pop of a deque are atomic.
+    """
+
+    def __init__(self, threads: int, places: int) -> None:
+        super().__init__(max_workers=threads, thread_name_prefix="rank")
+        self.places = places
+        self._begun: deque[None] = deque()
+
+    def in_progress(self) -> int:
+        """Calls that were submitted and have not ended."""
+        return len(self._begun)
+
+    def is_full(self) -> bool:
+        """Whether the next call must be refused."""
+        return len(self._begun) >= self.places
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """As of ThreadPoolExecutor. A call that its caller has given up is counted until a thread has dropped it."""
+        self._begun.append(None)
+        return super().submit(self._run, fn, args, kwargs)
+
+    def _run(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            self._begun.pop()
+
+
+class Gate(grpc.GenericRpcHandler[Any, Any]):
+    """One service's handlers behind the gate. `service` is called by grpc's one thread."""
+
+    def __init__(
+        self,
+        handlers: grpc.GenericRpcHandler[Any, Any],
+        pool: BoundedPool,
+        meter: Meter,
+        guard: Guard | None = None,
+    ) -> None:
+        """`guard` checks tokens before the load is looked at; None lets everybody in."""
+        self._handlers = handlers
+        self._pool = pool
+        self._meter = meter
+        self._guard = guard
+        self._overloaded = [_Refusal(_overload(pool.places)).handler() for _ in range(DRAWS)]
+        meter.gauge(IN_PROGRESS, read=pool.in_progress)
+        meter.set(PLACES, value=pool.places)
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """The method's handler, or one that refuses; None for a method of another service."""
+        handler = self._handlers.service(details)
+        if handler is None:
+            return None
+        if self._guard is not None:
+            refused = self._guard.refusal(details.invocation_metadata)
+            if refused is not None:
+                self._meter.count(REFUSED, refused.reason)
+                return _Refusal(_Ended(refused.code, refused.message)).handler()
+        if self._pool.is_full():
+            self._meter.count(REFUSED, "overload")
+            return random.choice(self._overloaded)
+        return handler
+
+
+class _RunAtOnce(ThreadPoolExecutor):
+    """A pool for what takes microseconds: `submit` runs it and returns when it has ended."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Run `fn` in the caller's thread. What it raises is in the Future."""
+        future: Future[T] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@dataclass(frozen=True)
+class _Ended(grpc.Status):
+    """How a refused call ends."""
+
+    code: grpc.StatusCode
+    details: str
+    trailing_metadata: tuple[tuple[str, str | bytes], ...] = ()
+
+
+class _Refusal:
+    """Ends a call with a status, without reading its message."""
+
+    experimental_thread_pool = _RunAtOnce(max_workers=1)
+
+    def __init__(self, status: grpc.Status) -> None:
+        self._status = status
+
+    def __call__(self, requests: Iterator[Any], context: grpc.ServicerContext) -> NoReturn:
+        """The behaviour that grpc calls."""
+        context.abort_with_status(self._status)
+
+    def handler(self) -> grpc.RpcMethodHandler[Any, Any]:
+        """As grpc takes it."""
+        return grpc.stream_unary_rpc_method_handler(self)
+
+
+def _overload(places: int) -> grpc.Status:
+    """RESOURCE_EXHAUSTED that says when to come back, for people, for google.rpc and for grpc's own retries."""
+    after_ms = random.randint(*RETRY_AFTER_MS)
+    status = Status(
+        code=grpc.StatusCode.RESOURCE_EXHAUSTED.value[0],
+        message=f"this worker has {places} calls at once, which is its limit; try again in {after_ms} ms",
+    )
+    status.details.add().Pack(RetryInfo(retry_delay=Duration(nanos=after_ms * 1_000_000)))
+    details = rpc_status.to_status(status).trailing_metadata
+    pushback = ("grpc-retry-pushback-ms", str(after_ms))
+    return _Ended(grpc.StatusCode.RESOURCE_EXHAUSTED, status.message, (*details, pushback))
