@@ -68,7 +68,7 @@ class BoundedPool(ThreadPoolExecutor):
             self._begun.pop()
 
 
-class Gate(grpc.GenericRpcHandler[Any, Any]):
+class Gate(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs alone
     """One service's handlers behind the gate. `service` is called by grpc's one thread."""
 
     def __init__(
