@@ -19,6 +19,7 @@ from model_store.errors import FieldValueError
 from server import wire
 from server.current import Current
 from server.errors import CandidateSetNotFound, InvalidRequest, ModelNotServed, NotReady, abort, status_of
+from server.experiments import Assignment
 from server.late_items import PART as ITEMS
 from server.ranker import Ranking
 from server.receiving.item_ids import Received, received
@@ -94,7 +95,7 @@ class RankingService:
         if spelled is None:
             item_ids, spelled = self._members(request, context), []
         cookie = wire.check_id("cookie", request.cookie)
-        variant = _variant(request, serving, cookie or request_id)
+        variant = _variant(request, serving, current.assigned(serving), cookie or request_id)
         inline = wire.fields(request, serving)
         fields, degraded = self._users.complete(cookie, inline, serving, context)
         question = Question(fields, item_ids, spelled, variant, top_k)
@@ -160,9 +161,9 @@ class RankingService:
         return question.ask(serving)
 
 
-def _variant(request: RankRequest, serving: Serving, cookie: str) -> int:
+def _variant(request: RankRequest, serving: Serving, assignment: Assignment, cookie: str) -> int:
     if not request.HasField("variant"):
-        return serving.chooser.choose(cookie)
+        return assignment.choose(cookie)
     variant = serving.variant_of.get(request.variant)
     if variant is None:
         raise InvalidRequest(

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from server.catalogue import Catalogue
 from server.model import Model
 from server.ranker import Ranker
-from server.variants import VariantChooser
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,6 @@ class Serving:
     items_generation: int
     variant_names: tuple[str, ...] = field(init=False)
     variant_of: dict[str, int] = field(init=False)
-    chooser: VariantChooser = field(init=False)
     user_fields: frozenset[str] = field(init=False)
     """Fields that the user's stored record may fill."""
     stored_fields: frozenset[str] = field(init=False)
@@ -39,7 +37,6 @@ class Serving:
         bind = object.__setattr__
         bind(self, "variant_names", plan.variants)
         bind(self, "variant_of", {name: bit for bit, name in enumerate(plan.variants)})
-        bind(self, "chooser", VariantChooser(self.name, plan.shares))
         users = [f for f in plan.request_fields if f.side == "user"]
         bind(self, "user_fields", frozenset(f.name for f in users))
         cookie_column = self.model.spec.input.cookie

@@ -18,6 +18,7 @@ from model_store.errors import ArtefactError, FtrieError, StoreUnavailable, Vers
 from model_store.model_versions import ModelVersions
 from model_store.store import Store
 from server.current import Current
+from server.followed_experiment import FollowedExperiment
 from server.loader import Loader, warm_kernels
 from server.serving import Serving
 from server.stored import StoredReads
@@ -54,6 +55,7 @@ class Watcher(threading.Thread):
         self._bad_until = 0.0
         self._catalogue_due = 0.0
         self._said_none = False
+        self._experiment = FollowedExperiment(current.name, current.ask_for)
 
     def stop(self) -> None:
         """Ask the thread to end; it does when the present step has ended."""
@@ -100,6 +102,8 @@ class Watcher(threading.Thread):
         versions = store.model(self._model)
         active = versions.active()
         serving = self._current.serving
+        if active is not None:
+            self._experiment.check(versions)  # first, so that a new version begins with its experiment
         if active is None:
             self._say_none_is_active(serving)
         elif serving is None or not _is_served(versions, active, serving):
@@ -144,7 +148,8 @@ class Watcher(threading.Thread):
         return self._current.late_items.found and time.monotonic() >= self._catalogue_due
 
     def _swap(self, serving: Serving) -> None:
-        self._current.serving = serving
+        self._current.serve(serving)
+        self._experiment.served(serving.variant_names, serving.model.plan.shares)
         self._said_none = False
         self._current.late_items.rebuilt()
         _log.info("serving", model=self._model, version=serving.version, items=len(serving.catalogue))
