@@ -14,6 +14,8 @@ USER = b"ftrie:user:"
 ITEM = b"ftrie:item:"
 CANDIDATES = b"ftrie:candidates:"
 ITEMS_GENERATION = b"ftrie:items:generation"
+ITEMS_CHANGES = b"ftrie:items:changes"
+ITEMS_EPOCH = b"ftrie:items:epoch"
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -48,6 +50,11 @@ class ModelKeys:
     def chunks(self, version: int, count: int) -> list[str]:
         """The chunks of a version, in order."""
         return [f"{self._prefix}version:{version}:chunk:{index}" for index in range(count)]
+
+
+def is_id(record_id: str) -> bool:
+    """Whether a text can be the id of a user, an item or a candidate set."""
+    return 0 < len(record_id.encode("utf-8", "surrogateescape")) <= MAX_ID_BYTES
 
 
 def record_key(prefix: bytes, record_id: str) -> bytes:

@@ -27,6 +27,8 @@ def test_every_key_in_redis_is_in_the_document_with_its_type_and_the_other_way_r
     store.records.put_users([("u", {"age": "25"})])
     store.records.put_items([("i", {"brand": "acme"})])
     store.records.put_candidates("home", ["i"])
+    store.records.items_generation()  # gives the data its epoch
+    store.client.incr("ftrie:items:generation")
     seen = set()
     for found in store.client.scan_iter():
         kind = store.client.type(found).decode()
