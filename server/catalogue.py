@@ -24,8 +24,9 @@ MAX_PROBLEMS = 20
 class Catalogue:
     """Items by row. Immutable; shared by all threads, and by successive models with the same item fields.
 
-    tokens: a row an item, a column an item field. attributes: every field of the records, by row. problems: messages about stored values that do not fit their
-    field, the first MAX_PROBLEMS; such a value counts as missing, so that no record can keep a server from starting.
+    tokens: a row an item, a column an item field. attributes: every field of the records, by row. problems: messages
+    about stored values that do not fit their field, the first MAX_PROBLEMS; such a value counts as missing, so that
+    no record can keep a server from starting.
     """
 
     fields: tuple[FieldPlan, ...]
