@@ -12,22 +12,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from model_store import fixed_point
 from model_store.arrow_columns import columns_of
-from model_store.artefact_checks import check, check_shapes, is_sorted
+from model_store.artefact_checks import check, check_shapes, check_source, is_sorted
 from model_store.calibration import Calibration
 from model_store.errors import ArtefactError
+from model_store.model_rows import Array, ModelRows, own
 from model_store.spec import ModelSpec
 from model_store.whole_file import write_whole
 
-Array = npt.NDArray[Any]
+if TYPE_CHECKING:
+    from model_store.delta import Delta
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +45,8 @@ class JsonSource:
     order: npt.NDArray[np.uint32]
 
 
-@dataclass(frozen=True, eq=False)
-class Artefact:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Artefact(ModelRows):
     """A model, its rows sorted by key.
 
     Invariants, checked by `from_columns` and by every way to read one:
@@ -56,19 +57,9 @@ class Artefact:
     4. With the spec's values = "per_variant", weights and rates have a column a variant; a variant's weight of a key
        that it does not use is 0.
     5. The calibration, if there is one, is of the spec's variants, and by a field of the request's side.
-
-    All arrays are contiguous, writable and owned; treat them as constants.
     """
 
-    key_data: npt.NDArray[np.uint8]  # all keys' bytes, end to end
-    key_offsets: npt.NDArray[np.int64]  # [rows + 1]
-    weight: npt.NDArray[np.float32]  # [rows], or [rows, variants] where each variant has its own
-    variants: npt.NDArray[np.uint32]  # bit v: variant v uses this key
-    rate: npt.NDArray[np.float32]  # learning rates, shaped as weight; 0 where they are not known
-    spec: ModelSpec  # its fields named (see ModelSpec.resolve)
-    metrics: Mapping[str, Mapping[str, float]]  # per variant
     source: JsonSource | None = None
-    calibration: Calibration | None = None
 
     FORMAT: ClassVar[int] = 2  # what is written; 1 is read as well
 
@@ -91,40 +82,27 @@ class Artefact:
         Raises ArtefactError naming the first row or the column that is wrong.
         """
         artefact = cls(
-            _own(key_data, np.uint8),
-            _own(key_offsets, np.int64),
-            _own(weight, np.float32),
-            _own(variants, np.uint32),
-            _own(rate, np.float32),
-            spec,
-            metrics,
-            source,
-            calibration,
+            key_data=own(key_data, np.uint8),
+            key_offsets=own(key_offsets, np.int64),
+            weight=own(weight, np.float32),
+            variants=own(variants, np.uint32),
+            rate=own(rate, np.float32),
+            spec=spec,
+            metrics=metrics,
+            source=source,
+            calibration=calibration,
         )
         check_shapes(artefact)
+        check_source(artefact)
         if not is_sorted(artefact.key_array()):
             artefact = _sorted(artefact)
         check(artefact)
         return artefact
 
     @property
-    def rows(self) -> int:
-        """How many keys there are."""
-        return len(self.weight)
-
-    @cached_property
-    def is_compact(self) -> bool:
-        """True if the weights are published in 16 bits: the spec says q2.13, and each of them fits. O(rows)."""
-        return self.spec.learner.precision == "q2.13" and fixed_point.fits(self.weight)
-
-    @property
-    def per_variant(self) -> bool:
-        """True if each variant has its own weight and rate of a key, false if they share one."""
-        return self.weight.ndim == 2
-
-    def used_by(self, bit: int) -> npt.NDArray[np.bool_]:
-        """bool[rows]: which keys variant number `bit` uses. O(rows)."""
-        return (self.variants >> np.uint32(bit) & np.uint32(1)).astype(np.bool_)
+    def expects_own(self) -> bool:
+        """True if each variant should have its own weight and rate: not in a model that came from JSON."""
+        return super().expects_own and self.source is None
 
     def weights_of(self, bit: int) -> npt.NDArray[np.float32]:
         """float32[rows]: what each key weighs for variant number `bit`, 0 where it does not use the key. O(rows)."""
@@ -139,22 +117,33 @@ class Artefact:
         """SHA-256 of `to_bytes()`, in hex. Same content, same digest."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
-    def key(self, row: int) -> bytes:
-        """The key of one row. O(1)."""
-        return self.key_data[self.key_offsets[row] : self.key_offsets[row + 1]].tobytes()
+    @cached_property
+    def content(self) -> str:
+        """The content digest of all rows that a variant uses: `model_store.content`. O(rows + key bytes)."""
+        return str(self.rows_content())
 
-    def key_list(self) -> list[bytes]:
-        """All keys, in row order. O(rows)."""
-        keys: list[bytes] = self.key_array().to_pylist()
-        return keys
+    def changes_since(self, parent: Artefact, threshold: float = 0.0, *, version: int = 0) -> Delta:
+        """What changed since `parent`, which is version number `version` (0: not published). O(rows of both).
 
-    def key_array(self) -> pa.LargeBinaryArray:
-        """The keys as an Arrow array over the same memory."""
-        buffers = [None, pa.py_buffer(self.key_offsets), pa.py_buffer(self.key_data)]
-        return pa.LargeBinaryArray.from_buffers(pa.large_binary(), self.rows, buffers)
+        With a threshold, a key goes out only if its weight moved by more than that for some variant, one that is not
+        there weighing 0; the delta's `content` is then that of the model it makes, not of this one. Without, with
+        every bit that changed. Raises ArtefactError for models of different specs, and of the JSON form.
+        """
+        from model_store.deltas.changes import changes
+
+        return changes(parent, self, threshold, version)
+
+    def with_changes(self, delta: Delta) -> Artefact:
+        """The model that the delta makes of this one, bit for bit, its content verified. O(rows).
+
+        Raises ArtefactError unless the delta was made of this very content.
+        """
+        from model_store.deltas.changes import applied
+
+        return applied(self, delta)
 
     def to_bytes(self) -> bytes:
-        """The artefact's file, deterministic: same content, same bytes. docs/artefact.md describes them."""
+        """The file, deterministic: same content, same bytes. docs/artefact.md describes them."""
         from model_store.arrow_format import encode
 
         return encode(self)
@@ -164,7 +153,12 @@ class Artefact:
         """Read what `to_bytes` wrote, every check before use. Raises ArtefactError saying what is wrong."""
         from model_store.arrow_format import decode
 
-        return decode(data)
+        read = decode(data)
+        if not isinstance(read, Artefact):
+            raise ArtefactError(
+                "this is a delta, not a model: it says only what changed since another version"
+            )
+        return read
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the file whole or not at all. Raises OutputError."""
@@ -179,10 +173,6 @@ class Artefact:
             raise ArtefactError(f"cannot read {path}: {error.strerror}") from error
         except ArtefactError as error:
             raise ArtefactError(f"{path}: {error}") from error
-
-
-def _own(values: Array, dtype: npt.DTypeLike) -> Array:
-    return np.require(values, dtype, ["C", "W", "O"])
 
 
 def _sorted(artefact: Artefact) -> Artefact:

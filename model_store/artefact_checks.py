@@ -1,4 +1,4 @@
-"""What must hold of an artefact, checked before anything uses it. The invariants stand in `Artefact`."""
+"""What must hold of an artefact or a delta, checked before anything uses it. The invariants stand in the classes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,38 @@ import pyarrow.compute as pc
 
 from model_store.arrow_columns import OWN_VALUES
 from model_store.calibration import check_fits
+from model_store.content import Content
 from model_store.errors import ArtefactError
 from model_store.keys import MAX_KEY_BYTES
 
 if TYPE_CHECKING:
     from model_store.artefact import Artefact
+    from model_store.delta import Delta
+    from model_store.model_rows import ModelRows
 
 
 def check(artefact: Artefact) -> None:
     """Raise ArtefactError unless every invariant of `Artefact` holds. O(rows)."""
+    _check_rows(artefact)
+    check_source(artefact)
+
+
+def check_delta(delta: Delta) -> None:
+    """Raise ArtefactError unless every invariant of `Delta` holds. O(rows)."""
+    _check_rows(delta)
+    for content in (delta.content, delta.parent_content):
+        Content.parse(content)
+    numbers = (delta.weight != 0) | (delta.rate != 0)
+    left = (numbers.any(axis=1) if delta.per_variant else numbers) & (delta.variants == 0)
+    if left.any():
+        row = int(np.argmax(left))
+        raise ArtefactError(
+            f"the delta takes out key {delta.key(row)!r} and gives it weight {delta.weight[row]} and rate "
+            f"{delta.rate[row]}; expected 0"
+        )
+
+
+def _check_rows(artefact: ModelRows) -> None:
     check_shapes(artefact)
     keys = artefact.key_array()
     if not is_sorted(keys):
@@ -41,7 +64,7 @@ def check(artefact: Artefact) -> None:
         check_fits(artefact.calibration, artefact.spec.variants, request_fields)
 
 
-def check_shapes(artefact: Artefact) -> None:
+def check_shapes(artefact: ModelRows) -> None:
     """Raise ArtefactError unless the columns fit together, rows in any order. O(rows)."""
     rows, offsets = artefact.rows, artefact.key_offsets
     for name in ("variants", "rate"):
@@ -58,20 +81,23 @@ def check_shapes(artefact: Artefact) -> None:
     if rows and not 0 < lengths.min() <= lengths.max() <= MAX_KEY_BYTES:
         row = int(np.argmax((lengths < 1) | (lengths > MAX_KEY_BYTES)))
         raise ArtefactError(f"key {row} has {lengths[row]} bytes; expected 1 to {MAX_KEY_BYTES}")
-    source = artefact.source
+
+
+def check_source(artefact: Artefact) -> None:
+    """Raise ArtefactError unless what JSON said, if there is any, is of as many rows."""
+    source, rows = artefact.source, artefact.rows
     if source is not None and not len(source.fid) == len(source.value) == len(source.order) == rows:
         raise ArtefactError(f"the JSON columns do not have {rows} rows each")
 
 
-def _check_widths(artefact: Artefact) -> None:
+def _check_widths(artefact: ModelRows) -> None:
     """Raise ArtefactError unless weights and rates are as the spec's `learner.values` says.
 
     They are [rows, variants] with values = "per_variant", else [rows]; [rows] too for a model that came from JSON,
     whose one weight serves every variant.
     """
     values, count = artefact.spec.learner.values, len(artefact.spec.variants)
-    own = values == "per_variant" and artefact.source is None
-    expected = (artefact.rows, count) if own else (artefact.rows,)
+    expected = (artefact.rows, count) if artefact.expects_own else (artefact.rows,)
     if artefact.variants.ndim != 1:
         raise ArtefactError(
             f"column 'variants' has the shape {artefact.variants.shape}; expected one number a key"
@@ -85,7 +111,7 @@ def _check_widths(artefact: Artefact) -> None:
             )
 
 
-def _check_users(artefact: Artefact) -> None:
+def _check_users(artefact: ModelRows) -> None:
     """Raise ArtefactError unless a key's weight is 0 for every variant that does not use it. O(rows · variants)."""
     if not artefact.per_variant:
         return

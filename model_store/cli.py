@@ -188,7 +188,7 @@ def export(
     with Store.open(store) as opened:
         versions = opened.model(model)
         chosen = versions.active_or_fail() if version is None else version
-        artefact = versions.fetch(chosen)
+        artefact = versions.materialise(chosen)
     if variant is not None:
         artefact = one_variant(artefact, variant)
     write_model(artefact, file)

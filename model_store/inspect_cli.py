@@ -40,7 +40,7 @@ def inspect(
     with Store.open(store) as opened:
         versions = opened.model(model)
         manifest = versions.manifest(versions.active_or_fail() if version is None else version)
-        artefact = versions.fetch(manifest.version)
+        artefact = versions.materialise(manifest.version)
     if variant is not None:
         artefact = one_variant(artefact, variant)
     (_as_json if as_json else _as_tables)(model, manifest, artefact, top)

@@ -189,6 +189,46 @@ def hash_bytes(address: Any, length: Any) -> Any:
 
 
 @bare_kernel
+def content_sums(key_data: Any, key_offsets: Any, weight: Any, variants: Any, rate: Any, out: Any) -> None:
+    """Add up what stands for each row of a model, in two sums modulo 2^64 that do not depend on the rows' order.
+
+    key_data uint8, key_offsets int64[rows + 1]; weight, rate: uint32[rows, width], the bits of their float32; variants
+    uint32[rows], a row with 0 is left out; out: uint64[2], to which the sums are added. `model_store.content` uses it.
+    """
+    first, second = out[0], out[1]
+    for row in range(variants.size):
+        if variants[row] == np.uint32(0):
+            continue
+        address, length = key_data.ctypes.data + key_offsets[row], key_offsets[row + 1] - key_offsets[row]
+        a, b = _row_seeds(address, length, variants[row])
+        for v in range(weight.shape[1]):
+            word = np.uint64(weight[row, v]) | (np.uint64(rate[row, v]) << _32)
+            a, b = mixed(a ^ word), mixed(b + word * _SEPARATOR)
+        first += a
+        second += b
+    out[0], out[1] = first, second
+
+
+@bare_inline
+def _row_seeds(address: Any, length: Any, variants: Any) -> Any:
+    """Two states of a row's key and variants, which its numbers go on from."""
+    word = np.uint64(length) | (np.uint64(variants) << _32)
+    a, b = mixed(SEED ^ word), mixed(_LENGTH + word * _SEPARATOR)
+    end = address + length
+    while address < end:
+        word, shift = _ZERO, _ZERO
+        if address + 8 <= end:
+            word = load_u64(address)
+        else:
+            for at in range(address, end):
+                word |= np.uint64(load_u8(at)) << shift
+                shift += _EIGHT
+        a, b = mixed(a ^ word), mixed(b + word * _SEPARATOR)
+        address += 8
+    return a, b
+
+
+@bare_kernel
 def hash_keys(data: Any, offsets: Any, out: Any) -> None:
     """Hash every key of a column: `data` uint8, `offsets` int64[n+1] into it, `out` uint64[n]."""
     for row in range(out.size):

@@ -11,12 +11,17 @@ from datetime import UTC, datetime
 from model_store.errors import ArtefactError
 
 CHUNK_BYTES = 8 << 20
+SNAPSHOT, DELTA = "snapshot", "delta"
 Metrics = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """One version's manifest, stored as a HASH of text. `sha256` is that of all chunks end to end."""
+    """One version's manifest, stored as a HASH of text. `sha256` is that of all chunks end to end.
+
+    A snapshot is whole; a delta is what changed since its `parent`, and `rows` counts that alone. `content` is the
+    digest of the whole model either way, empty where an older ftrie has published it.
+    """
 
     version: int
     format: int
@@ -31,6 +36,8 @@ class Manifest:
     parent: int | None
     epoch: int
     created: datetime  # UTC
+    kind: str = SNAPSHOT
+    content: str = ""
 
     def to_hash(self) -> dict[str, str]:
         """The HASH's fields; `from_hash` reads them back."""
@@ -60,6 +67,8 @@ class Manifest:
                 metrics=metrics_from_json(text["metrics"]),
                 parent=int(text["parent"]) if text["parent"] else None,
                 created=datetime.fromisoformat(text["created"]),
+                kind=_kind(text),
+                content=text.get("content", ""),
             )
         except KeyError as error:
             raise ArtefactError(f"the manifest has no field {error}; publish the version again") from None
@@ -68,10 +77,25 @@ class Manifest:
                 f"the manifest cannot be read ({error}); publish the version again"
             ) from error
 
+    @property
+    def is_delta(self) -> bool:
+        """True if this version says only what changed since its parent."""
+        return self.kind == DELTA
+
     def chunk_sizes(self) -> list[int]:
         """Bytes of each chunk, in order."""
         full, rest = divmod(self.size, self.chunk_bytes)
         return [self.chunk_bytes] * full + ([rest] if rest else [])
+
+
+def _kind(fields: Mapping[str, str]) -> str:
+    """What the version is; one that an older ftrie has published is a snapshot. Raises ValueError."""
+    kind = fields.get("kind", SNAPSHOT)
+    if kind not in (SNAPSHOT, DELTA):
+        raise ValueError(f"kind: got {kind!r}, expected {SNAPSHOT} or {DELTA}")
+    if kind == DELTA and not fields["parent"]:
+        raise ValueError("a delta has a parent, and none is named")
+    return kind
 
 
 def now() -> datetime:

@@ -1,50 +1,37 @@
-"""The versions of one model in the store: publish, verify, activate, roll back, collect.
+"""The versions of one model in the store, written: publish, activate, roll back, collect.
 
 A version is complete or absent: its chunks are uploaded under an expiry and made visible by one script
 (publish.lua); the active pointer is flipped by another (activate.lua), which refuses a version with a chunk
-missing and a writer whose epoch another has overtaken. What the bytes mean is the artefact's business.
+missing, of its own or of a version it is put together from, and a writer whose epoch another has overtaken. What the
+bytes mean is the artefact's business, how versions hang together that of `chains`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import WatchError
 
-from model_store.chunks import Progress, download, incomplete, upload
-from model_store.connection import LONGEST_BLOCK_S, StoreConnection
+from model_store.chunks import Progress, incomplete, upload
+from model_store.connection import StoreConnection
 from model_store.errors import ArtefactError, StaleEpoch, StoreError, VersionNotFound
-from model_store.manifest import CHUNK_BYTES, Manifest, now
-from model_store.redis_keys import ModelKeys, whole_number
-from model_store.stored_experiment import StoredExperiment
+from model_store.manifest import CHUNK_BYTES, DELTA, SNAPSHOT, Manifest, now
+from model_store.published_versions import PublishedVersions, listed
 
 if TYPE_CHECKING:
     from model_store.artefact import Artefact
+    from model_store.delta import Delta
     from model_store.experiments import Experiment
 
 HISTORY = 100
 KEEP = 5
 
 
-@dataclass(frozen=True)
-class VersionInfo:
-    """One published version, as a list shows it. `published` is UTC."""
-
-    version: int
-    published: datetime
-    rows: int
-    size: int  # bytes
-    sha256: str
-    active: bool
-
-
-class ModelVersions:
+class ModelVersions(PublishedVersions):
     """The versions of one model. Every method raises StoreUnavailable if the store does not answer.
 
     A writer that publishes and then activates uses `publish_and_activate`, or takes an epoch with `begin`
@@ -53,11 +40,7 @@ class ModelVersions:
     """
 
     def __init__(self, connection: StoreConnection, model: str) -> None:
-        self.model = model
-        self.keys = ModelKeys(model)
-        self.experiments = StoredExperiment(connection, self.keys, model)
-        self._store = connection
-        self._client = connection.client
+        super().__init__(connection, model)
         self._publish = self._client.register_script(_script("publish.lua"))
         self._activate = self._client.register_script(_script("activate.lua"))
 
@@ -70,53 +53,56 @@ class ModelVersions:
 
     def publish(
         self,
-        artefact: Artefact,
+        model: Artefact | Delta,
         *,
         parent: int | None = None,
         epoch: int = 0,
         on_progress: Progress | None = None,
     ) -> int:
-        """Upload an artefact as a new version and return its number. It is visible then, but not active.
+        """Upload a model, or a delta of one, as a new version and return its number. It is visible, but not active.
 
-        `on_progress(bytes done, bytes in all)` is called after each chunk.
+        `parent`: the version it was made from; by default the one that a delta names. `on_progress(bytes done, bytes
+        in all)` is called after each chunk. Raises VersionNotFound where a delta's parent is not there, ArtefactError
+        where it is another model than the delta changes.
         """
-        data = artefact.to_bytes()
+        model, parent = _with_parent(model, parent)
+        data = model.to_bytes()
         with self._store.answers():
             version = int(self._client.incr(self.keys.sequence))
-            manifest = _manifest(artefact, data, version, parent, epoch)
+            manifest = _manifest(model, data, version, parent, epoch)
             upload(self._store, self.keys, manifest, data, on_progress)
-            self._make_visible(manifest)
+            self._make_visible(manifest, getattr(model, "parent_content", ""))
         return version
 
     def publish_and_activate(
-        self, artefact: Artefact, *, parent: int | None = None, on_progress: Progress | None = None
+        self, model: Artefact | Delta, *, parent: int | None = None, on_progress: Progress | None = None
     ) -> int:
         """Publish and make active, unless a writer that began later was faster (StaleEpoch)."""
         epoch = self.begin()
-        version = self.publish(artefact, parent=parent, epoch=epoch, on_progress=on_progress)
-        self._point_to(self.manifest(version), epoch, "activate")
+        version = self.publish(model, parent=parent, epoch=epoch, on_progress=on_progress)
+        self._point_to(version, epoch, "activate")
         return version
 
     def activate(self, version: int, *, epoch: int | None = None) -> int | None:
         """Serve `version`; returns the version that was active before.
 
         With no `epoch` this is an operator's order: the version's bytes are verified, and every writer that
-        began before is fenced off. Raises VersionNotFound, ArtefactError, StaleEpoch; then nothing has
-        changed.
+        began before is fenced off. Either way all that a delta is put together from must be there. Raises
+        VersionNotFound, ArtefactError, StaleEpoch; then nothing has changed.
         """
         return self._verify_and_point(version, epoch, "activate")
 
     def rollback(self, version: int | None = None) -> int:
         """Go back to `version`, by default to what was active before; returns the version now active.
 
-        With no history that still exists, goes to the newest version older than the active one.
-        Raises VersionNotFound if there is nothing to go back to.
+        With no history that still exists, goes to the newest version older than the active one. A delta that cannot be
+        put together any more is passed over. Raises VersionNotFound if there is nothing to go back to.
         """
         target = self._previous() if version is None else version
         if target is None:
             raise VersionNotFound(
                 f"{self.model} has no version before the active one ({self.active() or 'none is active'}); "
-                f"its versions: {_listed(self._numbers())}"
+                f"its versions: {listed(self._numbers())}"
             )
         self._verify_and_point(target, None, "rollback")
         return target
@@ -124,7 +110,8 @@ class ModelVersions:
     def gc(self, keep: int = KEEP, *, dry_run: bool = False) -> list[int]:
         """Delete all but the newest `keep` versions, the active one and the one a rollback would go to.
 
-        Returns what was (or, dry, would be) deleted, oldest first. Running time O(versions + chunks deleted).
+        What the deltas among these are put together from is kept too. Returns what was (or, dry, would be) deleted,
+        oldest first. Running time O(versions + chunks deleted).
         """
         if keep < 1:
             raise StoreError(f"got keep={keep}; expected 1 or more versions to keep")
@@ -132,172 +119,90 @@ class ModelVersions:
             pass  # the active version changed meanwhile: decide again
         return collected
 
-    # -- reading
-
-    def active(self) -> int | None:
-        """The version being served."""
-        with self._store.answers():
-            version = self._client.get(self.keys.active)
-        return None if version is None else whole_number(self.keys.active, version)
-
-    def active_or_fail(self) -> int:
-        """The version being served. Raises VersionNotFound if there is none."""
-        version = self.active()
-        if version is None:
-            raise VersionNotFound(
-                f"no version of {self.model} is active; its versions: {_listed(self._numbers())}"
-            )
-        return version
-
-    def versions(self) -> list[VersionInfo]:
-        """All published versions, oldest first."""
-        active = self.active()
-        with self._store.answers():
-            published = self._client.zrange(self.keys.versions, 0, -1, withscores=True)
-            with self._client.pipeline(transaction=False) as pipe:
-                for version, _ in published:
-                    pipe.hmget(self.keys.manifest(int(version)), "rows", "size", "sha256")
-                details = pipe.execute()
-        listed = [
-            VersionInfo(
-                int(version),
-                datetime.fromtimestamp(seconds, UTC),
-                int(rows),
-                int(size),
-                sha256.decode(),
-                int(version) == active,
-            )
-            for (version, seconds), (rows, size, sha256) in zip(published, details, strict=True)
-            if rows is not None  # collected between the two reads
-        ]
-        return sorted(listed, key=lambda info: info.version)
-
-    def manifest(self, version: int) -> Manifest:
-        """The manifest of a version. Raises VersionNotFound, or ArtefactError if it cannot be read."""
-        with self._store.answers():
-            fields = self._client.hgetall(self.keys.manifest(version))
-        if not fields:
-            raise VersionNotFound(
-                f"{self.model} has no version {version}; its versions: {_listed(self._numbers())}"
-            )
-        return Manifest.from_hash(fields)
-
-    def fetch(self, version: int) -> Artefact:
-        """Download a version and verify sizes, SHA-256 and content before it is returned.
-
-        Raises VersionNotFound, or ArtefactError saying what is damaged.
-        """
-        from model_store.artefact import Artefact
-
-        return Artefact.from_bytes(self._download(self.manifest(version)))
-
-    def experiment(self) -> Experiment | None:
-        """The model's experiment, None if there is none. Raises StoreError for one that cannot be read."""
-        return self.experiments.read()
-
     def set_experiment(self, changed: Experiment) -> Experiment:
         """Replace the experiment that `changed` was made from. Raises ExperimentChanged if it is another by now."""
         return self.experiments.write(changed)
 
-    def last_event(self) -> str:
-        """The id of the latest event, where `wait` begins. Read it before `active`: no change is missed."""
-        with self._store.answers():
-            latest = self._client.xrevrange(self.keys.events, count=1)
-        return str(latest[0][0].decode()) if latest else "0-0"
-
-    def wait(self, last_event_id: str, timeout_s: float) -> str:
-        """Wait for an event after `last_event_id`; returns the newest one's id, or the same on timeout.
-
-        An event is only a hint: ask `active` for the truth.
-        """
-        deadline = time.monotonic() + timeout_s
-        while True:
-            block_s = min(LONGEST_BLOCK_S, deadline - time.monotonic())
-            with self._store.answers():
-                streams = self._store.patient_client.xread(
-                    {self.keys.events: last_event_id}, block=max(1, int(1000 * block_s))
-                )
-            if streams:
-                return str(streams[0][1][-1][0].decode())
-            if time.monotonic() >= deadline:
-                return last_event_id
-
     # -- the steps
 
-    def _make_visible(self, manifest: Manifest) -> None:
-        keys = [
-            self.keys.manifest(manifest.version),
-            self.keys.versions,
-            *self.keys.chunks(manifest.version, manifest.chunks),
-        ]
+    def _make_visible(self, manifest: Manifest, parent_content: str) -> None:
+        own = self.keys.manifest(manifest.version)
+        parent = self.keys.manifest(manifest.parent) if manifest.is_delta and manifest.parent else own
+        keys = [own, self.keys.versions, parent, *self.keys.chunks(manifest.version, manifest.chunks)]
         fields = [word for pair in manifest.to_hash().items() for word in pair]
         published_s = int(manifest.created.timestamp())
-        answer = self._publish(keys, [manifest.version, published_s, *manifest.chunk_sizes(), *fields])
-        self._check(answer, manifest.version)
+        sizes = manifest.chunk_sizes()
+        answer = self._publish(keys, [manifest.version, published_s, parent_content, *sizes, *fields])
+        self._check(answer, [manifest])
 
     def _verify_and_point(self, version: int, epoch: int | None, way: str) -> int | None:
-        manifest = self.manifest(version)
         if epoch is None:
-            self._download(manifest)
+            self._verify(self.manifest(version))
             epoch = self.begin()
-        return self._point_to(manifest, epoch, way)
+        return self._point_to(version, epoch, way)
 
-    def _point_to(self, manifest: Manifest, epoch: int, way: str) -> int | None:
-        keys = [
-            self.keys.manifest(manifest.version),
-            self.keys.active,
-            self.keys.active_epoch,
-            self.keys.history,
-            self.keys.events,
-            *self.keys.chunks(manifest.version, manifest.chunks),
-        ]
+    def _verify(self, manifest: Manifest) -> None:
+        """Raise ArtefactError unless the version's bytes are whole, and it can be put together."""
+        if manifest.is_delta:
+            self.materialise(manifest.version)
+        else:
+            self._download(manifest)
+
+    def _point_to(self, version: int, epoch: int, way: str) -> int | None:
+        chain = self._chain(version)[::-1]
+        keys = [self.keys.active, self.keys.active_epoch, self.keys.history, self.keys.events]
+        for manifest in chain:
+            keys += [
+                self.keys.manifest(manifest.version),
+                *self.keys.chunks(manifest.version, manifest.chunks),
+            ]
         with self._store.answers():
-            answer = self._activate(keys, [manifest.version, epoch, way, HISTORY])
-        self._check(answer, manifest.version)
+            answer = self._activate(keys, [version, epoch, way, HISTORY, *(each.chunks for each in chain)])
+        self._check(answer, chain)
         return int(answer[1]) if answer[1] else None
 
-    def _check(self, answer: Sequence[Any], version: int) -> None:
-        """Raise what a script's answer stands for, unless it is ok."""
+    def _check(self, answer: Sequence[Any], chain: Sequence[Manifest]) -> None:
+        """Raise what a script's answer stands for, unless it is ok. chain: the version, its parent, …"""
+        version, parent = chain[0].version, chain[0].parent
         match answer:
-            case [b"absent"]:
-                raise VersionNotFound(f"version {version} of {self.model} was deleted meanwhile")
-            case [b"chunk", index, expected, there]:
-                raise incomplete(version, index, expected, there)
+            case [b"absent", place]:
+                raise VersionNotFound(f"version {chain[place].version} of {self.model} was deleted meanwhile")
+            case [b"chunk", place, index, expected, there]:
+                raise incomplete(chain[place].version, index, expected, there)
+            case [b"orphan"]:
+                raise VersionNotFound(
+                    f"version {version} of {self.model} would be a delta of version {parent}, which is not there; "
+                    "publish the model whole"
+                )
+            case [b"other", content]:
+                raise ArtefactError(
+                    f"version {version} of {self.model} would be a delta of version {parent}, whose content is "
+                    f"{content.decode()}, not what the delta changes; publish the model whole"
+                )
             case [b"stale", last]:
                 raise StaleEpoch(
                     f"version {version} of {self.model} stays inactive: another writer (epoch {last}) has "
                     "activated a version since this one began; train again, or activate it by hand"
                 )
 
-    def _download(self, manifest: Manifest) -> bytes:
-        from model_store.artefact import Artefact
-
-        if manifest.format > Artefact.FORMAT:
-            raise ArtefactError(
-                f"version {manifest.version} has format {manifest.format}, newer than the {Artefact.FORMAT} "
-                "this ftrie reads: upgrade ftrie"
-            )
-        try:
-            return download(self._store, self.keys, manifest)
-        except ArtefactError:
-            self.manifest(manifest.version)  # if the version was collected meanwhile, say that instead
-            raise
-
     def _previous(self) -> int | None:
+        from model_store.chains import is_whole
+
         active = self.active()
         with self._store.answers():
             history = [int(version) for version in self._client.lrange(self.keys.history, 0, -1)]
-        return _rollback_target(active, history, self._numbers())
-
-    def _numbers(self) -> list[int]:
-        with self._store.answers():
-            return sorted(int(version) for version in self._client.zrange(self.keys.versions, 0, -1))
+        parents = self._parents()
+        return _rollback_target(active, history, [each for each in parents if is_whole(each, parents)])
 
     def _collect(self, keep: int, dry_run: bool) -> list[int] | None:
+        from model_store.chains import needed_by
+
         with self._store.answers(), self._client.pipeline(transaction=True) as pipe:
-            pipe.watch(self.keys.active, self.keys.history)
+            pipe.watch(self.keys.active, self.keys.history, self.keys.versions)
             numbers = self._numbers()
-            kept = {self.active(), self._previous(), *numbers[-keep:]}
+            kept = needed_by(
+                {*numbers[-keep:], *filter(None, (self.active(), self._previous()))}, self._parents()
+            )
             gone = [version for version in numbers if version not in kept]
             doomed = [key for version in gone for key in self._keys_of(version)]
             if gone and not dry_run:
@@ -323,26 +228,38 @@ def _rollback_target(active: int | None, history: Sequence[int], versions: Seque
     return max((version for version in versions if active is not None and version < active), default=None)
 
 
-def _manifest(artefact: Artefact, data: bytes, version: int, parent: int | None, epoch: int) -> Manifest:
+def _with_parent(model: Artefact | Delta, parent: int | None) -> tuple[Artefact | Delta, int | None]:
+    """The model, and its parent as the manifest names it: a delta has one, in its bytes too."""
+    from model_store.delta import Delta
+
+    if not isinstance(model, Delta):
+        return model, parent
+    named = model.parent if parent is None else parent
+    if named < 1:
+        raise StoreError("a delta is published with the version that it changes as its parent; got none")
+    return (model if named == model.parent else replace(model, parent=named)), named
+
+
+def _manifest(model: Artefact | Delta, data: bytes, version: int, parent: int | None, epoch: int) -> Manifest:
+    from model_store.delta import Delta
+
     return Manifest(
         version=version,
-        format=artefact.FORMAT,
-        rows=artefact.rows,
+        format=model.FORMAT,
+        rows=model.rows,
         size=len(data),
         chunks=-(-len(data) // CHUNK_BYTES),
         chunk_bytes=CHUNK_BYTES,
         sha256=hashlib.sha256(data).hexdigest(),
-        spec=artefact.spec.to_json(),
-        spec_sha256=artefact.spec.sha256,
-        metrics=artefact.metrics,
+        spec=model.spec.to_json(),
+        spec_sha256=model.spec.sha256,
+        metrics=model.metrics,
         parent=parent,
         epoch=epoch,
         created=now(),
+        kind=DELTA if isinstance(model, Delta) else SNAPSHOT,
+        content=model.content,
     )
-
-
-def _listed(versions: Sequence[int]) -> str:
-    return ", ".join(map(str, versions)) or "none"
 
 
 def _script(name: str) -> str:

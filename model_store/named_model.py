@@ -58,4 +58,4 @@ def _fetch(model: str, store: str) -> NamedModel:
     with Store.open(store) as opened:
         versions = opened.model(name)
         version = int(number) if colon else versions.active_or_fail()
-        return NamedModel(versions.fetch(version), f"{name}:{version}")
+        return NamedModel(versions.materialise(version), f"{name}:{version}")

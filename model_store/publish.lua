@@ -1,21 +1,32 @@
--- Make an uploaded version visible, whole, or not at all.
+-- Make an uploaded version visible, whole, or not at all; a delta only while its parent is there.
 --
--- KEYS  1 manifest HASH · 2 versions ZSET · 3… chunks, in order
--- ARGV  1 version · 2 publish time (s since 1970) · 3… each chunk's bytes, in order · then the manifest's field, value, …
+-- KEYS  1 manifest HASH · 2 versions ZSET · 3 the parent's manifest HASH, of a snapshot its own · 4… chunks, in order
+-- ARGV  1 version · 2 publish time (s since 1970) · 3 the content that a delta's parent has, "" for a snapshot
+--       4… each chunk's bytes, in order · then the manifest's field, value, …
 --
--- Returns "ok", or what stands in the way: {"chunk", index, bytes expected, bytes there}.
+-- Returns {"ok"}, or what stands in the way: {"chunk", 0, index, bytes expected, bytes there}, {"orphan"} the parent is
+-- gone, {"other", content} the parent is another model.
 
-local chunks = #KEYS - 2
+if ARGV[3] ~= '' then
+  local parent = redis.call('HMGET', KEYS[3], 'sha256', 'content')
+  if not parent[1] then
+    return {'orphan'}
+  end
+  if parent[2] and parent[2] ~= '' and parent[2] ~= ARGV[3] then
+    return {'other', parent[2]}
+  end
+end
+local chunks = #KEYS - 3
 for i = 1, chunks do
-  local expected, there = tonumber(ARGV[2 + i]), redis.call('STRLEN', KEYS[2 + i])
+  local expected, there = tonumber(ARGV[3 + i]), redis.call('STRLEN', KEYS[3 + i])
   if there ~= expected then
-    return {'chunk', i - 1, expected, there}
+    return {'chunk', 0, i - 1, expected, there}
   end
 end
 for i = 1, chunks do
-  redis.call('PERSIST', KEYS[2 + i])
+  redis.call('PERSIST', KEYS[3 + i])
 end
-for i = 3 + chunks, #ARGV, 2 do
+for i = 4 + chunks, #ARGV, 2 do
   redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
 end
 redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])

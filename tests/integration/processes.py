@@ -55,7 +55,7 @@ class Oracle:
     @classmethod
     def of(cls, store: Store, model: str, version: int) -> Oracle:
         """The oracle of a version in the store."""
-        return cls(store.model(model).fetch(version))
+        return cls(store.model(model).materialise(version))
 
     def score(self, example: Mapping[str, Value], variant: str) -> float:
         """The sum of the weights of the example's keys that the variant uses."""

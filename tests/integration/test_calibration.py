@@ -55,7 +55,7 @@ def test_a_served_click_rate_is_the_calibrated_one(
     spec.write_text(SPEC.replace("KIND", kind))
     report = json.loads(ftrie("train", spec, log, "--activate", "--store", store_url, "--json"))
     assert report["calibration"]["base"]["calibration_corrected"] == pytest.approx(1.0, abs=0.1)
-    calibration = store.model("ads").fetch(report["version"]).calibration
+    calibration = store.model("ads").materialise(report["version"]).calibration
     assert calibration is not None
     assert calibration.variants["base"].values.keys() == {b"phone", b"desk"}
 
@@ -88,4 +88,4 @@ def test_a_log_too_short_for_curves_is_published_without_and_says_so(
     short.write_text("".join(log.read_text().splitlines(keepends=True)[:200]))
     said = ftrie("train", spec, short, "--activate", "--store", store_url)
     assert "no curve could be judged" in said
-    assert store.model("ads").fetch(1).calibration is None
+    assert store.model("ads").materialise(1).calibration is None

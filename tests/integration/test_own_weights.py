@@ -41,7 +41,7 @@ def test_every_variant_is_served_by_the_weights_it_learned(
     rows = [f"{int(n * n % 11 < 3)},{n % 5},{n % 4},b{n * 7 % 5}" for n in range(3000)]
     log.write_text("\n".join(["click,age,hour,brand", *rows]) + "\n")
     ftrie("train", spec, log, "--activate", "--store", store_url)
-    artefact, oracle = store.model("own").fetch(1), Oracle.of(store, "own", 1)
+    artefact, oracle = store.model("own").materialise(1), Oracle.of(store, "own", 1)
     assert artefact.weight.shape == (artefact.rows, 3)
 
     request = {"user": {"age": "3"}, "context": {"hour": "1"}}

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store import arrow_columns, arrow_format
+from model_store import arrow_columns, arrow_format, arrow_metadata
 from model_store.artefact import Artefact
+from model_store.delta import Delta
 from model_store.errors import ArtefactError, OutputError
 from tests.model_store.models import KEYS, ROOT, large_model, model
 
@@ -152,9 +153,9 @@ def test_a_flipped_bit_is_refused_or_lies_in_padding() -> None:
 
 def test_a_newer_format_is_named_and_the_remedy_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as newer:
-        newer.setattr(Artefact, "FORMAT", Artefact.FORMAT + 1)
+        newer.setattr(Artefact, "FORMAT", Delta.FORMAT + 1)
         data = model().to_bytes()
-    with pytest.raises(ArtefactError, match=r"format 3, newer than the 2 this ftrie reads: upgrade ftrie"):
+    with pytest.raises(ArtefactError, match=r"format 4, newer than the 3 this ftrie reads: upgrade ftrie"):
         Artefact.from_bytes(data)
 
 
@@ -211,14 +212,18 @@ def test_the_document_describes_the_columns_and_metadata_there_are() -> None:
     assert metadata == {
         name.decode()
         for name in (
-            arrow_format.FORMAT,
-            arrow_format.ROWS,
-            arrow_format.SPEC,
-            arrow_format.SPEC_SHA256,
-            arrow_format.METRICS,
-            arrow_format.JSON_TYPE,
-            arrow_format.CALIBRATION,
-            arrow_format.SHA256,
+            arrow_metadata.FORMAT,
+            arrow_metadata.ROWS,
+            arrow_metadata.SPEC,
+            arrow_metadata.SPEC_SHA256,
+            arrow_metadata.METRICS,
+            arrow_metadata.JSON_TYPE,
+            arrow_metadata.CALIBRATION,
+            arrow_metadata.KIND,
+            arrow_metadata.PARENT,
+            arrow_metadata.PARENT_CONTENT,
+            arrow_metadata.CONTENT,
+            arrow_metadata.SHA256,
         )
     }
 

@@ -87,7 +87,7 @@ def test_a_store_gives_the_calibration_back(store: Store) -> None:
     calibration = of_one("power", PowerCurve(1.25, 0.875))
     versions = store.model("ads")
     version = versions.publish(replace(model(), calibration=calibration))
-    assert versions.fetch(version).calibration == calibration
+    assert versions.materialise(version).calibration == calibration
 
 
 @pytest.mark.parametrize(

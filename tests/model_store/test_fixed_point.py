@@ -43,7 +43,7 @@ def test_other_precisions_and_weights_that_do_not_fit_are_published_as_float32()
 def test_store_and_json_form_know_no_difference(store: Store) -> None:
     artefact = model(KEYS, WEIGHTS, spec=COMPACT)
     versions = store.model("ads")
-    fetched = versions.fetch(versions.publish_and_activate(artefact))
+    fetched = versions.materialise(versions.publish_and_activate(artefact))
     assert fetched.weight.tolist() == artefact.weight.tolist()
     same_as_float = model(KEYS, WEIGHTS)
     assert json_model.render(fetched) == json_model.render(same_as_float)

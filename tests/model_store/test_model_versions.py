@@ -177,9 +177,9 @@ def test_a_version_of_a_newer_format_is_neither_fetched_nor_activated(
     store: Store, ads: ModelVersions
 ) -> None:
     version = ads.publish(model())
-    store.client.hset(ads.keys.manifest(version), "format", "3")
+    store.client.hset(ads.keys.manifest(version), "format", "4")
     for attempt in (ads.fetch, ads.activate):
-        with pytest.raises(ArtefactError, match="format 3, newer than the 2 this ftrie reads: upgrade ftrie"):
+        with pytest.raises(ArtefactError, match="format 4, newer than the 3 this ftrie reads: upgrade ftrie"):
             attempt(version)
     assert ads.active() is None
 

@@ -77,7 +77,7 @@ def test_an_artefact_survives_export_and_import_byte_for_byte(
     ask("export", "ads", tmp_path / "ads.arrow")
     assert (tmp_path / "ads.arrow").read_bytes() == model().to_bytes()
     ask("import", "again", tmp_path / "ads.arrow")
-    assert store.model("again").fetch(1).sha256 == model().sha256
+    assert store.model("again").materialise(1).sha256 == model().sha256
 
 
 def test_an_imported_json_model_takes_the_spec_given(
@@ -86,13 +86,13 @@ def test_an_imported_json_model_takes_the_spec_given(
     spec = tmp_path / "ads.toml"
     spec.write_text('[model]\nname = "ads"\n[input]\nlabel = "click"\n[fields]\nage = { side = "user" }\n')
     ask("import", "ads", json_model, "--spec", spec)
-    assert store.model("ads").fetch(1).spec.fields["age"].side == "user"
+    assert store.model("ads").materialise(1).spec.fields["age"].side == "user"
 
 
 def test_else_that_of_the_active_version(ask: Answer, store: Store, json_model: Path) -> None:
     store.model("ads").publish_and_activate(model())
     ask("import", "ads", json_model)
-    imported = store.model("ads").fetch(2)
+    imported = store.model("ads").materialise(2)
     assert imported.spec == model().spec
     assert imported.variants.tolist() == [0b11] * 3
 
@@ -104,7 +104,7 @@ def test_else_one_inferred_and_says_that_sides_are_not_known(
     assert code == 0
     assert "version 1 is active, 3 keys" in out
     assert "inferred, fields age (context), brand (context), raw (context), item_raw (item)" in err
-    assert list(store.model("ads").fetch(1).spec.fields) == ["age", "brand", "raw", "item_raw"]
+    assert list(store.model("ads").materialise(1).spec.fields) == ["age", "brand", "raw", "item_raw"]
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_a_variant_with_its_own_weights_is_exported_and_inspected_alone(
     assert {each["key"]: each["value"] for each in written} == {"age=31": 2.0, "brand=acme": 4.0}
     ask("export", "ads", tmp_path / "m.arrow", "--variant", "lean")
     ask("import", "lean", tmp_path / "m.arrow")
-    assert store.model("lean").fetch(1).sha256 == one_variant(own_model(), "lean").sha256
+    assert store.model("lean").materialise(1).sha256 == one_variant(own_model(), "lean").sha256
 
     told = ask("inspect", "ads", "--top", 2)
     assert [(each["key"], each["weight"], each["weights"]) for each in told["top"]] == [

@@ -174,7 +174,7 @@ def rewritten(artefact: Artefact, metadata: dict[bytes, bytes], **columns: pa.Ar
 def test_a_version_is_published_and_fetched_bit_for_bit(store: Store) -> None:
     versions = store.model("ads")
     version = versions.publish_and_activate(own_model())
-    assert same(versions.fetch(version), own_model())
+    assert same(versions.materialise(version), own_model())
     assert versions.manifest(version).format == 2
 
 
