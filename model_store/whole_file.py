@@ -12,7 +12,7 @@ from pathlib import Path
 from model_store.errors import OutputError
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes | memoryview) -> None:
     """Write a file; until that has succeeded the old one stays. Raises OutputError.
 
     The target of a link is written, not the link; a device or a pipe is written to, never replaced.
@@ -46,7 +46,7 @@ def _is_special(path: Path) -> bool:
     return path.exists() and not (path.is_file() or path.is_dir())
 
 
-def _replace(path: Path, data: bytes) -> None:
+def _replace(path: Path, data: bytes | memoryview) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("wb") as file:

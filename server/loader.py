@@ -46,7 +46,7 @@ class Loader:
         began = time.monotonic()
         versions = self._store.model(self._name)
         sha256 = versions.manifest(version).sha256
-        artefact = versions.fetch(version)
+        artefact = versions.materialise(version)
         fetched = time.monotonic()
         model = Model.build(artefact, version)
         built = time.monotonic()
@@ -60,7 +60,7 @@ class Loader:
             "version built",
             model=self._name,
             version=version,
-            keys=len(model.trie),
+            keys=model.keys,
             items=len(catalogue),
             fetch_s=round(fetched - began, 3),
             trie_s=round(built - fetched, 3),
@@ -122,7 +122,7 @@ def _synthetic(serving: Serving) -> list[Question]:
     spelled: Fields = {field.name: "1" for field in serving.model.plan.item_fields if field.kind != "time"}
     return [
         question
-        for variant in range(len(serving.model.weights))
+        for variant in range(serving.model.base.values.width)
         for question in (
             Question(fields, ids, [("spelled out", spelled)], variant, top_k=10),
             Question({}, [*ids, "no such item"], [], variant, top_k=None),

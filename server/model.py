@@ -1,4 +1,4 @@
-"""Model: one published version, ready to score: its trie, its weights by slot, and its plan's terms over both."""
+"""Model: one published version, ready to score: its keys and values in two layers, and its plan's terms over both."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from model_store.artefact import Artefact
@@ -15,27 +14,31 @@ from model_store.features import FeaturePlan
 from model_store.prefixes import PrefixRules
 from model_store.spec import ModelSpec
 from server.interning.halves import Halves
+from server.layers.layer import Layer
+from server.layers.values import Values
 from server.scoring.terms import Terms
 from server.trie import FlatTrie
 
 Array = npt.NDArray[Any]
 
 
+@dataclass(frozen=True)
+class Entry:
+    """What a model says of a key: its weight and learning rate for one variant."""
+
+    weight: float
+    rate: float
+
+
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A version of a model. Immutable; shared by all threads.
-
-    weights float32[1, n], or [variants, n] where each variant has its own, and variants uint32[n] are indexed by the
-    trie's slots; bit v of variants: variant v uses the key.
-    """
+    """A version of a model. Immutable; shared by all threads. Each key lies in `base` or in `fresh`, never in both."""
 
     version: int
     spec: ModelSpec
     plan: FeaturePlan
-    trie: FlatTrie
-    weights: Array
-    variants: Array
-    halves: Halves
+    base: Layer
+    fresh: Layer
     terms: Terms
     rules: PrefixRules
     calibration: Calibration | None
@@ -49,40 +52,65 @@ class Model:
         """
         plan = FeaturePlan.of(artefact.spec)
         trie = FlatTrie.build(artefact.key_data, artefact.key_offsets)
-        halves = Halves.of(plan, trie)
-        return cls(
-            version=version,
-            spec=artefact.spec,
-            plan=plan,
-            trie=trie,
-            weights=np.ascontiguousarray(np.atleast_2d(artefact.weight.T)),
-            variants=artefact.variants,
-            halves=halves,
-            terms=Terms.of(plan, trie, halves),
-            rules=PrefixRules.of(plan),
-            calibration=artefact.calibration,
-        )
+        base = Layer(trie, Halves.of(plan, trie), Values.of(artefact))
+        fresh = Layer.none(base.values.width, len(base.halves.trie))
+        return cls.of(version, artefact.spec, plan, base, fresh, artefact.calibration)
 
-    @cached_property
-    def trie_arrays(self) -> tuple[Array, ...]:
-        """The group `trie` of the scoring kernels."""
-        return self.trie.nodes, self.trie.first_byte, self.trie.key_data
+    @classmethod
+    def of(
+        cls,
+        version: int,
+        spec: ModelSpec,
+        plan: FeaturePlan,
+        base: Layer,
+        fresh: Layer,
+        calibration: Calibration | None,
+    ) -> Model:
+        """Bind layers that are built. O(bytes of the plan's prefixes)."""
+        terms = Terms.of(plan, base, fresh)
+        return cls(version, spec, plan, base, fresh, terms, PrefixRules.of(plan), calibration)
 
-    def slots(self, variant: int) -> tuple[Array, ...]:
-        """The group `slots` of the scoring kernels, for one variant. O(1). Raises IndexError if there is none such."""
-        own = len(self.weights) > 1
-        return self.weights[variant if own else 0], self.variants, self.halves.half
+    @property
+    def keys(self) -> int:
+        """How many slots both layers have, those of keys that were taken out among them. O(1)."""
+        return len(self.base) + len(self.fresh)
+
+    @property
+    def halves(self) -> int:
+        """How many item halves both layers have. O(1)."""
+        return self.fresh.halves.stop
+
+    def look_up(self, key: bytes, variant: int) -> Entry | None:
+        """What `variant` knows of a key; None if it does not use it. O(L). Raises IndexError for no such variant."""
+        for layer in (self.base, self.fresh):
+            slot, values = layer.trie.get(key), layer.values
+            if slot >= 0 and int(values.variants[slot]) >> variant & 1:
+                whose = variant if values.width > 1 else 0
+                return Entry(float(values.weights[whose, slot]), float(values.rates[whose, slot]))
+        return None
+
+    def head(self, variant: int) -> tuple[Array, ...]:
+        """What every call of the kernel `rank` begins with, for one variant. Raises IndexError if there is none such."""
+        base, fresh = self.base, self.fresh
+        whose = variant if base.values.width > 1 else 0
+        return (
+            *base.trie.walked, base.values.weights[whose], base.values.variants, base.halves.half,
+            *fresh.trie.walked, fresh.values.weights[whose], fresh.values.variants, fresh.halves.half, fresh.halves.at,
+            self.terms.request, self.terms.mixed,
+        )  # fmt: skip
 
     @cached_property
     def item_id_fields(self) -> tuple[str, ...]:
         """Item fields that stand for the item itself: an item without a value there has its own id as value."""
-        column = self.spec.input.item
-        return tuple(
-            f.name for f in self.plan.item_fields if column is not None and column in (f.name, f.column)
-        )
+        return id_fields(self.spec, self.plan)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays. O(1)."""
-        by_slot = self.weights.nbytes + self.variants.nbytes + self.halves.half.nbytes
-        return self.trie.nbytes + self.halves.trie.nbytes + by_slot
+        return self.base.nbytes + self.fresh.nbytes
+
+
+def id_fields(spec: ModelSpec, plan: FeaturePlan) -> tuple[str, ...]:
+    """Item fields that stand for the item itself."""
+    column = spec.input.item
+    return tuple(f.name for f in plan.item_fields if column is not None and column in (f.name, f.column))

@@ -49,26 +49,29 @@ class Ranking:
 class Ranker:
     """Ranks with one model over one catalogue. Any number of threads may use one ranker at a time."""
 
-    def __init__(self, model: Model, catalogue: Catalogue) -> None:
-        """O(items · fields): sums every item for every variant, and finds its halves."""
+    def __init__(self, model: Model, catalogue: Catalogue, items: ItemTable | None = None) -> None:
+        """`items`: the catalogue's, if they are known; else O(items · fields): every item is summed and coded here."""
         if [field.name for field in catalogue.fields] != [field.name for field in model.plan.item_fields]:
             raise ValueError("the catalogue was built with another plan: build it with model.plan")
         self._model = model
         self._rows_of = catalogue.rows.rows
         variants = range(len(model.plan.variants))
-        self._items = ItemTable.of(model, catalogue.tokens_with_ids(model.item_id_fields), variants)
-        no_rows = np.empty((0, len(model.plan.item_fields)), np.int32)
-        self._nothing = ItemTable.of(model, TokenWriter().table(no_rows), variants)
+        if items is None:
+            items = ItemTable.of(model, catalogue.tokens_with_ids(model.item_id_fields), variants)
+        self._items = items
         self._longest_run, self._groups = self._items.longest_run, len(model.terms.groups)
-        self._halves = len(model.halves.trie)
+        self._halves = model.halves
         request_fields = model.plan.request_fields
         self._fields = tuple(
             (field.name, field.tokens, lru_cache(REMEMBERED_VALUES)(field.tokens)) for field in request_fields
         )
         self._field_names = frozenset(field.name for field in request_fields)
         self._values = np.arange(len(request_fields), dtype=np.int32).reshape(1, -1)
-        terms = model.terms.request, model.terms.mixed
-        self._heads = tuple((*model.trie_arrays, *model.slots(variant), *terms) for variant in variants)
+        codes = self._items.code_arrays
+        self._heads = tuple((*model.head(variant), self._items.own[variant], *codes) for variant in variants)
+        no_rows = np.empty((0, len(model.plan.item_fields)), np.int32)
+        nothing = ItemTable.of(model, TokenWriter().table(no_rows), range(1))
+        self._no_spelled = nothing.own[0], *nothing.code_arrays
         self._curves = RequestCurves(model.calibration, model.plan)
         self._local = threading.local()
 
@@ -88,12 +91,12 @@ class Ranker:
         unknown_fields = [] if fields.keys() <= self._field_names else self._unknown_fields(fields)
         request = self._request(fields)
         ids, rows, extra, unknown_items = self._candidates(item_ids, spelled)
-        others = self._spell(extra, variant) if extra else self._nothing
-        scratch = self._scratch(len(rows), others.longest_run)
+        others = self._spell(extra, variant) if extra else None
+        spelled_arrays = self._no_spelled if others is None else (others.own[0], *others.code_arrays)
+        scratch = self._scratch(len(rows), 1 if others is None else others.longest_run)
         top = len(rows) if top_k is None else min(top_k, len(rows))
         arguments = (
-            *self._heads[variant], *self._items.arrays(variant), *others.arrays(variant),
-            self._values, *request, rows, variant, top, *scratch,
+            *self._heads[variant], *spelled_arrays, self._values, *request, rows, variant, top, *scratch,
         )  # fmt: skip
         rank(*arguments)
         order, ctr, score = (best[:top] for best in scratch[-3:])

@@ -103,7 +103,7 @@ class FlatTrie:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays. O(1)."""
-        return sum(array.nbytes for array in self._arrays())
+        return sum(array.nbytes for array in self.arrays)
 
     def key(self, slot: int) -> bytes:
         """The key in `slot`. O(L). Raises IndexError unless 0 ≤ slot < n."""
@@ -167,7 +167,7 @@ class FlatTrie:
 
     def save(self, path: str | Path) -> None:
         """Write to one file, whole or not at all. O(nbytes)."""
-        trie_file.write(Path(path), self._sizes(), self._arrays())
+        trie_file.write(Path(path), self._sizes(), self.arrays)
 
     @classmethod
     def load(cls, path: str | Path, mmap: bool = True) -> FlatTrie:
@@ -178,7 +178,14 @@ class FlatTrie:
         _, arrays = trie_file.read(Path(path), _layout, map_it=mmap)
         return cls(*arrays)
 
-    def _arrays(self) -> tuple[Array, Array, Array, Array]:
+    @property
+    def walked(self) -> tuple[Array, Array, Array]:
+        """nodes, first_byte and key_data: what a walk in a kernel reads."""
+        return self.nodes, self.first_byte, self.key_data
+
+    @property
+    def arrays(self) -> tuple[Array, Array, Array, Array]:
+        """key_data, key_offsets, nodes and first_byte: all that a trie is."""
         return self.key_data, self.key_offsets, self.nodes, self.first_byte
 
     def _sizes(self) -> trie_file.Sizes:

@@ -35,9 +35,9 @@ def warm_up() -> None:
         metrics={},
     )
     model = Model.build(artefact, 1)
-    model.trie.get_many(artefact.key_data, artefact.key_offsets)
-    model.trie.get(b"hour=7")
-    model.trie.longest_prefix(b"hour=7")
+    model.base.trie.get_many(artefact.key_data, artefact.key_offsets)
+    model.base.trie.get(b"hour=7")
+    model.base.trie.longest_prefix(b"hour=7")
     received(RankRequest(item_ids=["shoe"]).SerializeToString())
     ranker = Ranker(model, Catalogue.build(model.plan, [("shoe", {"brand": "nike"})]))
     ranker.rank({"hour": "7"}, ["shoe", "unknown"], [("boot", {"brand": "nike"})])

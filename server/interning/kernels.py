@@ -113,3 +113,59 @@ def _same(a_data: Any, a: Any, a_end: Any, b_data: Any, b: Any, b_end: Any) -> A
             return False
         i += 1
     return True
+
+
+WORD_BYTES = 7
+_8 = np.uint64(8)
+
+
+@bare_kernel
+def words_at(data: Any, spans: Any, rows: Any, depth: Any, out: Any) -> None:
+    """out[i] uint64 = a number that orders by seven bytes from `depth` on, then by whether more of them are there.
+
+    The span data[spans[rows[i], 0] : spans[rows[i], 1]] that ends before is filled up with 0; the lowest byte counts
+    what there is, up to 8, so that a text comes before a longer one that begins with it.
+    """
+    for i in range(rows.size):
+        at, end = spans[rows[i], 0] + depth, spans[rows[i], 1]
+        word = np.uint64(0)
+        for byte in range(WORD_BYTES):
+            word = word << _8 | (np.uint64(data[at + byte]) if at + byte < end else np.uint64(0))
+        out[i] = word << _8 | np.uint64(max(0, min(end - at, WORD_BYTES + 1)))
+
+
+@bare_kernel
+def write_spans(data: Any, spans: Any, rows: Any, tag: Any, out: Any, offsets: Any) -> None:
+    """Write `tag` (uint8) and the span's bytes for each of `rows`, end to end; offsets int64[rows + 1] says where.
+
+    offsets[0] is set by the caller; `out` has room.
+    """
+    to = offsets[0]
+    for i in range(rows.size):
+        for byte in range(tag.size):
+            out[to + byte] = tag[byte]
+        to += tag.size
+        for at in range(spans[rows[i], 0], spans[rows[i], 1]):
+            out[to] = data[at]
+            to += 1
+        offsets[i + 1] = to
+
+
+@bare_kernel
+def mark_request_halves(
+    key_data: Any, key_offsets: Any, start: Any, stop: Any, prefix: Any, stars: Any, run: Any
+) -> None:
+    """run[slot] = the first slot in [start, stop) whose key has the same bytes up to the `stars`-th `*`."""
+    first, length = start, -1
+    for slot in range(start, stop):
+        begin, end = np.int64(key_offsets[slot]), np.int64(key_offsets[slot + 1])
+        left, at = stars, begin + prefix
+        while left > 0 and at < end:
+            left -= key_data[at] == 0x2A
+            at += 1
+        head = at - begin
+        if head != length or not _same(
+            key_data, begin, at, key_data, np.int64(key_offsets[first]), np.int64(key_offsets[first]) + head
+        ):
+            first, length = slot, head
+        run[slot] = first

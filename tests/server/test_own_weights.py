@@ -124,10 +124,10 @@ def test_swaps_between_shared_and_own_weights_fail_no_call_and_mix_no_answer(
 
 def test_a_mapped_trie_serves_the_same_bits_to_every_variant(tmp_path: Path) -> None:
     model = Model.build(shop.artefact(values=OWN), 1)
-    model.trie.save(tmp_path / "keys.trie")
+    model.base.trie.save(tmp_path / "keys.trie")
     trie = FlatTrie.load(tmp_path / "keys.trie", mmap=True)
-    halves = Halves.of(model.plan, trie)
-    mapped = replace(model, trie=trie, halves=halves, terms=Terms.of(model.plan, trie, halves))
+    base = replace(model.base, trie=trie, halves=Halves.of(model.plan, trie))
+    mapped = replace(model, base=base, terms=Terms.of(model.plan, base, model.fresh))
     one, other = ranker_of(model), ranker_of(mapped)
     for variant in range(len(shop.VARIANTS)):
         assert ranked(other, variant) == ranked(one, variant)
@@ -151,13 +151,13 @@ def test_thirty_two_variants_have_thirty_two_scores() -> None:
 def test_a_prefix_is_weighed_for_each_variant(tmp_path: Path) -> None:
     artefact = shop.artefact(values=OWN)
     model = Model.build(artefact, 1)
-    for variant, weights in enumerate(model.weights):
+    for variant, weights in enumerate(model.base.values.weights):
         under = [
             float(weight)
             for key, weight in zip(artefact.key_list(), artefact.weights_of(variant).tolist(), strict=True)
             if key.startswith(b"age*")
         ]
-        found = model.trie.statistics(b"age*", weights)
+        found = model.base.trie.statistics(b"age*", weights)
         assert (found.keys, found.weight_sum) == (len(under), pytest.approx(sum(under)))
 
 
@@ -183,7 +183,8 @@ def test_a_variant_that_there_is_not_is_refused_with_those_there_are() -> None:
 def test_shared_weights_are_held_once() -> None:
     artefact = shop.artefact()
     model = Model.build(artefact, 1)
-    assert model.weights.shape == (1, artefact.rows)
-    assert model.weights.base is artefact.weight or model.weights.base is artefact.weight.base
+    weights = model.base.values.weights
+    assert weights.shape == (1, artefact.rows)
+    assert weights.base is artefact.weight or weights.base is artefact.weight.base
     own = Model.build(shop.artefact(values=OWN), 1)
-    assert own.nbytes - model.nbytes == artefact.weight.nbytes
+    assert own.nbytes - model.nbytes == artefact.weight.nbytes + artefact.rate.nbytes

@@ -1,0 +1,93 @@
+"""Values: what a model says of each key, as arrays over a trie's slots. Nothing here knows keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.artefact import Artefact
+from server.mapped import Mapped, Shapes
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """weights and rates float32[w, n], with w = 1 or, where each variant has its own, a row a variant; variants
+    uint32[n], bit v: variant v uses the key. A key that was taken out has 0 in all of them.
+    """
+
+    weights: Array
+    variants: Array
+    rates: Array
+
+    @classmethod
+    def of(cls, artefact: Artefact) -> Values:
+        """The artefact's values. O(rows) where each variant has its own: a column becomes a row, else shared."""
+        return cls(as_rows(artefact.weight), artefact.variants, as_rows(artefact.rate))
+
+    @classmethod
+    def empty(cls, width: int, keys: int) -> Values:
+        """All 0."""
+        numbers = (np.zeros((width, keys), np.float32) for _ in range(2))
+        return cls(next(numbers), np.zeros(keys, np.uint32), next(numbers))
+
+    @classmethod
+    def of_part(cls, part: Mapped, prefix: str = "") -> Values:
+        """Views of a part's arrays."""
+        return cls(*(part.arrays[prefix + name] for name in ("weights", "variants", "rates")))
+
+    @staticmethod
+    def shapes(width: int, keys: int) -> Shapes:
+        """The arrays of a part that holds values."""
+        numbers = (np.float32, (width, keys))
+        return {"weights": numbers, "variants": (np.uint32, (keys,)), "rates": numbers}
+
+    def by_name(self, prefix: str = "") -> dict[str, Array]:
+        """The arrays as a part has them."""
+        return {
+            prefix + "weights": self.weights,
+            prefix + "variants": self.variants,
+            prefix + "rates": self.rates,
+        }
+
+    def fill(self, source: Values) -> None:
+        """Become equal to `source`. O(n)."""
+        for own, other in zip(self.by_name().values(), source.by_name().values(), strict=True):
+            np.copyto(own, other)
+
+    def take(self, slots: Array) -> Values:
+        """Copies of the values in these slots."""
+        return Values(self.weights[:, slots], self.variants[slots], self.rates[:, slots])
+
+    def put(self, slots: Array, values: Values) -> None:
+        """Write `values` into these slots."""
+        self.weights[:, slots] = values.weights
+        self.variants[slots] = values.variants
+        self.rates[:, slots] = values.rates
+
+    @property
+    def arrays(self) -> tuple[Array, Array, Array]:
+        """weights, variants and rates."""
+        return self.weights, self.variants, self.rates
+
+    @property
+    def width(self) -> int:
+        """How many weights a key has."""
+        return len(self.weights)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays. O(1)."""
+        return self.weights.nbytes + self.variants.nbytes + self.rates.nbytes
+
+    def __len__(self) -> int:
+        return len(self.variants)
+
+
+def as_rows(numbers: Array) -> Array:
+    """float32[rows] or [rows, variants] as [1, rows] or [variants, rows], whose rows lie together."""
+    return np.ascontiguousarray(np.atleast_2d(numbers.T))

@@ -1,0 +1,210 @@
+"""Mapped: named arrays and a JSON head in one block of memory that processes share by its descriptor.
+
+docs/layers.md holds the byte table. Nothing here knows what the arrays mean, who may write them, or when.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import mmap
+import os
+import secrets
+import struct
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.errors import ArtefactError
+from model_store.whole_file import write_whole
+
+MAGIC = b"FPART\x00\r\n"
+FORMAT_VERSION = 1
+ALIGNMENT = 64
+START = struct.Struct(
+    "<8sII32sQQ"
+)  # magic, format version, START's size, SHA-256, bytes of the text, of everything
+CHECKED_FROM = 48  # the checksum is of every byte from here on
+
+Array = npt.NDArray[Any]
+Shapes = Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]]
+
+
+class Mapped:
+    """A block of shared memory. Its arrays are views of one shared map, alike in every process that has it open.
+
+    head: a JSON object; arrays: by name; nbytes: of the whole block; uid: names this block, or this use of it, in
+    messages between processes; fd: a descriptor to pass on, until `close`. The map lives while any array does.
+
+    The arrays are writable, because kernels are compiled for one kind of array and because a block may be filled
+    after it was made. Whoever was handed a block treats it as constant.
+    """
+
+    __slots__ = ("__weakref__", "arrays", "fd", "head", "nbytes", "uid")
+
+    def __init__(
+        self, fd: int, uid: str, head: dict[str, Any], arrays: dict[str, Array], nbytes: int
+    ) -> None:
+        self.fd, self.uid, self.head, self.arrays, self.nbytes = fd, uid, head, arrays, nbytes
+
+    @classmethod
+    def empty(cls, head: Mapping[str, Any], shapes: Shapes) -> Mapped:
+        """A new block whose arrays are all 0, for its maker to fill. Raises OSError where memory is short."""
+        kinds = [[name, np.dtype(dtype).str, list(shape)] for name, (dtype, shape) in shapes.items()]
+        text = json.dumps({"head": head, "arrays": kinds}, separators=(",", ":")).encode()
+        size = _end(len(text), kinds)
+        fd = _new_memory(size)
+        try:
+            memory = mmap.mmap(fd, size)
+            memory[: START.size] = START.pack(MAGIC, FORMAT_VERSION, START.size, bytes(32), len(text), size)
+            memory[START.size : START.size + len(text)] = text
+            return cls(fd, secrets.token_hex(8), dict(head), _views(memory, len(text), kinds), size)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def write(cls, head: Mapping[str, Any], arrays: Mapping[str, Array]) -> Mapped:
+        """A new block with copies of these arrays. O(bytes). Raises OSError where memory is short."""
+        block = cls.empty(head, {name: (array.dtype, array.shape) for name, array in arrays.items()})
+        for name, array in arrays.items():
+            np.copyto(block.arrays[name], array)
+        return block
+
+    @classmethod
+    def open(cls, fd: int, uid: str) -> Mapped:
+        """Map a block that another process made. O(head): it is trusted. Keeps `fd`, which `close` closes.
+
+        Raises ArtefactError for what is no such block.
+        """
+        size = os.fstat(fd).st_size
+        if size < START.size:
+            raise ArtefactError(f"{size} bytes are no part of a model; expected at least {START.size}")
+        return cls._of(fd, uid, mmap.mmap(fd, size), "shared memory")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Mapped:
+        """Read a file that `save` wrote into a new block, verified. O(bytes).
+
+        Raises ArtefactError if the file is missing, damaged, cut short or of another format.
+        """
+        try:
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size < START.size:
+                    raise ArtefactError(f"{path}: {size} bytes are no part of a model; fetch it again")
+                fd = _new_memory(size)
+                memory = mmap.mmap(fd, size)
+                read = file.readinto(memory)
+        except OSError as error:
+            raise ArtefactError(f"cannot read {path}: {error.strerror}") from None
+        try:
+            _verify(memory, read, str(path))
+            return cls._of(fd, secrets.token_hex(8), memory, str(path))
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def _of(cls, fd: int, uid: str, memory: mmap.mmap, where: str) -> Mapped:
+        _check_start(memory, where)
+        length = START.unpack_from(memory)[4]
+        document = json.loads(memory[START.size : START.size + length])
+        arrays = _views(memory, length, document["arrays"])
+        return cls(fd, uid, document["head"], arrays, len(memory))
+
+    def save(self, path: str | Path) -> None:
+        """Write a file, whole or not at all, with its SHA-256. O(bytes). Raises OutputError."""
+        with mmap.mmap(self.fd, self.nbytes) as memory, memoryview(memory) as view:
+            memory[16:CHECKED_FROM] = hashlib.sha256(view[CHECKED_FROM:]).digest()
+            write_whole(Path(path), view)
+
+    def anew(self) -> Mapped:
+        """The same memory for another use: with a uid and a descriptor of its own."""
+        return Mapped(os.dup(self.fd), secrets.token_hex(8), self.head, self.arrays, self.nbytes)
+
+    def close(self) -> None:
+        """Let go of the descriptor; the arrays stay as long as they are used. Once or more often."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _new_memory(size: int) -> int:
+    """The descriptor of `size` bytes of 0 without a name. Sealed against resizing, which would kill who reads it."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("ftrie", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    try:
+        _reserve(fd, size)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _reserve(fd: int, size: int) -> None:
+    """Memory that is promised only is missing when it is written, and then nothing can be said any more."""
+    reserve: Callable[[int, int, int], None] | None = getattr(os, "posix_fallocate", None)
+    if reserve is None:
+        os.ftruncate(fd, size)
+    else:
+        reserve(fd, 0, size)
+    if hasattr(fcntl, "F_ADD_SEALS") and hasattr(os, "memfd_create"):
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+
+
+def _views(memory: mmap.mmap, text: int, kinds: list[list[Any]]) -> dict[str, Array]:
+    arrays: dict[str, Array] = {}
+    at = _aligned(START.size + text)
+    for name, kind, shape in kinds:
+        arrays[name] = np.ndarray(tuple(shape), np.dtype(kind), memory, at)
+        at = _aligned(at + arrays[name].nbytes)
+    return arrays
+
+
+def _end(text: int, kinds: list[list[Any]]) -> int:
+    at = _aligned(START.size + text)
+    for _, kind, shape in kinds:
+        count = 1
+        for length in shape:
+            count *= length
+        at = _aligned(at + count * np.dtype(kind).itemsize)
+    return at
+
+
+def _aligned(at: int) -> int:
+    return -(-at // ALIGNMENT) * ALIGNMENT
+
+
+def _check_start(memory: mmap.mmap, where: str) -> None:
+    magic, version, start, _, text, size = START.unpack_from(memory)
+    if magic != MAGIC:
+        raise ArtefactError(f"{where}: no part of a model: it begins with {magic!r}, expected {MAGIC!r}")
+    if (version, start) != (FORMAT_VERSION, START.size):
+        raise ArtefactError(f"{where}: format {version} of parts, expected {FORMAT_VERSION}; fetch it again")
+    if size != len(memory) or START.size + text > size:
+        raise ArtefactError(f"{where}: {len(memory)} bytes, the header says {size}; fetch it again")
+
+
+def _verify(memory: mmap.mmap, read: int, where: str) -> None:
+    if read != len(memory):
+        raise ArtefactError(f"{where}: it changed while it was read; fetch it again")
+    _check_start(memory, where)
+    expected = START.unpack_from(memory)[3]
+    with memoryview(memory) as view:
+        found = hashlib.sha256(view[CHECKED_FROM:]).digest()
+    if found != expected:
+        raise ArtefactError(
+            f"{where}: damaged: SHA-256 is {found.hex()}, the header says {expected.hex()}; fetch it again"
+        )

@@ -1,0 +1,1 @@
+"""Order: the best of many scores, deterministically."""
