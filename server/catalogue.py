@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from model_store.errors import FieldValueError
+from model_store.errors import ArtefactError, FieldValueError
 from model_store.features import FeaturePlan, FieldPlan, Token
 from model_store.values import Value
 from server.attributes import Attributes, AttributeWriter
@@ -24,13 +24,13 @@ MAX_PROBLEMS = 20
 class Catalogue:
     """Items by row. Immutable; shared by all threads, and by successive models with the same item fields.
 
-    tokens: a row an item, a column an item field. attributes: every field of the records, by row. problems: messages
-    about stored values that do not fit their field, the first MAX_PROBLEMS; such a value counts as missing, so that
-    no record can keep a server from starting.
+    Arrays only, no Python object an item: `pack` takes them apart for shared memory, `unpack` costs the same for any
+    number of items. rows: the ids. tokens: a row an item, a column an item field. attributes: every field of the
+    records, by row. problems: messages about stored values that do not fit their field, the first MAX_PROBLEMS; such
+    a value counts as missing, so that no record can keep a server from starting.
     """
 
     fields: tuple[FieldPlan, ...]
-    ids: tuple[str, ...]
     rows: IdTable
     tokens: TokenTable
     problems: tuple[str, ...]
@@ -52,10 +52,54 @@ class Catalogue:
         table = writer.table(np.array(values, np.int32).reshape(len(row_of), len(columns)))
         asked = attributes.finish()
         problems += asked.problems
-        return cls(plan.item_fields, tuple(row_of), IdTable.of(row_of), table, tuple(problems), asked)
+        return cls(plan.item_fields, IdTable.of(row_of), table, tuple(problems), asked)
+
+    @classmethod
+    def unpack(cls, plan: FeaturePlan, head: Mapping[str, Any], arrays: Mapping[str, Array]) -> Catalogue:
+        """What `pack` took apart. O(fields). Raises ArtefactError if it was built for other item fields."""
+        if head["fields"] != [field.name for field in plan.item_fields]:
+            raise ArtefactError(
+                f"the catalogue was built for the item fields {head['fields']}, "
+                f"the model has {[field.name for field in plan.item_fields]}; build it again"
+            )
+        return cls(
+            plan.item_fields,
+            IdTable(**{name: arrays[f"ids.{name}"] for name in _names(IdTable)}),
+            TokenTable(**{name: arrays[f"tokens.{name}"] for name in _names(TokenTable)}),
+            tuple(head["problems"]),
+            Attributes.unpack(head["attributes"], arrays),
+        )
+
+    def pack(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        """A JSON head and named arrays, for `unpack` in another process. O(fields): copies nothing."""
+        asked, arrays = self.attributes.pack()
+        head = {
+            "fields": [field.name for field in self.fields],
+            "problems": list(self.problems),
+            "attributes": asked,
+        }
+        for part, table in (("ids", self.rows), ("tokens", self.tokens)):
+            arrays |= {f"{part}.{name}": getattr(table, name) for name in _names(type(table))}
+        return head, arrays
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.rows)
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """The ids by row, each made a text when it is asked for."""
+        return self.rows
+
+    def tokens_at(self, row: int, column: int) -> tuple[Token, ...]:
+        """The tokens of one item's value in one field; none where it has none."""
+        table, number = self.tokens, int(self.tokens.values[row, column])
+        if number == NO_VALUE:
+            return ()
+        first, stop = int(table.value_start[number]), int(table.value_start[number + 1])
+        return tuple(
+            Token(table.text[table.begin[at] : table.begin[at + 1] - 1].tobytes(), float(table.x[at]))
+            for at in range(first, stop)
+        )
 
     def tokens_with_ids(self, id_fields: Container[str]) -> TokenTable:
         """The tokens, where an item without a value in one of `id_fields` has its own id as value. O(items)."""
@@ -75,6 +119,10 @@ def id_tokens(field: FieldPlan, item_id: str) -> tuple[Token, ...]:
         return field.tokens(item_id)
     except FieldValueError:
         return ()
+
+
+def _names(table: type[IdTable] | type[TokenTable]) -> tuple[str, ...]:
+    return tuple(array.name for array in fields(table))
 
 
 class _Column:

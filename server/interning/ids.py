@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,11 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class IdTable:
-    """Immutable. id_data uint8, id_offsets int64[n + 1]: the ids end to end by row; table: see the kernels."""
+class IdTable(Sequence[str]):
+    """Immutable; the sequence of its ids by row, each made a text when it is asked for.
+
+    id_data uint8, id_offsets int64[n + 1]: the ids end to end by row; table: see the kernels.
+    """
 
     id_data: Array
     id_offsets: Array
@@ -36,6 +39,19 @@ class IdTable:
         table = np.full(1 << (2 * len(offsets) - 1).bit_length(), -1, np.int32)
         index_ids(data, offsets, table)
         return cls(data, offsets, table)
+
+    def __len__(self) -> int:
+        return len(self.id_offsets) - 1
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> Sequence[str]: ...
+    def __getitem__(self, row: int | slice) -> str | Sequence[str]:
+        if isinstance(row, slice):
+            return [self[index] for index in range(len(self))[row]]
+        begin, end = self.id_offsets[range(len(self))[row]], self.id_offsets[range(len(self))[row] + 1]
+        return self.id_data[begin:end].tobytes().decode("utf-8", "surrogatepass")
 
     def rows(self, ids: Sequence[str]) -> tuple[Array, int]:
         """The row of each id (int32), UNKNOWN for one that is not there; and how many are not. O(bytes of the ids)."""
