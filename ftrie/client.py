@@ -14,11 +14,11 @@ from typing import TypeAlias
 import grpc
 
 from ctr.v1.ranking_pb2 import Features, RankRequest, RankResponse
+from ftrie.access import OPEN, Access
 from model_store.errors import FieldValueError, ServerError
 
 RAW_KEYS = "raw_keys"  # a list under this name is whole keys, for the model's raw field
 METHOD = "/ctr.v1.RankingService/Rank"
-MAX_ANSWER_BYTES = 16 << 20
 DEFAULT_TIMEOUT_S = 5.0
 
 Scalar: TypeAlias = str | int | float | bool
@@ -60,13 +60,15 @@ class RankFailed(ServerError):
 class Client:
     """A connection to one server. Thread safety: may be shared by all threads."""
 
-    def __init__(self, address: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """`address` is host:port. Connects on the first call."""
+    def __init__(self, address: str, timeout_s: float = DEFAULT_TIMEOUT_S, access: Access = OPEN) -> None:
+        """`address` is host:port; `access` says whether by TLS and with which token. Connects on the first call.
+
+        Raises ServerError where `access` does not do for the address.
+        """
         self.address = address
         self._timeout_s = timeout_s
-        self._channel = grpc.insecure_channel(
-            address, options=[("grpc.max_receive_message_length", MAX_ANSWER_BYTES)]
-        )
+        self._channel = access.channel(address)
+        self._metadata = access.metadata()
         self._rank = self._channel.unary_unary(
             METHOD,
             request_serializer=RankRequest.SerializeToString,
@@ -128,7 +130,7 @@ class Client:
 
     def _call(self, request: RankRequest, timeout_s: float) -> RankResponse:
         try:
-            response: RankResponse = self._rank(request, timeout=timeout_s)
+            response: RankResponse = self._rank(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise RankFailed(
                 f"{self.address}: {error.code().name}: {error.details()}", error.code()

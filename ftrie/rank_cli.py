@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ftrie.access_options import AddressOption, TlsCaOption, TlsCertOption, TlsKeyOption, TokenOption
 from model_store.terminal import JsonOption, print_json, print_table
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 def rank(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")],
-    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server.")] = "127.0.0.1:50051",
+    address: AddressOption = "127.0.0.1:50051",
     cookie: Annotated[str, typer.Option(help="The user; may be left out.")] = "",
     candidates: Annotated[str, typer.Option(metavar="A,B,C", help="Item ids, separated by commas.")] = "",
     candidate_set: Annotated[str, typer.Option(metavar="NAME", help="A set of items in the store.")] = "",
@@ -41,14 +42,19 @@ def rank(
     ] = None,
     variant: Annotated[str | None, typer.Option(help="Force a variant; else the cookie decides.")] = None,
     timeout: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="How long to wait.")] = 5.0,
+    tls_ca: TlsCaOption = "",
+    tls_cert: TlsCertOption = "",
+    tls_key: TlsKeyOption = "",
+    token: TokenOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Ask a server to rank candidates; prints a table, best first."""
+    from ftrie.access import Access
     from ftrie.client import Client
 
     if bool(candidates) == bool(candidate_set):
         raise typer.BadParameter("give either --candidates A,B,C or --candidate-set NAME")
-    with Client(address, timeout) as client:
+    with Client(address, timeout, Access(tls_ca, tls_cert, tls_key, token)) as client:
         ranking = client.rank(
             model,
             cookie=cookie,

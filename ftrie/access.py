@@ -1,0 +1,69 @@
+"""How a client reaches a server: the channel, plain or TLS, and the token that goes with each call.
+
+Nothing here calls anything. A token is sent over TLS, or to this machine; never in the open over a network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from model_store.errors import ServerError
+from server.security.exposure import is_loopback
+
+SYSTEM = "system"
+MAX_ANSWER_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Access:
+    """What it takes to be let in. `ca`: a PEM file of authorities, or "system"; "" means no TLS.
+
+    cert and key: PEM files of the client's own, for mutual TLS. token: not shown by repr.
+    """
+
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    token: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        """Raise ServerError for half of what belongs together."""
+        if bool(self.cert) != bool(self.key):
+            raise ServerError("--tls-cert and --tls-key belong together")
+        if self.cert and not self.ca:
+            raise ServerError(
+                f"--tls-cert needs --tls-ca: the server's authorities, or {SYSTEM!r} for the well-known ones"
+            )
+        if not self.token.isascii() or any(letter.isspace() for letter in self.token):
+            raise ServerError("the token has spaces, or letters that are not ASCII; expected one word")
+
+    def channel(self, address: str) -> grpc.Channel:
+        """A channel to HOST:PORT. Raises ServerError where the token would go in the open, or a file is missing."""
+        options: Sequence[tuple[str, int]] = [("grpc.max_receive_message_length", MAX_ANSWER_BYTES)]
+        if self.ca:
+            return grpc.secure_channel(address, self._credentials(), options=options)
+        if self.token and not is_loopback(address.rpartition(":")[0]):
+            raise ServerError(f"the token would go to {address} in the open; give --tls-ca")
+        return grpc.insecure_channel(address, options=options)
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What each call carries."""
+        return (("authorization", f"Bearer {self.token}"),) if self.token else ()
+
+    def _credentials(self) -> grpc.ChannelCredentials:
+        try:
+            return grpc.ssl_channel_credentials(
+                None if self.ca == SYSTEM else Path(self.ca).read_bytes(),
+                Path(self.key).read_bytes() if self.key else None,
+                Path(self.cert).read_bytes() if self.cert else None,
+            )
+        except OSError as error:
+            raise ServerError(f"cannot read {error.filename}: {error.strerror}") from error
+
+
+OPEN = Access()
+"""No TLS and no token: a server on this machine."""

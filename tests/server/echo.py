@@ -1,0 +1,53 @@
+"""The least service there is, behind the gate: what comes in goes out. For tests of the way in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from ftrie.access import OPEN, Access
+from server.grpc_server import Health, grpc_server, listen
+from server.metrics.meter import Meter
+from server.security.tokens import Guard
+
+METHOD = "/test.Echo/Echo"
+
+
+def handlers() -> grpc.GenericRpcHandler[Any, Any]:
+    """The service's."""
+    echo = grpc.unary_unary_rpc_method_handler(lambda request, context: request)
+    return grpc.method_handlers_generic_handler("test.Echo", {"Echo": echo})
+
+
+@contextmanager
+def serving(
+    *,
+    guard: Guard | None = None,
+    credentials: grpc.ServerCredentials | None = None,
+    meter: Meter | None = None,
+) -> Iterator[str]:
+    """An echo that listens on this machine; yields its address."""
+    health = Health()
+    health.say(serving=True)
+    server = grpc_server(handlers(), health, 2, meter=meter, guard=guard)
+    address = listen(server, "127.0.0.1", 0, credentials)
+    server.start()
+    try:
+        yield address
+    finally:
+        server.stop(0).wait()
+
+
+def outcome(address: str, access: Access = OPEN) -> grpc.StatusCode:
+    """How one call ends."""
+    with access.channel(address) as channel:
+        call: Callable[..., bytes] = channel.unary_unary(METHOD)
+        try:
+            assert call(b"hello", timeout=20, metadata=access.metadata()) == b"hello"
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
+        return grpc.StatusCode.OK

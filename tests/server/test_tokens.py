@@ -1,0 +1,182 @@
+"""Bearer tokens: who is let in by which role, what is refused, and that no token is ever written anywhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from ftrie.access import Access
+from model_store.errors import ServerError
+from server.metrics.families import REFUSED
+from server.metrics.meter import Meter
+from server.security import tokens as tokens_module
+from server.security.tokens import Tokens
+from tests.server import echo
+
+RANK, ADMIN, BOTH = "rank-0123456789abcdef", "admin-0123456789abcdef", "both-0123456789abcdef"
+FILE = f'rank = ["{RANK}", "{BOTH}"]\nadmin = ["{ADMIN}", "{BOTH}"]\n'
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = tmp_path / "tokens.toml"
+    made.write_text(FILE)
+    made.chmod(0o600)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("token", "status"),
+    [
+        (RANK, grpc.StatusCode.OK),
+        (BOTH, grpc.StatusCode.OK),
+        (ADMIN, grpc.StatusCode.PERMISSION_DENIED),
+        (RANK[:-1], grpc.StatusCode.UNAUTHENTICATED),
+        (RANK + "x", grpc.StatusCode.UNAUTHENTICATED),
+        ("", grpc.StatusCode.UNAUTHENTICATED),
+    ],
+)
+def test_a_token_opens_the_services_of_its_roles_alone(
+    path: Path, token: str, status: grpc.StatusCode
+) -> None:
+    with echo.serving(guard=Tokens(str(path)).guard("rank")) as address:
+        assert echo.outcome(address, Access(token=token)) is status
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        (("authorization", f"bearer {RANK}"),),
+        (("x-trace", "1"), ("authorization", f"BEARER {RANK}")),
+        (("authorization", "Basic dTpw"), ("authorization", f"Bearer {RANK}")),
+    ],
+)
+def test_the_scheme_is_read_in_any_case_and_other_metadata_are_passed_over(path: Path, metadata: Any) -> None:
+    assert Tokens(str(path)).guard("rank").refusal(metadata) is None
+
+
+def test_health_needs_no_token(path: Path) -> None:
+    with (
+        echo.serving(guard=Tokens(str(path)).guard("rank")) as address,
+        grpc.insecure_channel(address) as channel,
+    ):
+        stub = health_pb2_grpc.HealthStub(channel)
+        stub.Check(health_pb2.HealthCheckRequest(), timeout=20)
+
+
+def test_a_role_without_tokens_lets_nobody_in(path: Path) -> None:
+    with echo.serving(guard=Tokens(str(path)).guard("feedback")) as address:
+        assert echo.outcome(address, Access(token=BOTH)) is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_refusals_are_counted_by_reason(path: Path) -> None:
+    meter = Meter()
+    with echo.serving(guard=Tokens(str(path)).guard("rank"), meter=meter) as address:
+        for token in (ADMIN, "x" * 20, ""):
+            echo.outcome(address, Access(token=token))
+    counts = meter.take()["counts"]
+    assert sorted(counts) == [[REFUSED, ["forbidden"], 1], [REFUSED, ["unauthenticated"], 2]]
+
+
+def test_a_changed_file_is_read_again_and_a_bad_one_is_not_believed(
+    path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    monkeypatch.setattr(tokens_module, "LOOK_EVERY_S", 0.0)
+    tokens = Tokens(str(path))
+    assert tokens.roles(RANK) == {"rank"}
+    path.write_text('rank = ["the-new-0123456789abcdef"]')
+    assert (tokens.roles(RANK), tokens.roles("the-new-0123456789abcdef")) == (frozenset(), {"rank"})
+    with structlog.testing.capture_logs() as logs:
+        path.write_text('rank = ["short"]')
+        assert tokens.roles("the-new-0123456789abcdef") == {"rank"}
+        path.unlink()
+        assert tokens.roles("the-new-0123456789abcdef") == {"rank"}
+    assert [entry["log_level"] for entry in logs] == ["error", "error"]
+    assert "the-new" not in str(logs)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rank = [", "is not TOML"),
+        ("", "expected lists of tokens under one or more of rank, feedback, admin"),
+        ('root = ["0123456789abcdef"]', "expected lists of tokens under"),
+        ('rank = "0123456789abcdef"', "rank: expected a list of texts"),
+        ('rank = ["secret"]', "of at least 16 letters"),
+        ('rank = ["secret with a space"]', "without spaces"),
+        ("rank = [1234567890123456]", "expected a list of texts"),
+    ],
+)
+def test_a_file_that_is_no_token_file_is_refused_without_a_word_of_it(
+    path: Path, text: str, message: str
+) -> None:
+    path.write_text(text)
+    with pytest.raises(ServerError, match=message) as failed:
+        Tokens(str(path))
+    assert "secret" not in str(failed.value)
+    assert failed.value.__cause__ is None
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match=r"cannot read the tokens .*nowhere\.toml: No such file"):
+        Tokens(str(tmp_path / "nowhere.toml"))
+
+
+def test_a_file_that_others_may_read_is_warned_of(path: Path) -> None:
+    path.chmod(0o640)
+    with structlog.testing.capture_logs() as logs:
+        Tokens(str(path))
+    (warning,) = logs
+    assert (warning["log_level"], warning["mode"], warning["remedy"]) == (
+        "warning",
+        "0640",
+        f"chmod 600 {path}",
+    )
+
+
+LOUD = """
+import logging, sys
+logging.basicConfig(level=logging.DEBUG, stream=sys.stderr)
+from server.log import log_to_stderr
+log_to_stderr(logging.DEBUG)
+from ftrie.access import Access
+from server.security.tokens import Tokens
+from tests.server import echo
+tokens = Tokens(sys.argv[1])
+with echo.serving(guard=tokens.guard("rank")) as address:
+    for token in sys.argv[2:]:
+        print(echo.outcome(address, Access(token=token)), Access(token=token), vars(tokens))
+"""
+
+
+def test_no_token_is_in_any_log_or_repr_even_where_grpc_tells_all(path: Path) -> None:
+    root = Path(__file__).resolve().parents[2]
+    tokens = (RANK, ADMIN, "wrong-0123456789abcdef")
+    finished = subprocess.run(
+        [sys.executable, "-c", LOUD, str(path), *tokens],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": f"{root}:{root / 'proto'}", "GRPC_VERBOSITY": "debug"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    written = finished.stdout + finished.stderr
+    assert "StatusCode.OK" in written and "PERMISSION_DENIED" in written and "UNAUTHENTICATED" in written
+    assert not [token for token in (*tokens, BOTH) if token in written]
+
+
+def test_a_token_is_not_sent_over_a_network_in_the_open() -> None:
+    with pytest.raises(ServerError, match="in the open; give --tls-ca"):
+        Access(token=RANK).channel("192.0.2.1:50051")
+    with pytest.raises(ServerError, match="expected one word"):
+        Access(token="two words")
