@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from hashlib import blake2b
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from model_store.errors import ExperimentError
 from model_store.experiments import Experiment
@@ -58,8 +58,8 @@ class Assignment:
         self._pins = {cookie: bit_of[name] for cookie, name in live.pins.items()} if live else {}
         self._beside = tuple(tuple(s for s in self.shadows if s != bit) for bit in range(len(self.variants)))
         self._borders, self._last = _borders(self.shares)
-        salt = (experiment.salt if experiment is not None else "") or model
-        self._salted = blake2b(salt.encode() + b"\0", digest_size=_DIGEST_BYTES)
+        self.salt = (experiment.salt if experiment is not None else "") or model
+        self._salted = blake2b(self.salt.encode() + b"\0", digest_size=_DIGEST_BYTES)
 
     def choose(self, cookie: str) -> int:
         """The variant's bit for `cookie` (of the request's id where there is no cookie). O(log variants)."""
@@ -74,6 +74,14 @@ class Assignment:
     def shadows_beside(self, variant: int) -> tuple[int, ...]:
         """The shadows of a request that `variant` answers: itself is none. O(1)."""
         return self._beside[variant]
+
+    def moves_to(self, other: Assignment) -> float:
+        """The fraction of cookies that `other` gives another variant; pins apart. In [0, 1]."""
+        if self.salt != other.salt:
+            return 1.0 - sum(a * b for a, b in zip(self.shares, other.shares, strict=True))
+        ours, theirs = (list(pairwise([0.0, *accumulate(each.shares)])) for each in (self, other))
+        both = zip(ours, theirs, strict=True)
+        return max(0.0, 1.0 - sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in both))
 
     def asked_for(self, experiment: Experiment | None) -> Assignment:
         """What is in force once the store asks for `experiment`: it, or else what is now, with a `problem`."""
