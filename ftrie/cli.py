@@ -37,6 +37,7 @@ COMMAND_MODULES = (
     "trainer.audit_cli",
     "model_store.cli",
     "server.cli",
+    "server.experiment_cli",
     "ftrie.rank_cli",
     "ftrie.demo.cli",
     "ftrie.bench_cli",
