@@ -1,0 +1,120 @@
+"""Keeps the store's item records in memory, up to date by the stream of changes. For the one thread that follows.
+
+All items are read at the start, and again where the stream cannot tell what changed: it was trimmed past our position,
+the store was emptied, or somebody asked for it. A change costs what the changed items cost. Nothing here builds a
+catalogue, and nothing runs in a request.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+
+import structlog
+
+from model_store.item_changes import ItemsState
+from model_store.lookups import Record
+from model_store.records import BATCH, Records
+
+SHARED_LENGTH = 32
+"""Values up to this long are kept once however many items have them: brands and colours, not titles."""
+
+_log = structlog.get_logger(__name__)
+
+
+class ItemFollower:
+    """The items of one store, as of the last `poll`. Not for several threads at a time."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._items = _Items()
+        self._state: ItemsState | None = None
+        self._include: dict[str, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def generation(self) -> int:
+        """Another number for any other state of the items in the store; 0 before the first `poll`."""
+        return self._state.generation if self._state is not None else 0
+
+    def items(self) -> Iterator[tuple[str, Record]]:
+        """Every item once. Do not `poll` meanwhile."""
+        return iter(self._items)
+
+    def include(self, ids: Iterable[str]) -> None:
+        """Read these items too at the next poll: requests have found them, and nobody gave notice."""
+        self._include.update(dict.fromkeys(ids))
+
+    def forget(self) -> None:
+        """Read everything at the next poll, as at the first."""
+        self._state = None
+
+    def poll(self) -> bool:
+        """Take in what changed since the last call; return whether anything did. The first call reads all items.
+
+        Raises StoreUnavailable or StoreError; then the items are those of before, and the next call tries again.
+        """
+        before = self._state
+        state = self._records.item_changes.state()
+        if before is None or (before.epoch, before.reread) != (state.epoch, state.reread):
+            return self._read_all(state, "start" if before is None else "asked for, or the store was emptied")
+        if before.position == state.position:
+            return self._apply(dict(self._include), state)
+        if before.position is None:
+            return self._read_all(state, "the stream is new")
+        found = self._records.item_changes.since(before.position)
+        if found is None:
+            return self._read_all(state, "the stream does not reach back to the last look")
+        changed, position = found
+        return self._apply(changed | self._include, ItemsState(state.epoch, state.reread, position))
+
+    def _read_all(self, state: ItemsState, why: str) -> bool:
+        """Read every item; `state` was taken before, so what changes meanwhile is read again at the next poll."""
+        items = _Items()
+        for item, record in self._records.scan_items():
+            items.put(item, record)
+        self._items, self._state, self._include = items, state, {}
+        _log.info("items read", items=len(items), why=why)
+        return True
+
+    def _apply(self, changed: Mapping[str, None], state: ItemsState) -> bool:
+        ids, records = list(changed), list[Record | None]()
+        for start in range(0, len(ids), BATCH):
+            records += self._records.items(ids[start : start + BATCH])
+        moved = False
+        for item, record in zip(ids, records, strict=True):
+            moved |= self._items.put(item, record)
+        self._state, self._include = state, {}
+        return moved
+
+
+class _Items:
+    """Records by id, in a third of the memory of a dict each: the fields' names are kept once for all items alike."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[tuple[str, Record]]:
+        for item, (names, values) in self._values.items():
+            yield item, dict(zip(names, values, strict=True))
+
+    def put(self, item: str, record: Record | None) -> bool:
+        """Take in one item's record, None where there is none any more; return whether it is another one."""
+        if record is None:
+            return self._values.pop(item, None) is not None
+        names = tuple(record)
+        kept = self._names.setdefault(names, names), tuple(map(_shared, record.values()))
+        if self._values.get(item) == kept:
+            return False
+        self._values[item] = kept
+        return True
+
+
+def _shared(value: str) -> str:
+    return sys.intern(value) if len(value) <= SHARED_LENGTH else value
