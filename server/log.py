@@ -15,8 +15,14 @@ def _tracebacks() -> structlog.typing.Processor:
     return structlog.processors.ExceptionRenderer(transformer)
 
 
-def log_to_stderr(level: int = logging.INFO) -> None:
-    """Configure structlog for this process. Stdout stays free for the command's answer."""
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def log_to_stderr(level: int | str = logging.INFO) -> None:
+    """Configure structlog for this process. Stdout stays free for the command's answer.
+
+    level: one of LEVELS, or its number; what is below it costs nothing and is not written.
+    """
     on_terminal = sys.stderr.isatty()
     renderers: list[structlog.typing.Processor] = (
         [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
@@ -29,7 +35,11 @@ def log_to_stderr(level: int = logging.INFO) -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *renderers,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        wrapper_class=structlog.make_filtering_bound_logger(_number(level)),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+
+
+def _number(level: int | str) -> int:
+    return level if isinstance(level, int) else logging.getLevelNamesMapping()[level.upper()]

@@ -1,4 +1,4 @@
-"""Settings: how a server runs, as plain values that a supervisor can hand to its workers as JSON. Nothing is started here."""
+"""Settings: how a server runs, in plain values that a supervisor hands to its workers as JSON. Starts nothing."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ class Settings:
     port: 0 takes a free one. state: the folder of the last good models, "" keeps none. admin_port, metrics_port: None
     opens none, 0 a free one. connection_age_s: after this long a connection is asked to be made anew, so that it may
     fall to another worker; 0 never asks.
+
+    max_concurrency: calls a worker takes at once, 0 for eight a thread. tls_*, tokens: files, "" for none. access_log,
+    trace_share, record_share: of the answers, calls and requests, from 0 to 1. traces: an OTLP endpoint, record: a file;
+    "" for none.
     """
 
     models: tuple[str, ...]
@@ -35,6 +39,18 @@ class Settings:
     connection_age_s: float = 0.0
     admin_port: int | None = None
     metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+    max_concurrency: int = 0
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
+    tokens: str = ""
+    log_level: str = "info"
+    access_log: float = 0.0
+    traces: str = ""
+    trace_share: float = 0.01
+    record: str = ""
+    record_share: float = 1.0
 
     def __post_init__(self) -> None:
         """Raise StoreError for a name that no model can have, ServerError for none or one twice."""

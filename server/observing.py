@@ -1,0 +1,55 @@
+"""What else looks at calls, each only if it is asked for: the access log, traces, the recorder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from server.access_log import AccessLog
+from server.metrics.meter import Meter
+from server.settings import Settings
+
+RANK = "/ctr.v1.RankingService/Rank"
+
+
+class Observers:
+    """The observers that `settings` ask for, from construction to `close`. Raises ServerError where one cannot be."""
+
+    def __init__(self, settings: Settings, meter: Meter) -> None:
+        """`meter` is given its listeners."""
+        self._wrap: list[Callable[[grpc.GenericRpcHandler[Any, Any]], grpc.GenericRpcHandler[Any, Any]]] = []
+        self._closers: list[Callable[[], None]] = []
+        if settings.access_log > 0:
+            meter.listeners += (AccessLog(settings.access_log),)
+        if settings.record:
+            self._record(settings.record, settings.record_share)
+        if settings.traces:
+            self._trace(settings.traces, settings.trace_share, meter)
+
+    def around(self, handlers: grpc.GenericRpcHandler[Any, Any]) -> grpc.GenericRpcHandler[Any, Any]:
+        """The handlers with the observers around them; the handlers themselves where there are none."""
+        for wrap in self._wrap:
+            handlers = wrap(handlers)
+        return handlers
+
+    def close(self) -> None:
+        """Write and send what is waiting. Call when the last call has ended."""
+        for close in self._closers:
+            close()
+
+    def _record(self, path: str, share: float) -> None:
+        from server.recording import Recorded, Recorder
+
+        recorder = Recorder(path, share)
+        self._wrap.append(lambda handlers: Recorded(handlers, RANK, recorder))
+        self._closers.append(recorder.close)
+
+    def _trace(self, endpoint: str, share: float, meter: Meter) -> None:
+        from server.tracing import Traced, note_answer, provider
+
+        spans = provider(endpoint, share)
+        meter.listeners += (note_answer,)
+        self._wrap.append(lambda handlers: Traced(handlers, spans))
+        self._closers.append(spans.shutdown)
