@@ -22,9 +22,8 @@ class Settings:
     opens none, 0 a free one. connection_age_s: after this long a connection is asked to be made anew, so that it may
     fall to another worker; 0 never asks.
 
-    max_concurrency: calls a worker takes at once, 0 for eight a thread. tls_*, tokens: files, "" for none. access_log,
-    trace_share, record_share: of the answers, calls and requests, from 0 to 1. traces: an OTLP endpoint, record: a file;
-    "" for none.
+    max_concurrency: calls a worker takes at once, 0 for eight a thread. tls_*, tokens, record: files, "" for none.
+    traces: an OTLP endpoint. access_log, trace_share, record_share: of answers, calls and requests, from 0 to 1.
     """
 
     models: tuple[str, ...]
