@@ -37,6 +37,9 @@ IN_PROGRESS = "ftrie_calls_in_progress"
 PLACES = "ftrie_places"
 USER_CACHE = "ftrie_user_cache_total"
 SHADOW_DROPPED = "ftrie_shadow_dropped_total"
+SHADOW_LOGGED = "ftrie_shadow_logged_total"
+EXPERIMENT_REVISION = "ftrie_experiment_revision"
+EXPERIMENT_REFUSED = "ftrie_experiment_refused"
 RELOADS = "ftrie_reloads_total"
 RELOAD_SECONDS = "ftrie_reload_seconds_total"
 REFUSED_VERSIONS = "ftrie_refused_versions_total"
@@ -70,7 +73,10 @@ FAMILIES = {
         Family(IN_PROGRESS, "gauge", (), "Calls in the workers now, running or waiting"),
         Family(PLACES, "gauge", (), "How many calls the workers take at once"),
         Family(USER_CACHE, "counter", ("result",), "Look-ups of users in the cache: hit, miss or stale"),
-        Family(SHADOW_DROPPED, "counter", ("model",), "Shadow rankings that the log could not take"),
+        Family(SHADOW_LOGGED, "counter", ("model",), "Answers whose shadows were written to the log"),
+        Family(SHADOW_DROPPED, "counter", ("model",), "Answers whose shadows the log could not take"),
+        Family(EXPERIMENT_REVISION, "gauge", ("model",), "The experiment in force; 0 for the spec's shares"),
+        Family(EXPERIMENT_REFUSED, "gauge", ("model",), "1 while the store's experiment cannot be used"),
         Family(RELOADS, "counter", ("model", "kind"), "Swaps of what is served: snapshot, delta or items"),
         Family(RELOAD_SECONDS, "counter", ("model", "kind"), "Time from fetching to swapping"),
         Family(REFUSED_VERSIONS, "counter", ("model",), "Versions that were damaged or did not fit"),
