@@ -23,6 +23,7 @@ from model_store.values import Value
 from server.catalogue import Catalogue, id_tokens
 from server.model import Model
 from server.receiving.item_ids import ItemIds
+from server.receiving.plain_features import PlainFeatures
 from server.scoring.curves import RequestCurves
 from server.scoring.items import ItemTable
 from server.scoring.kernels import FIRST_SPELLED, NO_ITEM, rank
@@ -33,17 +34,41 @@ Spelled = tuple[str, Mapping[str, Value]]
 
 # Values of each field whose tokens are kept: most requests bring ages, cities and hours that were just asked for.
 REMEMBERED_VALUES = 512
+NO_FIELDS: Mapping[str, Value] = {}
 
 
 @dataclass(slots=True)
 class Ranking:
-    """Candidates, best first; equal scores in the order of the request. ctr[i] = τ(σ(score[i])) belongs to ids[i]."""
+    """Places in `candidates`, best first; equal scores in the order of the request. ctrs[i] = τ(σ(scores[i])).
 
-    ids: list[str]
-    ctr: list[float]
-    score: list[float]
+    order int64[k]; ctrs and scores float64[k].
+    """
+
+    candidates: Sequence[str]
+    order: Array
+    ctrs: Array
+    scores: Array
     unknown_items: list[str]
     unknown_fields: list[str]
+
+    @property
+    def ids(self) -> list[str]:
+        """The items' ids. O(k)."""
+        if isinstance(self.candidates, ItemIds):
+            return self.candidates.at(self.order)
+        return [self.candidates[place] for place in self.order.tolist()]
+
+    @property
+    def ctr(self) -> list[float]:
+        """The predicted rate of each. O(k)."""
+        rates: list[float] = self.ctrs.tolist()
+        return rates
+
+    @property
+    def score(self) -> list[float]:
+        """The score of each. O(k)."""
+        scores: list[float] = self.scores.tolist()
+        return scores
 
 
 class Ranker:
@@ -77,7 +102,7 @@ class Ranker:
 
     def rank(
         self,
-        fields: Mapping[str, Value],
+        fields: Mapping[str, Value] | PlainFeatures,
         item_ids: Sequence[str],
         spelled: Sequence[Spelled] = (),
         variant: int = 0,
@@ -88,8 +113,12 @@ class Ranker:
         top_k None means all. An item that the catalogue lacks is scored on what is known, and listed. Raises
         FieldValueError for a value that does not fit its field, and for an item's field among the request's.
         """
-        unknown_fields = [] if fields.keys() <= self._field_names else self._unknown_fields(fields)
-        request = self._request(fields)
+        request: tuple[Array, ...]
+        if isinstance(fields, PlainFeatures):
+            unknown_fields, request, fields = [], fields.arrays, NO_FIELDS
+        else:
+            unknown_fields = [] if fields.keys() <= self._field_names else self._unknown_fields(fields)
+            request = self._request(fields)
         ids, rows, extra, unknown_items = self._candidates(item_ids, spelled)
         others = self._spell(extra, variant) if extra else None
         spelled_arrays = self._no_spelled if others is None else (others.own[0], *others.code_arrays)
@@ -99,11 +128,10 @@ class Ranker:
             *self._heads[variant], *spelled_arrays, self._values, *request, rows, variant, top, *scratch,
         )  # fmt: skip
         rank(*arguments)
-        order, ctr, score = (best[:top] for best in scratch[-3:])
+        order, ctr, score = (best[:top].copy() for best in scratch[-3:])
         if (curve := self._curves.choose(variant, fields)) is not None:
             ctr = curve.apply(ctr)
-        best_ids = ids.at(order) if isinstance(ids, ItemIds) else [ids[index] for index in order.tolist()]
-        return Ranking(best_ids, ctr.tolist(), score.tolist(), unknown_items, unknown_fields)
+        return Ranking(ids, order, ctr, score, unknown_items, unknown_fields)
 
     def _request(self, fields: Mapping[str, Value]) -> tuple[Array, ...]:
         """The request's tokens: all of the group `tokens` but `values`."""

@@ -14,7 +14,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from ctr.v1.ranking_pb2 import RankRequest, RankResponse
+from ctr.v1.ranking_pb2 import RankRequest
 from model_store.errors import FieldValueError
 from server import wire
 from server.current import Current
@@ -22,7 +22,8 @@ from server.errors import CandidateSetNotFound, InvalidRequest, ModelNotServed, 
 from server.experiments import Assignment
 from server.late_items import PART as ITEMS
 from server.ranker import Ranking
-from server.receiving.item_ids import Received, received
+from server.receiving.plain_features import PlainFeatures
+from server.receiving.request import Received, received
 from server.serving import Serving
 from server.stored import StoredReads
 from server.users import UserFeatures, drop_misfits
@@ -35,17 +36,21 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Question:
-    """One ranking question in Python values, as the ranker takes it."""
+    """One ranking question as the ranker takes it, and the message it came in, if it came in one."""
 
-    fields: wire.Fields
+    fields: wire.Fields | PlainFeatures
     item_ids: Sequence[str]
     spelled: Sequence[wire.Spelled]
     variant: int
     top_k: int | None
+    message: Received | None = None
 
     def ask(self, serving: Serving) -> Ranking:
-        """Rank with `serving`. Raises FieldValueError."""
-        return serving.ranker.rank(self.fields, self.item_ids, self.spelled, self.variant, self.top_k)
+        """Rank with `serving`, which need not be the one that the question was put to. Raises FieldValueError."""
+        fields = self.fields
+        if isinstance(fields, PlainFeatures) and fields.reader is not serving.plain and self.message:
+            fields = wire.fields(self.message.with_features(), serving)
+        return serving.ranker.rank(fields, self.item_ids, self.spelled, self.variant, self.top_k)
 
 
 class RankingService:
@@ -59,60 +64,69 @@ class RankingService:
         self._users = UserFeatures(reads)
         self.draining = False
 
-    def handlers(self) -> grpc.GenericRpcHandler[Received, RankResponse]:
+    def handlers(self) -> grpc.GenericRpcHandler[Received | DecodeError, bytes]:
         """What a grpc server is given."""
         rank = grpc.unary_unary_rpc_method_handler(
             self.Rank,
             request_deserializer=received,
-            response_serializer=RankResponse.SerializeToString,
         )
         return grpc.method_handlers_generic_handler(SERVICE, {"Rank": rank})
 
-    def Rank(self, message: Received, context: grpc.ServicerContext) -> RankResponse:
+    def Rank(self, message: Received | DecodeError, context: grpc.ServicerContext) -> bytes:
         """The RPC. Every failure leaves through the table in `server.errors`."""
         if isinstance(message, DecodeError):
             abort(context, InvalidRequest(wire.UNREADABLE), "")
-        request, item_ids = message
-        request_id = request.request_id or os.urandom(REQUEST_ID_BYTES).hex()
+        request_id = message.brief.request_id or os.urandom(REQUEST_ID_BYTES).hex()
         try:
-            return self._rank(request, item_ids, request_id, context)
+            return self._rank(message, request_id, context)
         except Exception as error:
             if status_of(error) is grpc.StatusCode.INTERNAL:
                 _log.error("rank failed", request_id=request_id, exc_info=error)
             abort(context, error, request_id)
 
-    def _rank(
-        self, request: RankRequest, item_ids: Sequence[str], request_id: str, context: grpc.ServicerContext
-    ) -> RankResponse:
+    def _rank(self, message: Received, request_id: str, context: grpc.ServicerContext) -> bytes:
+        request, item_ids = message.brief, message.item_ids
         current = self._models.get(request.model) if request.model else self._only
         if current is None:
             raise self._not_served(request.model)
         serving = current.serving
         if serving is None or self.draining:
             raise self._not_ready(current)
+        inline = serving.plain.read(message) or _in_python(message, serving)
         top_k = wire.top_k(request)
         spelled = wire.spelled_out(request, item_ids, serving)
         if spelled is None:
             item_ids, spelled = self._members(request, context), []
         cookie = wire.check_id("cookie", request.cookie)
         variant = _variant(request, serving, current.assigned(serving), cookie or request_id)
-        inline = wire.fields(request, serving)
-        fields, degraded = self._users.complete(cookie, inline, serving, context)
-        question = Question(fields, item_ids, spelled, variant, top_k)
+        fields, degraded = self._completed(inline, message, cookie, serving, context)
+        question = Question(fields, item_ids, spelled, variant, top_k, message)
         try:
             ranking = question.ask(serving)
         except FieldValueError as error:
-            ranking = _rank_without_misfits(request, question, serving, degraded, error)
+            ranking = _rank_without_misfits(message.with_features(), question, serving, degraded, error)
         if ranking.unknown_items:
             wire.check_unknown(request, item_ids, ranking.unknown_items)
             ranking = self._rank_with_late_items(question, ranking, serving, degraded, context, current)
         if spelled and (names := wire.unknown_item_fields(spelled, serving)):
             ranking.unknown_fields = list(dict.fromkeys([*ranking.unknown_fields, *names]))
         current.recent.append(question)
-        response = wire.response(request, request_id, serving, variant, ranking)
-        if degraded:
-            response.degraded.extend(degraded)
-        return response
+        return wire.answer(request, request_id, serving.answer_heads[variant], ranking, degraded)
+
+    def _completed(
+        self,
+        inline: wire.Fields | PlainFeatures,
+        message: Received,
+        cookie: str,
+        serving: Serving,
+        context: grpc.ServicerContext,
+    ) -> tuple[wire.Fields | PlainFeatures, list[str]]:
+        """What the request brings, completed from the store where it is not all that the store may have."""
+        if isinstance(inline, PlainFeatures):
+            if not cookie or inline.given & serving.user_bits == serving.user_bits:
+                return inline, []
+            inline = _in_python(message, serving)
+        return self._users.complete(cookie, inline, serving, context)
 
     def _not_served(self, name: str) -> Exception:
         served = ", ".join(map(repr, self._models))
@@ -161,6 +175,14 @@ class RankingService:
         return question.ask(serving)
 
 
+def _in_python(message: Received, serving: Serving) -> wire.Fields:
+    """The request's own features as Python values."""
+    try:
+        return wire.fields(message.with_features(), serving)
+    except DecodeError:
+        raise InvalidRequest(wire.UNREADABLE) from None
+
+
 def _variant(request: RankRequest, serving: Serving, assignment: Assignment, cookie: str) -> int:
     if not request.HasField("variant"):
         return assignment.choose(cookie)
@@ -179,6 +201,7 @@ def _rank_without_misfits(
     wrong = wire.wrong_value(request, serving)
     if wrong is not None:
         raise wrong from error
-    question.fields, problems = drop_misfits(question.fields, serving)
-    degraded += problems
+    if not isinstance(question.fields, PlainFeatures):
+        question.fields, problems = drop_misfits(question.fields, serving)
+        degraded += problems
     return question.ask(serving)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ctr.v1.ranking_pb2 import RankResponse
 from server.catalogue import Catalogue
+from server.layers.binding import bound
 from server.model import Model
+from server.parts import Parts
 from server.ranker import Ranker
+from server.receiving.plain_features import PlainReader
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,8 @@ class Serving:
     catalogue: Catalogue
     ranker: Ranker
     items_generation: int
+    parts: Parts | None = None
+    """What it was bound from; None where a process serves what it built itself."""
     variant_names: tuple[str, ...] = field(init=False)
     variant_of: dict[str, int] = field(init=False)
     user_fields: frozenset[str] = field(init=False)
@@ -29,6 +35,11 @@ class Serving:
     cookie_fields: tuple[str, ...] = field(init=False)
     """User-side fields whose log column is the cookie: a request's cookie is their value."""
     item_fields: frozenset[str] = field(init=False)
+    plain: PlainReader = field(init=False)
+    user_bits: int = field(init=False)
+    """The user_fields as `plain` counts what a request has given."""
+    answer_heads: tuple[bytes, ...] = field(init=False)
+    """By variant: the fields of an answer that name model, version and variant, as bytes of a RankResponse."""
     request_raw_field: str | None = field(init=False)
     item_raw_field: str | None = field(init=False)
 
@@ -42,7 +53,33 @@ class Serving:
         cookie_column = self.model.spec.input.cookie
         bind(self, "cookie_fields", tuple(f.name for f in users if f.column == cookie_column))
         bind(self, "stored_fields", self.user_fields - set(self.cookie_fields))
+        curves = self.model.calibration
+        bind(self, "plain", PlainReader(plan, needs_values=curves is not None and curves.by is not None))
+        bind(self, "user_bits", self.plain.bits(self.user_fields))
+        answers = (
+            RankResponse(model=self.name, version=self.version, variant=variant) for variant in plan.variants
+        )
+        bind(self, "answer_heads", tuple(answer.SerializeToString() for answer in answers))
         bind(self, "item_fields", frozenset(f.name for f in plan.item_fields))
         raw = [f for f in plan.fields if f.kind == "raw"]
         bind(self, "request_raw_field", next((f.name for f in raw if f.side != "item"), None))
         bind(self, "item_raw_field", next((f.name for f in raw if f.side == "item"), None))
+
+    @classmethod
+    def bind(cls, parts: Parts) -> Serving:
+        """What a worker serves of these parts. O(fields) and the pages of the values, which it touches.
+
+        Raises ArtefactError if the parts do not fit together.
+        """
+        model, catalogue, items = bound(parts)
+        ranker = Ranker(model, catalogue, items)
+        return cls(
+            parts.name, parts.version, parts.sha256, model, catalogue, ranker, parts.items_generation, parts
+        )
+
+    def on_released(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once nothing reads the parts any more: neither this, nor a request that still ranks with it.
+
+        It is called in the thread that lets go last, so it must not block or raise.
+        """
+        weakref.finalize(self.model, callback).atexit = False

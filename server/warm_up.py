@@ -10,7 +10,7 @@ from model_store.spec import parse_spec
 from server.catalogue import Catalogue
 from server.model import Model
 from server.ranker import Ranker
-from server.receiving.item_ids import received
+from server.receiving.request import received
 
 _SPEC = """
 model = { name = "warm-up" }

@@ -1,0 +1,82 @@
+"""A request as it was received: its bytes, and as much of it in Python objects as somebody asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import DecodeError
+
+from ctr.v1.ranking_pb2 import RankRequest
+from server.receiving.item_ids import ItemIds
+from server.receiving.kernels import FOUND, IRREGULAR, REST, split
+
+Array = npt.NDArray[Any]
+_local = threading.local()
+_FIRST_BYTES = 1 << 14
+
+
+class Received:
+    """One request. For one thread at a time.
+
+    item_ids: the named candidates. brief: the request, perhaps without its item ids, user and context.
+    """
+
+    __slots__ = ("_filled", "brief", "found", "item_ids", "message", "text")
+
+    def __init__(self, message: bytes) -> None:
+        """O(bytes). Raises DecodeError."""
+        self.message = message
+        self.text = np.frombuffer(message, np.uint8)
+        spans, rest, found = _scratch(len(message))
+        count = split(self.text, spans, rest, found)
+        self.item_ids: Sequence[str]
+        self.found: Array | None
+        self._filled = count == IRREGULAR
+        if count == IRREGULAR:
+            self.brief = RankRequest.FromString(message)
+            self.item_ids = self.brief.item_ids[:]
+            self.found = None
+        else:
+            self.brief = RankRequest.FromString(rest[: found[REST]].tobytes())
+            self.item_ids = ItemIds(message, self.text, spans[:count].copy())
+            self.found = found.copy()
+
+    def with_features(self) -> RankRequest:
+        """The request with user and context; it may lack the item ids. Raises DecodeError."""
+        if not self._filled and self.found is not None:
+            _, user, user_end, context, context_end = self.found.tolist()
+            if user:
+                self.brief.user.MergeFromString(self.message[user:user_end])
+            if context:
+                self.brief.context.MergeFromString(self.message[context:context_end])
+            self._filled = True
+        return self.brief
+
+    def whole(self) -> RankRequest:
+        """All of the request, in the library's hands. Raises DecodeError."""
+        return RankRequest.FromString(self.message)
+
+
+def received(message: bytes) -> Received | DecodeError:
+    """The request, or what is wrong with its bytes (grpc takes an exception here for our fault)."""
+    try:
+        return Received(message)
+    except DecodeError as error:
+        return error
+
+
+def _scratch(size: int) -> tuple[Array, Array, Array]:
+    """This thread's space for a message of `size` bytes."""
+    have: tuple[Array, Array, Array] | None = getattr(_local, "scratch", None)
+    if have is None or len(have[1]) < size:
+        room = max(size, _FIRST_BYTES)
+        have = _local.scratch = (
+            np.empty((room // 2 + 1, 2), np.int32),
+            np.empty(room, np.uint8),
+            np.empty(FOUND, np.int64),
+        )
+    return have
