@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,9 @@ from model_store.terminal import (
     print_table,
     progress,
 )
+
+if TYPE_CHECKING:
+    from model_store.model_versions import ModelVersions
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")]
 ModelFile = Annotated[
@@ -44,7 +47,7 @@ def register(app: typer.Typer) -> None:
 
 
 def versions(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    """List the published versions of a model, oldest first."""
+    """List the published versions of a model, oldest first; of a delta the keys that changed, and its own bytes."""
     from model_store.store import Store
 
     with Store.open(store) as opened:
@@ -55,21 +58,26 @@ def versions(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOpti
                 {
                     "version": info.version,
                     "active": info.active,
+                    "kind": info.kind,
+                    "parent": info.parent,
                     "published": info.published.isoformat(),
                     "rows": info.rows,
                     "bytes": info.size,
                     "sha256": info.sha256,
+                    "content": info.content,
                 }
                 for info in listed
             ]
         )
         return
     print_table(
-        ["version", "active", "published", "keys", "bytes", "sha256"],
+        ["version", "active", "kind", "parent", "published", "keys", "bytes", "sha256"],
         [
             [
                 info.version,
                 "active" if info.active else "",
+                info.kind,
+                info.parent,
                 f"{info.published:%Y-%m-%d %H:%M:%S} UTC",
                 info.rows,
                 info.size,
@@ -120,7 +128,7 @@ def gc(
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete old versions, but never the active one nor the one a rollback would go to."""
+    """Delete old versions, but never the active one, the one a rollback would go to, nor what a kept delta needs."""
     from model_store.store import Store
 
     with Store.open(store) as opened:
@@ -144,7 +152,8 @@ def import_(
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Publish a model from a file, and activate it."""
+    """Publish a model from a file, and activate it. A delta goes onto the newest version that it changes."""
+    from model_store.manifest import DELTA
     from model_store.model_files import read_model
     from model_store.store import Store
 
@@ -155,12 +164,14 @@ def import_(
             note(read.remark)
         with progress(f"publish {model}", unit="bytes") as bar:
             version = versions.publish_and_activate(
-                read.artefact, on_progress=lambda done, total: bar.update(done, total=total)
+                read.model, on_progress=lambda done, total: bar.update(done, total=total)
             )
     if as_json:
-        print_json({"model": model, "version": version, "rows": read.artefact.rows})
+        kind = {"kind": DELTA, "parent": read.parent} if read.parent else {}
+        print_json({"model": model, "version": version, "rows": read.model.rows, **kind})
     else:
-        print(f"{model}: version {version} is active, {read.artefact.rows:,} keys from {file}")
+        what = f"changed since version {read.parent} " if read.parent else ""
+        print(f"{model}: version {version} is active, {read.model.rows:,} keys {what}from {file}")
 
 
 def export(
@@ -176,18 +187,27 @@ def export(
             help="Only this variant, as a model of its own; .json needs it where each variant has its own weights.",
         ),
     ] = None,
+    as_delta: Annotated[
+        bool,
+        typer.Option("--delta", help="Write a delta as it is stored, not the whole model that it makes."),
+    ] = False,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a published version to a file."""
+    """Write a published version to a file, whole: a delta put together with the versions it needs."""
     from model_store.model_files import JSON, check_ending, write_model
     from model_store.one_variant import one_variant
     from model_store.store import Store
 
+    if as_delta and (check_ending(file) == JSON or variant is not None):
+        raise typer.BadParameter(f"--delta writes what is stored: no {JSON}, and no --variant")
     check_ending(file)
     with Store.open(store) as opened:
         versions = opened.model(model)
         chosen = versions.active_or_fail() if version is None else version
+        if as_delta:
+            _export_delta(versions, chosen, file, as_json)
+            return
         artefact = versions.materialise(chosen)
     if variant is not None:
         artefact = one_variant(artefact, variant)
@@ -198,6 +218,24 @@ def export(
         print_json({"model": model, "version": chosen, "rows": artefact.rows, "file": str(file)})
     else:
         print(f"{model}: wrote version {chosen}, {artefact.rows:,} keys, to {file}")
+
+
+def _export_delta(versions: ModelVersions, version: int, file: Path, as_json: bool) -> None:
+    from model_store.delta import Delta
+    from model_store.errors import ArtefactError
+    from model_store.whole_file import write_whole
+
+    delta = versions.fetch(version)
+    if not isinstance(delta, Delta):
+        raise ArtefactError(f"version {version} of {versions.model} is a snapshot; export it without --delta")
+    write_whole(file, delta.to_bytes())
+    if as_json:
+        facts = {"model": versions.model, "version": version, "rows": delta.rows, "file": str(file)}
+        print_json(facts | {"kind": "delta", "parent": delta.parent})
+    else:
+        print(
+            f"{versions.model}: wrote version {version}, {delta.rows:,} keys changed since {delta.parent}, to {file}"
+        )
 
 
 def _say_active(model: str, version: int, before: int | None, as_json: bool) -> None:

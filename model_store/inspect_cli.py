@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from model_store.manifest import Manifest
 
 Table = tuple[list[str], list[list[Any]]]
+Facts = dict[str, Any]
 
 
 def register(store: typer.Typer) -> None:
@@ -33,25 +34,26 @@ def inspect(
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a version: its manifest, metrics, keys per field and heaviest keys."""
+    """Show a version: its manifest, metrics, keys per field and heaviest keys; of a delta the whole model it makes."""
     from model_store.one_variant import one_variant
     from model_store.store import Store
 
     with Store.open(store) as opened:
         versions = opened.model(model)
         manifest = versions.manifest(versions.active_or_fail() if version is None else version)
+        chain = versions.chain(manifest.version)
         artefact = versions.materialise(manifest.version)
     if variant is not None:
         artefact = one_variant(artefact, variant)
-    (_as_json if as_json else _as_tables)(model, manifest, artefact, top)
+    (_as_json if as_json else _as_tables)(model, _facts(manifest, chain), artefact, top)
 
 
-def _as_tables(model: str, manifest: Manifest, artefact: Artefact, top: int) -> None:
+def _as_tables(model: str, facts: Facts, artefact: Artefact, top: int) -> None:
     from model_store.inspection import heaviest, summaries
 
     summed = [[each.name, each.keys, each.weight_sum, each.heaviest] for each in summaries(artefact)]
     tables: list[Table] = [
-        (["manifest", model], [[name, str(value)] for name, value in _facts(manifest).items()]),
+        (["manifest", model], [[name, str(value)] for name, value in facts.items()]),
         *(
             (["metric", variant], [[name, value] for name, value in values.items()])
             for variant, values in artefact.metrics.items()
@@ -87,7 +89,7 @@ def _curves(artefact: Artefact) -> list[Table]:
     return [(heading, [[line.variant, line.value, *line.ctr] for line in curve_lines(calibration)])]
 
 
-def _as_json(model: str, manifest: Manifest, artefact: Artefact, top: int) -> None:
+def _as_json(model: str, facts: Facts, artefact: Artefact, top: int) -> None:
     import json
     from dataclasses import asdict
 
@@ -97,7 +99,7 @@ def _as_json(model: str, manifest: Manifest, artefact: Artefact, top: int) -> No
     print_json(
         {
             "model": model,
-            **_facts(manifest),
+            **facts,
             "metrics": plain_metrics(artefact.metrics),
             "keys": [asdict(each) for each in summaries(artefact)],
             "top": [asdict(each) for each in heaviest(artefact, top)],
@@ -106,15 +108,19 @@ def _as_json(model: str, manifest: Manifest, artefact: Artefact, top: int) -> No
     )
 
 
-def _facts(manifest: Manifest) -> dict[str, Any]:
+def _facts(manifest: Manifest, chain: list[int]) -> Facts:
+    """What is stored of the version; `chain` are the versions that it is put together from, itself last."""
     return {
         "version": manifest.version,
+        "kind": manifest.kind,
         "rows": manifest.rows,
         "bytes": manifest.size,
         "chunks": manifest.chunks,
         "sha256": manifest.sha256,
         "spec_sha256": manifest.spec_sha256,
         "parent": manifest.parent,
+        "chain": chain,
+        "content": manifest.content,
         "created": manifest.created.isoformat(),
         "format": manifest.format,
     }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model_store import json_model
+from model_store.arrow_format import decode
 from model_store.artefact import Artefact
+from model_store.delta import Delta
 from model_store.errors import ArtefactError, SpecError
 from model_store.inferred_spec import infer_spec
 from model_store.json_model import JsonModel
@@ -19,10 +21,15 @@ ARROW, JSON = ".arrow", ".json"
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A model read from a file, and what its reader should be told, if anything."""
+    """A model or a delta read from a file, and what its reader should be told, if anything."""
 
-    artefact: Artefact
+    model: Artefact | Delta
     remark: str | None = None
+
+    @property
+    def parent(self) -> int | None:
+        """The version that a delta changes; None of a whole model."""
+        return self.model.parent if isinstance(self.model, Delta) else None
 
 
 def read_model(path: Path, spec: Path | None, versions: ModelVersions) -> ModelFile:
@@ -33,7 +40,7 @@ def read_model(path: Path, spec: Path | None, versions: ModelVersions) -> ModelF
     if check_ending(path) == ARROW:
         if spec is not None:
             raise SpecError(f"{path} has its own spec; --spec is for {JSON} models")
-        return ModelFile(Artefact.read(path))
+        return ModelFile(_read_arrow(path, versions))
     try:
         model = json_model.parse(path.read_bytes())
     except OSError as error:
@@ -42,6 +49,25 @@ def read_model(path: Path, spec: Path | None, versions: ModelVersions) -> ModelF
         raise ArtefactError(f"{path}: {error}") from error
     chosen, remark = _spec_for(model, spec, versions)
     return ModelFile(json_model.to_artefact(model, chosen), remark)
+
+
+def _read_arrow(path: Path, versions: ModelVersions) -> Artefact | Delta:
+    """A model, or a delta with the newest version that it changes as its parent."""
+    try:
+        read = decode(path.read_bytes())
+    except OSError as error:
+        raise ArtefactError(f"cannot read {path}: {error.strerror}") from error
+    except ArtefactError as error:
+        raise ArtefactError(f"{path}: {error}") from error
+    if not isinstance(read, Delta):
+        return read
+    fitting = [each.version for each in versions.versions() if each.content == read.parent_content]
+    if not fitting:
+        raise ArtefactError(
+            f"{path} is a delta of a model with content {read.parent_content}, and no version of {versions.model} has "
+            "it; import the model whole"
+        )
+    return replace(read, parent=fitting[-1])
 
 
 def write_model(artefact: Artefact, path: Path) -> None:

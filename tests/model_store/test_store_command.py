@@ -256,3 +256,91 @@ def test_a_variant_with_its_own_weights_is_exported_and_inspected_alone(
         "4.00000",
         "—",
     ]
+
+
+# -- deltas
+
+
+@pytest.fixture
+def line(store: Store) -> list[Artefact]:
+    """A snapshot as version 1 and two deltas after it, the last one active; the models they stand for."""
+    made = [model(KEYS[:3]), model(KEYS[:4]), model(KEYS[1:4], [1.5, 2.5, 3.5])]
+    ads = store.model("ads")
+    ads.publish(made[0])
+    ads.publish(made[1].changes_since(made[0], version=1))
+    ads.publish_and_activate(made[2].changes_since(made[1], version=2))
+    return made
+
+
+def test_versions_say_what_is_a_delta_of_what_and_how_small(
+    ask: Answer, say: Callable[..., tuple[int, str, str]], line: list[Artefact]
+) -> None:
+    listed = ask("versions", "ads")
+    assert [(each["kind"], each["parent"], each["rows"]) for each in listed] == [
+        ("snapshot", None, 3),
+        ("delta", 1, 1),
+        ("delta", 2, 1),
+    ]
+    assert [each["content"] for each in listed] == [each.content for each in line]
+    assert all(each["bytes"] > 0 for each in listed)
+    ask_json(False)
+    _, out, _ = say("versions", "ads")
+    assert [word in out.splitlines()[0] for word in ("kind", "parent", "bytes")] == [True] * 3
+    assert "delta" in out
+
+
+def test_inspect_shows_the_model_that_a_delta_makes_and_its_chain(ask: Answer, line: list[Artefact]) -> None:
+    shown = ask("inspect", "ads")
+    assert (shown["version"], shown["kind"], shown["parent"], shown["chain"]) == (3, "delta", 2, [1, 2, 3])
+    assert (shown["rows"], shown["content"]) == (1, line[2].content)
+    assert sum(each["keys"] for each in shown["keys"]) == 3
+
+
+def test_an_exported_delta_is_the_whole_model_unless_asked_for_as_it_is(
+    ask: Answer, store: Store, line: list[Artefact], tmp_path: Path
+) -> None:
+    ask("export", "ads", tmp_path / "whole.arrow")
+    assert (tmp_path / "whole.arrow").read_bytes() == line[2].to_bytes()
+    answer = ask("export", "ads", tmp_path / "delta.arrow", "--delta", "--version", 2)
+    assert (answer["kind"], answer["parent"], answer["rows"]) == ("delta", 1, 1)
+    assert (tmp_path / "delta.arrow").read_bytes() == store.model("ads").fetch(2).to_bytes()
+
+
+def test_an_imported_delta_goes_onto_the_newest_version_that_it_changes(
+    ask: Answer, store: Store, line: list[Artefact], tmp_path: Path
+) -> None:
+    ask("export", "ads", tmp_path / "delta.arrow", "--delta", "--version", 2)
+    shop = store.model("shop")
+    for artefact in (line[0], line[0], line[2]):
+        shop.publish(artefact)
+    imported = ask("import", "shop", tmp_path / "delta.arrow")
+    assert imported == {"model": "shop", "version": 4, "rows": 1, "kind": "delta", "parent": 2}
+    assert shop.materialise(4).to_bytes() == line[1].to_bytes()
+    assert shop.active() == 4
+
+
+def test_a_delta_that_fits_no_version_is_not_imported(
+    say: Callable[..., tuple[int, str, str]], store: Store, line: list[Artefact], tmp_path: Path
+) -> None:
+    store.model("ads").fetch(3)
+    (tmp_path / "delta.arrow").write_bytes(store.model("ads").fetch(3).to_bytes())
+    code, _, complaint = say("import", "shop", tmp_path / "delta.arrow")
+    assert code == 4
+    assert "no version of shop has it; import the model whole" in " ".join(complaint.split())
+
+
+def test_a_snapshot_is_no_delta_to_export_nor_is_the_json_form(
+    say: Callable[..., tuple[int, str, str]], line: list[Artefact], tmp_path: Path
+) -> None:
+    code, _, complaint = say("export", "ads", tmp_path / "d.arrow", "--delta", "--version", 1)
+    assert code == 4
+    assert "version 1 of ads is a snapshot; export it without --delta" in " ".join(complaint.split())
+    assert say("export", "ads", tmp_path / "d.json", "--delta")[0] == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rollback_and_gc_know_what_deltas_need(ask: Answer, store: Store, line: list[Artefact]) -> None:
+    assert ask("rollback", "ads", 2) == {"model": "ads", "active": 2, "before": 3}
+    assert ask("gc", "ads", "--keep", 1) == {"model": "ads", "deleted": [], "dry_run": False}
+    store.model("ads").publish_and_activate(line[0])
+    assert ask("gc", "ads", "--keep", 1)["deleted"] == [3]
