@@ -1,13 +1,14 @@
-"""The peer of `benchmarks.rank`: our grpc server with a handler that parses the request and answers nothing."""
+"""The limit that `benchmarks.rank` measures against: a plain grpc server whose handler parses the request, no more."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import grpc
-from grpc_health.v1 import health
 
 from ctr.v1.ranking_pb2 import RankRequest, RankResponse
-from server.lifecycle import DEFAULT_THREADS, grpc_server
 from server.service import SERVICE
+from server.settings import DEFAULT_THREADS
 
 NOTHING = RankResponse()
 
@@ -20,8 +21,8 @@ def rank(request: RankRequest, context: grpc.ServicerContext) -> RankResponse:
 def main() -> None:
     """Serve until terminated; prints the address."""
     method = grpc.unary_unary_rpc_method_handler(rank, RankRequest.FromString, RankResponse.SerializeToString)
-    handlers = grpc.method_handlers_generic_handler(SERVICE, {"Rank": method})
-    server = grpc_server(handlers, health.HealthServicer(), DEFAULT_THREADS)
+    server = grpc.server(ThreadPoolExecutor(DEFAULT_THREADS), options=[("grpc.so_reuseport", 0)])
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Rank": method}),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     print(f"listening on 127.0.0.1:{port}", flush=True)
