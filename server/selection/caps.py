@@ -1,4 +1,4 @@
-"""Caps: how many returned items may share a value. Greedy: best first, each item is taken if all its values have room."""
+"""Caps: how many returned items may share a value. Greedy: best first, an item is taken if its values have room."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,8 @@ Valued = Callable[[Array], Array]
 """From moved scores, float64[draws, candidates], to what candidates are ordered by, in the same shape."""
 
 WIDEST = 8.0  # standard deviations; beyond it lies 1e-15
-NODES = 129
+MOST_NODES, LEAST_NODES = 513, 129
+NODES_OF_ALL = 130_000
 CELLS = 96
 MAX_ATOMS = 128
 EXACT_UP_TO = 400_000
@@ -33,9 +35,26 @@ MAX_DRAWS = 1024
 MIN_DRAWS = 64
 DRAWN_NUMBERS = 400_000
 
-_Z = np.linspace(-WIDEST, WIDEST, NODES)
-_BELOW = np.array([0.0, *(0.5 * math.erfc(-z / math.sqrt(2.0)) for z in _Z[1:-1].tolist()), 1.0])
-_WEIGHT = np.diff(0.5 * (_BELOW[1:] + _BELOW[:-1]), prepend=0.0, append=1.0)
+
+class _Grid(NamedTuple):
+    """Where a standard normal number is looked at: nodes z, the chance below each, and the chance near each."""
+
+    z: Array
+    below: Array
+    weight: Array
+
+
+@lru_cache
+def _grid(nodes: int) -> _Grid:
+    z = np.linspace(-WIDEST, WIDEST, nodes)
+    inner = [0.5 * math.erfc(-each / math.sqrt(2.0)) for each in z[1:-1].tolist()]
+    below = np.array([0.0, *inner, 1.0])
+    return _Grid(z, below, np.diff(0.5 * (below[1:] + below[:-1]), prepend=0.0, append=1.0))
+
+
+def _grid_for(candidates: int) -> _Grid:
+    """A finer one for few candidates, where one that is clipped or turns counts for more."""
+    return _grid(MOST_NODES if candidates * MOST_NODES <= NODES_OF_ALL else LEAST_NODES)
 
 
 def integrated(score: Array, deviation: Array, valued: Valued, chosen: Array, top: int) -> Array:
@@ -43,14 +62,15 @@ def integrated(score: Array, deviation: Array, valued: Valued, chosen: Array, to
 
     score, deviation float64[candidates]. O(candidates · (cells · top + nodes · log cells)).
     """
-    values = np.ascontiguousarray(valued(score + deviation * _Z[:, None]).T)
-    borders, nodes, atoms = _points(values, top)
+    grid = _grid_for(len(score))
+    values = np.ascontiguousarray(valued(score + deviation * grid.z[:, None]).T)
+    borders, nodes, atoms = _points(values, grid, top)
     points = np.concatenate([borders, nodes, atoms])
     order = np.argsort(points, kind="stable")
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
     above, at_least = np.zeros((2, len(points), len(score)))
-    tails(values, _Z, _BELOW, points[order], above, at_least)
+    tails(values, grid.z, grid.below, points[order], above, at_least)
     ordered = np.argsort(chosen)
     asked = chosen[ordered].astype(np.int64)
     of_borders, of_atoms = np.split(place, [len(borders), len(borders) + len(nodes)])[::2]
@@ -67,14 +87,14 @@ def integrated(score: Array, deviation: Array, valued: Valued, chosen: Array, to
     return result
 
 
-def _points(values: Array, top: int) -> tuple[Array, Array, Array]:
+def _points(values: Array, grid: _Grid, top: int) -> tuple[Array, Array, Array]:
     """Borders of cells, descending; a node for each cell, where its chances are taken; and the atoms.
 
     There are a cell above the first border and one below the last. An atom is a border as well, because the number of
     candidates before one jumps there.
     """
-    ends = _evenly(values, top)
-    atoms = _atoms(values, ends[-1])
+    ends = _evenly(values, grid, top)
+    atoms = _atoms(values, grid, ends[-1], ends[0])
     borders = np.unique(np.concatenate([ends[::2], atoms]))[::-1]
     odd = ends[1::2]
     inside = odd[np.minimum(np.searchsorted(-odd, -borders[:-1], side="right"), len(odd) - 1)]
@@ -83,27 +103,34 @@ def _points(values: Array, top: int) -> tuple[Array, Array, Array]:
     return borders, np.concatenate([borders[:1], np.where(kept, inside, middle), borders[-1:]]), atoms
 
 
-def _evenly(values: Array, top: int) -> Array:
+def _evenly(values: Array, grid: _Grid, top: int) -> Array:
     """2 · CELLS + 1 values, descending: more of them where the top-th of all candidates is likely to lie.
 
     With M(t) candidates above t on average, their number is nearly Poisson, and its square root has a deviation of
-    1/2 wherever t lies. So the values are those where the square root of M rises evenly, to well past that of `top`.
+    1/2 wherever t lies. So the values are those where the square root of M rises evenly, to well past that of `top`;
+    where most candidates are returned, the same is done from the other end.
     """
+    if 2 * top > len(values):
+        return -_evenly_from_the_best(-values, grid, len(values) - top)[::-1]
+    return _evenly_from_the_best(values, grid, top)
+
+
+def _evenly_from_the_best(values: Array, grid: _Grid, top: int) -> Array:
     step = max(1, math.ceil(values.size / MOST_POOLED))
-    pooled, weight = values[:, ::step].ravel(), np.tile(_WEIGHT[::step], len(values))
+    pooled, weight = values[:, ::step].ravel(), np.tile(grid.weight[::step], len(values))
     order = np.argsort(-pooled, kind="stable")
     rising = np.cumsum(weight[order]) * (len(values) / weight.sum())
     most = min(math.sqrt(len(values)), math.sqrt(top) + 4.0)
     return np.interp(np.linspace(0.0, most, 2 * CELLS + 1) ** 2, rising, pooled[order])
 
 
-def _atoms(values: Array, least: float) -> Array:
-    """Values from `least` on that some candidate takes with a chance of its own; the likeliest if there are many."""
-    flat = (values[:, 1:] == values[:, :-1]) & (values[:, 1:] >= least)
+def _atoms(values: Array, grid: _Grid, least: float, most: float) -> Array:
+    """Values between two that some candidate takes with a chance of its own; the likeliest if there are many."""
+    flat = (values[:, 1:] == values[:, :-1]) & (values[:, 1:] >= least) & (values[:, 1:] <= most)
     if not flat.any():
         return np.empty(0)
     found, number = np.unique(values[:, 1:][flat], return_inverse=True)
-    mass = np.bincount(number, np.broadcast_to(np.diff(_BELOW), flat.shape)[flat])
+    mass = np.bincount(number, np.broadcast_to(np.diff(grid.below), flat.shape)[flat])
     return found[np.sort(np.argsort(-mass, kind="stable")[:MAX_ATOMS])]
 
 

@@ -62,9 +62,10 @@ class Scored:
 
 def order_key(value: Array, score: Array) -> Array:
     """What to order by, descending: `value` where it is finite; all others below, among themselves by score."""
-    with np.errstate(invalid="ignore"):
+    with np.errstate(all="ignore"):
         good = np.abs(value) <= LARGEST
-    return np.where(good, value, LARGEST * (score / (1.0 + np.abs(score)) - 2.0))
+        within = np.sign(score) * (1.0 - 1.0 / (1.0 + np.abs(score)))  # rises with the score, in (-1, 1)
+        return np.where(good, value, LARGEST * (within - 2.0))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,278 @@
+"""Selection against the slow one in plain Python, and what each option promises."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctr.v1.ranking_pb2 import RankRequest
+from model_store.calibration import PowerCurve
+from model_store.features import FeaturePlan
+from model_store.spec import parse_spec
+from server.attributes import AttributeWriter
+from server.errors import InvalidRequest
+from server.selection.candidates import Candidates
+from server.selection.caps import Cap
+from server.selection.conditions import AnyOf, Condition, InRange, NoneOf
+from server.selection.exploration import Thompson, UpperConfidenceBound, normals
+from server.selection.options import MAX_CAPS, MAX_FILTER_VALUES, MAX_FILTERS, Options
+from server.selection.selection import Plan, Scored, Selection
+from tests.server.ranking.slow_selection import Record, number_in, slow_select
+
+PLAN = FeaturePlan.of(
+    parse_spec('model = { name = "m" }\ninput = { label = "click" }\nfields = { brand = { side = "item" } }')
+)
+
+
+def candidates(records: list[Record]) -> Candidates:
+    writer = AttributeWriter(PLAN)
+    for row, record in enumerate(records):
+        writer.add(row, record)
+    return Candidates(writer.finish(), ids(records), np.arange(len(records), dtype=np.int32), [])
+
+
+def ids(records: list[Record]) -> list[str]:
+    return [f"i{at}" for at in range(len(records))]
+
+
+def select(
+    scores: list[float],
+    records: list[Record] | None = None,
+    top_k: int | None = None,
+    uncertainty: list[float] | None = None,
+    request_id: str = "r",
+    curve: Any = None,
+    **message: Any,
+) -> Selection:
+    records = [{} for _ in scores] if records is None else records
+    options = Options.of(RankRequest(**message), "", request_id)
+    assert options is not None
+    sigma = None if uncertainty is None else np.array(uncertainty)
+    scored = Scored(np.array(scores, np.float64), sigma, curve)
+    return options.plan.select(scored, candidates(records), ids(records), top_k, request_id)
+
+
+FIELD = st.sampled_from(["seller", "brand", "bid", "gone"])
+RECORD = st.fixed_dictionaries(
+    {},
+    optional={
+        "seller": st.sampled_from("ab"),
+        "brand": st.sampled_from("xyz"),
+        "bid": st.sampled_from(["1", "2", "", "-1", "x"]),
+    },
+)
+TEXTS = st.frozensets(st.sampled_from([b"a", b"b", b"x", b"1", b"2"]), min_size=1, max_size=3)
+CONDITION: st.SearchStrategy[Condition] = st.one_of(
+    st.builds(AnyOf, FIELD, TEXTS),
+    st.builds(NoneOf, FIELD, TEXTS),
+    st.builds(InRange, FIELD, st.sampled_from([-math.inf, 0.0, 1.0]), st.sampled_from([1.0, math.inf])),
+)
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.tuples(st.sampled_from([-1.0, 0.0, 0.5, 2.0]), RECORD), max_size=14),
+    st.lists(CONDITION, max_size=2),
+    st.lists(st.builds(Cap, FIELD, st.integers(1, 3)), max_size=2),
+    st.sampled_from(["", "score * bid", "bid", "score * (bid ?? 1)", "-score"]),
+    st.one_of(st.none(), st.integers(1, 9)),
+)
+def test_the_items_and_their_order_equal_the_slow_selection(
+    items: list[tuple[float, Record]],
+    conditions: list[Condition],
+    caps: list[Cap],
+    objective: str,
+    top_k: int | None,
+) -> None:
+    def value(score: float, record: Record) -> float:
+        bid = number_in(record.get("bid", ""))
+        missing = math.nan if bid is None else bid
+        return {
+            "": score, "score * bid": score * missing, "bid": missing,
+            "score * (bid ?? 1)": score * (1.0 if bid is None else bid), "-score": -score,
+        }[objective]  # fmt: skip
+
+    scores, records = [score for score, _ in items], [record for _, record in items]
+    expected = slow_select(scores, records, conditions, caps, value, top_k)
+    compiled = None if not objective else Options.of(RankRequest(objective=objective), "", "")
+    plan = Plan(None if compiled is None else compiled.plan.objective, tuple(conditions), tuple(caps), None)
+    scored = Scored(np.array(scores, np.float64), None, None)
+    found = plan.select(scored, candidates(records), ids(records), top_k, "r")
+    assert found.order.tolist() == expected
+    assert found.score.tolist() == [scores[at] for at in expected]
+    if objective:
+        assert found.objective is not None
+        slow = [value(scores[at], records[at]) for at in expected]
+        assert np.array_equal(found.objective, np.array(slow), equal_nan=True)
+
+
+def test_an_objective_orders_by_ctr_and_bid_and_is_returned() -> None:
+    found = select([0.0, 1.0, 2.0], [{"bid": "4"}, {"bid": "1"}, {"bid": "1"}], objective="ctr * bid")
+    assert found.order.tolist() == [0, 2, 1]
+    assert found.objective is not None
+    assert found.objective == pytest.approx(found.ctr * [4, 1, 1])
+    assert found.notes == []
+    assert (found.uncertainty, found.propensity) == (None, None)
+
+
+def test_items_whose_objective_has_no_value_stand_last_by_score_and_are_told_of() -> None:
+    found = select([0.0, 1.0, 2.0], [{"bid": "1"}, {}, {"bid": "soon"}], objective="ctr * bid")
+    assert found.order.tolist() == [0, 2, 1]
+    assert found.objective is not None and np.isnan(found.objective[1:]).all()
+    assert found.notes == ["objective: 2 of 3 candidates have no value and stand last: no number in 'bid'"]
+
+
+def test_infinite_results_stand_last_whatever_their_sign() -> None:
+    found = select([0.0, 1.0, 2.0], [{"bid": "1"}, {"bid": "0"}, {"bid": "-1"}], objective="1 / bid")
+    assert found.order.tolist() == [0, 2, 1]
+    assert found.notes == [
+        "objective: 1 of 3 candidates have no value and stand last: the result is not finite"
+    ]
+
+
+def test_ctr_goes_through_the_curve_in_the_answer_and_in_the_objective() -> None:
+    found = select([0.0, 1.0], curve=PowerCurve(0.5, 1.0), objective="-ctr")
+    assert found.order.tolist() == [0, 1]
+    assert found.objective is not None
+    assert found.ctr.tolist() == [0.25, 0.5 / (1 + math.exp(-1.0))]
+    assert found.objective.tolist() == (-found.ctr).tolist()
+
+
+def test_caps_take_the_best_of_each_value_and_leave_items_without_one_alone() -> None:
+    records: list[Record] = [{"seller": "a"}, {"seller": "a"}, {"seller": "a"}, {"seller": "b"}, {}, {}]
+    scores = [6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
+    caps = [{"field": "seller", "at_most": 2}]
+    assert select(scores, records, caps=caps).order.tolist() == [0, 1, 3, 4, 5]
+    assert select(scores, records, top_k=3, caps=caps).order.tolist() == [0, 1, 3]
+
+
+def test_a_filter_that_nothing_passes_leaves_an_empty_answer() -> None:
+    found = select([1.0], filters=[{"field": "seller", "any_of": {"values": ["z"]}}])
+    assert (found.order.tolist(), found.ctr.tolist()) == ([], [])
+
+
+def test_no_candidates_are_no_trouble() -> None:
+    for policy in ({"ucb": {"width": 1.0}}, {"thompson": {"width": 1.0}}):
+        found = select(
+            [], [], 3, [], exploration=policy, objective="bid", caps=[{"field": "a", "at_most": 1}]
+        )
+        assert found.order.tolist() == []
+
+
+def test_ucb_adds_the_uncertainty_and_every_propensity_is_one() -> None:
+    found = select([1.0, 0.9, 0.0], uncertainty=[0.0, 0.2, 0.1], exploration={"ucb": {"width": 2.0}})
+    assert found.order.tolist() == [1, 0, 2]
+    assert found.score.tolist() == [0.9, 1.0, 0.0], "what is returned is the model's own score"
+    assert found.uncertainty is not None and found.propensity is not None
+    assert (found.uncertainty.tolist(), found.propensity.tolist()) == ([0.2, 0.0, 0.1], [1.0, 1.0, 1.0])
+
+
+def test_ucb_raises_the_ctr_that_the_objective_sees() -> None:
+    found = select([0.0], uncertainty=[1.0], exploration={"ucb": {"width": 1.0}}, objective="ctr")
+    assert found.objective is not None
+    assert (found.objective[0], found.ctr[0]) == (1 / (1 + math.exp(-1.0)), 0.5)
+
+
+THOMPSON = {"thompson": {"width": 1.0}}
+
+
+def test_a_draw_depends_on_the_request_and_the_item_alone() -> None:
+    names = [f"item {at}" for at in range(50)]
+    draws = dict(zip(names, normals("r1", names).tolist(), strict=True))
+    some = list(reversed(names[10:20]))
+    assert normals("r1", some).tolist() == [draws[name] for name in some]
+    assert not set(normals("r2", names).tolist()) & set(draws.values())
+
+
+def test_a_candidate_that_comes_twice_is_drawn_twice() -> None:
+    twice = normals("r", ["a", "b", "a"])
+    assert len(set(twice.tolist())) == 3
+    assert twice[:2].tolist() == normals("r", ["a", "b"]).tolist()
+
+
+def test_draws_are_standard_normal_and_independent() -> None:
+    names = [f"item-{at}" for at in range(2000)]
+    draws = np.array([normals(f"request {at}", names) for at in range(50)])
+    assert abs(draws.mean()) < 0.015
+    assert draws.std() == pytest.approx(1.0, abs=0.015)
+    assert np.abs(np.corrcoef(draws[:20])[np.triu_indices(20, 1)]).max() < 0.12
+    below = [(draws < z).mean() for z in (-2.0, -1.0, 0.0, 1.0, 2.0)]
+    assert below == pytest.approx([0.0228, 0.1587, 0.5, 0.8413, 0.9772], abs=0.005)
+
+
+def test_the_same_request_id_gives_the_same_order_and_others_do_not() -> None:
+    scores, sigma = [0.0] * 20, [1.0] * 20
+    first = select(scores, uncertainty=sigma, exploration=THOMPSON, request_id="a")
+    again = select(scores, uncertainty=sigma, exploration=THOMPSON, request_id="a")
+    other = select(scores, uncertainty=sigma, exploration=THOMPSON, request_id="b")
+    assert first.order.tolist() == again.order.tolist() != other.order.tolist()
+    assert first.propensity is not None and again.propensity is not None
+    assert first.propensity.tolist() == again.propensity.tolist()
+
+
+def test_without_uncertainty_thompson_is_the_plain_order() -> None:
+    found = select([0.0, 2.0, 1.0], uncertainty=[0.0] * 3, top_k=2, exploration=THOMPSON)
+    assert found.order.tolist() == [1, 2]
+    assert found.propensity is not None and found.propensity.tolist() == [1.0, 1.0]
+
+
+def test_what_fails_a_filter_takes_no_part_in_a_propensity() -> None:
+    records: list[Record] = [{"seller": "a"}, {"seller": "b"}, {"seller": "a"}]
+    some = [{"field": "seller", "any_of": {"values": ["a"]}}]
+    found = select([0.0, 9.0, 0.0], records, 1, [1.0] * 3, exploration=THOMPSON, filters=some)
+    assert found.propensity is not None
+    assert found.propensity.tolist() == pytest.approx([0.5], abs=1e-3)
+
+
+def test_the_plain_request_has_no_options() -> None:
+    assert Options.of(RankRequest(cookie="c", item_ids=["a"], top_k=1), "", "r") is None
+
+
+def test_the_models_objective_holds_where_the_request_has_none() -> None:
+    found = Options.of(RankRequest(), "ctr * bid", "r")
+    own = Options.of(RankRequest(objective="ctr"), "ctr * bid", "r")
+    assert found is not None and own is not None
+    assert found.plan.objective is not None and own.plan.objective is not None
+    assert (found.plan.objective.text, own.plan.objective.text) == ("ctr * bid", "ctr")
+    assert not found.needs_uncertainty
+    sure = Options.of(RankRequest(objective="ctr - uncertainty"), "", "r")
+    assert sure is not None and sure.needs_uncertainty
+
+
+TOO_MANY = ["x"] * (MAX_FILTER_VALUES + 1)
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"objective": "ctr *"}, "objective: at character 6: got the end"),
+        ({"filters": [{"field": "", "any_of": {"values": ["a"]}}]}, "filters[0].field: empty"),
+        ({"filters": [{"field": "a"}]}, "filters[0]: no test"),
+        ({"filters": [{"field": "a", "any_of": {}}]}, "filters[0].any_of: got 0 values"),
+        ({"filters": [{"field": "a", "none_of": {"values": TOO_MANY}}]}, "filters[0].none_of: got"),
+        ({"filters": [{"field": "a", "range": {"min": 2, "max": 1}}]}, "filters[0].range: got 2.0 to 1.0"),
+        ({"filters": [{"field": "a", "range": {"min": math.nan}}]}, "filters[0].range: got nan"),
+        ({"filters": [{"field": "a", "range": {}}] * (MAX_FILTERS + 1)}, "filters: got"),
+        ({"caps": [{"field": "a", "at_most": 0}]}, "caps[0].at_most: got 0"),
+        ({"caps": [{"at_most": 1}]}, "caps[0].field: empty"),
+        ({"caps": [{"field": "a", "at_most": 1}] * (MAX_CAPS + 1)}, "caps: got"),
+        ({"exploration": {}}, "exploration: no policy"),
+        ({"exploration": {"ucb": {"width": -1}}}, "exploration.ucb.width: got -1.0"),
+        ({"exploration": {"thompson": {"width": math.inf}}}, "exploration.thompson.width: got inf"),
+    ],
+)  # fmt: skip
+def test_a_wrong_option_is_refused_with_its_path(message: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        Options.of(RankRequest(**message), "", "r")
+    assert str(raised.value).startswith(text)
+
+
+def test_widths_of_every_policy_are_read() -> None:
+    for policy, kind in (("ucb", UpperConfidenceBound), ("thompson", Thompson)):
+        found = Options.of(RankRequest(exploration={policy: {"width": 0.5}}), "", "r")
+        assert found is not None and found.plan.exploration == kind(0.5)
