@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter_ns
 
 import grpc
 import structlog
@@ -18,9 +19,18 @@ from ctr.v1.ranking_pb2 import RankRequest
 from model_store.errors import FieldValueError
 from server import wire
 from server.current import Current
-from server.errors import CandidateSetNotFound, InvalidRequest, ModelNotServed, NotReady, abort, status_of
+from server.errors import (
+    CandidateSetNotFound,
+    DeadlinePassed,
+    InvalidRequest,
+    ModelNotServed,
+    NotReady,
+    abort,
+    status_of,
+)
 from server.experiments import Assignment
 from server.late_items import PART as ITEMS
+from server.metrics.meter import Meter
 from server.ranker import Ranking
 from server.receiving.plain_features import PlainFeatures
 from server.receiving.request import Received, received
@@ -56,12 +66,13 @@ class Question:
 class RankingService:
     """Answers Rank for the models of one worker. Shared by every thread of the server."""
 
-    def __init__(self, models: Mapping[str, Current], reads: StoredReads) -> None:
+    def __init__(self, models: Mapping[str, Current], reads: StoredReads, meter: Meter | None = None) -> None:
         """`models`: by name; which ones there are does not change while the service lives."""
         self._models = models
         self._only = next(iter(models.values())) if len(models) == 1 else None
         self._reads = reads
         self._users = UserFeatures(reads)
+        self._meter = meter or Meter()
         self.draining = False
 
     def handlers(self) -> grpc.GenericRpcHandler[Received | DecodeError, bytes]:
@@ -74,17 +85,25 @@ class RankingService:
 
     def Rank(self, message: Received | DecodeError, context: grpc.ServicerContext) -> bytes:
         """The RPC. Every failure leaves through the table in `server.errors`."""
+        began_ns = perf_counter_ns()
         if isinstance(message, DecodeError):
+            self._meter.failed("", grpc.StatusCode.INVALID_ARGUMENT.name)
             abort(context, InvalidRequest(wire.UNREADABLE), "")
         request_id = message.brief.request_id or os.urandom(REQUEST_ID_BYTES).hex()
         try:
-            return self._rank(message, request_id, context)
+            return self._rank(message, request_id, context, began_ns)
         except Exception as error:
-            if status_of(error) is grpc.StatusCode.INTERNAL:
+            status = status_of(error)
+            self._meter.failed(self._label(message.brief.model), status.name)
+            if status is grpc.StatusCode.INTERNAL:
                 _log.error("rank failed", request_id=request_id, exc_info=error)
             abort(context, error, request_id)
 
-    def _rank(self, message: Received, request_id: str, context: grpc.ServicerContext) -> bytes:
+    def _rank(
+        self, message: Received, request_id: str, context: grpc.ServicerContext, began_ns: int
+    ) -> bytes:
+        if context.time_remaining() == 0:
+            raise DeadlinePassed("the deadline passed while the call waited for a thread")
         request, item_ids = message.brief, message.item_ids
         current = self._models.get(request.model) if request.model else self._only
         if current is None:
@@ -97,21 +116,30 @@ class RankingService:
         spelled = wire.spelled_out(request, item_ids, serving)
         if spelled is None:
             item_ids, spelled = self._members(request, context), []
+        candidates = len(item_ids) + len(spelled)
         cookie = wire.check_id("cookie", request.cookie)
         variant = _variant(request, serving, current.assigned(serving), cookie or request_id)
+        read_ns = perf_counter_ns()
         fields, degraded = self._completed(inline, message, cookie, serving, context)
+        complete_ns = perf_counter_ns()
         question = Question(fields, item_ids, spelled, variant, top_k, message)
         try:
             ranking = question.ask(serving)
         except FieldValueError as error:
             ranking = _rank_without_misfits(message.with_features(), question, serving, degraded, error)
+        ranked_ns = perf_counter_ns()
         if ranking.unknown_items:
             wire.check_unknown(request, item_ids, ranking.unknown_items)
             ranking = self._rank_with_late_items(question, ranking, serving, degraded, context, current)
         if spelled and (names := wire.unknown_item_fields(spelled, serving)):
             ranking.unknown_fields = list(dict.fromkeys([*ranking.unknown_fields, *names]))
         current.recent.append(question)
-        return wire.answer(request, request_id, serving.answer_heads[variant], ranking, degraded)
+        answer = wire.answer(request, request_id, serving.answer_heads[variant], ranking, degraded)
+        store_ns, ranking_ns = complete_ns - read_ns, ranked_ns - complete_ns
+        self._meter.answered(
+            serving, variant, candidates, began_ns, store_ns, ranking_ns, degraded, request_id
+        )
+        return answer
 
     def _completed(
         self,
@@ -127,6 +155,10 @@ class RankingService:
                 return inline, []
             inline = _in_python(message, serving)
         return self._users.complete(cookie, inline, serving, context)
+
+    def _label(self, model: str) -> str:
+        """The model of a failed request in the metrics: one that is served here, or "", never another text."""
+        return model if model in self._models else self._only.name if self._only and not model else ""
 
     def _not_served(self, name: str) -> Exception:
         served = ", ".join(map(repr, self._models))
