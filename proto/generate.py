@@ -11,9 +11,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+import grpc_tools
 from grpc_tools import protoc
 
 HERE = Path(__file__).resolve().parent
+GOOGLES = Path(grpc_tools.__file__).parent / "_proto"
 STUBS = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py")
 
 
@@ -21,7 +23,7 @@ def generate(into: Path) -> None:
     """Write the stubs of every .proto file below this folder into the same places below `into`."""
     protos = sorted(str(path.relative_to(HERE)) for path in HERE.rglob("*.proto"))
     outputs = [f"--{kind}_out={into}" for kind in ("python", "pyi", "grpc_python")]
-    if protoc.main(["protoc", f"--proto_path={HERE}", *outputs, *protos]) != 0:
+    if protoc.main(["protoc", f"--proto_path={HERE}", f"--proto_path={GOOGLES}", *outputs, *protos]) != 0:
         raise SystemExit("proto/generate.py: protoc failed; its message stands above")
 
 
