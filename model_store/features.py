@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -154,18 +154,28 @@ class FeaturePlan:
         Raises FieldValueError where a value does not fit or a cross's key is over 4 KiB.
         """
         tokens = {field.name: field.tokens(example.get(field.name)) for field in self.fields}
-        keys = [(BIAS, 1.0, self.all_variants)]
-        for field in self.fields:
-            keys += [(field.prefix + token.text, token.x, field.mask) for token in tokens[field.name]]
-        for cross in self.crosses:
-            for half in itertools.product(*(tokens[field.name] for field in cross.fields)):
-                key = cross.prefix + b"*".join(token.text for token in half)
-                if len(key) > MAX_KEY_BYTES:
-                    raise FieldValueError(
-                        f"{cross.name}: the key would be {len(key)} bytes long; the limit is {MAX_KEY_BYTES}"
-                    )
-                keys.append((key, math.prod(token.x for token in half), cross.mask))
+        keys = []
+        for name, key, x, mask in self.keys_of(tokens):
+            if len(key) > MAX_KEY_BYTES:
+                raise FieldValueError(
+                    f"{name}: the key would be {len(key)} bytes long; the limit is {MAX_KEY_BYTES}"
+                )
+            keys.append((key, x, mask))
         return keys
+
+    def keys_of(self, tokens: Mapping[str, Sequence[Token]]) -> Iterator[tuple[str, bytes, float, int]]:
+        """(field or cross, key, x, variant mask) of every key that each field's tokens make; the bias is first.
+
+        A cross's key may come out over 4 KiB; no model has such a key.
+        """
+        yield BIAS.decode(), BIAS, 1.0, self.all_variants
+        for field in self.fields:
+            for token in tokens[field.name]:
+                yield field.name, field.prefix + token.text, token.x, field.mask
+        for cross in self.crosses:
+            for chosen in itertools.product(*(tokens[field.name] for field in cross.fields)):
+                key = cross.prefix + b"*".join(token.text for token in chosen)
+                yield cross.name, key, math.prod(token.x for token in chosen), cross.mask
 
 
 def _tokenizer(field: FieldSpec) -> Callable[[Value], tuple[Token, ...]]:

@@ -1,0 +1,112 @@
+"""Explanations against the ranker, over the random specs and models that the ranker itself is tested with."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from model_store.features import FeaturePlan
+from model_store.spec import ModelSpec
+from model_store.values import Value
+from server.catalogue import Catalogue
+from server.explaining.contributions import ROUNDING, Group, _rest, explained
+from server.explaining.tokens import item_tokens, request_tokens
+from server.model import Model
+from server.ranker import Ranker
+from tests.server.slow_ranker import Weights, artefact_of
+from tests.server.test_ranker import SHOP, SHOP_WEIGHTS, VARIANTS, parse, questions
+
+
+def added_up(groups: tuple[Group, ...]) -> float:
+    total = 0.0
+    for group in groups:
+        for key in group.keys:
+            total += key.value
+    return total
+
+
+@settings(max_examples=150)
+@given(questions(), st.integers(0, VARIANTS - 1))
+def test_contributions_add_up_to_the_rankers_score_exactly(
+    question: tuple[ModelSpec, Weights, dict[str, Value], list[dict[str, Value]]], variant: int
+) -> None:
+    spec, weights, request, items = question
+    model = Model.build(artefact_of(spec, weights), 1)
+    records = [(str(index), item) for index, item in enumerate(items)]
+    catalogue = Catalogue.build(model.plan, records)
+    ranking = Ranker(model, catalogue).rank(request, [i for i, _ in records], records, variant)
+    for item_id, score in zip(ranking.ids, ranking.score, strict=True):
+        for features in (None, items[int(item_id)]):
+            tokens = request_tokens(model, request) | item_tokens(model, catalogue, item_id, features)
+            groups = explained(model, tokens, variant, score)
+            assert added_up(groups) == score
+            for group in groups:
+                if group.name == ROUNDING:
+                    assert abs(group.sum) <= 1e-12 * max(
+                        1.0, sum(abs(k.value) for g in groups for k in g.keys)
+                    )
+                    continue
+                for key in group.keys:
+                    own, bits = weights[key.key]
+                    assert bits >> variant & 1
+                    assert key.weight == (own[variant] if isinstance(own, tuple) else own)
+            # Every key of the definition that the model holds for the variant is there, once for each time it is made.
+            made = [
+                key
+                for key, _, mask in FeaturePlan.of(spec).keys(
+                    {**request, **items[int(item_id)], **own_id(model, item_id, items)}
+                )
+                if key in weights and (mask & weights[key][1]) >> variant & 1
+            ]
+            shown = [key.key for group in groups if group.name != ROUNDING for key in group.keys]
+            assert sorted(shown) == sorted(made)
+
+
+def own_id(model: Model, item_id: str, items: list[dict[str, Value]]) -> dict[str, Value]:
+    return {name: item_id for name in model.item_id_fields if name not in items[int(item_id)]}
+
+
+def test_keys_stand_under_the_field_or_cross_that_made_them() -> None:
+    model = Model.build(artefact_of(parse(SHOP, [["age", "brand"]]), SHOP_WEIGHTS), 1)
+    catalogue = Catalogue.build(model.plan, [("shoe", {"brand": "nike"}), ("new", {})])
+    request = request_tokens(model, {"age": "25", "hour": "7"})
+    groups = explained(model, request | item_tokens(model, catalogue, "shoe", None), 0, 1.75)
+    assert [(g.name, g.sum, [k.key for k in g.keys]) for g in groups] == [
+        ("bias", -1.0, [b"bias"]),
+        ("age", 0.5, [b"age=25"]),
+        ("brand", 0.25, [b"brand=nike"]),
+        ("age*brand", 2.0, [b"age*brand=25*nike"]),
+    ]
+    assert groups[0].keys[0].rate == 1.0
+    unknown = explained(model, request | item_tokens(model, catalogue, "new", None), 0, -0.375)
+    assert [group.name for group in unknown] == ["bias", "age", "sku"]
+    assert [
+        g.name for g in explained(model, request | item_tokens(model, catalogue, "gone", None), 0, -0.5)
+    ] == [
+        "bias",
+        "age",
+    ]
+
+
+NUMBERS = st.floats(-1e6, 1e6, allow_subnormal=False)
+
+
+@given(st.lists(NUMBERS, max_size=30), st.one_of(NUMBERS, st.floats(-1e-9, 1e-9)))
+@example([1.0], 1e-30)
+@example([0.1] * 10, 1.0)
+@example([1e6, -1e6, 1e-300], 0.0)
+def test_what_is_left_over_is_at_most_three_numbers(values: list[float], score: float) -> None:
+    rest = _rest(values, score)
+    total = 0.0
+    for value in [*values, *rest]:
+        total += value
+    assert total == score
+    assert len(rest) <= 3
+
+
+@pytest.mark.parametrize("score", [math.inf, -math.inf, math.nan])
+def test_a_score_that_is_not_finite_has_no_rounding(score: float) -> None:
+    assert _rest([1.0], score) == []
