@@ -90,7 +90,7 @@ class Model:
         return None
 
     def head(self, variant: int) -> tuple[Array, ...]:
-        """What every call of the kernel `rank` begins with, for one variant. Raises IndexError if there is none such."""
+        """What each call of the kernel `rank` begins with, for one variant. Raises IndexError for no such variant."""
         base, fresh = self.base, self.fresh
         whose = variant if base.values.width > 1 else 0
         return (

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ctr.v1.ranking_pb2 import RankResponse
 from server.catalogue import Catalogue
 from server.layers.binding import bound
+from server.layers.parts import Parts
 from server.model import Model
-from server.parts import Parts
 from server.ranker import Ranker
 from server.receiving.plain_features import PlainReader
+from server.user_records.wanted import WantedFields
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,14 @@ class Serving:
     """Those of them that only the record can fill: all but the cookie's own."""
     cookie_fields: tuple[str, ...] = field(init=False)
     """User-side fields whose log column is the cookie: a request's cookie is their value."""
+    wanted: WantedFields = field(init=False)
+    """The user_fields as they are asked of the store and kept; the same object for versions alike in this."""
     item_fields: frozenset[str] = field(init=False)
     plain: PlainReader = field(init=False)
     user_bits: int = field(init=False)
     """The user_fields as `plain` counts what a request has given."""
+    stored_bits: int = field(init=False)
+    """The stored_fields likewise."""
     answer_heads: tuple[bytes, ...] = field(init=False)
     """By variant: the fields of an answer that name model, version and variant, as bytes of a RankResponse."""
     request_raw_field: str | None = field(init=False)
@@ -56,6 +63,8 @@ class Serving:
         curves = self.model.calibration
         bind(self, "plain", PlainReader(plan, needs_values=curves is not None and curves.by is not None))
         bind(self, "user_bits", self.plain.bits(self.user_fields))
+        bind(self, "stored_bits", self.plain.bits(self.stored_fields))
+        bind(self, "wanted", WantedFields.of(plan, cookie_column))
         answers = (
             RankResponse(model=self.name, version=self.version, variant=variant) for variant in plan.variants
         )

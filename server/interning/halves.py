@@ -44,7 +44,7 @@ class Halves:
 
     @classmethod
     def of(cls, plan: FeaturePlan, trie: FlatTrie) -> Halves:
-        """Number the halves of every mixed cross of a base. O(bytes of their keys), and a sort of the distinct halves."""
+        """Number the halves of every mixed cross of a base. O(bytes of the keys), and a sort of the halves."""
         numbering = _Numbering(trie, None, 0)
         for tag, parts in _by_group(plan, trie):
             numbering.add(tag, parts)

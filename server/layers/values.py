@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from model_store.artefact import Artefact
+from model_store.model_rows import ModelRows
 from server.mapped import Mapped, Shapes
 
 Array = npt.NDArray[Any]
@@ -16,7 +16,9 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """weights and rates float32[w, n], with w = 1 or, where each variant has its own, a row a variant; variants
+    """What each slot's key is worth.
+
+    weights and rates float32[w, n], with w = 1 or, where each variant has its own, a row a variant; variants
     uint32[n], bit v: variant v uses the key. A key that was taken out has 0 in all of them.
     """
 
@@ -25,9 +27,9 @@ class Values:
     rates: Array
 
     @classmethod
-    def of(cls, artefact: Artefact) -> Values:
-        """The artefact's values. O(rows) where each variant has its own: a column becomes a row, else shared."""
-        return cls(as_rows(artefact.weight), artefact.variants, as_rows(artefact.rate))
+    def of(cls, rows: ModelRows) -> Values:
+        """Those of an artefact or a delta: shared with it, but a column of weights a variant becomes a row."""
+        return cls(as_rows(rows.weight), rows.variants, as_rows(rows.rate))
 
     @classmethod
     def empty(cls, width: int, keys: int) -> Values:

@@ -8,16 +8,28 @@ import numpy as np
 
 import server.interning.kernels
 import server.kernels
+import server.layers.kernels
+import server.scoring.item_side.kernels
 import server.scoring.kernels
+from model_store.features import FeaturePlan
 from server.catalogue import Catalogue
+from server.layers.live_model import LiveModel
 from server.model import Model
 from server.ranker import Ranker
+from server.serving import Serving
 from server.trie import FlatTrie
 from server.warm_up import warm_up
+from tests.server import shop
 from tests.server.slow_ranker import artefact_of
 from tests.server.test_ranker import FIELDS, parse
 
-MODULES = (server.kernels, server.interning.kernels, server.scoring.kernels)
+MODULES = (
+    server.kernels,
+    server.interning.kernels,
+    server.layers.kernels,
+    server.scoring.item_side.kernels,
+    server.scoring.kernels,
+)
 
 
 def compiled() -> dict[str, int]:
@@ -48,9 +60,22 @@ def test_nothing_is_compiled_after_warm_up(tmp_path: Path) -> None:
         [1.0, 0.5],
         [0.25, 0.25],
     ]
-    model.trie.save(tmp_path / "keys.trie")
+    model.base.trie.save(tmp_path / "keys.trie")
     for mmap in (True, False):
         loaded = FlatTrie.load(tmp_path / "keys.trie", mmap=mmap)
         assert loaded.get_many(np.frombuffer(b"bias", np.uint8), np.array([0, 4])).tolist() == [1]
         assert loaded.longest_prefix(b"biased") == 1
+    assert compiled() == before
+
+
+def test_nothing_is_compiled_for_the_first_delta() -> None:
+    warm_up()
+    before = compiled()
+    model, artefact = LiveModel(shop.NAME), shop.artefact(1, "per_variant")
+    model.load(1, "", artefact, Catalogue.build(FeaturePlan.of(artefact.spec), shop.ITEMS.items()))
+    for version in (2, 3):
+        after = shop.artefact(version, "per_variant")
+        model.apply(version, "", after.changes_since(artefact, version=version - 1))
+        Serving.bind(model.parts).ranker.rank({"age": "20"}, list(shop.ITEMS))
+        artefact = after
     assert compiled() == before

@@ -11,7 +11,6 @@ import numpy as np
 
 from model_store.jit import bare_inline, bare_kernel
 from server.interning.kernels import NO_HALF
-
 from server.scoring.kernels import FIRST_RUN, MASK, find_key, first_choice, next_choice
 
 

@@ -1,0 +1,110 @@
+"""LiveModel: one model in a supervisor's hands. Snapshots, deltas and items go in, the parts to serve come out.
+
+It decides which parts a change replaces and when a buffer may be written. Nothing here fetches, waits or answers.
+"""
+
+from __future__ import annotations
+
+from model_store.artefact import Artefact
+from model_store.delta import Delta
+from model_store.errors import ArtefactError
+from server.catalogue import Catalogue
+from server.layers.parts import Parts
+from server.layers.state import State
+
+FEWEST_FRESH = 50_000
+FRESH_SHARE = 0.05
+"""A rebuild is due when this share of the base's keys, and at least FEWEST_FRESH, are fresh or were taken out."""
+
+
+class LiveModel:
+    """The present version of a model, and what it takes to come to the next one. For one thread.
+
+    A method that raises has changed nothing. All that is handed out stays as it is, with one exception: the block
+    `values` of parts is written again once `released` has been called for its uid.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._parts: Parts | None = None
+        self._state: State | None = None
+
+    @property
+    def parts(self) -> Parts:
+        """The latest parts. Raises ArtefactError if there are none yet."""
+        if self._parts is None:
+            raise ArtefactError(
+                f"model {self._name!r}: no version has been loaded yet; load a snapshot first"
+            )
+        return self._parts
+
+    @property
+    def wants_rebuild(self) -> bool:
+        """Whether so many keys are fresh, or gone from the base, that `rebuild` is worth its while."""
+        state = self._state
+        if state is None:
+            return False
+        return max(len(state.fresh), state.gone) > max(FEWEST_FRESH, FRESH_SHARE * len(state.base.trie))
+
+    def load(
+        self, version: int, sha256: str, artefact: Artefact, catalogue: Catalogue, items_generation: int = 0
+    ) -> Parts:
+        """A snapshot. O(its bytes + items). Raises ArtefactError, OSError."""
+        state = State.of(artefact, catalogue, self._state)
+        return self._serve(state, version, sha256, items_generation)
+
+    def apply(self, version: int, sha256: str, delta: Delta) -> Parts:
+        """A delta. O(its rows + the keys that are fresh + items).
+
+        Raises ArtefactError if it is of another parent, or does not make the content that it should; OSError.
+        """
+        parts, state = self.parts, self._present()
+        if delta.parent != parts.version or delta.parent_content != parts.content:
+            raise ArtefactError(
+                f"version {version} changes version {delta.parent} (content {delta.parent_content}), but "
+                f"{parts.version} ({parts.content}) is loaded; fetch the versions between, or a snapshot"
+            )
+        return self._serve(state.changed(delta), version, sha256, parts.items_generation)
+
+    def with_catalogue(self, catalogue: Catalogue, items_generation: int = 0) -> Parts:
+        """The same version over other items. O(items)."""
+        parts, state = self.parts, self._present()
+        state = state.with_catalogue(catalogue)
+        return self._serve(state, parts.version, parts.sha256, items_generation)
+
+    def rebuild(self) -> Parts:
+        """The same version, its fresh keys in the base and those that were taken out gone. O(bytes + items)."""
+        parts, state = self.parts, self._present()
+        return self._serve(state.rebuilt(), parts.version, parts.sha256, parts.items_generation)
+
+    def restore(self, parts: Parts) -> Parts:
+        """Go on from parts that another process made, as `Mapped.load` read them. O(items). Raises ArtefactError."""
+        if parts.name != self._name:
+            raise ArtefactError(f"these are parts of model {parts.name!r}, expected {self._name!r}")
+        self._parts, self._state = parts, State.of_parts(parts)
+        return parts
+
+    def released(self, uid: str) -> None:
+        """Nobody reads the `values` block of this uid any more."""
+        if self._state is not None:
+            self._state.buffers.released(uid)
+
+    def _present(self) -> State:
+        assert self._state is not None
+        return self._state
+
+    def _serve(self, state: State, version: int, sha256: str, items_generation: int) -> Parts:
+        self._state = state
+        self._parts = Parts(
+            name=self._name,
+            version=version,
+            sha256=sha256,
+            content=str(state.content),
+            items_generation=items_generation,
+            base=state.base_part,
+            values=state.buffers.served,
+            fresh=state.fresh_part,
+            items=state.items_part,
+            catalogue=state.items.part,
+        )
+        return self._parts
