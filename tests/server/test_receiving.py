@@ -172,7 +172,7 @@ def test_a_features_message_is_read_only_where_a_curve_needs_no_value() -> None:
 
 @given(st.lists(st.text("abc", max_size=200), min_size=1, max_size=20), st.data())
 def test_items_written_in_bytes_are_read_by_the_library(ids: list[str], data: st.DataObject) -> None:
-    order = data.draw(st.lists(st.integers(0, len(ids) - 1), max_size=len(ids)))
+    order = data.draw(st.lists(st.integers(0, len(ids) - 1), max_size=len(ids), unique=True))
     numbers = st.lists(st.floats(allow_nan=False), min_size=len(order), max_size=len(order))
     ctr, score = data.draw(numbers), data.draw(numbers)
     item_ids = ids_of(ids)
