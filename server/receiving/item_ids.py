@@ -50,7 +50,7 @@ class ItemIds(Sequence[str]):
         return [message[begin:end].decode("ascii") for begin, end in spans.tolist()]
 
     def ranked(self, order: Array, ctr: Array, score: Array) -> bytes:
-        """The field `items` of a `RankResponse`: the ids at the places `order` int64[k], each once, with ctr and score f64[k]."""
+        """The field `items` of a `RankResponse`: the ids at `order` int64[k], each once, with ctr and score f64[k]."""
         out = np.empty(len(self._message) + _AROUND_AN_ID * len(order), np.uint8)
         used = write_items(self.text, self.spans, order, ctr, score, out)
         return out[:used].tobytes()
