@@ -41,9 +41,15 @@ class Access:
         if not self.token.isascii() or any(letter.isspace() for letter in self.token):
             raise ServerError("the token has spaces, or letters that are not ASCII; expected one word")
 
-    def channel(self, address: str) -> grpc.Channel:
-        """A channel to HOST:PORT. Raises ServerError where the token would go in the open, or a file is missing."""
-        options: Sequence[tuple[str, int]] = [("grpc.max_receive_message_length", MAX_ANSWER_BYTES)]
+    def channel(self, address: str, *, own_connection: bool = False) -> grpc.Channel:
+        """A channel to HOST:PORT. Raises ServerError where the token would go in the open, or a file is missing.
+
+        own_connection: share none with this process's other channels to the same address.
+        """
+        options: Sequence[tuple[str, int]] = [
+            ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
+            ("grpc.use_local_subchannel_pool", int(own_connection)),
+        ]
         if self.ca:
             return grpc.secure_channel(address, self._credentials(), options=options)
         if self.token and not is_loopback(address.rpartition(":")[0]):

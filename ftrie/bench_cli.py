@@ -1,4 +1,7 @@
-"""`ftrie bench`: runs the benchmarks of a checkout, one process each. The measuring is in benchmarks/."""
+"""`ftrie bench`: runs the benchmarks of a checkout, one process each. The measuring is in benchmarks/.
+
+`ftrie bench NAME…` is short for `ftrie bench run NAME…`; `ftrie bench serve` loads a running server.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from ftrie import bench_serve_cli
 from model_store.errors import FtrieError
 from model_store.terminal import JsonOption, print_json
 
@@ -19,8 +23,21 @@ RESULTS = CHECKOUT / "benchmarks" / "results"
 
 
 def register(app: typer.Typer) -> None:
-    """Add `ftrie bench`."""
-    app.command("bench", epilog="Example: ftrie bench trie")(bench)
+    """Add `ftrie bench run` and `ftrie bench serve`."""
+    group = typer.Typer(cls=_Bench, help="Measure: this checkout, or a server.", rich_markup_mode=None)
+    group.command("run", epilog="Example: ftrie bench trie")(bench)
+    bench_serve_cli.register(group)
+    app.add_typer(group, name="bench", epilog="Example: ftrie bench trie")
+
+
+class _Bench(typer.core.TyperGroup):
+    """A group whose first word may be left out: what is no command of it, is a benchmark's name."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put `run` before what is neither a command nor a question for help."""
+        if not args or args[0] not in (*self.commands, "-h", "--help"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
 
 
 def benchmark_names() -> list[str]:

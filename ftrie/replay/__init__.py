@@ -1,0 +1,1 @@
+"""`ftrie bench serve`: recorded requests, replayed against a running server. `ftrie serve --record` makes them."""
