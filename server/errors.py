@@ -11,6 +11,9 @@ from typing import NoReturn
 import grpc
 
 from model_store.errors import (
+    ArtefactError,
+    ExperimentChanged,
+    ExperimentError,
     FieldValueError,
     ServerError,
     StoreError,
@@ -46,12 +49,15 @@ class DeadlinePassed(ServerError):
 STATUS_OF: dict[type[Exception], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     FieldValueError: grpc.StatusCode.INVALID_ARGUMENT,
+    ExperimentError: grpc.StatusCode.INVALID_ARGUMENT,
     ModelNotServed: grpc.StatusCode.NOT_FOUND,
     CandidateSetNotFound: grpc.StatusCode.NOT_FOUND,
     VersionNotFound: grpc.StatusCode.NOT_FOUND,
     NotReady: grpc.StatusCode.UNAVAILABLE,
     StoreUnavailable: grpc.StatusCode.UNAVAILABLE,
     StoreError: grpc.StatusCode.FAILED_PRECONDITION,
+    ArtefactError: grpc.StatusCode.FAILED_PRECONDITION,
+    ExperimentChanged: grpc.StatusCode.ABORTED,
     DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 """Errors and their status. A class that is not here, nor derived from one here, is answered INTERNAL."""

@@ -22,8 +22,9 @@ class Settings:
     opens none, 0 a free one. connection_age_s: after this long a connection is asked to be made anew, so that it may
     fall to another worker; 0 never asks.
 
-    max_concurrency: calls a worker takes at once, 0 for eight a thread. tls_*, tokens, record: files, "" for none.
-    traces: an OTLP endpoint. access_log, trace_share, record_share: of answers, calls and requests, from 0 to 1.
+    max_concurrency: calls a worker takes at once, 0 for eight a thread. tls_*, tokens, record, shadow_log: files, "" for none.
+    traces: an OTLP endpoint. access_log, trace_share, record_share, shadow_sample: of answers, calls and requests, from
+    0 to 1.
     """
 
     models: tuple[str, ...]
@@ -37,6 +38,7 @@ class Settings:
     state: str = ""
     connection_age_s: float = 0.0
     admin_port: int | None = None
+    admin_host: str = "127.0.0.1"
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
     max_concurrency: int = 0
@@ -50,6 +52,8 @@ class Settings:
     trace_share: float = 0.01
     record: str = ""
     record_share: float = 1.0
+    shadow_log: str = ""
+    shadow_sample: float = 1.0
 
     def __post_init__(self) -> None:
         """Raise StoreError for a name that no model can have, ServerError for none or one twice."""
