@@ -16,8 +16,6 @@ from server.experiment_report import say
 
 if TYPE_CHECKING:
     from model_store.experiments import Experiment
-    from model_store.model_versions import ModelVersions
-    from server.experiments import Assignment
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")]
 RevisionOption = Annotated[
@@ -48,10 +46,11 @@ def register(app: typer.Typer) -> None:
 def show(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
     """Show a model's experiment, and the share of traffic that each variant gets."""
     from model_store.store import Store
+    from server.followed_experiment import assigned_by_spec
 
     with Store.open(store) as opened:
         versions = opened.model(model)
-        record, spec = versions.experiment(), _assigned_by_spec(versions)
+        record, spec = versions.experiment(), assigned_by_spec(versions)
     after = spec and spec.asked_for(record)
     if after and after.problem:
         note(f"servers refuse this experiment: {after.problem}")
@@ -157,11 +156,12 @@ def stop(
 def clear(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
     """Forget the experiment, even one that cannot be read: the shares of the spec divide the traffic again."""
     from model_store.store import Store
+    from server.followed_experiment import assigned_by_spec
 
     with Store.open(store) as opened:
         versions = opened.model(model)
         record = versions.experiments.clear()
-        spec = _assigned_by_spec(versions)
+        spec = assigned_by_spec(versions)
     say(model, record, spec and spec.asked_for(record), None, as_json)
 
 
@@ -169,12 +169,13 @@ def _change(model: str, edit: Edit, revision: int | None, store: str, as_json: b
     """Edit the record if the outcome fits the active version. Raises ExperimentError, ExperimentChanged."""
     from model_store.store import Store
     from server.experiments import Assignment, check_objective
+    from server.followed_experiment import assigned_by_spec
 
     seen: list[Experiment] = []
 
     with Store.open(store) as opened:
         versions = opened.model(model)
-        spec = _assigned_by_spec(versions)
+        spec = assigned_by_spec(versions)
         if spec is None:
             note(f"no version of {model} is active yet, so the names of variants are not checked")
 
@@ -190,18 +191,6 @@ def _change(model: str, edit: Edit, revision: int | None, store: str, as_json: b
     after = spec and spec.asked_for(record)
     moves = spec.asked_for(seen[-1]).moves_to(after) if spec and after else None
     say(model, record, after, moves, as_json)
-
-
-def _assigned_by_spec(versions: ModelVersions) -> Assignment | None:
-    """The spec's own division of traffic, of the version that is active; None if none is."""
-    from model_store.spec import spec_from_json
-    from server.experiments import Assignment
-
-    active = versions.active()
-    if active is None:
-        return None
-    variants = spec_from_json(versions.manifest(active).spec).variants
-    return Assignment(versions.model, tuple(variants), [variant.share for variant in variants.values()])
 
 
 def _shares(texts: Sequence[str]) -> dict[str, float]:

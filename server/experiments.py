@@ -92,16 +92,6 @@ class Assignment:
         return _settled(self, self.asked, variants, shares)
 
 
-def told(experiment: Experiment | None) -> str | None:
-    """An experiment as a supervisor tells its workers: one line of JSON, or None; `experiment_told` reads it."""
-    return None if experiment is None else experiment.to_json()
-
-
-def experiment_told(text: str | None) -> Experiment | None:
-    """The experiment of a `told`. Raises ExperimentError."""
-    return None if text is None else Experiment.from_json(text)
-
-
 def check_objective(text: str) -> None:
     """Raise ExperimentError for an objective that cannot be compiled; an empty one is none."""
     try:

@@ -13,7 +13,10 @@ import structlog
 from model_store.errors import StoreError, StoreUnavailable
 from model_store.experiments import Experiment
 from model_store.model_versions import ModelVersions
+from model_store.spec import spec_from_json
 from server.experiments import Assignment
+from server.metrics.families import EXPERIMENT_REFUSED, EXPERIMENT_REVISION
+from server.metrics.meter import Meter
 
 _log = structlog.get_logger(__name__)
 
@@ -21,12 +24,23 @@ _log = structlog.get_logger(__name__)
 class FollowedExperiment:
     """Used by the one thread that follows the store; `assignment` and `problem` may be read by any."""
 
-    def __init__(self, model: str, deliver: Callable[[Experiment | None], None]) -> None:
+    def __init__(
+        self, model: str, deliver: Callable[[Experiment | None], None], meter: Meter | None = None
+    ) -> None:
         """`deliver` is told of each experiment that the store asks for, whether it fits or not."""
         self.assignment = Assignment(model, (), ())
         """What is in force, over the variants of the version served."""
         self._deliver = deliver
         self._unreadable = ""
+        if meter is not None:
+            meter.gauge(EXPERIMENT_REVISION, model, read=lambda: self.revision)
+            meter.gauge(EXPERIMENT_REFUSED, model, read=lambda: bool(self.problem))
+
+    @property
+    def revision(self) -> int:
+        """The revision in force; 0 for the shares of the spec."""
+        held = self.assignment.experiment
+        return held.revision if held is not None else 0
 
     @property
     def asked(self) -> Experiment | None:
@@ -68,13 +82,23 @@ class FollowedExperiment:
         if self.problem == before or not self.assignment.variants:
             return
         if self.problem:
-            held = self.assignment.experiment
-            in_force = held.revision if held is not None else "none, the shares of the spec"
             _log.error(
-                "experiment refused", model=self.assignment.model, error=self.problem, in_force=in_force
+                "experiment refused",
+                model=self.assignment.model,
+                error=self.problem,
+                in_force=self.revision or "the shares of the spec",
             )
         else:
             _log.info("experiment in force", model=self.assignment.model)
+
+
+def assigned_by_spec(versions: ModelVersions) -> Assignment | None:
+    """The spec's own division of traffic, of the version that is active; None if none is."""
+    active = versions.active()
+    if active is None:
+        return None
+    variants = spec_from_json(versions.manifest(active).spec).variants
+    return Assignment(versions.model, tuple(variants), [variant.share for variant in variants.values()])
 
 
 def _facts(asked: Experiment | None) -> dict[str, object]:

@@ -42,7 +42,7 @@ EXPERIMENT_STATE_RUNNING: ExperimentState
 EXPERIMENT_STATE_STOPPED: ExperimentState
 
 class ModelStatus(_message.Message):
-    __slots__ = ("name", "version", "kind", "sha256", "content", "published", "since", "keys", "items", "source", "store_away", "refused", "problem", "division")
+    __slots__ = ("name", "version", "kind", "sha256", "content", "published", "since", "keys", "items", "source", "store_away", "refused", "problem", "division", "disk_problem")
     class RefusedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class ModelStatus(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     DIVISION_FIELD_NUMBER: _ClassVar[int]
+    DISK_PROBLEM_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: int
     kind: str
@@ -78,7 +79,8 @@ class ModelStatus(_message.Message):
     refused: _containers.ScalarMap[str, int]
     problem: str
     division: Division
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., kind: _Optional[str] = ..., sha256: _Optional[str] = ..., content: _Optional[str] = ..., published: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., keys: _Optional[int] = ..., items: _Optional[int] = ..., source: _Optional[_Union[ModelSource, str]] = ..., store_away: _Optional[bool] = ..., refused: _Optional[_Mapping[str, int]] = ..., problem: _Optional[str] = ..., division: _Optional[_Union[Division, _Mapping]] = ...) -> None: ...
+    disk_problem: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., kind: _Optional[str] = ..., sha256: _Optional[str] = ..., content: _Optional[str] = ..., published: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., keys: _Optional[int] = ..., items: _Optional[int] = ..., source: _Optional[_Union[ModelSource, str]] = ..., store_away: _Optional[bool] = ..., refused: _Optional[_Mapping[str, int]] = ..., problem: _Optional[str] = ..., division: _Optional[_Union[Division, _Mapping]] = ..., disk_problem: _Optional[str] = ...) -> None: ...
 
 class Division(_message.Message):
     __slots__ = ("revision", "shares", "shadows", "problem")
