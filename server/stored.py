@@ -15,6 +15,7 @@ from typing import TypeVar
 import grpc
 
 from model_store.errors import StoreUnavailable
+from model_store.lookups import HashFields
 from model_store.records import Records
 from model_store.store import Store
 from server.errors import DeadlinePassed
@@ -22,7 +23,9 @@ from server.errors import DeadlinePassed
 T = TypeVar("T")
 
 DEFAULT_BUDGET_S = 0.05
-MIN_REMAINING_S = 0.005
+MARGIN_S = 0.004
+"""What is left of a deadline for all that comes after a read."""
+SHORTEST_WAIT_S = 0.001
 FAILURES_BEFORE_PAUSE = 3
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
@@ -65,10 +68,10 @@ class Breaker:
         return min(FIRST_PAUSE_S * 2.0**doublings, LONGEST_PAUSE_S)
 
 
-class StoredReads:
-    """The store's records as a request may read them. Safe for any number of threads once connected."""
+class Source:
+    """One store as requests read it. Safe for any number of threads once connected."""
 
-    def __init__(self, url: str, budget_s: float = DEFAULT_BUDGET_S) -> None:
+    def __init__(self, url: str, budget_s: float) -> None:
         self._url = url
         self._budget_s = budget_s
         self._breaker = Breaker()
@@ -84,40 +87,65 @@ class StoredReads:
         if self._store is not None:
             self._store.close()
 
-    def user(self, cookie: str, context: grpc.ServicerContext) -> dict[str, str]:
-        """The user's record, empty if there is none. Raises StoreUnavailable or DeadlinePassed."""
-        records = self._records(context)
-        return self._counted(lambda: records.user(cookie))
-
-    def items(self, ids: Sequence[str], context: grpc.ServicerContext) -> list[dict[str, str] | None]:
-        """One record or None an id, in one round trip. Raises as `user`."""
-        records = self._records(context)
-        return self._counted(lambda: records.items(ids))
-
-    def candidates(self, name: str, context: grpc.ServicerContext) -> list[str] | None:
-        """The members of a candidate set, or None if there is no such set. Raises as `user`."""
-        records = self._records(context)
-        return self._counted(lambda: records.candidates(name))
-
-    def _records(self, context: grpc.ServicerContext) -> Records:
-        """The records, if there is time to read them and reason to hope. Raises as `user`."""
+    def wait_s(self, context: grpc.ServicerContext) -> float:
+        """How long a read for this request may take, more than 0. Raises DeadlinePassed or StoreUnavailable."""
         remaining_s = context.time_remaining()
-        if remaining_s is not None and remaining_s <= 0:
+        if remaining_s is None:
+            return self._budget_s
+        if remaining_s <= 0:
             raise DeadlinePassed("the deadline passed before the store was asked")
-        if remaining_s is not None and remaining_s < MIN_REMAINING_S:
+        if remaining_s < MARGIN_S + SHORTEST_WAIT_S:
             raise StoreUnavailable(f"not asked: the deadline is in {remaining_s * 1000:.1f} ms")
+        return min(self._budget_s, remaining_s - MARGIN_S)
+
+    def read(self, ask: Callable[[Records, float], T], wait_s: float) -> T:
+        """`ask` the records, with `wait_s` to pass on. Raises StoreUnavailable, also without asking."""
         if self._store is None:
             raise StoreUnavailable("the store has not answered since this server started")
         pause_s = self._breaker.pause_s()
         if pause_s:
             raise StoreUnavailable(f"the store did not answer lately; next try in {pause_s:.2f} s")
-        return self._store.records
-
-    def _counted(self, read: Callable[[], T]) -> T:
+        began = time.monotonic()
         try:
-            answer = read()
+            answer = ask(self._store.records, wait_s)
         except StoreUnavailable:
-            self._breaker.failed()
+            # That a store did not answer within a caller's last milliseconds is no fault of the store's.
+            if wait_s >= self._budget_s / 2 or time.monotonic() - began < wait_s:
+                self._breaker.failed()
             raise
         self._breaker.succeeded()
         return answer
+
+
+class StoredReads:
+    """What requests read by id: users from one store, items and candidate sets from another or the same."""
+
+    def __init__(self, url: str, budget_s: float = DEFAULT_BUDGET_S, user_url: str | None = None) -> None:
+        self._records = Source(url, budget_s)
+        self.users = Source(user_url, budget_s) if user_url and user_url != url else self._records
+
+    def connect(self) -> None:
+        """Open each store unless it is open. Raises StoreUnavailable if one of them does not answer."""
+        try:
+            self._records.connect()
+        finally:
+            self.users.connect()
+
+    def close(self) -> None:
+        """Close the stores."""
+        self._records.close()
+        self.users.close()
+
+    def user_values(self, cookie: str, wanted: HashFields, wait_s: float) -> list[str | None]:
+        """The values of some fields of a user's record. `wait_s`: of `users`. Raises StoreError."""
+        return self.users.read(lambda records, wait: records.user_values(cookie, wanted, wait), wait_s)
+
+    def items(self, ids: Sequence[str], context: grpc.ServicerContext) -> list[dict[str, str] | None]:
+        """One record or None an id, in one round trip. Raises StoreError or DeadlinePassed."""
+        source = self._records
+        return source.read(lambda records, wait: records.items(ids, wait), source.wait_s(context))
+
+    def candidates(self, name: str, context: grpc.ServicerContext) -> list[str] | None:
+        """The members of a candidate set, or None if there is no such set. Raises as `items`."""
+        source = self._records
+        return source.read(lambda records, wait: records.candidates(name, wait), source.wait_s(context))

@@ -110,3 +110,24 @@ class Line:
             if piece:
                 threading.Event().wait(self._draw.uniform(0.0, self.delays))
                 yield piece
+
+
+def disturb(line: Line, store: Store, draw: random.Random, steps: int) -> None:
+    """So many random disturbances, a few hundredths of a second each; then all is well again."""
+    pause = threading.Event()
+    for step in range(steps):
+        pause.wait(draw.uniform(0.0, 0.03))
+        match step if step < 5 else draw.randrange(5):
+            case 0:
+                with line.silent():
+                    pause.wait(draw.uniform(0.04, 0.08))
+            case 1:
+                line.cut()
+            case 2:
+                line.delays = draw.choice([0.0, 0.0, 0.01, 0.05])
+            case 3:
+                line.cuts_after = draw.choice([None, None, 10, 300])
+            case 4:
+                store.client.client_pause(draw.randrange(60))
+    line.delays, line.cuts_after = 0.0, None
+    store.client.client_unpause()

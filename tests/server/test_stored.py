@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import grpc
@@ -17,17 +14,7 @@ from model_store.store import Store
 from server.errors import DeadlinePassed
 from server.stored import FAILURES_BEFORE_PAUSE, LONGEST_PAUSE_S, Breaker, StoredReads
 from tests.server import shop
-
-
-@contextmanager
-def stalled(store: Store) -> Iterator[None]:
-    """The store's process is stopped: connections stay open, nothing is answered."""
-    process = int(store.client.info("server")["process_id"])
-    os.kill(process, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(process, signal.SIGCONT)
+from tests.stalling import stalled
 
 
 def test_a_stalled_store_costs_the_user_s_features_and_nothing_else(client: Client, store: Store) -> None:
@@ -76,7 +63,7 @@ def test_near_its_deadline_a_request_does_not_ask_the_store(
     reads = StoredReads(store_url)
     reads.connect()
     with stalled(store), pytest.raises(error, match="deadline"):
-        reads.user("u1", SimpleNamespace(time_remaining=lambda: remaining_s))  # type: ignore[arg-type]
+        reads.items(["item-1"], SimpleNamespace(time_remaining=lambda: remaining_s))  # type: ignore[arg-type]
     reads.close()
 
 
