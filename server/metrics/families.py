@@ -77,13 +77,13 @@ FAMILIES = {
         Family(SHADOW_DROPPED, "counter", ("model",), "Answers whose shadows the log could not take"),
         Family(EXPERIMENT_REVISION, "gauge", ("model",), "The experiment in force; 0 for the spec's shares"),
         Family(EXPERIMENT_REFUSED, "gauge", ("model",), "1 while the store's experiment cannot be used"),
-        Family(RELOADS, "counter", ("model", "kind"), "Swaps of what is served: snapshot, delta or items"),
+        Family(RELOADS, "counter", ("model", "kind"), "Swaps of what is served, by how it came about"),
         Family(RELOAD_SECONDS, "counter", ("model", "kind"), "Time from fetching to swapping"),
         Family(REFUSED_VERSIONS, "counter", ("model",), "Versions that were damaged or did not fit"),
         Family(MODEL_VERSION, "gauge", ("model",), "The version that is served"),
         Family(MODEL_PUBLISHED, "gauge", ("model",), "When it was published; its age is time() minus this"),
-        Family(READY, "gauge", ("model",), "1 if the model is served, 0 if not"),
-        Family(WORKERS, "gauge", (), "Workers that are alive"),
+        Family(READY, "gauge", ("model",), "1 if a worker answers for the model, 0 if none does"),
+        Family(WORKERS, "gauge", (), "Workers that answer"),
         Family(WORKER_RESTARTS, "counter", (), "Workers that died and were replaced"),
     )
 }

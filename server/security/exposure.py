@@ -22,7 +22,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def warn_if_exposed(host: str, *, tls: bool, tokens: bool) -> None:
+def warn_if_exposed(host: str, *, tls: bool, callers_known: bool) -> None:
     """Log loudly that anybody on the network may read or call."""
     if is_loopback(host):
         return
@@ -32,7 +32,7 @@ def warn_if_exposed(host: str, *, tls: bool, tokens: bool) -> None:
             "give --tls-cert and --tls-key, or listen on 127.0.0.1",
             host=host,
         )
-    if not tokens:
+    if not callers_known:
         _log.warning(
             "NO TOKENS: whoever reaches this port may call it; give --tokens or --tls-client-ca", host=host
         )

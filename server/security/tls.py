@@ -14,7 +14,6 @@ import grpc
 import structlog
 
 from model_store.errors import ServerError
-from server.security.exposure import warn_if_others_read
 
 _log = structlog.get_logger(__name__)
 
@@ -55,7 +54,6 @@ class TlsFiles:
     def credentials(self) -> grpc.ServerCredentials:
         """What a secure port takes. Raises ServerError as `check`."""
         self.check()
-        warn_if_others_read(self.key)
         files = _Files(self)
         return grpc.dynamic_ssl_server_credentials(
             files.read(),

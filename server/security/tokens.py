@@ -26,7 +26,6 @@ import grpc
 import structlog
 
 from model_store.errors import ServerError
-from server.security.exposure import warn_if_others_read
 
 Role = Literal["rank", "feedback", "admin"]
 ROLES: tuple[Role, ...] = ("rank", "feedback", "admin")
@@ -66,7 +65,6 @@ class Tokens:
         self._stamp = self._changed()
         self._look_at = time.monotonic() + LOOK_EVERY_S
         self._digests = _read(self._path)
-        warn_if_others_read(path)
 
     def roles(self, token: str) -> frozenset[str]:
         """The roles of a token; empty for one that is not known."""

@@ -12,8 +12,10 @@ import trustme
 
 from ftrie.access import OPEN, Access
 from model_store.errors import ServerError
+from server.security.access import check
 from server.security.exposure import is_loopback, warn_if_exposed
 from server.security.tls import TlsFiles
+from server.settings import Settings
 from tests.server import echo
 from tests.server.certificates import Pem, identity
 
@@ -90,14 +92,14 @@ def test_a_missing_authority_is_named(tmp_path: Path) -> None:
 def test_a_key_that_others_may_read_is_warned_of(server_pem: Pem) -> None:
     Path(server_pem.key).chmod(0o644)
     with structlog.testing.capture_logs() as logs:
-        credentials(server_pem)
+        check(Settings(("shop",), "unix:///x", tls_cert=server_pem.cert, tls_key=server_pem.key))
     assert [(entry["event"], entry["file"]) for entry in logs] == [
         ("others may read this secret", server_pem.key)
     ]
 
 
 @pytest.mark.parametrize(
-    ("host", "tls", "tokens", "warnings"),
+    ("host", "tls", "known", "warnings"),
     [
         ("127.0.0.1", False, False, []),
         ("::1", False, False, []),
@@ -108,10 +110,8 @@ def test_a_key_that_others_may_read_is_warned_of(server_pem: Pem) -> None:
         ("rank.example", True, True, []),
     ],
 )
-def test_a_door_that_stands_open_is_warned_of(
-    host: str, tls: bool, tokens: bool, warnings: list[str]
-) -> None:
+def test_a_door_that_stands_open_is_warned_of(host: str, tls: bool, known: bool, warnings: list[str]) -> None:
     with structlog.testing.capture_logs() as logs:
-        warn_if_exposed(host, tls=tls, tokens=tokens)
+        warn_if_exposed(host, tls=tls, callers_known=known)
     assert [entry["event"].partition(":")[0] for entry in logs] == warnings
     assert is_loopback(host) is (host in ("127.0.0.1", "::1", "localhost"))

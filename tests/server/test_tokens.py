@@ -19,7 +19,9 @@ from model_store.errors import ServerError
 from server.metrics.families import REFUSED
 from server.metrics.meter import Meter
 from server.security import tokens as tokens_module
+from server.security.access import check
 from server.security.tokens import Tokens
+from server.settings import Settings
 from tests.server import echo
 
 RANK, ADMIN, BOTH = "rank-0123456789abcdef", "admin-0123456789abcdef", "both-0123456789abcdef"
@@ -134,7 +136,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_file_that_others_may_read_is_warned_of(path: Path) -> None:
     path.chmod(0o640)
     with structlog.testing.capture_logs() as logs:
-        Tokens(str(path))
+        check(Settings(("shop",), "unix:///x", tokens=str(path)))
     (warning,) = logs
     assert (warning["log_level"], warning["mode"], warning["remedy"]) == (
         "warning",

@@ -1,0 +1,23 @@
+"""What a supervisor knows of its models and workers, as metrics. Nothing here counts calls."""
+
+from __future__ import annotations
+
+from server.metrics.families import MODEL_PUBLISHED, MODEL_VERSION, READY, WORKER_RESTARTS, WORKERS
+from server.metrics.meter import Meter
+from server.supervising.status import SupervisorStatus
+
+
+def note_status(meter: Meter, status: SupervisorStatus) -> None:
+    """Have the meter report the status as it is now; call it again before each `take`."""
+    for model in status.models:
+        meter.set(READY, model.name, value=float(_is_served(model.name, status)))
+        if model.version is not None:
+            meter.set(MODEL_VERSION, model.name, value=model.version)
+            meter.set(MODEL_PUBLISHED, model.name, value=model.published)
+    meter.set(WORKERS, value=sum(worker.state == "serving" for worker in status.workers))
+    meter.set(WORKER_RESTARTS, value=sum(worker.restarts for worker in status.workers))
+
+
+def _is_served(model: str, status: SupervisorStatus) -> bool:
+    """Whether at least one worker answers for it."""
+    return any(worker.state == "serving" and model in worker.versions for worker in status.workers)
