@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -21,6 +21,7 @@ from model_store.errors import FieldValueError
 from model_store.spec_sections import MAX_CROSS_FIELDS
 from model_store.values import Value
 from server.catalogue import Catalogue, id_tokens
+from server.layers.layer import Layer
 from server.model import Model
 from server.receiving.item_ids import ItemIds
 from server.receiving.plain_features import PlainFeatures
@@ -28,6 +29,8 @@ from server.scoring.curves import RequestCurves
 from server.scoring.items import ItemTable
 from server.scoring.kernels import FIRST_SPELLED, NO_ITEM, rank
 from server.scoring.tokens import NO_VALUE, TokenWriter
+from server.selection.options import Options
+from server.selection.selection import Selection
 
 Array = npt.NDArray[Any]
 Spelled = tuple[str, Mapping[str, Value]]
@@ -35,13 +38,15 @@ Spelled = tuple[str, Mapping[str, Value]]
 # Values of each field whose tokens are kept: most requests bring ages, cities and hours that were just asked for.
 REMEMBERED_VALUES = 512
 NO_FIELDS: Mapping[str, Value] = {}
+SCORES = -4  # in the scratch space: every candidate's score
 
 
 @dataclass(slots=True)
 class Ranking:
     """Places in `candidates`, best first; equal scores in the order of the request. ctrs[i] = τ(σ(scores[i])).
 
-    order int64[k]; ctrs and scores float64[k].
+    order int64[k]; ctrs and scores float64[k]; so are objectives, uncertainties and propensities, where they are asked
+    for. notes: what the answer's `degraded` must say.
     """
 
     candidates: Sequence[str]
@@ -50,6 +55,15 @@ class Ranking:
     scores: Array
     unknown_items: list[str]
     unknown_fields: list[str]
+    objectives: Array | None = None
+    uncertainties: Array | None = None
+    propensities: Array | None = None
+    notes: Sequence[str] = ()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something is said of the items beside ctr and score."""
+        return not (self.objectives is self.uncertainties is self.propensities is None)
 
     @property
     def ids(self) -> list[str]:
@@ -97,6 +111,11 @@ class Ranker:
         no_rows = np.empty((0, len(model.plan.item_fields)), np.int32)
         nothing = ItemTable.of(model, TokenWriter().table(no_rows), range(1))
         self._no_spelled = nothing.own[0], *nothing.code_arrays
+        self._rate_heads = tuple(
+            (*_over_rates(model).head(variant), self._items.unsure[variant], *self._items.without_signs)
+            for variant in variants
+        )
+        self._attributes = catalogue.attributes
         self._curves = RequestCurves(model.calibration, model.plan)
         self._local = threading.local()
 
@@ -107,11 +126,14 @@ class Ranker:
         spelled: Sequence[Spelled] = (),
         variant: int = 0,
         top_k: int | None = None,
+        *,
+        options: Options | None = None,
     ) -> Ranking:
         """Score the items named and the items spelled out (id, features), with the request's `fields`.
 
-        top_k None means all. An item that the catalogue lacks is scored on what is known, and listed. Raises
-        FieldValueError for a value that does not fit its field, and for an item's field among the request's.
+        top_k None means all. `options` say what to order by, what to leave out and what to try out. An item that the
+        catalogue lacks is scored on what is known, and listed. Raises FieldValueError for a value that does not fit
+        its field, and for an item's field among the request's.
         """
         request: tuple[Array, ...]
         if isinstance(fields, PlainFeatures):
@@ -128,10 +150,33 @@ class Ranker:
             *self._heads[variant], *spelled_arrays, self._values, *request, rows, variant, top, *scratch,
         )  # fmt: skip
         rank(*arguments)
+        curve = self._curves.choose(variant, fields)
+        if options is not None:
+            scores = scratch[SCORES][: len(rows)].copy()
+            unsure = (
+                self._unsure(request, rows, others, variant, scratch) if options.needs_uncertainty else None
+            )
+            chosen = options.select(ids, rows, extra, scores, unsure, curve, self._attributes, top_k)
+            return _selected(chosen, ids, unknown_items, unknown_fields)
         order, ctr, score = (best[:top].copy() for best in scratch[-3:])
-        if (curve := self._curves.choose(variant, fields)) is not None:
+        if curve is not None:
             ctr = curve.apply(ctr)
         return Ranking(ids, order, ctr, score, unknown_items, unknown_fields)
+
+    def _unsure(
+        self,
+        request: tuple[Array, ...],
+        rows: Array,
+        others: ItemTable | None,
+        variant: int,
+        scratch: tuple[Array, ...],
+    ) -> Array:
+        """Σ rate·|x| of every candidate: what the kernel makes of rates in the weights' place, and no signs."""
+        value_start, begin, xs, text = request
+        spelled = self._no_spelled if others is None else (others.unsure[0], *others.without_signs)
+        tokens = self._values, value_start, begin, np.abs(xs), text
+        rank(*self._rate_heads[variant], *spelled, *tokens, rows, variant, 0, *scratch)
+        return scratch[SCORES][: len(rows)]
 
     def _request(self, fields: Mapping[str, Value]) -> tuple[Array, ...]:
         """The request's tokens: all of the group `tokens` but `values`."""
@@ -204,3 +249,29 @@ class Ranker:
                 np.empty(candidates, np.float64),  # score
             )
         return have
+
+
+def _over_rates(model: Model) -> Model:
+    """The model with its learning rates as weights, over the same keys. O(1)."""
+
+    def layer(of: Layer) -> Layer:
+        return replace(of, values=replace(of.values, weights=of.values.rates))
+
+    return replace(model, base=layer(model.base), fresh=layer(model.fresh))
+
+
+def _selected(
+    chosen: Selection, ids: Sequence[str], unknown_items: list[str], unknown_fields: list[str]
+) -> Ranking:
+    return Ranking(
+        ids,
+        chosen.order,
+        chosen.ctr,
+        chosen.score,
+        unknown_items,
+        unknown_fields,
+        chosen.objective,
+        chosen.uncertainty,
+        chosen.propensity,
+        chosen.notes,
+    )

@@ -34,6 +34,7 @@ from server.metrics.meter import Meter
 from server.ranker import Ranking
 from server.receiving.plain_features import PlainFeatures
 from server.receiving.request import Received, received
+from server.selection.options import Options
 from server.serving import Serving
 from server.stored import StoredReads
 from server.users import UserFeatures, drop_misfits
@@ -54,13 +55,16 @@ class Question:
     variant: int
     top_k: int | None
     message: Received | None = None
+    options: Options | None = None
 
     def ask(self, serving: Serving) -> Ranking:
         """Rank with `serving`, which need not be the one that the question was put to. Raises FieldValueError."""
         fields = self.fields
         if isinstance(fields, PlainFeatures) and fields.reader is not serving.plain and self.message:
             fields = wire.fields(self.message.with_features(), serving)
-        return serving.ranker.rank(fields, self.item_ids, self.spelled, self.variant, self.top_k)
+        return serving.ranker.rank(
+            fields, self.item_ids, self.spelled, self.variant, self.top_k, options=self.options
+        )
 
 
 class RankingService:
@@ -118,11 +122,13 @@ class RankingService:
             item_ids, spelled = self._members(request, context), []
         candidates = len(item_ids) + len(spelled)
         cookie = wire.check_id("cookie", request.cookie)
-        variant = _variant(request, serving, current.assigned(serving), cookie or request_id)
+        assignment = current.assigned(serving)
+        variant = _variant(request, serving, assignment, cookie or request_id)
+        options = Options.of(request, assignment.objective, request_id)
         read_ns = perf_counter_ns()
         fields, degraded = self._completed(inline, message, cookie, serving, context)
         complete_ns = perf_counter_ns()
-        question = Question(fields, item_ids, spelled, variant, top_k, message)
+        question = Question(fields, item_ids, spelled, variant, top_k, message, options)
         try:
             ranking = question.ask(serving)
         except FieldValueError as error:
@@ -134,6 +140,8 @@ class RankingService:
         if spelled and (names := wire.unknown_item_fields(spelled, serving)):
             ranking.unknown_fields = list(dict.fromkeys([*ranking.unknown_fields, *names]))
         current.recent.append(question)
+        if current.degraded:
+            degraded = [*degraded, *current.degraded]
         answer = wire.answer(request, request_id, serving.answer_heads[variant], ranking, degraded)
         store_ns, ranking_ns = complete_ns - read_ns, ranked_ns - complete_ns
         self._meter.answered(

@@ -5,10 +5,11 @@ The paths in error messages are protobuf field paths: `item_ids[3]`, `context.va
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ctr.v1.ranking_pb2 import Features, Item, RankRequest, RankResponse
+from ctr.v1.ranking_pb2 import Features, Item, RankedItem, RankRequest, RankResponse
 from model_store.errors import FieldValueError
 from model_store.values import Value
 from server.errors import InvalidRequest
@@ -103,25 +104,48 @@ def answer(
     `head` names model, version and variant.
     """
     start = RankResponse(request_id=request_id, cookie=request.cookie).SerializeToString()
-    if not (degraded or ranking.unknown_items or ranking.unknown_fields):
+    if not (degraded or ranking.notes or ranking.unknown_items or ranking.unknown_fields):
         return start + head + _items(ranking)
     end = RankResponse(
-        degraded=degraded, unknown_items=ranking.unknown_items, unknown_fields=ranking.unknown_fields
+        degraded=[*degraded, *ranking.notes],
+        unknown_items=ranking.unknown_items,
+        unknown_fields=ranking.unknown_fields,
     )
     return start + head + _items(ranking) + end.SerializeToString()
 
 
 def _items(ranking: Ranking) -> bytes:
-    if isinstance(ranking.candidates, ItemIds):
+    if isinstance(ranking.candidates, ItemIds) and not ranking.has_more:
         return ranking.candidates.ranked(ranking.order, ranking.ctrs, ranking.scores)
-    message = RankResponse()
-    add = message.items.add
+    return RankResponse(items=items(ranking)).SerializeToString()
+
+
+def items(ranking: Ranking) -> list[RankedItem]:
+    """The items as messages, best first."""
+    found = []
     for item_id, ctr, score in zip(ranking.ids, ranking.ctr, ranking.score, strict=True):
-        item = add()  # setting attributes is a fifth faster than keywords
+        item = RankedItem()  # setting attributes is a fifth faster than keywords
         item.id = item_id
         item.ctr = ctr
         item.score = score
-    return message.SerializeToString()
+        found.append(item)
+    if ranking.has_more:
+        _add_more(ranking, found)
+    return found
+
+
+def _add_more(ranking: Ranking, found: Sequence[RankedItem]) -> None:
+    """What is said of items with an objective or exploration; an objective without a finite value is left out."""
+    if ranking.objectives is not None:
+        for item, number in zip(found, ranking.objectives.tolist(), strict=True):
+            if math.isfinite(number):
+                item.objective = number
+    if ranking.uncertainties is not None:
+        for item, number in zip(found, ranking.uncertainties.tolist(), strict=True):
+            item.uncertainty = number
+    if ranking.propensities is not None:
+        for item, number in zip(found, ranking.propensities.tolist(), strict=True):
+            item.propensity = number
 
 
 def wrong_value(request: RankRequest, serving: Serving) -> InvalidRequest | None:

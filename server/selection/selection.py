@@ -83,7 +83,7 @@ class Plan:
         """Select from all candidates of a request, whose `ids` stand in their order. Equal ones keep that order."""
         kept = self._kept(candidates)
         some = scored.part(kept)
-        moved = self._moved(some, [ids[at] for at in kept.tolist()], request_id)
+        moved = self._moved(some, ids, kept, request_id)
         valued = self._valued(some, candidates, kept)
         value = valued(moved)
         key = order_key(value, moved)
@@ -110,10 +110,11 @@ class Plan:
             passes &= condition.passes(candidates)
         return np.flatnonzero(passes)
 
-    def _moved(self, some: Scored, ids: Sequence[str], request_id: str) -> Array:
+    def _moved(self, some: Scored, ids: Sequence[str], kept: Array, request_id: str) -> Array:
         if self.exploration is None or some.uncertainty is None:
             return some.score
-        return self.exploration.explored(some.score, some.uncertainty, ids, request_id)
+        names = [ids[at] for at in kept.tolist()]
+        return self.exploration.explored(some.score, some.uncertainty, names, request_id)
 
     def _valued(self, some: Scored, candidates: Candidates, kept: Array) -> Callable[[Array], Array]:
         """From moved scores to the objective's value; the items' fields are read once."""
