@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import grpc
 
 from model_store.errors import FieldValueError, StoreError, StoreUnavailable
+from server.metrics.families import USER_CACHE
+from server.metrics.meter import Meter
 from server.receiving.plain_features import PlainFeatures
 from server.serving import Serving
 from server.stored import StoredReads
@@ -29,9 +31,16 @@ DEFAULT_TTL_S = 60.0
 class UserFeatures:
     """Completes requests' fields from users' records. Safe for any number of threads."""
 
-    def __init__(self, reads: StoredReads, users: int = DEFAULT_USERS, ttl_s: float = DEFAULT_TTL_S) -> None:
+    def __init__(
+        self,
+        reads: StoredReads,
+        users: int = DEFAULT_USERS,
+        ttl_s: float = DEFAULT_TTL_S,
+        meter: Meter | None = None,
+    ) -> None:
         """`users`: how many are kept for each model, 0 for none; `ttl_s`: how long a record counts as fresh."""
         self._reads = reads
+        self._meter = meter or Meter()
         self._users = users
         self._ttl_s = ttl_s
         self._shelves: dict[str, _Shelf] = {}
@@ -77,10 +86,14 @@ class UserFeatures:
         user = shelf.cache.get(cookie)
         if user is not None and user.fresh_until > time.monotonic():
             user.used = True
+            self._meter.count(USER_CACHE, "hit")
             return user, []
         try:
-            return self._read(shelf, cookie, context), []
+            read = self._read(shelf, cookie, context)
+            self._meter.count(USER_CACHE, "miss")
+            return read, []
         except StoreError as error:
+            self._meter.count(USER_CACHE, "failed" if user is None else "stale")
             if user is None:
                 return _unread(cookie, shelf.wanted), [f"{PART}: {error}"]
             user.used = True
