@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from server.receiving.plain_features import PlainFeatures
 from server.user_records.kernels import overlay
 
 Array = npt.NDArray[Any]
-Tokens = tuple[Array, Array, Array, Array]
 
 REMEMBERED_PLANS = 64
 
@@ -75,9 +75,15 @@ _made_lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class ReadyTokens:
-    """A user's tokens for every request field of one `WantedFields`; misfits: (bit of the field, what is wrong)."""
+    """A user's tokens for every request field of one `WantedFields`, in few objects, since many users are kept.
 
-    arrays: Tokens
+    places int64: value_start and then begin of a TokenTable, whose x and text follow. misfits: (bit of the field, what
+    is wrong with its value).
+    """
+
+    places: Array
+    x: Array
+    text: Array
     misfits: tuple[tuple[int, str], ...]
 
     @classmethod
@@ -90,26 +96,35 @@ class ReadyTokens:
             except FieldValueError as error:
                 misfits.append((1 << bit, str(error)))
             starts.append(len(tokens))
-        begin = np.zeros(len(tokens) + 1, np.int64)
-        np.cumsum([len(token.text) + 1 for token in tokens], out=begin[1:])
-        text = np.frombuffer(bytearray(b"*".join([*(token.text for token in tokens), b""])), np.uint8)
-        xs = np.array([token.x for token in tokens], np.float64)
-        return cls((np.array(starts, np.int64), begin, xs, text), tuple(misfits))
+        texts = [text for text, _ in tokens]
+        begin = accumulate((len(text) + 1 for text in texts), initial=0)
+        text = np.frombuffer(b"*".join([*texts, b""]), np.uint8).copy()
+        return cls(np.array([*starts, *begin], np.int64), _xs(tokens), text, tuple(misfits))
 
     def under(self, inline: PlainFeatures) -> PlainFeatures:
         """The request's own features over these, field by field. O(bytes)."""
-        starts, begin, _, text = self.arrays
-        size, most = len(starts), len(starts) + len(begin)
-        numbers = np.empty(size + most, np.int64)
+        fields = len(inline.arrays[0])
+        most = fields + len(self.places)
+        places = np.empty(most, np.int64)
         made = (
-            numbers[:size],
-            numbers[size:],
+            places[:fields],
+            places[fields:],
             np.empty(most, np.float64),
-            np.empty(len(text) + len(inline.arrays[3]), np.uint8),
+            np.empty(len(self.text) + len(inline.arrays[3]), np.uint8),
         )
-        overlay(inline.given, *inline.arrays, *self.arrays, *made)
+        overlay(inline.given, *inline.arrays, self.places, self.x, self.text, *made)
         return PlainFeatures(inline.reader, inline.given, made)
 
     def problems(self, given: int, part: str) -> list[str]:
         """What `degraded` says of stored values that were left out: those that nothing inline replaces."""
         return [f"{part}: left out {text}" for bit, text in self.misfits if not given & bit]
+
+
+_ONES = np.ones(64)
+
+
+def _xs(tokens: Sequence[Token]) -> Array:
+    """The x of each token; the same array for all users whose tokens count once."""
+    if len(tokens) <= len(_ONES) and all(x == 1.0 for _, x in tokens):
+        return _ONES
+    return np.array([x for _, x in tokens], np.float64)
