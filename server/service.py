@@ -75,8 +75,8 @@ class RankingService:
         self._models = models
         self._only = next(iter(models.values())) if len(models) == 1 else None
         self._reads = reads
-        self._users = UserFeatures(reads)
         self._meter = meter or Meter()
+        self._users = UserFeatures(reads, meter=self._meter)
         self.draining = False
 
     def handlers(self) -> grpc.GenericRpcHandler[Received | DecodeError, bytes]:

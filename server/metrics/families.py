@@ -72,7 +72,9 @@ FAMILIES = {
         ),
         Family(IN_PROGRESS, "gauge", (), "Calls in the workers now, running or waiting"),
         Family(PLACES, "gauge", (), "How many calls the workers take at once"),
-        Family(USER_CACHE, "counter", ("result",), "Users asked for: hit (fresh), miss (read), stale or failed"),
+        Family(
+            USER_CACHE, "counter", ("result",), "Users asked for: hit (fresh), miss (read), stale or failed"
+        ),
         Family(SHADOW_LOGGED, "counter", ("model",), "Answers whose shadows were written to the log"),
         Family(SHADOW_DROPPED, "counter", ("model",), "Answers whose shadows the log could not take"),
         Family(EXPERIMENT_REVISION, "gauge", ("model",), "The experiment in force; 0 for the spec's shares"),
