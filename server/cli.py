@@ -1,7 +1,9 @@
-"""`ftrie serve`: flags and output of the server. What a server is lives in `server.lifecycle`."""
+"""`ftrie serve`: flags and output of the server. What a server is lives in `server.supervising`."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,45 +11,108 @@ import typer
 from model_store.terminal import DEFAULT_STORE, JsonOption, StoreOption, print_json
 
 if TYPE_CHECKING:
-    from server.serving import Serving
+    from server.supervising.status import SupervisorStatus
+
+LOOPBACK = "127.0.0.1"
 
 
 def register(app: typer.Typer) -> None:
     """Add `ftrie serve`."""
-    app.command("serve", epilog="Example: ftrie serve ads --port 50051")(serve)
+    app.command("serve", epilog="Example: ftrie serve ads --port 50051 --workers 2")(serve)
 
 
 def serve(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")],
+    models: Annotated[list[str], typer.Argument(metavar="MODEL…", help="The models' names.")],
     store: StoreOption = DEFAULT_STORE,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes a free port.")
     ] = 50051,
     host: Annotated[
         str, typer.Option(help="Which interface; 0.0.0.0 for all, without protection.")
-    ] = "127.0.0.1",
-    threads: Annotated[int, typer.Option(min=1, max=256, help="Threads that answer calls.")] = 8,
+    ] = LOOPBACK,
+    workers: Annotated[
+        int, typer.Option(min=1, max=256, help="Processes that answer, all on the same port.")
+    ] = 1,
+    threads: Annotated[
+        int, typer.Option(min=1, max=256, help="Threads that answer calls, of each worker.")
+    ] = 8,
     drain: Annotated[
         float, typer.Option(min=0.0, metavar="SECONDS", help="How long to finish calls on SIGTERM.")
     ] = 10.0,
     store_budget: Annotated[
         int, typer.Option(min=1, metavar="MS", help="How long a request waits for the store, milliseconds.")
     ] = 50,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where the last good models are kept, to start from when the store is away. Default: a folder of "
+            "the port's in the user's cache; none with --port 0.",
+        ),
+    ] = None,
+    connection_age: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="When a connection is asked to be made anew, and may fall to another worker; 0 never asks.",
+        ),
+    ] = 300.0,
+    admin_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Serve administration here, on 127.0.0.1.")
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Serve /metrics and /healthz here.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve a published model over gRPC, and follow its active version.
+    """Serve published models over gRPC, and follow their active versions.
 
-    Prints one line when it is ready. SIGTERM or Ctrl-C ends it once its calls have ended, a second at once.
+    Prints one line when every worker serves every model. SIGTERM or Ctrl-C ends it once its calls have ended, a second
+    at once.
     """
-    from server.lifecycle import Server, Settings
     from server.log import log_to_stderr
+    from server.settings import Settings
+    from server.supervising.supervisor import Supervisor
 
-    def say_ready(serving: Serving, address: str) -> None:
+    def say_ready(status: SupervisorStatus) -> None:
+        versions = {model.name: model.version for model in status.models}
         if as_json:
-            print_json({"model": serving.name, "version": serving.version, "address": address})
+            name, version = next(iter(versions.items()))
+            print_json(
+                {
+                    "model": name,
+                    "version": version,
+                    "models": versions,
+                    "address": status.address,
+                    "workers": len(status.workers),
+                }
+            )
         else:
-            print(f"serving {serving.name} version {serving.version} on {address}", flush=True)
+            served = ", ".join(f"{name} version {version}" for name, version in versions.items())
+            print(f"serving {served} on {status.address}", flush=True)
 
     log_to_stderr()
-    settings = Settings(model, store, host, port, threads, drain, store_budget / 1000)
-    Server(settings, say_ready).run()
+    settings = Settings(
+        models=tuple(models),
+        store=store,
+        host=host,
+        port=port,
+        workers=workers,
+        threads=threads,
+        drain_s=drain,
+        store_budget_s=store_budget / 1000,
+        state=str(state or default_state(host, port) or ""),
+        connection_age_s=connection_age if workers > 1 else 0.0,
+        admin_port=admin_port,
+        metrics_port=metrics_port,
+    )
+    Supervisor(settings, say_ready).run()
+
+
+def default_state(host: str, port: int) -> Path | None:
+    """A folder of the address's own in the user's cache; none for a port that nobody can come back to."""
+    if not port:
+        return None
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "ftrie" / "serve" / f"{host.strip('[]').replace(':', '_')}-{port}"

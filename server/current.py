@@ -30,6 +30,8 @@ class Current:
         """Set by `serve` alone."""
         self.assignment = Assignment(name, (), ())
         """Over the variants of `serving`; a request that has read an older one asks `assigned`."""
+        self.degraded: tuple[str, ...] = ()
+        """What every answer says in `degraded`: why the version served may not be the one it should be."""
         self._changing = threading.Lock()
         self.late_items = late_items
         self.recent: deque[Question] = deque(maxlen=RECENT_REQUESTS)

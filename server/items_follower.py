@@ -47,6 +47,10 @@ class ItemFollower:
         """Read these items too at the next poll: requests have found them, and nobody gave notice."""
         self._include.update(dict.fromkeys(ids))
 
+    def read_from(self, records: Records) -> None:
+        """Go on with another connection; whether the store behind it is the same one, the next poll finds out."""
+        self._records = records
+
     def forget(self) -> None:
         """Read everything at the next poll, as at the first."""
         self._state = None

@@ -18,10 +18,10 @@ def _tracebacks() -> structlog.typing.Processor:
 LEVELS = ("debug", "info", "warning", "error")
 
 
-def log_to_stderr(level: int | str = logging.INFO) -> None:
+def log_to_stderr(level: int | str = logging.INFO, **facts: object) -> None:
     """Configure structlog for this process. Stdout stays free for the command's answer.
 
-    level: one of LEVELS, or its number; what is below it costs nothing and is not written.
+    level: one of LEVELS, or its number; what is below it costs nothing and is not written. facts: stand in each line.
     """
     on_terminal = sys.stderr.isatty()
     renderers: list[structlog.typing.Processor] = (
@@ -32,6 +32,7 @@ def log_to_stderr(level: int | str = logging.INFO) -> None:
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
+            lambda logger, method, event: {**event, **facts},
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *renderers,
         ],

@@ -16,7 +16,7 @@ from ftrie.demo.telling import tell
 from model_store.errors import FtrieError, ServerError
 from model_store.jit import kernels_are_cached
 from model_store.terminal import json_asked, note
-from server.loader import KERNELS as SERVER_KERNELS
+from server.warming import KERNELS as SERVER_KERNELS
 
 READY_TIMEOUT_S = 180.0  # a first run compiles the kernels
 STOP_TIMEOUT_S = 15.0

@@ -1,7 +1,7 @@
-"""The control channel between supervisor and worker: JSON messages over a Unix socket pair, with open files beside them.
+"""The control channel between supervisor and worker: JSON messages over a Unix socket pair, open files beside them.
 
-A message is a length of 4 bytes, little endian, and that many bytes of JSON; the descriptors travel with the length. What
-the messages say is in `server.supervising.messages`. Both ends run the same release of ftrie, so no version is spoken.
+A message is a length of 4 bytes, little endian, and that many bytes of JSON; the descriptors travel with the length.
+What the messages say is in `server.supervising.messages`. Both ends run the same release of ftrie.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pauses before another try: doubling, jittered, bounded. One place, so that nothing in a server tries in a tight loop."""
+"""Pauses before another try: doubling, jittered, bounded. In one place, so that nothing tries in a tight loop."""
 
 from __future__ import annotations
 

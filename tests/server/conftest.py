@@ -9,7 +9,8 @@ import pytest
 
 from ftrie.client import Client
 from model_store.store import Store
-from server.lifecycle import Server, Settings
+from server.lifecycle import Server
+from server.settings import Settings
 from tests.server import shop
 
 
@@ -26,7 +27,7 @@ def start(store: Store, store_url: str) -> Iterator[Callable[..., Server]]:
     servers = []
 
     def started(url: str = store_url) -> Server:
-        server = Server(Settings(shop.NAME, url, drain_s=1.0, store_budget_s=0.2))
+        server = Server(Settings((shop.NAME,), url, drain_s=1.0, store_budget_s=0.2))
         server.startup()
         servers.append(server)
         return server

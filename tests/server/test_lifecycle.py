@@ -17,8 +17,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from ftrie.client import Client, RankFailed
 from model_store.store import Store
-from server.lifecycle import DEFAULT_THREADS, Server
+from server.lifecycle import Server
 from server.service import SERVICE
+from server.settings import DEFAULT_THREADS
 from tests.server import shop
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -16,7 +16,7 @@ from ftrie.client import Client, RankFailed
 from model_store.errors import StoreError
 from model_store.store import Store
 from server.lifecycle import Server
-from server.watcher import LONGEST_RETRY_S, retry_pause_s
+from server.supervising.pauses import RECONNECT
 from tests.server import shop
 
 Eventually = Callable[[Callable[[], bool]], None]
@@ -183,6 +183,7 @@ def test_swaps_under_load_fail_no_call_and_no_answer_mixes_versions(
 
 
 def test_pauses_between_retries_grow_and_differ() -> None:
-    assert 0.05 <= retry_pause_s(1) <= 0.1
-    assert len({retry_pause_s(50) for _ in range(10)}) > 1
-    assert all(LONGEST_RETRY_S / 2 <= retry_pause_s(n) <= LONGEST_RETRY_S for n in (7, 50, 100_000))
+    assert 0.05 <= RECONNECT.after(1) <= 0.1
+    assert len({RECONNECT.after(50) for _ in range(10)}) > 1
+    longest = RECONNECT.longest_s
+    assert all(longest / 2 <= RECONNECT.after(n) <= longest for n in (7, 50, 100_000))

@@ -1,0 +1,178 @@
+"""From what the store says of a model to the parts to serve: by deltas where they lead there, else by a snapshot.
+
+Used by the one thread that follows the model. It waits for nothing and delivers nothing. A method that raises has
+changed nothing: StoreUnavailable, or whatever says that the version cannot be taken.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+
+from model_store.errors import ArtefactError, VersionNotFound
+from model_store.features import FeaturePlan
+from model_store.manifest import DELTA, SNAPSHOT, Manifest
+from server.catalogue import Catalogue
+from server.items_follower import ItemFollower
+from server.layers.base import Base
+from server.layers.live_model import LiveModel
+from server.layers.parts import Parts
+
+if TYPE_CHECKING:
+    from model_store.delta import Delta
+    from model_store.model_versions import ModelVersions
+    from model_store.store import Store
+
+MOST_DELTAS = 256
+"""A longer way by deltas is not gone: the snapshot's is surer."""
+CATALOGUE_SHARE = 0.1
+"""At most this share of the time goes into building catalogues for items that change."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Builder:
+    """Builds the parts of one model from one open store after another."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._live = LiveModel(model)
+        self._items: ItemFollower | None = None
+        self._plan: FeaturePlan | None = None
+        self._catalogue_due = 0.0
+        self.parts: Parts | None = None
+        """What was built last."""
+
+    @property
+    def keys(self) -> int:
+        """How many keys the parts hold, those in the second trie too."""
+        if self.parts is None:
+            return 0
+        values = [self.parts.values, *filter(None, [self.parts.fresh])]
+        return sum(int(block.arrays["variants"].size) for block in values)
+
+    @property
+    def items(self) -> int:
+        """How many items the catalogue holds."""
+        return 0 if self.parts is None else len(self.parts.catalogue.arrays["tokens.values"])
+
+    def variants_and_shares(self) -> tuple[Sequence[str], Sequence[float]]:
+        """The variants of the spec, and their shares of traffic."""
+        return (self._plan.variants, self._plan.shares) if self._plan is not None else ((), ())
+
+    def freed(self, uid: str) -> None:
+        """Nobody reads this buffer of values any more."""
+        self._live.released(uid)
+
+    def opened(self, store: Store) -> None:
+        """Read from this store from now on; it need not hold what the one before held."""
+        if self._items is None:
+            self._items = ItemFollower(store.records)
+        else:
+            self._items.read_from(store.records)
+
+    # -- versions
+
+    def bring_to(self, versions: ModelVersions, manifest: Manifest) -> str:
+        """Build the parts of this version; returns the way they came, by a snapshot or a delta."""
+        began = time.monotonic()
+        parts = self._by_deltas(versions, manifest)
+        kind = SNAPSHOT if parts is None else DELTA
+        self._built(parts or self._by_snapshot(versions, manifest))
+        took_s = round(time.monotonic() - began, 3)
+        _log.info(
+            "version built", model=self._model, version=manifest.version, by=kind, keys=self.keys, s=took_s
+        )
+        return kind
+
+    def restore(self, parts: Parts) -> None:
+        """Go on from parts that were on disk."""
+        self._built(self._live.restore(parts))
+
+    @property
+    def wants_rebuild(self) -> bool:
+        """Whether the second trie has grown so much that `rebuild` is worth its while."""
+        return self._live.wants_rebuild
+
+    def rebuild(self) -> None:
+        """The same version, with all its keys in one trie."""
+        began = time.monotonic()
+        self._built(self._live.rebuild())
+        _log.info("trie rebuilt", model=self._model, keys=self.keys, s=round(time.monotonic() - began, 3))
+
+    def _built(self, parts: Parts) -> None:
+        if self.parts is None or self.parts.base is not parts.base:
+            self._plan = Base.of_part(parts.base).plan
+        self.parts = parts
+
+    def _by_deltas(self, versions: ModelVersions, manifest: Manifest) -> Parts | None:
+        """The parts, if deltas lead from what is served to this version; a way that fails is logged."""
+        if self.parts is None or not manifest.is_delta:
+            return None
+        try:
+            chain = versions.chain(manifest.version)
+            if self.parts.version not in chain[-MOST_DELTAS:]:
+                return None
+            delta = _joined(versions, chain[chain.index(self.parts.version) + 1 :])
+            return self._live.apply(manifest.version, manifest.sha256, delta)
+        except (ArtefactError, VersionNotFound) as error:
+            _log.warning(
+                "deltas do not lead there, taking the snapshot",
+                model=self._model,
+                version=manifest.version,
+                serving=self.parts.version,
+                error=str(error),
+            )
+            return None
+
+    def _by_snapshot(self, versions: ModelVersions, manifest: Manifest) -> Parts:
+        artefact = versions.materialise(manifest.version)
+        catalogue, generation = self._catalogue(FeaturePlan.of(artefact.spec))
+        return self._live.load(manifest.version, manifest.sha256, artefact, catalogue, generation)
+
+    # -- items
+
+    def items_moved(self, *, late: bool) -> bool:
+        """Whether it is time for a catalogue of other items. late: requests have named items that it lacks."""
+        if time.monotonic() < self._catalogue_due or self._items is None or self.parts is None:
+            return False
+        if late:
+            self._items.forget()
+        self._items.poll()
+        return late or self._items.generation != self.parts.items_generation
+
+    def with_new_items(self) -> None:
+        """The same version over the items as the store has them now."""
+        assert self._plan is not None
+        catalogue, generation = self._catalogue(self._plan)
+        self._built(self._live.with_catalogue(catalogue, generation))
+
+    def _catalogue(self, plan: FeaturePlan) -> tuple[Catalogue, int]:
+        assert self._items is not None
+        began = time.monotonic()
+        self._items.poll()
+        catalogue = Catalogue.build(plan, self._items.items())
+        took_s = time.monotonic() - began
+        self._catalogue_due = time.monotonic() + took_s / CATALOGUE_SHARE
+        if catalogue.problems:
+            _log.warning("stored values left out", model=self._model, first=catalogue.problems)
+        _log.info("catalogue built", model=self._model, items=len(catalogue), s=round(took_s, 3))
+        return catalogue, self._items.generation
+
+
+def _joined(versions: ModelVersions, way: list[int]) -> Delta:
+    """The deltas of these versions in one, so that they are applied by one pass over what they change."""
+    from model_store.delta import Delta
+
+    together: Delta | None = None
+    for version in way:
+        delta = versions.fetch(version)
+        if not isinstance(delta, Delta):
+            raise ArtefactError(f"version {version} is no delta, though another one stands on it as such")
+        together = delta if together is None else together.followed_by(delta)
+    if together is None:
+        raise ArtefactError("the version served is its own successor")
+    return together

@@ -1,0 +1,67 @@
+"""How a server is, in plain values: what the admin service shows and the metrics are made of. Nothing here acts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Source = Literal["", "store", "disk"]
+WorkerState = Literal["starting", "serving", "draining", "gone"]
+
+
+@dataclass(frozen=True)
+class ModelStatus:
+    """One model. Times are seconds since 1970, 0 where there is none."""
+
+    name: str
+    version: int | None = None
+    """What workers are told to serve; None before there is anything."""
+    kind: str = ""
+    """How this version came: "snapshot" or "delta"."""
+    sha256: str = ""
+    content: str = ""
+    published: float = 0.0
+    since: float = 0.0
+    """When it was delivered."""
+    keys: int = 0
+    items: int = 0
+    source: Source = ""
+    """Where it came from; "" before there is anything."""
+    store_away: bool = False
+    refused: Mapping[str, int] = field(default_factory=dict)
+    """How often a version could not be taken, by reason."""
+    problem: str = ""
+    """Why what the store asks for is not what is served; "" if it is."""
+    disk_problem: str = ""
+    """Why the last good model could not be kept on disk; "" if it was, or is not to be."""
+
+
+@dataclass(frozen=True)
+class WorkerStatus:
+    """One worker."""
+
+    number: int
+    pid: int
+    state: WorkerState
+    restarts: int
+    versions: Mapping[str, int]
+    """By model, what its requests are answered by."""
+
+
+@dataclass(frozen=True)
+class SupervisorStatus:
+    """The server at one moment."""
+
+    address: str
+    ready: bool
+    """Whether every model is served by every worker."""
+    draining: bool
+    models: tuple[ModelStatus, ...]
+    workers: tuple[WorkerStatus, ...]
+    successor_of: tuple[int, ...] = ()
+    """Workers of a supervisor that died, which still answer until this one is ready."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field by its name."""
+        return asdict(self)

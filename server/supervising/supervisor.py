@@ -1,0 +1,180 @@
+"""The supervisor of a server: startup, tending, drain, shutdown. It answers no request; its workers do, on one port.
+
+If it dies, they go on. A successor with the same state folder finds them, brings up workers of its own on the same
+port, and ends the old ones once every model is served by every new one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import structlog
+
+from model_store.errors import StoreUnavailable
+from model_store.jit import kernels_are_cached
+from model_store.store import Store
+from server.followed_experiment import FollowedExperiment
+from server.metrics.meter import Meter
+from server.metrics.totals import Totals
+from server.security.access import check
+from server.settings import Settings
+from server.supervising.crew import Crew
+from server.supervising.feed import Feed
+from server.supervising.hosted import Hosted
+from server.supervising.inherited import Inherited
+from server.supervising.port import Port
+from server.supervising.state_folder import StateFolder
+from server.supervising.status import SupervisorStatus
+from server.warming import KERNELS, warm_kernels
+
+TICK_S = 0.2
+KILL_AFTER_S = 5.0
+"""How much longer than its drain a worker may take to end."""
+
+_log = structlog.get_logger(__name__)
+
+OnReady = Callable[[SupervisorStatus], None]
+
+
+class Supervisor:
+    """One server. `run` is its whole life, and is called by the main thread."""
+
+    def __init__(self, settings: Settings, on_ready: OnReady = lambda status: None) -> None:
+        """`on_ready` is called once, when every model is served by every worker."""
+        self._settings = settings
+        self._on_ready = on_ready
+        self._ready = False
+        self._signals = 0
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self.meter = Meter()
+        self.totals = Totals()
+        self._last = ExitStack()
+
+    def run(self) -> None:
+        """Live until SIGTERM, SIGINT or SIGHUP. Raises ServerError, StoreError if the server cannot begin."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, self._on_signal)
+        with self._last:
+            self._startup()
+            try:
+                while not self._stopping.is_set():
+                    self._tend()
+                    self._wake.wait(TICK_S)
+                    self._wake.clear()
+                self._drain()
+            finally:
+                self._crew.kill()
+        _log.info("stopped", models=self._settings.models)
+
+    def status(self) -> SupervisorStatus:
+        """The server as it is now. Any thread."""
+        return SupervisorStatus(
+            address=self._port.address,
+            ready=self._ready,
+            draining=self._stopping.is_set(),
+            models=self._feed.status(),
+            workers=self._crew.status(),
+            successor_of=self._inherited.pids(),
+        )
+
+    def followed(self, model: str) -> FollowedExperiment:
+        """The experiment of one of the models."""
+        return self._feed.followed(model)
+
+    def look_now(self, model: str, timeout_s: float) -> bool:
+        """Look at the store at once; whether that was done within the time."""
+        return self._feed.look_now(model, timeout_s)
+
+    # -- startup
+
+    def _startup(self) -> None:
+        settings = self._settings
+        check(settings)
+        self._state = self._open_state()
+        self._inherited = Inherited.of(self._state, settings)
+        self._port = Port(
+            settings.host, self._inherited.port or settings.port, shared=bool(self._inherited.port)
+        )
+        self._last.callback(self._port.close)
+        self._hold_store()
+        if not kernels_are_cached(KERNELS):
+            warm_kernels()  # once, and not in every worker at the same time
+        self._feed = Feed(settings, self._state, self.meter, yields=True)
+        self._crew = Crew(settings, self._port.number, self._feed.distribution, self, self._wake.set)
+        self._crew.listen_now = not self._inherited.pids()
+        self._last.enter_context(Hosted(settings, self))
+        self._feed.start()
+        _log.info("listening", address=self._port.address, models=settings.models, workers=settings.workers)
+
+    def _open_state(self) -> StateFolder | None:
+        """The state folder; a disk that gives none costs the last good model and the take-over, not the server."""
+        if not self._settings.state:
+            return None
+        try:
+            state = StateFolder(Path(self._settings.state))
+        except OSError as error:
+            _log.error("no state folder: nothing is kept on disk", error=str(error))
+            return None
+        self._last.callback(state.close)
+        return state
+
+    def _hold_store(self) -> None:
+        """Find a store's URL that is none before anything begins, and keep an embedded store from coming and going."""
+        try:
+            self._last.enter_context(Store.open(self._settings.store, timeout_s=1.0))
+        except StoreUnavailable as error:
+            _log.warning("store away, waiting for it", error=str(error))
+
+    # -- tending
+
+    def _tend(self) -> None:
+        self._crew.tend()
+        if self._state is not None:
+            self._inherited.remember(self._state, self._port.address, self._crew.processes())
+        if not self._ready and self._crew.serves(self._settings.models):
+            self._ready = True
+            self._crew.listen_now = False
+            self._on_ready(self.status())
+        if self._ready:
+            self._inherited.end(self._settings.drain_s + KILL_AFTER_S)
+
+    def counted(self, worker: str, meter: Mapping[str, Any], late: Sequence[str]) -> None:
+        """As of `crew.Listener`."""
+        self.totals.add(f"worker {worker}", meter)
+        self._feed.late(late)
+
+    def gone(self, worker: str) -> None:
+        """As of `crew.Listener`."""
+        self.totals.gone(f"worker {worker}")
+
+    # -- the end
+
+    def _drain(self) -> None:
+        """Have every worker finish, for a bounded time; the last good models are written meanwhile."""
+        _log.info("draining", at_most_s=self._settings.drain_s)
+        self._feed.stop()
+        self._crew.drain(refuse=True)
+        self._inherited.end(self._settings.drain_s + KILL_AFTER_S)
+        self._feed.close()
+        waited = 0.0
+        while self._crew.alive and waited < self._settings.drain_s + KILL_AFTER_S:
+            self._crew.tend()
+            threading.Event().wait(TICK_S / 4)
+            waited += TICK_S / 4
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            self._crew.kill()
+            os._exit(128 + number)
+        self._stopping.set()
+        self._wake.set()

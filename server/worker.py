@@ -1,0 +1,199 @@
+"""A worker: one port, one thread pool, and what it serves of each model. It is told what to serve; it never looks.
+
+In a process of its own (`server.worker_main`) or in its supervisor's (`server.lifecycle`), by the same code. New parts
+are bound, warmed with recent requests and swapped in by a thread beside those that answer; one reference changes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+import structlog
+
+from model_store.errors import FtrieError, StoreUnavailable
+from model_store.experiments import Experiment
+from server.current import Current
+from server.grpc_server import Health, grpc_server, listen
+from server.late_items import LateItems
+from server.layers.parts import Parts
+from server.metrics.meter import Meter
+from server.observing import Observers
+from server.security.access import credentials, guard
+from server.service import RankingService
+from server.serving import Serving
+from server.settings import Settings
+from server.stored import StoredReads
+from server.supervising.pauses import RECONNECT
+from server.warming import warm_kernels, warmed
+
+REFUSE_S = 0.25
+"""How long callers are told UNAVAILABLE before the port closes: grpc cancels what arrives once it is told to stop."""
+REPORT_EVERY_S = 1.0
+
+_log = structlog.get_logger(__name__)
+
+
+class Reports(Protocol):
+    """Whom a worker tells what has come about. Called from the worker's own threads."""
+
+    def swapped(self, model: str, version: int) -> None:
+        """Requests are answered by this version from now on."""
+
+    def released(self, serial: int) -> None:
+        """No request reads the parts of this hand-over any more."""
+
+    def refused(self, model: str, version: int, error: str) -> None:
+        """These parts could not be served; what was served before still is."""
+
+    def counted(self, meter: Mapping[str, Any], late: Sequence[str]) -> None:
+        """Each second: what was counted, and the models whose requests named items that the catalogue lacks."""
+
+
+class Worker:
+    """Serves the models of `settings`. Thread safety: any method, any thread; `start` and `drain` once."""
+
+    def __init__(self, settings: Settings, reports: Reports, *, shares_port: bool = False) -> None:
+        self._settings = settings
+        self._reports = reports
+        self._meter = Meter()
+        self._reads = StoredReads(settings.store, settings.store_budget_s)
+        self.models: Mapping[str, Current] = {
+            name: Current(name, LateItems(self._reads)) for name in settings.models
+        }
+        self._service = RankingService(self.models, self._reads, self._meter)
+        self._health = Health()
+        self._observers = Observers(settings, self._meter)
+        self._grpc = grpc_server(
+            self._observers.around(self._service.handlers()),
+            self._health,
+            settings.threads,
+            max_concurrency=settings.max_concurrency,
+            meter=self._meter,
+            guard=guard(settings, "rank"),
+            shares_port=shares_port,
+            connection_age_s=settings.connection_age_s,
+        )
+        self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._swapper = threading.Thread(target=self._run_errands, name="swap", daemon=True)
+        self._newest: dict[str, int] = {}
+        self._stopping = threading.Event()
+        self.ready = threading.Event()
+        """Set once every model is served."""
+
+    # -- a life
+
+    def start(self) -> None:
+        """Begin to swap in what is taken, to seek the store and to report. Nothing listens yet."""
+        self._errands.put(warm_kernels)
+        self._swapper.start()
+        for task in (self._find_store, self._report):
+            threading.Thread(target=task, name=task.__name__.strip("_"), daemon=True).start()
+
+    def listen(self, port: int) -> str:
+        """Open the port and answer; returns the address. Raises ServerError if the port is taken."""
+        address = listen(self._grpc, self._settings.host, port, credentials(self._settings))
+        self._grpc.start()
+        return address
+
+    def drain(self, *, refuse: bool = True) -> None:
+        """Take no more calls, and finish those that have begun, for at most `drain_s` seconds.
+
+        refuse: tell callers UNAVAILABLE for a moment first. Without it the port closes at once, and callers find those
+        who share it.
+        """
+        self._stopping.set()
+        told_s = min(REFUSE_S, self._settings.drain_s) if refuse else 0.0
+        if refuse:
+            self._health.enter_graceful_shutdown()
+            self._service.draining = True
+            threading.Event().wait(told_s)
+        ended = self._grpc.stop(grace=self._settings.drain_s - told_s)
+        while not ended.wait(REFUSE_S):  # in slices, so that a signal's handler can run
+            pass
+
+    def close(self) -> None:
+        """Let go of the store and of what is served. Call after `drain`."""
+        self._stopping.set()
+        self._errands.put(None)
+        if self._swapper.is_alive():
+            self._swapper.join()
+        self._observers.close()
+        self._reads.close()
+
+    # -- what a supervisor gives
+
+    def take(self, parts: Parts, serial: int) -> None:
+        """Serve these parts soon, unless newer ones of their model come first; then report `serial` released."""
+        self._newest[parts.name] = serial
+        self._errands.put(lambda: self._swap(parts, serial))
+
+    def tell(self, body: Mapping[str, Any]) -> None:
+        """Take what is no model: an experiment, or what every answer must say in `degraded`."""
+        current = self.models[body["model"]]
+        match body["do"]:
+            case "degraded":
+                current.degraded = tuple(body["texts"])
+            case "experiment":
+                asked = body["experiment"]
+                current.ask_for(None if asked is None else Experiment.from_json(asked))
+
+    def orphaned(self, text: str) -> None:
+        """There is nobody any more to bring newer models: every answer says so."""
+        for current in self.models.values():
+            current.degraded = (*current.degraded, text)
+
+    # -- threads
+
+    def _run_errands(self) -> None:
+        while (errand := self._errands.get()) is not None:
+            try:
+                errand()
+            except Exception:
+                _log.exception("an errand failed")
+            del errand  # it may hold parts, which would be kept until the next one comes
+
+    def _swap(self, parts: Parts, serial: int) -> None:
+        if self._newest[parts.name] != serial:
+            self._reports.released(serial)
+            return
+        current = self.models[parts.name]
+        try:
+            serving = warmed(Serving.bind(parts), list(current.recent))
+        except (FtrieError, MemoryError, OSError) as error:
+            _log.error("parts refused", model=parts.name, version=parts.version, error=str(error))
+            self._reports.refused(parts.name, parts.version, str(error))
+            self._reports.released(serial)
+            return
+        # Called by whatever thread ends the last request that reads them: only a note may be left there.
+        serving.on_released(lambda: self._errands.put(lambda: self._reports.released(serial)))
+        self._put_in_service(current, serving)
+
+    def _put_in_service(self, current: Current, serving: Serving) -> None:
+        before = current.serving
+        current.serve(serving)
+        if before is None or before.catalogue is not serving.catalogue:
+            current.late_items.rebuilt()
+        if before is None and all(each.serving for each in self.models.values()):
+            self._health.say(serving=True)
+            self.ready.set()
+        _log.info("serving", model=current.name, version=serving.version, items=len(serving.catalogue))
+        self._reports.swapped(current.name, serving.version)
+
+    def _find_store(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                return self._reads.connect()
+            except StoreUnavailable as error:
+                failures += 1
+                if failures == 1:
+                    _log.warning("store away, waiting for it", error=str(error))
+                self._stopping.wait(RECONNECT.after(failures))
+
+    def _report(self) -> None:
+        while not self._stopping.wait(REPORT_EVERY_S):
+            late = [name for name, current in self.models.items() if current.late_items.found]
+            self._reports.counted(self._meter.take(), late)

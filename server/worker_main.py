@@ -1,0 +1,164 @@
+"""A worker's process, spawned by a supervisor: `python -m server.worker_main DESCRIPTOR`, the channel's other end.
+
+It ends when its supervisor says so, or at SIGTERM. When the supervisor dies it goes on serving what it has, until a
+successor is ready and ends it by SIGTERM, or until for a minute there is none.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import structlog
+
+from model_store.errors import FtrieError, ServerError
+from server.log import log_to_stderr
+from server.settings import Settings
+from server.supervising.channel import Channel, ChannelClosed, Message
+from server.supervising.messages import NOW, Opener
+from server.supervising.state_folder import has_supervisor
+from server.worker import Worker
+
+ALONE_S = 60
+ORPHANED = "model: this worker's supervisor is gone, newer versions wait for its successor"
+SIGNAL_SLICE_S = 0.2
+
+_log = structlog.get_logger(__name__)
+
+
+class WorkerMain:
+    """One worker's life, and its end of the channel."""
+
+    def __init__(self, channel: Channel, start: Mapping[str, Any]) -> None:
+        self._channel = channel
+        self._settings = Settings.from_json(start["settings"])
+        self._port: int = start["port"]
+        self._listen_now = start["listen"] == NOW
+        self._opener = Opener()
+        self._worker = Worker(self._settings, self, shares_port=True)
+        self._stopping = threading.Event()
+        self._refuse = False
+        self._orphan = False
+        self._signals = 0
+
+    def run(self) -> None:
+        """Serve until told to end."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to handle
+        self._worker.start()
+        threading.Thread(target=self._follow_orders, name="orders", daemon=True).start()
+        if self._listen():
+            while not self._stopping.wait(SIGNAL_SLICE_S):
+                pass
+            _log.info("draining", at_most_s=self._settings.drain_s)
+            self._worker.drain(refuse=self._refuse)
+        self._worker.close()
+
+    def _listen(self) -> bool:
+        """Open the port, at once or when there is something to answer with; False if the end came before."""
+        while not (self._listen_now or self._worker.ready.wait(SIGNAL_SLICE_S)):
+            if self._stopping.is_set():
+                return False
+        self._say({"did": "listen", "address": self._worker.listen(self._port)})
+        return True
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            os._exit(128 + number)
+        self._stopping.set()
+
+    # -- the channel
+
+    def _follow_orders(self) -> None:
+        try:
+            while True:
+                self._obey(self._channel.receive())
+        except ChannelClosed:
+            pass
+        except Exception:
+            _log.exception("an order could not be followed; taking no more")
+        if not self._stopping.is_set():
+            self._go_on_alone()
+
+    def _obey(self, message: Message) -> None:
+        body = message.body
+        match body["do"]:
+            case "ping":
+                self._say({"did": "pong"})
+            case "serve":
+                self._serve(body, message.descriptors)
+            case "drain":
+                self._refuse = body["refuse"]
+                self._stopping.set()
+            case _:
+                self._worker.tell(body)
+
+    def _serve(self, body: dict[str, Any], descriptors: Sequence[int]) -> None:
+        parts, serial = body["parts"], body["serial"]
+        try:
+            self._worker.take(self._opener.parts(parts, descriptors), serial)
+        except (FtrieError, OSError, MemoryError) as error:
+            _log.error("parts refused", model=parts["name"], version=parts["version"], error=str(error))
+            self.refused(parts["name"], parts["version"], str(error))
+            self.released(serial)
+
+    def _go_on_alone(self) -> None:
+        """Serve on without a supervisor, as long as there is hope for a successor."""
+        self._orphan = True
+        if not self._worker.ready.is_set():
+            self._stopping.set()
+            return
+        _log.error("the supervisor is gone, serving on", at_most_s=ALONE_S)
+        self._worker.orphaned(ORPHANED)
+        alone_s = 0
+        while alone_s < ALONE_S and not self._stopping.wait(1.0):
+            alone_s = 0 if has_supervisor(self._settings.state) else alone_s + 1
+        self._stopping.set()
+
+    def _say(self, body: dict[str, Any]) -> None:
+        if not self._orphan:
+            with suppress(ChannelClosed):  # `_follow_orders` sees it too
+                self._channel.send(body)
+
+    # -- what the worker reports
+
+    def swapped(self, model: str, version: int) -> None:
+        """As of `Reports`."""
+        self._say({"did": "swap", "model": model, "version": version})
+
+    def released(self, serial: int) -> None:
+        """As of `Reports`."""
+        self._say({"did": "release", "serial": serial})
+
+    def refused(self, model: str, version: int, error: str) -> None:
+        """As of `Reports`."""
+        self._say({"did": "refuse", "model": model, "version": version, "error": error})
+
+    def counted(self, meter: Mapping[str, Any], late: Sequence[str]) -> None:
+        """As of `Reports`."""
+        self._say({"did": "count", "meter": meter, "late": late})
+
+
+def main() -> None:
+    """Take the first message, and live."""
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    start = channel.receive().body
+    log_to_stderr(start["settings"]["log_level"], worker=start["number"])
+    try:
+        WorkerMain(channel, start).run()
+    except ServerError as error:
+        with suppress(ChannelClosed):
+            channel.send({"did": "fail", "error": str(error)})
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()
