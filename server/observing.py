@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import grpc
@@ -12,6 +14,16 @@ from server.metrics.meter import Meter
 from server.settings import Settings
 
 RANK = "/ctr.v1.RankingService/Rank"
+
+
+def check(settings: Settings) -> None:
+    """Once, before anything begins: raises ServerError for what no worker could do."""
+    if settings.traces:
+        import_module("server.tracing")  # says so where OpenTelemetry is missing
+    if settings.record:
+        from server.recording import opened
+
+        os.close(opened(settings.record))
 
 
 class Observers:

@@ -30,15 +30,20 @@ CLOSE_WITHIN_S = 2.0
 _log = structlog.get_logger(__name__)
 
 
+def opened(path: str) -> int:
+    """A descriptor that appends to the file, which only its owner may read. Raises ServerError."""
+    try:
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise ServerError(f"cannot record to {path}: {error.strerror}") from error
+
+
 class Recorder:
     """Appends requests to one file, from a thread of its own. Several processes may append to the same file."""
 
     def __init__(self, path: str, share: float) -> None:
         """`share`: of the requests, from 0 to 1, drawn at random. Raises ServerError if the file cannot be opened."""
-        try:
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise ServerError(f"cannot record to {path}: {error.strerror}") from error
+        self._file = opened(path)
         self._share = share
         self._waiting: Queue[tuple[float, bytes]] = Queue(MOST_WAITING)
         self._closed = threading.Event()
