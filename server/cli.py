@@ -59,8 +59,15 @@ def serve(
         ),
     ] = 300.0,
     admin_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Serve administration here, on 127.0.0.1.")
+        int | None, typer.Option(min=0, max=65535, help="Serve administration here (ftrie admin).")
     ] = None,
+    admin_host: Annotated[str, typer.Option(help="Which interface for administration.")] = LOOPBACK,
+    shadow_log: Annotated[
+        str, typer.Option(metavar="FILE", help="Score shadow variants, and append what they had answered.")
+    ] = "",
+    shadow_sample: Annotated[
+        float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Of the requests, by their ids.")
+    ] = 1.0,
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Serve /metrics and /healthz here.")
     ] = None,
@@ -105,6 +112,9 @@ def serve(
         state=str(state or default_state(host, port) or ""),
         connection_age_s=connection_age if workers > 1 else 0.0,
         admin_port=admin_port,
+        admin_host=admin_host,
+        shadow_log=shadow_log,
+        shadow_sample=shadow_sample,
         metrics_port=metrics_port,
     )
     Supervisor(settings, say_ready).run()

@@ -81,7 +81,7 @@ class Follower(threading.Thread):
         self._yields = yields
         self._builder = Builder(model)
         self._refusals = Refusals(model, meter)
-        self.experiment = FollowedExperiment(model, self._tell_experiment)
+        self.experiment = FollowedExperiment(model, self._tell_experiment, meter)
         self._stopped = threading.Event()
         self._late = threading.Event()
         self._look = threading.Event()
