@@ -13,9 +13,8 @@ from server.gate import BoundedPool, Gate
 from server.grpc_server import listen
 from server.metrics.meter import Meter
 from server.reflection import add_reflection
+from server.security import access
 from server.security.exposure import warn_if_exposed
-from server.security.tls import TlsFiles
-from server.security.tokens import Tokens
 from server.settings import Settings
 
 THREADS = 2
@@ -32,12 +31,10 @@ class AdminPort:
     def __init__(self, server: Administered, settings: Settings) -> None:
         """Raises ServerError for TLS or token files that are of no use."""
         self._settings = settings
-        self._tls = TlsFiles.of(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-        guard = Tokens(settings.tokens).guard("admin") if settings.tokens else None
         pool = BoundedPool(THREADS, PLACES)
         service = ModelAdminService(server, settings.store)
         # A meter of its own: the one of ranking calls is not to show these.
-        gate = Gate(service.handlers(), pool, Meter(), guard)
+        gate = Gate(service.handlers(), pool, Meter(), access.guard(settings, "admin"))
         self._grpc = grpc.server(
             pool,
             handlers=[gate],
@@ -49,8 +46,9 @@ class AdminPort:
     def start(self) -> str:
         """Listen and answer; returns the address. Raises ServerError if the port is taken."""
         settings = self._settings
-        warn_if_exposed(settings.admin_host, tls=self._tls is not None, tokens=bool(settings.tokens))
-        credentials = self._tls.credentials() if self._tls is not None else None
+        credentials = access.credentials(settings)
+        # A certificate tells who may rank; that alone makes nobody an operator.
+        warn_if_exposed(settings.admin_host, tls=credentials is not None, callers_known=bool(settings.tokens))
         self.address = listen(self._grpc, settings.admin_host, settings.admin_port or 0, credentials)
         self._grpc.start()
         _log.info("administered on", address=self.address)
