@@ -20,10 +20,11 @@ import structlog
 from model_store.errors import StoreUnavailable
 from model_store.jit import kernels_are_cached
 from model_store.store import Store
+from server import observing
 from server.followed_experiment import FollowedExperiment
 from server.metrics.meter import Meter
 from server.metrics.totals import Totals
-from server.security.access import check
+from server.security import access
 from server.settings import Settings
 from server.supervising.crew import Crew
 from server.supervising.feed import Feed
@@ -98,7 +99,8 @@ class Supervisor:
 
     def _startup(self) -> None:
         settings = self._settings
-        check(settings)
+        access.check(settings)
+        observing.check(settings)
         self._state = self._open_state()
         self._inherited = Inherited.of(self._state, settings)
         self._port = Port(
