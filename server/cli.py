@@ -71,6 +71,37 @@ def serve(
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Serve /metrics and /healthz here.")
     ] = None,
+    metrics_host: Annotated[str, typer.Option(help="Which interface for /metrics.")] = LOOPBACK,
+    max_concurrency: Annotated[
+        int, typer.Option(min=0, help="Calls a worker takes at once; more are refused. Default: 8 a thread.")
+    ] = 0,
+    tls_cert: Annotated[str, typer.Option(metavar="FILE", help="Serve TLS with this certificate, PEM.")] = "",
+    tls_key: Annotated[str, typer.Option(metavar="FILE", help="Its key, PEM.")] = "",
+    tls_client_ca: Annotated[
+        str, typer.Option(metavar="FILE", help="Mutual TLS: let in whom these authorities signed, PEM.")
+    ] = "",
+    tokens: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="TOML with the bearer tokens of each role; read again on change."),
+    ] = "",
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    access_log: Annotated[
+        float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Log this share of the answers.")
+    ] = 0.0,
+    traces: Annotated[
+        str, typer.Option(metavar="URL", help="Send OpenTelemetry traces to this OTLP endpoint (gRPC).")
+    ] = "",
+    trace_share: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Of the calls whose caller has not decided."),
+    ] = 0.01,
+    record: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="Append requests here, for ftrie bench serve; it holds cookies."),
+    ] = "",
+    record_share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Of the requests, drawn at random.")
+    ] = 1.0,
     as_json: JsonOption = False,
 ) -> None:
     """Serve published models over gRPC, and follow their active versions.
@@ -78,7 +109,7 @@ def serve(
     Prints one line when every worker serves every model. SIGTERM or Ctrl-C ends it once its calls have ended, a second
     at once.
     """
-    from server.log import log_to_stderr
+    from server.log import LEVELS, log_to_stderr
     from server.settings import Settings
     from server.supervising.supervisor import Supervisor
 
@@ -99,7 +130,9 @@ def serve(
             served = ", ".join(f"{name} version {version}" for name, version in versions.items())
             print(f"serving {served} on {status.address}", flush=True)
 
-    log_to_stderr()
+    if log_level not in LEVELS:
+        raise typer.BadParameter(f"--log-level: got {log_level!r}, expected one of {', '.join(LEVELS)}")
+    log_to_stderr(log_level)
     settings = Settings(
         models=tuple(models),
         store=store,
@@ -116,6 +149,18 @@ def serve(
         shadow_log=shadow_log,
         shadow_sample=shadow_sample,
         metrics_port=metrics_port,
+        metrics_host=metrics_host,
+        max_concurrency=max_concurrency,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        tls_client_ca=tls_client_ca,
+        tokens=tokens,
+        log_level=log_level,
+        access_log=access_log,
+        traces=traces,
+        trace_share=trace_share,
+        record=record,
+        record_share=record_share,
     )
     Supervisor(settings, say_ready).run()
 
