@@ -126,7 +126,7 @@ class RankingService:
         variant = _variant(request, serving, assignment, cookie or request_id)
         options = Options.of(request, assignment.objective, request_id)
         read_ns = perf_counter_ns()
-        fields, degraded = self._completed(inline, message, cookie, serving, context)
+        fields, degraded = self._completed(inline, cookie, serving, context)
         complete_ns = perf_counter_ns()
         question = Question(fields, item_ids, spelled, variant, top_k, message, options)
         try:
@@ -152,16 +152,13 @@ class RankingService:
     def _completed(
         self,
         inline: wire.Fields | PlainFeatures,
-        message: Received,
         cookie: str,
         serving: Serving,
         context: grpc.ServicerContext,
     ) -> tuple[wire.Fields | PlainFeatures, list[str]]:
         """What the request brings, completed from the store where it is not all that the store may have."""
         if isinstance(inline, PlainFeatures):
-            if not cookie or inline.given & serving.user_bits == serving.user_bits:
-                return inline, []
-            inline = _in_python(message, serving)
+            return self._users.complete_plain(cookie, inline, serving, context)
         return self._users.complete(cookie, inline, serving, context)
 
     def _label(self, model: str) -> str:
