@@ -14,8 +14,10 @@ from model_store.features import FeaturePlan
 from model_store.prefixes import PrefixRules
 from model_store.spec import ModelSpec
 from server.interning.halves import Halves
+from server.layers.base import Base
 from server.layers.layer import Layer
 from server.layers.values import Values
+from server.scoring.request_tokens import RequestTokens
 from server.scoring.terms import Terms
 from server.trie import FlatTrie
 
@@ -41,6 +43,7 @@ class Model:
     fresh: Layer
     terms: Terms
     rules: PrefixRules
+    request_tokens: RequestTokens
     calibration: Calibration | None
 
     @classmethod
@@ -50,25 +53,22 @@ class Model:
         Shares the artefact's arrays, but turns a column of weights a variant into a row, so that a request's reads,
         which are of one variant, lie together.
         """
-        plan = FeaturePlan.of(artefact.spec)
         trie = FlatTrie.build(artefact.key_data, artefact.key_offsets)
-        base = Layer(trie, Halves.of(plan, trie), Values.of(artefact))
-        fresh = Layer.none(base.values.width, len(base.halves.trie))
-        return cls.of(version, artefact.spec, plan, base, fresh, artefact.calibration)
+        base = Base.of_spec(artefact.spec, trie, Halves.of(FeaturePlan.of(artefact.spec), trie))
+        values = Values.of(artefact)
+        fresh = Layer.none(values.width, len(base.halves.trie))
+        return cls.of(version, base, values, fresh, artefact.calibration)
 
     @classmethod
     def of(
-        cls,
-        version: int,
-        spec: ModelSpec,
-        plan: FeaturePlan,
-        base: Layer,
-        fresh: Layer,
-        calibration: Calibration | None,
+        cls, version: int, base: Base, values: Values, fresh: Layer, calibration: Calibration | None
     ) -> Model:
         """Bind layers that are built. O(bytes of the plan's prefixes)."""
-        terms = Terms.of(plan, base, fresh)
-        return cls(version, spec, plan, base, fresh, terms, PrefixRules.of(plan), calibration)
+        layer = Layer(base.trie, base.halves, values)
+        terms = Terms.of(base.plan, layer, fresh)
+        return cls(
+            version, base.spec, base.plan, layer, fresh, terms, base.rules, base.request_tokens, calibration
+        )
 
     @property
     def keys(self) -> int:

@@ -17,6 +17,7 @@ from model_store.spec import ModelSpec, spec_from_json
 from server.interning.halves import Halves
 from server.layers.layer import keys_by_name, keys_of_part
 from server.mapped import Mapped
+from server.scoring.request_tokens import RequestTokens
 from server.trie import FlatTrie
 
 Array = npt.NDArray[Any]
@@ -29,6 +30,7 @@ class Base:
     spec: ModelSpec
     plan: FeaturePlan
     rules: PrefixRules
+    request_tokens: RequestTokens
     trie: FlatTrie
     halves: Halves
 
@@ -36,7 +38,7 @@ class Base:
     def of_spec(cls, spec: ModelSpec, trie: FlatTrie, halves: Halves) -> Base:
         """Compile the spec. O(fields)."""
         plan = FeaturePlan.of(spec)
-        return cls(spec, plan, PrefixRules.of(plan), trie, halves)
+        return cls(spec, plan, PrefixRules.of(plan), RequestTokens(plan), trie, halves)
 
     @classmethod
     def of_part(cls, part: Mapped) -> Base:

@@ -11,7 +11,6 @@ from server.catalogue import Catalogue
 from server.layers.base import Base
 from server.layers.fresh import fresh_of_part
 from server.layers.kernels import touch
-from server.layers.layer import Layer
 from server.layers.parts import Parts
 from server.layers.state import calibration_of
 from server.layers.values import Values
@@ -29,9 +28,8 @@ def bound(parts: Parts) -> tuple[Model, Catalogue, ItemTable]:
     if len(values) != len(base.trie):
         raise ArtefactError(f"{len(values)} values for {len(base.trie)} keys: parts of two versions")
     fresh = fresh_of_part(base, values.width, parts.fresh)
-    layer = Layer(base.trie, base.halves, values)
     calibration = calibration_of(parts.items)
-    model = Model.of(parts.version, base.spec, base.plan, layer, fresh, calibration)
+    model = Model.of(parts.version, base, values, fresh, calibration)
     catalogue = _CATALOGUES.get(parts.catalogue)
     if catalogue is None:
         catalogue = Catalogue.unpack(base.plan, parts.catalogue.head, parts.catalogue.arrays)

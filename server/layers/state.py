@@ -84,7 +84,7 @@ class State:
         buffers = Buffers(Mapped.write({}, values.by_name()))
         base = Base.of_part(base_part)
         fresh = no_fresh(base, values.width)
-        model = _model(base, buffers.values, fresh, calibration)
+        model = Model.of(0, base, buffers.values, fresh, calibration)
         made = items_part(model, items, None)
         return cls(
             base_part, buffers, fresh, None, items, made, content, calibration, _unused(values.variants)
@@ -110,7 +110,7 @@ class State:
         known, others = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
         values = self.buffers.prepare(slots[known], rows.values.take(known))
         fresh = with_rows(self.base, self.fresh, rows.at(others)) if len(others) else self.fresh
-        model = _model(self.base, values, fresh, delta.calibration)
+        model = Model.of(0, self.base, values, fresh, delta.calibration)
         made = items_part(model, self.items, self.items_part if self._same_halves(fresh) else None)
         fresh_part = self.fresh_part
         if fresh is not self.fresh:
@@ -130,7 +130,7 @@ class State:
     def with_catalogue(self, catalogue: Catalogue) -> State:
         """The same version over other items. O(items)."""
         items = KnownItems.of(catalogue, self.base, self.items)
-        model = _model(self.base, self.buffers.values, self.fresh, self.calibration)
+        model = Model.of(0, self.base, self.buffers.values, self.fresh, self.calibration)
         return replace(self, items=items, items_part=items_part(model, items, None))
 
     def rebuilt(self) -> State:
@@ -158,10 +158,6 @@ class State:
         return np.array_equal(ours.key_offsets, theirs.key_offsets) and np.array_equal(
             ours.key_data, theirs.key_data
         )
-
-
-def _model(base: Base, values: Values, fresh: Layer, calibration: Calibration | None) -> Model:
-    return Model.of(0, base.spec, base.plan, Layer(base.trie, base.halves, values), fresh, calibration)
 
 
 def _content(rows: Rows, values: Values) -> Content:

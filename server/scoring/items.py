@@ -59,11 +59,6 @@ class ItemTable:
         return self.codes, self.run_start, self.run_half, self.run_x
 
     @cached_property
-    def without_signs(self) -> tuple[Array, ...]:
-        """`code_arrays` with |x| for x, for sums of rates."""
-        return self.codes, self.run_start, self.run_half, np.abs(self.run_x)
-
-    @cached_property
     def longest_run(self) -> int:
         """The most halves any row has in a group, at least 1."""
         return int(np.diff(self.run_start).max(initial=1))

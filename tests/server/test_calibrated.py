@@ -52,7 +52,8 @@ def test_ctr_goes_through_the_curve_of_the_request_and_score_and_order_stay(
 
 
 def test_a_variant_without_a_curve_answers_as_it_predicts() -> None:
-    assert ranked(POWERS, MORNING, variant=1) == ranked(None, MORNING, variant=1)
+    calibrated, plain = ranked(POWERS, MORNING, variant=1), ranked(None, MORNING, variant=1)
+    assert (calibrated.ids, calibrated.ctr, calibrated.score) == (plain.ids, plain.ctr, plain.score)
 
 
 def test_a_curve_that_makes_two_predictions_one_leaves_their_order() -> None:

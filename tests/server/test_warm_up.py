@@ -11,11 +11,14 @@ import server.kernels
 import server.layers.kernels
 import server.scoring.item_side.kernels
 import server.scoring.kernels
+import server.scoring.lanes.kernels
+import server.selection.kernels
 from model_store.features import FeaturePlan
 from server.catalogue import Catalogue
 from server.layers.live_model import LiveModel
 from server.model import Model
 from server.ranker import Ranker
+from server.selection.warm_up import options_for_warming
 from server.serving import Serving
 from server.trie import FlatTrie
 from server.warm_up import warm_up
@@ -29,6 +32,8 @@ MODULES = (
     server.layers.kernels,
     server.scoring.item_side.kernels,
     server.scoring.kernels,
+    server.scoring.lanes.kernels,
+    server.selection.kernels,
 )
 
 
@@ -53,6 +58,8 @@ def test_nothing_is_compiled_after_warm_up(tmp_path: Path) -> None:
     )
     assert ranking.ids == ["1"]
     assert ranking.score == [3.0]
+    for options in options_for_warming():
+        Ranker(model, catalogue).rank({}, ["1", "2"], [("3", {"brand": "b"})], 0, 2, options=options)
     own = parse(FIELDS, learner={"values": "per_variant"}, variants={"a": {}, "b": {}})
     owning = Model.build(artefact_of(own, {b"bias": ((0.5, 0.25), 3), b"brand=b": ((0.5, 0.0), 1)}), 1)
     ranker = Ranker(owning, Catalogue.build(owning.plan, [("1", {"brand": "b"})]))
@@ -76,6 +83,6 @@ def test_nothing_is_compiled_for_the_first_delta() -> None:
     for version in (2, 3):
         after = shop.artefact(version, "per_variant")
         model.apply(version, "", after.changes_since(artefact, version=version - 1))
-        Serving.bind(model.parts).ranker.rank({"age": "20"}, list(shop.ITEMS))
+        Serving.bind(model.parts).ranker.rank({"age": "20"}, list(shop.ITEMS), shadows=(1,))
         artefact = after
     assert compiled() == before

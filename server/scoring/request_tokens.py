@@ -1,0 +1,62 @@
+"""A request's features as tokens. What stands here is the plan's alone, so it stays from version to version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.errors import FieldValueError
+from model_store.features import FeaturePlan
+from model_store.values import Value
+
+Array = npt.NDArray[Any]
+
+# Values of each field whose tokens are kept: most requests bring ages, cities and hours that were just asked for.
+REMEMBERED_VALUES = 512
+
+
+class RequestTokens:
+    """Makes a request's tokens for one plan. Safe for any number of threads.
+
+    values: int32[1, fields], the first of the group `tokens` of the scoring kernels, the same for every request.
+    """
+
+    def __init__(self, plan: FeaturePlan) -> None:
+        request_fields = plan.request_fields
+        self._fields = tuple(
+            (field.name, field.tokens, lru_cache(REMEMBERED_VALUES)(field.tokens)) for field in request_fields
+        )
+        self._names = frozenset(field.name for field in request_fields)
+        self._item_names = frozenset(field.name for field in plan.item_fields)
+        self.values = np.arange(len(request_fields), dtype=np.int32).reshape(1, -1)
+
+    def of(self, fields: Mapping[str, Value]) -> tuple[Array, Array, Array, Array]:
+        """All of the group `tokens` but `values`. Raises FieldValueError for a value that does not fit its field."""
+        texts, xs, starts = [], [], [0]
+        for name, tokens_of, remembered in self._fields:
+            value = fields.get(name)
+            if value is not None:
+                for text, x in remembered(value) if type(value) is str else tokens_of(value):
+                    texts.append(text)
+                    xs.append(x)
+            starts.append(len(texts))
+        begin = [0, *accumulate(len(text) + 1 for text in texts)]
+        numbers = np.array(starts + begin, np.int64)
+        data = np.frombuffer(bytearray(b"*".join([*texts, b""])), np.uint8)
+        return numbers[: len(starts)], numbers[len(starts) :], np.array(xs, np.float64), data
+
+    def unknown(self, fields: Mapping[str, Value]) -> list[str]:
+        """The names that the plan does not have. Raises FieldValueError for one of an item's."""
+        if fields.keys() <= self._names:
+            return []
+        for name in fields:
+            if name in self._item_names:
+                raise FieldValueError(
+                    f"{name}: belongs to the item, and came with the request; give it with an item spelled out"
+                )
+        return [name for name in fields if name not in self._names]

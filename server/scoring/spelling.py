@@ -1,0 +1,32 @@
+"""Items spelled out in a request, looked up in it exactly as the catalogue's were before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from model_store.values import Value
+from server.catalogue import id_tokens
+from server.scoring.items import ItemTable
+from server.scoring.tokens import NO_VALUE, TokenWriter
+
+if TYPE_CHECKING:
+    from server.model import Model
+
+Spelled = tuple[str, Mapping[str, Value]]
+
+
+def spelled_out(model: Model, items: Sequence[Spelled], variants: range) -> ItemTable:
+    """What the model knows of these items, for these variants. Raises FieldValueError for a value that does not fit."""
+    writer = TokenWriter()
+    fields, id_fields = model.plan.item_fields, model.item_id_fields
+    values = np.empty((len(items), len(fields)), np.int32)
+    for row, (item_id, features) in enumerate(items):
+        for column, field in enumerate(fields):
+            number = writer.add(field.tokens(features.get(field.name)))
+            if number == NO_VALUE and field.name in id_fields:
+                number = writer.add(id_tokens(field, item_id))
+            values[row, column] = number
+    return ItemTable.of(model, writer.table(values), variants)
