@@ -9,6 +9,7 @@ from model_store.features import FeaturePlan
 from model_store.spec import parse_spec
 from server.catalogue import Catalogue
 from server.layers.live_model import LiveModel
+from server.selection.warm_up import options_for_warming, warm_up_approximation
 from server.serving import Serving
 
 _SPEC = """
@@ -32,6 +33,7 @@ def warm_up() -> None:
     model.apply(2, "", after.changes_since(before, version=1))
     _ask(Serving.bind(model.parts))
     _ask(Serving.bind(model.rebuild()))
+    warm_up_approximation()
 
 
 def _ask(serving: Serving) -> None:
@@ -39,6 +41,9 @@ def _ask(serving: Serving) -> None:
     trie.get(b"hour=7")
     trie.longest_prefix(b"hour=7")
     serving.ranker.rank({"hour": "7"}, ["shoe", "unknown"], [("boot", {"brand": "nike"})])
+    serving.ranker.rank({"hour": "7"}, ["shoe"], shadows=(0,))
+    for options in options_for_warming():
+        serving.ranker.rank({"hour": "7"}, ["shoe", "unknown"], [], top_k=1, options=options)
 
 
 def _artefact(keys: tuple[bytes, ...]) -> Artefact:
