@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from ctr.v1.ranking_pb2 import RankRequest
 from model_store.errors import FieldValueError
 from server import wire
+from server.candidate_sets import CandidateSets
 from server.current import Current
 from server.errors import (
     CandidateSetNotFound,
@@ -74,7 +75,7 @@ class RankingService:
         """`models`: by name; which ones there are does not change while the service lives."""
         self._models = models
         self._only = next(iter(models.values())) if len(models) == 1 else None
-        self._reads = reads
+        self._sets = CandidateSets(reads)
         self._meter = meter or Meter()
         self._users = UserFeatures(reads, meter=self._meter)
         self.draining = False
@@ -118,8 +119,10 @@ class RankingService:
         inline = serving.plain.read(message) or _in_python(message, serving)
         top_k = wire.top_k(request)
         spelled = wire.spelled_out(request, item_ids, serving)
+        of_set = list[str]()
         if spelled is None:
-            item_ids, spelled = self._members(request, context), []
+            item_ids, of_set = self._members(request, context)
+            spelled = []
         candidates = len(item_ids) + len(spelled)
         cookie = wire.check_id("cookie", request.cookie)
         assignment = current.assigned(serving)
@@ -127,6 +130,7 @@ class RankingService:
         options = Options.of(request, assignment.objective, request_id)
         read_ns = perf_counter_ns()
         fields, degraded = self._completed(inline, cookie, serving, context)
+        degraded += of_set
         complete_ns = perf_counter_ns()
         question = Question(fields, item_ids, spelled, variant, top_k, message, options)
         try:
@@ -176,16 +180,19 @@ class RankingService:
             return NotReady("this server is draining; ask another one, or this one's successor")
         return NotReady(f"model {current.name!r} is still loading, or no version of it is active")
 
-    def _members(self, request: RankRequest, context: grpc.ServicerContext) -> Sequence[str]:
+    def _members(
+        self, request: RankRequest, context: grpc.ServicerContext
+    ) -> tuple[Sequence[str], list[str]]:
+        """The members of the candidate set that is asked for, and what `degraded` must say of them."""
         name = wire.check_id("candidate_set", request.candidate_set)
-        members = self._reads.candidates(name, context)
+        members, problems = self._sets.members(name, context)
         if members is None:
             raise CandidateSetNotFound(f"candidate_set: the store has no set {name!r}")
         if len(members) > wire.MAX_CANDIDATES:
             raise InvalidRequest(
-                f"candidate_set: {name!r} has {len(members)} members; the limit is {wire.MAX_CANDIDATES}"
+                f"candidate_set: {name!r} has more than {wire.MAX_CANDIDATES} members, the limit"
             )
-        return members
+        return members, problems
 
     def _rank_with_late_items(
         self,
