@@ -1,7 +1,8 @@
 """Items that the catalogue lacks: looked up in the store when a request names them, until a rebuild has them.
 
 Both answers are remembered for a few seconds, so that a repeated id, known or not, does not cost a round trip
-each time. `found` tells the watcher that a rebuild would gain something. Nothing here changes the catalogue.
+each time. Those that were found are told to whoever follows the items, so that a rebuild has them. Nothing here
+changes the catalogue.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ PART = "items"
 REMEMBERED_S = 5.0
 MAX_REMEMBERED = 20_000
 MAX_LOOKUPS = 512
+MAX_FOUND = 1_000
+"""Ids told at a time; the others are found again when they are asked for again."""
 
 Record = dict[str, str]
 
@@ -30,7 +33,17 @@ class LateItems:
         self._reads = reads
         self._now = now
         self._memory: dict[str, tuple[float, Record | None]] = {}
-        self.found = False
+        self._found: dict[str, None] = {}
+
+    @property
+    def found(self) -> bool:
+        """Whether a rebuild of the catalogue would gain something."""
+        return bool(self._found)
+
+    def take_found(self) -> list[str]:
+        """The ids that were found since the last call; to be called by one thread."""
+        found, self._found = self._found, {}
+        return list(found)
 
     def look_up(
         self, ids: Sequence[str], context: grpc.ServicerContext
@@ -51,12 +64,13 @@ class LateItems:
                 return known, [f"{PART}: {error}"]
             self._remember(asked, records)
             known |= {item: record for item, record in zip(asked, records, strict=True) if record is not None}
-        self.found = self.found or bool(known)
+        if known and len(self._found) < MAX_FOUND:
+            self._found.update(dict.fromkeys(known))
         return known, problems
 
     def rebuilt(self) -> None:
         """A rebuild of the catalogue has begun: forget the items it will find."""
-        self.found = False
+        self._found = {}
 
     def _remembered(self, ids: Sequence[str] | dict[str, None]) -> tuple[dict[str, Record], list[str]]:
         now = self._now()
