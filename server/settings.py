@@ -22,7 +22,8 @@ class Settings:
     opens none, 0 a free one. connection_age_s: after this long a connection is asked to be made anew, so that it may
     fall to another worker; 0 never asks.
 
-    max_concurrency: calls a worker takes at once, 0 for eight a thread. tls_*, tokens, record, shadow_log: files, "" for none.
+    max_concurrency: calls a worker takes at once, 0 for eight a thread. tls_*, tokens, record, shadow_log: files, "" for
+    none.
     traces: an OTLP endpoint. access_log, trace_share, record_share, shadow_sample: of answers, calls and requests, from
     0 to 1.
     """
