@@ -6,7 +6,7 @@ with AdminClient("127.0.0.1:50052") as admin: print(admin.status().ready)
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -16,6 +16,8 @@ from ftrie.access import OPEN, Access
 from model_store.errors import ServerError
 
 DEFAULT_TIMEOUT_S = 30.0
+
+T = TypeVar("T")
 
 
 class AdminFailed(ServerError):
@@ -39,37 +41,43 @@ class AdminClient:
 
     def status(self) -> pb.GetStatusResponse:
         """How the server is. This and all others raise AdminFailed with the server's message and status."""
-        return self._call(self._service.GetStatus, pb.GetStatusRequest())
+        return self._call(pb.GetStatusResponse, self._service.GetStatus, pb.GetStatusRequest())
 
     def models(self) -> pb.ListModelsResponse:
         """How its models are."""
-        return self._call(self._service.ListModels, pb.ListModelsRequest())
+        return self._call(pb.ListModelsResponse, self._service.ListModels, pb.ListModelsRequest())
 
     def versions(self, model: str = "") -> pb.ListVersionsResponse:
         """What is published of a model; "" is the server's only one, here and below."""
-        return self._call(self._service.ListVersions, pb.ListVersionsRequest(model=model))
+        return self._call(
+            pb.ListVersionsResponse, self._service.ListVersions, pb.ListVersionsRequest(model=model)
+        )
 
     def activate(self, model: str, version: int) -> pb.ActivateVersionResponse:
         """Make all servers of a model serve a version."""
         request = pb.ActivateVersionRequest(model=model, version=version)
-        return self._call(self._service.ActivateVersion, request)
+        return self._call(pb.ActivateVersionResponse, self._service.ActivateVersion, request)
 
     def roll_back(self, model: str = "", version: int | None = None) -> pb.RollBackResponse:
         """Go back to what was active before, or to `version`."""
-        return self._call(self._service.RollBack, pb.RollBackRequest(model=model, version=version))
+        return self._call(
+            pb.RollBackResponse, self._service.RollBack, pb.RollBackRequest(model=model, version=version)
+        )
 
     def reload(self, model: str = "") -> pb.ReloadResponse:
         """Look at the store at once; returns when that is done."""
-        return self._call(self._service.Reload, pb.ReloadRequest(model=model))
+        return self._call(pb.ReloadResponse, self._service.Reload, pb.ReloadRequest(model=model))
 
     def experiment(self, model: str = "") -> pb.GetExperimentResponse:
         """What the store asks for, and what is in force."""
-        return self._call(self._service.GetExperiment, pb.GetExperimentRequest(model=model))
+        return self._call(
+            pb.GetExperimentResponse, self._service.GetExperiment, pb.GetExperimentRequest(model=model)
+        )
 
     def update_experiment(self, experiment: pb.Experiment, model: str = "") -> pb.UpdateExperimentResponse:
         """Replace the experiment that `experiment.revision` names."""
         request = pb.UpdateExperimentRequest(model=model, experiment=experiment)
-        return self._call(self._service.UpdateExperiment, request)
+        return self._call(pb.UpdateExperimentResponse, self._service.UpdateExperiment, request)
 
     def close(self) -> None:
         """Close the connection."""
@@ -83,10 +91,11 @@ class AdminClient:
     ) -> None:
         self.close()
 
-    def _call(self, method: Any, request: Any) -> Any:
+    def _call(self, answers: type[T], method: Any, request: Any) -> T:
         try:
-            return method(request, timeout=self._timeout_s, metadata=self._metadata)
+            answer: T = method(request, timeout=self._timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise AdminFailed(
                 f"{self.address}: {error.code().name}: {error.details()}", error.code()
             ) from error
+        return answer

@@ -84,9 +84,17 @@ def versions(
         print_json(_plain(answer)["versions"])
         return
     print_table(
-        ["version", "active", "published", "rows", "bytes", "sha256"],
+        ["version", "kind", "active", "published", "rows", "bytes", "sha256"],
         [
-            [v.version, "active" if v.active else "", _time(v.published), v.rows, v.bytes, v.sha256[:12]]
+            [
+                v.version,
+                v.kind,
+                "active" if v.active else "",
+                _time(v.published),
+                v.rows,
+                v.bytes,
+                v.sha256[:12],
+            ]
             for v in answer.versions
         ],
     )

@@ -9,7 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from ctr.v1 import admin_pb2 as pb
 from model_store.experiments import RUNNING, STOPPED, Experiment
-from model_store.model_versions import VersionInfo
+from model_store.published_versions import VersionInfo
 from server.experiments import Assignment
 from server.supervising.status import ModelStatus, SupervisorStatus, WorkerStatus
 
@@ -79,6 +79,9 @@ def version(info: VersionInfo) -> pb.Version:
         rows=info.rows,
         bytes=info.size,
         sha256=info.sha256,
+        kind=info.kind,
+        parent=info.parent,
+        content=info.content,
     )
 
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12\x63tr/v1/admin.proto\x12\x06\x63tr.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xca\x03\n\x0bModelStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x07version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0e\n\x06sha256\x18\x04 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x05 \x01(\t\x12-\n\tpublished\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05since\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04keys\x18\x08 \x01(\x03\x12\r\n\x05items\x18\t \x01(\x03\x12#\n\x06source\x18\n \x01(\x0e\x32\x13.ctr.v1.ModelSource\x12\x12\n\nstore_away\x18\x0b \x01(\x08\x12\x31\n\x07refused\x18\x0c \x03(\x0b\x32 .ctr.v1.ModelStatus.RefusedEntry\x12\x0f\n\x07problem\x18\r \x01(\t\x12\"\n\x08\x64ivision\x18\x0e \x01(\x0b\x32\x10.ctr.v1.Division\x12\x14\n\x0c\x64isk_problem\x18\x0f \x01(\t\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x42\n\n\x08_version\"d\n\x08\x44ivision\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12$\n\x06shares\x18\x02 \x03(\x0b\x32\x14.ctr.v1.VariantShare\x12\x0f\n\x07shadows\x18\x03 \x03(\t\x12\x0f\n\x07problem\x18\x04 \x01(\t\".\n\x0cVariantShare\x12\x0f\n\x07variant\x18\x01 \x01(\t\x12\r\n\x05share\x18\x02 \x01(\x01\"\xc8\x01\n\x0cWorkerStatus\x12\x0e\n\x06number\x18\x01 \x01(\x05\x12\x0b\n\x03pid\x18\x02 \x01(\x05\x12\"\n\x05state\x18\x03 \x01(\x0e\x32\x13.ctr.v1.WorkerState\x12\x10\n\x08restarts\x18\x04 \x01(\x05\x12\x34\n\x08versions\x18\x05 \x03(\x0b\x32\".ctr.v1.WorkerStatus.VersionsEntry\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x12\n\x10GetStatusRequest\"\xa7\x01\n\x11GetStatusResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12#\n\x06models\x18\x04 \x03(\x0b\x32\x13.ctr.v1.ModelStatus\x12%\n\x07workers\x18\x05 \x03(\x0b\x32\x14.ctr.v1.WorkerStatus\x12\x14\n\x0cpredecessors\x18\x06 \x03(\x05\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.ctr.v1.ModelStatus\"$\n\x13ListVersionsRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x86\x01\n\x07Version\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0e\n\x06\x61\x63tive\x18\x02 \x01(\x08\x12-\n\tpublished\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04rows\x18\x04 \x01(\x03\x12\r\n\x05\x62ytes\x18\x05 \x01(\x03\x12\x0e\n\x06sha256\x18\x06 \x01(\t\"9\n\x14ListVersionsResponse\x12!\n\x08versions\x18\x01 \x03(\x0b\x32\x0f.ctr.v1.Version\"8\n\x16\x41\x63tivateVersionRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\"J\n\x17\x41\x63tivateVersionResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x13\n\x06\x62\x65\x66ore\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\t\n\x07_before\"B\n\x0fRollBackRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x07version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\n\n\x08_version\"C\n\x10RollBackResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x13\n\x06\x62\x65\x66ore\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\t\n\x07_before\"\x1e\n\rReloadRequest\x12\r\n\x05model\x18\x01 \x01(\t\"4\n\x0eReloadResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.ctr.v1.ModelStatus\"\xed\x02\n\nExperiment\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.ctr.v1.ExperimentState\x12\x0e\n\x06winner\x18\x03 \x01(\t\x12.\n\x06shares\x18\x04 \x03(\x0b\x32\x1e.ctr.v1.Experiment.SharesEntry\x12\x0c\n\x04salt\x18\x05 \x01(\t\x12*\n\x04pins\x18\x06 \x03(\x0b\x32\x1c.ctr.v1.Experiment.PinsEntry\x12\x0f\n\x07shadows\x18\x07 \x03(\t\x12\x11\n\tobjective\x18\x08 \x01(\t\x12+\n\x07updated\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1a-\n\x0bSharesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a+\n\tPinsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"%\n\x14GetExperimentRequest\x12\r\n\x05model\x18\x01 \x01(\t\"c\n\x15GetExperimentResponse\x12&\n\nexperiment\x18\x01 \x01(\x0b\x32\x12.ctr.v1.Experiment\x12\"\n\x08\x64ivision\x18\x02 \x01(\x0b\x32\x10.ctr.v1.Division\"P\n\x17UpdateExperimentRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12&\n\nexperiment\x18\x02 \x01(\x0b\x32\x12.ctr.v1.Experiment\"B\n\x18UpdateExperimentResponse\x12&\n\nexperiment\x18\x01 \x01(\x0b\x32\x12.ctr.v1.Experiment*Z\n\x0bModelSource\x12\x1c\n\x18MODEL_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n\x12MODEL_SOURCE_STORE\x10\x01\x12\x15\n\x11MODEL_SOURCE_DISK\x10\x02*\x92\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x18\n\x14WORKER_STATE_SERVING\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x15\n\x11WORKER_STATE_GONE\x10\x04*o\n\x0f\x45xperimentState\x12 \n\x1c\x45XPERIMENT_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45XPERIMENT_STATE_RUNNING\x10\x01\x12\x1c\n\x18\x45XPERIMENT_STATE_STOPPED\x10\x02\x32\xd6\x04\n\x11ModelAdminService\x12@\n\tGetStatus\x12\x18.ctr.v1.GetStatusRequest\x1a\x19.ctr.v1.GetStatusResponse\x12\x43\n\nListModels\x12\x19.ctr.v1.ListModelsRequest\x1a\x1a.ctr.v1.ListModelsResponse\x12I\n\x0cListVersions\x12\x1b.ctr.v1.ListVersionsRequest\x1a\x1c.ctr.v1.ListVersionsResponse\x12R\n\x0f\x41\x63tivateVersion\x12\x1e.ctr.v1.ActivateVersionRequest\x1a\x1f.ctr.v1.ActivateVersionResponse\x12=\n\x08RollBack\x12\x17.ctr.v1.RollBackRequest\x1a\x18.ctr.v1.RollBackResponse\x12\x37\n\x06Reload\x12\x15.ctr.v1.ReloadRequest\x1a\x16.ctr.v1.ReloadResponse\x12L\n\rGetExperiment\x12\x1c.ctr.v1.GetExperimentRequest\x1a\x1d.ctr.v1.GetExperimentResponse\x12U\n\x10UpdateExperiment\x12\x1f.ctr.v1.UpdateExperimentRequest\x1a .ctr.v1.UpdateExperimentResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12\x63tr/v1/admin.proto\x12\x06\x63tr.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xca\x03\n\x0bModelStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x07version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0e\n\x06sha256\x18\x04 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x05 \x01(\t\x12-\n\tpublished\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05since\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04keys\x18\x08 \x01(\x03\x12\r\n\x05items\x18\t \x01(\x03\x12#\n\x06source\x18\n \x01(\x0e\x32\x13.ctr.v1.ModelSource\x12\x12\n\nstore_away\x18\x0b \x01(\x08\x12\x31\n\x07refused\x18\x0c \x03(\x0b\x32 .ctr.v1.ModelStatus.RefusedEntry\x12\x0f\n\x07problem\x18\r \x01(\t\x12\"\n\x08\x64ivision\x18\x0e \x01(\x0b\x32\x10.ctr.v1.Division\x12\x14\n\x0c\x64isk_problem\x18\x0f \x01(\t\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x42\n\n\x08_version\"d\n\x08\x44ivision\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12$\n\x06shares\x18\x02 \x03(\x0b\x32\x14.ctr.v1.VariantShare\x12\x0f\n\x07shadows\x18\x03 \x03(\t\x12\x0f\n\x07problem\x18\x04 \x01(\t\".\n\x0cVariantShare\x12\x0f\n\x07variant\x18\x01 \x01(\t\x12\r\n\x05share\x18\x02 \x01(\x01\"\xc8\x01\n\x0cWorkerStatus\x12\x0e\n\x06number\x18\x01 \x01(\x05\x12\x0b\n\x03pid\x18\x02 \x01(\x05\x12\"\n\x05state\x18\x03 \x01(\x0e\x32\x13.ctr.v1.WorkerState\x12\x10\n\x08restarts\x18\x04 \x01(\x05\x12\x34\n\x08versions\x18\x05 \x03(\x0b\x32\".ctr.v1.WorkerStatus.VersionsEntry\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x12\n\x10GetStatusRequest\"\xa7\x01\n\x11GetStatusResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12#\n\x06models\x18\x04 \x03(\x0b\x32\x13.ctr.v1.ModelStatus\x12%\n\x07workers\x18\x05 \x03(\x0b\x32\x14.ctr.v1.WorkerStatus\x12\x14\n\x0cpredecessors\x18\x06 \x03(\x05\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.ctr.v1.ModelStatus\"$\n\x13ListVersionsRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xc5\x01\n\x07Version\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0e\n\x06\x61\x63tive\x18\x02 \x01(\x08\x12-\n\tpublished\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04rows\x18\x04 \x01(\x03\x12\r\n\x05\x62ytes\x18\x05 \x01(\x03\x12\x0e\n\x06sha256\x18\x06 \x01(\t\x12\x0c\n\x04kind\x18\x07 \x01(\t\x12\x13\n\x06parent\x18\x08 \x01(\x03H\x00\x88\x01\x01\x12\x0f\n\x07\x63ontent\x18\t \x01(\tB\t\n\x07_parent\"9\n\x14ListVersionsResponse\x12!\n\x08versions\x18\x01 \x03(\x0b\x32\x0f.ctr.v1.Version\"8\n\x16\x41\x63tivateVersionRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\"J\n\x17\x41\x63tivateVersionResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x13\n\x06\x62\x65\x66ore\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\t\n\x07_before\"B\n\x0fRollBackRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x07version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\n\n\x08_version\"C\n\x10RollBackResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x13\n\x06\x62\x65\x66ore\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\t\n\x07_before\"\x1e\n\rReloadRequest\x12\r\n\x05model\x18\x01 \x01(\t\"4\n\x0eReloadResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.ctr.v1.ModelStatus\"\xed\x02\n\nExperiment\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.ctr.v1.ExperimentState\x12\x0e\n\x06winner\x18\x03 \x01(\t\x12.\n\x06shares\x18\x04 \x03(\x0b\x32\x1e.ctr.v1.Experiment.SharesEntry\x12\x0c\n\x04salt\x18\x05 \x01(\t\x12*\n\x04pins\x18\x06 \x03(\x0b\x32\x1c.ctr.v1.Experiment.PinsEntry\x12\x0f\n\x07shadows\x18\x07 \x03(\t\x12\x11\n\tobjective\x18\x08 \x01(\t\x12+\n\x07updated\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1a-\n\x0bSharesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a+\n\tPinsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"%\n\x14GetExperimentRequest\x12\r\n\x05model\x18\x01 \x01(\t\"c\n\x15GetExperimentResponse\x12&\n\nexperiment\x18\x01 \x01(\x0b\x32\x12.ctr.v1.Experiment\x12\"\n\x08\x64ivision\x18\x02 \x01(\x0b\x32\x10.ctr.v1.Division\"P\n\x17UpdateExperimentRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12&\n\nexperiment\x18\x02 \x01(\x0b\x32\x12.ctr.v1.Experiment\"B\n\x18UpdateExperimentResponse\x12&\n\nexperiment\x18\x01 \x01(\x0b\x32\x12.ctr.v1.Experiment*Z\n\x0bModelSource\x12\x1c\n\x18MODEL_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n\x12MODEL_SOURCE_STORE\x10\x01\x12\x15\n\x11MODEL_SOURCE_DISK\x10\x02*\x92\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x18\n\x14WORKER_STATE_SERVING\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x15\n\x11WORKER_STATE_GONE\x10\x04*o\n\x0f\x45xperimentState\x12 \n\x1c\x45XPERIMENT_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45XPERIMENT_STATE_RUNNING\x10\x01\x12\x1c\n\x18\x45XPERIMENT_STATE_STOPPED\x10\x02\x32\xd6\x04\n\x11ModelAdminService\x12@\n\tGetStatus\x12\x18.ctr.v1.GetStatusRequest\x1a\x19.ctr.v1.GetStatusResponse\x12\x43\n\nListModels\x12\x19.ctr.v1.ListModelsRequest\x1a\x1a.ctr.v1.ListModelsResponse\x12I\n\x0cListVersions\x12\x1b.ctr.v1.ListVersionsRequest\x1a\x1c.ctr.v1.ListVersionsResponse\x12R\n\x0f\x41\x63tivateVersion\x12\x1e.ctr.v1.ActivateVersionRequest\x1a\x1f.ctr.v1.ActivateVersionResponse\x12=\n\x08RollBack\x12\x17.ctr.v1.RollBackRequest\x1a\x18.ctr.v1.RollBackResponse\x12\x37\n\x06Reload\x12\x15.ctr.v1.ReloadRequest\x1a\x16.ctr.v1.ReloadResponse\x12L\n\rGetExperiment\x12\x1c.ctr.v1.GetExperimentRequest\x1a\x1d.ctr.v1.GetExperimentResponse\x12U\n\x10UpdateExperiment\x12\x1f.ctr.v1.UpdateExperimentRequest\x1a .ctr.v1.UpdateExperimentResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,12 +40,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXPERIMENT_SHARESENTRY']._serialized_options = b'8\001'
   _globals['_EXPERIMENT_PINSENTRY']._loaded_options = None
   _globals['_EXPERIMENT_PINSENTRY']._serialized_options = b'8\001'
-  _globals['_MODELSOURCE']._serialized_start=2396
-  _globals['_MODELSOURCE']._serialized_end=2486
-  _globals['_WORKERSTATE']._serialized_start=2489
-  _globals['_WORKERSTATE']._serialized_end=2635
-  _globals['_EXPERIMENTSTATE']._serialized_start=2637
-  _globals['_EXPERIMENTSTATE']._serialized_end=2748
+  _globals['_MODELSOURCE']._serialized_start=2459
+  _globals['_MODELSOURCE']._serialized_end=2549
+  _globals['_WORKERSTATE']._serialized_start=2552
+  _globals['_WORKERSTATE']._serialized_end=2698
+  _globals['_EXPERIMENTSTATE']._serialized_start=2700
+  _globals['_EXPERIMENTSTATE']._serialized_end=2811
   _globals['_MODELSTATUS']._serialized_start=64
   _globals['_MODELSTATUS']._serialized_end=522
   _globals['_MODELSTATUS_REFUSEDENTRY']._serialized_start=464
@@ -69,35 +69,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTVERSIONSREQUEST']._serialized_start=1147
   _globals['_LISTVERSIONSREQUEST']._serialized_end=1183
   _globals['_VERSION']._serialized_start=1186
-  _globals['_VERSION']._serialized_end=1320
-  _globals['_LISTVERSIONSRESPONSE']._serialized_start=1322
-  _globals['_LISTVERSIONSRESPONSE']._serialized_end=1379
-  _globals['_ACTIVATEVERSIONREQUEST']._serialized_start=1381
-  _globals['_ACTIVATEVERSIONREQUEST']._serialized_end=1437
-  _globals['_ACTIVATEVERSIONRESPONSE']._serialized_start=1439
-  _globals['_ACTIVATEVERSIONRESPONSE']._serialized_end=1513
-  _globals['_ROLLBACKREQUEST']._serialized_start=1515
-  _globals['_ROLLBACKREQUEST']._serialized_end=1581
-  _globals['_ROLLBACKRESPONSE']._serialized_start=1583
-  _globals['_ROLLBACKRESPONSE']._serialized_end=1650
-  _globals['_RELOADREQUEST']._serialized_start=1652
-  _globals['_RELOADREQUEST']._serialized_end=1682
-  _globals['_RELOADRESPONSE']._serialized_start=1684
-  _globals['_RELOADRESPONSE']._serialized_end=1736
-  _globals['_EXPERIMENT']._serialized_start=1739
-  _globals['_EXPERIMENT']._serialized_end=2104
-  _globals['_EXPERIMENT_SHARESENTRY']._serialized_start=2014
-  _globals['_EXPERIMENT_SHARESENTRY']._serialized_end=2059
-  _globals['_EXPERIMENT_PINSENTRY']._serialized_start=2061
-  _globals['_EXPERIMENT_PINSENTRY']._serialized_end=2104
-  _globals['_GETEXPERIMENTREQUEST']._serialized_start=2106
-  _globals['_GETEXPERIMENTREQUEST']._serialized_end=2143
-  _globals['_GETEXPERIMENTRESPONSE']._serialized_start=2145
-  _globals['_GETEXPERIMENTRESPONSE']._serialized_end=2244
-  _globals['_UPDATEEXPERIMENTREQUEST']._serialized_start=2246
-  _globals['_UPDATEEXPERIMENTREQUEST']._serialized_end=2326
-  _globals['_UPDATEEXPERIMENTRESPONSE']._serialized_start=2328
-  _globals['_UPDATEEXPERIMENTRESPONSE']._serialized_end=2394
-  _globals['_MODELADMINSERVICE']._serialized_start=2751
-  _globals['_MODELADMINSERVICE']._serialized_end=3349
+  _globals['_VERSION']._serialized_end=1383
+  _globals['_LISTVERSIONSRESPONSE']._serialized_start=1385
+  _globals['_LISTVERSIONSRESPONSE']._serialized_end=1442
+  _globals['_ACTIVATEVERSIONREQUEST']._serialized_start=1444
+  _globals['_ACTIVATEVERSIONREQUEST']._serialized_end=1500
+  _globals['_ACTIVATEVERSIONRESPONSE']._serialized_start=1502
+  _globals['_ACTIVATEVERSIONRESPONSE']._serialized_end=1576
+  _globals['_ROLLBACKREQUEST']._serialized_start=1578
+  _globals['_ROLLBACKREQUEST']._serialized_end=1644
+  _globals['_ROLLBACKRESPONSE']._serialized_start=1646
+  _globals['_ROLLBACKRESPONSE']._serialized_end=1713
+  _globals['_RELOADREQUEST']._serialized_start=1715
+  _globals['_RELOADREQUEST']._serialized_end=1745
+  _globals['_RELOADRESPONSE']._serialized_start=1747
+  _globals['_RELOADRESPONSE']._serialized_end=1799
+  _globals['_EXPERIMENT']._serialized_start=1802
+  _globals['_EXPERIMENT']._serialized_end=2167
+  _globals['_EXPERIMENT_SHARESENTRY']._serialized_start=2077
+  _globals['_EXPERIMENT_SHARESENTRY']._serialized_end=2122
+  _globals['_EXPERIMENT_PINSENTRY']._serialized_start=2124
+  _globals['_EXPERIMENT_PINSENTRY']._serialized_end=2167
+  _globals['_GETEXPERIMENTREQUEST']._serialized_start=2169
+  _globals['_GETEXPERIMENTREQUEST']._serialized_end=2206
+  _globals['_GETEXPERIMENTRESPONSE']._serialized_start=2208
+  _globals['_GETEXPERIMENTRESPONSE']._serialized_end=2307
+  _globals['_UPDATEEXPERIMENTREQUEST']._serialized_start=2309
+  _globals['_UPDATEEXPERIMENTREQUEST']._serialized_end=2389
+  _globals['_UPDATEEXPERIMENTRESPONSE']._serialized_start=2391
+  _globals['_UPDATEEXPERIMENTRESPONSE']._serialized_end=2457
+  _globals['_MODELADMINSERVICE']._serialized_start=2814
+  _globals['_MODELADMINSERVICE']._serialized_end=3412
 # @@protoc_insertion_point(module_scope)

@@ -160,20 +160,26 @@ class ListVersionsRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class Version(_message.Message):
-    __slots__ = ("version", "active", "published", "rows", "bytes", "sha256")
+    __slots__ = ("version", "active", "published", "rows", "bytes", "sha256", "kind", "parent", "content")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
     version: int
     active: bool
     published: _timestamp_pb2.Timestamp
     rows: int
     bytes: int
     sha256: str
-    def __init__(self, version: _Optional[int] = ..., active: _Optional[bool] = ..., published: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
+    kind: str
+    parent: int
+    content: str
+    def __init__(self, version: _Optional[int] = ..., active: _Optional[bool] = ..., published: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., sha256: _Optional[str] = ..., kind: _Optional[str] = ..., parent: _Optional[int] = ..., content: _Optional[str] = ...) -> None: ...
 
 class ListVersionsResponse(_message.Message):
     __slots__ = ("versions",)
