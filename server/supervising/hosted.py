@@ -7,24 +7,33 @@ from typing import Any, Protocol
 
 import structlog
 
-from server.admin import Administered
-from server.admin_port import AdminPort
+from server.followed_experiment import FollowedExperiment
 from server.metrics.exposition import registry
 from server.metrics.http import MetricsPage
 from server.metrics.meter import Meter
 from server.metrics.statuses import note_status
 from server.metrics.totals import Totals
 from server.settings import Settings
+from server.supervising.status import SupervisorStatus
 
 _log = structlog.get_logger(__name__)
 
 
-class Host(Administered, Protocol):
-    """What the hosted services ask."""
+class Host(Protocol):
+    """What the hosted services ask; of the admin service this is `server.admin.Administered`."""
 
     totals: Totals
     meter: Meter
     """The supervisor's own."""
+
+    def status(self) -> SupervisorStatus:
+        """The server as it is now."""
+
+    def followed(self, model: str) -> FollowedExperiment:
+        """The experiment of one of the models."""
+
+    def look_now(self, model: str, timeout_s: float) -> bool:
+        """Look at the store at once; whether that was done within the time."""
 
 
 class Hosted:
@@ -39,6 +48,8 @@ class Hosted:
         if self._settings.metrics_port is not None:
             self._host_metrics(self._settings.metrics_port)
         if self._settings.admin_port is not None:
+            from server.admin_port import AdminPort
+
             admin = AdminPort(self._host, self._settings)
             admin.start()
             self._open.callback(admin.stop)
