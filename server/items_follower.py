@@ -30,14 +30,15 @@ class ItemFollower:
         self._items = _Items()
         self._state: ItemsState | None = None
         self._include: dict[str, None] = {}
+        self._generation = self._moves = 0
 
     def __len__(self) -> int:
         return len(self._items)
 
     @property
     def generation(self) -> int:
-        """Another number for any other state of the items in the store; 0 before the first `poll`."""
-        return self._state.generation if self._state is not None else 0
+        """Another number after each poll that changed the items, and in any other store; 0 before the first."""
+        return self._generation
 
     def items(self) -> Iterator[tuple[str, Record]]:
         """Every item once. Do not `poll` meanwhile."""
@@ -50,10 +51,6 @@ class ItemFollower:
     def read_from(self, records: Records) -> None:
         """Go on with another connection; whether the store behind it is the same one, the next poll finds out."""
         self._records = records
-
-    def forget(self) -> None:
-        """Read everything at the next poll, as at the first."""
-        self._state = None
 
     def poll(self) -> bool:
         """Take in what changed since the last call; return whether anything did. The first call reads all items.
@@ -80,6 +77,7 @@ class ItemFollower:
         for item, record in self._records.scan_items():
             items.put(item, record)
         self._items, self._state, self._include = items, state, {}
+        self._moved(state)
         _log.info("items read", items=len(items), why=why)
         return True
 
@@ -91,7 +89,13 @@ class ItemFollower:
         for item, record in zip(ids, records, strict=True):
             moved |= self._items.put(item, record)
         self._state, self._include = state, {}
+        if moved:
+            self._moved(state)
         return moved
+
+    def _moved(self, state: ItemsState) -> None:
+        self._moves += 1  # an item that a request has found moves nothing in the store's state
+        self._generation = (state.generation + self._moves) % (1 << 63)
 
 
 class _Items:

@@ -25,6 +25,7 @@ from server.security.access import credentials, guard
 from server.service import RankingService
 from server.serving import Serving
 from server.settings import Settings
+from server.shadows import ShadowLog
 from server.stored import StoredReads
 from server.supervising.pauses import RECONNECT
 from server.warming import warm_kernels, warmed
@@ -48,8 +49,8 @@ class Reports(Protocol):
     def refused(self, model: str, version: int, error: str) -> None:
         """These parts could not be served; what was served before still is."""
 
-    def counted(self, meter: Mapping[str, Any], late: Sequence[str]) -> None:
-        """Each second: what was counted, and the models whose requests named items that the catalogue lacks."""
+    def counted(self, meter: Mapping[str, Any], late: Mapping[str, Sequence[str]]) -> None:
+        """Each second: what was counted, and by model the items found that the catalogue lacks."""
 
 
 class Worker:
@@ -63,7 +64,8 @@ class Worker:
         self.models: Mapping[str, Current] = {
             name: Current(name, LateItems(self._reads)) for name in settings.models
         }
-        self._service = RankingService(self.models, self._reads, self._meter)
+        self._shadow_log = ShadowLog.of(settings, self._meter.count)
+        self._service = RankingService(self.models, self._reads, self._meter, self._shadow_log)
         self._health = Health()
         self._observers = Observers(settings, self._meter)
         self._grpc = grpc_server(
@@ -121,6 +123,8 @@ class Worker:
         if self._swapper.is_alive():
             self._swapper.join()
         self._observers.close()
+        if self._shadow_log is not None:
+            self._shadow_log.close()
         self._reads.close()
 
     # -- what a supervisor gives
@@ -195,5 +199,6 @@ class Worker:
 
     def _report(self) -> None:
         while not self._stopping.wait(REPORT_EVERY_S):
-            late = [name for name, current in self.models.items() if current.late_items.found]
+            found = {name: current.late_items.take_found() for name, current in self.models.items()}
+            late = {name: ids for name, ids in found.items() if ids}
             self._reports.counted(self._meter.take(), late)

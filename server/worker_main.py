@@ -142,7 +142,7 @@ class WorkerMain:
         """As of `Reports`."""
         self._say({"did": "refuse", "model": model, "version": version, "error": error})
 
-    def counted(self, meter: Mapping[str, Any], late: Sequence[str]) -> None:
+    def counted(self, meter: Mapping[str, Any], late: Mapping[str, Sequence[str]]) -> None:
         """As of `Reports`."""
         self._say({"did": "count", "meter": meter, "late": late})
 

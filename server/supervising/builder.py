@@ -7,7 +7,7 @@ changed nothing: StoreUnavailable, or whatever says that the version cannot be t
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
@@ -135,14 +135,15 @@ class Builder:
 
     # -- items
 
-    def items_moved(self, *, late: bool) -> bool:
-        """Whether it is time for a catalogue of other items. late: requests have named items that it lacks."""
-        if time.monotonic() < self._catalogue_due or self._items is None or self.parts is None:
+    def items_moved(self, late: Iterable[str]) -> bool:
+        """Whether it is time for a catalogue of other items. late: ids that requests have found, and it lacks."""
+        if self._items is None or self.parts is None:
             return False
-        if late:
-            self._items.forget()
+        self._items.include(late)
+        if time.monotonic() < self._catalogue_due:
+            return False
         self._items.poll()
-        return late or self._items.generation != self.parts.items_generation
+        return self._items.generation != self.parts.items_generation
 
     def with_new_items(self) -> None:
         """The same version over the items as the store has them now."""

@@ -34,8 +34,8 @@ _log = structlog.get_logger(__name__)
 class Listener(Protocol):
     """Whom the crew tells. Called from any thread."""
 
-    def counted(self, worker: str, meter: Mapping[str, Any], late: Sequence[str]) -> None:
-        """What a worker has counted, and the models whose requests named items that the catalogue lacks."""
+    def counted(self, worker: str, meter: Mapping[str, Any], late: Mapping[str, Sequence[str]]) -> None:
+        """What a worker has counted, and by model the items its requests found that the catalogue lacks."""
 
     def gone(self, worker: str) -> None:
         """A worker has ended."""

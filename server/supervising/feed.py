@@ -6,7 +6,7 @@ server that is one process (`server.lifecycle`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from server.followed_experiment import FollowedExperiment
@@ -56,10 +56,10 @@ class Feed:
         if self._keeper is not None:
             self._keeper.close()
 
-    def late(self, models: Iterable[str]) -> None:
-        """Requests of these models have named items that the catalogue lacks."""
-        for name in models:
-            self._followers[name].late_items()
+    def late(self, found: Mapping[str, Sequence[str]]) -> None:
+        """By model: ids that requests have found in the store, and the catalogue lacks."""
+        for name, ids in found.items():
+            self._followers[name].late_items(ids)
 
     def followed(self, model: str) -> FollowedExperiment:
         """The experiment of one of the models."""

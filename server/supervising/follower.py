@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
@@ -83,7 +83,7 @@ class Follower(threading.Thread):
         self._refusals = Refusals(model, meter)
         self.experiment = FollowedExperiment(model, self._tell_experiment, meter)
         self._stopped = threading.Event()
-        self._late = threading.Event()
+        self._late: SimpleQueue[tuple[str, ...]] = SimpleQueue()
         self._look = threading.Event()
         self._looked = threading.Event()
         self._freed: SimpleQueue[str] = SimpleQueue()
@@ -106,9 +106,9 @@ class Follower(threading.Thread):
         self._look.set()
         return self._looked.wait(timeout_s)
 
-    def late_items(self) -> None:
-        """Requests have named items that the store has and the catalogue lacks."""
-        self._late.set()
+    def late_items(self, ids: Iterable[str]) -> None:
+        """Requests have named these items, which the store has and the catalogue lacks."""
+        self._late.put(tuple(ids))
 
     # -- the thread
 
@@ -189,11 +189,17 @@ class Follower(threading.Thread):
         if parts is None or (parts.version, parts.sha256) != (manifest.version, manifest.sha256):
             kind = self._builder.bring_to(versions, manifest)
             self._deliver(kind, began)
-        elif self._builder.items_moved(late=self._late.is_set()):
-            self._late.clear()
+        elif self._builder.items_moved(self._found_late()):
             self._builder.with_new_items()
             self._deliver(ITEMS, began)
         self._is_served(manifest)
+
+    def _found_late(self) -> list[str]:
+        found: list[str] = []
+        with suppress(Empty):
+            while True:
+                found += self._late.get_nowait()
+        return found
 
     def _deliver(self, kind: str, began: float) -> None:
         """Have what was built served; kind: how it came about."""

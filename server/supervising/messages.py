@@ -15,8 +15,8 @@ From a worker, by `did`:
   swap        model, version: requests are answered by it now
   release     serial: no request reads these parts any more
   refuse      model, version, error: these parts could not be served
-  count       meter: what was counted since the last time; late: models of which requests named items that the
-              catalogue lacks
+  count       meter: what was counted since the last time; late: by model, ids of items that requests found in the
+              store and that the catalogue lacks
   fail        error: the worker cannot serve at all, and ends
 """
 

@@ -149,7 +149,7 @@ class Supervisor:
         if self._ready:
             self._inherited.end(self._settings.drain_s + KILL_AFTER_S)
 
-    def counted(self, worker: str, meter: Mapping[str, Any], late: Sequence[str]) -> None:
+    def counted(self, worker: str, meter: Mapping[str, Any], late: Mapping[str, Sequence[str]]) -> None:
         """As of `crew.Listener`."""
         self.totals.add(f"worker {worker}", meter)
         self._feed.late(late)
