@@ -37,6 +37,7 @@ from server.receiving.plain_features import PlainFeatures
 from server.receiving.request import Received, received
 from server.selection.options import Options
 from server.serving import Serving
+from server.shadows import Seen, ShadowLog
 from server.stored import StoredReads
 from server.users import UserFeatures, drop_misfits
 
@@ -57,6 +58,7 @@ class Question:
     top_k: int | None
     message: Received | None = None
     options: Options | None = None
+    shadows: Sequence[int] = ()
 
     def ask(self, serving: Serving) -> Ranking:
         """Rank with `serving`, which need not be the one that the question was put to. Raises FieldValueError."""
@@ -64,19 +66,32 @@ class Question:
         if isinstance(fields, PlainFeatures) and fields.reader is not serving.plain and self.message:
             fields = wire.fields(self.message.with_features(), serving)
         return serving.ranker.rank(
-            fields, self.item_ids, self.spelled, self.variant, self.top_k, options=self.options
+            fields,
+            self.item_ids,
+            self.spelled,
+            self.variant,
+            self.top_k,
+            options=self.options,
+            shadows=self.shadows,
         )
 
 
 class RankingService:
     """Answers Rank for the models of one worker. Shared by every thread of the server."""
 
-    def __init__(self, models: Mapping[str, Current], reads: StoredReads, meter: Meter | None = None) -> None:
-        """`models`: by name; which ones there are does not change while the service lives."""
+    def __init__(
+        self,
+        models: Mapping[str, Current],
+        reads: StoredReads,
+        meter: Meter | None = None,
+        shadow_log: ShadowLog | None = None,
+    ) -> None:
+        """`models`: by name; which ones there are does not change. Without a shadow_log no shadow is scored."""
         self._models = models
         self._only = next(iter(models.values())) if len(models) == 1 else None
         self._sets = CandidateSets(reads)
         self._meter = meter or Meter()
+        self._shadow_log = shadow_log
         self._users = UserFeatures(reads, meter=self._meter)
         self.draining = False
 
@@ -128,11 +143,14 @@ class RankingService:
         assignment = current.assigned(serving)
         variant = _variant(request, serving, assignment, cookie or request_id)
         options = Options.of(request, assignment.objective, request_id)
+        shadows: Sequence[int] = ()
+        if assignment.shadows and self._shadow_log is not None and self._shadow_log.wants(request_id):
+            shadows = assignment.shadows_beside(variant)
         read_ns = perf_counter_ns()
         fields, degraded = self._completed(inline, cookie, serving, context)
         degraded += of_set
         complete_ns = perf_counter_ns()
-        question = Question(fields, item_ids, spelled, variant, top_k, message, options)
+        question = Question(fields, item_ids, spelled, variant, top_k, message, options, shadows)
         try:
             ranking = question.ask(serving)
         except FieldValueError as error:
@@ -147,6 +165,8 @@ class RankingService:
         if current.degraded:
             degraded = [*degraded, *current.degraded]
         answer = wire.answer(request, request_id, serving.answer_heads[variant], ranking, degraded)
+        if ranking.shadows and self._shadow_log is not None:
+            self._shadow_log.offer(Seen.of(request_id, serving, variant, ranking))
         store_ns, ranking_ns = complete_ns - read_ns, ranked_ns - complete_ns
         self._meter.answered(
             serving, variant, candidates, began_ns, store_ns, ranking_ns, degraded, request_id

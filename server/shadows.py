@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
@@ -23,8 +23,9 @@ from server.metrics.families import SHADOW_DROPPED, SHADOW_LOGGED
 from server.rotating_file import RotatingFile
 
 if TYPE_CHECKING:
-    from server.ranker import Ranking
+    from server.ranker import Ranking, ShadowRanking
     from server.serving import Serving
+    from server.settings import Settings
 
 LOGGED_ITEMS = 100
 """Of an answer's items, the first so many are written."""
@@ -35,19 +36,6 @@ KEPT = 3
 CLOSE_S = 2.0
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class Shadow:
-    """What one variant that does not answer makes of a request."""
-
-    variant: int
-    ids: Sequence[str]
-    """Its own best items, as many as the answer has, best first by score."""
-    score: Sequence[float]
-    """Its score of each of them."""
-    shown: Sequence[float]
-    """Its score of each item of the answer, in the answer's order."""
 
 
 @dataclass(slots=True)
@@ -62,7 +50,7 @@ class Seen:
     variant: int
     ids: Sequence[str]
     score: Sequence[float]
-    shadows: Sequence[Shadow]
+    shadows: Sequence[ShadowRanking]
 
     @classmethod
     def of(cls, request_id: str, serving: Serving, variant: int, ranking: Ranking) -> Seen:
@@ -77,7 +65,9 @@ class Seen:
             variant=variant,
             ids=ranking.ids[few],
             score=ranking.score[few],
-            shadows=[Shadow(s.variant, s.ids[few], s.score[few], s.shown[few]) for s in ranking.shadows],
+            shadows=[
+                replace(s, ids=s.ids[few], score=s.score[few], shown=s.shown[few]) for s in ranking.shadows
+            ],
         )
 
 
@@ -113,6 +103,13 @@ class ShadowLog:
             ) from error
         self._writer = threading.Thread(target=self._write_all, name="shadow log", daemon=True)
         self._writer.start()
+
+    @classmethod
+    def of(cls, settings: Settings, count: Callable[[str, str], None]) -> ShadowLog | None:
+        """The log that is asked for, if one is. Raises OutputError."""
+        if not settings.shadow_log:
+            return None
+        return cls(settings.shadow_log, count, sample=settings.shadow_sample)
 
     def wants(self, request_id: str) -> bool:
         """Whether this request is in the sample; its id alone decides, so that every server samples the same."""

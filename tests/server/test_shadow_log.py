@@ -14,14 +14,15 @@ from structlog.testing import capture_logs
 
 from model_store.errors import OutputError
 from server.metrics.families import SHADOW_DROPPED, SHADOW_LOGGED
-from server.shadows import Seen, Shadow, ShadowLog
+from server.ranker import ShadowRanking
+from server.shadows import Seen, ShadowLog
 
 Eventually = Callable[[Callable[[], bool]], None]
 
 
 def seen(request_id: str = "r1") -> Seen:
     """An answer of two items, with one shadow."""
-    shadow = Shadow(1, ["b", "\udcff"], [0.25, -1.5], [0.1, 0.25])
+    shadow = ShadowRanking(1, ["b", "\udcff"], [0.25, -1.5], [0.1, 0.25])
     return Seen(1e9, request_id, "ads", 7, ("base", "plain"), 0, ["a", "b"], [0.5, 1 / 3], [shadow])
 
 
