@@ -12,6 +12,7 @@ import grpc
 from server.access_log import AccessLog
 from server.metrics.meter import Meter
 from server.settings import Settings
+from server.shadows import ShadowLog
 
 RANK = "/ctr.v1.RankingService/Rank"
 
@@ -24,6 +25,8 @@ def check(settings: Settings) -> None:
         from server.recording import opened
 
         os.close(opened(settings.record))
+    if (shadow_log := ShadowLog.of(settings, lambda metric, model: None)) is not None:
+        shadow_log.close()
 
 
 class Observers:
