@@ -28,9 +28,9 @@ def ftrie(*arguments: str | Path) -> str:
 
 
 @contextmanager
-def serving(model: str, store_url: str) -> Iterator[str]:
+def serving(model: str, store_url: str, *flags: str) -> Iterator[str]:
     """A running `ftrie serve`; yields its address once it is ready, and sees it end well."""
-    command = [*FTRIE, "serve", model, "--store", store_url, "--port", "0", "--json"]
+    command = [*FTRIE, "serve", model, "--store", store_url, "--port", "0", "--json", *flags]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
