@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from ftrie.client import Client, Ranking
+from model_store.errors import OutputError
 from model_store.store import Store
 from server.lifecycle import Server
 from server.metrics.families import SHADOW_LOGGED
 from server.settings import Settings
+from tests.integration.processes import FTRIE, ROOT, serving
 from tests.server import shop
 
 Eventually = Callable[[Callable[[], bool]], None]
@@ -121,3 +124,30 @@ def test_once_the_experiment_has_no_shadows_nothing_is_logged(
     before = log.read_text()
     client.rank(**ASKED, variant="base")  # type: ignore[arg-type]
     assert log.read_text() == before
+
+
+def test_two_workers_write_one_log_of_whole_lines(shop_store: Store, store_url: str, log: Path) -> None:
+    shop_store.model(shop.NAME).experiments.change(lambda e: replace(e, shadows=("plain",)))
+    flags = ["--workers", "2", "--shadow-log", str(log)]
+    requests = [f"r{n}" for n in range(40)]
+    with serving(shop.NAME, store_url, *flags) as address:
+        for request_id in requests:  # a connection each, so that the kernel deals them to both workers
+            with Client(address, timeout_s=20.0) as client:
+                client.rank(**ASKED, request_id=request_id, variant="base")  # type: ignore[arg-type]
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert sorted(line["request_id"] for line in lines) == sorted(requests)
+
+
+def test_a_log_that_cannot_be_written_is_told_at_the_start(
+    shop_store: Store, store_url: str, tmp_path: Path
+) -> None:
+    flags = ["serve", shop.NAME, "--store", store_url, "--port", "0"]
+    ended = subprocess.run(
+        [*FTRIE, *flags, "--shadow-log", str(tmp_path / "no" / "log")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == OutputError.exit_code
+    assert "cannot write the shadow log" in ended.stderr and "Traceback" not in ended.stderr
