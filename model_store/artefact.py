@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from model_store.arrow_columns import columns_of
 from model_store.artefact_checks import check, check_shapes, check_source, is_sorted
 from model_store.calibration import Calibration
 from model_store.errors import ArtefactError
@@ -176,19 +174,8 @@ class Artefact(ModelRows):
 
 
 def _sorted(artefact: Artefact) -> Artefact:
-    keys = artefact.key_array()
-    order = pc.sort_indices(keys)
-    key_data, key_offsets = columns_of(keys.take(order))
-    rows = order.to_numpy()
-    source = artefact.source
+    columns, order = artefact.columns_in_order()
+    source, rows = artefact.source, order.to_numpy()
     if source is not None:
         source = JsonSource(source.type, source.fid.take(order), source.value[rows], source.order[rows])
-    return replace(
-        artefact,
-        key_data=key_data,
-        key_offsets=key_offsets,
-        weight=artefact.weight[rows],
-        variants=artefact.variants[rows],
-        rate=artefact.rate[rows],
-        source=source,
-    )
+    return replace(artefact, **columns, source=source)

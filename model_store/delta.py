@@ -6,11 +6,11 @@ How it is made of two models, and how it makes one of another, is `deltas.change
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from model_store.artefact_checks import check_delta
+from model_store.artefact_checks import check_delta, check_shapes, is_sorted
 from model_store.errors import ArtefactError
 from model_store.model_rows import ModelRows, own
 
@@ -34,9 +34,15 @@ class Delta(ModelRows):
 
     @classmethod
     def from_columns(cls, **fields: Any) -> Delta:
-        """Build from the fields by name, rows sorted by key. Raises ArtefactError for the first that is wrong."""
+        """Build from the fields by name, rows in any order: sorts where needed, then checks every invariant.
+
+        Raises ArtefactError for the first that does not hold.
+        """
         kinds = {"key_data": "u1", "key_offsets": "i8", "weight": "f4", "variants": "u4", "rate": "f4"}
         delta = cls(**fields | {name: own(fields[name], kind) for name, kind in kinds.items()})
+        check_shapes(delta)
+        if not is_sorted(delta.key_array()):
+            delta = replace(delta, **delta.columns_in_order()[0])
         check_delta(delta)
         return delta
 

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from model_store import fixed_point
+from model_store.arrow_columns import columns_of
 from model_store.calibration import Calibration
 from model_store.content import Content
 from model_store.spec import ModelSpec
@@ -79,6 +81,15 @@ class ModelRows:
         """The keys as an Arrow array over the same memory."""
         buffers = [None, pa.py_buffer(self.key_offsets), pa.py_buffer(self.key_data)]
         return pa.LargeBinaryArray.from_buffers(pa.large_binary(), self.rows, buffers)
+
+    def columns_in_order(self) -> tuple[dict[str, Any], pa.Array]:
+        """The columns by name, rows sorted by key, and the row that each was before. O(rows log rows)."""
+        keys = self.key_array()
+        order = pc.sort_indices(keys)
+        key_data, key_offsets = columns_of(keys.take(order))
+        rows = order.to_numpy()
+        columns = {name: getattr(self, name)[rows] for name in ("weight", "variants", "rate")}
+        return columns | {"key_data": key_data, "key_offsets": key_offsets}, order
 
 
 def own(values: Array, dtype: npt.DTypeLike) -> Array:

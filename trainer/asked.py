@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from model_store.spec import ModelSpec
     from trainer.checkpoint import Keeper
     from trainer.checkpoint.description import Description
+    from trainer.publishing.publisher import Publisher
     from trainer.rejects import RejectLog
     from trainer.side_tables import SideTable
     from trainer.train import Progress, Run
@@ -54,16 +55,17 @@ class _Opened:
     watching: Watching
 
 
-def learn(spec: ModelSpec, inputs: list[str], asked: Asked) -> Run:
+def learn(spec: ModelSpec, inputs: list[str], asked: Asked, publisher: Publisher | None = None) -> Run:
     """Do a whole run, and show how it advances."""
     from trainer.compiling import compile_kernels, formats_of, kernels_are_ready
     from trainer.train import train
 
     with _opened(spec, asked) as opened:
         formats, slices = formats_of(inputs, asked.format), bool(asked.slices)
-        if not kernels_are_ready(spec, formats, slices=slices):
+        publishes = publisher is not None
+        if not kernels_are_ready(spec, formats, slices=slices, publishes=publishes):
             note("compiling kernels for the first time; some ten seconds, once")
-        compile_kernels(spec, formats, slices=slices)
+        compile_kernels(spec, formats, slices=slices, publishes=publishes)
         begins = opened.keeper is None or opened.keeper.earlier is None
         with progress("learning") as bar:
 
@@ -81,6 +83,7 @@ def learn(spec: ModelSpec, inputs: list[str], asked: Asked) -> Run:
                 watching=opened.watching,
                 keeper=opened.keeper,
                 initial=_initial(spec, asked) if begins else None,
+                publisher=publisher,
                 on_progress=show,
                 on_note=note,
             )

@@ -17,9 +17,11 @@ from model_store.terminal import (
     note,
     print_json,
     print_table,
+    warn,
 )
 
 if TYPE_CHECKING:
+    from trainer.publishing.publisher import Publishing
     from trainer.train import Report
     from trainer.watching.records import VariantMetrics
 
@@ -43,6 +45,28 @@ def train(
     activate: Annotated[
         bool, typer.Option("--activate", help="Publish it and make servers switch to it.")
     ] = False,
+    publish_every: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|30s",
+            help="Publish while it learns too, what changed since the last time: rows, or a time such as 30s, 5m.",
+        ),
+    ] = None,
+    snapshot_every: Annotated[
+        int, typer.Option(min=0, metavar="N", help="With it: the whole model after so many of changes.")
+    ] = 10,
+    publish_threshold: Annotated[
+        float,
+        typer.Option(
+            min=0.0, metavar="X", help="With it: hold a weight back until it has moved by more than X."
+        ),
+    ] = 0.0,
+    keep: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="N", help="With it: versions the store keeps, as `ftrie store gc`; 0 keeps all."
+        ),
+    ] = 5,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the run's figures here, as JSON.")
     ] = None,
@@ -132,10 +156,12 @@ def train(
     from model_store.whole_file import check_writable
     from trainer.asked import Asked, learn
     from trainer.handing_over import hand_over
+    from trainer.publishing.publisher import Publisher
     from trainer.sources.inputs import expand
 
     model_spec = load_spec(spec)
-    publish = publish or activate
+    publish = publish or activate or publish_every is not None
+    how = _publishing(publish_every, snapshot_every, publish_threshold, activate, keep)
     if checkpoint is None and (resume or every is not None):
         raise typer.BadParameter("--resume and --every say how --checkpoint DIR is used; name the folder")
     asked = Asked(
@@ -164,8 +190,9 @@ def train(
     for path in filter(None, (save, report, metrics)):
         check_writable(path)
     with Store.open(store) if publish else nullcontext() as opened:
-        run = learn(model_spec, inputs, asked)
-        hand_over(run, save, opened, activate)
+        publisher = Publisher(opened.model(model_spec.model.name), how, warn) if opened and how else None
+        run = learn(model_spec, inputs, asked, publisher)
+        hand_over(run, save, opened, activate, publisher)
     if report is not None:
         run.report.write(report)
     if run.failure is not None:
@@ -173,6 +200,20 @@ def train(
             note(f"{run.report.rows:,} rows were learned before this")
         raise run.failure
     _show(run.report, as_json)
+
+
+def _publishing(
+    every: str | None, snapshot_every: int, threshold: float, activate: bool, keep: int
+) -> Publishing | None:
+    """How to publish while learning; None if it was not asked for."""
+    from trainer.checkpoint.schedule import Every
+    from trainer.publishing.publisher import Publishing
+
+    if every is None:
+        return None
+    if not threshold < float("inf"):
+        raise typer.BadParameter("--publish-threshold is a weight, from 0 up")
+    return Publishing(Every.parse(every), snapshot_every, threshold, activate, keep or None)
 
 
 def _keep_what_is_read(outputs: Iterable[Path | None], inputs: Iterable[str | Path]) -> None:
@@ -194,6 +235,7 @@ def _show(report: Report, as_json: bool) -> None:
         + f"; {report.keys:,} keys, {report.nonzero:,} with a weight"
         + (f", {report.evicted:,} dropped" if report.evicted else "")
         + (f"; version {report.version}" if report.version is not None else "")
+        + _published(report)
     )
     for line in (_reasons(report), _size(report)):
         if line:
@@ -207,6 +249,15 @@ def _show(report: Report, as_json: bool) -> None:
         ],
     )
     _show_calibration(report)
+
+
+def _published(report: Report) -> str:
+    """The versions of a run that publishes while it learns."""
+    counts = report.published
+    if not counts.snapshots + counts.deltas + counts.failed:
+        return ""
+    failed = f", {counts.failed:,} could not be published" if counts.failed else ""
+    return f" ({counts.snapshots:,} whole, {counts.deltas:,} of changes{failed})"
 
 
 def _show_calibration(report: Report) -> None:

@@ -16,6 +16,9 @@ from model_store.jit import kernels_are_cached, mark_kernels_cached
 from model_store.learner_section import Inclusion, LearnerSection
 from model_store.spec import ModelSpec
 from model_store.spec_sections import Cross, FieldSpec, InputSection, ModelSection, Variant
+from trainer.model import LearningModel
+from trainer.publishing.line import Line
+from trainer.publishing.publisher import Published
 from trainer.rejects import RejectLog
 from trainer.sources.formats import FORMATS, format_by_name
 from trainer.sources.inputs import expand
@@ -33,29 +36,48 @@ def formats_of(inputs: Sequence[str], format: str | None = None) -> frozenset[st
     return frozenset(FORMATS if None in formats else filter(None, formats))
 
 
-def kernels_are_ready(spec: ModelSpec, formats: Iterable[str] = (), *, slices: bool = False) -> bool:
+def kernels_are_ready(
+    spec: ModelSpec, formats: Iterable[str] = (), *, slices: bool = False, publishes: bool = False
+) -> bool:
     """True if the kernels of such a run were compiled on this machine before."""
-    return all(kernels_are_cached(part) for part in _parts(spec, formats, slices))
+    return all(kernels_are_cached(part) for part in _parts(spec, formats, slices, publishes))
 
 
-def compile_kernels(spec: ModelSpec, formats: Iterable[str] = (), *, slices: bool = False) -> None:
+def compile_kernels(
+    spec: ModelSpec, formats: Iterable[str] = (), *, slices: bool = False, publishes: bool = False
+) -> None:
     """Compile every kernel that a run of `spec` over logs of these formats needs; fast where that was done before.
 
-    slices: the run watches slices.
+    slices: the run watches slices; publishes: it publishes while it learns.
     """
     watching = Watching(window=1, slices=("f",) if slices else ())
-    _learn(_small(spec), _TEXT, watching)
+    _learn(_small(spec), _TEXT, watching, publishes)
     for format in sorted({*formats} & _LOGS.keys() - {_TEXT}):
-        _learn(_small(spec, has_fields=format not in _NAMES_FIELDS), format, Watching())
-    for part in _parts(spec, formats, slices):
+        _learn(_small(spec, has_fields=format not in _NAMES_FIELDS), format, Watching(), publishes)
+    for part in _parts(spec, formats, slices, publishes):
         mark_kernels_cached(part)
 
 
-def _learn(small: ModelSpec, format: str, watching: Watching) -> None:
+class _Rehearsal:
+    """Makes what a publisher makes, and publishes none of it."""
+
+    def __init__(self) -> None:
+        self.counts = Published()
+
+    def begin(self, model: LearningModel) -> None:
+        """Nothing is learned yet."""
+
+    def after_batch(self, model: LearningModel) -> None:
+        """Make a snapshot, and a delta of it."""
+        Line(model, model.artefact(), version=1).change(last=True)
+
+
+def _learn(small: ModelSpec, format: str, watching: Watching, publishes: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="ftrie-") as folder, RejectLog() as rejects:
         log = Path(folder) / "log"
         _LOGS[format](log)
-        run = train(small, [str(log)], rejects=rejects, format=format, watching=watching)
+        publisher = _Rehearsal() if publishes else None
+        run = train(small, [str(log)], rejects=rejects, format=format, watching=watching, publisher=publisher)
         run.model.table.grow()
         run.model.artefact()
 
@@ -85,10 +107,10 @@ def _admits_by_rule(spec: ModelSpec) -> bool:
     return any(each is not None and each.kind != "none" for each in inclusions)
 
 
-def _parts(spec: ModelSpec, formats: Iterable[str], slices: bool) -> list[str]:
+def _parts(spec: ModelSpec, formats: Iterable[str], slices: bool, publishes: bool) -> list[str]:
     """Names of what is compiled, each remembered for itself."""
     read = [f"read-{format}" for format in sorted({*formats} & _LOGS.keys() - {_TEXT})]
-    return [_part(spec), *read, *(["slices"] if slices else [])]
+    return [_part(spec) + ("-publishing" if publishes else ""), *read, *(["slices"] if slices else [])]
 
 
 def _part(spec: ModelSpec) -> str:

@@ -31,15 +31,22 @@ class Coordinates:
     `own`: how many variants have values of their own; 1 where all share them. `examples`: how many were learned.
     """
 
-    def __init__(self, spec: ModelSpec, masks: npt.NDArray[np.uint32], rules: FeatureRules) -> None:
-        """masks: uint32[features], bit v set where variant v uses the feature's keys."""
+    def __init__(
+        self, spec: ModelSpec, masks: npt.NDArray[np.uint32], rules: FeatureRules, *, keep_seen: bool = False
+    ) -> None:
+        """masks: uint32[features], bit v set where variant v uses the feature's keys.
+
+        keep_seen: slots say when they were touched, even if the learner does not need it.
+        """
         section = spec.learner
         self._section = section
         self._masks = masks
         several = len(spec.variants)
         self.own = several if section.values == "per_variant" else 1
         layout = layout_of("per_variant" if self.own > 1 else "single", section.precision, section.rate)
-        self.table = ValueTable(layout, variants=self.own, keep_seen=needs_seen(section), seed=section.seed)
+        self.table = ValueTable(
+            layout, variants=self.own, keep_seen=keep_seen or needs_seen(section), seed=section.seed
+        )
         self.admission = Admission.of(rules, section.seed)
         self.variants = _variants(spec, masks)
         alpha, beta, _, l2 = self.variants.parameters[0]

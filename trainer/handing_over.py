@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,17 @@ if TYPE_CHECKING:
     from model_store.artefact import Artefact
     from model_store.model_versions import ModelVersions
     from model_store.store import Store
+    from trainer.publishing.publisher import Publisher
     from trainer.train import Run
 
 
-def hand_over(run: Run, save: Path | None, store: Store | None, activate: bool) -> None:
+def hand_over(
+    run: Run, save: Path | None, store: Store | None, activate: bool, publisher: Publisher | None = None
+) -> None:
     """Save and publish the model, as asked. A model of no rows replaces nothing, a broken-off one is only saved.
 
-    A run that a signal stopped hands over nothing: its checkpoint has the state, and it is to go on.
+    A run that a signal stopped hands over nothing: its checkpoint has the state, and it is to go on. A run that has
+    published while it learned publishes what is left.
     """
     if (save is None and store is None) or isinstance(run.failure, Stopped):
         return
@@ -33,23 +38,27 @@ def hand_over(run: Run, save: Path | None, store: Store | None, activate: bool) 
         )
         run.failure = run.failure or InputError(nothing)
         return
-    artefact = run.model.artefact()
+    artefact = cache(run.model.artefact)
     if save is not None:
-        artefact.write(save)
-    if store is not None and run.failure is None:
-        _publish(run, artefact, store, activate, saved=save is not None)
-
-
-def _publish(run: Run, artefact: Artefact, store: Store, activate: bool, saved: bool) -> None:
-    """Publish the model; what prevents it becomes the run's failure, and a model saved nowhere is kept in a file."""
-    name = run.model.spec.model.name
+        artefact().write(save)
+    if store is None or run.failure is not None:
+        return
+    versions = store.model(run.model.spec.model.name)
     try:
-        versions: ModelVersions = store.model(name)
-        version = versions.publish_and_activate(artefact) if activate else versions.publish(artefact)
+        version = publisher.finish(run.model) if publisher else _publish(versions, artefact(), activate)
         run.report = replace(run.report, version=version)
     except StoreError as error:
         run.failure = error
-        if not saved:
-            kept = Path(f"{name}.unpublished.arrow")
-            artefact.write(kept)
-            note(f"the learned model is kept in {kept}; publish it by: ftrie store import {name} {kept}")
+        if save is None:
+            _keep(versions.model, artefact())
+
+
+def _publish(versions: ModelVersions, artefact: Artefact, activate: bool) -> int:
+    return versions.publish_and_activate(artefact) if activate else versions.publish(artefact)
+
+
+def _keep(name: str, artefact: Artefact) -> None:
+    """Keep a model that could not be published and was saved nowhere."""
+    kept = Path(f"{name}.unpublished.arrow")
+    artefact.write(kept)
+    note(f"the learned model is kept in {kept}; publish it by: ftrie store import {name} {kept}")

@@ -16,13 +16,14 @@ from trainer.checkpoint.description import Description, Written
 from trainer.checkpoint.keeper import Keeper
 from trainer.hashing.examples import Examples
 from trainer.model import LearningModel
+from trainer.publishing.publisher import Publishes
 from trainer.rejects import RejectLog
 from trainer.sources import LogReader, Position, ReadFile
 from trainer.stopping import StopSignals
 
 
 class Learning:
-    """Feeds a model, and saves it where it stands when that is due, at the end, and when a signal asks to stop."""
+    """Feeds a model; publishes and saves it when that is due, saves it at the end and when a signal asks to stop."""
 
     def __init__(
         self,
@@ -31,6 +32,7 @@ class Learning:
         rejects: RejectLog,
         keeper: Keeper | None,
         beginning: Beginning,
+        publisher: Publishes | None = None,
     ) -> None:
         self.model = model
         self.subsampled = beginning.subsampled
@@ -39,6 +41,7 @@ class Learning:
         self._rejects = rejects
         self._keeper = keeper
         self._beginning = beginning
+        self._publisher = publisher
         self._began = time.perf_counter()
         self._stop: Position | None = None
         self._resumable = True
@@ -76,6 +79,8 @@ class Learning:
                 return error
             self._learn_batch(examples)
             on_batch()
+            if self._publisher is not None:
+                self._publisher.after_batch(self.model)
             if self._keeper is not None and self._keeper.is_due(self.model.rows):
                 self._save(self._read_so_far())
 

@@ -5,7 +5,7 @@ Bit-identical for the same examples in the same order. One thread only. Knows no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -46,14 +46,23 @@ class Memory:
 
 
 class LearningModel:
-    """All variants of a spec, learning in one pass."""
+    """All variants of a spec, learning in one pass.
 
-    def __init__(self, maker: ExampleMaker, watching: Watching | None = None) -> None:
+    `about_to_drop` may be set, to be told of keys whose time is over: see `ValueTable.evict`.
+    """
+
+    def __init__(
+        self, maker: ExampleMaker, watching: Watching | None = None, *, keep_seen: bool = False
+    ) -> None:
+        """`keep_seen`: note of every key when it was touched last, which publishing while learning asks for."""
         self.spec: ModelSpec = maker.spec
         self.maker = maker
-        self.coordinates = Coordinates(maker.spec, maker.rules.masks, maker.feature_rules)
+        self.coordinates = Coordinates(
+            maker.spec, maker.rules.masks, maker.feature_rules, keep_seen=keep_seen
+        )
         self._eviction = eviction_of(maker.spec)
         self.evicted = 0
+        self.about_to_drop: Callable[[npt.NDArray[np.bool_]], None] = lambda kept: None
         self.metrics = (watching or Watching()).metrics(maker.spec, maker.plan)
         self.calibrator = Calibrator.of(maker.spec)
         self._prefixes, self._prefix_starts = prefix_table(maker.prefixes)
@@ -102,23 +111,40 @@ class LearningModel:
     def artefact(self) -> Artefact:
         """What is published: every key with a weight, as float32, its learning rate, and calibration curves."""
         keys = self.table.keys()
-        weight = self._weights(keys)
+        weight, rate = self.published(keys)
         kept = weight.any(axis=1)
         offsets = np.zeros(int(kept.sum()) + 1, np.int64)
         np.cumsum(np.diff(keys.offsets)[kept], out=offsets[1:])
         data = np.empty(int(offsets[-1]), np.uint8)
         kernels.arena_keys(self.table.arena, kept.view(np.uint8), data)
-        rate = np.minimum(self.coordinates.rates(keys)[kept], _LARGEST).astype(np.float32)
         return Artefact.from_columns(
             key_data=data,
             key_offsets=offsets,
-            weight=self._columns(weight[kept]),
+            weight=self.shaped(weight[kept]),
             variants=self.coordinates.masks_of(keys)[kept],
-            rate=self._columns(rate),
-            spec=self.spec,
-            metrics={name: m.numbers() for name, m in self.metrics.summary().items()},
-            calibration=self.calibrator.calibration() if self.calibrator is not None else None,
+            rate=self.shaped(rate[kept]),
+            **self.described(),
         )
+
+    def published(self, keys: TableKeys) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Weights and rates of keys as they are published: float32[keys, own]; 0 where no variant weighs the key."""
+        weight = self._weights(keys)
+        rate = np.minimum(self.coordinates.rates(keys), _LARGEST).astype(np.float32)
+        absent = ~weight.any(axis=1)
+        weight[absent] = rate[absent] = 0.0
+        return weight, rate
+
+    def described(self) -> dict[str, Any]:
+        """What is published beside the keys: spec, metrics and calibration, by an Artefact's names for them."""
+        return {
+            "spec": self.spec,
+            "metrics": {name: m.numbers() for name, m in self.metrics.summary().items()},
+            "calibration": self.calibrator.calibration() if self.calibrator is not None else None,
+        }
+
+    def shaped(self, numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """float32[keys, own] as an artefact has it: one number a key, or one for each variant with its own values."""
+        return numbers if self.spec.learner.values == "per_variant" else numbers[:, 0]
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """All that `restore` needs to go on as if nothing had happened."""
@@ -157,16 +183,12 @@ class LearningModel:
             )
         return weights.astype(np.float32)
 
-    def _columns(self, numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """One number a key, or one for each variant where they have values of their own."""
-        return numbers if self.spec.learner.values == "per_variant" else numbers[:, 0]
-
     def _sweep(self, times: npt.NDArray[np.int64]) -> None:
         """Drop the keys whose time is over, where a sweep is due behind the rows just learned."""
         self._eviction.pass_rows(times)
         before = self._eviction.due(self.rows)
         if before is not None:
-            self.evicted += self.table.evict(before)
+            self.evicted += self.table.evict(before, self.about_to_drop)
 
     def _keep_keys(self, examples: Examples, added: npt.NDArray[np.int64]) -> None:
         """Write the bytes of the keys that a batch admitted to the arena."""

@@ -8,7 +8,7 @@ Not thread-safe: one thread learns. Knows nothing of learners or logs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +85,7 @@ class ValueTable:
         self.layout = self._empty(capacity or smallest)
         self._smallest = self.slots.size
         self.used = 0
+        self.moves = 0  # how often every key was given another slot
         self.arena = np.empty(_SMALLEST_ARENA, np.uint8)
         self.arena_bytes = 0
 
@@ -112,12 +113,18 @@ class ValueTable:
         """Make room for more keys; every key keeps its state. O(slots)."""
         self._move_to(self.slots.size * self._growth.by // 100, before=0)
 
-    def evict(self, before: int) -> int:
-        """Drop the keys that no example from number `before` on has touched; return how many. O(slots + key bytes)."""
+    def evict(
+        self, before: int, about_to_drop: Callable[[npt.NDArray[np.bool_]], None] = lambda kept: None
+    ) -> int:
+        """Drop the keys that no example from number `before` on has touched; return how many. O(slots + key bytes).
+
+        `about_to_drop` is told which keys are kept, in the order of admission, while all are still there.
+        """
         keys = self.keys()
         kept = self.slots["seen"][keys.slots] >= before
         dropped = int(kept.size - np.count_nonzero(kept))
         if dropped:
+            about_to_drop(kept)
             self.arena_bytes = int(kernels.compact_arena(self.arena, kept.view(np.uint8)))
             self._shrink_arena()
             self._move_to(self._capacity_for(self.used - dropped), before)
@@ -163,9 +170,12 @@ class ValueTable:
         return {"slots": slots, "used": used, "arena": self.arena[: self.arena_bytes], **own}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take over what `state` of a table of the same layout gave."""
+        """Take over what `state` of a table of the same layout gave, whether or not it kept `seen`, the last word."""
         self.layout = self._empty(len(state["slots"]))
-        self.slots.view(np.uint64).reshape(self.slots.size, -1)[:] = state["slots"]
+        self.moves += 1
+        words = self.slots.view(np.uint64).reshape(self.slots.size, -1)
+        known = state["slots"].shape[1] if self._kind in COMPACT else words.shape[1]
+        words[:, :known] = state["slots"][:, : words.shape[1]]
         for name in self._own_names():
             getattr(self.layout, name)[:] = state[name]
         self.used = int(state["used"][0])
@@ -197,6 +207,7 @@ class ValueTable:
         moved = self._empty(capacity)
         self.used = int(move(self.layout, moved, before))
         self.layout = moved
+        self.moves += 1
 
     def _resize_arena(self, size: int) -> None:
         arena = np.empty(size, np.uint8)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from model_store.artefact import Artefact
@@ -22,6 +22,7 @@ from trainer.hashing.examples import ExampleMaker
 from trainer.learning import Learning
 from trainer.model import LearningModel, Memory
 from trainer.pipeline import default_threads, examples_of
+from trainer.publishing.publisher import Published, Publishes
 from trainer.rejects import RejectLog
 from trainer.requests.whole import with_requests
 from trainer.side_tables import SideTable, joined
@@ -46,8 +47,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run did. `version` is None until the model is published.
+    """What a run did.
 
+    `version` is the last one published, None until one is; `published` counts those that go out while a run learns.
     `rows` counts the rows learned from, `subsampled` those of requests without a click that were not drawn; `evicted`
     counts keys dropped because their time to live was over. `reasons` counts the rejected rows by category, most first.
     """
@@ -64,6 +66,7 @@ class Report:
     calibration: dict[str, CalibrationReport] = field(default_factory=dict)
     memory: Memory | None = None
     version: int | None = None
+    published: Published = field(default_factory=Published)
     failed_checkpoints: int = 0
     damaged_checkpoints: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
@@ -82,6 +85,7 @@ class Report:
             "evicted": self.evicted,
             "memory": self.memory.as_dict(self.keys) if self.memory else None,
             "version": self.version,
+            "published": self.published.as_dict(),
             "checkpoints": {"failed": self.failed_checkpoints, "damaged": self.damaged_checkpoints},
             "variants": {name: metrics.as_dict() for name, metrics in self.variants.items()},
             "slices": {name: [each.as_dict() for each in values] for name, values in self.slices.items()},
@@ -118,6 +122,7 @@ def train(
     watching: Watching | None = None,
     keeper: Keeper | None = None,
     initial: Artefact | None = None,
+    publisher: Publishes | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> Run:
@@ -127,7 +132,8 @@ def train(
     threads; default: the cores less one) nor on `batch_bytes`. A bad row goes to `rejects`. A log that cannot be read
     to its end stops the run: what was learned so far is in the Run, with the error as its `failure`. `watching` says
     which metrics are written where while it learns. `keeper` saves the state, and brings that of an earlier run to go
-    on from; a run that begins may begin with the model `initial` instead of with none. Raises SpecError before
+    on from; a run that begins may begin with the model `initial` instead of with none. `publisher` publishes while it
+    learns, but not at the end. Raises SpecError before
     anything is learned where the spec does not fit the log.
     """
     for doubt in spec.doubts():
@@ -137,13 +143,15 @@ def train(
     with LogReader(inputs, format=format, batch_bytes=batch_bytes, read=read, on_note=on_note) as reader:
         beginning = go_on(spec, earlier, tables, on_note) if earlier else begin(spec, reader, tables, on_note)
         maker = ExampleMaker(beginning.resolved)
-        model = LearningModel(maker, watching)
+        model = LearningModel(maker, watching, keep_seen=publisher is not None)
         if earlier is not None:
             restore(model, earlier)
         elif initial is not None:
             beginning = begin_with(initial, model, beginning, on_note)
         del earlier  # its arrays are in the model now
-        learning = Learning(model, reader, rejects, keeper, beginning)
+        if publisher is not None:
+            publisher.begin(model)
+        learning = Learning(model, reader, rejects, keeper, beginning, publisher)
         batches = joined(reader.batches(beginning.columns), tables, maker.spec.wanted_columns())
         batches = with_requests(batches, maker.spec, beginning.rows_read)
         with examples_of(batches, maker, threads or default_threads()) as stream:
@@ -154,7 +162,10 @@ def train(
             on_note(warning)
     found = {*beginning.columns, *(name for table in tables for name in table.columns)}
     absent = tuple(each.name for each in maker.plan.fields if each.column not in found)
-    return Run(model, _report(learning, rejects, keeper), failure, absent)
+    report = _report(learning, rejects, keeper)
+    return Run(
+        model, report if publisher is None else replace(report, published=publisher.counts), failure, absent
+    )
 
 
 def _progress(model: LearningModel, reader: LogReader) -> Progress:

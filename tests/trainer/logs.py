@@ -76,9 +76,9 @@ def batch_of(rows: Sequence[Mapping[str, bytes]], file: str = "log") -> RowBatch
     return RowBatch(columns, np.arange(2, len(rows) + 2), file, (), len(rows), Position(file))
 
 
-def model_of(spec: ModelSpec, columns: Sequence[str]) -> LearningModel:
+def model_of(spec: ModelSpec, columns: Sequence[str], *, keep_seen: bool = False) -> LearningModel:
     """An untrained model of the spec."""
-    return LearningModel(ExampleMaker(spec.resolve(columns)))
+    return LearningModel(ExampleMaker(spec.resolve(columns)), keep_seen=keep_seen)
 
 
 def learn(model: LearningModel, rows: Sequence[Mapping[str, bytes]], size: int = 10**9) -> Any:

@@ -43,6 +43,15 @@ def needs_seen(section: LearnerSection) -> bool:
     return section.algorithm in _BY_SEEN or section.ttl is not None
 
 
+def untouched_stay(section: LearnerSection) -> bool:
+    """True if a coordinate's weight and rate are the same until an example touches it again.
+
+    Not so where weights shrink at every example (`_BY_SEEN`), where they are averages over all examples (rda), and with
+    a rate that falls for all alike.
+    """
+    return section.algorithm in ("ogd", "ftrl") and section.rate != "global"
+
+
 def squares_of_rate(rate: npt.NDArray[np.float64], alpha: float, beta: float) -> npt.NDArray[np.float64]:
     """n of coordinates whose learning rate is alpha / (beta + sqrt(n)); 0 where the rate is not known."""
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -1,0 +1,159 @@
+"""When a model that learns is published, as what, and what becomes of it when the store does not take it.
+
+`line` makes the deltas. A version that cannot be published is told of, and what it held goes out with the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from model_store.errors import ArtefactError, FtrieError, StaleEpoch, StoreError, VersionNotFound
+from model_store.model_versions import KEEP, ModelVersions
+from trainer.checkpoint.schedule import Every, Schedule
+from trainer.model import LearningModel
+from trainer.publishing.line import Change, Line
+
+
+@dataclass(frozen=True)
+class Publishing:
+    """How a run publishes while it learns.
+
+    snapshot_every: deltas between two snapshots; threshold: moves of a weight up to this are held back; activate: make
+    servers switch to each version; keep: how many versions the store keeps, None for all.
+    """
+
+    every: Every
+    snapshot_every: int = 10
+    threshold: float = 0.0
+    activate: bool = False
+    keep: int | None = KEEP
+
+
+@dataclass
+class Published:
+    """How many versions went out as what, and how many could not be published."""
+
+    snapshots: int = 0
+    deltas: int = 0
+    failed: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """The counts by name."""
+        return asdict(self)
+
+
+class Publishes(Protocol):
+    """What a run asks of whoever publishes it."""
+
+    counts: Published
+
+    def begin(self, model: LearningModel) -> None:
+        """The run begins: the model may be that of a checkpoint, or begun with another."""
+
+    def after_batch(self, model: LearningModel) -> None:
+        """A batch has been learned; may publish, and must not raise."""
+
+
+class Publisher:
+    """Publishes a run's versions. A run begins with a snapshot, whatever runs before it have published.
+
+    After a delta that would hold more than half of the keys, or whose parent the store has lost, a snapshot goes out
+    instead. If another writer or an operator has activated a version since the run began, its versions stay inactive.
+    """
+
+    def __init__(
+        self, versions: ModelVersions, how: Publishing, on_warning: Callable[[str], None] = lambda text: None
+    ) -> None:
+        """Take the writer's epoch, if its versions are to be activated. Raises StoreUnavailable."""
+        self.counts = Published()
+        self._versions = versions
+        self._how = how
+        self._warn = on_warning
+        self._epoch = versions.begin() if how.activate else 0
+        self._stale: StaleEpoch | None = None
+        self._schedule = Schedule(how.every, 0)
+        self._line: Line | None = None
+        self._deltas = 0
+
+    def begin(self, model: LearningModel) -> None:
+        """Count from here."""
+        self._schedule.restart(model.rows)
+
+    def after_batch(self, model: LearningModel) -> None:
+        """Publish if it is due. What prevents it is told of; the run goes on."""
+        if not self._schedule.is_due(model.rows):
+            return
+        self._schedule.restart(model.rows)
+        try:
+            self._publish(model, last=False)
+        except FtrieError as error:
+            self.counts.failed += 1
+            self._warn(f"no version could be published at {model.rows:,} rows: {error}; learning goes on")
+
+    def finish(self, model: LearningModel) -> int:
+        """Publish what is left at the end of a run, with all that was held back; return the last version.
+
+        Raises what prevents it, and StaleEpoch if another writer has overtaken this one.
+        """
+        version = self._publish(model, last=True)
+        if self._stale is not None:
+            raise self._stale
+        return version
+
+    def _publish(self, model: LearningModel, *, last: bool) -> int:
+        line, change = self._line, None
+        if line is not None and (last or self._deltas < self._how.snapshot_every):
+            change = line.change(self._how.threshold, last=last)
+            if last and not change.delta.rows and line.examples == model.rows:
+                return line.version
+        if line is not None and change is not None and self._deltas < self._how.snapshot_every:
+            version = self._publish_delta(line, change)
+            if version is not None:
+                return version
+        return self._publish_snapshot(model)
+
+    def _publish_delta(self, line: Line, change: Change) -> int | None:
+        """Publish a change; None if a snapshot should go out in its place."""
+        if 2 * change.delta.rows > change.keys:
+            return None
+        try:
+            version = self._versions.publish(change.delta, epoch=self._epoch)
+        except (VersionNotFound, ArtefactError) as error:
+            self._warn(f"version {line.version} is no parent any more ({error}); a snapshot goes out instead")
+            return None
+        line.went_out(change, version)
+        self._deltas += 1
+        self.counts.deltas += 1
+        self._activate(version)
+        return version
+
+    def _publish_snapshot(self, model: LearningModel) -> int:
+        parent = self._line.version if self._line is not None else None
+        artefact = model.artefact()
+        version = self._versions.publish(artefact, parent=parent, epoch=self._epoch)
+        self._line = Line(model, artefact, version)
+        self._deltas = 0
+        self.counts.snapshots += 1
+        self._activate(version)
+        self._collect()
+        return version
+
+    def _activate(self, version: int) -> None:
+        if not self._how.activate or self._stale is not None:
+            return
+        try:
+            self._versions.activate(version, epoch=self._epoch)
+        except StaleEpoch as error:
+            self._stale = error
+            self._warn(f"{error}; this run's versions stay inactive from here on")
+
+    def _collect(self) -> None:
+        """Delete versions beyond those to keep. That it cannot be done costs nothing but room in the store."""
+        if self._how.keep is None:
+            return
+        try:
+            self._versions.gc(self._how.keep)
+        except StoreError as error:
+            self._warn(f"old versions could not be deleted: {error}")
