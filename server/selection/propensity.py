@@ -57,29 +57,24 @@ def _grid_for(candidates: int) -> _Grid:
     return _grid(MOST_NODES if candidates * MOST_NODES <= NODES_OF_ALL else LEAST_NODES)
 
 
-def integrated(score: Array, deviation: Array, valued: Valued, chosen: Array, top: int) -> Array:
+def integrated(
+    score: Array, deviation: Array, valued: Valued, chosen: Array, top: int, exact_up_to: int = EXACT_UP_TO
+) -> Array:
     """The chance of each of the `chosen` (int64) to be among the first `top` < candidates, float64.
 
     score, deviation float64[candidates]. O(candidates · (cells · top + nodes · log cells)).
     """
     grid = _grid_for(len(score))
     values = np.ascontiguousarray(valued(score + deviation * grid.z[:, None]).T)
-    borders, nodes, atoms = _points(values, grid, top)
-    points = np.concatenate([borders, nodes, atoms])
-    order = np.argsort(points, kind="stable")
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    above, at_least = np.zeros((2, len(points), len(score)))
-    tails(values, grid.z, grid.below, points[order], above, at_least)
+    points = _points(values, grid, top)
+    above, at_least = np.zeros((2, len(points.value), len(score)))
+    tails(values, grid.z, grid.below, points.value, above, at_least)
     ordered = np.argsort(chosen)
-    asked = chosen[ordered].astype(np.int64)
-    of_borders, of_atoms = np.split(place, [len(borders), len(borders) + len(nodes)])[::2]
-    own = at_least[of_atoms][:, asked] - above[of_atoms][:, asked]
-    cells = _masses(above[of_borders][:, asked], own, borders, atoms)
-    mass = np.maximum(np.concatenate([cells, own]), 0.0)
+    asked = chosen[ordered]
+    mass = _masses(points, above[:, asked], at_least[:, asked])
     out, result = np.zeros(len(asked)), np.empty(len(asked))
-    arguments = above, at_least, place[len(borders) :], mass, asked, top
-    if len(score) * top <= EXACT_UP_TO:
+    arguments = above, at_least, np.concatenate([points.nodes, points.atoms]), mass, asked, top
+    if len(score) * top <= exact_up_to:
         chances(*arguments, np.empty((len(asked), top)), np.empty(top), out)
     else:
         chances_by_moments(*arguments, out)
@@ -87,20 +82,33 @@ def integrated(score: Array, deviation: Array, valued: Valued, chosen: Array, to
     return result
 
 
-def _points(values: Array, grid: _Grid, top: int) -> tuple[Array, Array, Array]:
-    """Borders of cells, descending; a node for each cell, where its chances are taken; and the atoms.
+class _Points(NamedTuple):
+    """Values in ascending order, and which of them (int64, the greatest first) are what.
 
-    There are a cell above the first border and one below the last. An atom is a border as well, because the number of
-    candidates before one jumps there.
+    borders of cells; nodes, one for each cell, where its chances are taken; atoms. There are a cell above the first
+    border and one below the last. An atom is a border as well: the number of candidates before one jumps there.
     """
+
+    value: Array
+    borders: Array
+    nodes: Array
+    atoms: Array
+
+
+def _points(values: Array, grid: _Grid, top: int) -> _Points:
     ends = _evenly(values, grid, top)
     atoms = _atoms(values, grid, ends[-1], ends[0])
     borders = np.unique(np.concatenate([ends[::2], atoms]))[::-1]
     odd = ends[1::2]
     inside = odd[np.minimum(np.searchsorted(-odd, -borders[:-1], side="right"), len(odd) - 1)]
     middle = 0.5 * borders[:-1] + 0.5 * borders[1:]
-    kept = (inside > borders[1:]) & (inside < borders[:-1])
-    return borders, np.concatenate([borders[:1], np.where(kept, inside, middle), borders[-1:]]), atoms
+    within = np.where((inside > borders[1:]) & (inside < borders[:-1]), inside, middle)
+    nodes = np.concatenate([borders[:1], within, borders[-1:]])
+    everything = np.concatenate([borders, nodes, atoms])
+    order = np.argsort(everything, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return _Points(everything[order], *np.split(place, [len(borders), len(borders) + len(nodes)]))
 
 
 def _evenly(values: Array, grid: _Grid, top: int) -> Array:
@@ -134,13 +142,16 @@ def _atoms(values: Array, grid: _Grid, least: float, most: float) -> Array:
     return found[np.sort(np.argsort(-mass, kind="stable")[:MAX_ATOMS])]
 
 
-def _masses(above: Array, own: Array, borders: Array, atoms: Array) -> Array:
-    """The chance of each chosen candidate to come to each cell, its atoms apart: float64[cells, chosen]."""
+def _masses(points: _Points, above: Array, at_least: Array) -> Array:
+    """The chance of each chosen candidate to come to each cell, then to each atom: float64[cells + atoms, chosen]."""
+    borders, atoms = points.value[points.borders], points.value[points.atoms]
+    own = at_least[points.atoms] - above[points.atoms]
     nothing = np.zeros((1, above.shape[1]))
-    cells = np.diff(np.concatenate([nothing, above, nothing + 1.0]), axis=0)
+    cells = np.diff(np.concatenate([nothing, above[points.borders], nothing + 1.0]), axis=0)
     # Cell c is what lies in (borders[c], borders[c - 1]]: an atom that is a border belongs to the cell below it.
     np.subtract.at(cells, np.searchsorted(-borders, -atoms, side="left") + 1, own)
-    return cells
+    mass: Array = np.maximum(np.concatenate([cells, own]), 0.0)
+    return mass
 
 
 def simulated(

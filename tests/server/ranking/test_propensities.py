@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.selection import propensity
 from server.selection.caps import Groups
-from server.selection.propensity import integrated, simulated
+from server.selection.propensity import EXACT_UP_TO, integrated, simulated
 
 Array = Any
 DRAWS = 40_000
@@ -109,15 +108,14 @@ def test_what_has_no_value_stands_last_in_a_propensity_too() -> None:
 def test_many_candidates_take_the_nearly_normal_way_and_stay_near() -> None:
     score, deviation = shop(1500)
     top = 400
-    assert len(score) * top > propensity.EXACT_UP_TO
+    assert len(score) * top > EXACT_UP_TO
     assert_as_simulated(score, deviation, plain, top, off=0.01, draws=3000)
 
 
-def test_both_ways_agree_where_both_can_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_ways_agree_where_both_can_be_taken() -> None:
     score, deviation = shop(400)
     exact = integrated(score, deviation, plain, np.arange(400), 60)
-    monkeypatch.setattr(propensity, "EXACT_UP_TO", 0)
-    nearly = integrated(score, deviation, plain, np.arange(400), 60)
+    nearly = integrated(score, deviation, plain, np.arange(400), 60, exact_up_to=0)
     assert np.abs(exact - nearly).max() < 0.003
 
 
