@@ -42,6 +42,15 @@ def serve(
     store_budget: Annotated[
         int, typer.Option(min=1, metavar="MS", help="How long a request waits for the store, milliseconds.")
     ] = 50,
+    user_store: Annotated[
+        str, typer.Option(metavar="URL", help="Read users from another store, such as a replica.")
+    ] = "",
+    user_cache: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Users that each worker keeps for each model; 0 for none.")
+    ] = 100_000,
+    user_ttl: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="How long a kept user is not asked for again.")
+    ] = 60.0,
     state: Annotated[
         Path | None,
         typer.Option(
@@ -50,6 +59,14 @@ def serve(
             "the port's in the user's cache; none with --port 0.",
         ),
     ] = None,
+    alone: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="How long workers go on when the supervisor has died without successor.",
+        ),
+    ] = 60.0,
     connection_age: Annotated[
         float,
         typer.Option(
@@ -142,7 +159,11 @@ def serve(
         threads=threads,
         drain_s=drain,
         store_budget_s=store_budget / 1000,
+        user_store=user_store,
+        user_cache=user_cache,
+        user_ttl_s=user_ttl,
         state=str(state or default_state(host, port) or ""),
+        alone_s=alone,
         connection_age_s=connection_age if workers > 1 else 0.0,
         admin_port=admin_port,
         admin_host=admin_host,

@@ -12,6 +12,8 @@ from model_store.redis_keys import check_model_name
 DEFAULT_THREADS = 8
 DEFAULT_DRAIN_S = 10.0
 DEFAULT_STORE_BUDGET_S = 0.05
+DEFAULT_USER_CACHE = 100_000
+DEFAULT_USER_TTL_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -19,13 +21,15 @@ class Settings:
     """How one server runs. Only numbers, texts, truth values and tuples of texts: all that JSON holds.
 
     port: 0 takes a free one. state: the folder of the last good models, "" keeps none. admin_port, metrics_port: None
-    opens none, 0 a free one. connection_age_s: after this long a connection is asked to be made anew, so that it may
+    opens none, 0 a free one. alone_s: how long a worker goes on without a supervisor. connection_age_s: after this long a connection is asked to be made anew, so that it may
     fall to another worker; 0 never asks.
 
-    max_concurrency: calls a worker takes at once, 0 for eight a thread. tls_*, tokens, record, shadow_log: files, "" for
-    none.
-    traces: an OTLP endpoint. access_log, trace_share, record_share, shadow_sample: of answers, calls and requests, from
-    0 to 1.
+    user_store: the store of users' records, "" for the models'. user_cache: users a worker keeps for each model.
+    user_ttl_s: how long a user's record counts as fresh.
+
+    max_concurrency: calls a worker takes at once, 0 for eight a thread. tls_*, tokens, record, shadow_log: files, ""
+    for none. traces: an OTLP endpoint. access_log, trace_share, record_share, shadow_sample: of answers, calls and
+    requests, from 0 to 1.
     """
 
     models: tuple[str, ...]
@@ -36,7 +40,11 @@ class Settings:
     threads: int = DEFAULT_THREADS
     drain_s: float = DEFAULT_DRAIN_S
     store_budget_s: float = DEFAULT_STORE_BUDGET_S
+    user_store: str = ""
+    user_cache: int = DEFAULT_USER_CACHE
+    user_ttl_s: float = DEFAULT_USER_TTL_S
     state: str = ""
+    alone_s: float = 60.0
     connection_age_s: float = 0.0
     admin_port: int | None = None
     admin_host: str = "127.0.0.1"

@@ -26,7 +26,7 @@ from server.supervising.messages import NOW, Opener
 from server.supervising.state_folder import has_supervisor
 from server.worker import Worker
 
-ALONE_S = 60
+LOOK_EVERY_S = 0.5
 ORPHANED = "model: this worker's supervisor is gone, newer versions wait for its successor"
 SIGNAL_SLICE_S = 0.2
 
@@ -116,11 +116,11 @@ class WorkerMain:
         if not self._worker.ready.is_set():
             self._stopping.set()
             return
-        _log.error("the supervisor is gone, serving on", at_most_s=ALONE_S)
+        _log.error("the supervisor is gone, serving on", at_most_s=self._settings.alone_s)
         self._worker.orphaned(ORPHANED)
-        alone_s = 0
-        while alone_s < ALONE_S and not self._stopping.wait(1.0):
-            alone_s = 0 if has_supervisor(self._settings.state) else alone_s + 1
+        alone_s = 0.0
+        while alone_s < self._settings.alone_s and not self._stopping.wait(LOOK_EVERY_S):
+            alone_s = 0.0 if has_supervisor(self._settings.state) else alone_s + LOOK_EVERY_S
         self._stopping.set()
 
     def _say(self, body: dict[str, Any]) -> None:
