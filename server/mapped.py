@@ -120,9 +120,10 @@ class Mapped:
 
     def save(self, path: str | Path) -> None:
         """Write a file, whole or not at all, with its SHA-256. O(bytes). Raises OutputError."""
-        with mmap.mmap(self.fd, self.nbytes) as memory, memoryview(memory) as view:
-            memory[16:CHECKED_FROM] = hashlib.sha256(view[CHECKED_FROM:]).digest()
-            write_whole(Path(path), view)
+        memory = mmap.mmap(self.fd, self.nbytes)
+        view = memoryview(memory)
+        memory[16:CHECKED_FROM] = hashlib.sha256(view[CHECKED_FROM:]).digest()
+        write_whole(Path(path), view)
 
     def anew(self) -> Mapped:
         """The same memory for another use: with a uid and a descriptor of its own."""

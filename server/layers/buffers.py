@@ -24,7 +24,7 @@ class _Buffer:
 
     def __init__(self, block: Mapped, written: int) -> None:
         self.turn, self.values, self.written = block, Values.of_part(block), written
-        self.read = True
+        self.read = False
 
 
 class Buffers:
@@ -38,6 +38,7 @@ class Buffers:
     def __init__(self, first: Mapped) -> None:
         """`first`: a block with the arrays of `Values.shapes`, filled."""
         self._served = _Buffer(first, 0)
+        self._served.read = True
         self._all = [self._served]
         self._log: deque[tuple[int, Slots]] = deque()
         self._next, self._slots = self._served, np.empty(0, np.int64)
@@ -77,8 +78,8 @@ class Buffers:
         buffer, latest = self._next, self._served.written + 1
         self._log.append((latest, self._slots))
         buffer.turn, buffer.written, buffer.read = buffer.turn.anew(), latest, True
-        self._served = buffer
-        self._forget()
+        before, self._served = self._served, buffer
+        self._forget(before)
 
     def _spare(self) -> _Buffer:
         """A buffer that nobody reads, the one with least to catch up on; a new one if there is none."""
@@ -102,11 +103,9 @@ class Buffers:
             for slots in missed:
                 buffer.values.put(slots, self.values.take(slots))
 
-    def _forget(self) -> None:
-        """Drop spare buffers beyond the first, and what no buffer has to catch up on."""
-        spare = [buffer for buffer in self._all if not buffer.read and buffer is not self._served]
-        for buffer in sorted(spare, key=lambda buffer: buffer.written)[:-1]:
-            self._all.remove(buffer)
-        oldest = min(buffer.written for buffer in self._all if buffer.written != _TORN)
+    def _forget(self, next_spare: _Buffer) -> None:
+        """Drop every other buffer that nobody reads, and of the log what none has to catch up on."""
+        self._all = [buffer for buffer in self._all if buffer.read or buffer is next_spare]
+        oldest = min(buffer.written for buffer in self._all)
         while self._log and self._log[0][0] <= oldest:
             self._log.popleft()
