@@ -1,0 +1,177 @@
+"""deploy/: each file parses, calls ftrie with flags that it has, and names only metrics that a server serves."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from ftrie.cli import build
+from server.metrics.families import FAMILIES
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+METRIC = re.compile(r"\bftrie_[a-z_]+")
+UNITS = sorted((DEPLOY / "systemd").glob("*.*"))
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """Every PromQL expression of the dashboard, the alerts and the documents, with where it stands."""
+    dashboard = json.loads((DEPLOY / "grafana/ftrie.json").read_text("utf-8"))
+    for panel in dashboard["panels"]:
+        yield from ((f"panel {panel['title']}", target["expr"]) for target in panel["targets"])
+    for variable in dashboard["templating"]["list"]:
+        yield f"variable {variable['name']}", variable.get("definition", "")
+    for note in dashboard["annotations"]["list"]:
+        yield f"annotation {note['name']}", note["expr"]
+    for alert in alerts():
+        yield f"alert {alert['alert']}", alert["expr"]
+    for page in ("metrics_reference.md", "operating.md"):
+        yield page, (ROOT / "docs" / page).read_text("utf-8")
+
+
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text("utf-8"))["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def sampled() -> dict[str, set[str]]:
+    """Each name a scrape has, with its labels."""
+    names: dict[str, set[str]] = {}
+    for family in FAMILIES.values():
+        endings = ("_bucket", "_sum", "_count") if family.kind == "histogram" else ("",)
+        for ending in endings:
+            names[family.name + ending] = {*family.labels, *(["le"] if ending == "_bucket" else [])}
+    return names
+
+
+@pytest.mark.parametrize(("where", "text"), [pytest.param(*pair, id=pair[0]) for pair in expressions()])
+def test_every_metric_named_is_one_that_a_server_serves(where: str, text: str) -> None:
+    known = sampled()
+    for name in METRIC.findall(text):
+        assert name in known or name in FAMILIES, f"{where}: {name}"
+    for name, labels in re.findall(r"\b(ftrie_[a-z_]+)\{([^}]*)\}", text):
+        used = set(re.findall(r"(\w+)\s*=~?\s*\"", labels)) - {"instance"}
+        assert used <= known[name], f"{where}: {name} has no label {used - known[name]}"
+
+
+def test_every_metric_is_on_the_dashboard() -> None:
+    text = (DEPLOY / "grafana/ftrie.json").read_text("utf-8")
+    missing = [name for name in FAMILIES if name not in text]
+    assert missing == []
+
+
+def test_labels_that_expressions_divide_by_are_the_metric_s() -> None:
+    known = sampled()
+    for where, text in expressions():
+        if where.endswith(".md"):
+            continue
+        for labels in re.findall(r"\bby \(([^)]*)\)", text):
+            names = [name for name in METRIC.findall(text) if name in known]
+            possible = set().union(*(known[name] for name in names)) | {"instance"}
+            assert set(re.split(r",\s*", labels)) <= possible, where
+
+
+def test_every_alert_is_in_the_document_and_says_what_happens() -> None:
+    page = (ROOT / "docs/operating.md").read_text("utf-8")
+    documented = re.findall(r"^\| (Ftrie\w+) \|", page, re.MULTILINE)
+    assert documented == [alert["alert"] for alert in alerts()]
+    assert all(alert["labels"]["severity"] and alert["annotations"]["summary"] for alert in alerts())
+
+
+def test_panels_do_not_lie_on_each_other() -> None:
+    panels = json.loads((DEPLOY / "grafana/ftrie.json").read_text("utf-8"))["panels"]
+    cells = [
+        (x, y)
+        for panel in panels
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(cells) == len(set(cells)) and max(x for x, _ in cells) < 24
+    assert len({panel["id"] for panel in panels}) == len(panels)
+
+
+def called() -> Iterator[tuple[str, list[str]]]:
+    """Every ftrie command line in deploy/, without the program's name."""
+    for unit in UNITS:
+        for line in re.findall(
+            r"^ExecStart=/opt/ftrie/bin/ftrie (.+)$", unit.read_text("utf-8"), re.MULTILINE
+        ):
+            yield unit.name, line.split()
+    for manifest in MANIFESTS:
+        for document in yaml.safe_load_all(manifest.read_text("utf-8")):
+            spec = document["spec"].get("jobTemplate", document).get("spec", {})
+            pod = spec.get("template", {}).get("spec", {})
+            yield from ((manifest.name, container["args"]) for container in pod.get("containers", ()))
+
+
+@pytest.mark.parametrize(
+    ("where", "words"), [pytest.param(*pair, id=" ".join(pair[1][:3])) for pair in called()]
+)
+def test_the_flags_given_to_ftrie_are_flags_it_has(where: str, words: list[str]) -> None:
+    command: Any = build()
+    while isinstance(command, typer.core.TyperGroup):
+        command, words = command.commands[words[0]], words[1:]
+    flags = {flag for option in command.params for flag in option.opts}
+    given = {word.partition("=")[0] for word in words if word.startswith("--")}
+    assert given <= flags, f"{where}: {given - flags}"
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="this machine has no systemd")
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    for unit in UNITS:
+        there = unit.read_text("utf-8").replace("/opt/ftrie/bin/ftrie", "/bin/true")
+        (tmp_path / unit.name).write_text(there)
+    names = [unit.name for unit in UNITS]
+    finished = subprocess.run(
+        ["systemd-analyze", "verify", *names], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    ours = [line for line in finished.stderr.splitlines() if "ftrie" in line]
+    assert (finished.returncode, ours) == (0, [])
+
+
+def test_every_timer_has_its_service() -> None:
+    names = {unit.name for unit in UNITS}
+    assert {name.replace(".timer", ".service") for name in names if name.endswith(".timer")} <= names
+
+
+@pytest.mark.parametrize("manifest", [pytest.param(path, id=path.name) for path in MANIFESTS])
+def test_manifests_are_whole(manifest: Path) -> None:
+    for document in yaml.safe_load_all(manifest.read_text("utf-8")):
+        assert {"apiVersion", "kind", "metadata", "spec"} <= document.keys()
+
+
+def test_the_server_is_probed_by_grpc_health_and_its_ports_and_volumes_fit() -> None:
+    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes/server.yaml").read_text("utf-8")))
+    kinds = {document["kind"]: document for document in documents}
+    pod = kinds["Deployment"]["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert container["readinessProbe"]["grpc"] == {"port": ports["grpc"], "service": "ctr.v1.RankingService"}
+    assert container["livenessProbe"]["tcpSocket"]["port"] in ports
+    assert f"--port={ports['grpc']}" in container["args"]
+    assert f"--metrics-port={ports['metrics']}" in container["args"]
+    mounts = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounts == {volume["name"] for volume in pod["spec"]["volumes"]}
+    labels = pod["metadata"]["labels"]
+    for document in documents:
+        selector = document["spec"].get("selector") or document["spec"]["podSelector"]
+        assert selector.get("matchLabels", selector) == labels
+
+
+def test_the_image_holds_every_package_and_runs_as_nobody_of_note() -> None:
+    dockerfile = (DEPLOY / "docker/Dockerfile").read_text("utf-8")
+    ignored = (DEPLOY / "docker/Dockerfile.dockerignore").read_text("utf-8").splitlines()
+    for package in ("ftrie", "server", "model_store", "trainer", "proto", "pyproject.toml", "README.md"):
+        assert f"!{package}" in ignored
+        assert re.search(rf"^COPY .*\b{re.escape(package)}\b", dockerfile, re.MULTILINE)
+    assert re.search(r"^USER \d{5}$", dockerfile, re.MULTILINE)
