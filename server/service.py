@@ -85,6 +85,7 @@ class RankingService:
         reads: StoredReads,
         meter: Meter | None = None,
         shadow_log: ShadowLog | None = None,
+        users: UserFeatures | None = None,
     ) -> None:
         """`models`: by name; which ones there are does not change. Without a shadow_log no shadow is scored."""
         self._models = models
@@ -92,7 +93,7 @@ class RankingService:
         self._sets = CandidateSets(reads)
         self._meter = meter or Meter()
         self._shadow_log = shadow_log
-        self._users = UserFeatures(reads, meter=self._meter)
+        self._users = users or UserFeatures(reads, meter=self._meter)
         self.draining = False
 
     def handlers(self) -> grpc.GenericRpcHandler[Received | DecodeError, bytes]:

@@ -120,7 +120,7 @@ class Source:
 class StoredReads:
     """What requests read by id: users from one store, items and candidate sets from another or the same."""
 
-    def __init__(self, url: str, budget_s: float = DEFAULT_BUDGET_S, user_url: str | None = None) -> None:
+    def __init__(self, url: str, budget_s: float = DEFAULT_BUDGET_S, user_url: str = "") -> None:
         self._records = Source(url, budget_s)
         self.users = Source(user_url, budget_s) if user_url and user_url != url else self._records
 

@@ -18,14 +18,13 @@ from server.metrics.families import USER_CACHE
 from server.metrics.meter import Meter
 from server.receiving.plain_features import PlainFeatures
 from server.serving import Serving
+from server.settings import DEFAULT_USER_CACHE, DEFAULT_USER_TTL_S
 from server.stored import StoredReads
 from server.user_records.cache import StoredUser, UserCache
 from server.user_records.wanted import WantedFields
 from server.wire import Fields
 
 PART = "user_features"
-DEFAULT_USERS = 100_000
-DEFAULT_TTL_S = 60.0
 
 
 class UserFeatures:
@@ -34,8 +33,8 @@ class UserFeatures:
     def __init__(
         self,
         reads: StoredReads,
-        users: int = DEFAULT_USERS,
-        ttl_s: float = DEFAULT_TTL_S,
+        users: int = DEFAULT_USER_CACHE,
+        ttl_s: float = DEFAULT_USER_TTL_S,
         meter: Meter | None = None,
     ) -> None:
         """`users`: how many are kept for each model, 0 for none; `ttl_s`: how long a record counts as fresh."""

@@ -28,6 +28,7 @@ from server.settings import Settings
 from server.shadows import ShadowLog
 from server.stored import StoredReads
 from server.supervising.pauses import RECONNECT
+from server.users import UserFeatures
 from server.warming import warm_kernels, warmed
 
 REFUSE_S = 0.25
@@ -60,12 +61,13 @@ class Worker:
         self._settings = settings
         self._reports = reports
         self._meter = Meter()
-        self._reads = StoredReads(settings.store, settings.store_budget_s)
+        self._reads = StoredReads(settings.store, settings.store_budget_s, settings.user_store)
+        users = UserFeatures(self._reads, settings.user_cache, settings.user_ttl_s, self._meter)
         self.models: Mapping[str, Current] = {
             name: Current(name, LateItems(self._reads)) for name in settings.models
         }
         self._shadow_log = ShadowLog.of(settings, self._meter.count)
-        self._service = RankingService(self.models, self._reads, self._meter, self._shadow_log)
+        self._service = RankingService(self.models, self._reads, self._meter, self._shadow_log, users)
         self._health = Health()
         self._observers = Observers(settings, self._meter)
         self._grpc = grpc_server(
