@@ -71,6 +71,12 @@ class FollowedExperiment:
             _log.info("experiment", model=self.assignment.model, **_facts(asked))
         self._tell(before)
 
+    def restore(self, kept: Experiment | None) -> None:
+        """Begin with this one, until the store is asked for the first time."""
+        if kept is not None:
+            self.assignment = self.assignment.asked_for(kept)
+            self._deliver(kept)
+
     def served(self, variants: Sequence[str], shares: Sequence[float]) -> None:
         """Another version is served, with these variants and shares of its spec."""
         before = self.problem

@@ -117,6 +117,8 @@ class Follower(threading.Thread):
         if self._yields:
             yield_to_others()
         warm_kernels()
+        if self._keeper is not None:
+            self.experiment.restore(self._keeper.experiment(self._model))
         failures = 0
         while not self._stopped.is_set():
             try:

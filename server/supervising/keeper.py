@@ -1,4 +1,4 @@
-"""Keeps the last good model of each name on disk, by a thread beside everything else: no delta waits for a disk.
+"""Keeps each model's last good version and its experiment on disk, by a thread of its own: no delta waits for a disk.
 
 The first version is written at once, of a run of deltas one each half minute at most, the last when the server ends. A
 disk that is full or broken costs the copy, says so in the log once a cause, and is tried again with the next version.
@@ -14,8 +14,10 @@ from typing import Any
 import structlog
 
 from model_store.errors import ArtefactError, FtrieError
+from model_store.experiments import Experiment
 from server.layers.parts import Parts
 from server.supervising.distribution import Distribution
+from server.supervising.kept_experiments import KeptExperiments
 from server.supervising.last_good import LastGood
 from server.supervising.priority import yield_to_others
 from server.supervising.state_folder import StateFolder
@@ -33,6 +35,9 @@ class Keeper(threading.Thread):
     def __init__(self, state: StateFolder, models: Sequence[str], distribution: Distribution) -> None:
         super().__init__(name="keep last good", daemon=True)
         self._folders = {name: LastGood(state.model(name), name) for name in models}
+        self._experiments = KeptExperiments(state.experiments)
+        self._told: dict[str, str | None] = {}
+        """By model whose experiment is to be written: its record."""
         self._distribution = distribution
         self._changed = threading.Condition()
         self._due: dict[str, float] = {}
@@ -53,7 +58,11 @@ class Keeper(threading.Thread):
             self._changed.notify()
 
     def tell(self, body: Mapping[str, Any]) -> None:
-        """Nothing but models is kept."""
+        """Note an experiment that is to be written; nothing else is kept."""
+        if body["do"] == "experiment":
+            with self._changed:
+                self._told[body["model"]] = body["experiment"]
+                self._changed.notify()
 
     # -- for a model that has nothing to serve yet
 
@@ -67,6 +76,14 @@ class Keeper(threading.Thread):
             return folder.load(kept)
         except ArtefactError as error:
             _log.error("the last good model on disk is of no use", model=model, error=str(error))
+            return None
+
+    def experiment(self, model: str) -> Experiment | None:
+        """The experiment on disk, if there is one that is whole."""
+        try:
+            return self._experiments.load(model)
+        except ArtefactError as error:
+            _log.error("the experiment on disk is of no use", model=model, error=str(error))
             return None
 
     # -- the thread
@@ -92,6 +109,7 @@ class Keeper(threading.Thread):
         """Wait for a model that is due; None at the end."""
         with self._changed:
             while True:
+                self._save_experiments()
                 now = time.monotonic()
                 for model, due in self._due.items():
                     if self._ending or due <= now:
@@ -100,6 +118,18 @@ class Keeper(threading.Thread):
                 if self._ending:
                     return None
                 self._changed.wait(min(self._due.values()) - now if self._due else None)
+
+    def _save_experiments(self) -> None:
+        """Write those that were told of. Called with `_changed` held, and lets go of it while it writes."""
+        while self._told:
+            model, experiment = self._told.popitem()
+            self._changed.release()
+            try:
+                self._experiments.save(model, experiment)
+            except FtrieError as error:
+                _log.error("the experiment could not be kept on disk", model=model, error=str(error))
+            finally:
+                self._changed.acquire()
 
     def _save(self, model: str) -> None:
         lent = self._distribution.borrow(self, model)

@@ -3,6 +3,7 @@
     lock               held by the supervisor that lives
     server.json        the address, and each worker's process
     models/<model>/    the last good model (`server.supervising.last_good`)
+    experiments/       each model's experiment (`server.supervising.kept_experiments`)
 
 A process is named by its number and the moment it started, since numbers are given out again.
 """
@@ -28,6 +29,7 @@ from model_store.whole_file import write_whole
 LOCK = "lock"
 RECORD = "server.json"
 MODELS = "models"
+EXPERIMENTS = "experiments"
 LOCK_TRIES = 10
 LOCK_PAUSE_S = 0.05
 
@@ -79,6 +81,11 @@ class StateFolder:
     def model(self, name: str) -> Path:
         """Where the last good model of this name is kept."""
         return self.folder / MODELS / name
+
+    @property
+    def experiments(self) -> Path:
+        """Where the experiments are kept."""
+        return self.folder / EXPERIMENTS
 
     def remember(self, address: str, workers: Sequence[Process]) -> None:
         """Write down who serves, for a successor. A full disk costs only the take-over, and is logged."""
