@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter_ns
 
 import grpc
@@ -30,6 +31,7 @@ from server.errors import (
     status_of,
 )
 from server.experiments import Assignment
+from server.explaining.answer import explanation, request_within
 from server.late_items import PART as ITEMS
 from server.metrics.meter import Meter
 from server.ranker import Ranking
@@ -102,17 +104,23 @@ class RankingService:
             self.Rank,
             request_deserializer=received,
         )
-        return grpc.method_handlers_generic_handler(SERVICE, {"Rank": rank})
+        explain = grpc.unary_unary_rpc_method_handler(
+            partial(self.Rank, explain=True),
+            request_deserializer=request_within,
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, {"Rank": rank, "Explain": explain})
 
-    def Rank(self, message: Received | DecodeError, context: grpc.ServicerContext) -> bytes:
-        """The RPC. Every failure leaves through the table in `server.errors`."""
+    def Rank(
+        self, message: Received | DecodeError, context: grpc.ServicerContext, explain: bool = False
+    ) -> bytes:
+        """The RPC; with `explain`, Explain. Every failure leaves through the table in `server.errors`."""
         began_ns = perf_counter_ns()
         if isinstance(message, DecodeError):
             self._meter.failed("", grpc.StatusCode.INVALID_ARGUMENT.name)
             abort(context, InvalidRequest(wire.UNREADABLE), "")
         request_id = message.brief.request_id or os.urandom(REQUEST_ID_BYTES).hex()
         try:
-            return self._rank(message, request_id, context, began_ns)
+            return self._rank(message, request_id, context, began_ns, explain)
         except Exception as error:
             status = status_of(error)
             self._meter.failed(self._label(message.brief.model), status.name)
@@ -121,7 +129,12 @@ class RankingService:
             abort(context, error, request_id)
 
     def _rank(
-        self, message: Received, request_id: str, context: grpc.ServicerContext, began_ns: int
+        self,
+        message: Received,
+        request_id: str,
+        context: grpc.ServicerContext,
+        began_ns: int,
+        explain: bool,
     ) -> bytes:
         if context.time_remaining() == 0:
             raise DeadlinePassed("the deadline passed while the call waited for a thread")
@@ -132,7 +145,8 @@ class RankingService:
         serving = current.serving
         if serving is None or self.draining:
             raise self._not_ready(current)
-        inline = serving.plain.read(message) or _in_python(message, serving)
+        plain = None if explain else serving.plain.read(message)
+        inline = plain or _in_python(message, serving)
         top_k = wire.top_k(request)
         spelled = wire.spelled_out(request, item_ids, serving)
         of_set = list[str]()
@@ -165,6 +179,8 @@ class RankingService:
         current.recent.append(question)
         if current.degraded:
             degraded = [*degraded, *current.degraded]
+        if explain:
+            return explanation(request_id, serving, question, ranking, degraded)
         answer = wire.answer(request, request_id, serving.answer_heads[variant], ranking, degraded)
         if ranking.shadows and self._shadow_log is not None:
             self._shadow_log.offer(Seen.of(request_id, serving, variant, ranking))
