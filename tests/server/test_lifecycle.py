@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -33,8 +34,11 @@ def health_of(address: str, service: str = "") -> int:
 
 
 @pytest.fixture
-def serve(store_url: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def serve(
+    store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts `ftrie serve shop` as a process of its own; ended with the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     processes = []
 
     def started(*flags: str) -> subprocess.Popen[str]:
@@ -56,8 +60,8 @@ def serve(store_url: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     yield started
     for process in processes:
-        process.kill()
-        process.communicate()
+        process.terminate()  # by a kill its workers would live on, and wait for a successor
+        process.communicate(timeout=30)
 
 
 def test_health_follows_loading_serving_and_draining(start: Callable[[], Server], store: Store) -> None:
@@ -94,8 +98,9 @@ def test_open_reflection_streams_keep_nobody_waiting(server: Server) -> None:
 
     with grpc.insecure_channel(server.address) as channel, Client(server.address, timeout_s=20) as client:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        streams = [stub.ServerReflectionInfo(questions()) for _ in range(2 * DEFAULT_THREADS)]
-        next(streams[0])
+        streams = [stub.ServerReflectionInfo(questions())]
+        next(streams[0])  # calls that wait for a connection may leave in any order
+        streams += [stub.ServerReflectionInfo(questions()) for _ in range(2 * DEFAULT_THREADS)]
         assert client.rank(candidates=["item-1"]).items
         assert health_of(server.address) == SERVING
         closing.set()
@@ -137,9 +142,9 @@ def test_a_process_says_when_it_is_ready_and_ends_on_sigterm(
     out, err = process.communicate(timeout=30)
     assert process.returncode == 0
     assert out == ""
-    events = [json.loads(line)["event"] for line in err.splitlines()]
-    assert events[0] == "listening"
-    assert events[-2:] == ["draining", "stopped"]
+    lines = [json.loads(line) for line in err.splitlines()]
+    assert [line["event"] for line in lines if "worker" not in line][::-1][:2] == ["stopped", "draining"]
+    assert [line["event"] for line in lines if line.get("worker") == 0][-1] == "draining"
 
 
 def test_calls_that_have_begun_end_before_the_process_does(
