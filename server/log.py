@@ -37,7 +37,8 @@ def log_to_stderr(level: int | str = logging.INFO, **facts: object) -> None:
             *renderers,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_number(level)),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # One write a line, so that the lines of several processes do not run into one another.
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
 
