@@ -24,7 +24,12 @@ class _Buffer:
 
     def __init__(self, block: Mapped, written: int) -> None:
         self.turn, self.values, self.written = block, Values.of_part(block), written
-        self.read = False
+        self.read, self.held = False, False
+
+    @property
+    def free(self) -> bool:
+        """Whether it may be written, unless it is the one that is served."""
+        return not (self.read or self.held)
 
 
 class Buffers:
@@ -42,6 +47,7 @@ class Buffers:
         self._all = [self._served]
         self._log: deque[tuple[int, Slots]] = deque()
         self._next, self._slots = self._served, np.empty(0, np.int64)
+        self._held_uid = ""
 
     @property
     def served(self) -> Mapped:
@@ -61,6 +67,17 @@ class Buffers:
         for buffer in self._all:
             if buffer.turn.uid == uid:
                 buffer.read = False
+
+    def hold(self) -> str:
+        """Keep what is served now from being written, for a reader of one's own, until `let_go` of the uid returned."""
+        self._served.held, self._held_uid = True, self._served.turn.uid
+        return self._held_uid
+
+    def let_go(self, uid: str) -> None:
+        """That reader has ended."""
+        for buffer in self._all:
+            if buffer.held and self._held_uid == uid:
+                buffer.held = False
 
     def prepare(self, slots: Slots, values: Values) -> Values:
         """The present values with these in these slots, in a buffer that `serve` will serve; nothing changes till then.
@@ -83,7 +100,7 @@ class Buffers:
 
     def _spare(self) -> _Buffer:
         """A buffer that nobody reads, the one with least to catch up on; a new one if there is none."""
-        free = [buffer for buffer in self._all if not buffer.read and buffer is not self._served]
+        free = [buffer for buffer in self._all if buffer.free and buffer is not self._served]
         if free:
             return max(free, key=lambda buffer: buffer.written)
         values = self._served.values
@@ -105,7 +122,7 @@ class Buffers:
 
     def _forget(self, next_spare: _Buffer) -> None:
         """Drop every other buffer that nobody reads, and of the log what none has to catch up on."""
-        self._all = [buffer for buffer in self._all if buffer.read or buffer is next_spare]
+        self._all = [buffer for buffer in self._all if not buffer.free or buffer is next_spare]
         oldest = min(buffer.written for buffer in self._all)
         while self._log and self._log[0][0] <= oldest:
             self._log.popleft()

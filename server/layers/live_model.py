@@ -5,11 +5,14 @@ It decides which parts a change replaces and when a buffer may be written. Nothi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from model_store.artefact import Artefact
 from model_store.delta import Delta
 from model_store.errors import ArtefactError
 from server.catalogue import Catalogue
 from server.layers.parts import Parts
+from server.layers.rebuilding import Rebuilding
 from server.layers.state import State
 
 FEWEST_FRESH = 50_000
@@ -28,6 +31,8 @@ class LiveModel:
         self._name = name
         self._parts: Parts | None = None
         self._state: State | None = None
+        self._rebuilding: Rebuilding | None = None
+        self._patience = 1
 
     @property
     def parts(self) -> Parts:
@@ -42,15 +47,17 @@ class LiveModel:
     def wants_rebuild(self) -> bool:
         """Whether so many keys are fresh, or gone from the base, that `rebuild` is worth its while."""
         state = self._state
-        if state is None:
+        if state is None or self._rebuilding is not None:
             return False
-        return max(len(state.fresh), state.gone) > max(FEWEST_FRESH, FRESH_SHARE * len(state.base.trie))
+        enough = max(FEWEST_FRESH, FRESH_SHARE * len(state.base.trie))
+        return max(len(state.fresh), state.gone) > self._patience * enough
 
     def load(
         self, version: int, sha256: str, artefact: Artefact, catalogue: Catalogue, items_generation: int = 0
     ) -> Parts:
         """A snapshot. O(its bytes + items). Raises ArtefactError, OSError."""
         state = State.of(artefact, catalogue, self._state)
+        self._forget_rebuild()
         return self._serve(state, version, sha256, items_generation)
 
     def apply(self, version: int, sha256: str, delta: Delta) -> Parts:
@@ -64,7 +71,10 @@ class LiveModel:
                 f"version {version} changes version {delta.parent} (content {delta.parent_content}), but "
                 f"{parts.version} ({parts.content}) is loaded; fetch the versions between, or a snapshot"
             )
-        return self._serve(state.changed(delta), version, sha256, parts.items_generation)
+        changed = state.changed(delta)
+        if self._rebuilding is not None:
+            self._rebuilding.follow(delta)
+        return self._serve(changed, version, sha256, parts.items_generation)
 
     def with_catalogue(self, catalogue: Catalogue, items_generation: int = 0) -> Parts:
         """The same version over other items. O(items)."""
@@ -74,20 +84,47 @@ class LiveModel:
 
     def rebuild(self) -> Parts:
         """The same version, its fresh keys in the base and those that were taken out gone. O(bytes + items)."""
-        parts, state = self.parts, self._present()
-        return self._serve(state.rebuilt(), parts.version, parts.sha256, parts.items_generation)
+        self.begin_rebuild()()
+        parts = self.finish_rebuild()
+        assert parts is not None
+        return parts
+
+    def begin_rebuild(self) -> Callable[[], None]:
+        """What builds a new base; to be run in another thread while versions go on. `finish_rebuild` takes it over."""
+        self.parts  # noqa: B018 (raises if there are none)
+        self._rebuilding = Rebuilding(self._present())
+        return self._rebuilding.run
+
+    def finish_rebuild(self) -> Parts | None:
+        """The present version on the new base; None while none has been built. O(rows changed since + items).
+
+        Raises MemoryError or OSError where there was no memory: then the next rebuild is due at twice as many keys.
+        """
+        if self._rebuilding is None or not self._rebuilding.done:
+            return None
+        rebuilding, self._rebuilding = self._rebuilding, None
+        self._patience *= 2
+        state = rebuilding.finished(self._present())
+        self._patience = 1
+        parts = self.parts
+        return self._serve(state, parts.version, parts.sha256, parts.items_generation)
 
     def restore(self, parts: Parts) -> Parts:
         """Go on from parts that another process made, as `Mapped.load` read them. O(items). Raises ArtefactError."""
         if parts.name != self._name:
             raise ArtefactError(f"these are parts of model {parts.name!r}, expected {self._name!r}")
         self._parts, self._state = parts, State.of_parts(parts)
+        self._forget_rebuild()
         return parts
 
     def released(self, uid: str) -> None:
         """Nobody reads the `values` block of this uid any more."""
         if self._state is not None:
             self._state.buffers.released(uid)
+
+    def _forget_rebuild(self) -> None:
+        """Another base has come: one that is being built is of no use."""
+        self._rebuilding, self._patience = None, 1
 
     def _present(self) -> State:
         assert self._state is not None

@@ -129,15 +129,18 @@ class State:
 
     def with_catalogue(self, catalogue: Catalogue) -> State:
         """The same version over other items. O(items)."""
-        items = KnownItems.of(catalogue, self.base, self.items)
+        return self.with_items(KnownItems.of(catalogue, self.base, self.items))
+
+    def with_items(self, items: KnownItems) -> State:
+        """Likewise, over items that are packed."""
         model = Model.of(0, self.base, self.buffers.values, self.fresh, self.calibration)
         return replace(self, items=items, items_part=items_part(model, items, None))
 
-    def rebuilt(self) -> State:
-        """The same version without a fresh layer. O(bytes + items)."""
+    def rebuilt(self, values: Values) -> State:
+        """The same version, whose base has these values, without a fresh layer. O(bytes + items)."""
         base, fresh = self.base.trie, self.fresh
         rows = merged(
-            Rows(base.key_data, base.key_offsets, self.buffers.values),
+            Rows(base.key_data, base.key_offsets, values),
             Rows(fresh.trie.key_data, fresh.trie.key_offsets, fresh.values),
         )
         base_part = Base.part(self.base.spec, rows.key_data, rows.key_offsets)
