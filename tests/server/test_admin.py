@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -166,6 +168,19 @@ def test_an_experiment_is_read_changed_and_visible_in_answers_without_a_restart(
         stored.state, stored.winner = pb.EXPERIMENT_STATE_STOPPED, "base"
         assert admin.update_experiment(stored).experiment.revision == 2
         eventually(lambda: client.rank(cookie="anybody", candidates=["item-1"]).variant == "base")
+
+
+def test_a_worker_that_takes_the_place_of_a_dead_one_divides_as_it_did(
+    admin: AdminClient, served: Served, eventually: Eventually
+) -> None:
+    admin.update_experiment(pb.Experiment(shares={"plain": 1.0}))
+    eventually(lambda: admin.experiment().division.revision == 1)
+    [worker] = admin.status().workers
+    os.kill(worker.pid, signal.SIGKILL)
+    eventually(lambda: admin.status().workers[0].restarts == 1 and admin.status().ready)
+    eventually(lambda: admin.status().workers[0].state == pb.WORKER_STATE_SERVING)
+    with Client(served.address, timeout_s=20.0) as client:
+        assert {client.rank(cookie=f"c{n}", candidates=["item-1"]).variant for n in range(20)} == {"plain"}
 
 
 def test_a_change_that_cannot_be_is_told_apart_by_its_status(admin: AdminClient, shop_store: Store) -> None:

@@ -158,6 +158,15 @@ def test_what_was_refused_comes_into_force_with_the_version_that_it_fits() -> No
     assert (settled.experiment, settled.problem, settled.shares) == (asked, "", (0.5, 0.5))
 
 
+def test_another_version_with_the_same_variants_keeps_everything() -> None:
+    before = of(0.5, 0.5).asked_for(Experiment(shares={"other": 1.0}))
+    names = (*before.variants[:1], *before.variants[1:])
+    after = before.over(names, [0.5, 0.5])
+    assert after.variants is names
+    assert (after.asked, after.problem, after.experiment) == (before.asked, before.problem, before.experiment)
+    assert [after.choose(c) for c in COOKIES[:500]] == [before.choose(c) for c in COOKIES[:500]]
+
+
 def test_a_version_that_neither_experiment_fits_has_the_shares_of_its_spec() -> None:
     good = Experiment(shares={"plain": 1.0})
     fallen = of(0.5, 0.5).asked_for(good).over(("other", "another"), (0.25, 0.75))

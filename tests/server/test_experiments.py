@@ -14,6 +14,7 @@ from model_store.experiments import Experiment
 from model_store.store import Store
 from server.experiments import Assignment
 from server.lifecycle import Server
+from server.settings import Settings
 from tests.server import shop
 
 Eventually = Callable[[Callable[[], bool]], None]
@@ -120,6 +121,26 @@ def test_an_emptied_store_moves_nobody(
         store.client.flushall()
         eventually(lambda: any(line["event"] == "no version is active any more" for line in logs))
     assert set(variants(client).values()) == {"plain"}
+
+
+def test_each_model_of_a_server_has_an_experiment_of_its_own(
+    shop_store: Store, store_url: str, eventually: Eventually
+) -> None:
+    other = "other-shop"
+    shop_store.model(other).publish_and_activate(shop.artefact())
+    change(shop_store, shares={"plain": 1.0})
+    shop_store.model(other).experiments.change(lambda before: before.divided({"base": 1.0}))
+    server = Server(Settings((shop.NAME, other), store_url, drain_s=1.0, store_budget_s=0.2))
+    server.startup()
+    try:
+        assert server.ready.wait(60)
+        with Client(server.address, timeout_s=20.0) as client:
+            for model, variant in ((shop.NAME, "plain"), (other, "base")):
+                answers = [client.rank(model, cookie=c, candidates=["item-1"]) for c in COOKIES[:20]]
+                assert {(a.model, a.variant) for a in answers} == {(model, variant)}
+    finally:
+        server.drain()
+        server.shutdown()
 
 
 def test_an_experiment_that_was_there_before_the_server_is_in_force_from_the_first_answer(
