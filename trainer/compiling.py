@@ -69,7 +69,8 @@ class _Rehearsal:
 
     def after_batch(self, model: LearningModel) -> None:
         """Make a snapshot, and a delta of it."""
-        Line(model, model.artefact(), version=1).change(last=True)
+        line = Line(model, model.artefact(), version=1)
+        line.change()
 
 
 def _learn(small: ModelSpec, format: str, watching: Watching, publishes: bool) -> None:

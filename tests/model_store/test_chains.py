@@ -13,6 +13,7 @@ from model_store.chains import chain_of, is_whole, needed_by
 from model_store.delta import Delta
 from model_store.errors import ArtefactError, StaleEpoch, StoreError, VersionNotFound
 from model_store.model_versions import ModelVersions
+from model_store.named_model import read_named
 from model_store.store import Store
 from tests.model_store.models import large_model, model
 
@@ -84,6 +85,13 @@ def test_a_manifest_of_before_deltas_is_a_snapshot_and_a_parent(store: Store, ad
     assert ads.materialise(version).content == stage(0).content
     delta = ads.publish(stage(1).changes_since(stage(0), version=version))
     assert ads.materialise(delta).to_bytes() == stage(1).to_bytes()
+
+
+def test_a_delta_is_named_like_any_version(ads: ModelVersions, store_url: str) -> None:
+    publish_line(ads, 3)
+    ads.activate(2)
+    assert read_named("ads", store_url).artefact.to_bytes() == stage(1).to_bytes()
+    assert read_named("ads:3", store_url).artefact.to_bytes() == stage(2).to_bytes()
 
 
 # -- publishing

@@ -30,7 +30,7 @@ def index_keys(table: Any, arena: Any, at: Any, first: Any, used: Any, begins: A
 
 @bare_kernel
 def touched_since(table: Any, since: Any, places: Any, out: Any) -> Any:
-    """The keys that example `since` or a later one has touched, all with 0; return how many.
+    """The keys that example `since` or a later one has touched; return how many.
 
     out: int64[used, 2], each key's number and its slot, in the order of the slots. One pass over the slots.
     """
@@ -41,6 +41,14 @@ def touched_since(table: Any, since: Any, places: Any, out: Any) -> Any:
             out[count, 1] = slot
             count += 1
     return count
+
+
+@bare_kernel
+def slots_of_all(table: Any, places: Any, out: Any) -> None:
+    """Every key's slot, by its number: int64[used]."""
+    for slot in range(table.slots.size):
+        if table.slots[slot].key != EMPTY:
+            out[places[slot]] = slot
 
 
 @bare_kernel

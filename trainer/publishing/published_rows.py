@@ -55,14 +55,21 @@ class PublishedRows:
         return "seen" in self._table.slots.dtype.names
 
     def touched(self, since: int) -> tuple[npt.NDArray[np.int64], TableKeys]:
-        """The keys that example `since` or a later one has touched: their numbers, ascending, and where they are."""
+        """The keys that example `since` or a later one has touched: their numbers, ascending, and where they are.
+
+        With 0 all of them.
+        """
         self._follow()
-        found = np.empty((self._table.used, 2), np.int64)
-        first = since if self.sees_touches else 0
-        found = found[: kernels.touched_since(self._table.layout, first, self._places, found)]
+        table = self._table
+        if since == 0 or not self.sees_touches:
+            numbers, slots = np.arange(table.used), np.empty(table.used, np.int64)
+            kernels.slots_of_all(table.layout, self._places, slots)
+            return numbers, self.keys(numbers, slots)
+        found = np.empty((table.used, 2), np.int64)
+        found = found[: kernels.touched_since(table.layout, since, self._places, found)]
         found = found[np.argsort(found[:, 0])]
-        numbers = np.ascontiguousarray(found[:, 0])
-        return numbers, self.keys(numbers, np.ascontiguousarray(found[:, 1]))
+        numbers, slots = (np.ascontiguousarray(column) for column in found.T)
+        return numbers, self.keys(numbers, slots)
 
     def published(self, numbers: npt.NDArray[np.int64]) -> Numbers:
         """What was published of these keys."""
