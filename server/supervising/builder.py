@@ -6,6 +6,7 @@ changed nothing: StoreUnavailable, or whatever says that the version cannot be t
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -92,16 +93,19 @@ class Builder:
         """Go on from parts that were on disk."""
         self._built(self._live.restore(parts))
 
-    @property
-    def wants_rebuild(self) -> bool:
-        """Whether the second trie has grown so much that `rebuild` is worth its while."""
-        return self._live.wants_rebuild
+    def rebuilt(self) -> bool:
+        """Put a second trie that has grown into the first, in a thread beside; true once the parts are of that one.
 
-    def rebuild(self) -> None:
-        """The same version, with all its keys in one trie."""
-        began = time.monotonic()
-        self._built(self._live.rebuild())
-        _log.info("trie rebuilt", model=self._model, keys=self.keys, s=round(time.monotonic() - began, 3))
+        To be called now and then; versions go on meanwhile. Raises MemoryError or OSError where memory is short.
+        """
+        if self._live.wants_rebuild:
+            threading.Thread(target=self._live.begin_rebuild(), name="rebuild", daemon=True).start()
+        parts = self._live.finish_rebuild()
+        if parts is None:
+            return False
+        self._built(parts)
+        _log.info("trie rebuilt", model=self._model, keys=self.keys)
+        return True
 
     def _built(self, parts: Parts) -> None:
         if self.parts is None or self.parts.base is not parts.base:

@@ -296,9 +296,8 @@ class Follower(threading.Thread):
     def _rebuild_if_due(self) -> None:
         """Put a second trie that has grown into the first: the same answers, looked up in one."""
         self._take_back()
-        if self._builder.wants_rebuild:
-            began = time.monotonic()
-            self._builder.rebuild()
+        began = time.monotonic()
+        if self._builder.rebuilt():
             self._deliver(REBUILT, began)
 
     def _take_back(self) -> None:
