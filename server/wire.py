@@ -14,6 +14,7 @@ from model_store.errors import FieldValueError
 from model_store.values import Value
 from server.errors import InvalidRequest
 from server.receiving.item_ids import ItemIds
+from server.receiving.limits import check_fields, check_members
 from server.serving import Serving
 
 if TYPE_CHECKING:
@@ -73,12 +74,15 @@ def fields(request: RankRequest, serving: Serving) -> Fields:
     user, context = request.user, request.context
     merged: Fields = dict(user.values)
     if user.sets or user.numbers or user.weighted_sets:
-        _add_sets_and_numbers(user, merged)
+        _add_sets_and_numbers("user", user, merged)
     merged.update(context.values)
     if context.sets or context.numbers or context.weighted_sets:
-        _add_sets_and_numbers(context, merged)
+        _add_sets_and_numbers("context", context, merged)
     if user.raw_keys or context.raw_keys:
-        merged[serving.request_raw_field or RAW_KEYS] = [*user.raw_keys, *context.raw_keys]
+        keys = [*user.raw_keys, *context.raw_keys]
+        check_members("user.raw_keys, context.raw_keys", keys)
+        merged[serving.request_raw_field or RAW_KEYS] = keys
+    check_fields("user, context", merged)
     return merged
 
 
@@ -189,16 +193,21 @@ def _item(item: Item, index: int, serving: Serving) -> Spelled:
         raise InvalidRequest(f"items[{index}].id: empty; an item id has at least one character")
     features = item.features
     spelled: Fields = dict(features.values)
+    path = f"items[{index}].features"
     if features.sets or features.numbers or features.weighted_sets:
-        _add_sets_and_numbers(features, spelled)
+        _add_sets_and_numbers(path, features, spelled)
     if features.raw_keys:
+        check_members(f"{path}.raw_keys", features.raw_keys)
         spelled[serving.item_raw_field or RAW_KEYS] = list(features.raw_keys)
+    check_fields(path, spelled)
     return item.id, spelled
 
 
-def _add_sets_and_numbers(features: Features, merged: Fields) -> None:
+def _add_sets_and_numbers(path: str, features: Features, merged: Fields) -> None:
     for name, values in features.sets.items():
+        check_members(f'{path}.sets["{name}"]', values.values)
         merged[name] = list(values.values)
     merged.update(features.numbers)
     for name, weighted in features.weighted_sets.items():
+        check_members(f'{path}.weighted_sets["{name}"]', weighted.members)
         merged[name] = dict(weighted.members)
