@@ -39,6 +39,7 @@ COMMAND_MODULES = (
     "server.cli",
     "server.experiment_cli",
     "ftrie.rank_cli",
+    "ftrie.explain_cli",
     "ftrie.admin_cli",
     "ftrie.demo.cli",
     "ftrie.bench_cli",

@@ -1,52 +1,40 @@
 """The Python client: plain values in, frozen dataclasses out. Nothing here reads a file or prints.
 
-with Client("127.0.0.1:50051") as client: ranking = client.rank("ads", cookie="u1", candidates=["a", "b"],
-context={"hour": 21}, top_k=1) print(ranking.items[0].id, ranking.items[0].ctr)
+with Client("127.0.0.1:50051") as client:
+    ranking = client.rank("ads", cookie="u1", candidates=["a", "b"], context={"hour": 21}, top_k=1)
+    print(ranking.items[0].id, ranking.items[0].ctr)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import TypeAlias
+from typing import Any, Unpack
 
 import grpc
 
-from ctr.v1.ranking_pb2 import Features, RankRequest, RankResponse
+from ctr.v1.ranking_pb2 import ExplainRequest, ExplainResponse, RankRequest, RankResponse
 from ftrie.access import OPEN, Access
-from model_store.errors import FieldValueError, ServerError
+from ftrie.answers import Explanation, RankedItem, Ranking
+from ftrie.asking import (
+    AnyOf,
+    Between,
+    FeatureValues,
+    NoneOf,
+    Question,
+    Thompson,
+    UpperConfidenceBound,
+    request_of,
+)
+from model_store.errors import ServerError
 
-RAW_KEYS = "raw_keys"  # a list under this name is whole keys, for the model's raw field
+__all__ = [
+    "AnyOf", "Between", "Client", "Explanation", "FeatureValues", "NoneOf", "RankFailed", "RankedItem", "Ranking",
+    "Thompson", "UpperConfidenceBound",
+]  # fmt: skip
+
 METHOD = "/ctr.v1.RankingService/Rank"
+EXPLAIN = "/ctr.v1.RankingService/Explain"
 DEFAULT_TIMEOUT_S = 5.0
-
-Scalar: TypeAlias = str | int | float | bool
-FeatureValues: TypeAlias = Mapping[str, Scalar | Sequence[str] | Mapping[str, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class RankedItem:
-    """One candidate: its predicted click-through rate, and the score (logit) it comes from."""
-
-    id: str
-    ctr: float
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """An answer; the fields are those of `ctr.v1.RankResponse`."""
-
-    request_id: str
-    cookie: str
-    model: str
-    version: int
-    variant: str
-    items: tuple[RankedItem, ...]
-    degraded: tuple[str, ...]
-    unknown_items: tuple[str, ...]
-    unknown_fields: tuple[str, ...]
 
 
 class RankFailed(ServerError):
@@ -74,47 +62,27 @@ class Client:
             request_serializer=RankRequest.SerializeToString,
             response_deserializer=RankResponse.FromString,
         )
+        self._explain = self._channel.unary_unary(
+            EXPLAIN,
+            request_serializer=ExplainRequest.SerializeToString,
+            response_deserializer=ExplainResponse.FromString,
+        )
 
-    def rank(
-        self,
-        model: str = "",
-        *,
-        cookie: str = "",
-        candidates: Sequence[str] = (),
-        items: Mapping[str, FeatureValues] | None = None,
-        candidate_set: str = "",
-        user: FeatureValues | None = None,
-        context: FeatureValues | None = None,
-        top_k: int | None = None,
-        variant: str | None = None,
-        request_id: str = "",
-        timeout_s: float | None = None,
-    ) -> Ranking:
-        """Rank candidates given by id, spelled out in `items` (id to features), or by a set's name.
+    def rank(self, model: str = "", *, timeout_s: float | None = None, **asked: Unpack[Question]) -> Ranking:
+        """Rank candidates: `candidates` by id, `items` spelled out (id to features), or a `candidate_set` by its name.
 
-        Features are values by field name; a list is a set, a mapping to numbers a weighted set; a list under `raw_keys`
-        is whole keys of a model made elsewhere. Raises RankFailed with the server's message and status, FieldValueError
-        for text that is not Unicode.
+        `ftrie.asking.Question` tells of every keyword. Raises RankFailed with the server's message and status,
+        FieldValueError for text that is not Unicode.
         """
-        try:
-            request = RankRequest(
-                model=model,
-                request_id=request_id,
-                cookie=cookie,
-                item_ids=candidates,
-                candidate_set=candidate_set,
-                top_k=top_k,
-                variant=variant,
-            )
-            _fill(request.user, user)
-            _fill(request.context, context)
-            for item_id, features in (items or {}).items():
-                _fill(request.items.add(id=item_id).features, features)
-        except UnicodeEncodeError as error:
-            raise FieldValueError(
-                f"got {error.object!r}, which is not Unicode text; expected UTF-8"
-            ) from None
-        return _ranking(self._call(request, self._timeout_s if timeout_s is None else timeout_s))
+        request = request_of(model, **asked)
+        return Ranking.of(self._call(self._rank, request, timeout_s))
+
+    def explain(
+        self, model: str = "", *, timeout_s: float | None = None, **asked: Unpack[Question]
+    ) -> Explanation:
+        """Rank at most 100 candidates and say which keys made each score. Arguments and errors as of `rank`."""
+        request = ExplainRequest(request=request_of(model, **asked))
+        return Explanation.of(self._call(self._explain, request, timeout_s))
 
     def close(self) -> None:
         """Close the connection."""
@@ -128,43 +96,12 @@ class Client:
     ) -> None:
         self.close()
 
-    def _call(self, request: RankRequest, timeout_s: float) -> RankResponse:
+    def _call(self, method: Any, request: Any, timeout_s: float | None) -> Any:
         try:
-            response: RankResponse = self._rank(request, timeout=timeout_s, metadata=self._metadata)
+            return method(
+                request, timeout=self._timeout_s if timeout_s is None else timeout_s, metadata=self._metadata
+            )
         except grpc.RpcError as error:
             raise RankFailed(
                 f"{self.address}: {error.code().name}: {error.details()}", error.code()
             ) from error
-        return response
-
-
-def _fill(features: Features, values: FeatureValues | None) -> None:
-    for name, value in (values or {}).items():
-        if isinstance(value, str):
-            features.values[name] = value
-        elif isinstance(value, bool):
-            features.values[name] = "true" if value else "false"
-        elif isinstance(value, int):
-            features.values[name] = str(value)
-        elif isinstance(value, float):
-            features.numbers[name] = value
-        elif isinstance(value, Mapping):
-            features.weighted_sets[name].members.update(value)
-        elif name == RAW_KEYS:
-            features.raw_keys.extend(value)
-        else:
-            features.sets[name].values.extend(value)
-
-
-def _ranking(response: RankResponse) -> Ranking:
-    return Ranking(
-        request_id=response.request_id,
-        cookie=response.cookie,
-        model=response.model,
-        version=response.version,
-        variant=response.variant,
-        items=tuple(RankedItem(item.id, item.ctr, item.score) for item in response.items),
-        degraded=tuple(response.degraded),
-        unknown_items=tuple(response.unknown_items),
-        unknown_fields=tuple(response.unknown_fields),
-    )
