@@ -39,9 +39,9 @@ class Server:
         self._on_ready: Callable[[Serving, str], None] | None = on_ready
         self.address = ""
         self.totals = Totals()
-        self._meter = Meter()
+        self.meter = Meter()
         self._state = StateFolder(Path(settings.state)) if settings.state else None
-        self._feed = Feed(settings, self._state, self._meter)
+        self._feed = Feed(settings, self._state, self.meter)
         self._worker = Worker(settings, self)
 
     @property
@@ -109,7 +109,7 @@ class Server:
     def refused(self, model: str, version: int, error: str) -> None:
         """As of `worker.Reports`; the worker has logged it."""
 
-    def counted(self, meter: Mapping[str, Any], late: Sequence[str]) -> None:
+    def counted(self, meter: Mapping[str, Any], late: Mapping[str, Sequence[str]]) -> None:
         """As of `worker.Reports`."""
         self.totals.add("worker", meter)
         self._feed.late(late)
