@@ -39,6 +39,12 @@ class Token(NamedTuple):
     x: float
 
 
+class Tokenised:
+    """A value that brings the tokens it has in its field, for a subclass of a type that values have."""
+
+    tokens: tuple[Token, ...]
+
+
 @dataclass(frozen=True)
 class FieldPlan:
     """A field, ready to make tokens. `prefix` is `name=` (empty for raw keys); bit v of `mask`: variant v uses it."""
@@ -75,6 +81,8 @@ class FieldPlan:
 
         Raises FieldValueError if the value does not fit the field's kind, is not UTF-8, or makes a key over 4 KiB.
         """
+        if isinstance(value, Tokenised):
+            return value.tokens
         try:
             tokens = self._tokens(value)
         except FieldValueError as error:

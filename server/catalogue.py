@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ from model_store.values import Value
 from server.attributes import Attributes, AttributeWriter
 from server.interning.ids import IdTable
 from server.scoring.tokens import NO_VALUE, TokenTable, TokenWriter
+from server.stored_item import Spelled, StoredItem, StoredMembers, StoredText
 
 Array = npt.NDArray[Any]
 MAX_PROBLEMS = 20
+REMEMBERED_VALUES = 16_384
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +92,45 @@ class Catalogue:
     def ids(self) -> Sequence[str]:
         """The ids by row, each made a text when it is asked for."""
         return self.rows
+
+    def under(self, spelled: Sequence[Spelled]) -> list[Spelled]:
+        """Items spelled out, those whose id is here over their record, field by field. O(bytes of the ids)."""
+        rows, _ = self.rows.rows([item_id for item_id, _ in spelled])
+        return [
+            (item_id, features if row < 0 else StoredItem(features, self, row))
+            for (item_id, features), row in zip(spelled, rows.tolist(), strict=True)
+        ]
+
+    def value_at(self, row: int, name: str) -> Value:
+        """What one item's record has in a field, the model's or another one. Empty where it has nothing.
+
+        Not to be changed. The latest are remembered: who spells items out mostly spells out the same ones again.
+        """
+        remembered, key = self._remembered, (row, name)
+        value = remembered.get(key)
+        if value is None:
+            if len(remembered) >= REMEMBERED_VALUES:
+                remembered.clear()
+            value = remembered[key] = self._value(row, name)
+        return value
+
+    def _value(self, row: int, name: str) -> Value:
+        texts = self.attributes.texts_at(row, name)
+        column = self._columns.get(name)
+        if column is None:
+            return texts[0] if texts else ""
+        tokens = self.tokens_at(row, column)
+        if self.fields[column].is_list:
+            return StoredMembers(texts, tokens)
+        return StoredText(texts[0] if texts else "", tokens)
+
+    @cached_property
+    def _remembered(self) -> dict[tuple[int, str], Value]:
+        return {}
+
+    @cached_property
+    def _columns(self) -> dict[str, int]:
+        return {field.name: column for column, field in enumerate(self.fields)}
 
     def tokens_at(self, row: int, column: int) -> tuple[Token, ...]:
         """The tokens of one item's value in one field; none where it has none."""

@@ -51,7 +51,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Question:
-    """One ranking question as the ranker takes it, and the message it came in, if it came in one."""
+    """One ranking question, and the message it came in, if it came in one. `spelled` is as the request has it."""
 
     fields: wire.Fields | PlainFeatures
     item_ids: Sequence[str]
@@ -67,10 +67,11 @@ class Question:
         fields = self.fields
         if isinstance(fields, PlainFeatures) and fields.reader is not serving.plain and self.message:
             fields = wire.fields(self.message.with_features(), serving)
+        spelled = serving.catalogue.under(self.spelled) if self.spelled else ()
         return serving.ranker.rank(
             fields,
             self.item_ids,
-            self.spelled,
+            spelled,
             self.variant,
             self.top_k,
             options=self.options,

@@ -55,10 +55,11 @@ def _items(serving: Serving, question: Question, ranking: Ranking) -> list[Expla
     if isinstance(question.fields, PlainFeatures):
         raise TypeError("an explanation needs the request's fields as Python values")
     model, named = serving.model, len(question.item_ids)
+    spelled = serving.catalogue.under(question.spelled)
     of_request = request_tokens(model, question.fields)
     found = []
     for place, item in zip(ranking.order.tolist(), wire.items(ranking), strict=True):
-        features = question.spelled[place - named][1] if place >= named else None
+        features = spelled[place - named][1] if place >= named else None
         tokens = of_request | item_tokens(model, serving.catalogue, item.id, features)
         groups = explained(model, tokens, question.variant, item.score)
         found.append(ExplainedItem(item=item, groups=map(_group, groups)))

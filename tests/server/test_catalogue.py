@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from model_store.errors import ArtefactError
 from model_store.features import FeaturePlan
 from model_store.values import Value
+from server.attributes import number_of
 from server.catalogue import Catalogue
 from server.mapped import Mapped
 from tests.server import shop
@@ -52,6 +53,23 @@ def test_a_catalogue_for_other_fields_is_refused() -> None:
     head, arrays = Catalogue.build(PLAN, shop.ITEMS.items()).pack()
     with pytest.raises(ArtefactError, match="built for the item fields \\['colour'\\]"):
         Catalogue.unpack(PLAN, {**head, "fields": ["colour"]}, arrays)
+
+
+@given(RECORDS, RECORDS)
+def test_an_item_spelled_out_has_its_own_features_and_for_the_rest_those_of_the_catalogue(
+    records: Mapping[str, Mapping[str, Value]], spelled: Mapping[str, Mapping[str, Value]]
+) -> None:
+    catalogue = Catalogue.build(PLAN, records.items())
+    for _ in range(2):  # made, then remembered
+        for item_id, features in catalogue.under(list(spelled.items())):
+            together = {**records.get(item_id, {}), **spelled[item_id]}
+            assert features.keys() == spelled[item_id].keys()
+            for field in PLAN.item_fields:
+                assert field.tokens(features.get(field.name)) == field.tokens(together.get(field.name))
+            for name in ("brand", "tags", "price", "bid"):
+                texts = catalogue.attributes.members(name, features.get(name))
+                assert set(texts) == set(catalogue.attributes.members(name, together.get(name)))
+                assert str(number_of(features.get(name))) == str(number_of(together.get(name)))
 
 
 def test_ids_are_read_like_a_list() -> None:

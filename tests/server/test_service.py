@@ -58,6 +58,29 @@ def test_an_item_spelled_out_scores_as_the_same_item_by_id(client: Client) -> No
     assert answer.items[0].score == pytest.approx(answer.items[1].score)
 
 
+def test_what_is_given_of_an_item_overrides_what_the_catalogue_has_field_by_field(client: Client) -> None:
+    def score(item: str, **features: Any) -> float:
+        answer = client.rank(cookie="u1", items={item: features}, context=CONTEXT, variant="base")
+        assert answer.unknown_fields == answer.unknown_items == ()
+        return answer.items[0].score
+
+    assert score("item-1") == pytest.approx(expected("u1", "item-1"))
+    assert score("item-1", price=48.0) == pytest.approx(expected("u1", "item-1", price="48"))
+    assert score("item-1", tags=["red"], brand="b3") == pytest.approx(
+        expected("u1", "item-1", tags=["red"], brand="b3")
+    )
+    assert score("item-1", brand="") == pytest.approx(expected("u1", "item-1", brand=None))
+    assert score("no such", price=48.0) == pytest.approx(expected("u1", "no such", price="48"))
+
+
+def test_an_item_that_only_the_store_has_is_not_asked_for_when_it_is_spelled_out(
+    client: Client, store: Store
+) -> None:
+    store.client.hset("ftrie:item:new", mapping={"brand": "b2"})
+    answer = client.rank(cookie="u1", items={"new": {"price": 6.0}}, context=CONTEXT, variant="base")
+    assert answer.items[0].score == pytest.approx(expected("u1", "new", price="6"))
+
+
 def test_a_candidate_set_is_ranked_like_its_members(client: Client) -> None:
     by_set = client.rank(cookie="u1", candidate_set="front page", context=CONTEXT)
     by_id = client.rank(cookie="u1", candidates=["item-3", "item-1", "item-2"], context=CONTEXT)
