@@ -1,6 +1,6 @@
 """What variants that do not answer had answered, written down as JSON lines. Never slows or fails a call.
 
-A call hands its shadows over in a microsecond and goes on; one thread a process writes them. What the disk does not
+A call hands its shadows over in microseconds and goes on; one thread a process writes them. What the disk does not
 take in time, or not at all, is dropped and counted. docs/experiments.md has the members of a line.
 """
 

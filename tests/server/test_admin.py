@@ -21,6 +21,7 @@ from model_store.experiments import Experiment
 from model_store.store import Store
 from tests.integration.processes import FTRIE, ROOT
 from tests.server import shop
+from tests.server.certificates import identity
 
 Eventually = Callable[[Callable[[], bool]], None]
 TOKENS = {"rank": "rank-token-0123456789", "admin": "admin-token-0123456789"}
@@ -223,20 +224,25 @@ def test_an_experiment_that_does_not_fit_is_in_the_status_and_the_last_good_one_
     assert (division.revision, [s.share for s in division.shares]) == (good.revision, [0.0, 1.0])
 
 
-def test_only_the_role_admin_may_call(serve: Callable[..., Served], tmp_path: Path) -> None:
+def test_only_the_role_admin_may_call_over_tls_where_there_is_tls(
+    serve: Callable[..., Served], tmp_path: Path
+) -> None:
     tokens = tmp_path / "tokens.toml"
     tokens.write_text("".join(f'{role} = ["{token}"]\n' for role, token in TOKENS.items()))
     tokens.chmod(0o600)
-    served = serve("--tokens", str(tokens))
+    pem = identity(tmp_path, "server")
+    served = serve("--tokens", str(tokens), "--tls-cert", pem.cert, "--tls-key", pem.key)
 
     def status(token: str) -> object:
-        with AdminClient(served.admin_address, access=Access(token=token)) as admin:
+        with AdminClient(served.admin_address, access=Access(ca=pem.ca, token=token)) as admin:
             return admin.status().ready
 
     assert code_of(lambda: status(""))[0] == "UNAUTHENTICATED"
     assert code_of(lambda: status("x" * 24))[0] == "UNAUTHENTICATED"
     assert code_of(lambda: status(TOKENS["rank"]))[0] == "PERMISSION_DENIED"
     assert status(TOKENS["admin"]) is True
+    with AdminClient(served.admin_address, access=Access(token=TOKENS["admin"])) as plain:
+        assert code_of(plain.status)[0] == "UNAVAILABLE"
 
 
 def test_it_is_on_the_loopback_interface_on_a_port_of_its_own(served: Served) -> None:
