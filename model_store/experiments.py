@@ -19,6 +19,7 @@ from model_store.spec import MAX_VARIANTS, SHARE_TOLERANCE
 
 FORMAT = 1
 MAX_PINS = 10_000
+MAX_PINS_BYTES = 4 << 20  # of all cookies: every server reads them, and hands them to each of its workers
 MAX_SALT_BYTES = 256
 MAX_OBJECTIVE_BYTES = 4096
 RUNNING, STOPPED = "running", "stopped"
@@ -188,6 +189,8 @@ def _check_pins(pins: Mapping[str, str]) -> None:
         if not cookie:
             raise ExperimentError("pins: got an empty cookie; a request without one cannot be pinned")
         _check_text("pins", cookie, MAX_ID_BYTES)
+    if (size := sum(len(cookie.encode()) for cookie in pins)) > MAX_PINS_BYTES:
+        raise ExperimentError(f"pins: got cookies of {size:,} bytes; expected at most {MAX_PINS_BYTES:,}")
 
 
 def _check_end(state: str, winner: str) -> None:

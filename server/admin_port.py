@@ -19,7 +19,7 @@ from server.settings import Settings
 
 THREADS = 2
 PLACES = 16
-MAX_REQUEST_BYTES = 64 << 20  # ten thousand pins of the longest cookies
+MAX_REQUEST_BYTES = 16 << 20  # as many pins as there may be
 GRACE_S = 1.0
 
 _log = structlog.get_logger(__name__)

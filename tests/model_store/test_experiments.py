@@ -34,6 +34,7 @@ WHOLE = Experiment(
         ({"pins": {"u" * 4097: "base"}}, "pins: got 4,097 bytes; expected at most 4,096"),
         ({"pins": {"\udcff": "base"}}, "expected Unicode text"),
         ({"pins": {str(n): "base" for n in range(MAX_PINS + 1)}}, "got 10,001; expected at most 10,000"),
+        ({"pins": {f"{n:04}" + "u" * 4092: "base" for n in range(1025)}}, "got cookies of 4,198,400 bytes"),
         ({"state": "paused"}, "got 'paused'; expected 'running' or 'stopped'"),
         ({"state": STOPPED}, "got '' while stopped"),
         ({"winner": "base"}, "got 'base' while running"),
