@@ -2,89 +2,40 @@
 
     python -m benchmarks.rank
 
-The server has core 0 to itself; the load (benchmarks/load.py) and Valkey, on a unix socket, share core 1. The empty
-handler parses the request and answers an empty response. "inline" sends the user's features in the request; "stored"
-sends a cookie, another one in each request, whose record the server reads from Valkey.
+The worker has one core to itself; the load (benchmarks/load.py), Valkey, on a unix socket, and the supervisor share the
+other. The empty handler parses the request and answers an empty response. Users come three ways: "inline" sends their
+features in the request; "Zipf" sends cookies, some far more often than others, most of which the worker's cache knows;
+"new" sends a cookie that was never seen, so that each call reads Valkey.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import random
-import struct
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks import rank_model as shop
-from benchmarks.common import ROUNDS, alternate, ratio, report
-from ctr.v1.ranking_pb2 import RankRequest
-from ftrie.client import METHOD, Client
+from benchmarks.common import ROUNDS, Spread, report
+from benchmarks.processes import process, served
+from benchmarks.rank_requests import TOP_K, Called, call, fill, framed, request
+from ftrie.client import Client
 from model_store.store import Store
 
-SERVER_CORE, LOAD_CORE = 0, 1
 CALLS = {10: 8000, 200: 6000, 1000: 2500}
-USERS = max(CALLS.values())
-TOP_K = 10
-CONNECTIONS, STREAMS = 4, 8
-ROOT = Path(__file__).resolve().parents[1]
-
-
-def body(number: int, candidates: int, *, inline: bool) -> bytes:
-    """One request behind its gRPC header; `number` is the user's, and seeds the candidates."""
-    draw = random.Random(number)
-    request = RankRequest(model=shop.NAME, cookie=f"user-{number}", top_k=TOP_K)
-    request.item_ids.extend(f"item-{n}" for n in draw.sample(range(shop.ITEMS), candidates))
-    for fields, features in (
-        (shop.USER_FIELDS if inline else {}, request.user),
-        (shop.CONTEXT_FIELDS, request.context),
-    ):
-        for name, size in fields.items():
-            features.values[name] = f"{name}{draw.randrange(size)}"
-    message = request.SerializeToString()
-    return b"\0" + struct.pack(">I", len(message)) + message
-
-
-@contextmanager
-def process(*arguments: str) -> Iterator[str]:
-    """A server process on the server's core; yields its address, the last word of its first line."""
-    pinned = ["taskset", "-c", str(SERVER_CORE), sys.executable, "-m", *arguments]
-    with subprocess.Popen(
-        pinned, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as running:
-        assert running.stdout is not None
-        try:
-            yield running.stdout.readline().split()[-1]
-        finally:
-            running.terminate()
-
-
-def calls_per_second(address: str, bodies: Path, calls: int) -> float:
-    """One run of the load on its core."""
-    arguments = [address, METHOD, str(bodies), str(calls), str(CONNECTIONS), str(STREAMS)]
-    command = ["taskset", "-c", str(LOAD_CORE), sys.executable, "-m", "benchmarks.load", *arguments]
-    answer = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
-    if answer["failed"]:
-        raise RuntimeError(f"{answer['failed']} calls failed at {address}")
-    return float(answer["calls"] / answer["seconds"])
-
-
-def measure(address: str, bodies: Path, calls: int) -> Callable[[], float]:
-    return lambda: calls_per_second(address, bodies, calls)
-
-
-def fill(store: Store) -> None:
-    """Publish the model, load items and users, and move Valkey to the load's core."""
-    store.records.put_items(shop.records(shop.ITEM_FIELDS, "item-", shop.ITEMS, seed=1))
-    store.records.put_users(shop.records(shop.USER_FIELDS, "user-", USERS, seed=2))
-    versions = store.model(shop.NAME)
-    versions.activate(versions.publish(shop.artefact()))
-    for task in Path(f"/proc/{store.client.info('server')['process_id']}/task").iterdir():
-        os.sched_setaffinity(int(task.name), {LOAD_CORE})
+RUNS = ROUNDS + 1  # the first one warms up
+ZIPF_USERS = 50_000
+USERS = ZIPF_USERS + RUNS * CALLS[200]
+CASES = {
+    ("inline", 10): "",
+    ("inline", 200): "≥ 0.55",
+    ("inline", 1000): "",
+    ("Zipf", 200): "≥ 0.45",
+    ("new", 200): "≥ 0.35",
+}
+COLUMNS = ("user", "candidates", "empty calls/s", "Rank calls/s", "ratio", "ratio low", "ratio high", "goal")
+COLUMNS += ("cookies seen before", "load busy, empty", "load busy, Rank")
 
 
 def check(address: str) -> None:
@@ -96,43 +47,63 @@ def check(address: str) -> None:
     assert not answer.unknown_fields
 
 
+def cookies(user: str, calls: int) -> Iterator[list[int | None]]:
+    """Each run's users; an inline request's is of its own number."""
+    weight = 1.0 / np.arange(1, ZIPF_USERS + 1)
+    draw = np.random.default_rng(5)
+    for run in range(RUNS):
+        if user == "Zipf":
+            yield draw.choice(ZIPF_USERS, calls, p=weight / weight.sum()).tolist()
+        elif user == "new":
+            yield list(range(ZIPF_USERS + run * calls, ZIPF_USERS + (run + 1) * calls))
+        else:
+            yield [None] * calls
+
+
+def measure(user: str, candidates: int, empty: str, ranking: str, bodies: Path) -> list[object]:
+    """A row of the table: both servers take each run's requests in turn."""
+    calls = CALLS[candidates]
+    runs: list[tuple[Called, Called]] = []
+    seen: set[int | None] = set()
+    again = 0
+    for users in cookies(user, calls):
+        again += sum(cookie in seen for cookie in users) if runs else 0
+        seen.update(users)
+        made = (
+            framed(request(n, candidates, inline=user == "inline", cookie=cookie))
+            for n, cookie in enumerate(users)
+        )
+        bodies.write_bytes(b"".join(made))
+        runs.append((call(empty, bodies, calls), call(ranking, bodies, calls)))
+    return _row(user, candidates, runs[1:], again / (ROUNDS * calls))
+
+
+def _row(user: str, candidates: int, runs: list[tuple[Called, Called]], again: float) -> list[object]:
+    empty, rank = (Spread.of([pair[side].calls_per_second for pair in runs]) for side in (0, 1))
+    ratio = Spread.of([rank.calls_per_second / empty.calls_per_second for empty, rank in runs])
+    busy = [f"{Spread.of([pair[side].busy for pair in runs]).median:.0%}" for side in (0, 1)]
+    ratios = [round(value, 3) for value in (ratio.median, ratio.low, ratio.high)]
+    shown = "" if user == "inline" else f"{again:.0%}"
+    speeds = [round(empty.median), round(rank.median)]
+    return [user, candidates, *speeds, *ratios, CASES[user, candidates], shown, *busy]
+
+
 def main() -> None:
-    rows = []
     with tempfile.TemporaryDirectory(prefix="ftrie-") as folder:
         url = f"embedded:{folder}/store"
-        with (
-            Store.open(url) as store,
-            process("benchmarks.empty_server") as empty,
-        ):
-            fill(store)
-            with process("ftrie", "serve", shop.NAME, "--store", url, "--port", "0") as ranking:
-                check(ranking)
-                for user in ("inline", "stored"):
-                    for candidates, calls in CALLS.items():
-                        bodies = Path(folder) / f"{user}-{candidates}"
-                        made = (body(n, candidates, inline=user == "inline") for n in range(calls))
-                        bodies.write_bytes(b"".join(made))
-                        rows.append(_row(user, candidates, empty, ranking, bodies, calls))
-                        bodies.unlink()
+        with Store.open(url) as store, process("benchmarks.empty_server") as empty:
+            fill(store, USERS)
+            with served(shop.NAME, "--store", url) as ranking:
+                check(ranking.address)
+                bodies = Path(folder) / "bodies"
+                rows = [measure(*case, empty.address, ranking.address, bodies) for case in CASES]
     report(
         "rank",
         f"Rank, calls/s on one core, top {TOP_K}; {shop.KEYS:,} keys, {shop.ITEMS:,} items, 8 + 6 fields, "
         f"{len(shop.CROSSES)} crosses; medians of {ROUNDS} alternating rounds; load: benchmarks/load.py",
-        ("user", "candidates", "empty calls/s", "Rank calls/s", "ratio", "ratio low", "ratio high"),
+        COLUMNS,
         rows,
     )
-
-
-def _row(
-    user: str, candidates: int, empty: str, ranking: str, bodies: Path, calls: int
-) -> tuple[object, ...]:
-    contestants = {"empty": measure(empty, bodies, calls), "rank": measure(ranking, bodies, calls)}
-    for warm in contestants.values():
-        warm()
-    measures = alternate(contestants)
-    spread = ratio(measures, "rank", "empty")
-    medians = [round(sorted(measures[name])[len(measures[name]) // 2]) for name in contestants]
-    return user, candidates, *medians, round(spread.median, 3), round(spread.low, 3), round(spread.high, 3)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import time
 
 from benchmarks import rank_model as shop
 from benchmarks.common import ROUNDS, Spread, report
-from benchmarks.rank import process
+from benchmarks.processes import served
 from ftrie.client import Client
 from model_store.store import Store
 
@@ -26,8 +26,8 @@ def main() -> None:
             versions = store.model(shop.NAME)
             versions.activate(versions.publish(shop.artefact(seed=99)))
             with (
-                process("ftrie", "serve", shop.NAME, "--store", url, "--port", "0") as address,
-                Client(address) as client,
+                served(shop.NAME, "--store", url, pinned=False) as server,
+                Client(server.address) as client,
             ):
                 for model in models:
                     began = time.perf_counter()

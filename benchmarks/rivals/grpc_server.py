@@ -1,6 +1,6 @@
 """A rival behind a plain grpc server: the same messages, server and threads as the empty handler's.
 
-    python -m benchmarks.rivals.grpc_server SCORER MODEL
+python -m benchmarks.rivals.grpc_server SCORER MODEL
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The sum by hand in LitServe: JSON over HTTP, one API server and one worker.
 
-    python -m benchmarks.rivals.litserve_server MODEL
+python -m benchmarks.rivals.litserve_server MODEL
 """
 
 from __future__ import annotations

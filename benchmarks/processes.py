@@ -1,0 +1,133 @@
+"""Servers as processes of their own, on cores of their own, and what they cost: CPU seconds and memory.
+
+A benchmark of serving gives the workers one core and everything else the other: load, Valkey, and the supervisor, which
+answers no call. On a machine with one core nothing is pinned.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).resolve().parents[1]
+CORES = sorted(os.sched_getaffinity(0))
+SERVER_CORE, LOAD_CORE = CORES[0], CORES[-1]
+ALL_CORES = tuple(CORES)
+STOP_S = 20.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that answers at `address`; its first process is `pid`."""
+
+    address: str
+    pid: int
+
+    @property
+    def pids(self) -> list[int]:
+        """The process and its children, theirs included."""
+        found = [self.pid]
+        for pid in found:
+            with suppress(OSError):
+                for task in Path(f"/proc/{pid}/task").iterdir():
+                    found += map(int, (task / "children").read_text().split())
+        return found
+
+    def cpu_s(self) -> float:
+        """CPU seconds of all its processes so far."""
+        return sum(cpu_s(pid) for pid in self.pids)
+
+    def pss(self) -> dict[int, int]:
+        """Memory of each process in bytes; what several share counts for each by its part (PSS)."""
+        return {pid: pss(pid) for pid in self.pids}
+
+
+@contextmanager
+def process(*arguments: str, cores: Sequence[int] = (SERVER_CORE,)) -> Iterator[Running]:
+    """`python -m ARGUMENTS…` on the given cores; its first line ends with its address.
+
+    Raises RuntimeError with what it wrote to stderr where it ends before that.
+    """
+    command = ["taskset", "-c", ",".join(map(str, cores)), sys.executable, "-m", *arguments]
+    with tempfile.TemporaryFile("w+") as errors:
+        running = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True)
+        try:
+            yield Running(_address(running, errors, arguments), running.pid)
+        finally:
+            _stop(running)
+
+
+@contextmanager
+def served(*arguments: str, workers: int = 1, pinned: bool = True) -> Iterator[Running]:
+    """`ftrie serve ARGUMENTS… --port 0`. Pinned: the workers on the server's core, the supervisor on the load's."""
+    cores = (SERVER_CORE,) if pinned else ALL_CORES
+    words = ("ftrie", "serve", *arguments, "--port", "0", "--workers", str(workers))
+    with process(*words, cores=cores) as running:
+        if pinned:
+            pin(running.pid, LOAD_CORE)
+        yield running
+
+
+def pin(pid: int, *cores: int) -> None:
+    """Move all threads of a process to the cores."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(task.name), cores)
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of one process, user and system; 0 of one that has ended."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(words[11]) + int(words[12])) / _TICKS
+
+
+def pss(pid: int) -> int:
+    """Bytes of one process's memory, shared pages by its part; 0 of one that has ended."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _address(running: subprocess.Popen[str], errors: IO[str], arguments: Sequence[str]) -> str:
+    assert running.stdout is not None
+    line = running.stdout.readline()
+    if not line:
+        running.wait(STOP_S)
+        errors.seek(0)
+        raise RuntimeError(f"{' '.join(arguments)} ended before it served:\n{errors.read()[-4000:]}")
+    return line.split()[-1]
+
+
+def _stop(running: subprocess.Popen[str]) -> None:
+    running.terminate()
+    try:
+        running.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        running.kill()
+        running.wait()
+    if running.stdout is not None:
+        running.stdout.close()
+
+
+def wait_until(done: object, what: str, seconds: float) -> None:
+    """Call `done` until it is true. Raises RuntimeError after so many seconds."""
+    assert callable(done)
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{what}: not within {seconds:.0f} s")
+        time.sleep(0.002)
