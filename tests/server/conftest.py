@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -26,8 +27,8 @@ def start(store: Store, store_url: str) -> Iterator[Callable[..., Server]]:
     """Starts a server on the store; it is drained when the test ends."""
     servers = []
 
-    def started(url: str = store_url) -> Server:
-        server = Server(Settings((shop.NAME,), url, drain_s=1.0, store_budget_s=0.2))
+    def started(url: str = store_url, **more: Any) -> Server:
+        server = Server(Settings((shop.NAME,), url, drain_s=1.0, store_budget_s=0.2, **more))
         server.startup()
         servers.append(server)
         return server
