@@ -56,7 +56,7 @@ class Model:
         trie = FlatTrie.build(artefact.key_data, artefact.key_offsets)
         base = Base.of_spec(artefact.spec, trie, Halves.of(FeaturePlan.of(artefact.spec), trie))
         values = Values.of(artefact)
-        fresh = Layer.none(values.width, len(base.halves.trie))
+        fresh = Layer.none(values, len(base.halves.trie))
         return cls.of(version, base, values, fresh, artefact.calibration)
 
     @classmethod
@@ -84,7 +84,7 @@ class Model:
         """What `variant` knows of a key; None if it does not use it. O(L). Raises IndexError for no such variant."""
         for layer in (self.base, self.fresh):
             slot, values = layer.trie.get(key), layer.values
-            if slot >= 0 and int(values.variants[slot]) >> variant & 1:
+            if slot >= 0 and values.uses(slot, variant):
                 whose = variant if values.width > 1 else 0
                 return Entry(float(values.weights[whose, slot]), float(values.rates[whose, slot]))
         return None
@@ -92,10 +92,11 @@ class Model:
     def head(self, variant: int) -> tuple[Array, ...]:
         """What each call of the kernel `rank` begins with, for one variant. Raises IndexError for no such variant."""
         base, fresh = self.base, self.fresh
-        whose = variant if base.values.width > 1 else 0
+        whose, plane = variant if base.values.width > 1 else 0, variant >> 3
         return (
-            *base.trie.walked, base.values.weights[whose], base.values.variants, base.halves.half,
-            *fresh.trie.walked, fresh.values.weights[whose], fresh.values.variants, fresh.halves.half, fresh.halves.at,
+            *base.trie.walked, base.values.weights[whose], base.values.variants[plane], base.halves.half,
+            *fresh.trie.walked, fresh.values.weights[whose], fresh.values.variants[plane],
+            fresh.halves.half, fresh.halves.at,
             self.terms.request, self.terms.mixed,
         )  # fmt: skip
 

@@ -27,7 +27,7 @@ def bound(parts: Parts) -> tuple[Model, Catalogue, ItemTable]:
     base, values = Base.of_part(parts.base), Values.of_part(parts.values)
     if len(values) != len(base.trie):
         raise ArtefactError(f"{len(values)} values for {len(base.trie)} keys: parts of two versions")
-    fresh = fresh_of_part(base, values.width, parts.fresh)
+    fresh = fresh_of_part(base, values, parts.fresh)
     calibration = calibration_of(parts.items)
     model = Model.of(parts.version, base, values, fresh, calibration)
     catalogue = _CATALOGUES.get(parts.catalogue)

@@ -104,7 +104,7 @@ class Buffers:
         if free:
             return max(free, key=lambda buffer: buffer.written)
         values = self._served.values
-        block = Mapped.empty(self._served.turn.head, Values.shapes(values.width, len(values)))
+        block = Mapped.empty(self._served.turn.head, values.shapes)
         buffer = _Buffer(block, _TORN)
         self._all.append(buffer)
         return buffer

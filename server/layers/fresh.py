@@ -11,15 +11,15 @@ from server.mapped import Mapped
 from server.trie import FlatTrie
 
 
-def no_fresh(base: Base, width: int) -> Layer:
-    """The fresh layer while there is none."""
-    return Layer.none(width, len(base.halves.trie))
+def no_fresh(base: Base, values: Values) -> Layer:
+    """The fresh layer while there is none, over a base with these values."""
+    return Layer.none(values, len(base.halves.trie))
 
 
-def fresh_of_part(base: Base, width: int, part: Mapped | None) -> Layer:
+def fresh_of_part(base: Base, values: Values, part: Mapped | None) -> Layer:
     """Bind a part over its base. O(1)."""
     if part is None:
-        return no_fresh(base, width)
+        return no_fresh(base, values)
     trie, halves = keys_of_part(part, len(base.halves.trie))
     return Layer(trie, halves, Values.of_part(part))
 
@@ -33,7 +33,7 @@ def with_rows(base: Base, fresh: Layer, rows: Rows) -> Layer:
     """`fresh` with these keys, none of which `base` has; those that no variant uses taken out. O(key bytes of both)."""
     slots = fresh.trie.get_many(rows.key_data, rows.key_offsets)
     known = slots >= 0
-    own = Values.empty(fresh.values.width, len(fresh))
+    own = fresh.values.zeros(len(fresh))
     own.fill(fresh.values)
     own.put(slots[known], rows.values.take(known.nonzero()[0]))
     both = merged(Rows(fresh.trie.key_data, fresh.trie.key_offsets, own), rows.at((~known).nonzero()[0]))

@@ -25,9 +25,9 @@ class Layer:
     values: Values
 
     @classmethod
-    def none(cls, width: int, first_half: int) -> Layer:
-        """A fresh layer without keys, with `width` weights a key, over a base with `first_half` halves."""
-        return cls(FlatTrie.of([]), Halves.none(first_half), Values.empty(width, 0))
+    def none(cls, values: Values, first_half: int) -> Layer:
+        """A fresh layer without keys, over a base with these values and `first_half` halves."""
+        return cls(FlatTrie.of([]), Halves.none(first_half), values.zeros(0))
 
     @property
     def nbytes(self) -> int:

@@ -29,13 +29,13 @@ class Rows:
         """Some of them, in the order of `rows`, which rises."""
         keep = np.zeros(len(self), np.bool_)
         keep[rows] = True
-        nothing = Rows(np.empty(0, np.uint8), np.zeros(1, np.int64), Values.empty(self.values.width, 0))
+        nothing = Rows(np.empty(0, np.uint8), np.zeros(1, np.int64), self.values.zeros(0))
         return _merged(self, keep, nothing, np.empty(0, np.bool_))
 
 
 def merged(one: Rows, other: Rows) -> Rows:
     """The keys of both that a variant uses. They have none in common. O(key bytes)."""
-    return _merged(one, one.values.variants != 0, other, other.values.variants != 0)
+    return _merged(one, one.values.used, other, other.values.used)
 
 
 def _merged(one: Rows, keep: Array, other: Rows, keep_other: Array) -> Rows:
@@ -53,7 +53,7 @@ def _merged(one: Rows, keep: Array, other: Rows, keep_other: Array) -> Rows:
         offsets,
         rows,
     )
-    values = Values.empty(one.values.width, int(count))
+    values = one.values.zeros(int(count))
     firsts, others = np.flatnonzero(rows >= 0), np.flatnonzero(rows < 0)
     values.put(firsts, one.values.take(rows[firsts]))
     values.put(others, other.values.take(-1 - rows[others]))

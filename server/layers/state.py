@@ -62,13 +62,13 @@ class State:
         return cls(
             base_part=parts.base,
             buffers=buffers,
-            fresh=fresh_of_part(base, buffers.values.width, parts.fresh),
+            fresh=fresh_of_part(base, buffers.values, parts.fresh),
             fresh_part=parts.fresh,
             items=KnownItems.of_part(parts.catalogue, base),
             items_part=parts.items,
             content=Content.parse(parts.content),
             calibration=calibration_of(parts.items),
-            gone=_unused(buffers.values.variants),
+            gone=_unused(buffers.values),
         )
 
     @classmethod
@@ -83,12 +83,10 @@ class State:
         """A base without a fresh layer."""
         buffers = Buffers(Mapped.write({}, values.by_name()))
         base = Base.of_part(base_part)
-        fresh = no_fresh(base, values.width)
+        fresh = no_fresh(base, values)
         model = Model.of(0, base, buffers.values, fresh, calibration)
         made = items_part(model, items, None)
-        return cls(
-            base_part, buffers, fresh, None, items, made, content, calibration, _unused(values.variants)
-        )
+        return cls(base_part, buffers, fresh, None, items, made, content, calibration, _unused(values))
 
     @property
     def base(self) -> Base:
@@ -115,7 +113,7 @@ class State:
         fresh_part = self.fresh_part
         if fresh is not self.fresh:
             fresh_part = part_of_fresh(fresh) if len(fresh) else None
-        gone = self.gone + _unused(rows.values.variants[known]) - _unused(before.variants[known])
+        gone = self.gone + _unused(rows.values.take(known)) - _unused(before.take(known))
         self.buffers.serve()
         return replace(
             self,
@@ -148,7 +146,7 @@ class State:
 
     def _values_before(self, rows: Rows, slots: Array) -> Values:
         """What the keys of a delta weigh now, 0 where there is no such key."""
-        before = Values.empty(rows.values.width, len(rows))
+        before = rows.values.zeros(len(rows))
         fresh_slots = self.fresh.trie.get_many(rows.key_data, rows.key_offsets)
         for found, values in ((slots, self.buffers.values), (fresh_slots, self.fresh.values)):
             known = np.flatnonzero(found >= 0)
@@ -166,11 +164,11 @@ class State:
 def _content(rows: Rows, values: Values) -> Content:
     """The digest of these keys with those values."""
     offsets = np.ascontiguousarray(rows.key_offsets, np.int64)
-    return Content.of(rows.key_data, offsets, values.weights.T, values.variants, values.rates.T)
+    return Content.of(rows.key_data, offsets, values.weights.T, values.bits, values.rates.T)
 
 
-def _unused(variants: Array) -> int:
-    return len(variants) - int(np.count_nonzero(variants))
+def _unused(values: Values) -> int:
+    return len(values) - int(np.count_nonzero(values.used))
 
 
 def calibration_of(part: Mapped) -> Calibration | None:

@@ -3,7 +3,7 @@
 Arrays travel in groups, each a tuple:
 
     trie     nodes, first_byte, key_data                                       see `server/kernels.py`
-    slots    weight f32[n] of one variant, variants u32[n], half i32[n]         see `server/interning/halves.py`
+    slots    weight f32[n] of one variant, its plane of variants u8[n], half i32[n]   see `server/layers/values.py`
     tokens   values i32[rows, fields], value_start, begin, x, text              see `server/scoring/tokens.py`
     items    own f64[rows], codes i32[rows, groups], run_start, run_half, run_x see `server/scoring/items.py`
 
@@ -100,7 +100,7 @@ def find_key(trie: Any, fresh_trie: Any, terms: Any, term: Any, tokens: Any, cho
 
 @bare_inline
 def _counts(slots: Any, slot: Any, variant: Any) -> Any:
-    return (slots[1][slot] >> np.uint32(variant)) & np.uint32(1) != 0
+    return (np.int64(slots[1][slot]) >> (variant & 7)) & 1 != 0
 
 
 @bare_inline

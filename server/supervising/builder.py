@@ -53,7 +53,7 @@ class Builder:
         if self.parts is None:
             return 0
         values = [self.parts.values, *filter(None, [self.parts.fresh])]
-        return sum(int(block.arrays["variants"].size) for block in values)
+        return sum(int(block.arrays["variants"].shape[1]) for block in values)
 
     @property
     def items(self) -> int:

@@ -45,10 +45,11 @@ def sum_items(
 def _add_own(by_slot: Any, slot: Any, mask: Any, x: Any, first: Any, row: Any, own: Any, unsure: Any) -> None:
     weights, variants, rates = by_slot
     shared = weights.shape[0] == 1
-    bits = (np.int64(variants[slot]) & mask) >> first
     for v in range(own.shape[0]):
-        if (bits >> v) & 1 != 0:
-            whose = 0 if shared else first + v
+        variant = first + v
+        used = np.int64(variants[variant >> 3, slot]) >> (variant & 7)
+        if used & (mask >> variant) & 1 != 0:
+            whose = 0 if shared else variant
             own[v, row] += weights[whose, slot] * x
             unsure[v, row] += rates[whose, slot] * abs(x)
 

@@ -3,7 +3,7 @@
 A lane is a sum: lane i is the score of variant which[i]; a last lane, if there is one more than variants, is
 Σ rate·|x| over the keys that which[0] uses. Each lane is added up in the order in which `server.scoring.kernels.rank`
 adds up one variant's score, so that the bits are the same. Groups of arrays and columns of terms are those of that
-module, but by_slot has all of a layer's values: weights f32[w, n], variants u32[n], rates f32[w, n].
+module, but by_slot has all of a layer's values: weights f32[w, n], variants u8[planes, n], rates f32[w, n].
 """
 
 from __future__ import annotations
@@ -32,17 +32,23 @@ from server.scoring.kernels import (
 
 
 @bare_inline
+def _counts(variants: Any, slot: Any, mask: Any, variant: Any) -> Any:
+    """Whether the variant uses both the key and the term, whose variants are `mask`."""
+    used = np.int64(variants[variant >> 3, slot]) >> (variant & 7)
+    return used & (mask >> variant) & 1 != 0
+
+
+@bare_inline
 def _add_key(by_slot: Any, slot: Any, mask: Any, x: Any, which: Any, sums: Any, place: Any) -> None:
     """Add one key to sums[lane, place]."""
     weights, variants, rates = by_slot
     shared = weights.shape[0] == 1
-    bits = np.int64(variants[slot]) & mask
     for lane in range(which.size):
         variant = which[lane]
-        if (bits >> variant) & 1 != 0:
+        if _counts(variants, slot, mask, variant):
             sums[lane, place] += weights[0 if shared else variant, slot] * x
     first = which[0]
-    if sums.shape[0] > which.size and (bits >> first) & 1 != 0:
+    if sums.shape[0] > which.size and _counts(variants, slot, mask, first):
         sums[which.size, place] += rates[0 if shared else first, slot] * abs(x)
 
 

@@ -17,7 +17,7 @@ STEPS = st.lists(st.one_of(WRITES, st.integers(0, 5)), max_size=30)
 
 def numbers(value: int, count: int) -> Values:
     some = np.full((2, count), value, np.float32)
-    return Values(some, np.full(count, value, np.uint32), some + 1)
+    return Values(some, np.full((1, count), value, np.uint8), some + 1)
 
 
 def first() -> Buffers:
@@ -44,7 +44,7 @@ def test_a_buffer_that_is_read_is_never_written(steps: list[list[int] | int]) ->
                 del reading[uid]
                 buffers.released(uid)
         for values, was in reading.values():
-            assert values.variants.tolist() == was.tolist()
+            assert values.bits.tolist() == was.tolist()
             assert (values.weights[1] == was).all()
 
 
@@ -55,7 +55,7 @@ def test_two_buffers_are_enough_where_readers_keep_up() -> None:
         write(buffers, [value, 0], value)
         buffers.released(before)
     assert len(buffers) == 2
-    assert buffers.values.variants.tolist()[:20] == [19, *range(1, 20)]
+    assert buffers.values.bits.tolist()[:20] == [19, *range(1, 20)]
 
 
 def test_a_reader_that_lags_behind_costs_a_third_buffer_until_it_lets_go() -> None:
@@ -70,7 +70,7 @@ def test_a_reader_that_lags_behind_costs_a_third_buffer_until_it_lets_go() -> No
     buffers.released(lagging)
     write(buffers, [9], 9)
     assert len(buffers) == 2
-    assert buffers.values.variants.tolist()[:10] == [0, 1, 2, 3, 4, 0, 0, 0, 0, 9]
+    assert buffers.values.bits.tolist()[:10] == [0, 1, 2, 3, 4, 0, 0, 0, 0, 9]
 
 
 def test_a_uid_of_an_earlier_turn_releases_nothing() -> None:
@@ -87,7 +87,7 @@ def test_a_uid_of_an_earlier_turn_releases_nothing() -> None:
         buffers.released(uid)
         buffers.released(uid)
     write(buffers, [0], 7)
-    assert served.variants[0] == 3
+    assert served.bits[0] == 3
 
 
 def test_what_was_prepared_and_given_up_leaves_no_trace() -> None:
@@ -96,4 +96,4 @@ def test_what_was_prepared_and_given_up_leaves_no_trace() -> None:
     buffers.released(buffers.served.uid)
     buffers.prepare(np.array([2, 3]), numbers(5, 2))
     write(buffers, [4], 2)
-    assert buffers.values.variants.tolist()[:6] == [0, 1, 0, 0, 2, 0]
+    assert buffers.values.bits.tolist()[:6] == [0, 1, 0, 0, 2, 0]
