@@ -28,7 +28,7 @@ def serve(
         int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes a free port.")
     ] = 50051,
     host: Annotated[
-        str, typer.Option(help="Which interface; 0.0.0.0 for all, without protection.")
+        str, typer.Option(help="Which interface; 0.0.0.0 for all: give --tls-cert and --tokens.")
     ] = LOOPBACK,
     workers: Annotated[
         int, typer.Option(min=1, max=256, help="Processes that answer, all on the same port.")

@@ -155,6 +155,7 @@ class RankingService:
             item_ids, of_set = self._members(request, context)
             spelled = []
         candidates = len(item_ids) + len(spelled)
+        wire.check_id("request_id", request_id)
         cookie = wire.check_id("cookie", request.cookie)
         assignment = current.assigned(serving)
         variant = _variant(request, serving, assignment, cookie or request_id)

@@ -30,6 +30,7 @@ WEIGHTED = dict.fromkeys(LARGE, 1.0)
             {"candidates": ["a"], "user": {"raw_keys": LARGE}},
             "user.raw_keys, context.raw_keys: 10001 members",
         ),
+        ({"candidates": ["a"], "request_id": "r" * 4097}, "request_id: longer than 4096 bytes"),
         ({"items": {"a": MANY}}, "items[0].features: 1025 fields"),
         ({"items": {"a": {LONG: "x"}}}, "items[0].features: the name of a field"),
         ({"items": {"a": {"tags": LARGE}}}, 'items[0].features.sets["tags"]: 10001 members'),
