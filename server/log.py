@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
+from typing import TextIO, cast
 
 import structlog
 import structlog.tracebacks
@@ -38,10 +40,27 @@ def log_to_stderr(level: int | str = logging.INFO, **facts: object) -> None:
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_number(level)),
         # One write a line, so that the lines of several processes do not run into one another.
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _Patient(sys.stderr))),
         cache_logger_on_first_use=True,
     )
 
 
 def _number(level: int | str) -> int:
     return level if isinstance(level, int) else logging.getLevelNamesMapping()[level.upper()]
+
+
+class _Patient:
+    """A stream that may end before its writers do: a worker whose supervisor was killed goes on without a log."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        """Write, if anybody still reads."""
+        with suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        """Flush, if anybody still reads."""
+        with suppress(OSError):
+            self._stream.flush()

@@ -75,6 +75,8 @@ class Crew:
         self._pinged = self._ticked = time.monotonic()
         self.listen_now = True
         """Whether new workers open the port before they have a model: if nobody else answers on it."""
+        self.begun = False
+        """Whether all of them have served: from then on a worker that cannot begin is replaced, not a reason to end."""
 
     def tend(self) -> None:
         """Replace who has died, end who hangs, ask the others for a sign of life."""
@@ -165,7 +167,7 @@ class Crew:
         worker.close()
         self._listener.gone(str(place.number))
         if not self._draining:
-            if worker.error and not worker.versions:
+            if worker.error and not self.begun:
                 raise ServerError(worker.error)
             place.restarts += 1
             if time.monotonic() - worker.born >= SOUND_AFTER_S:

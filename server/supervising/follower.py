@@ -207,7 +207,6 @@ class Follower(threading.Thread):
         """Have what was built served; kind: how it came about."""
         parts = self._builder.parts
         assert parts is not None
-        self._receiver.deliver(parts)
         self.experiment.served(*self._builder.variants_and_shares())
         self.status = replace(
             self.status,
@@ -219,6 +218,7 @@ class Follower(threading.Thread):
             items=self._builder.items,
             source=STORE,
         )
+        self._receiver.deliver(parts)  # last: who is ready by it is told of what is ready
         self._meter.count(RELOADS, self._model, kind)
         self._meter.count(RELOAD_SECONDS, self._model, kind, by=time.monotonic() - began)
 

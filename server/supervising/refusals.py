@@ -61,7 +61,7 @@ class Refusals:
         reason = reason_of(error)
         with self._lock:
             self._counts[reason] += 1
-        self._meter.count(REFUSED_VERSIONS, self._model)
+        self._meter.count(REFUSED_VERSIONS, self._model, reason)
         self._failures = self._failures + 1 if version == self._version else 1
         self._version = version
         self._again_at = self._now() + REFUSED_VERSION.after(self._failures)

@@ -144,7 +144,7 @@ class Supervisor:
             self._inherited.remember(self._state, self._port.address, self._crew.processes())
         if not self._ready and self._crew.serves(self._settings.models):
             self._ready = True
-            self._crew.listen_now = False
+            self._crew.listen_now, self._crew.begun = False, True
             self._on_ready(self.status())
         if self._ready:
             self._inherited.end(self._settings.drain_s + KILL_AFTER_S)
