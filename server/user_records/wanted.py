@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -20,7 +21,10 @@ from server.user_records.kernels import overlay
 
 Array = npt.NDArray[Any]
 
+TokenMaker = Callable[[Value], tuple[Token, ...]]
+
 REMEMBERED_PLANS = 64
+REMEMBERED_VALUES = 512
 
 
 @dataclass(frozen=True)
@@ -35,10 +39,14 @@ class WantedFields:
     users: tuple[int, ...]
     cookies: tuple[str, ...]
     hash_fields: HashFields = field(init=False)
+    makers: tuple[tuple[str, TokenMaker], ...] = field(init=False)
+    """The name of each of `fields`, and what makes its tokens."""
 
     def __post_init__(self) -> None:
         names = tuple(self.fields[place].name for place in self.users)
         object.__setattr__(self, "hash_fields", HashFields(names))
+        makers = tuple((field.name, _maker(field, field.name in self.cookies)) for field in self.fields)
+        object.__setattr__(self, "makers", makers)
 
     @classmethod
     def of(cls, plan: FeaturePlan, cookie_column: str | None) -> WantedFields:
@@ -90,11 +98,12 @@ class ReadyTokens:
     def of(cls, wanted: WantedFields, fields: Mapping[str, Value]) -> ReadyTokens:
         """A value that does not fit its field is left out, and told in `misfits`. O(values)."""
         tokens, starts, misfits = list[Token](), [0], list[tuple[int, str]]()
-        for bit, plan in enumerate(wanted.fields):
-            try:
-                tokens += plan.tokens(fields.get(plan.name))
-            except FieldValueError as error:
-                misfits.append((1 << bit, str(error)))
+        for place, (name, make) in enumerate(wanted.makers):
+            if (value := fields.get(name)) is not None:
+                try:
+                    tokens += make(value)
+                except FieldValueError as error:
+                    misfits.append((1 << place, str(error)))
             starts.append(len(tokens))
         texts = [text for text, _ in tokens]
         begin = accumulate((len(text) + 1 for text in texts), initial=0)
@@ -118,6 +127,11 @@ class ReadyTokens:
     def problems(self, given: int, part: str) -> list[str]:
         """What `degraded` says of stored values that were left out: those that nothing inline replaces."""
         return [f"{part}: left out {text}" for bit, text in self.misfits if not given & bit]
+
+
+def _maker(plan: FieldPlan, is_cookie: bool) -> TokenMaker:
+    """What makes a field's tokens; most users have ages and cities that others had just now."""
+    return plan.tokens if is_cookie or plan.is_list else lru_cache(REMEMBERED_VALUES)(plan.tokens)
 
 
 _ONES = np.ones(64)
