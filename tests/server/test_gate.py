@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -117,6 +118,35 @@ def test_a_refused_message_is_not_waited_for(
 ) -> None:
     running.fill(eventually)
     assert refused(running, BIG).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+RETRYING = {
+    "methodConfig": [
+        {
+            "name": [{}],
+            "retryPolicy": {
+                "maxAttempts": 5,
+                "initialBackoff": "600s",  # only the server's hint makes it come back sooner
+                "maxBackoff": "600s",
+                "backoffMultiplier": 1,
+                "retryableStatusCodes": ["RESOURCE_EXHAUSTED"],
+            },
+        }
+    ]
+}
+
+
+def test_a_client_with_a_retry_policy_comes_back_when_it_is_told_to(
+    running: Running, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    running.fill(eventually)
+    options = [("grpc.service_config", json.dumps(RETRYING))]
+    with grpc.insecure_channel(running.address, options=options) as channel:
+        call = channel.unary_unary("/test.Slow/Wait").future(b"patient", timeout=60)
+        refusals: list[Any] = []
+        eventually(lambda: refusals.extend(running.meter.take()["counts"]) or bool(refusals))
+        running.slow.go.set()
+        assert call.result(timeout=20) == b"patient"
 
 
 def test_health_answers_while_every_place_is_taken(
