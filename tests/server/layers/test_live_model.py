@@ -21,6 +21,7 @@ from server.serving import Serving
 from tests.server import shop
 from tests.server.layers.models import Records, answers, follow, fresh_ranker, live, runs, told
 from tests.server.slow_ranker import Weights, artefact_of
+from tests.server.test_ranker import SHOP, parse
 
 Run = tuple[ModelSpec, list[Weights], list[dict[str, Value]], Records]
 
@@ -110,3 +111,48 @@ def test_parts_on_disk_are_served_again(tmp_path: Path) -> None:
 def test_a_model_without_a_version_says_so() -> None:
     with pytest.raises(ArtefactError, match="no version has been loaded"):
         _ = LiveModel("m").parts
+
+
+def test_long_and_short_ranges_of_fresh_keys_score_as_the_snapshots() -> None:
+    spec = parse(SHOP, [["age", "brand"], ["hour", "sku"], ["age", "hour", "brand", "sku"]])
+    items: Records = [(f"i{n}", {"brand": f"b{n % 90}"}) for n in range(3000)]
+    whole: Weights = {f"hour*sku=7*i{n}".encode(): (n % 17 - 8.5, 1) for n in range(0, 3000, 2)}
+    whole |= {f"age*brand=25*b{n}".encode(): (n % 5 - 2.25, 1) for n in range(0, 90, 2)}
+    whole |= {f"age*hour*brand*sku=25*7*b{n % 90}*i{n}".encode(): (0.7, 1) for n in range(0, 3000, 7)}
+    some = {key: entry for number, (key, entry) in enumerate(sorted(whole.items())) if number % 3 == 0}
+    model = live(spec, some, items)
+    follow(model, spec, [some, whole])
+    ours, theirs = Serving.bind(model.parts).ranker, fresh_ranker(artefact_of(spec, whole), items)
+    request: dict[str, Value] = {"age": "25", "hour": 7}
+    for few in (items[:5], items[100:300], items):
+        ids = [item_id for item_id, _ in few]
+        assert told(ours.rank(request, ids)) == told(theirs.rank(request, ids))
+        shadowed = ours.rank(request, ids, shadows=(0,))
+        assert (shadowed.ids, shadowed.score) == (
+            theirs.rank(request, ids).ids,
+            theirs.rank(request, ids).score,
+        )
+
+
+def test_a_model_of_thirty_two_variants_follows_deltas() -> None:
+    variants = {f"v{n}": {} for n in range(32)}
+    spec = parse(SHOP, [["age", "brand"]], variants=variants, learner={"values": "per_variant"})
+    keys = (b"bias", b"age=25", b"brand=nike", b"age*brand=25*nike", b"sku=shoe")
+    steps: list[Weights] = [
+        {
+            key: (tuple(float(n + at + step) for n in range(32)), 2**32 - 1)
+            for at, key in enumerate(keys[: 2 + step])
+        }
+        for step in range(4)
+    ]
+    items: Records = [("shoe", {"brand": "nike"})]
+    model = live(spec, steps[0], items)
+    follow(model, spec, steps)
+    ours, theirs = Serving.bind(model.parts).ranker, fresh_ranker(artefact_of(spec, steps[-1]), items)
+    for variant in range(32):
+        asked = {"age": "25"}, ["shoe"], items, variant
+        assert told(ours.rank(*asked)) == told(theirs.rank(*asked))  # type: ignore[arg-type]
+    shadows = ours.rank({"age": "25"}, ["shoe"], shadows=range(32)).shadows
+    assert [s.score for s in shadows] == [
+        theirs.rank({"age": "25"}, ["shoe"], (), v).score for v in range(32)
+    ]
