@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from server.errors import InvalidRequest, ObjectiveError
 from server.objectives.objective import Objective
 from server.objectives.operations import FUNCTIONS
-from server.objectives.parser import MAX_CHARACTERS, MAX_DEPTH, MAX_STEPS
+from server.objectives.parser import MAX_CHARACTERS, MAX_DEPTH, MAX_STEPS, PREDICTIONS
 
 NAN = math.nan
 ITEMS = {
@@ -185,5 +187,12 @@ def test_any_text_is_compiled_or_refused_and_never_breaks(text: str) -> None:
     assert found.shape == SCORE.shape
 
 
-def test_every_function_is_in_the_document() -> None:
-    assert set(FUNCTIONS) == {"min", "max", "abs", "exp", "log", "sqrt", "sigmoid", "clip"}
+def test_every_function_limit_and_prediction_is_in_the_document() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs/ranking.md").read_text("utf-8")
+    table = page[page.index("| in an objective | is |") : page.index("At most 1,000 characters")]
+    documented = set(re.findall(r"\b([a-z]+)\(", table)) | {"abs", "exp", "log", "sqrt", "sigmoid"}
+    assert documented == set(FUNCTIONS)
+    assert "`abs exp log sqrt sigmoid`" in table
+    assert all(f"| `{name}` |" in table for name in PREDICTIONS)
+    assert f"At most {MAX_CHARACTERS:,} characters, {MAX_STEPS} numbers" in page
+    assert f"nested {MAX_DEPTH} deep" in page
