@@ -1,4 +1,4 @@
-"""docs/metrics_reference.md is the table of server.metrics.families; a server's page has the same names (test_operated)."""
+"""docs/metrics_reference.md is the table of server.metrics.families. What a server serves is in test_operated."""
 
 from __future__ import annotations
 
