@@ -7,6 +7,7 @@ answers no call. On a machine with one core nothing is pinned.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -113,12 +114,17 @@ def _address(running: subprocess.Popen[str], errors: IO[str], arguments: Sequenc
 
 
 def _stop(running: subprocess.Popen[str]) -> None:
+    """Ask it to end, then end what is left of it and its children."""
+    family = Running("", running.pid).pids[1:]
     running.terminate()
     try:
         running.wait(STOP_S)
     except subprocess.TimeoutExpired:
         running.kill()
         running.wait()
+    for pid in family:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     if running.stdout is not None:
         running.stdout.close()
 

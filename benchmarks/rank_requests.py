@@ -14,6 +14,7 @@ from benchmarks import rank_model as shop
 from benchmarks.processes import LOAD_CORE, ROOT, pin
 from ctr.v1.ranking_pb2 import RankRequest
 from ftrie.client import METHOD
+from model_store.artefact import Artefact
 from model_store.store import Store
 
 TOP_K = 10
@@ -54,9 +55,9 @@ def call(address: str, bodies: Path, calls: int) -> Called:
     return loaded("benchmarks.load", *arguments)
 
 
-def loaded(*arguments: str) -> Called:
+def loaded(*arguments: str, core: int = LOAD_CORE) -> Called:
     """Run a load generator, `python -m ARGUMENTS…`, which prints seconds, calls, failed and cpu as JSON."""
-    command = ["taskset", "-c", str(LOAD_CORE), sys.executable, "-m", *arguments]
+    command = ["taskset", "-c", str(core), sys.executable, "-m", *arguments]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if finished.returncode:
         raise RuntimeError(f"{' '.join(arguments)}:\n{finished.stderr[-4000:]}")
@@ -66,10 +67,10 @@ def loaded(*arguments: str) -> Called:
     return Called(answer["calls"] / answer["seconds"], answer["cpu"] / answer["seconds"])
 
 
-def fill(store: Store, users: int = 0) -> None:
-    """Publish the shop's model, load items and users, and move Valkey to the load's core."""
+def fill(store: Store, users: int = 0, artefact: Artefact | None = None) -> None:
+    """Publish the shop's model or another one, load items and users, and move Valkey to the load's core."""
     store.records.put_items(shop.records(shop.ITEM_FIELDS, "item-", shop.ITEMS, seed=1))
     store.records.put_users(shop.records(shop.USER_FIELDS, "user-", users, seed=2))
     versions = store.model(shop.NAME)
-    versions.activate(versions.publish(shop.artefact()))
+    versions.activate(versions.publish(artefact or shop.artefact()))
     pin(store.client.info("server")["process_id"], LOAD_CORE)
