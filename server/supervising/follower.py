@@ -218,9 +218,9 @@ class Follower(threading.Thread):
             items=self._builder.items,
             source=STORE,
         )
-        self._receiver.deliver(parts)  # last: who is ready by it is told of what is ready
         self._meter.count(RELOADS, self._model, kind)
         self._meter.count(RELOAD_SECONDS, self._model, kind, by=time.monotonic() - began)
+        self._receiver.deliver(parts)  # last: whoever is ready by it finds all the rest done
 
     def _is_served(self, manifest: Manifest) -> None:
         """What is served is what the store names, wherever it came from: no answer need say anything."""
