@@ -34,7 +34,7 @@ def clock() -> Clock:
 @pytest.fixture
 def sets(store: Store, store_url: str, clock: Clock) -> Iterator[CandidateSets]:
     store.records.put_candidates("home", ["b", "a"])
-    reads = StoredReads(store_url, budget_s=0.1)
+    reads = StoredReads(store_url, budget_s=1.0)
     reads.connect()
     yield CandidateSets(reads, clock)
     reads.close()

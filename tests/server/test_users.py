@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ctr.v1.ranking_pb2 import RankRequest
+from model_store.errors import StoreUnavailable
 from model_store.store import Store
 from model_store.values import Value
 from server.catalogue import Catalogue
@@ -26,6 +27,7 @@ from server.users import UserFeatures
 from tests.server import shop
 from tests.stalling import Line, disturb, stalled
 
+Eventually = Callable[[Callable[[], bool]], None]
 PATIENT: Any = SimpleNamespace(time_remaining=lambda: None)
 
 
@@ -39,8 +41,18 @@ def serving() -> Serving:
 @pytest.fixture
 def reads(store: Store, store_url: str) -> Iterator[StoredReads]:
     store.records.put_users(shop.USERS.items())
-    opened = StoredReads(store_url, budget_s=0.2)
+    opened = StoredReads(store_url, budget_s=5.0)
     opened.connect()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def hasty(store: Store, store_url: str, eventually: Eventually) -> Iterator[StoredReads]:
+    """Reads that soon give up, for tests with a store that does not answer."""
+    store.records.put_users(shop.USERS.items())
+    opened = StoredReads(store_url, budget_s=0.2)
+    eventually(lambda: connects(opened))  # a busy machine may take longer than the budget
     yield opened
     opened.close()
 
@@ -51,6 +63,14 @@ def line(store: Store, store_url: str) -> Iterator[Line]:
     proxy = Line(f"{store_url.removeprefix('embedded:')}/valkey.sock")
     yield proxy
     proxy.close()
+
+
+def connects(reads: StoredReads) -> bool:
+    try:
+        reads.connect()
+    except StoreUnavailable:
+        return False
+    return True
 
 
 def asked(store: Store) -> int:
@@ -154,10 +174,12 @@ def test_without_room_nothing_is_kept(store: Store, reads: StoredReads, serving:
 
 
 def test_when_the_store_stalls_the_last_known_features_serve_and_the_answer_says_so(
-    store: Store, reads: StoredReads, serving: Serving
+    store: Store, hasty: StoredReads, serving: Serving, eventually: Eventually
 ) -> None:
-    users = UserFeatures(reads, ttl_s=0.0)
-    known, _ = users.complete("u1", {}, serving, PATIENT)
+    users = UserFeatures(hasty, ttl_s=0.0)
+    known = {"device": "u1", **shop.USERS["u1"]}
+    del known["never used"]
+    eventually(lambda: users.complete("u1", {}, serving, PATIENT) == (known, []))
     with stalled(store):
         for _ in range(5):  # the breaker opens meanwhile
             fields, problems = users.complete("u1", {"age": "40"}, serving, PATIENT)
@@ -169,12 +191,15 @@ def test_when_the_store_stalls_the_last_known_features_serve_and_the_answer_says
             assert "stale" not in problems[0]
 
 
-def test_stale_tokens_serve_too(store: Store, reads: StoredReads, serving: Serving) -> None:
-    users = UserFeatures(reads, ttl_s=0.0)
-    known, _ = users.complete_plain("u1", plain(serving), serving, PATIENT)
+def test_stale_tokens_serve_too(
+    store: Store, hasty: StoredReads, serving: Serving, eventually: Eventually
+) -> None:
+    users = UserFeatures(hasty, ttl_s=0.0)
+    eventually(lambda: users.complete_plain("u1", plain(serving), serving, PATIENT)[1] == [])
     with stalled(store):
         features, problems = users.complete_plain("u1", plain(serving), serving, PATIENT)
-    assert tokens_of(features, serving) == tokens_of(known, serving)
+    known: dict[str, Value] = {"device": "u1", **shop.USERS["u1"]}
+    assert tokens_of(features, serving) == expected_tokens(known, serving)
     assert problems[0].startswith("user_features: stale, read ")
 
 
@@ -194,7 +219,7 @@ def test_a_read_ends_in_time_for_the_deadline(store: Store, reads: StoredReads, 
 
 
 def test_requests_for_one_cookie_at_a_time_ask_once(
-    store: Store, reads: StoredReads, serving: Serving, eventually: Callable[[Callable[[], bool]], None]
+    store: Store, reads: StoredReads, serving: Serving, eventually: Eventually
 ) -> None:
     users = UserFeatures(reads)
     before = asked(store)
@@ -206,6 +231,26 @@ def test_requests_for_one_cookie_at_a_time_ask_once(
             eventually(lambda: all(answer.running() or answer.done() for answer in answers))
         assert all(answer.result()[0]["device"] == "u1" for answer in answers)
     assert asked(store) - before <= 2
+
+
+def test_who_waits_for_a_request_in_a_hurry_asks_again_in_its_own_time(
+    store: Store, store_url: str, serving: Serving, eventually: Eventually
+) -> None:
+    store.records.put_users(shop.USERS.items())
+    reads = StoredReads(store_url, budget_s=10.0)
+    reads.connect()
+    users = UserFeatures(reads)
+    users.complete("u2", {}, serving, PATIENT)  # opens this thread's connection, and a shelf
+    shelf = users._shelves[shop.NAME]
+    hurried: Any = SimpleNamespace(time_remaining=lambda: 0.1)
+    with ThreadPoolExecutor(2) as pool:
+        with stalled(store):
+            first = pool.submit(users.complete, "u1", {}, serving, hurried)
+            eventually(lambda: "u1" in shelf.flights)
+            second = pool.submit(users.complete, "u1", {}, serving, PATIENT)
+            assert first.result()[1][0].startswith("user_features: ")
+        assert second.result() == ({"device": "u1", "age": "20", "likes": '["red","blue"]'}, [])
+    reads.close()
 
 
 def test_a_version_with_other_fields_does_not_see_what_was_read_for_the_one_before(
@@ -239,12 +284,16 @@ def test_users_may_live_in_another_store(store: Store, store_url: str, serving: 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_answers_never_cross_between_cookies_whatever_the_line_does(
-    store: Store, line: Line, serving: Serving, seed: int
+    store: Store,
+    line: Line,
+    serving: Serving,
+    seed: int,
+    eventually: Eventually,
 ) -> None:
     """Answers come late, in pieces, half, or not at all, under concurrency; none is ever another user's."""
     store.records.put_users((f"c{n}", {"age": f"age-{n}", "likes": f'["{n}"]'}) for n in range(40))
     reads = StoredReads(line.url, budget_s=0.03)
-    reads.connect()
+    eventually(lambda: connects(reads))  # a busy machine may take longer than the budget
     users = UserFeatures(reads, users=20, ttl_s=0.01)
     wrong: list[object] = []
     answered = [0, 0]
