@@ -51,7 +51,7 @@ class Base:
     @staticmethod
     def part(spec: ModelSpec, key_data: Array, key_offsets: Array) -> Mapped:
         """Build from sorted keys. O(key bytes). Raises ArtefactError for unsorted keys."""
-        trie = FlatTrie.build(key_data, key_offsets)
+        trie = FlatTrie.build(key_data, key_offsets, trim=False)
         halves = Halves.of(FeaturePlan.of(spec), trie)
         return Mapped.write({"spec": spec.to_json()}, keys_by_name(trie, halves))
 

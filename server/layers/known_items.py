@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from model_store.errors import ArtefactError
 from server.catalogue import Catalogue
 from server.layers.base import Base
 from server.mapped import Mapped
@@ -27,7 +28,12 @@ class KnownItems:
 
     @classmethod
     def of(cls, catalogue: Catalogue, base: Base, before: KnownItems | None) -> KnownItems:
-        """Pack a catalogue, unless `before` is the same. O(items)."""
+        """Pack a catalogue, unless `before` is the same. O(items). Raises ArtefactError for one of another plan."""
+        if [field.name for field in catalogue.fields] != [field.name for field in base.plan.item_fields]:
+            raise ArtefactError(
+                f"the catalogue was built for the item fields {[field.name for field in catalogue.fields]}, "
+                f"the model has {[field.name for field in base.plan.item_fields]}; build it again"
+            )
         own = id_fields(base.spec, base.plan)
         if before is not None and before.catalogue is catalogue and before.id_fields == own:
             return before

@@ -156,3 +156,26 @@ def test_a_model_of_thirty_two_variants_follows_deltas() -> None:
     assert [s.score for s in shadows] == [
         theirs.rank({"age": "25"}, ["shoe"], (), v).score for v in range(32)
     ]
+
+
+def test_a_catalogue_of_another_plan_is_refused_and_changes_nothing() -> None:
+    model = loaded()
+    before = model.parts
+    other = Catalogue.build(FeaturePlan.of(parse({"colour": {"side": "item"}})), [])
+    with pytest.raises(ArtefactError, match="build it again"):
+        model.with_catalogue(other)
+    with pytest.raises(ArtefactError, match="build it again"):
+        model.load(2, "", shop.artefact(2), other)
+    assert model.parts is before
+
+
+def test_parts_of_two_versions_are_refused() -> None:
+    model, spec = loaded(), parse(SHOP)
+    other = live(spec, {b"bias": (1.0, 1)}, [])
+    with pytest.raises(ArtefactError, match="parts of two versions"):
+        Serving.bind(replace(model.parts, values=other.parts.values))
+
+
+def test_parts_of_another_model_are_not_restored() -> None:
+    with pytest.raises(ArtefactError, match="parts of model 'shop', expected 'm'"):
+        LiveModel("m").restore(loaded().parts)
