@@ -9,9 +9,10 @@ import grpc
 import structlog
 
 from server.admin import SERVICE, Administered, ModelAdminService
-from server.gate import BoundedPool, Gate
+from server.gate import Gate
 from server.grpc_server import listen
 from server.metrics.meter import Meter
+from server.pools import BoundedPool
 from server.reflection import add_reflection
 from server.security import access
 from server.security.exposure import warn_if_exposed
@@ -31,7 +32,7 @@ class AdminPort:
     def __init__(self, server: Administered, settings: Settings) -> None:
         """Raises ServerError for TLS or token files that are of no use."""
         self._settings = settings
-        pool = BoundedPool(THREADS, PLACES)
+        pool = BoundedPool(THREADS, PLACES, "admin")
         service = ModelAdminService(server, settings.store)
         # A meter of its own: the one of ranking calls is not to show these.
         gate = Gate(service.handlers(), pool, Meter(), access.guard(settings, "admin"))

@@ -13,7 +13,6 @@ Nothing here computes, and nothing here knows what a service does. Health and re
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from grpc_status import rpc_status
 
 from server.metrics.families import IN_PROGRESS, PLACES, REFUSED
 from server.metrics.meter import Meter
+from server.pools import BoundedPool
 from server.security.tokens import Guard
 
 T = TypeVar("T")
@@ -35,37 +35,6 @@ PLACES_A_THREAD = 8
 RETRY_AFTER_MS = (20, 100)
 """A refused caller is asked to wait for so long; drawn at random, so that they do not come back all at once."""
 DRAWS = 16
-
-
-class BoundedPool(ThreadPoolExecutor):
-    """The threads that answer calls, and how many calls they have, running or waiting.
-
-    Thread safety: `submit` from grpc's one thread; the rest from any. An append and a pop of a deque are atomic.
-    """
-
-    def __init__(self, threads: int, places: int) -> None:
-        super().__init__(max_workers=threads, thread_name_prefix="rank")
-        self.places = places
-        self._begun: deque[None] = deque()
-
-    def in_progress(self) -> int:
-        """Calls that were submitted and have not ended."""
-        return len(self._begun)
-
-    def is_full(self) -> bool:
-        """Whether the next call must be refused."""
-        return len(self._begun) >= self.places
-
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """As of ThreadPoolExecutor. A call that its caller has given up is counted until a thread has dropped it."""
-        self._begun.append(None)
-        return super().submit(self._run, fn, args, kwargs)
-
-    def _run(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-        try:
-            return fn(*args, **kwargs)
-        finally:
-            self._begun.pop()
 
 
 class Gate(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs alone

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from model_store.errors import ServerError
-from server.gate import PLACES_A_THREAD, BoundedPool, Gate
+from server.gate import PLACES_A_THREAD, Gate
 from server.metrics.meter import Meter
+from server.pools import BoundedPool, PatientPool
 from server.reflection import add_reflection
 from server.security.tokens import Guard
 from server.service import SERVICE
 
 MAX_REQUEST_BYTES = 16 << 20
+KEEPALIVE_MS = 60_000
+"""A connection that is silent for so long is asked whether anybody is there; else its calls would wait for hours."""
 
 
 class Health(health.HealthServicer):
@@ -26,7 +28,7 @@ class Health(health.HealthServicer):
 
     def __init__(self) -> None:
         super().__init__(
-            experimental_non_blocking=True, experimental_thread_pool=ThreadPoolExecutor(max_workers=1)
+            experimental_non_blocking=True, experimental_thread_pool=PatientPool(1, "health watch")
         )
         self.say(serving=False)
 
@@ -40,9 +42,7 @@ class Health(health.HealthServicer):
         """The status of one service."""
         return super().Check(request, context)
 
-    Check.experimental_thread_pool = ThreadPoolExecutor(  # type: ignore[attr-defined]
-        max_workers=1, thread_name_prefix="health"
-    )
+    Check.experimental_thread_pool = PatientPool(2, "health")  # type: ignore[attr-defined]
 
 
 def grpc_server(
@@ -65,6 +65,8 @@ def grpc_server(
     options: list[tuple[str, int]] = [
         ("grpc.so_reuseport", int(shares_port)),
         ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_MS // 3),
     ]
     if connection_age_s:
         options.append(("grpc.max_connection_age_ms", round(1000 * connection_age_s)))

@@ -14,10 +14,12 @@ from google.rpc.error_details_pb2 import RetryInfo
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
-from server.gate import RETRY_AFTER_MS, BoundedPool
+from server import pools
+from server.gate import RETRY_AFTER_MS
 from server.grpc_server import Health, grpc_server, listen
 from server.metrics.families import IN_PROGRESS, PLACES, REFUSED
 from server.metrics.meter import Meter
+from server.pools import BoundedPool
 
 THREADS, WAITING = 2, 3
 BIG = b"x" * (8 << 20)
@@ -188,6 +190,39 @@ def test_refusals_and_places_are_counted(
     taken = running.meter.take()
     assert [REFUSED, ["overload"], 3] in taken["counts"]
     assert [PLACES, [], 5] in taken["gauges"]
+
+
+def test_callers_who_send_no_message_hold_no_thread_for_long(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "MESSAGE_WITHIN_S", 0.1)
+    running.slow.go.set()
+    silent = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        silent.wait()
+        yield b""
+
+    with grpc.insecure_channel(running.address) as channel:
+        methods = ("/test.Slow/Wait", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch")
+        hung = [channel.stream_unary(method).future(nothing()) for method in methods for _ in range(THREADS)]
+        codes = {call.exception(timeout=30).code() for call in hung}
+        silent.set()
+    assert codes == {grpc.StatusCode.CANCELLED}
+    assert running.wait(b"next", timeout=20) == b"next"
+    stub = health_pb2_grpc.HealthStub(running.channel)
+    stub.Check(health_pb2.HealthCheckRequest(), timeout=20)
+
+
+def test_a_call_that_computes_for_long_is_left_alone(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "MESSAGE_WITHIN_S", 0.0)
+    call = running.wait.future(b"long", timeout=60)
+    assert running.slow.begun.acquire(timeout=20)
+    running.server._state.thread_pool.give_up()  # type: ignore[attr-defined]
+    running.slow.go.set()
+    assert call.result(timeout=20) == b"long"
 
 
 def test_a_task_that_fails_leaves_its_place() -> None:
