@@ -159,7 +159,9 @@ class RankingService:
         cookie = wire.check_id("cookie", request.cookie)
         assignment = current.assigned(serving)
         variant = _variant(request, serving, assignment, cookie or request_id)
-        options = Options.of(request, assignment.objective, request_id)
+        options = None
+        if message.has_options or assignment.objective:
+            options = Options.of(request, assignment.objective, request_id)
         shadows: Sequence[int] = ()
         if assignment.shadows and self._shadow_log is not None and self._shadow_log.wants(request_id):
             shadows = assignment.shadows_beside(variant)

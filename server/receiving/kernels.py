@@ -18,8 +18,8 @@ from model_store.kernels import load_u8
 IRREGULAR = -1
 
 # Places in `found`, of `split`.
-REST, USER, CONTEXT = 0, 1, 3
-FOUND = 5
+REST, USER, CONTEXT, OPTIONS = 0, 1, 3, 5
+FOUND = 6
 
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 _FIRST, _SECOND = (
@@ -27,6 +27,7 @@ _FIRST, _SECOND = (
     2 << 3 | _DELIMITED,
 )  # tags of a map's entries, of their keys and values
 _USER, _CONTEXT, _ITEM_IDS = 4 << 3 | _DELIMITED, 5 << 3 | _DELIMITED, 6 << 3 | _DELIMITED
+_OBJECTIVE = 11 << 3
 _MORE = 0x80
 _LONGEST_LENGTH = 4  # bytes of a varint below 2^28
 _LONGEST_VALUE = 1024  # longer ones are left to whoever knows how long a key may be
@@ -38,7 +39,8 @@ def split(message: Any, spans: Any, rest: Any, found: Any) -> Any:
     """Fill spans int32[≥ ids, 2] with where each item id begins and ends, and rest uint8[≥ message] with other fields.
 
     Returns the number of ids. found int64[FOUND]: at REST how much of `rest` is used; at USER and CONTEXT where that
-    message begins, and behind it where it ends, both 0 where it is absent. IRREGULAR for a malformed message, a group,
+    message begins, and behind it where it ends, both 0 where it is absent; at OPTIONS how many of the fields from
+    `objective` on there are. IRREGULAR for a malformed message, a group,
     a field number above 15, an id that is not ASCII, and a user or context that comes twice.
     """
     at, count, used = 0, 0, 0
@@ -61,6 +63,7 @@ def split(message: Any, spans: Any, rest: Any, found: Any) -> Any:
                 return IRREGULAR
             found[place], found[place + 1] = _skip_varint(message, at), end
         else:
+            found[OPTIONS] += tag >= _OBJECTIVE
             for i in range(begin, end):
                 rest[used] = message[i]
                 used += 1

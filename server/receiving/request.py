@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from ctr.v1.ranking_pb2 import RankRequest
 from server.receiving.item_ids import ItemIds
-from server.receiving.kernels import FOUND, IRREGULAR, REST, split
+from server.receiving.kernels import FOUND, IRREGULAR, OPTIONS, REST, split
 
 Array = npt.NDArray[Any]
 _local = threading.local()
@@ -22,10 +22,11 @@ _FIRST_BYTES = 1 << 14
 class Received:
     """One request. For one thread at a time.
 
-    item_ids: the named candidates. brief: the request, perhaps without its item ids, user and context.
+    item_ids: the named candidates. brief: the request, perhaps without its item ids, user and context. has_options:
+    whether it may ask for more than the plain order; False spares looking.
     """
 
-    __slots__ = ("_filled", "brief", "found", "item_ids", "message", "text")
+    __slots__ = ("_filled", "brief", "found", "has_options", "item_ids", "message", "text")
 
     def __init__(self, message: bytes) -> None:
         """O(bytes). Raises DecodeError."""
@@ -40,15 +41,17 @@ class Received:
             self.brief = RankRequest.FromString(message)
             self.item_ids = self.brief.item_ids[:]
             self.found = None
+            self.has_options = True
         else:
             self.brief = RankRequest.FromString(rest[: found[REST]].tobytes())
             self.item_ids = ItemIds(message, self.text, spans[:count].copy())
             self.found = found.copy()
+            self.has_options = bool(found[OPTIONS])
 
     def with_features(self) -> RankRequest:
         """The request with user and context; it may lack the item ids. Raises DecodeError."""
         if not self._filled and self.found is not None:
-            _, user, user_end, context, context_end = self.found.tolist()
+            _, user, user_end, context, context_end, _ = self.found.tolist()
             if user:
                 self.brief.user.MergeFromString(self.message[user:user_end])
             if context:

@@ -16,6 +16,8 @@ from server.selection.kernels import draw_normals
 
 Array = npt.NDArray[Any]
 
+FARTHEST = 1e100
+
 
 @dataclass(frozen=True)
 class UpperConfidenceBound:
@@ -25,7 +27,7 @@ class UpperConfidenceBound:
 
     def explored(self, score: Array, uncertainty: Array, ids: Sequence[str], request_id: str) -> Array:
         """float64[candidates]."""
-        return score + self.width * uncertainty
+        return score + moves(self.width, uncertainty)
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,18 @@ class Thompson:
 
     def explored(self, score: Array, uncertainty: Array, ids: Sequence[str], request_id: str) -> Array:
         """float64[candidates]."""
-        return score + self.width * uncertainty * normals(request_id, ids)
+        drawn: Array = score + moves(self.width, uncertainty) * normals(request_id, ids)
+        return drawn
 
 
 Exploration = UpperConfidenceBound | Thompson
+
+
+def moves(width: float, uncertainty: Array) -> Array:
+    """How far one standard deviation, or the bound, lies from each score; finite whatever the width is."""
+    with np.errstate(over="ignore"):
+        bounded: Array = np.minimum(uncertainty * width, FARTHEST)
+    return bounded
 
 
 def normals(request_id: str, ids: Sequence[str]) -> Array:

@@ -14,7 +14,7 @@ from server.objectives.objective import Objective
 from server.selection.candidates import Candidates
 from server.selection.caps import Cap, Groups
 from server.selection.conditions import Condition
-from server.selection.exploration import Exploration, Thompson, seeds
+from server.selection.exploration import Exploration, Thompson, moves, seeds
 from server.selection.kernels import click_rates
 from server.selection.propensity import integrated, simulated
 
@@ -148,7 +148,7 @@ class Plan:
         certain = np.ones(len(taken))
         if not isinstance(self.exploration, Thompson) or some.uncertainty is None:
             return certain
-        deviation = self.exploration.width * some.uncertainty
+        deviation = moves(self.exploration.width, some.uncertainty)
         if not deviation.any() or (groups is None and top == len(deviation)):
             return certain
 

@@ -9,9 +9,11 @@ from typing import Any
 import grpc
 import pytest
 
+from ctr.v1.ranking_pb2 import Cap, Exploration, Filter, RankRequest
 from ftrie.client import AnyOf, Between, Client, NoneOf, RankFailed, Thompson, UpperConfidenceBound
 from model_store.store import Store
 from server.lifecycle import Server
+from server.receiving.request import Received
 from tests.server import shop
 
 CONTEXT: dict[str, Any] = {"hour": "2024-05-01T08:00:00", "distance": 2.5}
@@ -216,3 +218,29 @@ def test_an_unreadable_explain_request_is_the_callers_fault(server: Server) -> N
         with pytest.raises(grpc.RpcError) as raised:
             call(b"\xff\xff", timeout=20)
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+# --- What a plain request pays ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "asks"),
+    [
+        ({}, False),
+        ({"top_k": 3, "variant": "base", "candidate_set": "", "request_id": "r"}, False),
+        ({"objective": "ctr"}, True),
+        ({"filters": [Filter(field="brand")]}, True),
+        ({"caps": [Cap(field="brand", at_most=1)]}, True),
+        ({"exploration": Exploration()}, True),
+    ],
+)
+def test_whether_a_request_has_options_is_told_from_its_bytes(more: dict[str, Any], asks: bool) -> None:
+    message = RankRequest(model="shop", cookie="u1", item_ids=["a", "b"], **more)
+    message.context.values["hour"] = "7"
+    found = Received(message.SerializeToString())
+    assert found.has_options is asks
+    assert found.with_features().context.values["hour"] == "7"
+
+
+def test_a_request_that_only_the_library_can_read_may_have_options() -> None:
+    assert Received(RankRequest(item_ids=["é"]).SerializeToString()).has_options

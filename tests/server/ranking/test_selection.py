@@ -276,3 +276,47 @@ def test_widths_of_every_policy_are_read() -> None:
     for policy, kind in (("ucb", UpperConfidenceBound), ("thompson", Thompson)):
         found = Options.of(RankRequest(exploration={policy: {"width": 0.5}}), "", "r")
         assert found is not None and found.plan.exploration == kind(0.5)
+
+
+EXTREME = st.sampled_from([0.0, 1e-300, 0.5, 3.0, 700.0, 1e30, 1e300, 1.7e308])
+WILD = [
+    "",
+    "score * bid",
+    "exp(score)",
+    "1 / bid",
+    "bid ** score",
+    "log(-ctr)",
+    "min(score, 1)",
+    "0 * uncertainty",
+]
+
+
+@pytest.mark.filterwarnings("error")
+@settings(max_examples=200)
+@given(
+    st.lists(st.tuples(st.sampled_from([-1.0, 1.0]), EXTREME, EXTREME, RECORD), min_size=1, max_size=8),
+    st.sampled_from(WILD),
+    EXTREME,
+    st.integers(1, 9),
+    st.booleans(),
+)
+def test_extreme_numbers_break_nothing_and_propensities_are_chances(
+    items: list[tuple[float, float, float, Record]], objective: str, width: float, top_k: int, capped: bool
+) -> None:
+    scores = [sign * min(size, 1e30) for sign, size, _, _ in items]
+    uncertainty = [min(sigma, 1e30) for _, _, sigma, _ in items]
+    records = [record for _, _, _, record in items]
+    caps = [{"field": "seller", "at_most": 1}] if capped else []
+    for policy in ("ucb", "thompson"):
+        found = select(
+            scores,
+            records,
+            top_k,
+            uncertainty,
+            exploration={policy: {"width": width}},
+            objective=objective,
+            caps=caps,
+        )
+        assert len(set(found.order.tolist())) == len(found.order) <= top_k
+        assert found.propensity is not None
+        assert ((found.propensity >= 0.0) & (found.propensity <= 1.0)).all()
