@@ -1,7 +1,7 @@
 """Keeps each model's last good version and its experiment on disk, by a thread of its own: no delta waits for a disk.
 
 The first version is written at once, of a run of deltas one each half minute at most, the last when the server ends. A
-disk that is full or broken costs the copy, says so in the log once a cause, and is tried again with the next version.
+disk that is full or broken costs the copy, says so in the log once a cause, and is tried again after growing pauses.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from server.layers.parts import Parts
 from server.supervising.distribution import Distribution
 from server.supervising.kept_experiments import KeptExperiments
 from server.supervising.last_good import LastGood
+from server.supervising.pauses import FAILED_SAVE
 from server.supervising.priority import yield_to_others
 from server.supervising.state_folder import StateFolder
 
@@ -44,6 +45,8 @@ class Keeper(threading.Thread):
         """By model that has changed: when to write it."""
         self._resting: dict[str, float] = {}
         """By model: when it may be written again."""
+        self._failures = dict.fromkeys(models, 0)
+        """By model: how often in a row it could not be written."""
         self._ending = False
         self.problems: dict[str, str] = {}
         """By model, why its copy could not be written. Replaced by this thread, read by any."""
@@ -94,8 +97,7 @@ class Keeper(threading.Thread):
         while (model := self._next()) is not None:
             began = time.monotonic()
             self._save(model)
-            took_s = time.monotonic() - began
-            self._resting[model] = time.monotonic() + max(SAVE_EVERY_S, took_s / SAVE_SHARE)
+            self._rest(model, time.monotonic() - began)
 
     def close(self) -> None:
         """Write what has changed, and end."""
@@ -144,7 +146,17 @@ class Keeper(threading.Thread):
         finally:
             self._distribution.given_back(self, serial)
 
+    def _rest(self, model: str, took_s: float) -> None:
+        """Leave a model alone for a while; one that could not be written is tried again after it."""
+        failures = self._failures[model]
+        pause_s = FAILED_SAVE.after(failures) if failures else SAVE_EVERY_S
+        with self._changed:
+            self._resting[model] = time.monotonic() + max(pause_s, took_s / SAVE_SHARE)
+            if failures and not self._ending:
+                self._due[model] = self._resting[model]
+
     def _settle(self, model: str, problem: str) -> None:
+        self._failures[model] = self._failures[model] + 1 if problem else 0
         if problem and self.problems.get(model) != problem:
             _log.error("the last good model could not be kept on disk", model=model, error=problem)
         if not problem and self.problems.get(model):

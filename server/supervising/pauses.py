@@ -27,3 +27,6 @@ REFUSED_VERSION = Pauses(first_s=1.0, longest_s=30.0)
 
 RESPAWN = Pauses(first_s=0.1, longest_s=30.0)
 """Between a worker's end and its successor's start."""
+
+FAILED_SAVE = Pauses(first_s=1.0, longest_s=30.0)
+"""Between attempts to keep a model on a disk that does not take it."""
