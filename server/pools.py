@@ -54,6 +54,10 @@ class PatientPool(ThreadPoolExecutor):
             return fn(*args, **kwargs)
         finally:
             del self._running[thread]
+            self._ended()
+
+    def _ended(self) -> None:
+        """A call has left its thread."""
 
     def give_up(self) -> None:
         """Cancel the calls whose message has not come for too long."""
@@ -88,11 +92,8 @@ class BoundedPool(PatientPool):
         self._begun.append(None)
         return super().submit(fn, *args, **kwargs)
 
-    def _run(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-        try:
-            return super()._run(fn, args, kwargs)
-        finally:
-            self._begun.pop()
+    def _ended(self) -> None:
+        self._begun.pop()
 
 
 def _look_at(pool: weakref.ref[PatientPool]) -> None:
