@@ -23,13 +23,13 @@ Valued = Callable[[Array], Array]
 """From moved scores, float64[draws, candidates], to what candidates are ordered by, in the same shape."""
 
 WIDEST = 8.0  # standard deviations; beyond it lies 1e-15
-MOST_NODES, LEAST_NODES = 513, 129
+MOST_NODES, LEAST_NODES = 257, 129
 NODES_OF_ALL = 130_000
 CELLS = 96
 MAX_ATOMS = 128
 EXACT_UP_TO = 400_000
 """Candidates · top, from which on the number before a candidate is taken as nearly normal."""
-MOST_POOLED = 100_000
+MOST_POOLED = 20_000
 
 MAX_DRAWS = 1024
 MIN_DRAWS = 64
