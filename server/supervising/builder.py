@@ -139,12 +139,14 @@ class Builder:
 
     # -- items
 
-    def items_moved(self, late: Iterable[str]) -> bool:
-        """Whether it is time for a catalogue of other items. late: ids that requests have found, and it lacks."""
-        if self._items is None or self.parts is None:
-            return False
-        self._items.include(late)
-        if time.monotonic() < self._catalogue_due:
+    def found_late(self, ids: Iterable[str]) -> None:
+        """Requests have found these items in the store, and the catalogue may lack them."""
+        if self._items is not None:
+            self._items.include(ids)
+
+    def items_moved(self) -> bool:
+        """Whether it is time for a catalogue of other items."""
+        if self._items is None or self.parts is None or time.monotonic() < self._catalogue_due:
             return False
         self._items.poll()
         return self._items.generation != self.parts.items_generation
