@@ -1,0 +1,178 @@
+"""One model as it is served: what was delivered, where it came from, and what every answer must say of that.
+
+What cannot be taken is refused, and what is served then stays. While there is nothing to serve yet, the last good model
+on disk is, and answers say so. Nothing here speaks to the store; whoever follows it calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import structlog
+
+from model_store.errors import FtrieError
+from model_store.experiments import Experiment
+from model_store.manifest import Manifest
+from model_store.model_versions import ModelVersions
+from server.followed_experiment import FollowedExperiment
+from server.layers.parts import Parts
+from server.metrics.families import RELOAD_SECONDS, RELOADS
+from server.metrics.meter import Meter
+from server.supervising.builder import Builder
+from server.supervising.keeper import Keeper
+from server.supervising.refusals import Refusals, reason_of
+from server.supervising.status import ModelStatus, Source
+
+PART = "model"
+STORE: Source = "store"
+DISK: Source = "disk"
+ITEMS, RESTORED, REBUILT = "items", "restored", "rebuilt"
+
+_log = structlog.get_logger(__name__)
+
+
+class Receiver(Protocol):
+    """To whom is delivered: a `Distribution`."""
+
+    def deliver(self, parts: Parts) -> None:
+        """Serve these parts."""
+
+    def tell(self, model: str, body: Mapping[str, Any]) -> None:
+        """Pass this message on to every worker."""
+
+
+class ServedModel:
+    """For the one thread that follows the model; `status` and `experiment` may be read by any."""
+
+    def __init__(self, model: str, receiver: Receiver, keeper: Keeper | None, meter: Meter) -> None:
+        """keeper: who has the last good model; None where none is kept."""
+        self.status = ModelStatus(model)
+        self.experiment = FollowedExperiment(model, self._tell_experiment, meter)
+        self.builder = Builder(model)
+        self.refusals = Refusals(model, meter)
+        self._model = model
+        self._receiver = receiver
+        self._keeper = keeper
+        self._meter = meter
+        self._said_none = False
+        self._said_degraded = ""
+
+    # -- what the store names
+
+    def come_to(self, versions: ModelVersions, manifest: Manifest) -> None:
+        """Serve this version, and the items as they are now. Raises StoreUnavailable, or why it cannot be taken."""
+        self._said_none = False
+        parts, began = self.builder.parts, time.monotonic()
+        if parts is None and self._disk_has(manifest):
+            pass
+        elif parts is None or (parts.version, parts.sha256) != (manifest.version, manifest.sha256):
+            self._deliver(self.builder.bring_to(versions, manifest), began)
+        elif self.builder.items_moved():
+            self.builder.with_new_items()
+            self._deliver(ITEMS, began)
+        self._is_asked_for(manifest)
+
+    def rebuild_if_due(self) -> None:
+        """Put a second trie that has grown into the first: the same answers, looked up in one."""
+        began = time.monotonic()
+        if self.builder.rebuilt():
+            self._deliver(REBUILT, began)
+
+    def _deliver(self, kind: str, began: float) -> None:
+        """Have what was built served; kind: how it came about."""
+        parts = self.builder.parts
+        assert parts is not None
+        self.experiment.served(*self.builder.variants_and_shares())
+        self.status = replace(
+            self.status,
+            version=parts.version,
+            sha256=parts.sha256,
+            content=parts.content,
+            since=time.time(),
+            keys=self.builder.keys,
+            items=self.builder.items,
+            source=STORE,
+        )
+        self._meter.count(RELOADS, self._model, kind)
+        self._meter.count(RELOAD_SECONDS, self._model, kind, by=time.monotonic() - began)
+        self._receiver.deliver(parts)  # last: whoever is ready by it finds all the rest done
+
+    def _is_asked_for(self, manifest: Manifest) -> None:
+        """What is served is what the store names, wherever it came from: no answer need say anything."""
+        self.refusals.succeeded()
+        self._say_degraded("")
+        published = manifest.created.timestamp()
+        self.status = replace(self.status, source=STORE, problem="", kind=manifest.kind, published=published)
+
+    # -- what cannot be served
+
+    def refuse(self, version: int, error: Exception) -> None:
+        """This version cannot be taken."""
+        self.refusals.refuse(version, error, self.status.version)
+        problem = f"version {version} was refused ({reason_of(error)})"
+        self.status = replace(self.status, refused=self.refusals.counts, problem=problem)
+        self.start_from_disk(problem)
+
+    def none_is_active(self) -> None:
+        """The store names no version; that is said once, until it names one again."""
+        if self._said_none:
+            return
+        self._said_none = True
+        if self.status.version is None:
+            _log.info("no version is active yet, waiting", model=self._model)
+        else:
+            _log.error("no version is active any more", model=self._model, still_serving=self.status.version)
+        problem = "the store names no active version"
+        self.status = replace(self.status, problem=problem)
+        self.start_from_disk(problem)
+
+    def store_is_away(self, away: bool) -> None:
+        """Note whether the store is away."""
+        self.status = replace(self.status, store_away=away)
+
+    # -- the copy on disk
+
+    def start_from_disk(self, problem: str) -> None:
+        """Where there is nothing to serve yet, serve the copy on disk, and let every answer say why."""
+        if self.status.version is not None or self._keeper is None:
+            return
+        parts = self._keeper.last_good(self._model)
+        if parts is not None:
+            # Said before it is delivered: no answer of it is without.
+            self._say_degraded(f"{problem}; version {parts.version} is from this server's disk")
+            if self._restore(parts):
+                self.status = replace(self.status, source=DISK)
+                _log.warning("serving from disk", model=self._model, version=parts.version, why=problem)
+
+    def _disk_has(self, manifest: Manifest) -> bool:
+        """Serve the copy on disk, if it is of this very version: it need not be fetched and built."""
+        if self._keeper is None:
+            return False
+        parts = self._keeper.last_good(self._model, manifest.sha256)
+        return parts is not None and parts.version == manifest.version and self._restore(parts)
+
+    def _restore(self, parts: Parts) -> bool:
+        began = time.monotonic()
+        try:
+            self.builder.restore(parts)
+        except (FtrieError, OSError, MemoryError) as error:
+            _log.error("the last good model on disk is of no use", model=self._model, error=str(error))
+            return False
+        self._deliver(RESTORED, began)
+        return True
+
+    # -- messages to the workers
+
+    def _say_degraded(self, text: str) -> None:
+        """Have every answer say this from now on; "" for nothing."""
+        if text != self._said_degraded:
+            self._said_degraded = text
+            texts = [f"{PART}: {text}"] if text else []
+            self._receiver.tell(self._model, {"do": "degraded", "model": self._model, "texts": texts})
+
+    def _tell_experiment(self, asked: Experiment | None) -> None:
+        body = {"do": "experiment", "model": self._model, "experiment": asked and asked.to_json()}
+        self._receiver.tell(self._model, body)
