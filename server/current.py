@@ -15,7 +15,7 @@ from server.experiments import Assignment
 if TYPE_CHECKING:
     from model_store.experiments import Experiment
     from server.late_items import LateItems
-    from server.service import Question
+    from server.question import Question
     from server.serving import Serving
 
 RECENT_REQUESTS = 16

@@ -10,7 +10,7 @@ import structlog
 
 from model_store.errors import FieldValueError
 from model_store.jit import kernels_are_cached, mark_kernels_cached
-from server.service import Question
+from server.question import Question
 from server.serving import Serving
 from server.warm_up import warm_up
 from server.wire import Fields

@@ -17,8 +17,8 @@ from server.receiving.request import Received
 from server.serving import Serving
 
 if TYPE_CHECKING:
+    from server.question import Question
     from server.ranker import Ranking
-    from server.service import Question
 
 MAX_CANDIDATES = 100
 

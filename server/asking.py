@@ -1,0 +1,106 @@
+"""From a call's message to a question: candidates, variant, options, and the user's features from the store.
+
+Written for the hot path: work that only some requests need stands behind one test each. Nothing here ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter_ns
+
+from google.protobuf.message import DecodeError
+
+from ctr.v1.ranking_pb2 import RankRequest
+from server import wire
+from server.candidate_sets import CandidateSets
+from server.errors import CandidateSetNotFound, InvalidRequest
+from server.experiments import Assignment
+from server.question import Call, Question
+from server.receiving.plain_features import PlainFeatures
+from server.receiving.request import Received
+from server.selection.options import Options
+from server.serving import Serving
+from server.shadows import ShadowLog
+from server.stored import StoredReads
+from server.users import UserFeatures
+
+
+class Asking:
+    """Makes the questions of one worker. Shared by every thread of the server."""
+
+    def __init__(self, reads: StoredReads, users: UserFeatures, shadow_log: ShadowLog | None) -> None:
+        """Without a shadow_log no shadow is scored."""
+        self._sets = CandidateSets(reads)
+        self._users = users
+        self._shadow_log = shadow_log
+
+    def question(self, call: Call) -> Question:
+        """The question, complete. Raises InvalidRequest, CandidateSetNotFound, StoreUnavailable or DeadlinePassed."""
+        message, serving = call.message, call.serving
+        request = message.brief
+        inline = (None if call.explain else serving.plain.read(message)) or _in_python(message, serving)
+        top_k = wire.top_k(request)
+        item_ids, spelled = self._candidates(call)
+        wire.check_id("request_id", call.request_id)
+        cookie = wire.check_id("cookie", request.cookie)
+        assignment = call.current.assigned(serving)
+        variant = _variant(request, serving, assignment, cookie or call.request_id)
+        options = Options.of(request, assignment.objective, call.request_id)
+        fields = self._completed(inline, cookie, call)
+        shadows = self._shadows(assignment, variant, call) if assignment.shadows else ()
+        return Question(fields, item_ids, spelled, variant, top_k, message, options, shadows)
+
+    def _candidates(self, call: Call) -> tuple[Sequence[str], list[wire.Spelled]]:
+        """The ids named, by the request or by the candidate set it asks for, and the items spelled out."""
+        request, item_ids = call.message.brief, call.message.item_ids
+        spelled = wire.spelled_out(request, item_ids, call.serving)
+        if spelled is not None:
+            return item_ids, spelled
+        name = wire.check_id("candidate_set", request.candidate_set)
+        members, problems = self._sets.members(name, call.context)
+        if members is None:
+            raise CandidateSetNotFound(f"candidate_set: the store has no set {name!r}")
+        if len(members) > wire.MAX_CANDIDATES:
+            raise InvalidRequest(
+                f"candidate_set: {name!r} has more than {wire.MAX_CANDIDATES} members, the limit"
+            )
+        call.degraded += problems
+        return members, []
+
+    def _completed(
+        self, inline: wire.Fields | PlainFeatures, cookie: str, call: Call
+    ) -> wire.Fields | PlainFeatures:
+        """What the request brings, completed from the store where it is not all that the store may have."""
+        began_ns = perf_counter_ns()
+        fields: wire.Fields | PlainFeatures
+        if isinstance(inline, PlainFeatures):
+            fields, problems = self._users.complete_plain(cookie, inline, call.serving, call.context)
+        else:
+            fields, problems = self._users.complete(cookie, inline, call.serving, call.context)
+        call.degraded += problems
+        call.store_ns = perf_counter_ns() - began_ns
+        return fields
+
+    def _shadows(self, assignment: Assignment, variant: int, call: Call) -> tuple[int, ...]:
+        if self._shadow_log is None or not self._shadow_log.wants(call.request_id):
+            return ()
+        return assignment.shadows_beside(variant)
+
+
+def _in_python(message: Received, serving: Serving) -> wire.Fields:
+    """The request's own features as Python values."""
+    try:
+        return wire.fields(message.with_features(), serving)
+    except DecodeError:
+        raise InvalidRequest(wire.UNREADABLE) from None
+
+
+def _variant(request: RankRequest, serving: Serving, assignment: Assignment, cookie: str) -> int:
+    if not request.HasField("variant"):
+        return assignment.choose(cookie)
+    variant = serving.variant_of.get(request.variant)
+    if variant is None:
+        raise InvalidRequest(
+            f"variant: no variant {request.variant!r}; the model has: {', '.join(serving.variant_names)}"
+        )
+    return variant
