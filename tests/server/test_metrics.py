@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.metrics.exposition import registry
@@ -116,6 +117,29 @@ def test_a_metric_that_no_document_names_cannot_be_reported() -> None:
         meter.take()
     with pytest.raises(ValueError, match="no such metric"):
         meter.set(USER_CACHE, value=1)  # a label is missing
+
+
+def test_the_page_speaks_openmetrics_to_who_asks_for_it() -> None:
+    meter, totals = Meter(), Totals()
+    answer(meter, degraded=("items: away",))
+    totals.add("w1", meter.take())
+    page = MetricsPage("127.0.0.1", 0, registry(totals), lambda: {"ready": True})
+    try:
+        asked = urllib.request.Request(
+            f"http://{page.address}/metrics",
+            headers={"Accept": "application/openmetrics-text; version=1.0.0"},
+        )
+        with urllib.request.urlopen(asked, timeout=20) as answered:
+            assert answered.headers["Content-Type"].startswith("application/openmetrics-text")
+            text = answered.read().decode()
+        found = {
+            sample.name
+            for family in openmetrics.text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+        assert {"ftrie_call_seconds_bucket", "ftrie_candidates_total", "ftrie_degraded_total"} <= found
+    finally:
+        page.close()
 
 
 def test_the_page_has_every_metric_in_prometheus_s_form_and_health_beside() -> None:
