@@ -14,8 +14,10 @@ from model_store.values import Value
 from server.catalogue import Catalogue
 from server.explaining.contributions import ROUNDING, Group, _rest, explained
 from server.explaining.tokens import item_tokens, request_tokens
+from server.layers.live_model import LiveModel
 from server.model import Model
 from server.ranker import Ranker
+from server.serving import Serving
 from tests.server.slow_ranker import Weights, artefact_of
 from tests.server.test_ranker import SHOP, SHOP_WEIGHTS, VARIANTS, parse, questions
 
@@ -110,3 +112,23 @@ def test_what_is_left_over_is_at_most_three_numbers(values: list[float], score: 
 @pytest.mark.parametrize("score", [math.inf, -math.inf, math.nan])
 def test_a_score_that_is_not_finite_has_no_rounding(score: float) -> None:
     assert _rest([1.0], score) == []
+
+
+def test_keys_that_a_delta_brought_changed_or_took_out_are_explained_as_they_are_ranked() -> None:
+    spec = parse(SHOP, [["age", "brand"]])
+    before = {key: SHOP_WEIGHTS[key] for key in (b"bias", b"age=25", b"brand=nike")}
+    after = {key: weight for key, weight in SHOP_WEIGHTS.items() if key != b"brand=nike"} | {
+        b"bias": (-0.3, 1)
+    }
+    first, second = artefact_of(spec, before), artefact_of(spec, after)
+    live = LiveModel("shop")
+    live.load(1, "", first, Catalogue.build(FeaturePlan.of(spec), [("shoe", {"brand": "nike"})]))
+    live.apply(2, "", second.changes_since(first, version=1))
+    serving = Serving.bind(live.parts)
+    assert len(serving.model.fresh) > 0
+    ranking = serving.ranker.rank({"age": "25"}, ["shoe"])
+    request = request_tokens(serving.model, {"age": "25"})
+    tokens = request | item_tokens(serving.model, serving.catalogue, "shoe", None)
+    groups = explained(serving.model, tokens, 0, ranking.score[0])
+    assert added_up(groups) == ranking.score[0]
+    assert [group.name for group in groups if group.name != ROUNDING] == ["bias", "age", "age*brand"]
