@@ -72,12 +72,7 @@ class Connection:
             self._load.take()
             self._window -= len(body)
             self._wanted -= 1
-            out.append(frame(HEADERS, END_HEADERS, self._stream, self._headers))
-            parts = [body[at : at + FRAME_LIMIT] for at in range(0, len(body), FRAME_LIMIT)]
-            for part in parts:
-                last = END_STREAM if part is parts[-1] else 0
-                out.append(frame(DATA, last, self._stream, part))
-            self._stream += 2
+            out.append(self._call(body))
         if out:
             self.socket.sendall(b"".join(out))
 
@@ -97,6 +92,16 @@ class Connection:
             at = end
         self._received = data[at:]
         self.send()
+
+    def _call(self, body: bytes) -> bytes:
+        """The frames of the next call."""
+        out = [frame(HEADERS, END_HEADERS, self._stream, self._headers)]
+        parts = [body[at : at + FRAME_LIMIT] for at in range(0, len(body), FRAME_LIMIT)]
+        for part in parts:
+            last = END_STREAM if part is parts[-1] else 0
+            out.append(frame(DATA, last, self._stream, part))
+        self._stream += 2
+        return b"".join(out)
 
     def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == DATA:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -103,6 +103,12 @@ def pss(pid: int) -> int:
     return 0
 
 
+def free_port() -> int:
+    """A port of the loopback interface that nobody has."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
 def _address(running: subprocess.Popen[str], errors: IO[str], arguments: Sequence[str]) -> str:
     assert running.stdout is not None
     line = running.stdout.readline()
@@ -127,13 +133,3 @@ def _stop(running: subprocess.Popen[str]) -> None:
             os.kill(pid, signal.SIGKILL)
     if running.stdout is not None:
         running.stdout.close()
-
-
-def wait_until(done: object, what: str, seconds: float) -> None:
-    """Call `done` until it is true. Raises RuntimeError after so many seconds."""
-    assert callable(done)
-    deadline = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"{what}: not within {seconds:.0f} s")
-        time.sleep(0.002)

@@ -5,7 +5,6 @@ python -m benchmarks.rivals.litserve_server MODEL
 
 from __future__ import annotations
 
-import socket
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import litserve
 
+from benchmarks.processes import free_port
 from benchmarks.rivals.scorers import ByHand, best
 
 
@@ -35,11 +35,6 @@ class Rank(litserve.LitAPI):  # type: ignore[misc, unused-ignore]
 
     def encode_response(self, output: list[tuple[str, float]]) -> dict[str, Any]:
         return {"items": [{"id": item, "ctr": rate} for item, rate in output]}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 def say_when_ready(port: int) -> None:
