@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -39,18 +40,20 @@ class Mapped:
     """A block of shared memory. Its arrays are views of one shared map, alike in every process that has it open.
 
     head: a JSON object; arrays: by name; nbytes: of the whole block; uid: names this block, or this use of it, in
-    messages between processes; fd: a descriptor to pass on, until `close`. The map lives while any array does.
+    messages between processes; fd: a descriptor to pass on, until `close`; memory: the map, which lives while any array
+    does. A process maps the same memory once, under however many uids it is handed over.
 
     The arrays are writable, because kernels are compiled for one kind of array and because a block may be filled
     after it was made. Whoever was handed a block treats it as constant.
     """
 
-    __slots__ = ("__weakref__", "arrays", "fd", "head", "nbytes", "uid")
+    __slots__ = ("__weakref__", "arrays", "fd", "head", "memory", "nbytes", "uid")
 
     def __init__(
-        self, fd: int, uid: str, head: dict[str, Any], arrays: dict[str, Array], nbytes: int
+        self, fd: int, uid: str, head: dict[str, Any], arrays: dict[str, Array], memory: mmap.mmap
     ) -> None:
-        self.fd, self.uid, self.head, self.arrays, self.nbytes = fd, uid, head, arrays, nbytes
+        self.fd, self.uid, self.head, self.arrays, self.memory = fd, uid, head, arrays, memory
+        self.nbytes = len(memory)
 
     @classmethod
     def empty(cls, head: Mapping[str, Any], shapes: Shapes) -> Mapped:
@@ -63,7 +66,7 @@ class Mapped:
             memory = mmap.mmap(fd, size)
             memory[: START.size] = START.pack(MAGIC, FORMAT_VERSION, START.size, bytes(32), len(text), size)
             memory[START.size : START.size + len(text)] = text
-            return cls(fd, secrets.token_hex(8), dict(head), _views(memory, len(text), kinds), size)
+            return cls(fd, secrets.token_hex(8), dict(head), _views(memory, len(text), kinds), memory)
         except BaseException:
             os.close(fd)
             raise
@@ -82,10 +85,15 @@ class Mapped:
 
         Raises ArtefactError for what is no such block.
         """
-        size = os.fstat(fd).st_size
-        if size < START.size:
-            raise ArtefactError(f"{size} bytes are no part of a model; expected at least {START.size}")
-        return cls._of(fd, uid, mmap.mmap(fd, size), "shared memory")
+        status = os.fstat(fd)
+        if status.st_size < START.size:
+            raise ArtefactError(
+                f"{status.st_size} bytes are no part of a model; expected at least {START.size}"
+            )
+        memory = _MAPS.get((status.st_dev, status.st_ino))
+        if memory is None:
+            memory = _MAPS[status.st_dev, status.st_ino] = mmap.mmap(fd, status.st_size)
+        return cls._of(fd, uid, memory, "shared memory")
 
     @classmethod
     def load(cls, path: str | Path) -> Mapped:
@@ -116,7 +124,7 @@ class Mapped:
         length = START.unpack_from(memory)[4]
         document = json.loads(memory[START.size : START.size + length])
         arrays = _views(memory, length, document["arrays"])
-        return cls(fd, uid, document["head"], arrays, len(memory))
+        return cls(fd, uid, document["head"], arrays, memory)
 
     def save(self, path: str | Path) -> None:
         """Write a file, whole or not at all, with its SHA-256. O(bytes). Raises OutputError."""
@@ -127,7 +135,7 @@ class Mapped:
 
     def anew(self) -> Mapped:
         """The same memory for another use: with a uid and a descriptor of its own."""
-        return Mapped(os.dup(self.fd), secrets.token_hex(8), self.head, self.arrays, self.nbytes)
+        return Mapped(os.dup(self.fd), secrets.token_hex(8), self.head, self.arrays, self.memory)
 
     def close(self) -> None:
         """Let go of the descriptor; the arrays stay as long as they are used. Once or more often."""
@@ -137,6 +145,10 @@ class Mapped:
 
     def __del__(self) -> None:
         self.close()
+
+
+_MAPS: WeakValueDictionary[tuple[int, int], mmap.mmap] = WeakValueDictionary()
+"""Maps of what was opened, by device and inode, which nothing else can have while the map lives."""
 
 
 def _new_memory(size: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from mmap import mmap
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -27,6 +29,7 @@ def bound(parts: Parts) -> tuple[Model, Catalogue, ItemTable]:
     base, values = Base.of_part(parts.base), Values.of_part(parts.values)
     if len(values) != len(base.trie):
         raise ArtefactError(f"{len(values)} values for {len(base.trie)} keys: parts of two versions")
+    _keep(parts)
     fresh = fresh_of_part(base, values, parts.fresh)
     calibration = calibration_of(parts.items)
     model = Model.of(parts.version, base, values, fresh, calibration)
@@ -38,12 +41,23 @@ def bound(parts: Parts) -> tuple[Model, Catalogue, ItemTable]:
 
 
 _CATALOGUES: WeakKeyDictionary[Mapped, Catalogue] = WeakKeyDictionary()
-_TOUCHED: WeakKeyDictionary[Mapped, bool] = WeakKeyDictionary()
+_TOUCHED: WeakKeyDictionary[mmap, bool] = WeakKeyDictionary()
+_BUFFERS: dict[str, deque[Mapped]] = {}
+"""By model: the latest blocks of values, two of which are served in turns; mapped, so that a turn costs nothing."""
 
 
 def _touch(part: Mapped) -> None:
-    """Once a part: have the kernel's page table filled before a request comes."""
-    if part not in _TOUCHED:
+    """Once a map: have the page table filled before a request comes."""
+    if part.memory not in _TOUCHED:
         for array in part.arrays.values():
             touch(array.reshape(-1).view(np.uint8))
-        _TOUCHED[part] = True
+        _TOUCHED[part.memory] = True
+
+
+def _keep(parts: Parts) -> None:
+    """Keep the values mapped for their next turn, and no others than the base's."""
+    kept = _BUFFERS.setdefault(parts.name, deque(maxlen=2))
+    if any(block.nbytes != parts.values.nbytes for block in kept):
+        kept.clear()
+    if all(block.memory is not parts.values.memory for block in kept):
+        kept.append(parts.values)

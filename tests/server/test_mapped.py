@@ -138,3 +138,12 @@ def test_a_full_disk_is_an_output_error() -> None:
         pytest.skip("no /dev/full here")
     with pytest.raises(OutputError, match="No space left"):
         block().save("/dev/full")
+
+
+def test_memory_that_is_handed_over_under_another_uid_is_mapped_once() -> None:
+    first = block()
+    again = first.anew()
+    one, other = Mapped.open(os.dup(first.fd), first.uid), Mapped.open(os.dup(again.fd), again.uid)
+    assert one.memory is other.memory
+    assert Mapped.open(os.dup(block().fd), "other").memory is not one.memory
+    assert equal(other)
