@@ -179,3 +179,17 @@ def test_parts_of_two_versions_are_refused() -> None:
 def test_parts_of_another_model_are_not_restored() -> None:
     with pytest.raises(ArtefactError, match="parts of model 'shop', expected 'm'"):
         LiveModel("m").restore(loaded().parts)
+
+
+def test_a_key_is_looked_up_in_both_layers_and_not_found_once_it_is_gone() -> None:
+    spec = parse(SHOP, [["age", "brand"]])
+    steps: list[Weights] = [
+        {b"age=25": (0.5, 1), b"bias": (-1.0, 1)},
+        {b"age=31": (0.25, 1), b"bias": (-2.0, 1)},
+    ]
+    model = live(spec, steps[0], [])
+    follow(model, spec, steps)
+    found = Serving.bind(model.parts).model
+    entries = [found.look_up(key, 0) for key in (b"bias", b"age=31", b"age=25", b"age=2")]
+    assert [entry and entry.weight for entry in entries] == [-2.0, 0.25, None, None]
+    assert [entry and entry.rate for entry in entries[:2]] == [1.0, 1.0]
