@@ -104,3 +104,22 @@ def test_a_state_folder_in_use_is_an_error_with_a_remedy(
     )
     assert finished.returncode == 6
     assert "name another folder with --state" in finished.stderr
+
+
+def test_a_worker_that_dies_again_and_again_is_replaced_after_growing_pauses(two_workers: Running) -> None:
+    two_workers.await_ready()
+    killed = two_workers.status()["workers"][0]["pid"]
+    for deaths in range(1, 5):
+        os.kill(killed, signal.SIGKILL)
+        eventually(
+            lambda deaths=deaths: len(two_workers.logs("worker died, replacing it")) == deaths, "a death"
+        )
+        if deaths < 4:
+            eventually(
+                lambda deaths=deaths: len(two_workers.logs("worker started")) == 2 + deaths, "a new one"
+            )
+            killed = two_workers.logs("worker started")[-1]["pid"]
+    pauses = [line["in_s"] for line in two_workers.logs("worker died, replacing it")]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] > 2 * pauses[0]
+    eventually(lambda: len(two_workers.workers()) == 2, "both workers", within_s=60)
