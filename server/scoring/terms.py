@@ -17,7 +17,7 @@ from model_store.features import FeaturePlan, FieldPlan
 from model_store.keys import BIAS
 from server.interning.halves import group_of, groups_of, is_mixed
 from server.layers.layer import Layer
-from server.scoring.kernels import BASE, COUNT, FIELD, FRESH, GROUP, MASK, TERM_COLUMNS
+from server.scoring.choices.kernels import BASE, COUNT, FIELD, FRESH, GROUP, MASK, TERM_COLUMNS
 from server.trie import Cursor, FlatTrie
 
 Array = npt.NDArray[Any]
@@ -27,7 +27,7 @@ _ALL_VARIANTS = 2**32 - 1
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """int64[terms, TERM_COLUMNS] each; the columns are named in `server/scoring/kernels.py`.
+    """int64[terms, TERM_COLUMNS] each; the columns are named in `server/scoring/choices/kernels.py`.
 
     request: the bias, fields and crosses of the request alone, fields numbered as in plan.request_fields.
     item: those of the item alone, fields numbered as in plan.item_fields. mixed: crosses of both, with their request

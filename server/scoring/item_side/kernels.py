@@ -1,6 +1,6 @@
 """Kernels over items: each one's own sums for every variant, and its halves as numbers. See `server/scoring/items.py`.
 
-Groups of arrays and columns of terms are those of `server/scoring/kernels.py`.
+Groups of arrays are those of `server/scoring/kernels.py`, columns of terms those of `server/scoring/choices`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import numpy as np
 
 from model_store.jit import bare_inline, bare_kernel
 from server.interning.kernels import NO_HALF
-from server.scoring.kernels import FIRST_RUN, MASK, find_key, first_choice, next_choice
+from server.scoring.choices.kernels import MASK, find_key, first_choice, next_choice
+from server.scoring.kernels import FIRST_RUN
 
 
 @bare_kernel

@@ -14,21 +14,17 @@ import numpy as np
 
 from model_store.jit import bare_inline, bare_kernel
 from server.kernels import SLOT
-from server.scoring.kernels import (
+from server.scoring.choices.kernels import (
     BASE,
-    FIRST_RUN,
-    FIRST_SPELLED,
     FRESH,
     GROUP,
     MASK,
-    SCAN_PER_FIND,
-    find_half,
     find_key,
     first_choice,
-    mark_group,
     next_choice,
     walk_choice,
 )
+from server.scoring.kernels import FIRST_RUN, FIRST_SPELLED, SCAN_PER_FIND, find_half, mark_group
 
 
 @bare_inline
