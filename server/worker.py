@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Protocol
 
 import structlog
 
-from model_store.errors import FtrieError, StoreUnavailable
+from model_store.errors import FtrieError, StoreError, StoreUnavailable
 from model_store.experiments import Experiment
 from server.current import Current
 from server.grpc_server import Health, grpc_server, listen
@@ -83,6 +84,7 @@ class Worker:
         self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._swapper = threading.Thread(target=self._run_errands, name="swap", daemon=True)
         self._newest: dict[str, int] = {}
+        self._connecting = threading.Lock()
         self._stopping = threading.Event()
         self.ready = threading.Event()
         """Set once every model is served."""
@@ -179,6 +181,10 @@ class Worker:
 
     def _put_in_service(self, current: Current, serving: Serving) -> None:
         before = current.serving
+        with suppress(
+            StoreError
+        ):  # where a model has come from the store, users can: the first answer has them
+            self._connect()
         current.serve(serving)
         if before is None or before.catalogue is not serving.catalogue:
             current.late_items.rebuilt()
@@ -192,12 +198,16 @@ class Worker:
         failures = 0
         while not self._stopping.is_set():
             try:
-                return self._reads.connect()
+                return self._connect()
             except StoreUnavailable as error:
                 failures += 1
                 if failures == 1:
                     _log.warning("store away, waiting for it", error=str(error))
                 self._stopping.wait(RECONNECT.after(failures))
+
+    def _connect(self) -> None:
+        with self._connecting:
+            self._reads.connect()
 
     def _report(self) -> None:
         while not self._stopping.wait(REPORT_EVERY_S):
