@@ -15,7 +15,7 @@ from model_store.arrow_columns import columns, weight_type
 from model_store.artefact import Artefact
 from model_store.calibration import Calibration
 from model_store.delta import Delta
-from model_store.errors import ArtefactError, SpecError
+from model_store.errors import ArtefactError, NewerFormat, SpecError
 from model_store.manifest import DELTA, metrics_from_json, metrics_to_json
 from model_store.spec import spec_from_json
 
@@ -124,7 +124,7 @@ def _format(metadata: Mapping[bytes, bytes]) -> int:
     except ValueError:
         raise ArtefactError(f"the model file's format version cannot be read: {metadata[FORMAT]!r}") from None
     if version > NEWEST:
-        raise ArtefactError(
+        raise NewerFormat(
             f"the model file has format {version}, newer than the {NEWEST} this ftrie reads: upgrade ftrie"
         )
     return version

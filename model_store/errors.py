@@ -41,6 +41,10 @@ class ArtefactError(FtrieError):
     exit_code = 4
 
 
+class NewerFormat(ArtefactError):
+    """A model file or a published version is of a format that only a newer ftrie reads."""
+
+
 class StoreError(FtrieError):
     """The store answered, but the request cannot be carried out."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from model_store.chunks import download
 from model_store.connection import LONGEST_BLOCK_S, StoreConnection
-from model_store.errors import ArtefactError, VersionNotFound
+from model_store.errors import ArtefactError, NewerFormat, VersionNotFound
 from model_store.manifest import DELTA, SNAPSHOT, Manifest
 from model_store.redis_keys import ModelKeys, whole_number
 from model_store.stored_experiment import StoredExperiment
@@ -176,7 +176,7 @@ class PublishedVersions:
         from model_store.delta import Delta
 
         if manifest.format > Delta.FORMAT:
-            raise ArtefactError(
+            raise NewerFormat(
                 f"version {manifest.version} has format {manifest.format}, newer than the {Delta.FORMAT} "
                 "this ftrie reads: upgrade ftrie"
             )

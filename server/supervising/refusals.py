@@ -9,26 +9,29 @@ from collections.abc import Callable
 
 import structlog
 
-from model_store.errors import ArtefactError, FtrieError, OutputError, VersionNotFound
+from model_store.errors import ArtefactError, FtrieError, NewerFormat, VersionNotFound
 from server.metrics.families import REFUSED_VERSIONS
 from server.metrics.meter import Meter
 from server.supervising.pauses import REFUSED_VERSION
 
-DAMAGED, GONE, MEMORY, DISK, OTHER = "damaged", "gone", "memory", "disk", "failed"
+DAMAGED, NEWER, GONE, MEMORY, OTHER = "damaged", "newer", "gone", "memory", "failed"
 
 _log = structlog.get_logger(__name__)
 
 _REASONS: tuple[tuple[type[BaseException], str], ...] = (
     (VersionNotFound, GONE),
+    (NewerFormat, NEWER),
     (ArtefactError, DAMAGED),
-    (OutputError, DISK),
     (MemoryError, MEMORY),
-    (OSError, DISK),
+    (
+        OSError,
+        MEMORY,
+    ),  # shared memory is made by system calls; nothing else is asked of the system for a version
 )
 
 
 def reason_of(error: BaseException) -> str:
-    """One word for a cause. A newer format is damage to an older ftrie; the message tells them apart."""
+    """One word for a cause."""
     return next((word for kind, word in _REASONS if isinstance(error, kind)), OTHER)
 
 
