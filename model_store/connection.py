@@ -13,7 +13,13 @@ from urllib.parse import quote, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    RedisError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
@@ -70,6 +76,10 @@ class StoreConnection:
             )
         if isinstance(error, BusyLoadingError):
             return StoreUnavailable(f"{self.shown_url} is still reading its data; try again shortly")
+        if isinstance(
+            error, ClusterDownError | TryAgainError
+        ):  # the former also of a replica without its primary
+            return StoreUnavailable(f"{self.shown_url} cannot answer now: {error}")
         if isinstance(error, RedisConnectionError | RedisTimeoutError):
             return StoreUnavailable(
                 f"{self.shown_url} does not answer ({error}); is it running, and is --store right?"
