@@ -7,6 +7,7 @@ BIN := .venv/bin
 RUNTIME := .venv/installed-embedded
 DEV := .venv/installed-dev
 BENCH := .venv/installed-bench
+PEERS := .venv/installed-peers
 
 .PHONY: help setup demo test check lint types imports stubs bench proto
 .DEFAULT_GOAL := help
@@ -16,7 +17,7 @@ help:
 	@echo "make demo    the whole loop on a simulated shop: train, publish, serve, rank, train again"
 	@echo "make test    run the tests"
 	@echo "make check   lint, formatting, types, import direction, generated stubs"
-	@echo "make bench   measure against Vowpal Wabbit, marisa-trie, pygtrie and an empty gRPC handler"
+	@echo "make bench   measure against Vowpal Wabbit, scikit-learn, River, LitServe, marisa-trie and an empty gRPC handler"
 	@echo "make proto   regenerate the stubs in proto/ after changing a .proto file"
 
 setup: $(RUNTIME)
@@ -44,7 +45,7 @@ imports: $(DEV)
 stubs: $(DEV)
 	@$(BIN)/python proto/generate.py --check
 
-bench: $(BENCH)
+bench: $(BENCH) $(PEERS)
 	@$(BIN)/ftrie bench
 	@$(BIN)/python -m benchmarks.numbers
 

@@ -4,7 +4,7 @@
 
 Every server has one core, and so has each scorer that is called in process; the load has the other. All hold the model
 of `rivals.shared_model`, and each answers some requests in full first: the run ends unless every click-through rate is
-the sum of the model's weights to 1e-5. What is not installed is left out: ``pip install -e ".[bench,peers]"``.
+the sum of the model's weights to 1e-5. What is not installed is left out: `pip install -e ".[bench,peers]"`.
 """
 
 from __future__ import annotations

@@ -27,6 +27,14 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
+class Memory:
+    """Bytes of a process: all, with shared pages by its part (PSS), and those that are its own."""
+
+    whole: int
+    own: int
+
+
+@dataclass(frozen=True)
 class Running:
     """A server that answers at `address`; its first process is `pid`."""
 
@@ -47,9 +55,9 @@ class Running:
         """CPU seconds of all its processes so far."""
         return sum(cpu_s(pid) for pid in self.pids)
 
-    def pss(self) -> dict[int, int]:
-        """Memory of each process in bytes; what several share counts for each by its part (PSS)."""
-        return {pid: pss(pid) for pid in self.pids}
+    def memory(self) -> list[Memory]:
+        """Of each process, the first one's first."""
+        return [pss(pid) for pid in self.pids]
 
 
 @contextmanager
@@ -94,13 +102,15 @@ def cpu_s(pid: int) -> float:
     return (int(words[11]) + int(words[12])) / _TICKS
 
 
-def pss(pid: int) -> int:
-    """Bytes of one process's memory, shared pages by its part; 0 of one that has ended."""
+def pss(pid: int) -> Memory:
+    """One process's memory, what it shares with others by its part; nothing of one that has ended."""
+    sizes = {"Pss": 0, "Pss_Anon": 0}
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    return 0
+            name, _, rest = line.partition(":")
+            if name in sizes:
+                sizes[name] = int(rest.split()[0]) * 1024
+    return Memory(sizes["Pss"], sizes["Pss_Anon"])
 
 
 def free_port() -> int:
