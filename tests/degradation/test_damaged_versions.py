@@ -3,132 +3,160 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
-import pytest
-
-from model_store.store import Store
-from tests.degradation.system import Running, Valkey, eventually, serving
+from tests.degradation.recovered import Recovered
+from tests.degradation.system import eventually
+from tests.degradation.whole_shop import WholeShop
 from tests.server import shop
 
-CANDIDATES = list(shop.ITEMS)
+DAMAGED, GONE, NEWER = "damaged", "gone", "newer"
 
 
-def chunk_missing(store: Store, bad: int) -> None:
-    store.client.delete(*store.model(shop.NAME).keys.chunks(bad, 1))
+class Published:
+    """Versions that come into the store as no command of ours would let them."""
+
+    def __init__(self, whole: WholeShop, recovered: Recovered) -> None:
+        self.whole, self.recovered = whole, recovered
+        self.client, self.keys = whole.store.client, whole.versions.keys
+        self.before = whole.ask()
+
+    def point_at(self, version: int) -> None:
+        """Make a version active without a look at it."""
+        self.client.set(self.keys.active, version)
+        self.client.xadd(self.keys.events, {"version": version})
+
+    def refused(self, version: int, reason: str) -> None:
+        """Point at it: it is refused for this reason, and all else stays as it was."""
+        refusals = self.refusals(reason)
+        self.whole.answers_as(version, seed=-1)  # a model that there is not: it must not answer
+        self.point_at(version)
+        eventually(lambda: self.refusals(reason) > refusals, f"a refusal of version {version}: {reason}")
+        assert f"version {version} was refused ({reason})" in self.whole.running.model()["problem"]
+        assert self.whole.running.model()["refused"][reason] == self.refusals(reason)
+        answer = self.whole.ask()
+        assert (answer.version, answer.items, answer.degraded) == (self.before.version, self.before.items, ())
+        assert self.whole.running.healthy()
+
+    def recovers_by(self, version: int) -> None:
+        """A good version has been activated just now."""
+        self.recovered.from_now()
+        self.recovered.when(lambda: self.whole.serves(version), "a good version is served")
+        assert self.whole.follows()
+
+    def refusals(self, reason: str) -> float:
+        return self.whole.metric("ftrie_refused_versions_total", model=shop.NAME, reason=reason)
 
 
-def chunk_truncated(store: Store, bad: int) -> None:
-    chunk = store.model(shop.NAME).keys.chunks(bad, 1)[0]
-    store.client.set(chunk, store.client.get(chunk)[:-7])
+def damaged_snapshot(
+    whole: WholeShop, recovered: Recovered, damage: Callable[[Published, int], None], reason: str
+) -> None:
+    """One that is published whole, then damaged, then pointed at."""
+    published = Published(whole, recovered)
+    bad = whole.versions.publish(shop.artefact(seed=2))
+    damage(published, bad)
+    published.refused(bad, reason)
+    published.recovers_by(whole.publish(seed=3))
 
 
-def bit_flipped(store: Store, bad: int) -> None:
-    chunk = store.model(shop.NAME).keys.chunks(bad, 1)[0]
-    data = bytearray(store.client.get(chunk))
+def first_chunk(published: Published, version: int) -> str:
+    return published.keys.chunks(version, 1)[0]
+
+
+def flip_a_bit(published: Published, version: int) -> None:
+    chunk = first_chunk(published, version)
+    data = bytearray(published.client.get(chunk))
     data[len(data) // 2] ^= 0x10
-    store.client.set(chunk, bytes(data))
+    published.client.set(chunk, bytes(data))
 
 
-def newer_format(store: Store, bad: int) -> None:
-    store.client.hset(store.model(shop.NAME).keys.manifest(bad), "format", "99")
+def remove(published: Published, version: int) -> None:
+    published.client.delete(published.keys.manifest(version), first_chunk(published, version))
 
 
-def version_gone(store: Store, bad: int) -> None:
-    keys = store.model(shop.NAME).keys
-    store.client.delete(keys.manifest(bad), *keys.chunks(bad, 1))
+def test_chunk_is_missing(whole: WholeShop, recovered: Recovered) -> None:
+    def damage(published: Published, version: int) -> None:
+        published.client.delete(first_chunk(published, version))
+
+    damaged_snapshot(whole, recovered, damage, DAMAGED)
 
 
-def manifest_of_garbage(store: Store, bad: int) -> None:
-    store.client.hset(store.model(shop.NAME).keys.manifest(bad), "rows", "many")
+def test_chunk_is_cut_short(whole: WholeShop, recovered: Recovered) -> None:
+    def damage(published: Published, version: int) -> None:
+        chunk = first_chunk(published, version)
+        published.client.set(chunk, published.client.get(chunk)[:-7])
+
+    damaged_snapshot(whole, recovered, damage, DAMAGED)
 
 
-DAMAGES: dict[str, Callable[[Store, int], None]] = {
-    "a chunk is missing": chunk_missing,
-    "a chunk is cut short": chunk_truncated,
-    "a bit is flipped": bit_flipped,
-    "a manifest of a newer format": newer_format,
-    "the pointer names a version that is gone": version_gone,
-    "a manifest of garbage": manifest_of_garbage,
-}
+def test_bit_is_flipped(whole: WholeShop, recovered: Recovered) -> None:
+    damaged_snapshot(whole, recovered, flip_a_bit, DAMAGED)
 
 
-def point_at(store: Store, version: int) -> None:
-    """Make a version active as no command of ours would: without a look at it."""
-    store.client.set(store.model(shop.NAME).keys.active, version)
+def test_manifest_is_of_a_newer_format(whole: WholeShop, recovered: Recovered) -> None:
+    def damage(published: Published, version: int) -> None:
+        published.client.hset(published.keys.manifest(version), "format", "99")
+
+    damaged_snapshot(whole, recovered, damage, NEWER)
 
 
-def refusals(running: Running) -> float:
-    return running.metric("ftrie_refused_versions_total", model=shop.NAME)
+def test_manifest_is_garbage(whole: WholeShop, recovered: Recovered) -> None:
+    def damage(published: Published, version: int) -> None:
+        published.client.hset(published.keys.manifest(version), "rows", "many")
+
+    damaged_snapshot(whole, recovered, damage, DAMAGED)
 
 
-def test_damaged_snapshots(valkey: Valkey, tmp_path: Path) -> None:
-    with serving(valkey.url, tmp_path) as running, Store.open(valkey.url) as store:
-        running.await_ready()
-        before = running.client.rank(candidates=CANDIDATES, variant="base").items
-        for name, damage in DAMAGES.items():
-            bad = store.model(shop.NAME).publish(shop.artefact(seed=2))
-            damage(store, bad)
-            point_at(store, bad)
-            refused = refusals(running)
-            eventually(lambda count=refused: refusals(running) > count, f"a refusal because {name}")
-            assert str(bad) in running.model()["problem"], name
-            answer = running.client.rank(candidates=CANDIDATES, variant="base")
-            assert (answer.version, answer.items, answer.degraded) == (1, before, ()), name
-            assert running.healthy(), name
-        reasons = running.model()["refused"]
-        assert sum(reasons.values()) >= len(DAMAGES)
-        good = shop.publish(store, seed=3)
-        eventually(lambda: running.client.rank(candidates=["item-1"]).version == good, "the good version")
-        assert not running.model()["problem"]
-        wanted = shop.expected_score(shop.ITEMS["item-1"], 0, seed=3)
-        answer = running.client.rank(candidates=["item-1"], variant="base")
-        assert answer.items[0].score == pytest.approx(wanted)
+def test_pointer_names_a_version_that_is_gone(whole: WholeShop, recovered: Recovered) -> None:
+    damaged_snapshot(whole, recovered, remove, GONE)
 
 
-def test_delta_chains(valkey: Valkey, tmp_path: Path) -> None:
-    with serving(valkey.url, tmp_path) as running, Store.open(valkey.url) as store:
-        running.await_ready()
-        versions = store.model(shop.NAME)
-        first, second, third = (shop.artefact(seed=seed) for seed in (1, 2, 3))
-        two = versions.publish(second.changes_since(first, version=1))
-        versions.activate(two)
-        expect(running, two, seed=2)
-        assert running.metric("ftrie_reloads_total", kind="delta") == 1
-
-        lost = versions.publish(third.changes_since(second, version=two))
-        after_lost = versions.publish(second.changes_since(third, version=lost))
-        store.client.delete(versions.keys.manifest(lost), *versions.keys.chunks(lost, 1))
-        refused = refusals(running)
-        point_at(store, after_lost)
-        eventually(lambda: refusals(running) > refused, "a refusal because of a gap")
-        expect(running, two, seed=2)
-
-        snapshot = versions.publish(third)
-        versions.activate(snapshot)
-        expect(running, snapshot, seed=3)
+def test_version_is_mended(whole: WholeShop, recovered: Recovered) -> None:
+    published = Published(whole, recovered)
+    version = whole.versions.publish(shop.artefact(seed=2))
+    chunk = first_chunk(published, version)
+    data = published.client.get(chunk)
+    published.client.delete(chunk)
+    published.refused(version, DAMAGED)
+    whole.answers_as(version, seed=2)
+    published.client.set(chunk, data)
+    published.recovers_by(version)
 
 
-def test_delta_of_another_parent(valkey: Valkey, tmp_path: Path) -> None:
-    with serving(valkey.url, tmp_path) as running, Store.open(valkey.url) as store:
-        running.await_ready()
-        versions = store.model(shop.NAME)
-        first, second, third = (shop.artefact(seed=seed) for seed in (1, 2, 3))
-        other = versions.publish(third)
-        wrong = versions.publish(second.changes_since(first, version=1))
-        store.client.hset(versions.keys.manifest(wrong), "parent", other)
-        refused = refusals(running)
-        point_at(store, wrong)
-        eventually(lambda: refusals(running) > refused, "a refusal because of the parent")
-        expect(running, 1, seed=1)
-        two = versions.publish(second.changes_since(first, version=1))
-        versions.activate(two)
-        expect(running, two, seed=2)
+def test_delta_is_missing_in_the_chain(whole: WholeShop, recovered: Recovered) -> None:
+    base = whole.publish(seed=1)
+    eventually(lambda: whole.serves(base), "a snapshot")
+    published = Published(whole, recovered)
+    first, second, third = (shop.artefact(seed=seed) for seed in (1, 2, 3))
+    lost = whole.versions.publish(second.changes_since(first, version=base))
+    after = whole.versions.publish(third.changes_since(second, version=lost))
+    remove(published, lost)
+    published.refused(after, DAMAGED)
+    published.recovers_by(whole.publish(seed=3))
 
 
-def expect(running: Running, version: int, seed: int) -> None:
-    """The version is served, or comes; every score is that of its model, whole."""
-    eventually(lambda: running.client.rank(candidates=["item-1"]).version == version, f"version {version}")
-    answer = running.client.rank(candidates=CANDIDATES, variant="base")
-    for item in answer.items:
-        assert item.score == pytest.approx(shop.expected_score(shop.ITEMS[item.id], 0, seed=seed))
+def test_delta_is_of_another_parent(whole: WholeShop, recovered: Recovered) -> None:
+    base = whole.publish(seed=1)
+    eventually(lambda: whole.serves(base), "a snapshot")
+    published = Published(whole, recovered)
+    first, second, third = (shop.artefact(seed=seed) for seed in (1, 2, 3))
+    other = whole.versions.publish(third)
+    wrong = whole.versions.publish(second.changes_since(first, version=base))
+    published.client.hset(published.keys.manifest(wrong), "parent", other)
+    published.refused(wrong, DAMAGED)
+    right = whole.versions.publish(second.changes_since(first, version=base))
+    whole.answers_as(right, seed=2)
+    deltas = whole.metric("ftrie_reloads_total", kind="delta")
+    whole.versions.activate(right)
+    published.recovers_by(right)
+    assert whole.metric("ftrie_reloads_total", kind="delta") == deltas + 1
+
+
+def test_bit_of_a_delta_is_flipped(whole: WholeShop, recovered: Recovered) -> None:
+    base = whole.publish(seed=1)
+    eventually(lambda: whole.serves(base), "a snapshot")
+    published = Published(whole, recovered)
+    first, second = (shop.artefact(seed=seed) for seed in (1, 2))
+    bad = whole.versions.publish(second.changes_since(first, version=base))
+    flip_a_bit(published, bad)
+    published.refused(bad, DAMAGED)
+    published.recovers_by(whole.publish(seed=2))

@@ -1,7 +1,8 @@
-"""docs/degradation.md, "The store": it refuses, stalls, breaks off, comes back, is empty, was flushed."""
+"""docs/degradation.md, "The store": while a server serves, its store refuses, stalls, breaks off, is emptied."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import grpc
@@ -9,151 +10,130 @@ import pytest
 
 from ftrie.client import RankFailed
 from model_store.store import Store
-from tests.degradation.system import Proxy, Running, Valkey, eventually, serving
+from tests.degradation.proxy import Proxy
+from tests.degradation.recovered import Recovered
+from tests.degradation.system import Valkey, eventually, serving
+from tests.degradation.whole_shop import CANDIDATES, SET, WholeShop
 from tests.server import shop
 
-CANDIDATES = list(shop.ITEMS)
-BUDGET = ("--store-budget", "150")
+
+def says(whole: WholeShop, cookie: str, beginning: str) -> bool:
+    """Whether an answer for this user says so in `degraded`."""
+    return any(reason.startswith(beginning) for reason in whole.degraded(cookie))
 
 
-def known_user(running: Running, cookie: str = "u1") -> tuple[str, ...]:
-    """What `degraded` says of a request that needs the user's record; its scores are always whole or said not to be."""
-    answer = running.client.rank(cookie=cookie, candidates=["item-1"], variant="base")
-    fields = {**shop.ITEMS["item-1"], "device": cookie}
-    whole = shop.expected_score({**fields, **shop.USERS.get(cookie, {})}, 0, seed=answer.version)
-    without = shop.expected_score(fields, 0, seed=answer.version)
-    stale = any("stale" in reason for reason in answer.degraded)
-    expected = whole if not answer.degraded or stale else without
-    assert answer.items[0].score == pytest.approx(expected)
-    return answer.degraded
+def test_store_refuses(whole: WholeShop, recovered: Recovered) -> None:
+    read, unread = whole.new_user(), whole.new_user()
+    assert whole.degraded(read) == ()
+    members = {item.id for item in whole.client.rank(candidate_set=SET).items}
+    whole.valkey.save()
+    whole.valkey.kill()
+    eventually(lambda: says(whole, read, "user_features: stale"), "a stale answer")
+    assert says(whole, unread, "user_features: ")
+    unknown = whole.client.rank(candidates=["item-1", "no such item"], variant="base")
+    assert any(reason.startswith("items: ") for reason in unknown.degraded)
+    eventually(
+        lambda: whole.client.rank(candidate_set=SET).degraded[:1] > ("candidate_set: stale",),
+        "a stale set",
+    )
+    assert {item.id for item in whole.client.rank(candidate_set=SET).items} == members
+    with pytest.raises(RankFailed) as failed:
+        whole.client.rank(candidate_set="never asked for")
+    assert failed.value.code is grpc.StatusCode.UNAVAILABLE
+    assert whole.running.healthy()
+    eventually(lambda: whole.metric("ftrie_store_away", model="shop") == 1, "ftrie_store_away")
+    for part in ("user_features", "items", "candidate_set"):
+        eventually(lambda part=part: whole.metric("ftrie_degraded_total", part=part) > 0, part)
+    for result in ("stale", "failed"):
+        eventually(lambda result=result: whole.metric("ftrie_user_cache_total", result=result) > 0, result)
+    eventually(lambda: whole.metric("ftrie_errors_total", status="UNAVAILABLE") > 0, "the error's count")
+
+    whole.valkey.start()
+    recovered.from_now()
+    recovered.when(lambda: whole.degraded(unread) == (), "answers are whole")
+    recovered.when(whole.follows, "versions are followed")
+    assert whole.metric("ftrie_store_away", model="shop") == 0
 
 
-def test_store_refuses_while_serving(valkey: Valkey, tmp_path: Path) -> None:
-    with serving(valkey.url, tmp_path, *BUDGET, "--user-ttl", "0.2") as running:
-        running.await_ready()
-        assert known_user(running) == ()
-        valkey.kill()
-        eventually(lambda: any("stale" in reason for reason in known_user(running)), "a stale answer")
-        assert any(reason.startswith("user_features: ") for reason in known_user(running, "u2"))
-        assert running.healthy()
-        eventually(lambda: running.model()["store_away"], "store_away")
-        eventually(lambda: running.metric("ftrie_store_away", model="shop") == 1, "ftrie_store_away")
-        eventually(lambda: running.metric("ftrie_degraded_total", part="user_features") > 0, "the count")
-        with pytest.raises(RankFailed) as failed:
-            running.client.rank(candidate_set="front")
-        assert failed.value.code is grpc.StatusCode.UNAVAILABLE
+def test_store_comes_back_and_reads_its_data(whole: WholeShop, recovered: Recovered) -> None:
+    unread = whole.new_user()
+    # While it loads, Valkey looks for callers after each KiB: many keys of that size, and a pause after each.
+    whole.store.client.mset({f"filler:{number}": os.urandom(1100) for number in range(300)})
+    whole.valkey.save()
+    whole.valkey.kill()
+    eventually(lambda: says(whole, unread, "user_features: "), "a degraded answer")
+    whole.valkey.start(load_delay_us=10_000)
+    eventually(lambda: any("LOADING" in reason for reason in whole.degraded(unread)), "its word for it")
+    assert whole.running.healthy()
+    eventually(whole.valkey.answers, "all of its data")
+    recovered.from_now()
+    recovered.when(lambda: whole.degraded(unread) == (), "answers are whole")
+    recovered.when(whole.follows, "versions are followed")
 
 
-def test_store_comes_back_with_its_data(valkey: Valkey, tmp_path: Path) -> None:
-    with serving(valkey.url, tmp_path, *BUDGET, "--user-ttl", "0.2") as running:
-        running.await_ready()
-        valkey.kill()
-        eventually(lambda: known_user(running, "u2") != (), "a degraded answer")
-        valkey.start()
-        with Store.open(valkey.url) as store:
-            shop.fill(store)
-            version = shop.publish(store, seed=2)
-        eventually(lambda: running.client.rank(candidates=["item-1"]).version == version, "the new version")
-        eventually(lambda: known_user(running, "u2") == (), "a whole answer")
-        eventually(lambda: running.metric("ftrie_store_away", model="shop") == 0, "ftrie_store_away")
+def test_store_stalls(whole: WholeShop, recovered: Recovered) -> None:
+    unread = whole.new_user()
+    whole.valkey.stall()
+    assert says(whole, unread, "user_features: ")
+    assert whole.running.healthy()
+    inline = {"age": "20", "likes": ["red"], "device": "x"}
+    assert whole.client.rank(candidates=["item-1"], user=inline, cookie="x").degraded == ()
+    eventually(lambda: whole.metric("ftrie_store_away", model="shop") == 1, "ftrie_store_away")
+    whole.valkey.go_on()
+    recovered.from_now()
+    recovered.when(lambda: whole.degraded(unread) == (), "answers are whole")
+    recovered.when(whole.follows, "versions are followed")
 
 
-def test_store_stalls(valkey: Valkey, tmp_path: Path) -> None:
-    with serving(valkey.url, tmp_path, *BUDGET, "--user-ttl", "0.2") as running:
-        running.await_ready()
-        valkey.stall()
-        assert any(reason.startswith("user_features: ") for reason in known_user(running, "u2"))
-        assert running.healthy()
-        inline = running.client.rank(
-            candidates=["item-1"], user={"age": "20", "likes": ["red"], "device": "x"}, cookie="x"
-        )
-        assert inline.degraded == ()
-        valkey.go_on()
-        eventually(lambda: known_user(running, "u2") == (), "a whole answer")
-
-
-def test_store_dies_in_the_middle_of_an_answer(valkey: Valkey, tmp_path: Path) -> None:
+def test_store_dies_in_the_middle_of_answers(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
     proxy = Proxy(valkey.port)
-    with serving(proxy.url, tmp_path, *BUDGET, "--user-ttl", "0.2") as running:
+    with (
+        serving(proxy.url, tmp_path, "--user-ttl", "0") as running,
+        Store.open(valkey.url) as store,
+    ):
         running.await_ready()
-        assert known_user(running) == ()
+        whole = WholeShop(valkey, running, store)
+        whole.answers_as(1, seed=1)
+        assert whole.degraded("u1") == ()
         proxy.cut_after = 20
-        for _ in range(10):
-            known_user(running, "u2")
-        assert proxy.cuts
+        version = whole.publish(seed=2)
+        eventually(lambda: says(whole, "u2", "user_features: ") and proxy.cuts > 10, "answers cut off")
+        eventually(lambda: whole.metric("ftrie_store_away", model="shop") == 1, "ftrie_store_away")
+        assert whole.ask("u1").version == 1
+        assert running.healthy()
         proxy.cut_after = None
-        eventually(lambda: known_user(running, "u2") == (), "a whole answer")
+        recovered.from_now()
+        recovered.when(lambda: whole.degraded("u2") == (), "answers are whole")
+        recovered.when(lambda: whole.serves(version), "the new version is served")
     proxy.close()
 
 
-def test_store_away_at_start_and_nothing_on_disk(valkey: Valkey, tmp_path: Path) -> None:
-    valkey.kill()
-    with serving(valkey.url, tmp_path) as running:
-        with pytest.raises(RankFailed) as failed:
-            running.client.rank(candidates=["item-1"])
-        assert failed.value.code is grpc.StatusCode.UNAVAILABLE
-        assert not running.healthy()
-        assert running.metric("ftrie_ready", model="shop") == 0
-        valkey.start()
-        with Store.open(valkey.url) as store:
-            shop.fill(store)
-        running.await_ready()
-        assert running.healthy()
-        assert known_user(running) == ()
+def test_store_comes_back_empty(whole: WholeShop, recovered: Recovered) -> None:
+    before = whole.ask()
+    whole.valkey.kill()
+    (whole.valkey.folder / "dump.rdb").unlink(missing_ok=True)
+    whole.valkey.start()
+    stays_as_it_was_until_filled(whole, before.version, recovered)
 
 
-def test_store_away_at_start_and_a_good_model_on_disk(valkey: Valkey, tmp_path: Path) -> None:
-    with serving(valkey.url, tmp_path) as running:
-        running.await_ready()
-        before = running.client.rank(candidates=CANDIDATES, variant="base").items
-    valkey.kill()
-    with serving(valkey.url, tmp_path, *BUDGET) as running:
-        running.await_ready()
-        answer = running.client.rank(candidates=CANDIDATES, variant="base")
-        assert answer.items == before
-        assert any(reason.startswith("model: ") for reason in answer.degraded)
-        assert running.healthy()
-        assert running.model()["source"] == "disk"
-        assert running.metric("ftrie_serving_from_disk", model="shop") == 1
-        valkey.start()
-        with Store.open(valkey.url) as store:
-            shop.fill(store, seed=2)
-        eventually(lambda: running.model()["source"] == "store", "a model from the store")
-        eventually(lambda: running.client.rank(candidates=CANDIDATES).degraded == (), "a whole answer")
-        wanted = shop.expected_score(shop.ITEMS["item-1"], 0, seed=2)
-        answer = running.client.rank(candidates=["item-1"], variant="base")
-        assert answer.items[0].score == pytest.approx(wanted)
+def test_store_was_flushed(whole: WholeShop, recovered: Recovered) -> None:
+    before = whole.ask()
+    whole.store.client.flushall()
+    stays_as_it_was_until_filled(whole, before.version, recovered)
 
 
-def test_store_is_empty_at_start(valkey: Valkey, tmp_path: Path) -> None:
-    with Store.open(valkey.url) as store:
-        store.client.flushall()
-        with serving(valkey.url, tmp_path) as running:
-            with pytest.raises(RankFailed) as failed:
-                running.client.rank(candidates=["item-1"])
-            assert failed.value.code is grpc.StatusCode.UNAVAILABLE
-            assert not running.healthy()
-            shop.fill(store)
-            running.await_ready()
-            assert running.healthy()
-
-
-def test_store_was_flushed_while_serving(valkey: Valkey, tmp_path: Path) -> None:
-    with serving(valkey.url, tmp_path, *BUDGET) as running, Store.open(valkey.url) as store:
-        running.await_ready()
-        before = running.client.rank(candidates=CANDIDATES, variant="base").items
-        store.client.flushall()
-        eventually(lambda: bool(running.model()["problem"]), "a problem in the status")
-        answer = running.client.rank(candidates=CANDIDATES, variant="base")
-        assert answer.items == before
-        assert running.healthy()
-        shop.fill(store, seed=2)
-        wanted = shop.expected_score(shop.ITEMS["item-1"], 0, seed=2)
-        eventually(
-            lambda: (
-                running.client.rank(candidates=["item-1"], variant="base").items[0].score
-                == pytest.approx(wanted)
-            ),
-            "the new model",
-        )
-        eventually(lambda: not running.model()["problem"], "the end of the problem")
+def stays_as_it_was_until_filled(whole: WholeShop, version: int, recovered: Recovered) -> None:
+    """The model stays, and is told from another one of the same number."""
+    eventually(lambda: "no active version" in whole.running.model()["problem"], "the problem's name")
+    assert whole.ask().version == version
+    assert whole.degraded() == ()
+    assert {item.id for item in whole.client.rank(candidates=CANDIDATES).items} == set(shop.ITEMS)
+    assert whole.running.healthy()
+    with pytest.raises(RankFailed) as failed:
+        whole.client.rank(candidate_set="never asked for")
+    assert failed.value.code is grpc.StatusCode.NOT_FOUND
+    sha256 = whole.running.model()["sha256"]
+    refilled = whole.fill_with_another_model()
+    recovered.from_now()
+    recovered.when(lambda: whole.serves(refilled) and whole.follows(), "the new model is served")
+    assert whole.running.model()["sha256"] != sha256

@@ -1,0 +1,28 @@
+"""How long a system takes to be whole again: each test waits for it and notes the seconds; `measure` prints them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from tests.degradation.system import WAIT_S, eventually
+
+NOTED = "seconds until"
+
+
+class Recovered:
+    """Waits, and notes how long it took since the fault was mended."""
+
+    def __init__(self, note: Callable[[str, object], None]) -> None:
+        """note: pytest's `record_property`."""
+        self._note = note
+        self._mended = time.monotonic()
+
+    def from_now(self) -> None:
+        """The fault has just been mended."""
+        self._mended = time.monotonic()
+
+    def when(self, holds: Callable[[], bool], what: str, within_s: float = WAIT_S) -> None:
+        """Wait until `what` holds."""
+        eventually(holds, what, within_s)
+        self._note(f"{NOTED} {what}", round(time.monotonic() - self._mended, 2))

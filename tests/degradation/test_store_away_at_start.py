@@ -1,0 +1,112 @@
+"""docs/degradation.md, "The store": what a server begins with when its store is away, refuses it, or holds nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import pytest
+
+from ftrie.client import RankFailed
+from model_store.store import Store
+from tests.degradation.recovered import Recovered
+from tests.degradation.system import Running, Valkey, eventually, free_port, serving
+from tests.degradation.whole_shop import WholeShop
+from tests.server import shop
+
+
+def answers_nothing(running: Running) -> None:
+    """It says so, to callers and to who asks for its health."""
+    with pytest.raises(RankFailed) as failed:
+        running.client.rank(candidates=["item-1"])
+    assert failed.value.code is grpc.StatusCode.UNAVAILABLE
+    assert not running.healthy()
+    assert not running.status()["ready"]
+    assert running.metric("ftrie_ready", model="shop") == 0
+
+
+def serves_once_filled(running: Running, valkey: Valkey, recovered: Recovered, seed: int = 1) -> None:
+    """The store has a model from now on."""
+    with Store.open(valkey.url) as store:
+        whole = WholeShop(valkey, running, store)
+        version = whole.fill(seed)
+        recovered.from_now()
+        running.await_ready()
+        recovered.when(lambda: whole.serves(version), "the model is served")
+        recovered.when(lambda: whole.degraded("u1") == (), "answers are whole")
+        assert running.healthy()
+        assert running.metric("ftrie_ready", model="shop") == 1
+
+
+def test_store_away_at_start_and_nothing_on_disk(tmp_path: Path, recovered: Recovered) -> None:
+    port = free_port()
+    with serving(f"redis://127.0.0.1:{port}", tmp_path) as running:
+        answers_nothing(running)
+        eventually(lambda: running.metric("ftrie_store_away", model="shop") == 1, "ftrie_store_away")
+        valkey = Valkey(tmp_path, port)
+        serves_once_filled(running, valkey, recovered)
+    valkey.kill()
+
+
+def test_store_away_at_start_and_a_good_model_on_disk(
+    valkey: Valkey, tmp_path: Path, recovered: Recovered
+) -> None:
+    with serving(valkey.url, tmp_path) as running:
+        running.await_ready()
+    valkey.kill()
+    with serving(valkey.url, tmp_path) as running:
+        running.await_ready()
+        answer = running.client.rank(candidates=list(shop.ITEMS), variant="base")
+        wanted = {item: shop.expected_score(fields, 0) for item, fields in shop.ITEMS.items()}
+        assert {item.id: item.score for item in answer.items} == pytest.approx(wanted)
+        assert any(reason.startswith("model: the store is away") for reason in answer.degraded)
+        assert running.healthy()
+        assert running.model()["source"] == "disk"
+        assert running.metric("ftrie_serving_from_disk", model="shop") == 1
+        eventually(lambda: running.metric("ftrie_degraded_total", part="model") > 0, "the count")
+        valkey.start()
+        with Store.open(valkey.url) as store:
+            whole = WholeShop(valkey, running, store)
+            version = whole.fill(seed=2)
+            whole.answers_as(answer.version, seed=1)
+            recovered.from_now()
+            recovered.when(lambda: whole.serves(version) and whole.follows(), "the store's model is served")
+        assert running.metric("ftrie_serving_from_disk", model="shop") == 0
+
+
+def test_copy_on_disk_is_damaged(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
+    with serving(valkey.url, tmp_path) as running:
+        running.await_ready()
+    parts = sorted((tmp_path / "state").rglob("*.part"))
+    assert parts
+    for part in parts:
+        data = bytearray(part.read_bytes())
+        data[len(data) // 2] ^= 1
+        part.write_bytes(bytes(data))
+    valkey.kill()
+    with serving(valkey.url, tmp_path) as running:
+        eventually(
+            lambda: bool(running.logs("the last good model on disk is of no use")), "a look at the disk"
+        )
+        answers_nothing(running)
+        valkey.start()
+        serves_once_filled(running, valkey, recovered)
+
+
+def test_store_is_empty_at_start(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
+    with Store.open(valkey.url) as store:
+        store.client.flushall()
+    with serving(valkey.url, tmp_path) as running:
+        eventually(lambda: "no active version" in running.model()["problem"], "the problem's name")
+        answers_nothing(running)
+        serves_once_filled(running, valkey, recovered)
+
+
+def test_store_refuses_the_password_at_start(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
+    with Store.open(valkey.url) as store:
+        store.client.config_set("requirepass", "another one")
+        with serving(valkey.url, tmp_path) as running:
+            eventually(lambda: running.metric("ftrie_store_away", model="shop") == 1, "ftrie_store_away")
+            answers_nothing(running)
+            store.client.config_set("requirepass", "")
+            serves_once_filled(running, valkey, recovered)

@@ -1,0 +1,76 @@
+"""docs/degradation.md, "The store": it answers, but without writes, memory, password or primary."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftrie.client import RankFailed
+from model_store.errors import StoreError, StoreUnavailable
+from model_store.store import Store
+from tests.degradation.recovered import Recovered
+from tests.degradation.system import eventually, free_port
+from tests.degradation.whole_shop import WholeShop
+from tests.server import shop
+
+
+def nothing_is_lost_but_publishing(whole: WholeShop, word: str) -> None:
+    """Answers are whole, those that need the store too; who publishes is told why it does not."""
+    assert whole.degraded("u1") == ()
+    with pytest.raises(StoreError, match=word):
+        whole.versions.publish(shop.artefact(seed=2))
+    assert whole.degraded("u2") == ()
+    assert whole.running.healthy()
+    assert whole.follows()
+    assert whole.metric("ftrie_store_away", model="shop") == 0
+
+
+def publishes_again(whole: WholeShop, recovered: Recovered) -> None:
+    recovered.from_now()
+    version = whole.publish(seed=3)
+    recovered.when(lambda: whole.serves(version), "a new version is published and served")
+
+
+def test_store_is_a_replica(whole: WholeShop, recovered: Recovered) -> None:
+    whole.store.client.execute_command("REPLICAOF", "127.0.0.1", free_port())
+    nothing_is_lost_but_publishing(whole, "read only replica")
+    whole.store.client.execute_command("REPLICAOF", "NO", "ONE")
+    publishes_again(whole, recovered)
+
+
+def test_store_is_out_of_memory(whole: WholeShop, recovered: Recovered) -> None:
+    whole.store.client.config_set("maxmemory", "1")
+    nothing_is_lost_but_publishing(whole, "maxmemory")
+    whole.store.client.config_set("maxmemory", "0")
+    publishes_again(whole, recovered)
+
+
+def test_store_is_a_replica_without_its_primary(whole: WholeShop, recovered: Recovered) -> None:
+    unread = whole.new_user()
+    whole.store.client.config_set("replica-serve-stale-data", "no")
+    whole.store.client.execute_command("REPLICAOF", "127.0.0.1", free_port())
+    says_that_the_store_is_away(whole, unread, "MASTERDOWN")
+    whole.store.client.execute_command("REPLICAOF", "NO", "ONE")
+    recovered.from_now()
+    recovered.when(lambda: whole.degraded(unread) == (), "answers are whole")
+    recovered.when(whole.follows, "versions are followed")
+
+
+def test_store_refuses_the_password(whole: WholeShop, recovered: Recovered) -> None:
+    unread = whole.new_user()
+    whole.store.client.config_set("requirepass", "another one")
+    whole.store.client.client_kill_filter(_type="normal", skipme=True)
+    says_that_the_store_is_away(whole, unread, "refused the name or password")
+    with pytest.raises(StoreUnavailable, match="refused the name or password"):
+        Store.open(whole.valkey.url)
+    whole.store.client.config_set("requirepass", "")
+    recovered.from_now()
+    recovered.when(lambda: whole.degraded(unread) == (), "answers are whole")
+    recovered.when(whole.follows, "versions are followed")
+
+
+def says_that_the_store_is_away(whole: WholeShop, unread: str, word: str) -> None:
+    eventually(lambda: any(word in reason for reason in whole.degraded(unread)), f"{word} in degraded")
+    assert whole.running.healthy()
+    eventually(lambda: whole.metric("ftrie_store_away", model="shop") == 1, "ftrie_store_away")
+    with pytest.raises(RankFailed, match=r"UNAVAILABLE"):
+        whole.client.rank(candidate_set="never asked for")
