@@ -65,7 +65,9 @@ class DirectConnection:
 
     def _exchange(self, command: bytes, answers: int, wait_s: float, until: float) -> list[Answer]:
         try:
-            wire = self._socket or self._open(wait_s)
+            wire = self._socket
+            if wire is None:
+                wire, wait_s = self._open(wait_s), until - time.monotonic()
             self._wait_at_most(wire, wait_s)
             wire.sendall(command)
             return self._receive(wire, answers, until)
@@ -112,10 +114,10 @@ class DirectConnection:
         which makes two system calls of each.
         """
         wait_ms = math.ceil(wait_s * 1000)
+        if wait_ms <= 0:  # to the kernel 0 would be a wait without end
+            raise TimeoutError
         if wait_ms == self._waits_ms:
             return
-        if wait_ms <= 0:
-            raise TimeoutError
         if _is_plain(wire):
             limit = struct.pack("@ll", wait_ms // 1000, wait_ms % 1000 * 1000)
             wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

@@ -75,6 +75,13 @@ def test_the_wait_is_the_callers_each_time(far: Store, store: Store) -> None:
     assert far.records.user("u1", 5.0)["n"] == "1"
 
 
+def test_a_read_without_time_left_ends_at_once_on_a_new_connection_too(far: Store) -> None:
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            far.records.user_values("u1", HashFields(("n",)), 0.0)
+    assert far.records.user_values("u1", HashFields(("n",))) == ["1"]
+
+
 def test_a_store_that_is_reading_its_data_is_away(store: Store) -> None:
     store.records.user("u")
     store.client.replicaof("127.0.0.1", "1")
