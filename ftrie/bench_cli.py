@@ -25,7 +25,7 @@ RESULTS = CHECKOUT / "benchmarks" / "results"
 def register(app: typer.Typer) -> None:
     """Add `ftrie bench run` and `ftrie bench serve`."""
     group = typer.Typer(cls=_Bench, help="Measure: this checkout, or a server.", rich_markup_mode=None)
-    group.command("run", epilog="Example: ftrie bench trie")(bench)
+    group.command("run", epilog="Example: ftrie bench run peers")(bench)
     bench_serve_cli.register(group)
     app.add_typer(group, name="bench", epilog="Example: ftrie bench trie")
 
