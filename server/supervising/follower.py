@@ -53,10 +53,13 @@ class Follower(threading.Thread):
         self._yields = yields
         self._served = ServedModel(model, receiver, keeper, meter)
         self._stopped = threading.Event()
-        self._look = threading.Event()
-        self._looked = threading.Event()
+        self._looked = threading.Condition()
+        self._looks_asked = self._looks_taken = 0
+        """Calls of `look_now`, and how many of them came before the latest look began."""
         self._late: SimpleQueue[tuple[str, ...]] = SimpleQueue()
         self._freed: SimpleQueue[str] = SimpleQueue()
+        self._failures = 0
+        """How often in a row the store could not be followed."""
 
     # -- from other threads
 
@@ -80,9 +83,10 @@ class Follower(threading.Thread):
 
     def look_now(self, timeout_s: float) -> bool:
         """Look at the store at once, at a version that was refused too; whether that was done within the time."""
-        self._looked.clear()
-        self._look.set()
-        return self._looked.wait(timeout_s)
+        with self._looked:
+            self._looks_asked += 1
+            mine = self._looks_asked
+            return self._looked.wait_for(lambda: self._looks_taken >= mine, timeout_s)
 
     def late_items(self, ids: Iterable[str]) -> None:
         """Requests have named these items, which the store has and the catalogue lacks."""
@@ -97,16 +101,14 @@ class Follower(threading.Thread):
         warm_kernels()
         if self._keeper is not None:
             self.experiment.restore(self._keeper.experiment(self._model))
-        failures = 0
         while not self._stopped.is_set():
             try:
                 with Store.open(self._url) as store:
-                    failures = 0
                     self._follow(store)
             except Exception as error:
-                failures += 1
-                self._went_wrong(error, first=failures == 1)
-                self._stopped.wait(RECONNECT.after(failures))
+                self._failures += 1
+                self._went_wrong(error, first=self._failures == 1)
+                self._stopped.wait(RECONNECT.after(self._failures))
 
     def _follow(self, store: Store) -> None:
         """Look whenever there may be something to see, until stopped. Raises StoreUnavailable."""
@@ -115,19 +117,26 @@ class Follower(threading.Thread):
         event = versions.last_event()
         self._check(versions)
         self._served.store_is_away(False)
+        self._failures = 0  # not before: a store that opens, and holds what it should not, has failed again
         checked = time.monotonic()
         while not self._stopped.is_set():
             before, event = event, versions.wait(event, WAIT_S)
-            if self._look.is_set():
-                self._look.clear()
-                self._served.refusals.forgive()
-                self._check(versions)
-                self._looked.set()
+            if self._looks_asked > self._looks_taken:
+                self._look(versions)
             elif event != before or time.monotonic() - checked >= CHECK_EVERY_S:
                 self._check(versions)
                 checked = time.monotonic()
             self._hear()
             self._served.rebuild_if_due()
+
+    def _look(self, versions: ModelVersions) -> None:
+        """For `look_now`: who asks while this goes on waits for the next one, which may find something newer."""
+        asked = self._looks_asked
+        self._served.refusals.forgive()
+        self._check(versions)
+        with self._looked:
+            self._looks_taken = asked
+            self._looked.notify_all()
 
     def _check(self, versions: ModelVersions) -> None:
         """Bring what is served up to the store's state. Raises StoreUnavailable."""
