@@ -170,14 +170,19 @@ class Worker:
         current = self.models[parts.name]
         try:
             serving = warmed(Serving.bind(parts), list(current.recent))
-        except (FtrieError, MemoryError, OSError) as error:
-            _log.error("parts refused", model=parts.name, version=parts.version, error=str(error))
-            self._reports.refused(parts.name, parts.version, str(error))
-            self._reports.released(serial)
-            return
+        except Exception as error:
+            return self._refuse(parts, serial, error)
         # Called by whatever thread ends the last request that reads them: only a note may be left there.
         serving.on_released(lambda: self._errands.put(lambda: self._reports.released(serial)))
         self._put_in_service(current, serving)
+
+    def _refuse(self, parts: Parts, serial: int, error: Exception) -> None:
+        """Whatever it was: a serial that is not given back would keep its buffer for ever."""
+        known = isinstance(error, FtrieError | MemoryError | OSError)
+        facts = {"model": parts.name, "version": parts.version, "error": str(error)}
+        _log.error("parts refused", **facts, exc_info=None if known else error)
+        self._reports.refused(parts.name, parts.version, str(error))
+        self._reports.released(serial)
 
     def _put_in_service(self, current: Current, serving: Serving) -> None:
         before = current.serving
