@@ -69,7 +69,7 @@ class Crew:
         self._distribution = distribution
         self._listener = listener
         self._changed = changed
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # `kill` is called by a signal's handler, whatever its thread holds
         self._places = [_Place(number) for number in range(settings.workers)]
         self._draining = False
         self._pinged = self._ticked = time.monotonic()

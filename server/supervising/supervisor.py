@@ -53,6 +53,8 @@ class Supervisor:
         self._on_ready = on_ready
         self._ready = False
         self._signals = 0
+        self._kill: Callable[[], None] = lambda: None
+        """Ends every worker at once; nothing before there is a crew."""
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self.meter = Meter()
@@ -112,6 +114,7 @@ class Supervisor:
             warm_kernels()  # once, and not in every worker at the same time
         self._feed = Feed(settings, self._state, self.meter, yields=True)
         self._crew = Crew(settings, self._port.number, self._feed.distribution, self, self._wake.set)
+        self._kill = self._crew.kill
         self._crew.listen_now = not self._inherited.pids()
         self._last.enter_context(Hosted(settings, self))
         self._feed.start()
@@ -176,7 +179,7 @@ class Supervisor:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
         if self._signals > 1:
-            self._crew.kill()
+            self._kill()
             os._exit(128 + number)
         self._stopping.set()
         self._wake.set()
