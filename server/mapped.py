@@ -14,6 +14,7 @@ import secrets
 import struct
 import tempfile
 from collections.abc import Callable, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -103,17 +104,20 @@ class Mapped:
         """
         try:
             with open(path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size < START.size:
-                    raise ArtefactError(f"{path}: {size} bytes are no part of a model; fetch it again")
-                fd = _new_memory(size)
-                memory = mmap.mmap(fd, size)
-                read = file.readinto(memory)
+                return cls._read(file, str(path))
         except OSError as error:
             raise ArtefactError(f"cannot read {path}: {error.strerror}") from None
+
+    @classmethod
+    def _read(cls, file: BufferedReader, where: str) -> Mapped:
+        size = os.fstat(file.fileno()).st_size
+        if size < START.size:
+            raise ArtefactError(f"{where}: {size} bytes are no part of a model; fetch it again")
+        fd = _new_memory(size)
         try:
-            _verify(memory, read, str(path))
-            return cls._of(fd, secrets.token_hex(8), memory, str(path))
+            memory = mmap.mmap(fd, size)
+            _verify(memory, file.readinto(memory), where)
+            return cls._of(fd, secrets.token_hex(8), memory, where)
         except BaseException:
             os.close(fd)
             raise
