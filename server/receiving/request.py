@@ -17,6 +17,7 @@ from server.receiving.kernels import FOUND, IRREGULAR, OPTIONS, REST, split
 Array = npt.NDArray[Any]
 _local = threading.local()
 _FIRST_BYTES = 1 << 14
+_MOST_KEPT_BYTES = 1 << 20  # for a message of 16 MiB, every thread would keep 80
 
 
 class Received:
@@ -73,13 +74,15 @@ def received(message: bytes) -> Received | DecodeError:
 
 
 def _scratch(size: int) -> tuple[Array, Array, Array]:
-    """This thread's space for a message of `size` bytes."""
+    """This thread's space for a message of `size` bytes; for an uncommonly long one, space of its own."""
     have: tuple[Array, Array, Array] | None = getattr(_local, "scratch", None)
     if have is None or len(have[1]) < size:
         room = max(size, _FIRST_BYTES)
-        have = _local.scratch = (
+        have = (
             np.empty((room // 2 + 1, 2), np.int32),
             np.empty(room, np.uint8),
             np.empty(FOUND, np.int64),
         )
+        if room <= _MOST_KEPT_BYTES:
+            _local.scratch = have
     return have
