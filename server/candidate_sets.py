@@ -19,6 +19,8 @@ PART = "candidate_set"
 FRESH_S = 1.0
 MAX_IDS = 500_000
 """Ids kept at most, of all sets together."""
+IDS_A_NAME = 100
+"""What a set's name counts for, 4 KiB at most: names that no set has are remembered too, and callers choose them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class _Kept:
 
     @property
     def size(self) -> int:
-        return len(self.ids or ()) + 1
+        return len(self.ids or ()) + IDS_A_NAME
 
 
 class CandidateSets:
