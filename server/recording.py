@@ -72,7 +72,11 @@ class Recorder:
         except OSError as error:
             _log.error("recording ends", error=str(error))
         finally:
+            self._share = 0.0
             os.close(self._file)
+            with suppress(Empty):  # nobody else takes these out, and they are up to 16 MiB each
+                while True:
+                    self._waiting.get_nowait()
 
     def _write(self, at: float, message: bytes) -> None:
         """One write a line, which the system keeps whole also beside other processes."""
