@@ -1,0 +1,73 @@
+"""Calls that go on while something is broken, each on a connection of its own; and what came of them."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+import pytest
+
+from ctr.v1.ranking_pb2 import RankRequest, RankResponse
+from ftrie.client import METHOD
+from tests.degradation.system import eventually
+from tests.server import shop
+
+PAUSE_S = 0.01
+"""Between a thread's calls, or they would take the processor from whom they wait for."""
+REQUEST = RankRequest(item_ids=list(shop.ITEMS), variant="base")
+EXPECTED = {item: shop.expected_score(fields, 0) for item, fields in shop.ITEMS.items()}
+
+
+class Load:
+    """Calls one after another by a few threads. A new connection falls to any worker, an old one to its own."""
+
+    def __init__(self, address: str, threads: int = 3, timeout_s: float = 10.0) -> None:
+        self._address, self._timeout_s = address, timeout_s
+        self._stop = threading.Event()
+        self.answers: Counter[str] = Counter()
+        self.wrong = 0
+        self._threads = [threading.Thread(target=self._run) for _ in range(threads)]
+
+    def _run(self) -> None:
+        while not self._stop.wait(PAUSE_S):
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            with grpc.insecure_channel(self._address, options=options) as channel:
+                call = channel.unary_unary(
+                    METHOD,
+                    request_serializer=RankRequest.SerializeToString,
+                    response_deserializer=RankResponse.FromString,
+                )
+                try:
+                    answer = call(REQUEST, timeout=self._timeout_s, wait_for_ready=True)
+                except grpc.RpcError as error:
+                    self.answers[error.code().name] += 1
+                    continue
+            self.answers["OK"] += 1
+            scores = {item.id: item.score for item in answer.items}
+            self.wrong += scores != pytest.approx(EXPECTED)
+
+    @contextmanager
+    def running(self) -> Iterator[Load]:
+        """While calls are made; waits for some before the block. None is made any more after it."""
+        for thread in self._threads:
+            thread.start()
+        try:
+            self.some_more()
+            yield self
+        finally:
+            self._stop.set()
+            for thread in self._threads:
+                thread.join()
+
+    def some_more(self, calls: int = 30) -> None:
+        """Wait until so many more calls were answered."""
+        wanted = self.answers["OK"] + calls
+        eventually(lambda: self.answers["OK"] >= wanted, f"{calls} more answers")
+
+    @property
+    def failed(self) -> int:
+        """Calls that were not answered."""
+        return sum(self.answers.values()) - self.answers["OK"]

@@ -1,0 +1,109 @@
+"""docs/degradation.md, "Load": more calls than a worker takes, and calls that have waited too long.
+
+Calls take long while the store stalls, until the server leaves the store alone: so each attempt has a stall of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import grpc
+from google.rpc.error_details_pb2 import RetryInfo
+from grpc_status import rpc_status
+
+from ctr.v1.ranking_pb2 import RankRequest
+from ftrie.client import METHOD
+from tests.degradation.conftest import PLACES, THREADS
+from tests.degradation.recovered import Recovered
+from tests.degradation.system import eventually
+from tests.degradation.whole_shop import CANDIDATES, WholeShop
+
+AT_ONCE = 4 * PLACES
+OK, EXHAUSTED, PASSED = (
+    grpc.StatusCode.OK,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
+SHORT_S = 0.03
+
+
+@contextmanager
+def calls_take_long(whole: WholeShop) -> Iterator[list[str]]:
+    """Calls for the users given take the store's budget; afterwards the store is as it was."""
+    users = [whole.new_user() for _ in range(AT_ONCE)]
+    whole.valkey.stall()
+    try:
+        yield users
+    finally:
+        whole.valkey.go_on()
+    eventually(lambda: whole.degraded(whole.new_user()) == (), "a whole answer")
+
+
+def calls(whole: WholeShop, requests: Sequence[RankRequest], timeout_s: float = 20.0) -> list[grpc.Future]:
+    """All at once; waits for none."""
+    with grpc.insecure_channel(whole.running.address) as channel, ThreadPoolExecutor(len(requests)) as pool:
+        method = channel.unary_unary(METHOD, request_serializer=RankRequest.SerializeToString)
+
+        def ended(request: RankRequest) -> grpc.Future:
+            call = method.future(request, timeout=timeout_s)
+            call.exception()  # waits
+            return call
+
+        return list(pool.map(ended, requests))
+
+
+def asking_for(user: str) -> RankRequest:
+    return RankRequest(item_ids=["item-1"], cookie=user, variant="base")
+
+
+def test_more_calls_than_a_worker_takes(whole: WholeShop, recovered: Recovered) -> None:
+    refused: list[grpc.Future] = []
+
+    def some_are_refused() -> bool:
+        with calls_take_long(whole) as users:
+            ended = calls(whole, list(map(asking_for, users)))
+            assert whole.running.healthy()
+        assert {call.code() for call in ended} <= {OK, EXHAUSTED}
+        refused.extend(call for call in ended if call.code() is EXHAUSTED)
+        return len(refused) > 0
+
+    eventually(some_are_refused, "calls that are refused")
+    for call in refused:
+        after = RetryInfo()
+        assert rpc_status.from_call(call).details[0].Unpack(after)
+        pushback = dict(call.trailing_metadata())["grpc-retry-pushback-ms"]
+        assert 20 <= int(pushback) == after.retry_delay.ToMilliseconds() <= 100
+    assert whole.metric("ftrie_places") == PLACES
+    eventually(lambda: whole.metric("ftrie_refused_total", reason="overload") >= len(refused), "the count")
+    recovered.from_now()
+    recovered.when(lambda: whole.degraded("u1") == (), "answers are whole")
+
+
+def test_deadline_has_passed_before_a_thread_is_free(whole: WholeShop, recovered: Recovered) -> None:
+    late = RankRequest(item_ids=CANDIDATES, variant="plain")
+
+    def computed() -> float:
+        return whole.metric("ftrie_call_seconds_count", variant="plain")
+
+    def counted_late() -> float:
+        """How many calls like the late one were computed: one more is made, and waited for in the counts."""
+        before = computed()
+        (call,) = calls(whole, [late])
+        assert call.code() is OK
+        eventually(lambda: computed() > before, "its count")
+        return computed()
+
+    def waited_in_vain() -> bool:
+        before = counted_late()
+        with calls_take_long(whole) as users, ThreadPoolExecutor(1) as pool:
+            holding = pool.submit(calls, whole, list(map(asking_for, users[:THREADS])))
+            eventually(lambda: holding.running(), "calls that hold the threads")
+            (call,) = calls(whole, [late], SHORT_S)
+            assert {each.code() for each in holding.result()} == {OK}
+        return call.code() is PASSED and counted_late() == before + 1
+
+    eventually(waited_in_vain, "a call whose deadline passes, and that is not computed")
+    recovered.from_now()
+    recovered.when(lambda: whole.degraded("u1") == (), "answers are whole")
