@@ -90,7 +90,7 @@ def serve(
     ] = None,
     metrics_host: Annotated[str, typer.Option(help="Which interface for /metrics.")] = LOOPBACK,
     max_concurrency: Annotated[
-        int, typer.Option(min=0, help="Calls a worker takes at once; more are refused. Default: 8 a thread.")
+        int, typer.Option(min=0, help="Calls a worker takes at once; more are refused. Default: 32 a thread.")
     ] = 0,
     tls_cert: Annotated[str, typer.Option(metavar="FILE", help="Serve TLS with this certificate, PEM.")] = "",
     tls_key: Annotated[str, typer.Option(metavar="FILE", help="Its key, PEM.")] = "",

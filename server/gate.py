@@ -31,7 +31,8 @@ from server.security.tokens import Guard
 
 T = TypeVar("T")
 
-PLACES_A_THREAD = 8
+PLACES_A_THREAD = 32
+"""256 places with 8 threads: some 50 ms of work, so that a short stall of the machine refuses nobody."""
 RETRY_AFTER_MS = (20, 100)
 """A refused caller is asked to wait for so long; drawn at random, so that they do not come back all at once."""
 DRAWS = 16

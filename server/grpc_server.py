@@ -58,7 +58,7 @@ def grpc_server(
 ) -> grpc.Server:
     """The grpc server, not yet listening. `ranking` stands first: grpc asks its handlers in order for each call.
 
-    max_concurrency: calls at once, running or waiting (0: eight a thread); more are refused. guard: who may rank; None
+    max_concurrency: calls at once, running or waiting (0: 32 a thread); more are refused. guard: who may rank; None
     lets everybody. shares_port: others may listen on the same port; without it a second server there is an error.
     connection_age_s: when a connection is asked to be made anew (0: never); calls on it end in peace.
     """

@@ -27,7 +27,7 @@ class Settings:
     user_store: the store of users' records, "" for the models'. user_cache: users a worker keeps for each model.
     user_ttl_s: how long a user's record counts as fresh.
 
-    max_concurrency: calls a worker takes at once, 0 for eight a thread. tls_*, tokens, record, shadow_log: files, ""
+    max_concurrency: calls a worker takes at once, 0 for 32 a thread. tls_*, tokens, record, shadow_log: files, ""
     for none. traces: an OTLP endpoint. access_log, trace_share, record_share, shadow_sample: of answers, calls and
     requests, from 0 to 1.
     """
