@@ -21,6 +21,7 @@ from server.items_follower import ItemFollower
 from server.layers.base import Base
 from server.layers.live_model import LiveModel
 from server.layers.parts import Parts
+from server.supervising.given_back import give_back
 
 if TYPE_CHECKING:
     from model_store.delta import Delta
@@ -83,6 +84,8 @@ class Builder:
         parts = self._by_deltas(versions, manifest)
         kind = SNAPSHOT if parts is None else DELTA
         self._built(parts or self._by_snapshot(versions, manifest))
+        if kind == SNAPSHOT:
+            give_back()
         took_s = round(time.monotonic() - began, 3)
         _log.info(
             "version built", model=self._model, version=manifest.version, by=kind, keys=self.keys, s=took_s
@@ -104,6 +107,7 @@ class Builder:
         if parts is None:
             return False
         self._built(parts)
+        give_back()
         _log.info("trie rebuilt", model=self._model, keys=self.keys)
         return True
 
