@@ -20,6 +20,7 @@ from server.current import Current
 from server.grpc_server import Health, grpc_server, listen
 from server.late_items import LateItems
 from server.layers.parts import Parts
+from server.metrics.families import REFUSED_VERSIONS
 from server.metrics.meter import Meter
 from server.observing import Observers
 from server.security.access import credentials, guard
@@ -29,6 +30,7 @@ from server.settings import Settings
 from server.shadows import ShadowLog
 from server.stored import StoredReads
 from server.supervising.pauses import RECONNECT
+from server.supervising.refusals import reason_of
 from server.users import UserFeatures
 from server.warming import warm_kernels, warmed
 
@@ -138,6 +140,15 @@ class Worker:
         self._newest[parts.name] = serial
         self._errands.put(lambda: self._swap(parts, serial))
 
+    def refuse(self, model: str, version: int, serial: int, error: Exception) -> None:
+        """These parts cannot be served. Whatever it was: a serial that is not given back keeps its buffer for ever."""
+        known = isinstance(error, FtrieError | MemoryError | OSError)
+        facts = {"model": model, "version": version, "error": str(error)}
+        _log.error("parts refused", **facts, exc_info=None if known else error)
+        self._meter.count(REFUSED_VERSIONS, model, reason_of(error))
+        self._reports.refused(model, version, str(error))
+        self._reports.released(serial)
+
     def tell(self, body: Mapping[str, Any]) -> None:
         """Take what is no model: an experiment, or what every answer must say in `degraded`."""
         current = self.models[body["model"]]
@@ -171,18 +182,10 @@ class Worker:
         try:
             serving = warmed(Serving.bind(parts), list(current.recent))
         except Exception as error:
-            return self._refuse(parts, serial, error)
+            return self.refuse(parts.name, parts.version, serial, error)
         # Called by whatever thread ends the last request that reads them: only a note may be left there.
         serving.on_released(lambda: self._errands.put(lambda: self._reports.released(serial)))
         self._put_in_service(current, serving)
-
-    def _refuse(self, parts: Parts, serial: int, error: Exception) -> None:
-        """Whatever it was: a serial that is not given back would keep its buffer for ever."""
-        known = isinstance(error, FtrieError | MemoryError | OSError)
-        facts = {"model": parts.name, "version": parts.version, "error": str(error)}
-        _log.error("parts refused", **facts, exc_info=None if known else error)
-        self._reports.refused(parts.name, parts.version, str(error))
-        self._reports.released(serial)
 
     def _put_in_service(self, current: Current, serving: Serving) -> None:
         before = current.serving

@@ -106,9 +106,7 @@ class WorkerMain:
         try:
             self._worker.take(self._opener.parts(parts, descriptors), serial)
         except (FtrieError, OSError, MemoryError) as error:
-            _log.error("parts refused", model=parts["name"], version=parts["version"], error=str(error))
-            self.refused(parts["name"], parts["version"], str(error))
-            self.released(serial)
+            self._worker.refuse(parts["name"], parts["version"], serial, error)
 
     def _go_on_alone(self) -> None:
         """Serve on without a supervisor, as long as there is hope for a successor."""

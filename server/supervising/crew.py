@@ -95,8 +95,11 @@ class Crew:
             elif worker.hangs():
                 _log.error("worker hangs, ending it", worker=place.number, pid=worker.pid)
                 worker.kill()
-            elif ask:
-                worker.ping()
+            else:
+                for model in worker.due_again():
+                    self._distribution.hand_again(worker, model)
+                if ask:
+                    worker.ping()
 
     def drain(self, *, refuse: bool) -> None:
         """Ask every worker to finish and to end; none is replaced from now on."""
@@ -137,6 +140,7 @@ class Crew:
                 state=_state(worker, self._settings.models),
                 restarts=place.restarts,
                 versions=worker.versions if worker else {},
+                refused=worker.refused if worker else {},
             )
             for place, worker in places
         )
@@ -192,7 +196,7 @@ class Crew:
                 self._distribution.given_back(worker, body["serial"])
             case "count":
                 self._listener.counted(str(worker.number), body["meter"], body["late"])
-            case "listen" | "swap":
+            case "listen" | "swap" | "refuse":
                 self._changed()
 
 

@@ -91,6 +91,13 @@ class Distribution:
             self._lend(taker, serial, parts)
             return parts, serial
 
+    def hand_again(self, taker: Taker, model: str) -> None:
+        """Hand a model's latest parts once more to a taker that could not take them."""
+        with self._lock:
+            if model in self._latest and taker in self._takers:
+                self._serial += 1
+                self._hand(taker, self._serial, self._latest[model][1])
+
     def _hand(self, taker: Taker, serial: int, parts: Parts) -> None:
         self._lend(taker, serial, parts)
         taker.take(parts, serial)

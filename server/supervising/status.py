@@ -47,6 +47,8 @@ class WorkerStatus:
     restarts: int
     versions: Mapping[str, int]
     """By model, what its requests are answered by."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """By model, why it does not serve what it was given last; it is given it again after growing pauses."""
 
 
 @dataclass(frozen=True)

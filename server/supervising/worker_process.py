@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from server.layers.parts import Parts
 from server.settings import Settings
 from server.supervising.channel import Channel, ChannelClosed
 from server.supervising.messages import NOW, WHEN_READY, parts_body
+from server.supervising.pauses import REFUSED_VERSION
 from server.supervising.state_folder import Process
 
 START_S = 120.0
@@ -41,6 +43,10 @@ class WorkerProcess:
         self.error = ""
         """What it said last before it ended, if it could not serve at all."""
         self.ending = False
+        self.refused: dict[str, str] = {}
+        """By model, why it does not serve what it was given last."""
+        self._again: dict[str, tuple[int, float]] = {}
+        """By model that it has refused: how often in a row, and when to hand it over again."""
         self.born = self._heard = time.monotonic()
         self._spoke = False
         self._hear = hear
@@ -85,6 +91,14 @@ class WorkerProcess:
         """Whether it has given no sign of life for too long."""
         return time.monotonic() - self._heard > (SILENT_S if self._spoke else START_S)
 
+    def due_again(self) -> list[str]:
+        """The models to hand over again, each told once for each time that it was refused."""
+        now, never = time.monotonic(), math.inf
+        due = [model for model, (_, at) in list(self._again.items()) if at <= now]
+        for model in due:
+            self._again[model] = (self._again[model][0], never)
+        return due
+
     def drain(self, *, refuse: bool) -> None:
         """Ask it to finish what it has begun, and to end."""
         self.ending = True
@@ -104,6 +118,15 @@ class WorkerProcess:
         self._reader.join()
         self._channel.close()
 
+    def _refused(self, model: str, error: str) -> None:
+        failures = self._again.get(model, (0, 0.0))[0] + 1
+        self.refused = {**self.refused, model: error}
+        self._again[model] = (failures, time.monotonic() + REFUSED_VERSION.after(failures))
+
+    def _took(self, model: str) -> None:
+        self.refused = {name: error for name, error in self.refused.items() if name != model}
+        self._again.pop(model, None)
+
     def _send(self, body: dict[str, Any], descriptors: list[int] | None = None) -> None:
         # A worker that takes nothing in is dead or hangs; either way whoever tends the workers finds out.
         with suppress(ChannelClosed):
@@ -120,6 +143,9 @@ class WorkerProcess:
                     self.listening = True
                 elif body["did"] == "swap":
                     self.versions = {**self.versions, body["model"]: body["version"]}
+                    self._took(body["model"])
+                elif body["did"] == "refuse":
+                    self._refused(body["model"], body["error"])
                 try:
                     self._hear(self, body)
                 except Exception:
