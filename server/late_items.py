@@ -35,11 +35,6 @@ class LateItems:
         self._memory: dict[str, tuple[float, Record | None]] = {}
         self._found: dict[str, None] = {}
 
-    @property
-    def found(self) -> bool:
-        """Whether a rebuild of the catalogue would gain something."""
-        return bool(self._found)
-
     def take_found(self) -> list[str]:
         """The ids that were found since the last call; to be called by one thread."""
         found, self._found = self._found, {}

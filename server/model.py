@@ -11,7 +11,6 @@ import numpy.typing as npt
 from model_store.artefact import Artefact
 from model_store.calibration import Calibration
 from model_store.features import FeaturePlan
-from model_store.prefixes import PrefixRules
 from model_store.spec import ModelSpec
 from server.interning.halves import Halves
 from server.layers.base import Base
@@ -42,7 +41,6 @@ class Model:
     base: Layer
     fresh: Layer
     terms: Terms
-    rules: PrefixRules
     request_tokens: RequestTokens
     calibration: Calibration | None
 
@@ -66,14 +64,7 @@ class Model:
         """Bind layers that are built. O(bytes of the plan's prefixes)."""
         layer = Layer(base.trie, base.halves, values)
         terms = Terms.of(base.plan, layer, fresh)
-        return cls(
-            version, base.spec, base.plan, layer, fresh, terms, base.rules, base.request_tokens, calibration
-        )
-
-    @property
-    def keys(self) -> int:
-        """How many slots both layers have, those of keys that were taken out among them. O(1)."""
-        return len(self.base) + len(self.fresh)
+        return cls(version, base.spec, base.plan, layer, fresh, terms, base.request_tokens, calibration)
 
     @property
     def halves(self) -> int:

@@ -19,10 +19,10 @@ from model_store.lookups import HashFields
 from model_store.records import Records
 from model_store.store import Store
 from server.errors import DeadlinePassed
+from server.settings import DEFAULT_STORE_BUDGET_S
 
 T = TypeVar("T")
 
-DEFAULT_BUDGET_S = 0.05
 MARGIN_S = 0.004
 """What is left of a deadline for all that comes after a read."""
 SHORTEST_WAIT_S = 0.001
@@ -120,7 +120,7 @@ class Source:
 class StoredReads:
     """What requests read by id: users from one store, items and candidate sets from another or the same."""
 
-    def __init__(self, url: str, budget_s: float = DEFAULT_BUDGET_S, user_url: str = "") -> None:
+    def __init__(self, url: str, budget_s: float = DEFAULT_STORE_BUDGET_S, user_url: str = "") -> None:
         self._records = Source(url, budget_s)
         self.users = Source(user_url, budget_s) if user_url and user_url != url else self._records
 

@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary
 import numpy.typing as npt
 
 from model_store.features import FeaturePlan
-from model_store.prefixes import PrefixRules
 from model_store.spec import ModelSpec, spec_from_json
 from server.interning.halves import Halves
 from server.layers.layer import keys_by_name, keys_of_part
@@ -29,7 +28,6 @@ class Base:
 
     spec: ModelSpec
     plan: FeaturePlan
-    rules: PrefixRules
     request_tokens: RequestTokens
     trie: FlatTrie
     halves: Halves
@@ -38,7 +36,7 @@ class Base:
     def of_spec(cls, spec: ModelSpec, trie: FlatTrie, halves: Halves) -> Base:
         """Compile the spec. O(fields)."""
         plan = FeaturePlan.of(spec)
-        return cls(spec, plan, PrefixRules.of(plan), RequestTokens(plan), trie, halves)
+        return cls(spec, plan, RequestTokens(plan), trie, halves)
 
     @classmethod
     def of_part(cls, part: Mapped) -> Base:

@@ -38,10 +38,6 @@ class Rebuilding:
         """Whether `run` has ended."""
         return self._done.is_set()
 
-    def wait(self) -> None:
-        """Until `run` has ended."""
-        self._done.wait()
-
     def follow(self, delta: Delta) -> None:
         """A delta was applied meanwhile."""
         self._since.append(delta)

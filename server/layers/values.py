@@ -46,22 +46,18 @@ class Values:
         return Values.empty(self.width, len(self.variants), keys)
 
     @classmethod
-    def of_part(cls, part: Mapped, prefix: str = "") -> Values:
+    def of_part(cls, part: Mapped) -> Values:
         """Views of a part's arrays."""
-        return cls(*(part.arrays[prefix + name] for name in ("weights", "variants", "rates")))
+        return cls(*(part.arrays[name] for name in ("weights", "variants", "rates")))
 
     @property
     def shapes(self) -> Shapes:
         """The arrays of a part that holds as many values."""
         return {name: (array.dtype, array.shape) for name, array in self.by_name().items()}
 
-    def by_name(self, prefix: str = "") -> dict[str, Array]:
+    def by_name(self) -> dict[str, Array]:
         """The arrays as a part has them."""
-        return {
-            prefix + "weights": self.weights,
-            prefix + "variants": self.variants,
-            prefix + "rates": self.rates,
-        }
+        return {"weights": self.weights, "variants": self.variants, "rates": self.rates}
 
     def fill(self, source: Values) -> None:
         """Become equal to `source`. O(n)."""
