@@ -76,6 +76,8 @@ class Follower(threading.Thread):
     def stop(self) -> None:
         """Ask the thread to end; it does when the present step has ended."""
         self._stopped.set()
+        with self._looked:
+            self._looked.notify_all()
 
     def freed(self, uid: str) -> None:
         """Nobody reads this buffer of values any more."""
@@ -86,7 +88,8 @@ class Follower(threading.Thread):
         with self._looked:
             self._looks_asked += 1
             mine = self._looks_asked
-            return self._looked.wait_for(lambda: self._looks_taken >= mine, timeout_s)
+            self._looked.wait_for(lambda: self._looks_taken >= mine or self._stopped.is_set(), timeout_s)
+            return self._looks_taken >= mine
 
     def late_items(self, ids: Iterable[str]) -> None:
         """Requests have named these items, which the store has and the catalogue lacks."""
