@@ -5,7 +5,13 @@
 --
 -- Returns {"ok", the new revision}, or {"changed", the revision there is}.
 
-local there = redis.call('HGET', KEYS[1], 'revision') or '0'
+local there = redis.pcall('HGET', KEYS[1], 'revision') or '0'
+if type(there) == 'table' then -- something else than a HASH stands there
+  if ARGV[1] ~= 'any' then
+    return there
+  end
+  there = '0'
+end
 if ARGV[1] ~= 'any' and ARGV[1] ~= there then
   return {'changed', there}
 end

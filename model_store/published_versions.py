@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from model_store.delta import Delta
     from model_store.experiments import Experiment
 
+_MOST_NAMED = 100
+
 
 @dataclass(frozen=True)
 class VersionInfo:
@@ -220,5 +222,7 @@ def _parents(manifests: Mapping[int, Manifest]) -> dict[int, int | None]:
 
 
 def listed(versions: Sequence[int]) -> str:
-    """Version numbers for a message."""
+    """Version numbers for a message; of many the first and the last ones, since a gRPC status has room for 8 KiB."""
+    if len(versions) > _MOST_NAMED:
+        return f"{listed(versions[:3])}, … {listed(versions[-3:])} ({len(versions):,} in all)"
     return ", ".join(map(str, versions)) or "none"

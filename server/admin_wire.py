@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from ctr.v1 import admin_pb2 as pb
+from model_store.errors import ExperimentError
 from model_store.experiments import RUNNING, STOPPED, Experiment
 from model_store.published_versions import VersionInfo
 from server.experiments import Assignment
@@ -102,6 +103,8 @@ def experiment(record: Experiment) -> pb.Experiment:
 
 def record_of(message: pb.Experiment) -> Experiment:
     """The record that a message asks for. Raises ExperimentError for one that contradicts itself."""
+    if message.state not in pb.ExperimentState.values():
+        raise ExperimentError(f"state: got {message.state}, which this server does not know: upgrade it")
     return Experiment(
         revision=message.revision,
         state=STOPPED if message.state == pb.EXPERIMENT_STATE_STOPPED else RUNNING,

@@ -100,7 +100,7 @@ def pin(
     as_json: JsonOption = False,
 ) -> None:
     """Give cookies a variant whatever the shares, such as your own for a test. At most 10,000 in all."""
-    wanted = dict(_pair(text, "COOKIE=VARIANT") for text in pins)
+    wanted = _pairs(pins, "COOKIE=VARIANT")
     _change(model, lambda before: before.pinned(wanted), revision, store, as_json)
 
 
@@ -149,7 +149,7 @@ def stop(
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """End the experiment: one variant answers every request, pins and shadows rest. `set` starts it again."""
+    """End the experiment: one variant answers every request, pins and shadows rest. `set` shares to start it again."""
     _change(model, lambda before: before.stopped(winner), revision, store, as_json)
 
 
@@ -196,15 +196,23 @@ def _change(model: str, edit: Edit, revision: int | None, store: str, as_json: b
 def _shares(texts: Sequence[str]) -> dict[str, float]:
     """`["base=0.9", "plain=0.1"]` → `{"base": 0.9, "plain": 0.1}`."""
     shares: dict[str, float] = {}
-    for text in texts:
-        name, value = _pair(text, "VARIANT=SHARE")
+    for name, value in _pairs(texts, "VARIANT=SHARE").items():
         try:
             shares[name] = float(value)
         except ValueError:
             raise typer.BadParameter(
-                f"got {text!r}, expected VARIANT=SHARE with a number from 0 to 1"
+                f"got '{name}={value}', expected VARIANT=SHARE with a number from 0 to 1"
             ) from None
     return shares
+
+
+def _pairs(texts: Sequence[str], expected: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, value = _pair(text, expected)
+        if pairs.setdefault(name, value) != value:
+            raise typer.BadParameter(f"got {name!r} twice: {pairs[name]} and {value}")
+    return pairs
 
 
 def _pair(text: str, expected: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from server.users import drop_misfits
 
 def ranked(call: Call, question: Question) -> Ranking:
     """Rank; what had to be left out is in call.degraded then. Raises InvalidRequest where the request is to blame."""
+    asked = question.spelled  # late items are added to it, whose records nobody asked with
     try:
         ranking = question.ask(call.serving)
     except FieldValueError as error:
@@ -20,7 +21,7 @@ def ranked(call: Call, question: Question) -> Ranking:
     if ranking.unknown_items:
         wire.check_unknown(call.message.brief, question.item_ids, ranking.unknown_items)
         ranking = _with_late_items(call, question, ranking)
-    if question.spelled and (names := wire.unknown_item_fields(question.spelled, call.serving)):
+    if asked and (names := wire.unknown_item_fields(asked, call.serving)):
         ranking.unknown_fields = list(dict.fromkeys([*ranking.unknown_fields, *names]))
     return ranking
 

@@ -63,10 +63,15 @@ def spelled_out(request: RankRequest, item_ids: Sequence[str], serving: Serving)
 
 
 def check_unknown(request: RankRequest, item_ids: Sequence[str], unknown_items: Sequence[str]) -> None:
-    """Refuse an empty item id in a request. No catalogue has one, so only requests with unknown items need look."""
-    if not request.candidate_set and "" in unknown_items and "" in item_ids:
+    """Refuse an empty or too long item id in a request. Only requests with unknown items need look."""
+    if request.candidate_set:
+        return
+    if "" in unknown_items and "" in item_ids:
         at = item_ids.index("")
         raise InvalidRequest(f"item_ids[{at}]: empty; an item id has at least one character")
+    if max(map(len, unknown_items)) * 4 > MAX_ID_BYTES:
+        for at, item in enumerate(item_ids):
+            check_id(f"item_ids[{at}]", item)
 
 
 def fields(request: RankRequest, serving: Serving) -> Fields:
@@ -191,6 +196,7 @@ def _feature_values(
 def _item(item: Item, index: int, serving: Serving) -> Spelled:
     if not item.id:
         raise InvalidRequest(f"items[{index}].id: empty; an item id has at least one character")
+    check_id(f"items[{index}].id", item.id)
     features = item.features
     spelled: Fields = dict(features.values)
     path = f"items[{index}].features"

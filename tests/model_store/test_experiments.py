@@ -173,7 +173,14 @@ def test_ten_thousand_pins_are_kept(store: Store) -> None:
     assert store.model("ads").experiment().pins == pins  # type: ignore[union-attr]
 
 
-def test_something_else_at_the_key_is_an_error_of_the_store(store: Store) -> None:
+def test_something_else_at_the_key_is_an_error_of_the_store_until_it_is_cleared(store: Store) -> None:
     store.client.set(store.model("ads").keys.experiment, "x")
     with pytest.raises(StoreError, match="WRONGTYPE"):
         store.model("ads").experiment()
+    with pytest.raises(StoreError, match="WRONGTYPE"):
+        store.model("ads").set_experiment(WHOLE)
+    store.model("ads").experiments.clear()
+    assert store.model("ads").experiment() == Experiment(
+        revision=1,
+        updated=store.model("ads").experiment().updated,  # type: ignore[union-attr]
+    )

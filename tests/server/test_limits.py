@@ -31,6 +31,9 @@ WEIGHTED = dict.fromkeys(LARGE, 1.0)
             "user.raw_keys, context.raw_keys: 10001 members",
         ),
         ({"candidates": ["a"], "request_id": "r" * 4097}, "request_id: longer than 4096 bytes"),
+        ({"candidates": ["item-1", "i" * 4097]}, "item_ids[1]: longer than 4096 bytes"),
+        ({"candidates": ["é" * 2049]}, "item_ids[0]: longer than 4096 bytes"),
+        ({"items": {"i" * 4097: {}}}, "items[0].id: longer than 4096 bytes"),
         ({"items": {"a": MANY}}, "items[0].features: 1025 fields"),
         ({"items": {"a": {LONG: "x"}}}, "items[0].features: the name of a field"),
         ({"items": {"a": {"tags": LARGE}}}, 'items[0].features.sets["tags"]: 10001 members'),
@@ -52,6 +55,7 @@ def test_what_is_at_a_limit_is_answered(client: Client) -> None:
     answer = client.rank(candidates=["item-1"], user=fields)
     assert len(answer.unknown_fields) == MAX_FIELDS
     large = LARGE[:MAX_MEMBERS]
+    assert client.rank(candidates=["é" * 2048], items={"i" * 4096: {}}).items
     assert client.rank(candidates=["item-1"], user={"likes": large, "n" * MAX_NAME_CHARACTERS: "x"}).items
 
 
