@@ -94,10 +94,10 @@ class WorkerProcess:
     def due_again(self) -> list[str]:
         """The models to hand over again, each told once for each time that it was refused."""
         now, never = time.monotonic(), math.inf
-        due = [model for model, (_, at) in list(self._again.items()) if at <= now]
-        for model in due:
-            self._again[model] = (self._again[model][0], never)
-        return due
+        due = {model: failures for model, (failures, at) in list(self._again.items()) if at <= now}
+        for model, failures in due.items():
+            self._again[model] = (failures, never)
+        return list(due)
 
     def drain(self, *, refuse: bool) -> None:
         """Ask it to finish what it has begun, and to end."""
