@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Iterable
 from itertools import islice
 
@@ -16,6 +17,8 @@ from server.warm_up import warm_up
 from server.wire import Fields
 
 WARM_CANDIDATES = 64
+WARM_S = 1.0
+"""No longer, whatever was asked lately: deltas may come each second, and questions may be large."""
 KERNELS = "serve"
 
 _log = structlog.get_logger(__name__)
@@ -34,11 +37,16 @@ def warm_kernels() -> None:
 
 def warmed(serving: Serving, recent: Iterable[Question]) -> Serving:
     """The same, after it was asked what was asked lately, and a few questions that any model can be asked."""
+    until = time.monotonic() + WARM_S
     for question in (*_synthetic(serving), *recent):
+        if time.monotonic() > until:
+            break
         try:
             question.ask(serving)
         except (FieldValueError, IndexError):
             continue  # a question of the version before need not fit this one
+        except Exception:  # whatever a caller has asked, it must not keep a version from being served
+            _log.exception("a question to warm with failed", model=serving.name, version=serving.version)
     return serving
 
 
