@@ -1,4 +1,4 @@
-"""Runs the tests of this folder a few times and prints how long each recovery took: `python -m tests.degradation.measure`.
+"""Runs these tests a few times and prints how long each recovery took: `python -m tests.degradation.measure`.
 
 The seconds on docs/degradation.md come from here.
 """

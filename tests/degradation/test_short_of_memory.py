@@ -16,52 +16,73 @@ from tests.degradation.system import Running, Valkey, eventually, serving
 from tests.degradation.whole_shop import WholeShop
 from tests.server import shop
 
-ROWS = 3_000_000
-ROOM_BYTES = 24 << 20
+MIB = 1 << 20
 
 
-def large() -> Artefact:
-    """The shop's spec over keys that no request has: its weights alone are 12 MB, its trie is more."""
-    keys = np.char.encode(np.char.add("age=", np.char.zfill(np.arange(ROWS).astype(str), 8)))
+def large(rows: int) -> Artefact:
+    """The shop's spec over keys that no request has, about 20 bytes a key to serve it."""
+    digits = np.arange(rows)[:, None] // 10 ** np.arange(8)[::-1] % 10 + ord("0")
+    keys = np.concatenate([np.tile(np.frombuffer(b"age=", np.uint8), (rows, 1)), digits.astype(np.uint8)], 1)
     return Artefact.from_columns(
-        key_data=np.frombuffer(keys.tobytes(), np.uint8).copy(),
-        key_offsets=np.arange(ROWS + 1, dtype=np.int64) * keys.dtype.itemsize,
-        weight=np.ones(ROWS, np.float32),
-        variants=np.full(ROWS, 3, np.uint32),
-        rate=np.full(ROWS, 0.1, np.float32),
+        key_data=keys.ravel(),
+        key_offsets=np.arange(rows + 1, dtype=np.int64) * keys.shape[1],
+        weight=np.ones(rows, np.float32),
+        variants=np.full(rows, 3, np.uint32),
+        rate=np.full(rows, 0.1, np.float32),
         spec=shop.spec(),
         metrics={},
     )
 
 
 @contextmanager
-def little_memory(pid: int) -> Iterator[None]:
-    """The process may map hardly more than it has."""
+def little_memory(pid: int, room: int) -> Iterator[None]:
+    """The process may map so many bytes more than it has."""
     status = Path(f"/proc/{pid}/status").read_text()
     (size,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("VmSize"))
-    before = resource.prlimit(pid, resource.RLIMIT_AS, (size * 1024 + ROOM_BYTES, resource.RLIM_INFINITY))
+    before = resource.prlimit(pid, resource.RLIMIT_AS, (size * 1024 + room, resource.RLIM_INFINITY))
     try:
         yield
     finally:
         resource.prlimit(pid, resource.RLIMIT_AS, before)
 
 
-def test_no_memory_for_a_version(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
+def test_no_memory_to_build_a_version(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
     with serving(valkey.url, tmp_path) as running, Store.open(valkey.url) as store:
         running.await_ready()
         whole = WholeShop(valkey, running, store)
         whole.answers_as(1, seed=1)
-        version = whole.versions.publish(large())
-        with little_memory(running.process.pid):
+        version = whole.versions.publish(large(rows=3_000_000))
+        with little_memory(running.process.pid, room=24 * MIB):
             whole.versions.activate(version)
-            eventually(
-                lambda: running.metric("ftrie_refused_versions_total", reason="memory") > 0, "its refusal"
-            )
-            assert whole.ask().version == 1
-            assert whole.degraded("u1") == ()
-            assert running.healthy()
+            stays_at_the_first(whole)
+            assert "memory" in running.model()["problem"]
         recovered.from_now()
         recovered.when(lambda: served(running) == (version, 0.0), "the version is served")
+
+
+def test_no_memory_in_a_worker(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
+    with serving(valkey.url, tmp_path) as running, Store.open(valkey.url) as store:
+        running.await_ready()
+        whole = WholeShop(valkey, running, store)
+        whole.answers_as(1, seed=1)
+        version = whole.versions.publish(large(rows=8_000_000))
+        for _ in range(20):  # so that every thread is there which is needed to answer
+            assert whole.degraded("u1") == () and running.healthy()
+        with little_memory(running.workers()[0], room=120 * MIB):
+            whole.versions.activate(version)
+            stays_at_the_first(whole)
+            assert "memory" in running.status()["workers"][0]["refused"]["shop"]
+        recovered.from_now()
+        recovered.when(lambda: served(running) == (version, 0.0), "the version is served")
+        assert running.status()["workers"][0]["refused"] == {}
+
+
+def stays_at_the_first(whole: WholeShop) -> None:
+    """The version active is refused for want of memory, and the first answers, whole."""
+    eventually(lambda: whole.metric("ftrie_refused_versions_total", reason="memory") > 0, "its refusal")
+    assert whole.ask().version == 1
+    assert whole.degraded("u1") == ()
+    assert whole.running.healthy()
 
 
 def served(running: Running) -> tuple[int, float]:

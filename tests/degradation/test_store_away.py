@@ -38,7 +38,7 @@ def test_store_refuses(whole: WholeShop, recovered: Recovered) -> None:
     )
     assert {item.id for item in whole.client.rank(candidate_set=SET).items} == members
     with pytest.raises(RankFailed) as failed:
-        whole.client.rank(candidate_set="never asked for")
+        whole.client.rank(candidate_set=whole.new_name())
     assert failed.value.code is grpc.StatusCode.UNAVAILABLE
     assert whole.running.healthy()
     eventually(lambda: whole.metric("ftrie_store_away", model="shop") == 1, "ftrie_store_away")
@@ -130,7 +130,7 @@ def stays_as_it_was_until_filled(whole: WholeShop, version: int, recovered: Reco
     assert {item.id for item in whole.client.rank(candidates=CANDIDATES).items} == set(shop.ITEMS)
     assert whole.running.healthy()
     with pytest.raises(RankFailed) as failed:
-        whole.client.rank(candidate_set="never asked for")
+        whole.client.rank(candidate_set=whole.new_name())
     assert failed.value.code is grpc.StatusCode.NOT_FOUND
     sha256 = whole.running.model()["sha256"]
     refilled = whole.fill_with_another_model()

@@ -17,10 +17,10 @@ from tests.server import shop
 
 def answers_nothing(running: Running) -> None:
     """It says so, to callers and to who asks for its health."""
-    with pytest.raises(RankFailed) as failed:
+    assert not running.healthy()  # waits for the port, which the worker opens
+    with pytest.raises(RankFailed, match="still loading, or no version of it is active") as failed:
         running.client.rank(candidates=["item-1"])
     assert failed.value.code is grpc.StatusCode.UNAVAILABLE
-    assert not running.healthy()
     assert not running.status()["ready"]
     assert running.metric("ftrie_ready", model="shop") == 0
 

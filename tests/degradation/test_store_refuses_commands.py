@@ -73,4 +73,4 @@ def says_that_the_store_is_away(whole: WholeShop, unread: str, word: str) -> Non
     assert whole.running.healthy()
     eventually(lambda: whole.metric("ftrie_store_away", model="shop") == 1, "ftrie_store_away")
     with pytest.raises(RankFailed, match=r"UNAVAILABLE"):
-        whole.client.rank(candidate_set="never asked for")
+        whole.client.rank(candidate_set=whole.new_name())

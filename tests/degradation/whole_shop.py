@@ -55,9 +55,13 @@ class WholeShop:
         """From now on this version is known: its scores are those of the model `seed`."""
         self._seeds[version].add(seed)
 
+    def new_name(self) -> str:
+        """One of which no server has read anything yet."""
+        return f"new-{next(self._fresh)}"
+
     def new_user(self) -> str:
         """A user of whom no server has read anything yet."""
-        cookie = f"new-{next(self._fresh)}"
+        cookie = self.new_name()
         self.users[cookie] = {"age": "30", "likes": '["red","blue"]'}
         self.store.records.put_users([(cookie, self.users[cookie])])
         return cookie
