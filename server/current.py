@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from server.serving import Serving
 
 RECENT_REQUESTS = 16
+RECENT_BYTES = 1 << 19
+"""A longer request is not kept to warm with: it may have 16 MiB."""
 
 
 class Current:

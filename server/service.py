@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from server import wire
 from server.asking import Asking
-from server.current import Current
+from server.current import RECENT_BYTES, Current
 from server.errors import DeadlinePassed, InvalidRequest, ModelNotServed, NotReady, abort, status_of
 from server.explaining.answer import explanation, request_within
 from server.metrics.meter import Meter
@@ -92,7 +92,8 @@ class RankingService:
         asked_ns = perf_counter_ns()
         ranking = ranked(call, question)
         call.ranking_ns = perf_counter_ns() - asked_ns
-        call.current.recent.append(question)
+        if len(message.message) <= RECENT_BYTES:
+            call.current.recent.append(question)
         call.degraded += call.current.degraded
         if explain:
             return explanation(request_id, call.serving, question, ranking, call.degraded)

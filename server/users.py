@@ -25,6 +25,8 @@ from server.user_records.wanted import WantedFields
 from server.wire import Fields
 
 PART = "user_features"
+LONGEST_KEPT_COOKIE = 256
+"""The record of a longer one is read each time: callers choose cookies of up to 4 KiB, and 100,000 are kept."""
 
 
 class UserFeatures:
@@ -141,7 +143,8 @@ class UserFeatures:
     def _ask(self, shelf: _Shelf, cookie: str, wait_s: float) -> StoredUser:
         values = self._reads.user_values(cookie, shelf.wanted.hash_fields, wait_s)
         user = StoredUser(cookie, values, time.monotonic() + self._ttl_s)
-        shelf.cache.put(user)
+        if len(cookie) <= LONGEST_KEPT_COOKIE:
+            shelf.cache.put(user)
         return user
 
 
