@@ -1,4 +1,4 @@
-"""How a client reaches a server: the channel, plain or TLS, and the token that goes with each call.
+"""How a client reaches a server: the channel, plain or TLS, the token that goes with each call, and how one fails.
 
 Nothing here calls anything. A token is sent over TLS, or to this machine; never in the open over a network.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import grpc
 
@@ -16,6 +17,19 @@ from server.security.exposure import is_loopback
 
 SYSTEM = "system"
 MAX_ANSWER_BYTES = 16 << 20
+
+
+class CallFailed(ServerError):
+    """The server answered with an error, or did not answer. `code` is the gRPC status."""
+
+    def __init__(self, message: str, code: grpc.StatusCode) -> None:
+        super().__init__(message)
+        self.code = code
+
+    @classmethod
+    def of(cls, address: str, error: grpc.RpcError) -> Self:
+        """From what grpc raised for a call to `address`."""
+        return cls(f"{address}: {error.code().name}: {error.details()}", error.code())
 
 
 @dataclass(frozen=True)

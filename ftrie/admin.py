@@ -12,20 +12,15 @@ import grpc
 
 from ctr.v1 import admin_pb2 as pb
 from ctr.v1.admin_pb2_grpc import ModelAdminServiceStub
-from ftrie.access import OPEN, Access
-from model_store.errors import ServerError
+from ftrie.access import OPEN, Access, CallFailed
 
 DEFAULT_TIMEOUT_S = 30.0
 
 T = TypeVar("T")
 
 
-class AdminFailed(ServerError):
-    """The server answered with an error, or did not answer. `code` is the gRPC status."""
-
-    def __init__(self, message: str, code: grpc.StatusCode) -> None:
-        super().__init__(message)
-        self.code = code
+class AdminFailed(CallFailed):
+    """A call to the admin port failed; `code` is the gRPC status."""
 
 
 class AdminClient:
@@ -95,7 +90,5 @@ class AdminClient:
         try:
             answer: T = method(request, timeout=self._timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise AdminFailed(
-                f"{self.address}: {error.code().name}: {error.details()}", error.code()
-            ) from error
+            raise AdminFailed.of(self.address, error) from error
         return answer

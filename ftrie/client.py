@@ -13,7 +13,7 @@ from typing import Any, Unpack
 import grpc
 
 from ctr.v1.ranking_pb2 import ExplainRequest, ExplainResponse, RankRequest, RankResponse
-from ftrie.access import OPEN, Access
+from ftrie.access import OPEN, Access, CallFailed
 from ftrie.answers import Explanation, RankedItem, Ranking
 from ftrie.asking import (
     AnyOf,
@@ -25,7 +25,6 @@ from ftrie.asking import (
     UpperConfidenceBound,
     request_of,
 )
-from model_store.errors import ServerError
 
 __all__ = [
     "AnyOf", "Between", "Client", "Explanation", "FeatureValues", "NoneOf", "RankFailed", "RankedItem", "Ranking",
@@ -37,12 +36,8 @@ EXPLAIN = "/ctr.v1.RankingService/Explain"
 DEFAULT_TIMEOUT_S = 5.0
 
 
-class RankFailed(ServerError):
-    """The server answered with an error, or did not answer. `code` is the gRPC status."""
-
-    def __init__(self, message: str, code: grpc.StatusCode) -> None:
-        super().__init__(message)
-        self.code = code
+class RankFailed(CallFailed):
+    """A call to rank or to explain failed; `code` is the gRPC status."""
 
 
 class Client:
@@ -102,6 +97,4 @@ class Client:
                 request, timeout=self._timeout_s if timeout_s is None else timeout_s, metadata=self._metadata
             )
         except grpc.RpcError as error:
-            raise RankFailed(
-                f"{self.address}: {error.code().name}: {error.details()}", error.code()
-            ) from error
+            raise RankFailed.of(self.address, error) from error

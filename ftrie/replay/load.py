@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import grpc
 
 from ftrie.access import Access
+from ftrie.client import METHOD
 
-METHOD = "/ctr.v1.RankingService/Rank"
 CONNECTIONS = 8
 """At most so many connections: workers share a port, and each connection is one worker's."""
 

@@ -14,7 +14,7 @@ import pytest
 
 from ctr.v1.ranking_pb2 import RankRequest
 from ftrie.cli import run
-from ftrie.replay.load import METHOD
+from ftrie.client import METHOD
 from ftrie.replay.report import WIDTH, drawn, histogram
 from ftrie.replay.requests import due, read
 from model_store.errors import InputError
