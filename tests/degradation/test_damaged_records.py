@@ -58,6 +58,7 @@ def test_item_record_is_of_another_type(whole: WholeShop, recovered: Recovered) 
     scores = {item.id: item.score for item in answer.items}
     assert scores["item-2"] == pytest.approx(whole.score("item-2", answer.version))
     assert whole.running.healthy()
+    assert whole.metric("ftrie_ready", model="shop") == 1
     version = whole.publish(seed=4)
     eventually(lambda: whole.client.rank(**asked).version == version, "a new version all the same")
     client.delete("ftrie:item:item-1")

@@ -132,6 +132,7 @@ def stays_as_it_was_until_filled(whole: WholeShop, version: int, recovered: Reco
     with pytest.raises(RankFailed) as failed:
         whole.client.rank(candidate_set=whole.new_name())
     assert failed.value.code is grpc.StatusCode.NOT_FOUND
+    eventually(lambda: whole.metric("ftrie_store_away", model="shop") == 0, "a store that is not away")
     sha256 = whole.running.model()["sha256"]
     refilled = whole.fill_with_another_model()
     recovered.from_now()
