@@ -20,7 +20,7 @@ def rows() -> list[list[str]]:
     return [row for row in cells if "test_" in row[-1]]
 
 
-def tests() -> list[str]:
+def written() -> list[str]:
     """Every test in tests/degradation, as the page names it: its file and its name."""
     return sorted(
         f"{path.stem}::{node.name}"
@@ -32,7 +32,7 @@ def tests() -> list[str]:
 
 def test_every_row_has_a_test_and_every_test_a_row() -> None:
     named = [name for row in rows() for name in re.findall(r"`(test_\w+::test_\w+)`", row[-1])]
-    assert sorted(named) == tests()
+    assert sorted(named) == written()
 
 
 def test_every_row_says_everything() -> None:

@@ -121,3 +121,22 @@ def test_what_is_borrowed_is_not_free(distribution: Distribution, freed: list[tu
     distribution.given_back(keeper, borrowed[1])
     assert freed == [("shop", old.values.uid)]
     assert distribution.borrow(keeper, "ads") is None
+
+
+def test_a_taker_that_refused_the_latest_is_handed_it_again_under_another_number(
+    distribution: Distribution, freed: list[tuple[str, str]]
+) -> None:
+    taker = Taker()
+    distribution.join(taker)
+    old = parts(1)
+    distribution.deliver(old)
+    distribution.given_back(taker, taker.taken[0][1])
+    distribution.hand_again(taker, "shop")
+    assert [version for version, _ in taker.taken] == [1, 1]
+    distribution.deliver(parts(2))
+    assert freed == []
+    distribution.given_back(taker, taker.taken[1][1])
+    assert freed == [("shop", old.values.uid)]
+    distribution.leave(taker)
+    distribution.hand_again(taker, "shop")
+    assert len(taker.taken) == 3
