@@ -17,6 +17,7 @@ from server.layers.base import Base
 from server.layers.layer import Layer
 from server.layers.values import Values
 from server.scoring.request_tokens import RequestTokens
+from server.scoring.set_crosses import SetCrosses
 from server.scoring.terms import Terms
 from server.trie import FlatTrie
 
@@ -38,10 +39,11 @@ class Model:
     version: int
     spec: ModelSpec
     plan: FeaturePlan
+    request_tokens: RequestTokens
+    item_set_crosses: SetCrosses
     base: Layer
     fresh: Layer
     terms: Terms
-    request_tokens: RequestTokens
     calibration: Calibration | None
 
     @classmethod
@@ -64,7 +66,8 @@ class Model:
         """Bind layers that are built. O(bytes of the plan's prefixes)."""
         layer = Layer(base.trie, base.halves, values)
         terms = Terms.of(base.plan, layer, fresh)
-        return cls(version, base.spec, base.plan, layer, fresh, terms, base.request_tokens, calibration)
+        of_plan = base.spec, base.plan, base.request_tokens, base.item_set_crosses
+        return cls(version, *of_plan, layer, fresh, terms, calibration)
 
     @property
     def halves(self) -> int:

@@ -17,6 +17,7 @@ from server.interning.halves import Halves
 from server.layers.layer import keys_by_name, keys_of_part
 from server.mapped import Mapped
 from server.scoring.request_tokens import RequestTokens
+from server.scoring.set_crosses import SetCrosses
 from server.trie import FlatTrie
 
 Array = npt.NDArray[Any]
@@ -29,6 +30,7 @@ class Base:
     spec: ModelSpec
     plan: FeaturePlan
     request_tokens: RequestTokens
+    item_set_crosses: SetCrosses
     trie: FlatTrie
     halves: Halves
 
@@ -36,7 +38,7 @@ class Base:
     def of_spec(cls, spec: ModelSpec, trie: FlatTrie, halves: Halves) -> Base:
         """Compile the spec. O(fields)."""
         plan = FeaturePlan.of(spec)
-        return cls(spec, plan, RequestTokens(plan), trie, halves)
+        return cls(spec, plan, RequestTokens(plan), SetCrosses(plan, plan.item_fields), trie, halves)
 
     @classmethod
     def of_part(cls, part: Mapped) -> Base:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from model_store.errors import FieldValueError
 from model_store.features import FeaturePlan
 from model_store.values import Value
+from server.scoring.set_crosses import SetCrosses
 
 Array = npt.NDArray[Any]
 
@@ -33,10 +34,14 @@ class RequestTokens:
         )
         self._names = frozenset(field.name for field in request_fields)
         self._item_names = frozenset(field.name for field in plan.item_fields)
+        self._set_crosses = SetCrosses(plan, request_fields)
         self.values = np.arange(len(request_fields), dtype=np.int32).reshape(1, -1)
 
     def of(self, fields: Mapping[str, Value]) -> tuple[Array, Array, Array, Array]:
-        """All of the group `tokens` but `values`. Raises FieldValueError for a value that does not fit its field."""
+        """All of the group `tokens` but `values`. Raises FieldValueError for a value that does not fit its field.
+
+        Raises InvalidRequest for sets whose crosses are too many keys.
+        """
         texts, xs, starts = [], [], [0]
         for name, tokens_of, remembered in self._fields:
             value = fields.get(name)
@@ -45,6 +50,8 @@ class RequestTokens:
                     texts.append(text)
                     xs.append(x)
             starts.append(len(texts))
+        if self._set_crosses:
+            self._set_crosses.count([after - before for before, after in pairwise(starts)])
         begin = [0, *accumulate(len(text) + 1 for text in texts)]
         numbers = np.array(starts + begin, np.int64)
         data = np.frombuffer(bytearray(b"*".join([*texts, b""])), np.uint8)

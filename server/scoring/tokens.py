@@ -65,6 +65,10 @@ class TokenWriter:
         self.value_start.append(len(self.texts))
         return len(self.value_start) - 2
 
+    def tokens_of(self, number: int) -> int:
+        """How many tokens the value of this number has."""
+        return 0 if number == NO_VALUE else self.value_start[number + 1] - self.value_start[number]
+
     def table(self, values: Array) -> TokenTable:
         """The table of these values' rows."""
         begin = np.zeros(len(self.texts) + 1, np.int64)
