@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from model_store.terminal import DEFAULT_STORE, JsonOption, StoreOption, print_json
+from server.settings import (
+    DEFAULT_DRAIN_S,
+    DEFAULT_STORE_BUDGET_S,
+    DEFAULT_THREADS,
+    DEFAULT_USER_CACHE,
+    DEFAULT_USER_TTL_S,
+)
 
 if TYPE_CHECKING:
     from server.supervising.status import SupervisorStatus
@@ -35,22 +42,22 @@ def serve(
     ] = 1,
     threads: Annotated[
         int, typer.Option(min=1, max=256, help="Threads that answer calls, of each worker.")
-    ] = 8,
+    ] = DEFAULT_THREADS,
     drain: Annotated[
         float, typer.Option(min=0.0, metavar="SECONDS", help="How long to finish calls on SIGTERM.")
-    ] = 10.0,
+    ] = DEFAULT_DRAIN_S,
     store_budget: Annotated[
         int, typer.Option(min=1, metavar="MS", help="How long a request waits for the store, milliseconds.")
-    ] = 50,
+    ] = round(1000 * DEFAULT_STORE_BUDGET_S),
     user_store: Annotated[
         str, typer.Option(metavar="URL", help="Read users from another store, such as a replica.")
     ] = "",
     user_cache: Annotated[
         int, typer.Option(min=0, metavar="N", help="Users that each worker keeps for each model; 0 for none.")
-    ] = 100_000,
+    ] = DEFAULT_USER_CACHE,
     user_ttl: Annotated[
         float, typer.Option(min=0.0, metavar="SECONDS", help="How long a kept user is not asked for again.")
-    ] = 60.0,
+    ] = DEFAULT_USER_TTL_S,
     state: Annotated[
         Path | None,
         typer.Option(
