@@ -115,9 +115,7 @@ def rollback(
     from model_store.store import Store
 
     with Store.open(store) as opened:
-        versions = opened.model(model)
-        before = versions.active()
-        now_active = versions.rollback(version)
+        now_active, before = opened.model(model).go_back(version)
     _say_active(model, now_active, before, as_json)
 
 

@@ -95,6 +95,13 @@ class ModelVersions(PublishedVersions):
     def rollback(self, version: int | None = None) -> int:
         """Go back to `version`, by default to what was active before; returns the version now active.
 
+        Raises what `go_back` raises.
+        """
+        return self.go_back(version)[0]
+
+    def go_back(self, version: int | None = None) -> tuple[int, int | None]:
+        """As `rollback`; returns the version now active, and the one that was at that very moment.
+
         With no history that still exists, goes to the newest version older than the active one. A delta that cannot be
         put together any more is passed over. Raises VersionNotFound if there is nothing to go back to.
         """
@@ -104,8 +111,7 @@ class ModelVersions(PublishedVersions):
                 f"{self.model} has no version before the active one ({self.active() or 'none is active'}); "
                 f"its versions: {listed(self._numbers())}"
             )
-        self._verify_and_point(target, None, "rollback")
-        return target
+        return target, self._verify_and_point(target, None, "rollback")
 
     def gc(self, keep: int = KEEP, *, dry_run: bool = False) -> list[int]:
         """Delete all but the newest `keep` versions, the active one and the one a rollback would go to.

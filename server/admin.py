@@ -107,9 +107,8 @@ class ModelAdminService:
         if target is not None:
             _check_version(target)
         with Store.open(self._store_url) as store:
-            versions = store.model(name)
-            before = versions.active()
-            return pb.RollBackResponse(version=versions.rollback(target), before=before)
+            version, before = store.model(name).go_back(target)
+        return pb.RollBackResponse(version=version, before=before)
 
     def Reload(self, request: pb.ReloadRequest, context: Context) -> pb.ReloadResponse:
         """The RPC."""

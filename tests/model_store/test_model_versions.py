@@ -242,6 +242,21 @@ def test_rollback_goes_back_through_what_was_active_not_through_the_numbers(ads:
         ads.rollback()
 
 
+def test_going_back_tells_what_was_active_when_it_happened(
+    ads: ModelVersions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        ads.activate(ads.publish(model()))
+    verify = ads._verify
+
+    def while_another_activates(manifest: Manifest) -> None:
+        ads.activate(1, epoch=ads.begin())
+        verify(manifest)
+
+    monkeypatch.setattr(ads, "_verify", while_another_activates)
+    assert ads.go_back() == (2, 1)
+
+
 def test_rollback_passes_over_versions_that_are_gone(ads: ModelVersions) -> None:
     for _ in range(5):
         ads.publish(model())
