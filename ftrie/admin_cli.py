@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ftrie.admin import AdminClient
 
 DEFAULT_ADDRESS = "127.0.0.1:50052"
+MOST_VARIANTS = 4
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")]
 TimeoutOption = Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="How long to wait.")]
 
@@ -168,6 +169,12 @@ def _client(
         yield admin
 
 
+def traffic(shares: Any) -> str:
+    """The first variants' shares; a table has no room for 32."""
+    first = ", ".join(f"{s.variant} {s.share:.1%}" for s in shares[:MOST_VARIANTS])
+    return first if len(shares) <= MOST_VARIANTS else f"{first}, … {len(shares)} in all"
+
+
 def _print_models(models: Any) -> None:
     print_table(
         ["model", "version", "kind", "published", "keys", "items", "from", "traffic"],
@@ -180,7 +187,7 @@ def _print_models(models: Any) -> None:
                 m.keys,
                 m.items,
                 _enum(m, "source") + (" (away)" if m.store_away else ""),
-                ", ".join(f"{s.variant} {s.share:.1%}" for s in m.division.shares),
+                traffic(m.division.shares),
             ]
             for m in models
         ],
