@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.degradation.load import Load
 from tests.degradation.recovered import Recovered
 from tests.degradation.system import Running, Valkey, eventually, serving
+from tests.degradation.whole_shop import whole_shop
 
 TWO = ("--workers", "2")
 HANGS_S = 40.0  # what a supervisor waits for a sign of life, and a worker's start on a busy machine
+
+
+@pytest.fixture(scope="module")
+def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server with two workers, for the tests that leave it with two."""
+    with whole_shop(tmp_path_factory.mktemp("two"), *TWO) as whole:
+        yield whole.running
 
 
 def replaced(running: Running, victim: int) -> bool:
@@ -25,38 +36,38 @@ def says_that_it_is_alone(running: Running) -> bool:
     return any(reason.startswith("model: ") for reason in reasons)
 
 
-def test_worker_killed_under_load(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
-    with serving(valkey.url, tmp_path, *TWO) as running:
-        running.await_ready()
-        with Load(running.address).running() as load:
-            for kills in (1, 2):
-                victim = running.workers()[0]
-                os.kill(victim, signal.SIGKILL)
-                recovered.from_now()
-                recovered.when(lambda killed=victim: replaced(running, killed), "it is replaced")
-                assert running.metric("ftrie_worker_restarts_total") == kills
-                load.some_more()
-        assert load.wrong == 0
-        assert load.failed <= 6  # those that the killed worker had: at most one a thread and kill
-        assert running.healthy()
-
-
-def test_worker_that_hangs(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
-    with serving(valkey.url, tmp_path, *TWO) as running:
-        running.await_ready()
-        victim = running.workers()[0]
-        with Load(running.address, timeout_s=0.5).running() as load:
-            os.kill(victim, signal.SIGSTOP)
+def test_worker_killed_under_load(two_workers: Running, recovered: Recovered) -> None:
+    running = two_workers
+    restarts = running.metric("ftrie_worker_restarts_total")
+    with Load(running.address).running() as load:
+        for kills in (1, 2):
+            victim = running.workers()[0]
+            os.kill(victim, signal.SIGKILL)
             recovered.from_now()
-            load.some_more()  # by the other one, while every other new connection falls to this one
-            recovered.when(lambda: replaced(running, victim), "it is replaced", within_s=HANGS_S)
-        assert load.wrong == 0
-        assert set(load.answers) <= {"OK", "DEADLINE_EXCEEDED", "UNAVAILABLE"}
-        assert running.metric("ftrie_worker_restarts_total") == 1
-        assert running.logs("worker hangs, ending it")[0]["pid"] == victim
-        with Load(running.address).running() as load:
+            recovered.when(lambda killed=victim: replaced(running, killed), "it is replaced")
+            assert running.metric("ftrie_worker_restarts_total") == restarts + kills
             load.some_more()
-        assert (load.wrong, load.failed) == (0, 0)
+    assert load.wrong == 0
+    assert load.failed <= 6  # those that the killed worker had: at most one a thread and kill
+    assert running.healthy()
+
+
+def test_worker_that_hangs(two_workers: Running, recovered: Recovered) -> None:
+    running = two_workers
+    restarts = running.metric("ftrie_worker_restarts_total")
+    victim = running.workers()[0]
+    with Load(running.address, timeout_s=0.5).running() as load:
+        os.kill(victim, signal.SIGSTOP)
+        recovered.from_now()
+        load.some_more()  # by the other one, while every other new connection falls to this one
+        recovered.when(lambda: replaced(running, victim), "it is replaced", within_s=HANGS_S)
+    assert load.wrong == 0
+    assert set(load.answers) <= {"OK", "DEADLINE_EXCEEDED", "UNAVAILABLE"}
+    assert running.metric("ftrie_worker_restarts_total") == restarts + 1
+    assert running.logs("worker hangs, ending it")[0]["pid"] == victim
+    with Load(running.address).running() as load:
+        load.some_more()
+    assert (load.wrong, load.failed) == (0, 0)
 
 
 def test_supervisor_killed_and_succeeded(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:

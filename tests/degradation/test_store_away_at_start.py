@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import grpc
@@ -11,8 +12,17 @@ from ftrie.client import RankFailed
 from model_store.store import Store
 from tests.degradation.recovered import Recovered
 from tests.degradation.system import Running, Valkey, eventually, free_port, serving
-from tests.degradation.whole_shop import WholeShop
+from tests.degradation.whole_shop import WholeShop, whole_shop
 from tests.server import shop
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a server has left on disk that served the model 1."""
+    folder = tmp_path_factory.mktemp("kept")
+    with whole_shop(folder):
+        pass
+    return folder / "state"
 
 
 def answers_nothing(running: Running) -> None:
@@ -49,12 +59,11 @@ def test_store_away_at_start_and_nothing_on_disk(tmp_path: Path, recovered: Reco
 
 
 def test_store_away_at_start_and_a_good_model_on_disk(
-    valkey: Valkey, tmp_path: Path, recovered: Recovered
+    kept: Path, tmp_path: Path, recovered: Recovered
 ) -> None:
-    with serving(valkey.url, tmp_path) as running:
-        running.await_ready()
-    valkey.kill()
-    with serving(valkey.url, tmp_path) as running:
+    shutil.copytree(kept, tmp_path / "state")
+    port = free_port()
+    with serving(f"redis://127.0.0.1:{port}", tmp_path) as running:
         running.await_ready()
         answer = running.client.rank(candidates=list(shop.ITEMS), variant="base")
         wanted = {item: shop.expected_score(fields, 0) for item, fields in shop.ITEMS.items()}
@@ -64,7 +73,7 @@ def test_store_away_at_start_and_a_good_model_on_disk(
         assert running.model()["source"] == "disk"
         assert running.metric("ftrie_serving_from_disk", model="shop") == 1
         eventually(lambda: running.metric("ftrie_degraded_total", part="model") > 0, "the count")
-        valkey.start()
+        valkey = Valkey(tmp_path, port)
         with Store.open(valkey.url) as store:
             whole = WholeShop(valkey, running, store)
             version = whole.fill(seed=2)
@@ -72,25 +81,26 @@ def test_store_away_at_start_and_a_good_model_on_disk(
             recovered.from_now()
             recovered.when(lambda: whole.serves(version) and whole.follows(), "the store's model is served")
         assert running.metric("ftrie_serving_from_disk", model="shop") == 0
+    valkey.kill()
 
 
-def test_copy_on_disk_is_damaged(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
-    with serving(valkey.url, tmp_path) as running:
-        running.await_ready()
+def test_copy_on_disk_is_damaged(kept: Path, tmp_path: Path, recovered: Recovered) -> None:
+    shutil.copytree(kept, tmp_path / "state")
     parts = sorted((tmp_path / "state").rglob("*.part"))
     assert parts
     for part in parts:
         data = bytearray(part.read_bytes())
         data[len(data) // 2] ^= 1
         part.write_bytes(bytes(data))
-    valkey.kill()
-    with serving(valkey.url, tmp_path) as running:
+    port = free_port()
+    with serving(f"redis://127.0.0.1:{port}", tmp_path) as running:
         eventually(
             lambda: bool(running.logs("the last good model on disk is of no use")), "a look at the disk"
         )
         answers_nothing(running)
-        valkey.start()
+        valkey = Valkey(tmp_path, port)
         serves_once_filled(running, valkey, recovered)
+    valkey.kill()
 
 
 def test_store_is_empty_at_start(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
