@@ -58,9 +58,13 @@ class Load:
             self.some_more()
             yield self
         finally:
-            self._stop.set()
-            for thread in self._threads:
-                thread.join()
+            self.stop()
+
+    def stop(self) -> None:
+        """Make no call any more; returns when the last has ended."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
 
     def some_more(self, calls: int = 30) -> None:
         """Wait until so many more calls were answered."""

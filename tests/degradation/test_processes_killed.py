@@ -89,6 +89,7 @@ def test_supervisor_killed_and_succeeded(valkey: Valkey, tmp_path: Path, recover
                     lambda: not any(map(alive, old)), "its successor's workers have replaced its own"
                 )
                 load.some_more()
+                load.stop()
                 assert successor.client.rank(candidates=["item-1"]).degraded == ()
                 assert load.wrong == 0
                 assert load.failed == 0, load.answers
