@@ -6,7 +6,6 @@ Calls take long while the store stalls, until the server leaves the store alone:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import grpc
@@ -41,17 +40,21 @@ def calls_take_long(whole: WholeShop) -> Iterator[list[str]]:
     eventually(lambda: whole.degraded(whole.new_user()) == (), "a whole answer")
 
 
-def calls(whole: WholeShop, requests: Sequence[RankRequest], timeout_s: float = 20.0) -> list[grpc.Future]:
-    """All at once; waits for none."""
-    with grpc.insecure_channel(whole.running.address) as channel, ThreadPoolExecutor(len(requests)) as pool:
-        method = channel.unary_unary(METHOD, request_serializer=RankRequest.SerializeToString)
+@contextmanager
+def connected(whole: WholeShop) -> Iterator[grpc.UnaryUnaryMultiCallable]:
+    """The method, over a connection that is there."""
+    with grpc.insecure_channel(whole.running.address) as channel:
+        grpc.channel_ready_future(channel).result(20.0)
+        yield channel.unary_unary(METHOD, request_serializer=RankRequest.SerializeToString)
 
-        def ended(request: RankRequest) -> grpc.Future:
-            call = method.future(request, timeout=timeout_s)
+
+def calls(whole: WholeShop, requests: Sequence[RankRequest]) -> list[grpc.Future]:
+    """All at once, to their end."""
+    with connected(whole) as ask:
+        ended = [ask.future(request, timeout=20.0) for request in requests]
+        for call in ended:
             call.exception()  # waits
-            return call
-
-        return list(pool.map(ended, requests))
+        return ended
 
 
 def asking_for(user: str) -> RankRequest:
@@ -97,11 +100,12 @@ def test_deadline_has_passed_before_a_thread_is_free(whole: WholeShop, recovered
 
     def waited_in_vain() -> bool:
         before = counted_late()
-        with calls_take_long(whole) as users, ThreadPoolExecutor(1) as pool:
-            holding = pool.submit(calls, whole, list(map(asking_for, users[:THREADS])))
-            eventually(lambda: holding.running(), "calls that hold the threads")
-            (call,) = calls(whole, [late], SHORT_S)
-            assert {each.code() for each in holding.result()} == {OK}
+        with connected(whole) as ask, calls_take_long(whole) as users:
+            # Over one connection, so that they arrive in this order.
+            holding = [ask.future(asking_for(user), timeout=20.0) for user in users[:THREADS]]
+            call = ask.future(late, timeout=SHORT_S)
+            ended = {each.code() for each in holding}
+            assert ended == {OK}
         return call.code() is PASSED and counted_late() == before + 1
 
     eventually(waited_in_vain, "a call whose deadline passes, and that is not computed")
