@@ -82,6 +82,9 @@ def serve(
             help="When a connection is asked to be made anew, and may fall to another worker; 0 never asks.",
         ),
     ] = 300.0,
+    pin: Annotated[
+        bool, typer.Option("--pin", help="Keep each worker on one core: faster, where the cores are its own.")
+    ] = False,
     admin_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Serve administration here (ftrie admin).")
     ] = None,
@@ -172,6 +175,7 @@ def serve(
         state=str(state or default_state(host, port) or ""),
         alone_s=alone,
         connection_age_s=connection_age if workers > 1 else 0.0,
+        pin=pin,
         admin_port=admin_port,
         admin_host=admin_host,
         shadow_log=shadow_log,

@@ -151,11 +151,23 @@ def main() -> None:
     start = channel.receive().body
     log_to_stderr(start["settings"]["log_level"], worker=start["number"])
     try:
+        if start["settings"]["pin"]:
+            pin(start["number"])
         WorkerMain(channel, start).run()
     except ServerError as error:
         with suppress(ChannelClosed):
             channel.send({"did": "fail", "error": str(error)})
         sys.exit(error.exit_code)
+
+
+def pin(number: int) -> None:
+    """Keep this process on one of the cores it may use, the next one for the next worker.
+
+    Python runs one thread at a time, and a thread that waits for its turn on another core is slow to be woken. Measured
+    with one worker and 32 callers on two cores: 3,850 calls/s free to move, 7,000 on one core.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[number % len(cores)]})
 
 
 if __name__ == "__main__":

@@ -83,6 +83,16 @@ def test_the_workers_are_told_apart_in_status_and_log(two_workers: Running) -> N
     assert {line["worker"] for line in two_workers.logs("serving")} == {0, 1}
 
 
+def test_pinned_workers_have_a_core_each(store: Store, store_url: str, tmp_path: Path) -> None:
+    shop.fill(store)
+    mine = sorted(os.sched_getaffinity(0))
+    with serving(store_url, tmp_path, "--workers", "2", "--pin") as running:
+        running.await_ready()
+        cores = [sorted(os.sched_getaffinity(pid)) for pid in running.workers()]
+        assert sorted(cores) == sorted([mine[0]] if n == 0 else [mine[1 % len(mine)]] for n in range(2))
+        assert sorted(os.sched_getaffinity(running.process.pid)) == mine
+
+
 def test_all_processes_are_gone_when_the_supervisor_has_ended(two_workers: Running) -> None:
     two_workers.await_ready()
     workers = [Process.of(pid) for pid in two_workers.workers()]
