@@ -2,13 +2,15 @@
 
     python -m benchmarks.workers
 
-Nothing is pinned. The load is several h2load, which share the cores with the server: what they take, two workers lack.
+The benchmark pins nothing; with --pin the server keeps each worker on one core. The load is several h2load, which share
+the cores with the server: what they take, two workers lack.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks import h2load
@@ -18,9 +20,9 @@ from benchmarks.processes import ALL_CORES, Running, pin, served
 from benchmarks.rank_requests import fill, framed, request
 from model_store.store import Store
 
-WORKERS = (1, 2)
+CASES = {"1": (1, ()), "2": (2, ()), "1, --pin": (1, ("--pin",)), "2, --pin": (2, ("--pin",))}
 CANDIDATES, BODIES, SECONDS = 200, 2, 4
-GOAL = {2: "≥ 1.7 ×"}
+GOAL = {"2": "≥ 1.7 ×"}
 COLUMNS = (
     "workers",
     "calls/s",
@@ -54,12 +56,11 @@ class Measured:
 def rows(runs: dict[str, Measured], measures: dict[str, list[float]]) -> list[list[object]]:
     """The table."""
     table: list[list[object]] = []
-    for workers in WORKERS:
-        name = str(workers)
+    for name in CASES:
         speed, times = Spread.of(measures[name]), ratio(measures, name, "1")
         cores = [f"{Spread.of(used).median:.2f}" for used in (runs[name].server_cores, runs[name].load_cores)]
         speeds = [round(value) for value in (speed.median, speed.low, speed.high)]
-        table.append([workers, *speeds, f"{times.median:.2f}", GOAL.get(workers, ""), *cores])
+        table.append([name, *speeds, f"{times.median:.2f}", GOAL.get(name, ""), *cores])
     return table
 
 
@@ -74,9 +75,14 @@ def main() -> None:
         with Store.open(url) as store:
             fill(store)
             pin(store.client.info("server")["process_id"], *ALL_CORES)
-            one, two = (served(shop.NAME, "--store", url, workers=n, pinned=False) for n in WORKERS)
-            with one as first, two as second:
-                runs = {"1": Measured(first, bodies), "2": Measured(second, bodies)}
+            with ExitStack() as running:
+                servers = {
+                    name: running.enter_context(
+                        served(shop.NAME, "--store", url, *flags, workers=workers, pinned=False)
+                    )
+                    for name, (workers, flags) in CASES.items()
+                }
+                runs = {name: Measured(server, bodies) for name, server in servers.items()}
                 contestants: dict[str, Callable[[], float]] = dict(runs)
                 alternate(contestants, 1)
                 for run in runs.values():

@@ -22,8 +22,8 @@ class Settings:
 
     port: 0 takes a free one. state: the folder of the last good models, "" keeps none. admin_port, metrics_port:
     None opens none, 0 a free one. alone_s: how long a worker goes on without a supervisor. connection_age_s: after
-    this long a connection is asked to be made anew, so that it may fall to another worker; 0 never asks. pin: each worker
-    stays on one core.
+    this long a connection is asked to be made anew, so that it may fall to another worker; 0 never asks.
+    pin: each worker stays on one core.
 
     user_store: the store of users' records, "" for the models'. user_cache: users a worker keeps for each model.
     user_ttl_s: how long a user's record counts as fresh.
