@@ -1,0 +1,62 @@
+import datetime
+
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FeedbackKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FEEDBACK_KIND_UNSPECIFIED: _ClassVar[FeedbackKind]
+    FEEDBACK_KIND_CLICK: _ClassVar[FeedbackKind]
+    FEEDBACK_KIND_CONVERSION: _ClassVar[FeedbackKind]
+FEEDBACK_KIND_UNSPECIFIED: FeedbackKind
+FEEDBACK_KIND_CLICK: FeedbackKind
+FEEDBACK_KIND_CONVERSION: FeedbackKind
+
+class FeedbackEvent(_message.Message):
+    __slots__ = ("event_id", "request_id", "item_id", "kind", "time", "value")
+    EVENT_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ITEM_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    event_id: str
+    request_id: str
+    item_id: str
+    kind: FeedbackKind
+    time: _timestamp_pb2.Timestamp
+    value: float
+    def __init__(self, event_id: _Optional[str] = ..., request_id: _Optional[str] = ..., item_id: _Optional[str] = ..., kind: _Optional[_Union[FeedbackKind, str]] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., value: _Optional[float] = ...) -> None: ...
+
+class ReportRequest(_message.Message):
+    __slots__ = ("model", "events")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    events: _containers.RepeatedCompositeFieldContainer[FeedbackEvent]
+    def __init__(self, model: _Optional[str] = ..., events: _Optional[_Iterable[_Union[FeedbackEvent, _Mapping]]] = ...) -> None: ...
+
+class RejectedEvent(_message.Message):
+    __slots__ = ("index", "reason")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    reason: str
+    def __init__(self, index: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ReportResponse(_message.Message):
+    __slots__ = ("accepted", "duplicates", "rejected")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATES_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    accepted: int
+    duplicates: int
+    rejected: _containers.RepeatedCompositeFieldContainer[RejectedEvent]
+    def __init__(self, accepted: _Optional[int] = ..., duplicates: _Optional[int] = ..., rejected: _Optional[_Iterable[_Union[RejectedEvent, _Mapping]]] = ...) -> None: ...

@@ -1,0 +1,133 @@
+"""What passes from the sources to the join: stretches of raw events, then events as columns. Plain records.
+
+docs/events.md has the events' own form. A stretch is what one read of one source brings; events are the same stretch,
+parsed; the merger puts those of all sources into one order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+BAD, IMPRESSION, FEEDBACK = 0, 1, 2
+CLICK, CONVERSION = 1, 2
+NEVER_US = np.iinfo(np.int64).max
+"""As a frontier: nothing holds the other sources up."""
+
+Int64s = npt.NDArray[np.int64]
+UInt64s = npt.NDArray[np.uint64]
+Bytes = npt.NDArray[np.uint8]
+Place = dict[str, Any]
+"""Where reading goes on in a source: plain JSON, kept in checkpoints. The source that made it reads it."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Consecutive events of one source, unparsed.
+
+    data: one JSON object a line, each line ended; starts: int64[n + 1], where line i begins in it. arrived_us:
+    int64[n], microseconds since 1970 at which each event came to the source, by the source's own clock and never
+    falling; None where it has none, so that the events' own times count. marks: int64[n, k], the place behind each
+    event, as the source understands it. before: the place before the first one.
+    """
+
+    data: bytes
+    starts: Int64s
+    arrived_us: Int64s | None
+    marks: Int64s
+    before: Place
+
+    def __len__(self) -> int:
+        return self.starts.size - 1
+
+
+@dataclass(frozen=True)
+class Lag:
+    """How far a source's reader is behind: unread events or bytes, and the age of the oldest of them; None: unknown."""
+
+    events: int | None = None
+    bytes: int | None = None
+    seconds: float | None = None
+
+
+class Source(Protocol):
+    """One stream, file, folder or topic. One thread only."""
+
+    name: str
+    lost: int
+    """Events that were deleted unread, since the first checkpoint on; part of the place."""
+
+    def read(self) -> Stretch | None:
+        """The next events there are, without waiting for more; None if there is none now.
+
+        Raises StoreUnavailable, InputError.
+        """
+
+    def frontier_us(self) -> int:
+        """No event that is still to be read came before this, by the source's clock. NEVER_US: it has ended."""
+
+    def place(self, stretch: Stretch, count: int) -> Place:
+        """Where to go on once `count` events of the stretch are taken, 0 to all."""
+
+    def lag(self) -> Lag:
+        """Asked every few seconds."""
+
+    def close(self) -> None:
+        """Give back what is open. May be called twice."""
+
+
+@dataclass(frozen=True)
+class Events:
+    """A stretch, parsed. All arrays have one element an event, but those over rows.
+
+    kind: BAD, IMPRESSION or FEEDBACK; time_us: the event's own time. request: 64-bit hash of the request's id. Of
+    feedback: item, hash of the item's id; what, CLICK or CONVERSION; event, hash of the event's id, 0 without one.
+    Of impressions: rows first[i] to first[i + 1], one an item shown, in the order shown; items: uint64[rows], hashes
+    of their ids; columns: what was asked for, by name, each over the rows. bad: why an event is BAD, by its number.
+    """
+
+    kind: Bytes
+    time_us: Int64s
+    request: UInt64s
+    item: UInt64s
+    what: Bytes
+    event: UInt64s
+    first: Int64s
+    items: UInt64s
+    columns: Mapping[str, pa.Array]
+    bad: Mapping[int, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return self.kind.size
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Events of all sources in one order, ready for the join: a pure function of what the sources hold.
+
+    Arrays as in Events, but that rows stand in segments: segment[i] is the number of the table that holds the rows of
+    impression i, row[i] the first of them there and rows[i] how many; items: uint64, the hashes of all of them, in the
+    order of the events. bad: (source, JSON line, reason) in order. now_us: int64[n], by which clock each event came:
+    its source's, or else its own time.
+    """
+
+    kind: Bytes
+    time_us: Int64s
+    now_us: Int64s
+    request: UInt64s
+    item: UInt64s
+    what: Bytes
+    event: UInt64s
+    segment: npt.NDArray[np.int32]
+    row: Int64s
+    rows: npt.NDArray[np.int32]
+    items: UInt64s
+    bad: tuple[tuple[str, bytes, str], ...] = ()
+
+    def __len__(self) -> int:
+        return self.kind.size

@@ -1,0 +1,1 @@
+"""The join: shown items meet their clicks within a window, and become examples."""
