@@ -20,7 +20,8 @@ class Manifest:
     """One version's manifest, stored as a HASH of text. `sha256` is that of all chunks end to end.
 
     A snapshot is whole; a delta is what changed since its `parent`, and `rows` counts that alone. `content` is the
-    digest of the whole model either way, empty where an older ftrie has published it.
+    digest of the whole model either way, empty where an older ftrie has published it. through_us: of a model that is
+    learned from streams, microseconds since 1970 by their clock: all that came to them before is learned from.
     """
 
     version: int
@@ -38,6 +39,7 @@ class Manifest:
     created: datetime  # UTC
     kind: str = SNAPSHOT
     content: str = ""
+    through_us: int | None = None
 
     def to_hash(self) -> dict[str, str]:
         """The HASH's fields; `from_hash` reads them back."""
@@ -45,6 +47,7 @@ class Manifest:
         return fields | {
             "metrics": metrics_to_json(self.metrics),
             "parent": "" if self.parent is None else str(self.parent),
+            "through_us": "" if self.through_us is None else str(self.through_us),
             "created": self.created.isoformat(),
         }
 
@@ -69,6 +72,7 @@ class Manifest:
                 created=datetime.fromisoformat(text["created"]),
                 kind=_kind(text),
                 content=text.get("content", ""),
+                through_us=int(text["through_us"]) if text.get("through_us") else None,
             )
         except KeyError as error:
             raise ArtefactError(f"the manifest has no field {error}; publish the version again") from None

@@ -57,19 +57,20 @@ class ModelVersions(PublishedVersions):
         *,
         parent: int | None = None,
         epoch: int = 0,
+        through_us: int | None = None,
         on_progress: Progress | None = None,
     ) -> int:
         """Upload a model, or a delta of one, as a new version and return its number. It is visible, but not active.
 
-        `parent`: the version it was made from; by default the one that a delta names. `on_progress(bytes done, bytes
-        in all)` is called after each chunk. Raises VersionNotFound where a delta's parent is not there, ArtefactError
-        where it is another model than the delta changes.
+        `parent`: the version it was made from; by default the one that a delta names. `through_us`: see `Manifest`.
+        `on_progress(bytes done, bytes in all)` is called after each chunk. Raises VersionNotFound where a delta's
+        parent is not there, ArtefactError where it is another model than the delta changes.
         """
         model, parent = _with_parent(model, parent)
         data = model.to_bytes()
         with self._store.answers():
             version = int(self._client.incr(self.keys.sequence))
-            manifest = _manifest(model, data, version, parent, epoch)
+            manifest = replace(_manifest(model, data, version, parent, epoch), through_us=through_us)
             upload(self._store, self.keys, manifest, data, on_progress)
             self._make_visible(manifest, getattr(model, "parent_content", ""))
         return version

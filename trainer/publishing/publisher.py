@@ -20,12 +20,12 @@ from trainer.publishing.line import Change, Line
 class Publishing:
     """How a run publishes while it learns.
 
-    snapshot_every: deltas between two snapshots; threshold: moves of a weight up to this are held back; activate: make
-    servers switch to each version; keep: how many versions the store keeps, None for all.
+    snapshot_every: deltas between two snapshots, or the time; threshold: moves of a weight up to this are held back;
+    activate: make servers switch to each version; keep: how many versions the store keeps, None for all.
     """
 
     every: Every
-    snapshot_every: int = 10
+    snapshot_every: int | Every = 10
     threshold: float = 0.0
     activate: bool = False
     keep: int | None = KEEP
@@ -64,16 +64,23 @@ class Publisher:
     """
 
     def __init__(
-        self, versions: ModelVersions, how: Publishing, on_warning: Callable[[str], None] = lambda text: None
+        self,
+        versions: ModelVersions,
+        how: Publishing,
+        on_warning: Callable[[str], None] = lambda text: None,
+        *,
+        epoch: int | None = None,
     ) -> None:
-        """Take the writer's epoch, if its versions are to be activated. Raises StoreUnavailable."""
+        """Take the writer's epoch, if its versions are to be activated and none is given. Raises StoreUnavailable."""
         self.counts = Published()
+        self.through_us: int | None = None  # told by who learns from streams: see `Manifest`
         self._versions = versions
         self._how = how
         self._warn = on_warning
-        self._epoch = versions.begin() if how.activate else 0
+        self._epoch = epoch if epoch is not None else versions.begin() if how.activate else 0
         self._stale: StaleEpoch | None = None
         self._schedule = Schedule(how.every, 0)
+        self._snapshots = Schedule(how.snapshot_every, 0) if isinstance(how.snapshot_every, Every) else None
         self._line: Line | None = None
         self._deltas = 0
 
@@ -104,22 +111,28 @@ class Publisher:
 
     def _publish(self, model: LearningModel, *, last: bool) -> int:
         line, change = self._line, None
-        if line is not None and (last or self._deltas < self._how.snapshot_every):
+        if line is not None and (last or not self._wants_snapshot(model)):
             change = line.change(self._how.threshold, last=last)
             if last and not change.delta.rows and line.examples == model.rows:
                 return line.version
-        if line is not None and change is not None and self._deltas < self._how.snapshot_every:
+        if line is not None and change is not None and not self._wants_snapshot(model):
             version = self._publish_delta(line, change)
             if version is not None:
                 return version
         return self._publish_snapshot(model)
+
+    def _wants_snapshot(self, model: LearningModel) -> bool:
+        if self._snapshots is not None:
+            return self._snapshots.is_due(model.rows)
+        assert isinstance(self._how.snapshot_every, int)
+        return self._deltas >= self._how.snapshot_every
 
     def _publish_delta(self, line: Line, change: Change) -> int | None:
         """Publish a change; None if a snapshot should go out in its place."""
         if 2 * change.delta.rows > change.keys:
             return None
         try:
-            version = self._versions.publish(change.delta, epoch=self._epoch)
+            version = self._versions.publish(change.delta, epoch=self._epoch, through_us=self.through_us)
         except (VersionNotFound, ArtefactError) as error:
             self._warn(f"version {line.version} is no parent any more ({error}); a snapshot goes out instead")
             return None
@@ -132,9 +145,13 @@ class Publisher:
     def _publish_snapshot(self, model: LearningModel) -> int:
         parent = self._line.version if self._line is not None else None
         artefact = model.artefact()
-        version = self._versions.publish(artefact, parent=parent, epoch=self._epoch)
+        version = self._versions.publish(
+            artefact, parent=parent, epoch=self._epoch, through_us=self.through_us
+        )
         self._line = Line(model, artefact, version)
         self._deltas = 0
+        if self._snapshots is not None:
+            self._snapshots.restart(model.rows)
         self.counts.snapshots += 1
         self._activate(version)
         self._collect()
