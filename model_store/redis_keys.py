@@ -42,6 +42,10 @@ class ModelKeys:
         self.history = self._prefix + "history"
         self.events = self._prefix + "events"
         self.experiment = self._prefix + "experiment"
+        self.impressions = self._prefix + "impressions"
+        self.clicks = self._prefix + "clicks"
+        self.dead = self._prefix + "dead"
+        self.trainer = self._prefix + "trainer"
 
     def manifest(self, version: int) -> str:
         """The manifest of a version."""
@@ -50,6 +54,14 @@ class ModelKeys:
     def chunks(self, version: int, count: int) -> list[str]:
         """The chunks of a version, in order."""
         return [f"{self._prefix}version:{version}:chunk:{index}" for index in range(count)]
+
+    def feedback_id(self, digest: str) -> str:
+        """What stands while an event is known as reported; `digest` is that of its id."""
+        return f"{self._prefix}feedback:{digest}"
+
+    def online(self, minute: int) -> str:
+        """What became of the answers of one minute, counted from 1970 on."""
+        return f"{self._prefix}online:{minute}"
 
 
 def is_id(record_id: str) -> bool:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from model_store.connection import StoreConnection
 from model_store.model_versions import ModelVersions
 from model_store.records import Records
+from model_store.redis_keys import ModelKeys
+
+if TYPE_CHECKING:
+    from model_store.event_streams import EventStream
 
 
 class Store:
@@ -50,6 +54,20 @@ class Store:
     def model(self, name: str) -> ModelVersions:
         """The versions of one model, which need not exist yet. Raises StoreError for an impossible name."""
         return ModelVersions(self._connection, name)
+
+    def impressions(self, model: str) -> EventStream:
+        """The stream of what was shown. Raises StoreError for an impossible name."""
+        return self.event_stream(ModelKeys(model).impressions)
+
+    def clicks(self, model: str) -> EventStream:
+        """The stream of what became of it: clicks and conversions. Raises StoreError for an impossible name."""
+        return self.event_stream(ModelKeys(model).clicks)
+
+    def event_stream(self, key: str) -> EventStream:
+        """The stream of events at any key, which need not exist yet."""
+        from model_store.event_streams import EventStream
+
+        return EventStream(self._connection, key)
 
     def ping(self) -> None:
         """Raise StoreUnavailable unless the store answers."""
