@@ -84,6 +84,11 @@ class Publisher:
         self._line: Line | None = None
         self._deltas = 0
 
+    @property
+    def version(self) -> int | None:
+        """The last version that this run has published."""
+        return self._line.version if self._line is not None else None
+
     def begin(self, model: LearningModel) -> None:
         """Count from here."""
         self._schedule.restart(model.rows)
