@@ -63,6 +63,10 @@ class StaleEpoch(StoreError):
     """Another writer has taken over this model since this one began."""
 
 
+class LeaseHeld(StoreError):
+    """Another trainer holds this model."""
+
+
 class ExperimentError(FtrieError):
     """An experiment contradicts itself, or does not fit the model."""
 

@@ -11,7 +11,9 @@ from model_store.records import Records
 from model_store.redis_keys import ModelKeys
 
 if TYPE_CHECKING:
+    from model_store.dead_letters import DeadLetters
     from model_store.event_streams import EventStream
+    from model_store.lease import TrainerLease
 
 
 class Store:
@@ -68,6 +70,18 @@ class Store:
         from model_store.event_streams import EventStream
 
         return EventStream(self._connection, key)
+
+    def dead_letters(self, model: str) -> DeadLetters:
+        """Events of a model that could not be learned from. Raises StoreError for an impossible name."""
+        from model_store.dead_letters import DeadLetters
+
+        return DeadLetters(self._connection, model)
+
+    def trainer_lease(self, model: str, owner: str) -> TrainerLease:
+        """The lease of a model's trainer, not yet taken. Raises StoreError for an impossible name."""
+        from model_store.lease import TrainerLease
+
+        return TrainerLease(self._connection, model, owner)
 
     def ping(self) -> None:
         """Raise StoreUnavailable unless the store answers."""
