@@ -5,11 +5,11 @@ Sources of the rules: `../docs/learners.md` names the papers; an error says what
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from model_store.durations import seconds_of
 from model_store.spec_sections import Alpha, Beta, Penalty, Section
 
 Algorithm = Literal["ogd", "truncation", "truncated_gradient", "fobos", "rda", "ftrl"]
@@ -19,8 +19,6 @@ MAX_BLOOM_COUNT = 256
 MAX_K = 10**15
 DEFAULT_KEYS = 1_000_000
 DEFAULT_FALSE_POSITIVES = 0.01
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_DURATION = re.compile(r"^([0-9]+)([smhd])$")
 _RATES: dict[str, tuple[str, ...]] = {
     "ogd": ("gradients", "counts", "global", "constant"),
     "truncation": ("gradients", "counts", "global", "constant"),
@@ -115,10 +113,7 @@ class LearnerSection(Section):
     @property
     def ttl_seconds(self) -> int | None:
         """Time to live as a span of the log's own time, if it is one."""
-        if not isinstance(self.ttl, str):
-            return None
-        number, unit = _DURATION.fullmatch(self.ttl).groups()  # type: ignore[union-attr]
-        return int(number) * _UNITS_S[unit]
+        return seconds_of(self.ttl) if isinstance(self.ttl, str) else None
 
     def check_first_rate(self, beta: float, l2: float) -> None:
         """Raise ValueError unless a key begins at a finite rate with this beta and l2, the learner's or a variant's."""
@@ -200,10 +195,17 @@ class LearnerSection(Section):
 
     @model_validator(mode="after")
     def _ttl_is_a_span(self) -> Self:
-        if isinstance(self.ttl, str) and not (_DURATION.fullmatch(self.ttl) and int(self.ttl[:-1])):
+        if isinstance(self.ttl, str) and not _is_span(self.ttl):
             raise ValueError(
                 f'ttl: got {self.ttl!r}; expected a number of rows, or a time such as "30d", "12h", "90m"'
             )
         if isinstance(self.ttl, int) and self.ttl < 1:
             raise ValueError(f"ttl: got {self.ttl!r}; expected at least one row")
         return self
+
+
+def _is_span(text: str) -> bool:
+    try:
+        return seconds_of(text) > 0
+    except ValueError:
+        return False
