@@ -2,8 +2,8 @@
 -- activate.lua refuse a trainer whose epoch is older, whether its lease still runs or not.
 --
 -- KEYS  1 trainer HASH · 2 epoch STRING
--- ARGV  1 "take", "renew" or "release" · 2 owner · 3 epoch (0 to take) · 4 how long it runs, ms · 5 host · 6 process
---       7 rows
+-- ARGV  1 "take", "renew", "release", or "look", which changes nothing · 2 owner · 3 epoch, 0 to take or look
+--       4 how long it runs, ms · 5 host · 6 process · 7 rows
 --
 -- Returns {"ok", epoch, rows that this owner has told last}
 --         {"held", host, process, ms since it was heard of}   another owner's lease runs
@@ -16,12 +16,13 @@ local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local there = redis.call('HMGET', KEYS[1], 'owner', 'epoch', 'until_ms', 'seen_ms', 'host', 'process', 'rows')
 
-local rows = ARGV[7]
-if verb == 'take' then
-  local same = there[1] == owner
-  if there[1] and not same and now < tonumber(there[3]) then
-    return {'held', there[5], there[6], now - tonumber(there[4])}
-  end
+local same, rows = there[1] == owner, ARGV[7]
+if (verb == 'take' or verb == 'look') and there[1] and not same and now < tonumber(there[3]) then
+  return {'held', there[5], there[6], now - tonumber(there[4])}
+end
+if verb == 'look' then
+  return {'ok', 0, 0}
+elseif verb == 'take' then
   epoch = string.format('%d', redis.call('INCR', KEYS[2]))
   rows = same and there[7] or '0'
 elseif there[2] and there[2] ~= epoch then

@@ -67,6 +67,12 @@ class TrainerLease:
         """Give it back, so that nobody has to wait. Raises StaleEpoch if another trainer has it."""
         self._checked(self._ask("release", self.epoch))
 
+    def refuse_while_held(self) -> None:
+        """Raise LeaseHeld while another owner's lease runs. Takes nothing."""
+        answer = self._ask("look", 0)
+        if answer[0] == b"held":
+            raise LeaseHeld(held(self.model, *answer[1:]))
+
     def _ask(self, verb: str, epoch: int) -> list[Any]:
         words = [
             verb,

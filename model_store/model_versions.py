@@ -18,7 +18,8 @@ from redis.exceptions import WatchError
 
 from model_store.chunks import Progress, incomplete, upload
 from model_store.connection import StoreConnection
-from model_store.errors import ArtefactError, StaleEpoch, StoreError, VersionNotFound
+from model_store.errors import ArtefactError, LeaseHeld, StaleEpoch, StoreError, VersionNotFound
+from model_store.lease import TrainerLease, held, taken_over
 from model_store.manifest import CHUNK_BYTES, DELTA, SNAPSHOT, Manifest, now
 from model_store.published_versions import PublishedVersions, listed
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from model_store.delta import Delta
     from model_store.experiments import Experiment
 
+WRITER, OPERATOR = "writer", "operator"
 HISTORY = 100
 KEEP = 5
 
@@ -47,9 +49,12 @@ class ModelVersions(PublishedVersions):
     # -- writing
 
     def begin(self) -> int:
-        """Take the next epoch: the fencing token of a writer that will activate."""
-        with self._store.answers():
-            return int(self._client.incr(self.keys.epoch))
+        """Take the next epoch: the fencing token of a writer that will activate.
+
+        Raises LeaseHeld while the model has a trainer (`lease`), which nobody but an operator may overrule.
+        """
+        self._refuse_beside_a_trainer()
+        return self._next_epoch()
 
     def publish(
         self,
@@ -58,19 +63,22 @@ class ModelVersions(PublishedVersions):
         parent: int | None = None,
         epoch: int = 0,
         through_us: int | None = None,
+        recent: str = "",
+        refused: str = "",
         on_progress: Progress | None = None,
     ) -> int:
         """Upload a model, or a delta of one, as a new version and return its number. It is visible, but not active.
 
-        `parent`: the version it was made from; by default the one that a delta names. `through_us`: see `Manifest`.
-        `on_progress(bytes done, bytes in all)` is called after each chunk. Raises VersionNotFound where a delta's
+        `parent`: the version it was made from; by default the one that a delta names. `through_us`,
+        `recent`, `refused`: see `Manifest`. `on_progress(bytes done, bytes in all)` is called after each chunk. Raises VersionNotFound where a delta's
         parent is not there, ArtefactError where it is another model than the delta changes.
         """
         model, parent = _with_parent(model, parent)
         data = model.to_bytes()
         with self._store.answers():
             version = int(self._client.incr(self.keys.sequence))
-            manifest = replace(_manifest(model, data, version, parent, epoch), through_us=through_us)
+            manifest = _manifest(model, data, version, parent, epoch)
+            manifest = replace(manifest, through_us=through_us, recent=recent, refused=refused)
             upload(self._store, self.keys, manifest, data, on_progress)
             self._make_visible(manifest, getattr(model, "parent_content", ""))
         return version
@@ -81,7 +89,7 @@ class ModelVersions(PublishedVersions):
         """Publish and make active, unless a writer that began later was faster (StaleEpoch)."""
         epoch = self.begin()
         version = self.publish(model, parent=parent, epoch=epoch, on_progress=on_progress)
-        self._point_to(version, epoch, "activate")
+        self._point_to(version, epoch, "activate", WRITER)
         return version
 
     def activate(self, version: int, *, epoch: int | None = None) -> int | None:
@@ -135,18 +143,27 @@ class ModelVersions(PublishedVersions):
     def _make_visible(self, manifest: Manifest, parent_content: str) -> None:
         own = self.keys.manifest(manifest.version)
         parent = self.keys.manifest(manifest.parent) if manifest.is_delta and manifest.parent else own
-        keys = [own, self.keys.versions, parent, *self.keys.chunks(manifest.version, manifest.chunks)]
+        chunks = self.keys.chunks(manifest.version, manifest.chunks)
+        keys = [own, self.keys.versions, parent, self.keys.trainer, *chunks]
         fields = [word for pair in manifest.to_hash().items() for word in pair]
         published_s = int(manifest.created.timestamp())
         sizes = manifest.chunk_sizes()
-        answer = self._publish(keys, [manifest.version, published_s, parent_content, *sizes, *fields])
+        words = [manifest.version, published_s, parent_content, manifest.epoch, *sizes, *fields]
+        answer = self._publish(keys, words)
         self._check(answer, [manifest])
 
     def _verify_and_point(self, version: int, epoch: int | None, way: str) -> int | None:
-        if epoch is None:
-            self._verify(self.manifest(version))
-            epoch = self.begin()
-        return self._point_to(version, epoch, way)
+        if epoch is not None:
+            return self._point_to(version, epoch, way, WRITER)
+        self._verify(self.manifest(version))
+        return self._point_to(version, self._next_epoch(), way, OPERATOR)
+
+    def _next_epoch(self) -> int:
+        with self._store.answers():
+            return int(self._client.incr(self.keys.epoch))
+
+    def _refuse_beside_a_trainer(self) -> None:
+        TrainerLease(self._store, self.model, "").refuse_while_held()
 
     def _verify(self, manifest: Manifest) -> None:
         """Raise ArtefactError unless the version's bytes are whole, and it can be put together."""
@@ -155,16 +172,18 @@ class ModelVersions(PublishedVersions):
         else:
             self._download(manifest)
 
-    def _point_to(self, version: int, epoch: int, way: str) -> int | None:
+    def _point_to(self, version: int, epoch: int, way: str, who: str) -> int | None:
         chain = self._chain(version)[::-1]
-        keys = [self.keys.active, self.keys.active_epoch, self.keys.history, self.keys.events]
+        own = self.keys
+        keys = [own.active, own.active_epoch, own.history, own.events, own.trainer]
         for manifest in chain:
             keys += [
                 self.keys.manifest(manifest.version),
                 *self.keys.chunks(manifest.version, manifest.chunks),
             ]
         with self._store.answers():
-            answer = self._activate(keys, [version, epoch, way, HISTORY, *(each.chunks for each in chain)])
+            words = [version, epoch, way, HISTORY, who, *(each.chunks for each in chain)]
+            answer = self._activate(keys, words)
         self._check(answer, chain)
         return int(answer[1]) if answer[1] else None
 
@@ -190,6 +209,13 @@ class ModelVersions(PublishedVersions):
                 raise StaleEpoch(
                     f"version {version} of {self.model} stays inactive: another writer (epoch {last}) has "
                     "activated a version since this one began; train again, or activate it by hand"
+                )
+            case [b"fenced", epoch, host, process]:
+                raise StaleEpoch(taken_over(self.model, epoch, host, process))
+            case [b"held", host, process, silent_ms]:
+                raise LeaseHeld(
+                    f"version {version} stays inactive: {held(self.model, host, process, silent_ms)}; "
+                    f"or order it by hand: ftrie store activate {self.model} {version}"
                 )
 
     def _previous(self) -> int | None:

@@ -1,11 +1,18 @@
 -- Make an uploaded version visible, whole, or not at all; a delta only while its parent is there.
 --
--- KEYS  1 manifest HASH · 2 versions ZSET · 3 the parent's manifest HASH, of a snapshot its own · 4… chunks, in order
+-- KEYS  1 manifest HASH · 2 versions ZSET · 3 the parent's manifest HASH, of a snapshot its own · 4 trainer HASH
+--       5… chunks, in order
 -- ARGV  1 version · 2 publish time (s since 1970) · 3 the content that a delta's parent has, "" for a snapshot
---       4… each chunk's bytes, in order · then the manifest's field, value, …
+--       4 the writer's epoch, 0 without one · 5… each chunk's bytes, in order · then the manifest's field, value, …
 --
 -- Returns {"ok"}, or what stands in the way: {"chunk", 0, index, bytes expected, bytes there}, {"orphan"} the parent is
--- gone, {"other", content} the parent is another model.
+-- gone, {"other", content} the parent is another model, {"fenced", epoch, host, process} another trainer has the model.
+
+local epoch = tonumber(ARGV[4])
+local lease = redis.call('HMGET', KEYS[4], 'epoch', 'host', 'process') -- see lease.lua
+if epoch > 0 and epoch < tonumber(lease[1] or '0') then
+  return {'fenced', tonumber(lease[1]), lease[2], lease[3]}
+end
 
 if ARGV[3] ~= '' then
   local parent = redis.call('HMGET', KEYS[3], 'sha256', 'content')
@@ -16,17 +23,17 @@ if ARGV[3] ~= '' then
     return {'other', parent[2]}
   end
 end
-local chunks = #KEYS - 3
+local chunks = #KEYS - 4
 for i = 1, chunks do
-  local expected, there = tonumber(ARGV[3 + i]), redis.call('STRLEN', KEYS[3 + i])
+  local expected, there = tonumber(ARGV[4 + i]), redis.call('STRLEN', KEYS[4 + i])
   if there ~= expected then
     return {'chunk', 0, i - 1, expected, there}
   end
 end
 for i = 1, chunks do
-  redis.call('PERSIST', KEYS[3 + i])
+  redis.call('PERSIST', KEYS[4 + i])
 end
-for i = 4 + chunks, #ARGV, 2 do
+for i = 5 + chunks, #ARGV, 2 do
   redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
 end
 redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
