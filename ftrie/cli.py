@@ -42,6 +42,7 @@ COMMAND_MODULES = (
     "ftrie.explain_cli",
     "ftrie.admin_cli",
     "ftrie.demo.cli",
+    "ftrie.simulation.cli",
     "ftrie.bench_cli",
 )
 

@@ -76,7 +76,7 @@ def question_of(
         "objective": objective,
         "filters": [_filter(text) for text in filters or ()],
         "caps": dict(_cap(text) for text in caps or ()),
-        "exploration": _exploration(explore) if explore else None,
+        "exploration": exploration_of(explore),
     }
 
 
@@ -115,9 +115,12 @@ def _cap(text: str) -> tuple[str, int]:
     return field, int(value)
 
 
-def _exploration(text: str) -> Exploration:
+def exploration_of(text: str) -> Exploration | None:
+    """`thompson:2` → Thompson(2.0); "" is none. Raises typer.BadParameter for what cannot be read."""
     from ftrie.asking import Thompson, UpperConfidenceBound
 
+    if not text:
+        return None
     how, _, width = text.partition(":")
     if how not in ("ucb", "thompson"):
         raise _unread("--explore", text, "ucb:WIDTH or thompson:WIDTH")

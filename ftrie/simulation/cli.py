@@ -1,0 +1,136 @@
+"""`ftrie simulate`: flags and output. The market is in market.py, the run in traffic.py."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ftrie.access_options import TlsCaOption, TlsCertOption, TlsKeyOption, TokenOption
+from model_store.terminal import DEFAULT_STORE, JsonOption, StoreOption
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+FOREVER = 1e9
+
+
+def register(app: typer.Typer) -> None:
+    """Add `ftrie simulate`."""
+    app.command(
+        "simulate",
+        epilog="Example: ftrie simulate --address 127.0.0.1:50051 --rate 100 --change-at 60 --load",
+    )(simulate)
+
+
+def simulate(
+    address: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST:PORT", help="A server; may be repeated, and they are asked in turn."),
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    model: Annotated[str, typer.Option(metavar="NAME", help="The model that is asked.")] = "market",
+    rate: Annotated[float, typer.Option(min=0.01, help="Visits a second.")] = 50.0,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.1, help="How long; without it until Ctrl-C or SIGTERM.")
+    ] = None,
+    from_: Annotated[
+        float, typer.Option("--from", min=0.0, metavar="SECOND", help="Begin at this second of the market's.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed is another market.")] = 1,
+    change_at: Annotated[
+        float | None, typer.Option(min=0.0, metavar="SECOND", help="When tastes change at once.")
+    ] = None,
+    drift: Annotated[
+        float, typer.Option(min=0.0, metavar="LOGITS", help="How far tastes wander slowly.")
+    ] = 0.3,
+    bots: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Users that click everything, or nothing."),
+    ] = 0.02,
+    delay: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="Mean time from an answer to its click.")
+    ] = 2.0,
+    late: Annotated[
+        float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Clicks that come after --window more.")
+    ] = 0.01,
+    window: Annotated[
+        float,
+        typer.Option(min=0.0, metavar="SECONDS", help="The join's window, as far as --late is concerned."),
+    ] = 600.0,
+    candidates: Annotated[int, typer.Option(min=1, help="Items that compete in a visit.")] = 24,
+    shown: Annotated[int, typer.Option(min=1, help="How many of them are shown.")] = 6,
+    explore: Annotated[
+        str, typer.Option(metavar="HOW:WIDTH", help="ucb:WIDTH or thompson:WIDTH, as of ftrie rank.")
+    ] = "",
+    beside: Annotated[
+        str, typer.Option(metavar="MODEL", help="Another model, asked on --beside-share of the visits.")
+    ] = "",
+    beside_share: Annotated[float, typer.Option(min=0.0, max=1.0, metavar="SHARE")] = 0.1,
+    feedback: Annotated[
+        str, typer.Option(metavar="HOW", help="service: the servers' FeedbackService; stream: the store's.")
+    ] = "service",
+    load: Annotated[
+        bool, typer.Option("--load", help="First load the users and items into the store.")
+    ] = False,
+    callers: Annotated[int, typer.Option(min=1, max=256, help="Visits at the same time, at most.")] = 16,
+    every: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="From one line to the next.")
+    ] = 2.0,
+    tls_ca: TlsCaOption = "",
+    tls_cert: TlsCertOption = "",
+    tls_key: TlsKeyOption = "",
+    token: TokenOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Be the visitors of a simulated market: ask servers to rank, click with a delay; tastes change.
+
+    Prints a line every two seconds and a summary at the end. Failures of servers are counted and never end it; clicks
+    are reported until they are acknowledged.
+    """
+    import math
+    import time
+
+    from ftrie.access import Access
+    from ftrie.question_options import exploration_of
+    from ftrie.simulation.calls import Asked, Callers
+    from ftrie.simulation.figures import Book
+    from ftrie.simulation.first_day import load_records
+    from ftrie.simulation.freshness import Freshness
+    from ftrie.simulation.market import Market, Sizes, Tastes
+    from ftrie.simulation.reporting import Reporter
+    from ftrie.simulation.sinks import Service, Sink, Stream
+    from ftrie.simulation.stopping import stopped_by_signals
+    from ftrie.simulation.telling import tell_whole, tell_window
+    from ftrie.simulation.traffic import Share, Traffic, fresh_only
+    from ftrie.simulation.versions import through_of
+    from ftrie.simulation.visits import Habits, Schedule
+    from model_store.store import Store
+
+    if feedback not in ("service", "stream"):
+        raise typer.BadParameter(f"--feedback: got {feedback!r}, expected service or stream")
+    addresses = address or [DEFAULT_ADDRESS]
+    access = Access(tls_ca, tls_cert, tls_key, token)
+    tastes = Tastes(change_at=math.inf if change_at is None else change_at, drift=drift)
+    market = Market(seed, tastes, Sizes(bots=bots))
+    habits = Habits(rate, candidates, shown, delay, late, window)
+    with Store.open(store) as opened:
+        if load:
+            load_records(market, opened)
+        book = Book()
+        freshness = Freshness(len(addresses), through_of(opened.model(model)))
+        asked = Asked(f"s{time.time_ns() // 1000:x}", shown, exploration_of(explore))
+        sink: Sink = Service(addresses, access) if feedback == "service" else Stream(opened)
+        traffic = Traffic(
+            Schedule(market, habits, from_),
+            from_,
+            Share(model, beside, beside_share),
+            Callers(addresses, asked, book.failed, access),
+            Reporter(sink, fresh_only(freshness, model)),
+            freshness,
+            book,
+        )
+        with stopped_by_signals(traffic.stop):
+            whole = traffic.run(
+                FOREVER if seconds is None else seconds, callers, every, lambda page: tell_window(page, model)
+            )
+        sink.close()
+    tell_whole(whole, model, len(addresses))
