@@ -41,7 +41,8 @@ class Read:
     clock, taken before, in whole milliseconds: every entry whose milliseconds x 1000 are below it was there already.
     first_id: the oldest entry there is, None of an empty stream. removed: how many entries were deleted since the
     stream began, the oldest first: a reader that has counted fewer has missed the difference. None where the store
-    does not tell (before Redis 7).
+    does not tell (before Redis 7); nor then of added, the entries ever added. last_id: of the last entry that was ever
+    added; it falls if the stream was deleted, or lost entries in a failover.
     """
 
     ids: npt.NDArray[np.int64]
@@ -49,6 +50,8 @@ class Read:
     now_us: int
     first_id: EntryId | None
     removed: int | None
+    last_id: EntryId
+    added: int | None
 
     def __len__(self) -> int:
         return len(self.payloads)
@@ -110,6 +113,8 @@ class EventStream:
             now_us=seconds * 1_000_000 + micros // 1000 * 1000,
             first_id=info.first_id,
             removed=None if info.added is None else info.added - info.length,
+            last_id=info.last_id,
+            added=info.added,
         )
 
     def info(self) -> StreamInfo:
