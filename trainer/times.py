@@ -54,7 +54,19 @@ def parse_times(array: Any, form: str | None) -> tuple[Times, Bad]:
         return np.full(len(array), NO_TIME), [
             (row, "got a list, expected a time") for row in range(len(array))
         ]
+    numbers = _all_numbers(array) if form is None or form in _EPOCHS else None
+    if numbers is not None:
+        return _of_numbers(numbers, form), []
     return _by_text(text_column(array), form)
+
+
+def _all_numbers(array: Any) -> npt.NDArray[np.float64] | None:
+    """A column of numbers as they are, NaN where null; None of any other, or if one is no time."""
+    if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
+        return None
+    numbers: npt.NDArray[np.float64] = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    timely = np.abs(numbers) <= _LATEST
+    return numbers if (timely | np.asarray(array.is_null())).all() else None
 
 
 def _by_text(text: Any, form: str | None) -> tuple[Times, Bad]:

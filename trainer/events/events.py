@@ -56,7 +56,7 @@ class Lag:
 
 
 class Source(Protocol):
-    """One stream, file, folder or topic. One thread only."""
+    """One stream, file, folder or topic. One thread only, but for `place`."""
 
     name: str
     lost: int
@@ -69,10 +69,16 @@ class Source(Protocol):
         """
 
     def frontier_us(self) -> int:
-        """No event that is still to be read came before this, by the source's clock. NEVER_US: it has ended."""
+        """No event that is still to be read came before this, by the source's clock. NEVER_US: it has ended.
+
+        Of a source without a clock, which gives no arrived_us, only NEVER_US counts. Asked after each read.
+        """
 
     def place(self, stretch: Stretch, count: int) -> Place:
-        """Where to go on once `count` events of the stretch are taken, 0 to all."""
+        """Where to go on once `count` events of the stretch are taken, 0 to all. Pure, and from any thread.
+
+        The merger adds the key `order_us` to it; a source passes over keys it does not know.
+        """
 
     def lag(self) -> Lag:
         """Asked every few seconds."""

@@ -76,7 +76,7 @@ class JsonLinesFile:
 
     def _columns(self, data: Bytes, wanted: Sequence[str], count: int) -> dict[str, pa.Array] | None:
         """The columns by Arrow; None where Arrow cannot, or would lose something."""
-        if not _is_utf8(data):
+        if not is_utf8(data):
             return None
         table = self._parse(data, wanted)
         if table is None or table.num_rows != count:
@@ -88,16 +88,16 @@ class JsonLinesFile:
 
     def _parse(self, data: Bytes, wanted: Sequence[str]) -> pa.Table | None:
         """Parse with the types of the block before; where they do not fit, with those that Arrow sees."""
-        table = _read(data, self._schema) if self._schema is not None else None
+        table = read_block(data, self._schema) if self._schema is not None else None
         if table is not None:
             return table
-        table = _read(data, None)
+        table = read_block(data, None)
         if table is None:
             return None
         schema = _schema_of(table.schema, wanted)
         # A schema makes Arrow pass over other columns, so it must not hide one that only later blocks have.
         self._schema = schema if all(_has(table.schema, name) for name in wanted) else None
-        return table if _has_texts(table.schema, schema) else _read(data, schema)
+        return table if _has_texts(table.schema, schema) else read_block(data, schema)
 
     def _first_columns(self) -> tuple[str, ...]:
         while not self._lines().size and not self._feed.ended:
@@ -110,7 +110,8 @@ class JsonLinesFile:
         return columns
 
 
-def _read(data: Bytes, schema: pa.Schema | None) -> pa.Table | None:
+def read_block(data: Bytes, schema: pa.Schema | None) -> pa.Table | None:
+    """The objects in whole lines by Arrow, with its own types or with those of a schema alone; None if it cannot."""
     try:
         return pa.json.read_json(
             pa.BufferReader(pa.py_buffer(data)),
@@ -169,7 +170,8 @@ def _exact(array: pa.Array) -> pa.Array:
     return plain(array)
 
 
-def _is_utf8(data: Bytes) -> bool:
+def is_utf8(data: Bytes) -> bool:
+    """True if a decoder would take the bytes as UTF-8 text."""
     offsets = pa.py_buffer(np.array([0, data.size], np.int32))
     try:
         pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(data)]).validate(full=True)
