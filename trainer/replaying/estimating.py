@@ -1,0 +1,149 @@
+"""One run of off-policy estimates: which policies, by which choices, on which rows; in the order they were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from model_store.artefact import Artefact
+from model_store.errors import SpecError
+from model_store.spec import ModelSpec
+from trainer.replaying.candidates import Candidates, columns_of_items
+from trainer.replaying.choices import Choice
+from trainer.replaying.columns import Layout
+from trainer.replaying.learning_values import LearningValues
+from trainer.replaying.logged import DECISION_ROW, LoggedRows
+from trainer.replaying.off_policy import LOGGED, UNIFORM, Asked, PolicyValue, Weighed, judge, uniform, weigh
+from trainer.replaying.policy_names import LEARNING, PolicyName
+from trainer.replaying.values import PublishedValues, Values
+from trainer.replaying.warnings import check_support
+from trainer.scoring.scorer import scoring_spec
+from trainer.side_tables import SideTable
+
+Progress = Callable[[str, int, int | None], None]
+"""Told of a step's name, how much of it is done, and of how much, None where that is not known."""
+Read = Callable[[ModelSpec, Sequence[ModelSpec]], tuple[LoggedRows, Layout, list[ModelSpec]]]
+"""Reads the log for a spec and the specs of models: see `reading.LogOfRows.read`."""
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """What was estimated, on what.
+
+    decision: row or list; size: mean number of items that a decision shows; unusable, rejected: rows left out for want
+    of a propensity, and bad ones; notes: what is to be known of all of them.
+    """
+
+    decision: str
+    rows: int
+    requests: int
+    candidates: int
+    size: float
+    unusable: int
+    rejected: int
+    propensity: str | None
+    limit: float
+    policies: tuple[PolicyValue, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Estimating:
+    """What was asked for. models: the artefacts of those policies that are models, by name."""
+
+    spec: ModelSpec
+    policies: Sequence[PolicyName]
+    models: dict[str, Artefact]
+    choices: Sequence[Choice]
+    items: SideTable | None
+    without: tuple[str, ...]
+    decision: str
+    asked: Asked
+
+    def run(self, read: Read, on_progress: Progress = lambda step, done, total: None) -> Estimates:
+        """Read the log and estimate. Raises SpecError, InputError: docs/replay.md says what is refused."""
+        names = [policy.name for policy in self.policies if policy.name in self.models]
+        specs = {name: scoring_spec(self.models[name].spec, self.without) for name in names}
+        if any(policy.name == LEARNING for policy in self.policies):
+            specs[LEARNING] = self.spec
+        rows, layout, resolved = read(self.spec, list(specs.values()))
+        weighed, candidates = self._weigh(rows, layout, dict(zip(specs, resolved, strict=True)), on_progress)
+
+        def drawn(done: int) -> None:
+            on_progress("bootstrap", done, self.asked.bootstrap)
+
+        by_position = self.decision == DECISION_ROW
+        found = judge(rows, weighed, self.asked, by_position=by_position, on_progress=drawn)
+        return Estimates(
+            decision=self.decision,
+            rows=len(rows),
+            requests=rows.requests,
+            candidates=len(candidates) if candidates is not None else 0,
+            size=float(rows.decisions(self.decision).size.mean()),
+            unusable=rows.unusable,
+            rejected=rows.rejected,
+            propensity=layout.propensity,
+            limit=self.asked.limit or float(np.sqrt(len(rows))),
+            policies=tuple(found),
+            notes=_notes(rows, candidates),
+        )
+
+    def _weigh(
+        self, rows: LoggedRows, layout: Layout, resolved: dict[str, ModelSpec], on_progress: Progress
+    ) -> tuple[list[Weighed], Candidates | None]:
+        if all(policy.name == LOGGED for policy in self.policies):
+            return [_as_logged(rows)], None
+        item = self.spec.input.item
+        if item is None:
+            raise SpecError("input.item is missing: name the column with the id of the item that a row shows")
+        of_items = columns_of_items(*resolved.values())
+        candidates = Candidates.of(rows, item, of_items, self.items)
+        check_support(rows, len(candidates), layout.propensity is not None)
+        decisions, weighed = rows.decisions(self.decision), list[Weighed]()
+        for policy in dict.fromkeys(self.policies):
+            if policy.name == LOGGED:
+                weighed.append(_as_logged(rows))
+            elif policy.name == UNIFORM:
+                weighed.append(uniform(rows, decisions, candidates))
+            else:
+                values = self._values(policy, resolved[policy.name])
+                pairs, total = 0, len(decisions.first) * len(candidates)
+
+                def scored(more: int, name: str = policy.name) -> None:
+                    nonlocal pairs
+                    pairs += more
+                    on_progress(name, pairs, total)
+
+                weighed += weigh(rows, decisions, candidates, values, self.choices, scored)
+        return weighed, candidates
+
+    def _values(self, policy: PolicyName, resolved: ModelSpec) -> Values:
+        if policy.name == LEARNING:
+            return LearningValues(resolved, LEARNING, policy.variant)
+        return PublishedValues(self.models[policy.name], resolved, policy.name, policy.variant)
+
+
+def _as_logged(rows: LoggedRows) -> Weighed:
+    return Weighed(LOGGED, np.ones(len(rows)))
+
+
+def _notes(rows: LoggedRows, candidates: Candidates | None) -> tuple[str, ...]:
+    found = []
+    if rows.unusable:
+        found.append(
+            f"{rows.unusable:,} rows were left out because they, or others of their request, have no propensity in (0, 1]; the "
+            "estimates are of the rest"
+        )
+    if candidates is not None:
+        if candidates.varying:
+            found.append(
+                f"{', '.join(candidates.varying)} differ between rows of one item; a candidate has those of its first row"
+            )
+        strange = int((candidates.place < 0).sum())
+        if strange:
+            found.append(
+                f"{strange:,} rows show items that are no candidates; no policy but `logged` is given them"
+            )
+    return tuple(found)
