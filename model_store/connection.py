@@ -6,6 +6,7 @@ Nothing here knows a key or a model.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,8 @@ from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
     ClusterDownError,
+    OutOfMemoryError,
+    ReadOnlyError,
     RedisError,
     TryAgainError,
 )
@@ -30,6 +33,7 @@ from model_store.errors import StoreError, StoreUnavailable
 SCHEMES = ("redis", "rediss", "unix")
 EMBEDDED = "embedded:"
 LONGEST_BLOCK_S = 2.0
+_TAKES_NO_WRITES = re.compile(r"-?(OOM|READONLY|MISCONF|NOREPLICAS) ")
 
 
 class StoreConnection:
@@ -84,7 +88,15 @@ class StoreConnection:
             return StoreUnavailable(
                 f"{self.shown_url} does not answer ({error}); is it running, and is --store right?"
             )
-        return StoreError(f"{self.shown_url} answered with an error: {error}")
+        if isinstance(error, OutOfMemoryError | ReadOnlyError):  # redis-py has cut the word off
+            return StoreUnavailable(f"{self.shown_url} takes no writes now: {error}")
+        return self.refused(str(error))
+
+    def refused(self, text: str) -> StoreError:
+        """Our exception for an error that the store gave as answer. It may take writes again: full, or a replica."""
+        if _TAKES_NO_WRITES.search(text):
+            return StoreUnavailable(f"{self.shown_url} takes no writes now: {text}")
+        return StoreError(f"{self.shown_url} answered with an error: {text}")
 
     def close(self) -> None:
         """Close the client's connections, then give back the embedded server, if there is one."""

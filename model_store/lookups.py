@@ -106,9 +106,9 @@ class Lookups:
         return received
 
     def checked(self, answer: Answer) -> Answer:
-        """The answer, unless it is an error. Raises StoreError."""
+        """The answer, unless it is an error. Raises StoreError, StoreUnavailable while the store takes no writes."""
         if type(answer) is AnsweredError:
-            raise StoreError(f"{self._store.shown_url} answered with an error: {answer}")
+            raise self._store.refused(str(answer))
         return answer
 
     def close(self) -> None:

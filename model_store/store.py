@@ -13,6 +13,7 @@ from model_store.redis_keys import ModelKeys
 if TYPE_CHECKING:
     from model_store.dead_letters import DeadLetters
     from model_store.event_streams import EventStream
+    from model_store.feedback import Feedback
     from model_store.lease import TrainerLease
 
 
@@ -64,6 +65,12 @@ class Store:
     def clicks(self, model: str) -> EventStream:
         """The stream of what became of it: clicks and conversions. Raises StoreError for an impossible name."""
         return self.event_stream(ModelKeys(model).clicks)
+
+    def feedback(self, wait_s: float = 5.0) -> Feedback:
+        """Writes clicks and conversions, each once. Close it before the store. `wait_s` bounds a report."""
+        from model_store.feedback import Feedback
+
+        return Feedback(self._connection, wait_s)
 
     def event_stream(self, key: str) -> EventStream:
         """The stream of events at any key, which need not exist yet."""
