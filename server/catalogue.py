@@ -14,6 +14,8 @@ from model_store.errors import ArtefactError, FieldValueError
 from model_store.features import FeaturePlan, FieldPlan, Token
 from model_store.values import Value
 from server.attributes import Attributes, AttributeWriter
+from server.impressions.form import Form
+from server.impressions.fragments import Fragments, FragmentWriter
 from server.interning.ids import IdTable
 from server.scoring.tokens import NO_VALUE, TokenTable, TokenWriter
 from server.stored_item import Spelled, StoredItem, StoredMembers, StoredText
@@ -38,24 +40,39 @@ class Catalogue:
     tokens: TokenTable
     problems: tuple[str, ...]
     attributes: Attributes
+    fragments: Fragments | None = None
+    """What the log of impressions says of each row; None where nobody asked for such a log."""
 
     @classmethod
-    def build(cls, plan: FeaturePlan, records: Iterable[tuple[str, Mapping[str, Value]]]) -> Catalogue:
-        """Take in (id, record) pairs; of an id that comes twice, the last record counts. O(values)."""
+    def build(
+        cls,
+        plan: FeaturePlan,
+        records: Iterable[tuple[str, Mapping[str, Value]]],
+        form: Form | None = None,
+    ) -> Catalogue:
+        """Take in (id, record) pairs; of an id that comes twice, the last record counts. O(values).
+
+        form: that of the plan's spec, if fragments are wanted.
+        """
         writer, problems = TokenWriter(), list[str]()
         columns = [_Column(field, writer, problems) for field in plan.item_fields]
         attributes = AttributeWriter(plan)
+        fragments = None if form is None else FragmentWriter(form)
         row_of: dict[str, int] = {}
         values: list[int] = []
         for item_id, record in records:
             row = row_of.setdefault(item_id, len(row_of))
             at = row * len(columns)
-            values[at : at + len(columns)] = [column.number(item_id, record) for column in columns]
+            numbers = [column.number(item_id, record) for column in columns]
+            values[at : at + len(columns)] = numbers
             attributes.add(row, record)
+            if fragments is not None:
+                fragments.add(row, item_id, _fitting(plan, record, numbers))
         table = writer.table(np.array(values, np.int32).reshape(len(row_of), len(columns)))
         asked = attributes.finish()
         problems += asked.problems
-        return cls(plan.item_fields, IdTable.of(row_of), table, tuple(problems), asked)
+        done = None if fragments is None else fragments.finish()
+        return cls(plan.item_fields, IdTable.of(row_of), table, tuple(problems), asked, done)
 
     @classmethod
     def unpack(cls, plan: FeaturePlan, head: Mapping[str, Any], arrays: Mapping[str, Array]) -> Catalogue:
@@ -71,6 +88,7 @@ class Catalogue:
             TokenTable(**{name: arrays[f"tokens.{name}"] for name in _names(TokenTable)}),
             tuple(head["problems"]),
             Attributes.unpack(head["attributes"], arrays),
+            Fragments.of_arrays(arrays),
         )
 
     def pack(self) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -83,6 +101,8 @@ class Catalogue:
         }
         for part, table in (("ids", self.rows), ("tokens", self.tokens)):
             arrays |= {f"{part}.{name}": getattr(table, name) for name in _names(type(table))}
+        if self.fragments is not None:
+            arrays |= self.fragments.by_name()
         return head, arrays
 
     def __len__(self) -> int:
@@ -161,6 +181,12 @@ def id_tokens(field: FieldPlan, item_id: str) -> tuple[Token, ...]:
         return field.tokens(item_id)
     except FieldValueError:
         return ()
+
+
+def _fitting(plan: FeaturePlan, record: Mapping[str, Value], numbers: Sequence[int]) -> dict[str, Value]:
+    """The values of a record that count: those that have tokens."""
+    pairs = zip(plan.item_fields, numbers, strict=True)
+    return {field.name: record[field.name] for field, number in pairs if number != NO_VALUE}
 
 
 def _names(table: type[IdTable] | type[TokenTable]) -> tuple[str, ...]:

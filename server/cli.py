@@ -11,6 +11,11 @@ import typer
 from model_store.terminal import DEFAULT_STORE, JsonOption, StoreOption, print_json
 from server.settings import (
     DEFAULT_DRAIN_S,
+    DEFAULT_IMPRESSIONS_AGE_S,
+    DEFAULT_IMPRESSIONS_KEPT,
+    DEFAULT_IMPRESSIONS_LENGTH,
+    DEFAULT_IMPRESSIONS_QUEUE,
+    DEFAULT_IMPRESSIONS_SIZE_MIB,
     DEFAULT_STORE_BUDGET_S,
     DEFAULT_THREADS,
     DEFAULT_USER_CACHE,
@@ -95,6 +100,31 @@ def serve(
     shadow_sample: Annotated[
         float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Of the requests, by their ids.")
     ] = 1.0,
+    impressions: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SINK",
+            help="Log what is shown: store, redis://HOST:PORT or file:PATH; may be given several times.",
+        ),
+    ] = None,
+    impressions_length: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Impressions that a stream keeps, about.")
+    ] = DEFAULT_IMPRESSIONS_LENGTH,
+    impressions_age: Annotated[
+        float, typer.Option(min=1.0, metavar="SECONDS", help="How old an impression in a stream may become.")
+    ] = DEFAULT_IMPRESSIONS_AGE_S,
+    impressions_queue: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Impressions that wait, of each worker and sink; more are lost."
+        ),
+    ] = DEFAULT_IMPRESSIONS_QUEUE,
+    impressions_size: Annotated[
+        int, typer.Option(min=1, metavar="MIB", help="How large a file of impressions becomes.")
+    ] = DEFAULT_IMPRESSIONS_SIZE_MIB,
+    impressions_kept: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Full files of impressions that are kept.")
+    ] = DEFAULT_IMPRESSIONS_KEPT,
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Serve /metrics and /healthz here.")
     ] = None,
@@ -180,6 +210,12 @@ def serve(
         admin_host=admin_host,
         shadow_log=shadow_log,
         shadow_sample=shadow_sample,
+        impressions=tuple(impressions or ()),
+        impressions_length=impressions_length,
+        impressions_age_s=impressions_age,
+        impressions_queue=impressions_queue,
+        impressions_size_mib=impressions_size,
+        impressions_kept=impressions_kept,
         metrics_port=metrics_port,
         metrics_host=metrics_host,
         max_concurrency=max_concurrency,

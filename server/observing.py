@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 
 from server.access_log import AccessLog
+from server.impressions import sinks
 from server.metrics.meter import Meter
 from server.settings import Settings
 from server.shadows import ShadowLog
@@ -27,6 +28,7 @@ def check(settings: Settings) -> None:
         os.close(opened(settings.record))
     if (shadow_log := ShadowLog.of(settings, lambda metric, model: None)) is not None:
         shadow_log.close()
+    sinks.check(settings)
 
 
 class Observers:

@@ -53,7 +53,8 @@ class Ranking:
     """Places in `candidates`, best first; equal scores in the order of the request. ctrs[i] = τ(σ(scores[i])).
 
     order int64[k]; ctrs and scores float64[k]; so are objectives, uncertainties and propensities, where they are asked
-    for. notes: what the answer's `degraded` must say.
+    for. notes: what the answer's `degraded` must say. rows int32: the row of each candidate in the catalogue, or
+    FIRST_SPELLED - r where it is extra[r], (id, features), or NO_ITEM where nothing is known of it.
     """
 
     candidates: Sequence[str]
@@ -62,6 +63,8 @@ class Ranking:
     scores: Array
     unknown_items: list[str]
     unknown_fields: list[str]
+    rows: Array
+    extra: Sequence[Spelled]
     objectives: Array | None = None
     uncertainties: Array | None = None
     propensities: Array | None = None
@@ -146,7 +149,16 @@ class Ranker:
             order, ctr, score = self._best(request, candidates, variant, top_k)
             if curve is not None:
                 ctr = curve.apply(ctr)
-            return Ranking(candidates.ids, order, ctr, score, candidates.unknown, unknown_fields)
+            return Ranking(
+                candidates.ids,
+                order,
+                ctr,
+                score,
+                candidates.unknown,
+                unknown_fields,
+                candidates.rows,
+                candidates.extra,
+            )
         unsure = options is not None and options.needs_uncertainty
         sums = self._sums(request, candidates, [variant, *shadows], unsure)
         if options is None:
@@ -223,7 +235,9 @@ def _by_score(scores: Array, candidates: _Candidates, curve: Curve | None, top_k
     click_rates(best, ctr)
     if curve is not None:
         ctr = curve.apply(ctr)
-    return Ranking(candidates.ids, order, ctr, best, candidates.unknown, [])
+    return Ranking(
+        candidates.ids, order, ctr, best, candidates.unknown, [], candidates.rows, candidates.extra
+    )
 
 
 def _selected(chosen: Selection, candidates: _Candidates) -> Ranking:
@@ -234,6 +248,8 @@ def _selected(chosen: Selection, candidates: _Candidates) -> Ranking:
         chosen.score,
         candidates.unknown,
         [],
+        candidates.rows,
+        candidates.extra,
         chosen.objective,
         chosen.uncertainty,
         chosen.propensity,

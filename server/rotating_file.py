@@ -16,9 +16,13 @@ from pathlib import Path
 class RotatingFile:
     """Append-only. Thread safety: none; any number of processes."""
 
-    def __init__(self, path: str | Path, max_bytes: int, kept: int) -> None:
-        """Keeps `kept` full files beside the present one. Raises OSError if it cannot be opened."""
+    def __init__(self, path: str | Path, max_bytes: int, kept: int, mode: int = 0o666) -> None:
+        """Keeps `kept` full files beside the present one. Raises OSError if it cannot be opened.
+
+        mode: who may read and write a file that is made, less the umask.
+        """
         self._path = Path(path)
+        self._mode = mode
         self._max_bytes = max_bytes
         self._kept = kept
         with self._open():
@@ -56,7 +60,7 @@ class RotatingFile:
     def _open(self) -> Iterator[int]:
         """The file, locked; opened anew each time, since another process may have moved it on."""
         while True:
-            fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, self._mode)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
                 if self._is_at_path(fd):

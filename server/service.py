@@ -16,6 +16,7 @@ from server.asking import Asking
 from server.current import RECENT_BYTES, Current
 from server.errors import DeadlinePassed, InvalidRequest, ModelNotServed, NotReady, abort, status_of
 from server.explaining.answer import explanation, request_within
+from server.impressions.log import ImpressionLog
 from server.metrics.meter import Meter
 from server.question import Call, Question
 from server.ranked import ranked
@@ -41,12 +42,17 @@ class RankingService:
         meter: Meter | None = None,
         shadow_log: ShadowLog | None = None,
         users: UserFeatures | None = None,
+        impressions: ImpressionLog | None = None,
     ) -> None:
-        """`models`: by name; which ones there are does not change. Without a shadow_log no shadow is scored."""
+        """`models`: by name; which ones there are does not change. Without a shadow_log no shadow is scored.
+
+        impressions: is offered what is answered.
+        """
         self._models = models
         self._only = next(iter(models.values())) if len(models) == 1 else None
         self._meter = meter or Meter()
         self._shadow_log = shadow_log
+        self._impressions = impressions
         self._asking = Asking(reads, users or UserFeatures(reads, meter=self._meter), shadow_log)
         self.draining = False
 
@@ -119,6 +125,10 @@ class RankingService:
     def _count(
         self, call: Call, question: Question, ranking: Ranking, candidates: int, began_ns: int
     ) -> None:
+        if (
+            self._impressions is not None and call.context.is_active()
+        ):  # else nobody is there to be shown anything
+            self._impressions.offer(call.request_id, call.serving, question, ranking)
         if ranking.shadows and self._shadow_log is not None:
             self._shadow_log.offer(Seen.of(call.request_id, call.serving, question.variant, ranking))
         self._meter.answered(

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from ctr.v1.ranking_pb2 import RankResponse
 from server.catalogue import Catalogue
+from server.impressions.form import Form
+from server.impressions.lines import Lines
 from server.layers.binding import bound
 from server.layers.parts import Parts
 from server.model import Model
@@ -47,6 +49,8 @@ class Serving:
     """The stored_fields likewise."""
     answer_heads: tuple[bytes, ...] = field(init=False)
     """By variant: the fields of an answer that name model, version and variant, as bytes of a RankResponse."""
+    lines: Lines = field(init=False)
+    """Makes what the log of impressions says of an answer."""
     request_raw_field: str | None = field(init=False)
     item_raw_field: str | None = field(init=False)
 
@@ -69,6 +73,8 @@ class Serving:
             RankResponse(model=self.name, version=self.version, variant=variant) for variant in plan.variants
         )
         bind(self, "answer_heads", tuple(answer.SerializeToString() for answer in answers))
+        form = Form(self.model.spec, plan)
+        bind(self, "lines", Lines.of(self.name, self.version, form, self.catalogue, self.wanted))
         bind(self, "item_fields", frozenset(f.name for f in plan.item_fields))
         raw = [f for f in plan.fields if f.kind == "raw"]
         bind(self, "request_raw_field", next((f.name for f in raw if f.side != "item"), None))

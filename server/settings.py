@@ -14,6 +14,11 @@ DEFAULT_DRAIN_S = 10.0
 DEFAULT_STORE_BUDGET_S = 0.05
 DEFAULT_USER_CACHE = 100_000
 DEFAULT_USER_TTL_S = 60.0
+DEFAULT_IMPRESSIONS_LENGTH = 1_000_000
+DEFAULT_IMPRESSIONS_AGE_S = 86_400.0
+DEFAULT_IMPRESSIONS_QUEUE = 10_000
+DEFAULT_IMPRESSIONS_SIZE_MIB = 256
+DEFAULT_IMPRESSIONS_KEPT = 8
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,9 @@ class Settings:
 
     user_store: the store of users' records, "" for the models'. user_cache: users a worker keeps for each model.
     user_ttl_s: how long a user's record counts as fresh.
+
+    impressions: sinks of what was shown, none for no such log. impressions_length, impressions_age_s: what a stream
+    keeps. impressions_queue: how many wait at most. impressions_size_mib, impressions_kept: files of that size.
 
     max_concurrency: calls a worker takes at once, 0 for 32 a thread. tls_*, tokens, record, shadow_log: files, ""
     for none. traces: an OTLP endpoint. access_log, trace_share, record_share, shadow_sample: of answers, calls and
@@ -52,6 +60,12 @@ class Settings:
     admin_host: str = "127.0.0.1"
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
+    impressions: tuple[str, ...] = ()
+    impressions_length: int = DEFAULT_IMPRESSIONS_LENGTH
+    impressions_age_s: float = DEFAULT_IMPRESSIONS_AGE_S
+    impressions_queue: int = DEFAULT_IMPRESSIONS_QUEUE
+    impressions_size_mib: int = DEFAULT_IMPRESSIONS_SIZE_MIB
+    impressions_kept: int = DEFAULT_IMPRESSIONS_KEPT
     max_concurrency: int = 0
     tls_cert: str = ""
     tls_key: str = ""
@@ -69,6 +83,7 @@ class Settings:
     def __post_init__(self) -> None:
         """Raise StoreError for a name that no model can have, ServerError for none or one twice."""
         object.__setattr__(self, "models", tuple(self.models))
+        object.__setattr__(self, "impressions", tuple(self.impressions))
         for name in self.models:
             check_model_name(name)
         if not self.models or len(set(self.models)) < len(self.models):

@@ -43,22 +43,22 @@ class StoredMembers(list[str], Tokenised):
 class StoredItem(Mapping[str, Value]):
     """Features given inline, over a row. Its names are those given: what a row has is only there for who asks."""
 
-    __slots__ = ("_features", "_row", "_rows")
+    __slots__ = ("_rows", "given", "row")
 
-    def __init__(self, features: Mapping[str, Value], rows: Rows, row: int) -> None:
-        self._features, self._rows, self._row = features, rows, row
+    def __init__(self, given: Mapping[str, Value], rows: Rows, row: int) -> None:
+        self.given, self._rows, self.row = given, rows, row
 
     def __getitem__(self, name: str) -> Value:
-        if name in self._features:
-            return self._features[name]
-        return self._rows.value_at(self._row, name)
+        if name in self.given:
+            return self.given[name]
+        return self._rows.value_at(self.row, name)
 
     def get(self, name: str, default: object = None) -> Value:
         """The value of a field: the one given, also an empty one, else the stored one."""
         return self[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._features)
+        return iter(self.given)
 
     def __len__(self) -> int:
-        return len(self._features)
+        return len(self.given)

@@ -74,7 +74,7 @@ class UserFeatures:
         tokens = user.tokens(serving.wanted)
         if tokens.misfits:
             problems = problems + tokens.problems(inline.given, PART)
-        return tokens.under(inline), problems
+        return tokens.under(inline, user), problems
 
     def _user(
         self, cookie: str, serving: Serving, context: grpc.ServicerContext

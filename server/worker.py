@@ -18,6 +18,7 @@ from model_store.errors import FtrieError, StoreError, StoreUnavailable
 from model_store.experiments import Experiment
 from server.current import Current
 from server.grpc_server import Health, grpc_server, listen
+from server.impressions.log import ImpressionLog
 from server.late_items import LateItems
 from server.layers.parts import Parts
 from server.metrics.families import REFUSED_VERSIONS
@@ -70,7 +71,10 @@ class Worker:
             name: Current(name, LateItems(self._reads)) for name in settings.models
         }
         self._shadow_log = ShadowLog.of(settings, self._meter.count)
-        self._service = RankingService(self.models, self._reads, self._meter, self._shadow_log, users)
+        self._impressions = ImpressionLog.of(settings, self._meter)
+        self._service = RankingService(
+            self.models, self._reads, self._meter, self._shadow_log, users, self._impressions
+        )
         self._health = Health()
         self._observers = Observers(settings, self._meter)
         self._grpc = grpc_server(
@@ -129,6 +133,9 @@ class Worker:
         if self._swapper.is_alive():
             self._swapper.join()
         self._observers.close()
+        if self._impressions is not None:
+            self._impressions.close()
+            self._reports.counted(self._meter.take(), {})  # what was logged and lost since the last report
         if self._shadow_log is not None:
             self._shadow_log.close()
         self._reads.close()

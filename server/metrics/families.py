@@ -38,6 +38,10 @@ PLACES = "ftrie_places"
 USER_CACHE = "ftrie_user_cache_total"
 SHADOW_DROPPED = "ftrie_shadow_dropped_total"
 SHADOW_LOGGED = "ftrie_shadow_logged_total"
+IMPRESSIONS_LOGGED = "ftrie_impressions_logged_total"
+IMPRESSIONS_DROPPED = "ftrie_impressions_dropped_total"
+IMPRESSIONS_FAILED = "ftrie_impressions_failed_total"
+IMPRESSIONS_WAITING = "ftrie_impressions_waiting"
 EXPERIMENT_REVISION = "ftrie_experiment_revision"
 EXPERIMENT_REFUSED = "ftrie_experiment_refused"
 RELOADS = "ftrie_reloads_total"
@@ -80,6 +84,15 @@ FAMILIES = {
         ),
         Family(SHADOW_LOGGED, "counter", ("model",), "Answers whose shadows were written to the log"),
         Family(SHADOW_DROPPED, "counter", ("model",), "Answers whose shadows the log could not take"),
+        Family(IMPRESSIONS_LOGGED, "counter", ("model", "sink"), "Impressions that a sink has taken"),
+        Family(
+            IMPRESSIONS_DROPPED,
+            "counter",
+            ("model", "sink", "reason"),
+            "Impressions that a sink will never get: queue, sink, closed, catalogue or failed",
+        ),
+        Family(IMPRESSIONS_FAILED, "counter", ("sink",), "Attempts to hand impressions over that failed"),
+        Family(IMPRESSIONS_WAITING, "gauge", ("sink",), "Impressions that wait for a sink now"),
         Family(EXPERIMENT_REVISION, "gauge", ("model",), "The experiment in force; 0 for the spec's shares"),
         Family(EXPERIMENT_REFUSED, "gauge", ("model",), "1 while the store's experiment cannot be used"),
         Family(RELOADS, "counter", ("model", "kind"), "Swaps of what is served, by how it came about"),

@@ -7,7 +7,7 @@ the tokens are; what is not plain (escapes, sets, numbers, times, names unknown,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ import numpy.typing as npt
 from model_store.features import FeaturePlan
 from server.receiving.kernels import IRREGULAR, plain_tokens
 from server.receiving.request import Received
+
+if TYPE_CHECKING:
+    from server.user_records.cache import StoredUser
 
 Array = npt.NDArray[Any]
 MAX_FIELDS = 63
@@ -25,12 +28,13 @@ class PlainFeatures:
     """A request's tokens. given: a bit for each of plan.request_fields that the request has.
 
     arrays are value_start, begin, x and text of a TokenTable, fit for `server.scoring.kernels.rank` with the plan
-    that `reader` was made for, and with no other.
+    that `reader` was made for, and with no other. user: whose stored features lie under the request's own, if any do.
     """
 
     reader: PlainReader
     given: int
     arrays: tuple[Array, Array, Array, Array]
+    user: StoredUser | None = None
 
 
 class PlainReader:

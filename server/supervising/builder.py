@@ -17,6 +17,8 @@ from model_store.errors import ArtefactError, VersionNotFound
 from model_store.features import FeaturePlan
 from model_store.manifest import DELTA, SNAPSHOT, Manifest
 from server.catalogue import Catalogue
+from server.impressions.form import Form
+from server.impressions.fragments import has_fragments
 from server.items_follower import ItemFollower
 from server.layers.base import Base
 from server.layers.live_model import LiveModel
@@ -26,6 +28,7 @@ from server.supervising.given_back import give_back
 if TYPE_CHECKING:
     from model_store.delta import Delta
     from model_store.model_versions import ModelVersions
+    from model_store.spec import ModelSpec
     from model_store.store import Store
 
 MOST_DELTAS = 256
@@ -39,8 +42,10 @@ _log = structlog.get_logger(__name__)
 class Builder:
     """Builds the parts of one model from one open store after another."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, *, with_fragments: bool = False) -> None:
+        """with_fragments: catalogues hold what the log of impressions says of items."""
         self._model = model
+        self._with_fragments = with_fragments
         self._live = LiveModel(model)
         self._items: ItemFollower | None = None
         self._plan: FeaturePlan | None = None
@@ -138,7 +143,7 @@ class Builder:
 
     def _by_snapshot(self, versions: ModelVersions, manifest: Manifest) -> Parts:
         artefact = versions.materialise(manifest.version)
-        catalogue, generation = self._catalogue(FeaturePlan.of(artefact.spec))
+        catalogue, generation = self._catalogue(artefact.spec)
         return self._live.load(manifest.version, manifest.sha256, artefact, catalogue, generation)
 
     # -- items
@@ -153,19 +158,27 @@ class Builder:
         if self._items is None or self.parts is None or time.monotonic() < self._catalogue_due:
             return False
         self._items.poll()
-        return self._items.generation != self.parts.items_generation
+        return self._items.generation != self.parts.items_generation or self._lacks_fragments()
 
     def with_new_items(self) -> None:
         """The same version over the items as the store has them now."""
-        assert self._plan is not None
-        catalogue, generation = self._catalogue(self._plan)
+        assert self.parts is not None
+        catalogue, generation = self._catalogue(Base.of_part(self.parts.base).spec)
         self._built(self._live.with_catalogue(catalogue, generation))
 
-    def _catalogue(self, plan: FeaturePlan) -> tuple[Catalogue, int]:
+    def _lacks_fragments(self) -> bool:
+        """Whether what was on disk is of a server that logged no impressions."""
+        return (
+            self._with_fragments and self.parts is not None and not has_fragments(self.parts.catalogue.arrays)
+        )
+
+    def _catalogue(self, spec: ModelSpec) -> tuple[Catalogue, int]:
         assert self._items is not None
         began = time.monotonic()
         self._items.poll()
-        catalogue = Catalogue.build(plan, self._items.items())
+        plan = FeaturePlan.of(spec)
+        form = Form(spec, plan) if self._with_fragments else None
+        catalogue = Catalogue.build(plan, self._items.items(), form)
         took_s = time.monotonic() - began
         self._catalogue_due = time.monotonic() + took_s / CATALOGUE_SHARE
         if catalogue.problems:

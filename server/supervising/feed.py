@@ -31,7 +31,15 @@ class Feed:
         self.distribution = Distribution(self._freed)
         self._keeper = Keeper(state, settings.models, self.distribution) if state else None
         self._followers = {
-            name: Follower(name, settings.store, self.distribution, self._keeper, meter, yields=yields)
+            name: Follower(
+                name,
+                settings.store,
+                self.distribution,
+                self._keeper,
+                meter,
+                yields=yields,
+                with_fragments=bool(settings.impressions),
+            )
             for name in settings.models
         }
 

@@ -44,14 +44,18 @@ class Follower(threading.Thread):
         meter: Meter,
         *,
         yields: bool = False,
+        with_fragments: bool = False,
     ) -> None:
-        """yields: run at a lower priority than the threads that answer, in whatever process these are."""
+        """yields: run at a lower priority than the threads that answer, in whatever process these are.
+
+        with_fragments: as of `Builder`.
+        """
         super().__init__(name=f"follow {model}", daemon=True)
         self._model = model
         self._url = url
         self._keeper = keeper
         self._yields = yields
-        self._served = ServedModel(model, receiver, keeper, meter)
+        self._served = ServedModel(model, receiver, keeper, meter, with_fragments=with_fragments)
         self._stopped = threading.Event()
         self._looked = threading.Condition()
         self._looks_asked = self._looks_taken = 0

@@ -47,11 +47,19 @@ class Receiver(Protocol):
 class ServedModel:
     """For the one thread that follows the model; `status` and `experiment` may be read by any."""
 
-    def __init__(self, model: str, receiver: Receiver, keeper: Keeper | None, meter: Meter) -> None:
-        """keeper: who has the last good model; None where none is kept."""
+    def __init__(
+        self,
+        model: str,
+        receiver: Receiver,
+        keeper: Keeper | None,
+        meter: Meter,
+        *,
+        with_fragments: bool = False,
+    ) -> None:
+        """keeper: who has the last good model; None where none is kept. with_fragments: as of `Builder`."""
         self.status = ModelStatus(model)
         self.experiment = FollowedExperiment(model, self._tell_experiment, meter)
-        self.builder = Builder(model)
+        self.builder = Builder(model, with_fragments=with_fragments)
         self.refusals = Refusals(model, meter)
         self._model = model
         self._receiver = receiver

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from model_store.lookups import HashFields
 from model_store.values import Value
 from server.receiving.plain_features import PlainFeatures
 from server.user_records.kernels import overlay
+
+if TYPE_CHECKING:
+    from server.user_records.cache import StoredUser
 
 Array = npt.NDArray[Any]
 
@@ -110,8 +113,8 @@ class ReadyTokens:
         text = np.frombuffer(b"*".join([*texts, b""]), np.uint8).copy()
         return cls(np.array([*starts, *begin], np.int64), _xs(tokens), text, tuple(misfits))
 
-    def under(self, inline: PlainFeatures) -> PlainFeatures:
-        """The request's own features over these, field by field. O(bytes)."""
+    def under(self, inline: PlainFeatures, user: StoredUser) -> PlainFeatures:
+        """The request's own features over these, the user's, field by field. O(bytes)."""
         fields = len(inline.arrays[0])
         most = fields + len(self.places)
         places = np.empty(most, np.int64)
@@ -122,7 +125,7 @@ class ReadyTokens:
             np.empty(len(self.text) + len(inline.arrays[3]), np.uint8),
         )
         overlay(inline.given, *inline.arrays, self.places, self.x, self.text, *made)
-        return PlainFeatures(inline.reader, inline.given, made)
+        return PlainFeatures(inline.reader, inline.given, made, user)
 
     def problems(self, given: int, part: str) -> list[str]:
         """What `degraded` says of stored values that were left out: those that nothing inline replaces."""

@@ -1,0 +1,131 @@
+"""The form of a model's lines: under which name, and on which side, each feature stands. docs/events.md describes it.
+
+Features go by the columns of the spec, since a trainer reads columns. What a served request has no value of must have
+none in the joined row either, so that both make the same keys: where the row would find another value under that name,
+the line says `""`, which is no value for every kind of field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field
+
+from model_store.errors import FieldValueError
+from model_store.features import FeaturePlan, FieldPlan
+from model_store.spec import ModelSpec
+from model_store.values import Value
+from server.impressions.values import Printer, printed_unknown, printer, quoted
+from server.model import id_fields
+
+OF_THE_LINE = ("request_id", "ts", "cookie", "model", "version", "variant")
+OF_THE_ITEM = ("id", "position", "ctr", "propensity")
+EMPTY = '""'
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of `user`, `context` or `features`: the value of a column.
+
+    start: its name and the colon. fields: those that are read from the column; the first that has a value is printed.
+    missing: what stands there without a value, None for no member at all.
+    """
+
+    start: str
+    fields: tuple[tuple[str, Printer], ...]
+    missing: str | None
+
+    def of(self, values: Mapping[str, Value]) -> str | None:
+        """The member of a request or an item. Raises FieldValueError."""
+        for name, printed in self.fields:
+            text = printed(values.get(name))
+            if text is not None:
+                return self.start + text
+        return self.missing
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the features of one spec are printed. Immutable; shared by all threads."""
+
+    spec: ModelSpec
+    plan: FeaturePlan
+    user: tuple[Member, ...] = field(init=False)
+    context: tuple[Member, ...] = field(init=False)
+    item: tuple[Member, ...] = field(init=False)
+    id_members: tuple[Member, ...] = field(init=False)
+    """Members of an item that have its own id as value where it has no other."""
+    _known: frozenset[str] = field(init=False)
+    _taken: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        fields, bind = self.plan.fields, object.__setattr__
+        given = self.spec.input
+        own = {name for name in (given.request, given.timestamp, given.cookie) if name}
+        of_the_row = own.union(OF_THE_LINE)
+        ids = id_fields(self.spec, self.plan)
+        bind(self, "user", _members((f for f in fields if f.side == "user"), "user", of_the_row))
+        bind(self, "context", _members((f for f in fields if f.side == "context"), "context", of_the_row))
+        items = [f for f in self.plan.item_fields if f.name not in ids]
+        bind(self, "item", _members(items, "features", of_the_row))
+        bind(self, "id_members", _members((f for f in fields if f.name in ids), "features", frozenset()))
+        bind(self, "_known", frozenset(f.name for f in self.plan.request_fields))
+        names = {name for f in fields for name in (f.name, f.column)}
+        bind(self, "_taken", names | of_the_row | {given.label, given.item, *OF_THE_ITEM})
+
+    def request(self, values: Mapping[str, Value]) -> tuple[str, str]:
+        """The members of `user` and of `context`, commas between them.
+
+        A feature that the model does not know stands in `context` as it came, for a model to come, unless its name
+        is one that the row has another use for. Raises FieldValueError.
+        """
+        user = [text for member in self.user if (text := member.of(values)) is not None]
+        context = [text for member in self.context if (text := member.of(values)) is not None]
+        if not values.keys() <= self._known:
+            for name in values.keys() - self._known - self._taken:
+                if (text := printed_unknown(values[name])) is not None:
+                    context.append(f"{quoted(name)}:{text}")
+        return ",".join(user), ",".join(context)
+
+    def shown(self, item_id: str, values: Mapping[str, Value]) -> str:
+        """`id` and `features` of an item, without braces around. Raises FieldValueError."""
+        features = [text for member in self.item if (text := member.of(values)) is not None]
+        for member in self.id_members:
+            text = member.of(values) or self._by_id(member, item_id)
+            if text is not None:
+                features.append(text)
+        return f'"id":{quoted(item_id)},"features":{{{",".join(features)}}}'
+
+    def stored(self, features: Mapping[str, Value]) -> dict[str, Value]:
+        """From the `features` of a line back to values by the names of fields."""
+        columns = ((f.name, leaf(f.column, "features")) for f in self.plan.item_fields)
+        return {name: features[column] for name, column in columns if column in features}
+
+    def _by_id(self, member: Member, item_id: str) -> str | None:
+        """Where an item has its id as value: the row has that by itself, under the spec's column of items."""
+        name, printed = member.fields[0]
+        try:
+            text = printed(item_id)
+        except FieldValueError:
+            return member.start + EMPTY
+        plan = self.plan.field(name)
+        by_itself = plan is not None and plan.column == self.spec.input.item
+        return None if text is None or by_itself else member.start + text
+
+
+def leaf(column: str, side: str) -> str:
+    """The name under which a column stands in the object of its side: a path may name that object first."""
+    return column.removeprefix(f"{side}.")
+
+
+def _members(fields: Iterable[FieldPlan], side: str, of_the_row: Set[str]) -> tuple[Member, ...]:
+    by_column: dict[str, list[FieldPlan]] = {}
+    for plan in fields:
+        by_column.setdefault(plan.column, []).append(plan)
+    return tuple(
+        Member(
+            start := f"{quoted(leaf(column, side))}:",
+            tuple((plan.name, printer(plan)) for plan in plans),
+            start + EMPTY if column in of_the_row else None,
+        )
+        for column, plans in by_column.items()
+    )

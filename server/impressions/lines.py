@@ -1,0 +1,137 @@
+"""From an answer to its line: one JSON object, as docs/events.md has it. Runs beside the calls, in the writer's thread.
+
+What an answer leaves behind are references to things that no longer change; only here are they read. Nothing here
+waits, counts or writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from ctr.v1.ranking_pb2 import Features
+from model_store.errors import FtrieError
+from model_store.values import Value
+from server.catalogue import Catalogue
+from server.impressions.form import Form
+from server.impressions.values import quoted
+from server.receiving.plain_features import PlainFeatures
+from server.scoring.kernels import FIRST_SPELLED, NO_ITEM
+from server.stored_item import Spelled, StoredItem
+from server.user_records.wanted import WantedFields
+
+if TYPE_CHECKING:
+    from server.question import Question
+    from server.ranker import Ranking
+    from server.receiving.request import Received
+
+
+class NoFragments(FtrieError):
+    """The catalogue was made without fragments: what its items were scored on is not known as values."""
+
+
+class Shown(NamedTuple):
+    """An answer, as a call leaves it behind. time_s: when it was given, seconds since 1970."""
+
+    time_s: float
+    request_id: str
+    lines: Lines
+    question: Question
+    ranking: Ranking
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Makes the lines of one version. It holds no part of the model, so that a line that waits keeps none from going.
+
+    heads: by variant, the members `model`, `version` and `variant`.
+    """
+
+    model: str
+    form: Form
+    catalogue: Catalogue
+    wanted: WantedFields
+    heads: tuple[str, ...]
+
+    @classmethod
+    def of(cls, model: str, version: int, form: Form, catalogue: Catalogue, wanted: WantedFields) -> Lines:
+        """Those of a version. O(variants)."""
+        heads = tuple(
+            f'"model":{quoted(model)},"version":{version},"variant":{quoted(variant)}'
+            for variant in form.plan.variants
+        )
+        return cls(model, form, catalogue, wanted, heads)
+
+    def line(self, shown: Shown) -> bytes:
+        """The line, without its end. O(features + bytes of the items). Raises NoFragments."""
+        question, ranking = shown.question, shown.ranking
+        message = question.message
+        cookie = "" if message is None else message.brief.cookie
+        user, context = self.form.request(self._fields(question))
+        items = b",".join(self._items(ranking))
+        who = f'"cookie":{quoted(cookie)},' if cookie else ""
+        start = (
+            f'{{"request_id":{quoted(shown.request_id)},"ts":{shown.time_s:.6f},{who}'
+            f'{self.heads[question.variant]},"user":{{{user}}},"context":{{{context}}},"items":['
+        )
+        return b"%b%b]}" % (start.encode(), items)
+
+    def _fields(self, question: Question) -> Mapping[str, Value]:
+        """The request's features and the user's, as values, as they were scored."""
+        fields = question.fields
+        if not isinstance(fields, PlainFeatures):
+            return fields
+        values: dict[str, Value] = {}
+        if fields.user is not None:
+            values = self.wanted.named(fields.user.cookie, fields.user.values)
+            for bit, _ in fields.user.tokens(self.wanted).misfits:
+                values.pop(self.wanted.fields[bit.bit_length() - 1].name, None)
+        assert question.message is not None
+        values.update(_inline(question.message))
+        return values
+
+    def _items(self, ranking: Ranking) -> Iterator[bytes]:
+        rows = ranking.rows[ranking.order].tolist()
+        propensities = ranking.propensities
+        chances = [b""] * len(rows)
+        if propensities is not None:
+            chances = [b',"propensity":%.12g' % chance for chance in propensities.tolist()]
+        fragments = self.catalogue.fragments
+        pairs = zip(rows, ranking.ctrs.tolist(), chances, strict=True)
+        for place, (row, ctr, chance) in enumerate(pairs):
+            if row < 0:
+                fragment = self._spelled(ranking, place, row)
+            elif fragments is None:
+                raise NoFragments("the catalogue holds no values of its items, only their tokens")
+            else:
+                fragment = fragments.at(row)
+            yield b'{%b,"position":%d,"ctr":%.12g%b}' % (fragment, place + 1, ctr, chance)
+
+    def _spelled(self, ranking: Ranking, place: int, row: int) -> bytes:
+        """The fragment of an item that the catalogue does not say all of."""
+        if row == NO_ITEM:
+            item: Spelled = (ranking.candidates[int(ranking.order[place])], {})
+        else:
+            item = ranking.extra[FIRST_SPELLED - row]
+        item_id, features = item
+        if isinstance(features, StoredItem):
+            features = self._over_stored(features)
+        return self.form.shown(item_id, features).encode()
+
+    def _over_stored(self, item: StoredItem) -> dict[str, Value]:
+        fragments = self.catalogue.fragments
+        if fragments is None:
+            raise NoFragments("the catalogue holds no values of its items, only their tokens")
+        return {**self.form.stored(fragments.features_at(item.row)), **item.given}
+
+
+def _inline(message: Received) -> dict[str, Value]:
+    """The plain features of a message: `wire.fields` of those that are texts only."""
+    assert message.found is not None
+    _, user, user_end, context, context_end, _ = message.found.tolist()
+    values: dict[str, Value] = {}
+    for begin, end in ((user, user_end), (context, context_end)):
+        if begin:
+            values.update(Features.FromString(message.message[begin:end]).values)
+    return values

@@ -1,0 +1,157 @@
+"""ImpressionLog: what each worker leaves of its answers. A call offers in a microsecond; one thread makes the lines.
+
+Where the writer cannot keep up, or a sink, impressions are dropped and counted; a call never waits and never fails.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+import structlog
+
+from server.impressions.lines import NoFragments, Shown
+from server.impressions.outbox import CLOSED, Line, Outbox
+from server.impressions.sinks import Sink, open_sinks
+from server.metrics.meter import Meter
+
+if TYPE_CHECKING:
+    from server.question import Question
+    from server.ranker import Ranking
+    from server.serving import Serving
+    from server.settings import Settings
+
+LINGER_S = 0.02
+"""What comes within this time is written together: a thread that wakes for each call would take its turn from it."""
+STRETCH = 16
+BREATH_S = 0.0001
+"""After so many lines the writer lets go of the interpreter, for whoever answers calls."""
+MOST_BYTES = 16 << 20
+CLOSE_S = 3.0
+QUEUE, CATALOGUE, FAILED = "queue", "catalogue", "failed"
+
+_log = structlog.get_logger(__name__)
+
+
+class ImpressionLog:
+    """A bounded queue, and the thread that empties it. Thread safety: `offer` from any thread, `close` once."""
+
+    def __init__(self, sinks: Sequence[Sink], meter: Meter, most: int) -> None:
+        """most: answers that may wait for the writer, and lines that may wait for each sink."""
+        names = _names(sinks)
+        self._outboxes = [Outbox(sink, name, most, meter) for sink, name in zip(sinks, names, strict=True)]
+        self._most = most
+        self._queue: SimpleQueue[Shown | None] = SimpleQueue()
+        self._overflowed = self._overflow_told = False
+        self._problem = ""
+        self._closing = threading.Event()
+        self._writer = threading.Thread(target=self._write_all, name="impressions", daemon=True)
+        self._writer.start()
+
+    @classmethod
+    def of(cls, settings: Settings, meter: Meter) -> ImpressionLog | None:
+        """The log that is asked for, if one is. Raises ServerError."""
+        sinks = open_sinks(settings)
+        return cls(sinks, meter, settings.impressions_queue) if sinks else None
+
+    def offer(self, request_id: str, serving: Serving, question: Question, ranking: Ranking) -> None:
+        """Take one answer, or drop it if too many wait. Returns at once, raises nothing.
+
+        The longer messages are, the fewer may wait: those that do hold MOST_BYTES · (1 + ln most), and one message.
+        """
+        if self._closing.is_set():
+            return self._drop(serving.name, CLOSED)
+        waiting = self._queue.qsize()
+        size = 0 if question.message is None else len(question.message.message)
+        if waiting < self._most and waiting * size < MOST_BYTES:
+            self._queue.put(Shown(time.time(), request_id, serving.lines, question, ranking))
+        else:
+            self._overflowed = True
+            self._drop(serving.name, QUEUE)
+
+    def close(self) -> None:
+        """Write what waits, for at most CLOSE_S seconds, and end the threads. Call when the last call has ended."""
+        end_at_s = time.monotonic() + CLOSE_S
+        self._queue.put(None)
+        self._closing.set()
+        self._writer.join(CLOSE_S / 2)
+        while left := self._waiting():
+            for shown in filter(None, left):
+                self._drop(shown.lines.model, CLOSED)
+        for outbox in self._outboxes:
+            outbox.close(end_at_s)
+
+    def _drop(self, model: str, reason: str) -> None:
+        for outbox in self._outboxes:
+            outbox.dropped(model, reason)
+
+    # -- the writer's thread
+
+    def _write_all(self) -> None:
+        ended = False
+        while not ended:
+            stretch = [self._queue.get()]
+            self._closing.wait(LINGER_S)
+            while stretch:
+                ended = stretch[-1] is None
+                self._write([shown for shown in stretch if shown is not None])
+                self._say_whether_overflowing()
+                if not self._closing.is_set():
+                    time.sleep(BREATH_S)
+                stretch = self._waiting()
+
+    def _waiting(self) -> list[Shown | None]:
+        """What waits now, up to the end or STRETCH."""
+        found: list[Shown | None] = []
+        try:
+            while len(found) < STRETCH and (not found or found[-1] is not None):
+                found.append(self._queue.get_nowait())
+        except Empty:
+            pass
+        return found
+
+    def _write(self, stretch: Sequence[Shown]) -> None:
+        """Make the lines of these answers and hand them on; of those that cannot be made, say why once."""
+        lines: list[Line] = []
+        problem = ""
+        for shown in stretch:
+            try:
+                lines.append((shown.lines.model, shown.lines.line(shown)))
+            except NoFragments as error:
+                problem = self._cannot(shown, CATALOGUE, error)
+            except Exception as error:
+                problem = self._cannot(shown, FAILED, error)
+        if stretch:
+            self._problem = problem
+        for outbox in self._outboxes:
+            outbox.put(lines)
+
+    def _cannot(self, shown: Shown, reason: str, error: Exception) -> str:
+        self._drop(shown.lines.model, reason)
+        problem = repr(error)
+        if problem != self._problem:
+            trace = None if isinstance(error, NoFragments) else error
+            _log.error(
+                "impressions dropped: no line of them", model=shown.lines.model, error=problem, exc_info=trace
+            )
+            self._problem = problem
+        return problem
+
+    def _say_whether_overflowing(self) -> None:
+        """Once for each change."""
+        now, self._overflowed = self._overflowed, False
+        if now and not self._overflow_told:
+            _log.error("impressions dropped: too many wait for the writer", at_most=self._most)
+        elif self._overflow_told and not now:
+            _log.info("the writer of impressions keeps up again")
+        self._overflow_told = now
+
+
+def _names(sinks: Sequence[Sink]) -> list[str]:
+    """A name for each in metrics: its kind, and a number from the second of a kind on."""
+    kinds = [sink.kind for sink in sinks]
+    counts = [kinds[: place + 1].count(kind) for place, kind in enumerate(kinds)]
+    return [kind if count == 1 else f"{kind}-{count}" for kind, count in zip(kinds, counts, strict=True)]
