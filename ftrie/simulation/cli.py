@@ -48,7 +48,7 @@ def simulate(
     ] = 0.02,
     delay: Annotated[
         float, typer.Option(min=0.0, metavar="SECONDS", help="Mean time from an answer to its click.")
-    ] = 2.0,
+    ] = 1.5,
     late: Annotated[
         float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Clicks that come after --window more.")
     ] = 0.01,
@@ -56,7 +56,7 @@ def simulate(
         float,
         typer.Option(min=0.0, metavar="SECONDS", help="The join's window, as far as --late is concerned."),
     ] = 600.0,
-    candidates: Annotated[int, typer.Option(min=1, help="Items that compete in a visit.")] = 24,
+    candidates: Annotated[int, typer.Option(min=1, help="Items that compete in a visit.")] = 12,
     shown: Annotated[int, typer.Option(min=1, help="How many of them are shown.")] = 6,
     explore: Annotated[
         str, typer.Option(metavar="HOW:WIDTH", help="ucb:WIDTH or thompson:WIDTH, as of ftrie rank.")

@@ -26,9 +26,9 @@ class Habits:
     """
 
     rate: float = 50.0
-    candidates: int = 24
+    candidates: int = 12
     shown: int = 6
-    delay: float = 2.0
+    delay: float = 1.5
     late: float = 0.01
     window: float = 600.0
 
