@@ -2,7 +2,8 @@
 
 A column is looked for by its name in the item's features, then among the item's own members, then in the context, the
 user, and on the event's top; after that, if its name has dots, as a path in the same five, in the same order. The first
-place with a value (null is none) wins, row by row.
+place with a value (null is none) wins, row by row. The columns of the request, the time, the cookie and the item stand
+in their own places, but for a field that reads one of them: what it was served with comes first.
 """
 
 from __future__ import annotations
@@ -75,8 +76,19 @@ def places_of(spec: ModelSpec, name: str) -> tuple[Path, ...]:
         given.item: (ITEMS, "id"),
     }
     if name in own:
-        return (own[name],)
+        return (*_served(spec, name), own[name])
     return (*_under(name, (name,)), *(_under(name, tuple(name.split("."))) if "." in name else ()))
+
+
+def _served(spec: ModelSpec, name: str) -> Iterator[Path]:
+    """Where a field that reads one of the event's own columns has the value that it was served with, if another one."""
+    places: dict[str, Path] = {
+        "item": (ITEMS, FEATURES, name),
+        "context": (CONTEXT, name),
+        "user": (USER, name),
+    }
+    sides = {field.side for field_name, field in spec.fields.items() if (field.column or field_name) == name}
+    return (place for side, place in places.items() if side in sides)
 
 
 def _under(name: str, path: Path) -> Iterator[Path]:
