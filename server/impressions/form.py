@@ -63,11 +63,11 @@ class Form:
         own = {name for name in (given.request, given.timestamp, given.cookie) if name}
         of_the_row = own.union(OF_THE_LINE)
         ids = id_fields(self.spec, self.plan)
-        bind(self, "user", _members((f for f in fields if f.side == "user"), "user", of_the_row))
-        bind(self, "context", _members((f for f in fields if f.side == "context"), "context", of_the_row))
+        bind(self, "user", _members((f for f in fields if f.side == "user"), of_the_row))
+        bind(self, "context", _members((f for f in fields if f.side == "context"), of_the_row))
         items = [f for f in self.plan.item_fields if f.name not in ids]
-        bind(self, "item", _members(items, "features", of_the_row))
-        bind(self, "id_members", _members((f for f in fields if f.name in ids), "features", frozenset()))
+        bind(self, "item", _members(items, of_the_row))
+        bind(self, "id_members", _members((f for f in fields if f.name in ids), frozenset()))
         bind(self, "_known", frozenset(f.name for f in self.plan.request_fields))
         names = {name for f in fields for name in (f.name, f.column)}
         bind(self, "_taken", names | of_the_row | {given.label, given.item, *OF_THE_ITEM})
@@ -97,8 +97,7 @@ class Form:
 
     def stored(self, features: Mapping[str, Value]) -> dict[str, Value]:
         """From the `features` of a line back to values by the names of fields."""
-        columns = ((f.name, leaf(f.column, "features")) for f in self.plan.item_fields)
-        return {name: features[column] for name, column in columns if column in features}
+        return {f.name: features[f.column] for f in self.plan.item_fields if f.column in features}
 
     def _by_id(self, member: Member, item_id: str) -> str | None:
         """Where an item has its id as value: the row has that by itself, under the spec's column of items."""
@@ -112,18 +111,13 @@ class Form:
         return None if text is None or by_itself else member.start + text
 
 
-def leaf(column: str, side: str) -> str:
-    """The name under which a column stands in the object of its side: a path may name that object first."""
-    return column.removeprefix(f"{side}.")
-
-
-def _members(fields: Iterable[FieldPlan], side: str, of_the_row: Set[str]) -> tuple[Member, ...]:
+def _members(fields: Iterable[FieldPlan], of_the_row: Set[str]) -> tuple[Member, ...]:
     by_column: dict[str, list[FieldPlan]] = {}
     for plan in fields:
         by_column.setdefault(plan.column, []).append(plan)
     return tuple(
         Member(
-            start := f"{quoted(leaf(column, side))}:",
+            start := f"{quoted(column)}:",
             tuple((plan.name, printer(plan)) for plan in plans),
             start + EMPTY if column in of_the_row else None,
         )
