@@ -39,8 +39,10 @@ _SCALAR: dict[str, Form] = {"number": "number", "set": "set", "raw": "set"}
 
 @dataclass(frozen=True)
 class Column:
-    """A column of joined rows. form: what it becomes: "text", binary, empty where absent; "number", float64 with nulls,
-    or text where a value is no number; "set", lists of text, or maps from text to float64, or JSON text of either.
+    """A column of joined rows.
+
+    form: what it becomes: "text", binary, empty where absent; "number", float64 with nulls, or text where a value is
+    no number; "set", lists of text, or maps from text to float64, or JSON text of either.
     """
 
     name: str
