@@ -26,8 +26,11 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Candidates:
-    """ids: text, each once; columns: what goes with the item, over the ids; place: int64[rows], the candidate that a
-    row shows, -1 where it is none; logged: bool[candidates], whether the log shows it at all.
+    """The same for every decision.
+
+    ids: text, each once; columns: what goes with the item, over the ids; place: int64[rows], the candidate that a row
+    shows, -1 where it is none; logged: bool[candidates], whether the log shows it at all; varying: columns of items
+    that differ between rows of one item.
     """
 
     ids: Any
@@ -58,7 +61,7 @@ class Candidates:
 
 
 def columns_of_items(*specs: ModelSpec) -> frozenset[str]:
-    """The log columns of the fields of the side item. SpecError for a spec without any: it could not tell items apart."""
+    """The log columns of the fields of the side item. Raises SpecError for a spec without any."""
     found: set[str] = set()
     for spec in specs:
         columns = {field.column or name for name, field in spec.fields.items() if field.side == "item"}

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from model_store.errors import SpecError
+from trainer.events.wanted import POSITION, PROPENSITY
 
-PROPENSITIES = ("propensity_score", "propensity", "pscore")
-POSITIONS = ("position",)
+PROPENSITIES = ("propensity_score", "propensity", "pscore", PROPENSITY)
+POSITIONS = ("position", POSITION)
 
 
 @dataclass(frozen=True)

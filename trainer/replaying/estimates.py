@@ -28,7 +28,7 @@ RATIOS = {"ips": (WEIGHTED, SHOWN), "clipped": (CLIPPED, SHOWN), "snips": (WEIGH
 class Estimate:
     """A click rate and its 95 % intervals, cut off at 0 and 1: normal, and of bootstrapped requests where asked for.
 
-    None where there is nothing to divide by, or only one request to take an interval from.
+    None where there is nothing to divide by; the intervals also where there is not one click, or but one request.
     """
 
     value: float | None
@@ -45,7 +45,8 @@ class Support:
 
     rows; matched: share of them with a weight above 0; ess: effective sample size (sum w)^2 / sum w^2, in rows; mean:
     mean weight, 1 on average if propensities and candidates are right, and error its standard error; largest weight;
-    clipped: share of rows whose weight is over the limit; clicks: how many clicks it comes to, (sum w r)^2 / sum (w r)^2.
+    clipped: share of rows whose weight is over the limit; clicks: the effective number of them, (sum w r)^2 /
+    sum (w r)^2.
     """
 
     rows: int
@@ -78,6 +79,8 @@ def ratio(numerator: Array, denominator: Array) -> Estimate:
     if total <= 0.0:
         return Estimate(None)
     value = float(numerator.sum()) / total
+    if value == 0.0:  # not one click: there is nothing to tell a spread from
+        return Estimate(value)
     error = error_of(residuals(numerator, denominator))
     if error is None:
         return Estimate(value)

@@ -1,9 +1,10 @@
-"""One run of off-policy estimates: which policies, by which choices, on which rows; in the order they were asked for."""
+"""One run of off-policy estimates: which policies, by which choices, on which rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 
@@ -48,6 +49,10 @@ class Estimates:
     policies: tuple[PolicyValue, ...]
     notes: tuple[str, ...]
 
+    def as_dict(self) -> dict[str, object]:
+        """The JSON form."""
+        return asdict(self)
+
 
 @dataclass(frozen=True)
 class Estimating:
@@ -62,14 +67,18 @@ class Estimating:
     decision: str
     asked: Asked
 
-    def run(self, read: Read, on_progress: Progress = lambda step, done, total: None) -> Estimates:
-        """Read the log and estimate. Raises SpecError, InputError: docs/replay.md says what is refused."""
-        names = [policy.name for policy in self.policies if policy.name in self.models]
-        specs = {name: scoring_spec(self.models[name].spec, self.without) for name in names}
+    @property
+    def specs(self) -> dict[str, ModelSpec]:
+        """The specs that the log's rows are hashed by, of policies that look at features."""
+        specs = {name: scoring_spec(model.spec, self.without) for name, model in self.models.items()}
         if any(policy.name == LEARNING for policy in self.policies):
             specs[LEARNING] = self.spec
-        rows, layout, resolved = read(self.spec, list(specs.values()))
-        weighed, candidates = self._weigh(rows, layout, dict(zip(specs, resolved, strict=True)), on_progress)
+        return specs
+
+    def run(self, read: Read, on_progress: Progress = lambda step, done, total: None) -> Estimates:
+        """Read the log and estimate. Raises SpecError, InputError: docs/replay.md says what is refused."""
+        rows, layout, resolved = read(self.spec, list(self.specs.values()))
+        weighed, candidates = self._weigh(rows, dict(zip(self.specs, resolved, strict=True)), on_progress)
 
         def drawn(done: int) -> None:
             on_progress("bootstrap", done, self.asked.bootstrap)
@@ -91,7 +100,7 @@ class Estimating:
         )
 
     def _weigh(
-        self, rows: LoggedRows, layout: Layout, resolved: dict[str, ModelSpec], on_progress: Progress
+        self, rows: LoggedRows, resolved: dict[str, ModelSpec], on_progress: Progress
     ) -> tuple[list[Weighed], Candidates | None]:
         if all(policy.name == LOGGED for policy in self.policies):
             return [_as_logged(rows)], None
@@ -100,7 +109,7 @@ class Estimating:
             raise SpecError("input.item is missing: name the column with the id of the item that a row shows")
         of_items = columns_of_items(*resolved.values())
         candidates = Candidates.of(rows, item, of_items, self.items)
-        check_support(rows, len(candidates), layout.propensity is not None)
+        check_support(rows, len(candidates))
         decisions, weighed = rows.decisions(self.decision), list[Weighed]()
         for policy in dict.fromkeys(self.policies):
             if policy.name == LOGGED:
@@ -109,20 +118,18 @@ class Estimating:
                 weighed.append(uniform(rows, decisions, candidates))
             else:
                 values = self._values(policy, resolved[policy.name])
-                pairs, total = 0, len(decisions.first) * len(candidates)
-
-                def scored(more: int, name: str = policy.name) -> None:
-                    nonlocal pairs
-                    pairs += more
-                    on_progress(name, pairs, total)
-
-                weighed += weigh(rows, decisions, candidates, values, self.choices, scored)
+                done = partial(_scored, on_progress, policy.name, len(decisions.first) * len(candidates))
+                weighed += weigh(rows, decisions, candidates, values, self.choices, done)
         return weighed, candidates
 
     def _values(self, policy: PolicyName, resolved: ModelSpec) -> Values:
         if policy.name == LEARNING:
             return LearningValues(resolved, LEARNING, policy.variant)
         return PublishedValues(self.models[policy.name], resolved, policy.name, policy.variant)
+
+
+def _scored(on_progress: Progress, name: str, total: int, done: int) -> None:
+    on_progress(name, done, total)
 
 
 def _as_logged(rows: LoggedRows) -> Weighed:
@@ -133,13 +140,14 @@ def _notes(rows: LoggedRows, candidates: Candidates | None) -> tuple[str, ...]:
     found = []
     if rows.unusable:
         found.append(
-            f"{rows.unusable:,} rows were left out because they, or others of their request, have no propensity in (0, 1]; the "
-            "estimates are of the rest"
+            f"{rows.unusable:,} rows were left out: they, or others of their list, have no propensity in (0, 1]; "
+            "the estimates are of the rest"
         )
     if candidates is not None:
         if candidates.varying:
             found.append(
-                f"{', '.join(candidates.varying)} differ between rows of one item; a candidate has those of its first row"
+                f"{', '.join(candidates.varying)}: not the same in all rows of an item; a candidate has the value of "
+                "its first row"
             )
         strange = int((candidates.place < 0).sum())
         if strange:

@@ -32,6 +32,7 @@ class LoggedRows:
     columns: Arrow arrays over the rows. label, weight (importance), propensity (NaN where missing or no chance at all):
     float64[rows]; item, place: text over the rows, place None where the log has no positions. request: int64[rows],
     0 … requests - 1, ascending. unusable: rows left out because they have no propensity; rejected: bad rows.
+    has_propensity: False where no row has one, and none was left out for it.
     """
 
     columns: Mapping[str, Any]
@@ -43,6 +44,7 @@ class LoggedRows:
     request: Array
     unusable: int = 0
     rejected: int = 0
+    has_propensity: bool = True
 
     def __len__(self) -> int:
         return int(self.label.size)
@@ -79,7 +81,7 @@ class LoggedRows:
 
 @dataclass(frozen=True)
 class Decisions:
-    """of_row: int64[rows], each row's decision; first: int64[decisions], a row of each; size: how many items it shows."""
+    """of_row: int64[rows], each row's decision; first, size: int64[decisions], a row of each, how many it shows."""
 
     of_row: Array
     first: Array
@@ -88,21 +90,27 @@ class Decisions:
 
 @dataclass
 class RowCollector:
-    """Gathers batches into LoggedRows. Memory: the columns given, for all rows."""
+    """Gathers batches into LoggedRows. Memory: the columns given, for all rows.
+
+    Rows come as they were shown; or in any order, with keys by which they are put into it: of rows with the same key
+    the last one counts.
+    """
 
     section: InputSection
     layout: Layout
     _batches: list[RowBatch] = field(default_factory=list)
     _good: list[Array] = field(default_factory=list)
     _ids: list[Array] = field(default_factory=list)
+    _keys: list[Array] = field(default_factory=list)
     _rows: int = 0
     _rejected: int = 0
 
-    def add(self, batch: RowBatch, bad: Sequence[int] = ()) -> None:
-        """Keep a batch's rows but the `bad` ones, by their place in it."""
+    def add(self, batch: RowBatch, bad: Sequence[int] = (), keys: Array | None = None) -> None:
+        """Keep a batch's rows but the `bad` ones, by their place in it. keys: int64[rows], for all batches or none."""
         good = np.ones(batch.rows, bool)
         good[list(bad)] = False
         self._ids.append(request_ids(replace(batch, first_row=self._rows), self.section.request))
+        self._keys.append(np.arange(self._rows, self._rows + batch.rows) if keys is None else keys)
         self._batches.append(batch)
         self._good.append(good)
         self._rows += batch.rows
@@ -118,11 +126,12 @@ class RowCollector:
         propensity = self._propensities(columns)
         good = np.concatenate(self._good)
         good[[row for row, _ in (*odd_labels, *odd_weights)]] = False
-        request = _numbers(np.concatenate(self._ids))
+        request, keys = _numbers(np.concatenate(self._ids)), np.concatenate(self._keys)
         usable = np.ones(self._rows, bool) if propensity is None else ~np.isnan(propensity)
         kept = _whole_lists(good & usable, request) if kind == DECISION_LIST else good & usable
-        order = np.flatnonzero(kept)
-        order = order[np.argsort(request[order], kind="stable")]
+        order = np.flatnonzero(kept & _last_of(keys))
+        order = order[np.argsort(keys[order], kind="stable")]
+        order = order[np.argsort(_numbers(request[order]), kind="stable")]
         place = columns.get(self.layout.position) if self.layout.position else None
         taken = {name: column.take(pa.array(order)) for name, column in columns.items()}
         return LoggedRows(
@@ -135,6 +144,7 @@ class RowCollector:
             request=_numbers(request[order]),
             unusable=int((good & ~kept).sum()),
             rejected=self._rejected + int((np.concatenate(self._good) & ~good).sum()),
+            has_propensity=propensity is not None,
         )
 
     def _weights(self, columns: Mapping[str, Any]) -> tuple[Array, list[tuple[int, str]]]:
@@ -143,10 +153,12 @@ class RowCollector:
         return parse_weights(columns[self.section.weight])
 
     def _propensities(self, columns: Mapping[str, Any]) -> Array | None:
-        """float64[rows], NaN for what is no chance in (0, 1]; None where the log has none."""
+        """float64[rows], NaN for what is no chance in (0, 1]; None where the log has nothing there."""
         if self.layout.propensity is None:
             return None
         numbers, _ = number_column(plain(columns[self.layout.propensity]))
+        if np.isnan(numbers).all():
+            return None
         return np.where((numbers > 0.0) & (numbers <= 1.0), numbers, np.nan)
 
     def _items(self, columns: Mapping[str, Any], rows: int) -> Any:
@@ -179,6 +191,13 @@ def _numbers(ids: Array) -> Array:
     rank = np.empty(first.size, np.int64)
     rank[np.argsort(first, kind="stable")] = np.arange(first.size)
     return rank[inverse.reshape(-1)]
+
+
+def _last_of(keys: Array) -> Array:
+    """Which rows are the last of their key."""
+    last = np.zeros(keys.size, bool)
+    last[keys.size - 1 - np.unique(keys[::-1], return_index=True)[1]] = True
+    return last
 
 
 def _whole_lists(kept: Array, request: Array) -> Array:

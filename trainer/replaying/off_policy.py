@@ -17,8 +17,19 @@ import pyarrow.compute as pc
 from trainer.replaying.bootstrap import interval, resampled
 from trainer.replaying.candidates import Candidates
 from trainer.replaying.choices import Choice, at_random
-from trainer.replaying.estimates import RATIOS, REWARD, SHOWN, Estimate, Support, Z
-from trainer.replaying.estimates import error_of, ratio, residuals, sums_by_request, support_of
+from trainer.replaying.estimates import (
+    RATIOS,
+    REWARD,
+    SHOWN,
+    Estimate,
+    Support,
+    Z,
+    error_of,
+    ratio,
+    residuals,
+    sums_by_request,
+    support_of,
+)
 from trainer.replaying.logged import Decisions, LoggedRows
 from trainer.replaying.values import Values
 from trainer.replaying.warnings import doubts
@@ -79,7 +90,7 @@ def weigh(
     candidates: Candidates,
     values: Values,
     choices: Sequence[Choice],
-    on_progress: Callable[[int], None] = lambda pairs: None,
+    on_progress: Callable[[int], None] = lambda pairs_so_far: None,
 ) -> list[Weighed]:
     """The weights of every policy that makes one of the choices by one of the values."""
     shape = (len(values.names), len(choices))
@@ -92,7 +103,7 @@ def weigh(
                 chances = choice.probabilities(worth[:, :, name], decisions.size[chosen])
                 chance[name, number, mine] = np.where(place >= 0, chances[of_row, place], 0.0)
                 unlogged[name, number] += chances[:, ~candidates.logged].sum()
-        on_progress(worth.shape[0] * worth.shape[1])
+        on_progress(int(chosen[-1] + 1) * len(candidates))
     shown = float(decisions.size.sum())
     return [
         Weighed(
@@ -150,7 +161,7 @@ def _sums(rows: LoggedRows, weight: Array, limit: float) -> Array:
 
 def _with_bootstrap(estimate: Estimate, drawn: Array | None, top: int, below: int) -> Estimate:
     found = interval(drawn[:, top], drawn[:, below]) if drawn is not None else None
-    if found is None or estimate.value is None:
+    if found is None or estimate.error is None:
         return estimate
     return replace(estimate, bootstrap_low=max(0.0, found[0]), bootstrap_high=min(1.0, found[1]))
 

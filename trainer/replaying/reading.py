@@ -67,12 +67,13 @@ def collect(
     makers = [ExampleMaker(spec) for spec in resolved]
     rows = 0
     for batch in batches:
-        collector.add(batch, _bad_rows(batch, makers))
+        collector.add(batch, bad_rows(batch, makers))
         rows += batch.rows
         on_rows(rows)
 
 
-def _bad_rows(batch: RowBatch, makers: Sequence[ExampleMaker]) -> list[int]:
+def bad_rows(batch: RowBatch, makers: Sequence[ExampleMaker]) -> list[int]:
+    """The places of rows that one of the makers cannot make an example of."""
     good = np.ones(batch.rows, bool)
     for maker in makers:
         mine = np.zeros(batch.rows, bool)

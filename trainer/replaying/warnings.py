@@ -25,7 +25,8 @@ def doubts(name: str, support: Support, unlogged: float, limit: float) -> tuple[
         )
     if support.clicks < FEWEST_CLICKS:
         found.append(
-            f"its estimate rests on the worth of {support.clicks:.1f} clicks; under {FEWEST_CLICKS} its intervals are rough"
+            f"its estimate rests on the worth of {support.clicks:.1f} clicks; under {FEWEST_CLICKS} its intervals are "
+            "rough"
         )
     if unlogged > UNLOGGED:
         found.append(
@@ -45,12 +46,13 @@ def doubts(name: str, support: Support, unlogged: float, limit: float) -> tuple[
     return tuple(found)
 
 
-def check_support(rows: LoggedRows, candidates: int, has_propensity: bool) -> None:
+def check_support(rows: LoggedRows, candidates: int) -> None:
     """Raise InputError for a log that says nothing about any policy but its own."""
-    if not has_propensity:
+    if not rows.has_propensity:
         raise InputError(
-            "the log has no column propensity_score, propensity or pscore: without the chance with which each item "
-            "was shown only `logged` can be estimated; name the column with --propensity"
+            "the log does not say with what chance each item was shown (expected propensity in an event's items, or a "
+            "column propensity_score, propensity or pscore): only `logged` can be estimated; name the column with "
+            "--propensity"
         )
     if not len(rows):
         raise InputError(

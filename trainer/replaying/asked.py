@@ -1,0 +1,205 @@
+"""What `ftrie replay` was asked for, done: replay, save or publish, estimate. The flags are in `trainer.replay_cli`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from model_store.errors import InputError
+from model_store.named_model import read_named
+from model_store.spec import ModelSpec
+from model_store.store import Store
+from model_store.terminal import Progress, note, progress
+from trainer.compiling import compile_kernels, formats_of, kernels_are_ready
+from trainer.model import LearningModel
+from trainer.rejects import RejectLog
+from trainer.replaying.choices import parse_choice
+from trainer.replaying.columns import Layout
+from trainer.replaying.estimating import Estimates, Estimating, Read
+from trainer.replaying.kinds import EVENTS, ROWS, STORE, as_inputs, kind_of
+from trainer.replaying.logged import DECISION_LIST, DECISION_ROW, LoggedRows
+from trainer.replaying.off_policy import Asked as AskedOfEstimates
+from trainer.replaying.policy_names import PolicyName
+from trainer.replaying.reading import LogOfRows
+from trainer.replaying.replayed import Replayed
+from trainer.replaying.rows import replay_rows
+from trainer.side_tables import SideTable
+from trainer.sources.inputs import STDIN
+
+if TYPE_CHECKING:
+    from trainer.daemon.loop import EventLoop
+    from trainer.replaying.tap import JoinedTap
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The flags of one replay, as they were given."""
+
+    policies: tuple[str, ...]
+    choices: tuple[str, ...]
+    decision: str | None
+    propensity: str | None
+    position: str | None
+    clip: float | None
+    bootstrap: int
+    seed: int
+    without: tuple[str, ...]
+    items: Path | None
+    users: Path | None
+    format: str | None
+    rejects: Path | None
+    threads: int | None
+    save: Path | None
+    publish: bool
+    store: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """A replay, the model's SHA-256, its version if it was published, and the estimates that were asked for."""
+
+    name: str
+    replayed: Replayed
+    sha256: str
+    version: int | None
+    estimates: Estimates | None
+
+    def as_dict(self) -> dict[str, object]:
+        """The JSON form."""
+        return {
+            "model": self.name,
+            **self.replayed.as_dict(),
+            "sha256": self.sha256,
+            "version": self.version,
+            "estimates": self.estimates.as_dict() if self.estimates is not None else None,
+        }
+
+
+def run(spec: ModelSpec, logs: list[str], asked: Asked) -> Done:
+    """Replay, then save, publish and estimate. Raises FtrieError."""
+    kind = kind_of(logs, spec.input.label)
+    if asked.policies and STDIN in logs:
+        raise InputError("standard input is read once, and estimates need the log a second time; name a file")
+    if kind == EVENTS and asked.users is not None:
+        raise InputError("--users is for labelled rows: events carry the features of their users")
+    with ExitStack() as stack:
+        needs_store = asked.publish or STORE in logs
+        store = stack.enter_context(Store.open(asked.store)) if needs_store else None
+        estimating = _estimating(spec, asked, kind) if asked.policies else None
+        _compile(spec, as_inputs(logs) if kind == ROWS else [], asked.format)
+        if kind == ROWS:
+            replayed, estimates = _of_rows(spec, as_inputs(logs), asked, estimating)
+        else:
+            replayed, estimates = _of_events(spec, logs, asked, estimating, store)
+        sha256, version = _hand_over(replayed, asked, store)
+    return Done(spec.model.name, replayed, sha256, version, estimates)
+
+
+def _estimating(spec: ModelSpec, asked: Asked, kind: str) -> Estimating:
+    policies = [PolicyName.parse(each) for each in dict.fromkeys(asked.policies)]
+    models = {each.name: read_named(each.name, asked.store).artefact for each in policies if each.is_model}
+    return Estimating(
+        spec=spec,
+        policies=policies,
+        models=models,
+        choices=[parse_choice(each) for each in dict.fromkeys(asked.choices)],
+        items=SideTable.of_items(asked.items, spec.input) if asked.items else None,
+        without=asked.without,
+        decision=asked.decision or (DECISION_ROW if kind == ROWS else DECISION_LIST),
+        asked=AskedOfEstimates(asked.clip, asked.bootstrap, asked.seed),
+    )
+
+
+def _of_rows(
+    spec: ModelSpec, inputs: list[str], asked: Asked, estimating: Estimating | None
+) -> tuple[Replayed, Estimates | None]:
+    tables = [SideTable.of_items(asked.items, spec.input)] if asked.items else []
+    tables += [SideTable.of_users(asked.users, spec.input)] if asked.users else []
+    with RejectLog(asked.rejects) as rejects, progress("replaying") as bar:
+
+        def show(model: LearningModel, expected: int | None) -> None:
+            _show(bar, model, expected)
+
+        replayed = replay_rows(
+            *(spec, inputs),
+            rejects=rejects,
+            format=asked.format,
+            tables=tables,
+            threads=asked.threads,
+            on_progress=show,
+            on_note=note,
+        )
+    if estimating is None:
+        return replayed, None
+    log = LogOfRows(
+        inputs, asked.format, tables, asked.propensity, asked.position, estimating.decision, lambda text: None
+    )
+    return replayed, _estimate(estimating, log.read)
+
+
+def _of_events(
+    spec: ModelSpec, logs: list[str], asked: Asked, estimating: Estimating | None, store: Store | None
+) -> tuple[Replayed, Estimates | None]:
+    from trainer.replaying.events import as_events, replay_events
+    from trainer.replaying.tap import JoinedTap
+
+    tap: JoinedTap | None = None
+    if estimating is not None:
+        models = [as_events(each) for each in estimating.specs.values()]
+        named = (spec.input.request, spec.input.item, asked.propensity, asked.position)
+        wanted = [name for each in models for name in each.wanted_columns() if name != each.input.label]
+        tap = JoinedTap(as_events(spec), [*filter(None, named), *wanted])
+    with progress("replaying", unit="examples") as bar:
+
+        def show(loop: EventLoop) -> None:
+            _show(bar, loop.model, None)
+
+        replayed = replay_events(spec, logs, store, tap=tap, on_progress=show, on_note=note)
+    if estimating is None or tap is None:
+        return replayed, None
+    kept = tap
+
+    def read(spec: ModelSpec, models: Sequence[ModelSpec]) -> tuple[LoggedRows, Layout, list[ModelSpec]]:
+        resolved = [as_events(each) for each in models]
+        rows, layout = kept.read(resolved, asked.propensity, asked.position, estimating.decision)
+        return rows, layout, resolved
+
+    return replayed, _estimate(estimating, read)
+
+
+def _show(bar: Progress, model: LearningModel, expected: int | None) -> None:
+    logloss = model.metrics.recent_logloss()
+    fields = {"log-loss": logloss} if logloss is not None else {}
+    bar.update(model.rows, total=expected, **fields, keys=model.table.used)
+
+
+def _estimate(estimating: Estimating, read: Read) -> Estimates:
+    with progress("estimating", unit="steps") as bar:
+
+        def show(step: str, done: int, total: int | None) -> None:
+            bar.update(done, total=total, of=step)
+
+        return estimating.run(read, show)
+
+
+def _hand_over(replayed: Replayed, asked: Asked, store: Store | None) -> tuple[str, int | None]:
+    """Save and publish the model, as asked; its SHA-256 and version."""
+    if not replayed.examples and (asked.save is not None or asked.publish):
+        raise InputError("nothing was learned from the log, so there is no model to save or publish")
+    artefact = replayed.model.artefact()
+    if asked.save is not None:
+        artefact.write(asked.save)
+    version = None
+    if asked.publish and store is not None:
+        version = store.model(artefact.spec.model.name).publish(artefact)
+    return artefact.sha256, version
+
+
+def _compile(spec: ModelSpec, inputs: list[str], format: str | None) -> None:
+    formats = formats_of(inputs, format) if inputs else ()
+    if not kernels_are_ready(spec, formats):
+        note("compiling kernels for the first time; some ten seconds, once")
+    compile_kernels(spec, formats)
