@@ -6,6 +6,7 @@ Every other module raises, none of them names a status code.
 
 from __future__ import annotations
 
+import random
 from typing import NoReturn
 
 import grpc
@@ -20,6 +21,10 @@ from model_store.errors import (
     StoreUnavailable,
     VersionNotFound,
 )
+from server.retry_info import worth_repeating
+
+REPEAT_AFTER_MS = (200, 1000)
+"""While something is away; drawn at random, so that callers do not come back all at once."""
 
 
 class InvalidRequest(ServerError):
@@ -69,6 +74,14 @@ def status_of(error: Exception) -> grpc.StatusCode:
         if kind in STATUS_OF:
             return STATUS_OF[kind]
     return grpc.StatusCode.INTERNAL
+
+
+def abort_to_repeat(context: grpc.ServicerContext, error: Exception, request_id: str) -> NoReturn:
+    """As `abort`; where the call may succeed later, with RetryInfo that says when to try it again."""
+    if status_of(error) is grpc.StatusCode.UNAVAILABLE:
+        after_ms = random.randint(*REPEAT_AFTER_MS)
+        context.abort_with_status(worth_repeating(grpc.StatusCode.UNAVAILABLE, str(error), after_ms))
+    abort(context, error, request_id)
 
 
 def abort(context: grpc.ServicerContext, error: Exception, request_id: str) -> NoReturn:

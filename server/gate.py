@@ -15,18 +15,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
-from google.rpc.error_details_pb2 import RetryInfo
-from google.rpc.status_pb2 import Status
-from grpc_status import rpc_status
 
-from server.metrics.families import IN_PROGRESS, PLACES, REFUSED
+from server.metrics.families import REFUSED
 from server.metrics.meter import Meter
 from server.pools import BoundedPool
+from server.retry_info import Ended, worth_repeating
 from server.security.tokens import Guard
 
 T = TypeVar("T")
@@ -54,8 +50,6 @@ class Gate(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the 
         self._meter = meter
         self._guard = guard
         self._overloaded = [_Refusal(_overload(pool.places)).handler() for _ in range(DRAWS)]
-        meter.gauge(IN_PROGRESS, read=pool.in_progress)
-        meter.set(PLACES, value=pool.places)
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
         """The method's handler, or one that refuses; None for a method of another service."""
@@ -66,7 +60,7 @@ class Gate(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the 
             refused = self._guard.refusal(details.invocation_metadata)
             if refused is not None:
                 self._meter.count(REFUSED, refused.reason)
-                return _Refusal(_Ended(refused.code, refused.message)).handler()
+                return _Refusal(Ended(refused.code, refused.message)).handler()
         if self._pool.is_full():
             self._meter.count(REFUSED, "overload")
             return random.choice(self._overloaded)
@@ -84,15 +78,6 @@ class _RunAtOnce(ThreadPoolExecutor):
         except Exception as error:
             future.set_exception(error)
         return future
-
-
-@dataclass(frozen=True)
-class _Ended(grpc.Status):
-    """How a refused call ends."""
-
-    code: grpc.StatusCode
-    details: str
-    trailing_metadata: tuple[tuple[str, str | bytes], ...] = ()
 
 
 class _Refusal:
@@ -113,13 +98,6 @@ class _Refusal:
 
 
 def _overload(places: int) -> grpc.Status:
-    """RESOURCE_EXHAUSTED that says when to come back, for people, for google.rpc and for grpc's own retries."""
     after_ms = random.randint(*RETRY_AFTER_MS)
-    status = Status(
-        code=grpc.StatusCode.RESOURCE_EXHAUSTED.value[0],
-        message=f"this worker has {places} calls at once, which is its limit; try again in {after_ms} ms",
-    )
-    status.details.add().Pack(RetryInfo(retry_delay=Duration(nanos=after_ms * 1_000_000)))
-    details = rpc_status.to_status(status).trailing_metadata
-    pushback = ("grpc-retry-pushback-ms", str(after_ms))
-    return _Ended(grpc.StatusCode.RESOURCE_EXHAUSTED, status.message, (*details, pushback))
+    message = f"this worker has {places} calls at once, which is its limit; try again in {after_ms} ms"
+    return worth_repeating(grpc.StatusCode.RESOURCE_EXHAUSTED, message, after_ms)

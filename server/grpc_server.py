@@ -8,7 +8,9 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from model_store.errors import ServerError
+from server.feedback import SERVICE as FEEDBACK_SERVICE
 from server.gate import PLACES_A_THREAD, Gate
+from server.metrics.families import IN_PROGRESS, PLACES
 from server.metrics.meter import Meter
 from server.pools import BoundedPool, PatientPool
 from server.reflection import add_reflection
@@ -23,7 +25,7 @@ KEEPALIVE_MS = 60_000
 class Health(health.HealthServicer):
     """Health whose Check has a thread of its own too, so that it answers while all others are busy.
 
-    One status, for `""` and for the ranking service alike.
+    One status, for `""` and for each service alike.
     """
 
     def __init__(self) -> None:
@@ -35,7 +37,7 @@ class Health(health.HealthServicer):
     def say(self, *, serving: bool) -> None:
         """Answer SERVING or NOT_SERVING from now on."""
         status = health_pb2.HealthCheckResponse.ServingStatus
-        for service in ("", SERVICE):
+        for service in ("", SERVICE, FEEDBACK_SERVICE):
             self.set(service, status.SERVING if serving else status.NOT_SERVING)
 
     def Check(self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext) -> Any:
@@ -53,14 +55,16 @@ def grpc_server(
     max_concurrency: int = 0,
     meter: Meter | None = None,
     guard: Guard | None = None,
+    feedback: Gate | None = None,
     shares_port: bool = False,
     connection_age_s: float = 0.0,
 ) -> grpc.Server:
     """The grpc server, not yet listening. `ranking` stands first: grpc asks its handlers in order for each call.
 
     max_concurrency: calls at once, running or waiting (0: 32 a thread); more are refused. guard: who may rank; None
-    lets everybody. shares_port: others may listen on the same port; without it a second server there is an error.
-    connection_age_s: when a connection is asked to be made anew (0: never); calls on it end in peace.
+    lets everybody. feedback: the other service's gate. shares_port: others may listen on the same port; without it a
+    second server there is an error. connection_age_s: when a connection is asked to be made anew (0: never); calls on
+    it end in peace.
     """
     options: list[tuple[str, int]] = [
         ("grpc.so_reuseport", int(shares_port)),
@@ -71,9 +75,17 @@ def grpc_server(
     if connection_age_s:
         options.append(("grpc.max_connection_age_ms", round(1000 * connection_age_s)))
     pool = BoundedPool(threads, max_concurrency or PLACES_A_THREAD * threads)
-    server = grpc.server(pool, handlers=[Gate(ranking, pool, meter or Meter(), guard)], options=options)
+    meter = meter or Meter()
+    meter.gauge(IN_PROGRESS, read=pool.in_progress)
+    meter.set(PLACES, value=pool.places)
+    gates: list[grpc.GenericRpcHandler[Any, Any]] = [Gate(ranking, pool, meter, guard)]
+    services = [SERVICE, health.SERVICE_NAME]
+    if feedback is not None:
+        gates.append(feedback)
+        services.append(FEEDBACK_SERVICE)
+    server = grpc.server(pool, handlers=gates, options=options)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    add_reflection(server, (SERVICE, health.SERVICE_NAME))
+    add_reflection(server, services)
     return server
 
 

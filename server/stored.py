@@ -100,6 +100,10 @@ class Source:
 
     def read(self, ask: Callable[[Records, float], T], wait_s: float) -> T:
         """`ask` the records, with `wait_s` to pass on. Raises StoreUnavailable, also without asking."""
+        return self.use(lambda store, wait: ask(store.records, wait), wait_s)
+
+    def use(self, ask: Callable[[Store, float], T], wait_s: float) -> T:
+        """As `read`, of the store itself."""
         if self._store is None:
             raise StoreUnavailable("the store has not answered since this server started")
         pause_s = self._breaker.pause_s()
@@ -107,7 +111,7 @@ class Source:
             raise StoreUnavailable(f"the store did not answer lately; next try in {pause_s:.2f} s")
         began = time.monotonic()
         try:
-            answer = ask(self._store.records, wait_s)
+            answer = ask(self._store, wait_s)
         except StoreUnavailable:
             # That a store did not answer within a caller's last milliseconds is no fault of the store's.
             if wait_s >= self._budget_s / 2 or time.monotonic() - began < wait_s:

@@ -17,6 +17,7 @@ import structlog
 from model_store.errors import FtrieError, StoreError, StoreUnavailable
 from model_store.experiments import Experiment
 from server.current import Current
+from server.feedback import FeedbackService, FeedbackStore
 from server.grpc_server import Health, grpc_server, listen
 from server.impressions.log import ImpressionLog
 from server.late_items import LateItems
@@ -75,6 +76,8 @@ class Worker:
         self._service = RankingService(
             self.models, self._reads, self._meter, self._shadow_log, users, self._impressions
         )
+        self._feedback_store = FeedbackStore(settings.store)
+        self._feedback = FeedbackService(self.models.keys(), self._feedback_store, self._meter)
         self._health = Health()
         self._observers = Observers(settings, self._meter)
         self._grpc = grpc_server(
@@ -84,6 +87,7 @@ class Worker:
             max_concurrency=settings.max_concurrency,
             meter=self._meter,
             guard=guard(settings, "rank"),
+            feedback=self._feedback.gate(guard(settings, "feedback")),
             shares_port=shares_port,
             connection_age_s=settings.connection_age_s,
         )
@@ -120,7 +124,7 @@ class Worker:
         told_s = min(REFUSE_S, self._settings.drain_s) if refuse else 0.0
         if refuse:
             self._health.enter_graceful_shutdown()
-            self._service.draining = True
+            self._service.draining = self._feedback.draining = True
             threading.Event().wait(told_s)
         ended = self._grpc.stop(grace=self._settings.drain_s - told_s)
         while not ended.wait(REFUSE_S):  # in slices, so that a signal's handler can run
@@ -138,6 +142,7 @@ class Worker:
             self._reports.counted(self._meter.take(), {})  # what was logged and lost since the last report
         if self._shadow_log is not None:
             self._shadow_log.close()
+        self._feedback_store.close()
         self._reads.close()
 
     # -- what a supervisor gives
@@ -223,6 +228,7 @@ class Worker:
     def _connect(self) -> None:
         with self._connecting:
             self._reads.connect()
+            self._feedback_store.connect()
 
     def _report(self) -> None:
         while not self._stopping.wait(REPORT_EVERY_S):

@@ -36,6 +36,7 @@ REFUSED = "ftrie_refused_total"
 IN_PROGRESS = "ftrie_calls_in_progress"
 PLACES = "ftrie_places"
 USER_CACHE = "ftrie_user_cache_total"
+FEEDBACK = "ftrie_feedback_total"
 SHADOW_DROPPED = "ftrie_shadow_dropped_total"
 SHADOW_LOGGED = "ftrie_shadow_logged_total"
 IMPRESSIONS_LOGGED = "ftrie_impressions_logged_total"
@@ -81,6 +82,12 @@ FAMILIES = {
         Family(PLACES, "gauge", (), "How many calls the workers take at once"),
         Family(
             USER_CACHE, "counter", ("result",), "Users asked for: hit (fresh), miss (read), stale or failed"
+        ),
+        Family(
+            FEEDBACK,
+            "counter",
+            ("model", "result"),
+            "Events reported, by result: accepted, duplicate, rejected or failed",
         ),
         Family(SHADOW_LOGGED, "counter", ("model",), "Answers whose shadows were written to the log"),
         Family(SHADOW_DROPPED, "counter", ("model",), "Answers whose shadows the log could not take"),

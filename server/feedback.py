@@ -1,0 +1,160 @@
+"""`ctr.v1.FeedbackService`: events are read, written to the store, counted and answered. Nothing is kept here.
+
+Reports have threads of their own, and a store connection of their own: a store that hangs holds up reports, never
+rankings. An answer means that the store has what it accepts; a call that fails may be repeated, and counts once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Sequence
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError
+
+from ctr.v1.feedback_pb2 import ReportRequest, ReportResponse
+from model_store.feedback import MOST_EVENTS, Event, Feedback, Reported
+from model_store.store import Store
+from server import feedback_events
+from server.errors import (
+    DeadlinePassed,
+    InvalidRequest,
+    ModelNotServed,
+    NotReady,
+    abort,
+    abort_to_repeat,
+    status_of,
+)
+from server.gate import PLACES_A_THREAD, Gate
+from server.metrics.families import FEEDBACK
+from server.metrics.meter import Meter
+from server.pools import BoundedPool
+from server.security.tokens import Guard
+from server.stored import Source
+
+SERVICE = "ctr.v1.FeedbackService"
+THREADS = 4
+WAIT_S = 1.0
+"""How long the store may take with a report."""
+UNREADABLE = "request: not a ctr.v1.ReportRequest, or a text in it is not UTF-8"
+
+_log = structlog.get_logger(__name__)
+
+
+class FeedbackStore:
+    """The store as reports write to it. Thread safety: all methods, any thread."""
+
+    def __init__(self, url: str) -> None:
+        self._source = Source(url, WAIT_S)
+        self._feedback: Feedback | None = None
+        self._lock = threading.Lock()
+
+    def connect(self) -> None:
+        """Open the store unless it is open. Raises StoreUnavailable. For one thread at a time."""
+        self._source.connect()
+
+    def report(self, model: str, events: Sequence[Event], context: grpc.ServicerContext) -> Reported:
+        """Write events, within the call's deadline. Raises StoreError or DeadlinePassed."""
+        wait_s = self._source.wait_s(context)
+        return self._source.use(lambda store, wait: self._of(store).report(model, events, wait), wait_s)
+
+    def close(self) -> None:
+        """Close the store."""
+        if self._feedback is not None:
+            self._feedback.close()
+        self._source.close()
+
+    def _of(self, store: Store) -> Feedback:
+        with self._lock:
+            if self._feedback is None:
+                self._feedback = store.feedback(WAIT_S)
+            return self._feedback
+
+
+class FeedbackService:
+    """Takes feedback for the models of one worker, whether they are loaded or not."""
+
+    def __init__(self, models: Collection[str], store: FeedbackStore, meter: Meter) -> None:
+        self._models = models
+        self._store = store
+        self._meter = meter
+        self.draining = False
+
+    def gate(self, guard: Guard | None) -> Gate:
+        """What a grpc server is given: the handlers behind a gate, on threads of their own."""
+        pool = BoundedPool(THREADS, PLACES_A_THREAD * THREADS, "report")
+
+        def report(message: ReportRequest | DecodeError, context: grpc.ServicerContext) -> ReportResponse:
+            return self.Report(message, context)
+
+        report.experimental_thread_pool = pool  # type: ignore[attr-defined]
+        handler = grpc.unary_unary_rpc_method_handler(
+            report, request_deserializer=_read, response_serializer=ReportResponse.SerializeToString
+        )
+        handlers = grpc.method_handlers_generic_handler(SERVICE, {"Report": handler})
+        return Gate(handlers, pool, self._meter, guard)
+
+    def Report(self, message: ReportRequest | DecodeError, context: grpc.ServicerContext) -> ReportResponse:
+        """The RPC. Every failure leaves through the table in `server.errors`."""
+        if isinstance(message, DecodeError):
+            self._meter.failed("", grpc.StatusCode.INVALID_ARGUMENT.name)
+            abort(context, InvalidRequest(UNREADABLE), "")
+        try:
+            return self._answer(message, context)
+        except Exception as error:
+            status = status_of(error)
+            self._meter.failed(self._label(message.model), status.name)
+            if status is grpc.StatusCode.INTERNAL:
+                _log.error("report failed", exc_info=error)
+            abort_to_repeat(context, error, "")
+
+    def _answer(self, request: ReportRequest, context: grpc.ServicerContext) -> ReportResponse:
+        if context.time_remaining() == 0:
+            raise DeadlinePassed("the deadline passed while the call waited for a thread")
+        model = self._model(request.model)
+        if not 0 < len(request.events) <= MOST_EVENTS:
+            raise InvalidRequest(f"events: got {len(request.events)}, expected 1 to {MOST_EVENTS:,}")
+        events, rejected = feedback_events.read(request.events, time.time())
+        reported = self._written(model, events, context)
+        for result, number in zip(
+            ("accepted", "duplicate", "rejected"), (*reported, len(rejected)), strict=True
+        ):
+            if number:
+                self._meter.count(FEEDBACK, model, result, by=number)
+        return ReportResponse(accepted=reported.accepted, duplicates=reported.duplicates, rejected=rejected)
+
+    def _written(self, model: str, events: Sequence[Event], context: grpc.ServicerContext) -> Reported:
+        if not events:
+            return Reported(0, 0)
+        try:
+            return self._store.report(model, events, context)
+        except Exception:
+            self._meter.count(FEEDBACK, model, "failed", by=len(events))
+            raise
+
+    def _model(self, name: str) -> str:
+        """The model meant. Raises ModelNotServed, InvalidRequest, NotReady while the server drains."""
+        if self.draining:
+            raise NotReady("this server is draining; ask another one, or this one's successor")
+        if name in self._models:
+            return name
+        served = ", ".join(map(repr, self._models))
+        if name:
+            raise ModelNotServed(f"model: this server serves {served}, not {name!r}")
+        if len(self._models) > 1:
+            raise InvalidRequest(f"model: empty, and this server serves several: {served}")
+        return next(iter(self._models))
+
+    def _label(self, model: str) -> str:
+        """The model of a failed call in the metrics: one that is served here, or ""."""
+        return model if model in self._models else ""
+
+
+def _read(message: bytes) -> ReportRequest | DecodeError:
+    """The request; an error is handed on, since grpc would answer one that is raised with INTERNAL."""
+    try:
+        return ReportRequest.FromString(message)
+    except DecodeError as error:
+        return error
