@@ -65,13 +65,14 @@ def versions(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOpti
                     "bytes": info.size,
                     "sha256": info.sha256,
                     "content": info.content,
+                    "refused": info.refused,
                 }
                 for info in listed
             ]
         )
         return
     print_table(
-        ["version", "active", "kind", "parent", "published", "keys", "bytes", "sha256"],
+        ["version", "active", "kind", "parent", "published", "keys", "bytes", "sha256", "refused"],
         [
             [
                 info.version,
@@ -82,6 +83,7 @@ def versions(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOpti
                 info.rows,
                 info.size,
                 info.sha256[:12],
+                info.refused,
             ]
             for info in listed
         ],
@@ -91,6 +93,10 @@ def versions(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOpti
 def activate(
     model: Model,
     version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The version to serve.")],
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Even one that a guard has refused; the trainer goes on from it."),
+    ] = False,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
@@ -98,7 +104,7 @@ def activate(
     from model_store.store import Store
 
     with Store.open(store) as opened:
-        before = opened.model(model).activate(version)
+        before = opened.model(model).activate(version, force=force)
     _say_active(model, version, before, as_json)
 
 

@@ -59,6 +59,10 @@ class VersionNotFound(StoreError):
     """The store holds no such model or version."""
 
 
+class VersionRefused(StoreError):
+    """A guard has refused the version, and nobody has overruled it."""
+
+
 class StaleEpoch(StoreError):
     """Another writer has taken over this model since this one began."""
 

@@ -123,4 +123,6 @@ def _facts(manifest: Manifest, chain: list[int]) -> Facts:
         "content": manifest.content,
         "created": manifest.created.isoformat(),
         "format": manifest.format,
+        "refused": manifest.refused,
+        "recent": manifest.recent,
     }

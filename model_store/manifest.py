@@ -22,6 +22,8 @@ class Manifest:
     A snapshot is whole; a delta is what changed since its `parent`, and `rows` counts that alone. `content` is the
     digest of the whole model either way, empty where an older ftrie has published it. through_us: of a model that is
     learned from streams, microseconds since 1970 by their clock: all that came to them before is learned from.
+    recent: what a guard judged it by, `guard_figures`' JSON, empty where there is none. refused: why it is not to be
+    served, empty if it may be.
     """
 
     version: int
@@ -40,6 +42,8 @@ class Manifest:
     kind: str = SNAPSHOT
     content: str = ""
     through_us: int | None = None
+    recent: str = ""
+    refused: str = ""
 
     def to_hash(self) -> dict[str, str]:
         """The HASH's fields; `from_hash` reads them back."""
@@ -73,6 +77,8 @@ class Manifest:
                 kind=_kind(text),
                 content=text.get("content", ""),
                 through_us=int(text["through_us"]) if text.get("through_us") else None,
+                recent=text.get("recent", ""),
+                refused=text.get("refused", ""),
             )
         except KeyError as error:
             raise ArtefactError(f"the manifest has no field {error}; publish the version again") from None

@@ -18,10 +18,17 @@ from redis.exceptions import WatchError
 
 from model_store.chunks import Progress, incomplete, upload
 from model_store.connection import StoreConnection
-from model_store.errors import ArtefactError, LeaseHeld, StaleEpoch, StoreError, VersionNotFound
+from model_store.errors import (
+    ArtefactError,
+    LeaseHeld,
+    StaleEpoch,
+    StoreError,
+    VersionNotFound,
+    VersionRefused,
+)
 from model_store.lease import TrainerLease, held, taken_over
 from model_store.manifest import CHUNK_BYTES, DELTA, SNAPSHOT, Manifest, now
-from model_store.published_versions import PublishedVersions, listed
+from model_store.published_versions import PublishedVersions, listed, parents_of
 
 if TYPE_CHECKING:
     from model_store.artefact import Artefact
@@ -69,9 +76,10 @@ class ModelVersions(PublishedVersions):
     ) -> int:
         """Upload a model, or a delta of one, as a new version and return its number. It is visible, but not active.
 
-        `parent`: the version it was made from; by default the one that a delta names. `through_us`,
-        `recent`, `refused`: see `Manifest`. `on_progress(bytes done, bytes in all)` is called after each chunk. Raises VersionNotFound where a delta's
-        parent is not there, ArtefactError where it is another model than the delta changes.
+        `parent`: the version it was made from; by default the one that a delta names. `through_us`, `recent`,
+        `refused`: see `Manifest`. `on_progress(bytes done, bytes in all)` is called after each chunk. Raises
+        VersionNotFound where a delta's parent is not there, ArtefactError where it is another model than the delta
+        changes.
         """
         model, parent = _with_parent(model, parent)
         data = model.to_bytes()
@@ -92,13 +100,19 @@ class ModelVersions(PublishedVersions):
         self._point_to(version, epoch, "activate", WRITER)
         return version
 
-    def activate(self, version: int, *, epoch: int | None = None) -> int | None:
+    def activate(self, version: int, *, epoch: int | None = None, force: bool = False) -> int | None:
         """Serve `version`; returns the version that was active before.
 
         With no `epoch` this is an operator's order: the version's bytes are verified, and every writer that
-        began before is fenced off. Either way all that a delta is put together from must be there. Raises
-        VersionNotFound, ArtefactError, StaleEpoch; then nothing has changed.
+        began before is fenced off. Either way all that a delta is put together from must be there. `force` serves one
+        that a guard has refused: it counts as sound from then on, and no writer is fenced off. Raises
+        VersionNotFound, ArtefactError, StaleEpoch, VersionRefused; then nothing has changed.
         """
+        if force and epoch is None and (manifest := self.manifest(version)).refused:
+            self._verify(manifest)
+            before = self._point_to(version, self._fence(), "activate", OPERATOR)
+            self.refusals.overruled(version)
+            return before
         return self._verify_and_point(version, epoch, "activate")
 
     def rollback(self, version: int | None = None) -> int:
@@ -108,11 +122,13 @@ class ModelVersions(PublishedVersions):
         """
         return self.go_back(version)[0]
 
-    def go_back(self, version: int | None = None) -> tuple[int, int | None]:
+    def go_back(self, version: int | None = None, *, epoch: int | None = None) -> tuple[int, int | None]:
         """As `rollback`; returns the version now active, and the one that was at that very moment.
 
         With no history that still exists, goes to the newest version older than the active one. A delta that cannot be
-        put together any more is passed over. Raises VersionNotFound if there is nothing to go back to.
+        put together any more, and a version that a guard has refused, are passed over. `epoch`: that of a writer that
+        goes back on its own account; StaleEpoch if another has activated a version since. Raises VersionNotFound if
+        there is nothing to go back to.
         """
         target = self._previous() if version is None else version
         if target is None:
@@ -120,13 +136,20 @@ class ModelVersions(PublishedVersions):
                 f"{self.model} has no version before the active one ({self.active() or 'none is active'}); "
                 f"its versions: {listed(self._numbers())}"
             )
-        return target, self._verify_and_point(target, None, "rollback")
+        return target, self._verify_and_point(target, epoch, "rollback")
+
+    def served_before(self, version: int) -> int | None:
+        """The last version older than `version` that was active, is whole and not refused; None without one."""
+        with self._store.answers():
+            history = [int(each) for each in self._client.lrange(self.keys.history, 0, -1)]
+        sound = self._sound()
+        return next((each for each in history if each < version and each in sound), None)
 
     def gc(self, keep: int = KEEP, *, dry_run: bool = False) -> list[int]:
         """Delete all but the newest `keep` versions, the active one and the one a rollback would go to.
 
-        What the deltas among these are put together from is kept too. Returns what was (or, dry, would be) deleted,
-        oldest first. Running time O(versions + chunks deleted).
+        What a guard watches or has found good is kept too, and what the deltas among all these are put together from.
+        Returns what was (or, dry, would be) deleted, oldest first. Running time O(versions + chunks deleted).
         """
         if keep < 1:
             raise StoreError(f"got keep={keep}; expected 1 or more versions to keep")
@@ -155,7 +178,13 @@ class ModelVersions(PublishedVersions):
     def _verify_and_point(self, version: int, epoch: int | None, way: str) -> int | None:
         if epoch is not None:
             return self._point_to(version, epoch, way, WRITER)
-        self._verify(self.manifest(version))
+        manifest = self.manifest(version)
+        if manifest.refused:
+            raise VersionRefused(
+                f"version {version} of {self.model} is refused: {manifest.refused}. Activate another one; or, to serve "
+                f"it all the same: ftrie store activate {self.model} {version} --force"
+            )
+        self._verify(manifest)
         return self._point_to(version, self._next_epoch(), way, OPERATOR)
 
     def _next_epoch(self) -> int:
@@ -219,13 +248,25 @@ class ModelVersions(PublishedVersions):
                 )
 
     def _previous(self) -> int | None:
-        from model_store.chains import is_whole
-
         active = self.active()
         with self._store.answers():
             history = [int(version) for version in self._client.lrange(self.keys.history, 0, -1)]
-        parents = self._parents()
-        return _rollback_target(active, history, [each for each in parents if is_whole(each, parents)])
+        return _rollback_target(active, history, self._sound())
+
+    def _sound(self) -> list[int]:
+        """The versions that may be gone back to: whole, and not refused."""
+        from model_store.chains import is_whole
+
+        infos = self.versions()
+        parents = parents_of(infos)
+        return [each.version for each in infos if not each.refused and is_whole(each.version, parents)]
+
+    def _fence(self) -> int:
+        """The lowest epoch that may activate now: the trainer's, or that of the last activation."""
+        with self._store.answers():
+            last = self._client.get(self.keys.active_epoch)
+            trainer = self._client.hget(self.keys.trainer, "epoch")
+        return max(int(last or 0), int(trainer or 0))
 
     def _collect(self, keep: int, dry_run: bool) -> list[int] | None:
         from model_store.chains import needed_by
@@ -233,9 +274,9 @@ class ModelVersions(PublishedVersions):
         with self._store.answers(), self._client.pipeline(transaction=True) as pipe:
             pipe.watch(self.keys.active, self.keys.history, self.keys.versions)
             numbers = self._numbers()
-            kept = needed_by(
-                {*numbers[-keep:], *filter(None, (self.active(), self._previous()))}, self._parents()
-            )
+            watched = self.refusals.record()
+            spared = (self.active(), self._previous(), watched.good, watched.candidate)
+            kept = needed_by({*numbers[-keep:], *filter(None, spared)}, parents_of(self.versions()))
             gone = [version for version in numbers if version not in kept]
             doomed = [key for version in gone for key in self._keys_of(version)]
             if gone and not dry_run:

@@ -16,6 +16,7 @@ from model_store.connection import LONGEST_BLOCK_S, StoreConnection
 from model_store.errors import ArtefactError, NewerFormat, VersionNotFound
 from model_store.manifest import DELTA, SNAPSHOT, Manifest
 from model_store.redis_keys import ModelKeys, whole_number
+from model_store.refusals import Refusals
 from model_store.stored_experiment import StoredExperiment
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ _MOST_NAMED = 100
 
 @dataclass(frozen=True)
 class VersionInfo:
-    """One published version, as a list shows it. `published` is UTC; `rows` of a delta are the keys that changed."""
+    """One published version, as a list shows it. `published` is UTC; `rows` of a delta are the keys that changed.
+
+    refused: why it is not to be served, empty if it may be.
+    """
 
     version: int
     published: datetime
@@ -39,6 +43,7 @@ class VersionInfo:
     kind: str
     parent: int | None
     content: str
+    refused: str = ""
 
 
 class PublishedVersions:
@@ -48,6 +53,7 @@ class PublishedVersions:
         self.model = model
         self.keys = ModelKeys(model)
         self.experiments = StoredExperiment(connection, self.keys, model)
+        self.refusals = Refusals(connection, self.keys)
         self._store = connection
         self._client = connection.client
 
@@ -188,20 +194,16 @@ class PublishedVersions:
             self.manifest(manifest.version)  # if the version was collected meanwhile, say that instead
             raise
 
-    def _parents(self) -> dict[int, int | None]:
-        """Every version, oldest first, with the parent that it needs."""
-        return {info.version: info.parent if info.kind == DELTA else None for info in self.versions()}
-
     def _numbers(self) -> list[int]:
         with self._store.answers():
             return sorted(int(version) for version in self._client.zrange(self.keys.versions, 0, -1))
 
 
-_LISTED = ("rows", "size", "sha256", "kind", "parent", "content")
+_LISTED = ("rows", "size", "sha256", "kind", "parent", "content", "refused")
 
 
 def _info(version: int, seconds: float, found: Sequence[bytes | None], active: bool) -> VersionInfo:
-    rows, size, sha256, kind, parent, content = (b"" if each is None else each for each in found)
+    rows, size, sha256, kind, parent, content, refused = (b"" if each is None else each for each in found)
     return VersionInfo(
         version=version,
         published=datetime.fromtimestamp(seconds, UTC),
@@ -212,6 +214,7 @@ def _info(version: int, seconds: float, found: Sequence[bytes | None], active: b
         kind=kind.decode() or SNAPSHOT,
         parent=int(parent) if parent else None,
         content=content.decode(),
+        refused=refused.decode(),
     )
 
 
@@ -219,6 +222,11 @@ def _parents(manifests: Mapping[int, Manifest]) -> dict[int, int | None]:
     return {
         version: manifest.parent if manifest.is_delta else None for version, manifest in manifests.items()
     }
+
+
+def parents_of(infos: Sequence[VersionInfo]) -> dict[int, int | None]:
+    """Each version with the parent that it needs: none of a snapshot."""
+    return {info.version: info.parent if info.kind == DELTA else None for info in infos}
 
 
 def listed(versions: Sequence[int]) -> str:

@@ -46,6 +46,7 @@ class ModelKeys:
         self.clicks = self._prefix + "clicks"
         self.dead = self._prefix + "dead"
         self.trainer = self._prefix + "trainer"
+        self.guard = self._prefix + "guard"
 
     def manifest(self, version: int) -> str:
         """The manifest of a version."""

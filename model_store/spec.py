@@ -18,6 +18,8 @@ from typing import Any, Self
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from model_store.errors import SpecError
+from model_store.guard_section import GuardSection
+from model_store.join_section import JoinSection
 from model_store.learner_section import Inclusion, LearnerSection, Rule, Subsample
 from model_store.spec_sections import (
     CalibrationSection,
@@ -33,6 +35,7 @@ MAX_VARIANTS = 32
 SHARE_TOLERANCE = 1e-6
 WEIGHT = "weight"
 _CATEGORIES: Mapping[str, str | None] = MappingProxyType({})
+_CAME_LATER = ("join", "guard")
 
 
 class ModelSpec(Section):
@@ -48,6 +51,8 @@ class ModelSpec(Section):
     learner: LearnerSection = LearnerSection()
     rules: dict[str, Rule] = Field(default_factory=dict)
     calibration: CalibrationSection = CalibrationSection()
+    join: JoinSection = JoinSection()
+    guard: GuardSection | None = None
 
     @model_validator(mode="after")
     def _variants_are_sound(self) -> Self:
@@ -176,8 +181,19 @@ class ModelSpec(Section):
             yield f"fields.{name}", field.column or name
 
     def to_json(self) -> str:
-        """Canonical JSON: the same spec gives the same text, so that its hash names it."""
-        return json.dumps(self.model_dump(mode="json"), separators=(",", ":"), sort_keys=False)
+        """Canonical JSON: the same spec gives the same text, so that its hash names it.
+
+        Sections that came later stand there only where they say something: older specs keep their hash.
+        """
+        document = self.model_dump(mode="json")
+        for name in _CAME_LATER:
+            if getattr(self, name) == type(self).model_fields[name].default:
+                del document[name]
+        return json.dumps(document, separators=(",", ":"), sort_keys=False)
+
+    def without_guard(self) -> ModelSpec:
+        """What is learned, apart from what is then judged."""
+        return self.model_copy(update={"guard": None})
 
     @cached_property
     def sha256(self) -> str:
@@ -324,5 +340,7 @@ _SECTIONS: dict[str, type[Section]] = {
     "inclusion": Inclusion,
     "rules": Rule,
     "calibration": CalibrationSection,
+    "join": JoinSection,
+    "guard": GuardSection,
     "subsample": Subsample,
 }

@@ -74,7 +74,7 @@ def go_on(
         on_note(
             f"the file of {name} has changed since the checkpoint; rows from here on are joined with the new one"
         )
-    resolved = spec_from_json(before.resolved, str(earlier.path))
+    resolved = spec_from_json(before.resolved, str(earlier.path)).model_copy(update={"guard": spec.guard})
     return Beginning(
         spec=spec,
         resolved=resolved,

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_store.errors import InputError, Stopped, StoreError
-from model_store.terminal import note
+from model_store.errors import InputError, Stopped, StoreError, VersionRefused
+from model_store.terminal import note, warn
 
 if TYPE_CHECKING:
     from model_store.artefact import Artefact
@@ -45,16 +45,29 @@ def hand_over(
         return
     versions = store.model(run.model.spec.model.name)
     try:
-        version = publisher.finish(run.model) if publisher else _publish(versions, artefact(), activate)
+        version = publisher.finish(run.model) if publisher else _publish(run, versions, artefact(), activate)
         run.report = replace(run.report, version=version)
+    except VersionRefused as error:
+        run.failure = error
     except StoreError as error:
         run.failure = error
         if save is None:
             _keep(versions.model, artefact())
 
 
-def _publish(versions: ModelVersions, artefact: Artefact, activate: bool) -> int:
-    return versions.publish_and_activate(artefact) if activate else versions.publish(artefact)
+def _publish(run: Run, versions: ModelVersions, artefact: Artefact, activate: bool) -> int:
+    from trainer.guarding.guard import Guard
+
+    guard = Guard(versions, warn)
+    verdict = guard.judge(run.model, artefact.rows)
+    epoch = versions.begin() if activate else 0
+    version = versions.publish(artefact, epoch=epoch, recent=verdict.recent, refused=verdict.refused)
+    guard.tell(version, verdict)
+    if activate and verdict.may_be_served:
+        versions.activate(version, epoch=epoch)
+    elif activate:
+        guard.check(version, verdict)
+    return version
 
 
 def _keep(name: str, artefact: Artefact) -> None:

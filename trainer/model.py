@@ -24,6 +24,7 @@ from trainer.calibration.progressive import Calibrator
 from trainer.coordinates import Coordinates
 from trainer.hashing.compiled import prefix_table
 from trainer.hashing.examples import ExampleMaker, Examples
+from trainer.guarding.recent import Recent
 from trainer.hashing.kernels import key_tokens, write_keys
 from trainer.table import TableKeys, ValueTable
 from trainer.warm_start import warm_start
@@ -65,6 +66,7 @@ class LearningModel:
         self.about_to_drop: Callable[[npt.NDArray[np.bool_]], None] = lambda kept: None
         self.metrics = (watching or Watching()).metrics(maker.spec, maker.plan)
         self.calibrator = Calibrator.of(maker.spec)
+        self.recent = Recent.of(maker.spec)
         self._prefixes, self._prefix_starts = prefix_table(maker.prefixes)
 
     @property
@@ -94,6 +96,8 @@ class LearningModel:
         self.metrics.update(scores, examples)
         if self.calibrator is not None:
             self.calibrator.update(scores, examples)
+        if self.recent is not None:
+            self.recent.update(scores, examples)
 
     def warm_start(self, artefact: Artefact) -> int:
         """Begin with a published model: see `trainer/warm_start.py`. Returns how many of its keys were taken over."""
@@ -153,6 +157,8 @@ class LearningModel:
         state |= {f"metrics.{name}": array for name, array in self.metrics.state().items()}
         if self.calibrator is not None:
             state |= {f"calibrator.{name}": array for name, array in self.calibrator.state().items()}
+        if self.recent is not None:
+            state |= {f"recent.{name}": array for name, array in self.recent.state().items()}
         return state | {"evicted": np.array([self.evicted], np.int64)}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -162,6 +168,8 @@ class LearningModel:
         self.metrics.restore(_part(state, "metrics."))
         if self.calibrator is not None:
             self.calibrator.restore(_part(state, "calibrator."))
+        if self.recent is not None:
+            self.recent.restore(_part(state, "recent."))
         self.evicted = int(state["evicted"][0])
 
     def _weights(self, keys: TableKeys) -> npt.NDArray[np.float32]:

@@ -48,7 +48,8 @@ def _published(report: Report) -> str:
     if not counts.snapshots + counts.deltas + counts.failed:
         return ""
     failed = f", {counts.failed:,} could not be published" if counts.failed else ""
-    return f" ({counts.snapshots:,} whole, {counts.deltas:,} of changes{failed})"
+    refused = f", {counts.refused:,} refused by the guard" if counts.refused else ""
+    return f" ({counts.snapshots:,} whole, {counts.deltas:,} of changes{failed}{refused})"
 
 
 def _show_calibration(report: Report) -> None:

@@ -44,7 +44,8 @@ class Description:
     rows: learned from; keys: in the table; seconds: spent by all the runs so far. read: how far each file was read;
     rows_read: rows delivered, learned from or not; subsampled: of them, not drawn. reject_counts: bad rows by category;
     rejects, metrics: the files they are written to. sides: SHA-256 of the files of items and users; initial: of the
-    model it began with. failed: checkpoints that could not be written; damaged: that could not be read.
+    model it began with. failed: checkpoints that could not be written; damaged: that could not be read. stream: what
+    `ftrie trainer` keeps besides (`trainer.daemon.saving`), None for a run over logs.
     """
 
     ftrie: str
@@ -65,6 +66,7 @@ class Description:
     initial: str | None = None
     failed: int = 0
     damaged: int = 0
+    stream: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; `description_from_json` reads them back."""
@@ -84,8 +86,11 @@ def description_from_json(written: Mapping[str, Any], where: str) -> Description
 
 
 def check_same_spec(given: ModelSpec, written: str, where: str) -> None:
-    """Raise CheckpointError, naming what differs, unless a run with the `given` spec may go on from `written`."""
-    before = spec_from_json(written, where)
+    """Raise CheckpointError, naming what differs, unless a run with the `given` spec may go on from `written`.
+
+    [guard] may differ: what is learned does not depend on it.
+    """
+    before, given = spec_from_json(written, where).without_guard(), given.without_guard()
     if before.to_json() == given.to_json():
         return
     differences = list(_differences(json.loads(before.to_json()), json.loads(given.to_json()), ""))

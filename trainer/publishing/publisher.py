@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from model_store.errors import ArtefactError, FtrieError, StaleEpoch, StoreError, VersionNotFound
 from model_store.model_versions import KEEP, ModelVersions
 from trainer.checkpoint.schedule import Every, Schedule
+from trainer.guarding.guard import Guard
+from trainer.guarding.judging import Verdict
 from trainer.model import LearningModel
 from trainer.publishing.line import Change, Line
 
@@ -33,11 +35,16 @@ class Publishing:
 
 @dataclass
 class Published:
-    """How many versions went out as what, and how many could not be published."""
+    """How many versions went out as what, and how many could not be published.
+
+    Of those that went out, refused: by the guard; held: not activated, since a rollback was a moment ago.
+    """
 
     snapshots: int = 0
     deltas: int = 0
     failed: int = 0
+    refused: int = 0
+    held: int = 0
 
     def as_dict(self) -> dict[str, int]:
         """The counts by name."""
@@ -61,6 +68,7 @@ class Publisher:
 
     After a delta that would hold more than half of the keys, or whose parent the store has lost, a snapshot goes out
     instead. If another writer or an operator has activated a version since the run began, its versions stay inactive.
+    A version that the guard refuses is published, marked, and stays inactive; the next one is a delta of it even so.
     """
 
     def __init__(
@@ -77,6 +85,8 @@ class Publisher:
         self._versions = versions
         self._how = how
         self._warn = on_warning
+        self._guard = Guard(versions, on_warning)
+        self._verdict = Verdict()
         self._epoch = epoch if epoch is not None else versions.begin() if how.activate else 0
         self._stale: StaleEpoch | None = None
         self._schedule = Schedule(how.every, 0)
@@ -107,11 +117,14 @@ class Publisher:
     def finish(self, model: LearningModel) -> int:
         """Publish what is left at the end of a run, with all that was held back; return the last version.
 
-        Raises what prevents it, and StaleEpoch if another writer has overtaken this one.
+        Raises what prevents it, StaleEpoch if another writer has overtaken this one, and VersionRefused if it is not
+        served because the guard refused it.
         """
         version = self._publish(model, last=True)
         if self._stale is not None:
             raise self._stale
+        if self._how.activate:
+            self._guard.check(version, self._verdict)
         return version
 
     def _publish(self, model: LearningModel, *, last: bool) -> int:
@@ -121,7 +134,7 @@ class Publisher:
             if last and not change.delta.rows and line.examples == model.rows:
                 return line.version
         if line is not None and change is not None and not self._wants_snapshot(model):
-            version = self._publish_delta(line, change)
+            version = self._publish_delta(model, line, change)
             if version is not None:
                 return version
         return self._publish_snapshot(model)
@@ -132,38 +145,46 @@ class Publisher:
         assert isinstance(self._how.snapshot_every, int)
         return self._deltas >= self._how.snapshot_every
 
-    def _publish_delta(self, line: Line, change: Change) -> int | None:
+    def _publish_delta(self, model: LearningModel, line: Line, change: Change) -> int | None:
         """Publish a change; None if a snapshot should go out in its place."""
         if 2 * change.delta.rows > change.keys:
             return None
+        verdict = self._guard.judge(model, change.keys)
         try:
-            version = self._versions.publish(change.delta, epoch=self._epoch, through_us=self.through_us)
+            version = self._versions.publish(change.delta, **self._described(verdict))
         except (VersionNotFound, ArtefactError) as error:
             self._warn(f"version {line.version} is no parent any more ({error}); a snapshot goes out instead")
             return None
         line.went_out(change, version)
         self._deltas += 1
         self.counts.deltas += 1
-        self._activate(version)
+        self._activate(version, verdict)
         return version
 
     def _publish_snapshot(self, model: LearningModel) -> int:
         parent = self._line.version if self._line is not None else None
         artefact = model.artefact()
-        version = self._versions.publish(
-            artefact, parent=parent, epoch=self._epoch, through_us=self.through_us
-        )
+        verdict = self._guard.judge(model, artefact.rows)
+        version = self._versions.publish(artefact, parent=parent, **self._described(verdict))
         self._line = Line(model, artefact, version)
         self._deltas = 0
         if self._snapshots is not None:
             self._snapshots.restart(model.rows)
         self.counts.snapshots += 1
-        self._activate(version)
+        self._activate(version, verdict)
         self._collect()
         return version
 
-    def _activate(self, version: int) -> None:
-        if not self._how.activate or self._stale is not None:
+    def _described(self, verdict: Verdict) -> dict[str, Any]:
+        """What a version's manifest says beside its bytes."""
+        judged = {"recent": verdict.recent, "refused": verdict.refused}
+        return {"epoch": self._epoch, "through_us": self.through_us, **judged}
+
+    def _activate(self, version: int, verdict: Verdict) -> None:
+        self._verdict = verdict
+        self._guard.tell(version, verdict)
+        self.counts.refused, self.counts.held = self._guard.refused, self._guard.held
+        if not self._how.activate or self._stale is not None or not verdict.may_be_served:
             return
         try:
             self._versions.activate(version, epoch=self._epoch)

@@ -43,6 +43,8 @@ def test_the_last_version_is_the_model_and_each_before_can_be_put_together(
         "snapshots": kinds.count("snapshot"),
         "deltas": kinds.count("delta"),
         "failed": 0,
+        "refused": 0,
+        "held": 0,
     }
     assert len(listed) > 15
     for info in listed:

@@ -1,0 +1,92 @@
+"""What guards of a model keep in the store: refused versions, the last rollback, versions that gc must spare.
+
+`trainer/guarding/` decides; nothing here judges. docs/guard.md tells what follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from model_store.connection import StoreConnection
+from model_store.redis_keys import ModelKeys
+
+REFUSED, ROLLED_BACK = "refused", "rolled_back"
+
+
+@dataclass(frozen=True)
+class GuardRecord:
+    """What guards did so far. Version 0: none.
+
+    refused: how many versions were refused; rolled_back: how often a guard went back; when_us: the last time, by the
+    store's clock, 0 for never or once an operator has overruled it; origin, target: from and to which version; reason.
+    good: the last version whose online calibration was found within its band; candidate: the one now watched.
+    """
+
+    refused: int = 0
+    rolled_back: int = 0
+    when_us: int = 0
+    origin: int = 0
+    target: int = 0
+    reason: str = ""
+    good: int = 0
+    candidate: int = 0
+
+
+class Refusals:
+    """The guard's record of one model. Every method raises StoreUnavailable if the store does not answer."""
+
+    def __init__(self, connection: StoreConnection, keys: ModelKeys) -> None:
+        self._store = connection
+        self._client = connection.client
+        self._keys = keys
+        self._mark = self._client.register_script(Path(__file__).with_name("refuse.lua").read_text())
+
+    def record(self) -> GuardRecord:
+        """What guards did so far."""
+        with self._store.answers():
+            found = self._client.hgetall(self._keys.guard)
+        text = {name.decode(): value.decode() for name, value in found.items()}
+        kinds = {name: type(value) for name, value in vars(GuardRecord()).items()}
+        return GuardRecord(**{name: kind(text[name]) for name, kind in kinds.items() if name in text})
+
+    def now_us(self) -> int:
+        """The store's clock, microseconds since 1970."""
+        with self._store.answers():
+            seconds, micros = self._client.time()
+        return int(seconds) * 1_000_000 + int(micros)
+
+    def count(self) -> None:
+        """One version more was refused."""
+        with self._store.answers():
+            self._client.hincrby(self._keys.guard, REFUSED, 1)
+
+    def mark(self, versions: Sequence[int], reason: str) -> int:
+        """Mark those of the versions that are there and not marked yet; returns how many."""
+        if not versions:
+            return 0
+        with self._store.answers():
+            return int(self._mark([self._keys.manifest(version) for version in versions], [reason]))
+
+    def watch(self, candidate: int, good: int) -> None:
+        """Note the version that is watched, and the last one found good. gc spares both."""
+        with self._store.answers():
+            self._client.hset(self._keys.guard, mapping={"candidate": candidate, "good": good})
+
+    def went_back(self, origin: int, target: int, reason: str) -> None:
+        """Note a rollback, now."""
+        now_us = self.now_us()
+        fields = {"when_us": now_us, "origin": origin, "target": target, "reason": reason}
+        with self._store.answers(), self._client.pipeline(transaction=True) as pipe:
+            pipe.hset(self._keys.guard, mapping=fields | {"candidate": target})
+            pipe.hincrby(self._keys.guard, ROLLED_BACK, 1)
+            pipe.execute()
+
+    def overruled(self, version: int) -> None:
+        """An operator wants this version served: it is refused no more, and no cooldown is under way."""
+        clear = {"when_us": 0, "origin": 0, "target": 0}
+        with self._store.answers(), self._client.pipeline(transaction=True) as pipe:
+            pipe.hset(self._keys.manifest(version), REFUSED, "")
+            pipe.hset(self._keys.guard, mapping=clear | {"candidate": version})
+            pipe.execute()

@@ -1,0 +1,16 @@
+-- Mark versions as refused, so that nobody serves them unasked; one that is not there stays so.
+--
+-- KEYS  the versions' manifest HASHes
+-- ARGV  1 the reason
+--
+-- Returns how many were marked. One that was refused before keeps its first reason.
+
+local marked = 0
+for _, manifest in ipairs(KEYS) do
+  local refused = redis.call('HGET', manifest, 'refused')
+  if redis.call('EXISTS', manifest) == 1 and (not refused or refused == '') then
+    redis.call('HSET', manifest, 'refused', ARGV[1])
+    marked = marked + 1
+  end
+end
+return marked

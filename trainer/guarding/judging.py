@@ -1,0 +1,117 @@
+"""The judgement: figures of a version against bounds, and against those of the version that is served.
+
+Each bound has to be left by more than chance leaves it: by two standard errors, so that a small window refuses only
+what is plainly bad. Nothing here knows of stores or learners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from model_store.guard_figures import RecentFigures, RecentVariant
+from model_store.guard_section import GuardSection
+
+BEYOND_CHANCE = 2.0
+"""Standard errors. Chance alone goes that far in one direction in 2.3 % of the cases."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a judgement. reasons: why the version is refused, in words; none if it may be served.
+
+    held: why nothing is activated at present, though the version itself may be sound; empty if it may be.
+    """
+
+    reasons: tuple[str, ...] = ()
+    held: str = ""
+    figures: RecentFigures | None = None
+
+    @property
+    def refused(self) -> str:
+        """All reasons in one line; empty if there is none."""
+        return "; ".join(self.reasons)
+
+    @property
+    def recent(self) -> str:
+        """The figures as a manifest keeps them; empty where nothing was judged."""
+        return self.figures.to_json() if self.figures is not None else ""
+
+    @property
+    def may_be_served(self) -> bool:
+        """True if the version may be activated now."""
+        return not self.reasons and not self.held
+
+
+def judge(bounds: GuardSection, candidate: RecentFigures, last: RecentFigures | None) -> Verdict:
+    """Judge a version; `last` are the figures of the active one, None where it has none."""
+    reasons = [*_keys(bounds, candidate, last)]
+    if candidate.examples >= bounds.min_examples:
+        comparable = last if last is not None and last.examples >= bounds.min_examples else None
+        reasons += _variants(bounds, candidate, comparable)
+    return Verdict(tuple(reasons), figures=candidate)
+
+
+def leaves(
+    band: tuple[float, float], predicted: float, variance: float, clicks: float
+) -> tuple[str, float] | None:
+    """The bound that a calibration, clicks predicted / clicks that came, has left beyond chance: its side, itself.
+
+    Under the bound c the clicks that come are Poisson's with mean predicted / c. variance: that of the predicted
+    clicks, their number itself where all weights are 1. None if the band is kept.
+    """
+    low, high = band
+    if predicted / high - clicks > BEYOND_CHANCE * (variance / high) ** 0.5:
+        return "above", high
+    if clicks - predicted / low > BEYOND_CHANCE * (variance / low) ** 0.5:
+        return "below", low
+    return None
+
+
+def shown_calibration(predicted: float, clicks: float) -> str:
+    """For a message: 1.37 (412 clicks predicted, 301 came)."""
+    ratio = f"{predicted / clicks:.3g}" if clicks else "infinite"
+    return f"{ratio} ({predicted:,.5g} clicks predicted, {clicks:,.5g} came)"
+
+
+def _variants(bounds: GuardSection, candidate: RecentFigures, last: RecentFigures | None) -> Iterator[str]:
+    for name, figures in candidate.variants.items():
+        before = last.variants.get(name) if last is not None else None
+        if before is not None and bounds.logloss_rise != "off":
+            yield from _logloss(name, bounds.logloss_rise, figures, before)
+        if bounds.calibration != "off":
+            yield from _calibration(name, bounds.calibration, figures, candidate.clicks)
+
+
+def _logloss(name: str, rise: float, figures: RecentVariant, before: RecentVariant) -> Iterator[str]:
+    bound = (1.0 + rise) * before.logloss
+    error = (figures.logloss_error**2 + ((1.0 + rise) * before.logloss_error) ** 2) ** 0.5
+    if figures.logloss - bound > BEYOND_CHANCE * error:
+        yield (
+            f"log-loss of {name}: got {figures.logloss:.5f}, at most {bound:.5f} is allowed "
+            f"({rise:.3g} above the {before.logloss:.5f} of the active version)"
+        )
+
+
+def _calibration(
+    name: str, band: tuple[float, float], figures: RecentVariant, clicks: float
+) -> Iterator[str]:
+    left = leaves(band, figures.predicted, figures.predicted_variance, clicks)
+    if left is not None:
+        yield (
+            f"calibration of {name}: got {shown_calibration(figures.predicted, clicks)}, {left[0]} the band "
+            f"from {band[0]:g} to {band[1]:g}"
+        )
+
+
+def _keys(bounds: GuardSection, candidate: RecentFigures, last: RecentFigures | None) -> Iterator[str]:
+    if candidate.keys < bounds.min_keys:
+        yield f"keys: got {candidate.keys:,}, at least {bounds.min_keys:,} are expected"
+    if last is None or not last.keys or bounds.keys_change == "off":
+        return
+    change = candidate.keys / last.keys - 1.0
+    if abs(change) > bounds.keys_change:
+        yield (
+            f"keys: got {candidate.keys:,}, {change:+.0%} against the {last.keys:,} of the active version; "
+            f"at most {bounds.keys_change:.0%} either way is allowed"
+        )
