@@ -31,7 +31,7 @@ def item_tokens(
         if row != NO_ITEM:
             tokens = catalogue.tokens_at(row, column)
         else:
-            tokens = field.tokens((features or {}).get(field.name))
+            tokens = field.tokens(None if features is None else features.get(field.name))
         if not tokens and field.name in model.item_id_fields:
             tokens = id_tokens(field, item_id)
         found[field.name] = tokens

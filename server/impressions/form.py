@@ -19,6 +19,8 @@ from server.model import id_fields
 
 OF_THE_LINE = ("request_id", "ts", "cookie", "model", "version", "variant")
 OF_THE_ITEM = ("id", "position", "ctr", "propensity")
+"""A field called `position` is learned with the position that was shown, whatever it was scored with: as is the custom
+where clicks depend on places, and answers should not."""
 EMPTY = '""'
 
 
@@ -66,7 +68,7 @@ class Form:
         bind(self, "user", _members((f for f in fields if f.side == "user"), of_the_row))
         bind(self, "context", _members((f for f in fields if f.side == "context"), of_the_row))
         items = [f for f in self.plan.item_fields if f.name not in ids]
-        bind(self, "item", _members(items, of_the_row))
+        bind(self, "item", _members(items, of_the_row.union(OF_THE_ITEM) - {"position"}))
         bind(self, "id_members", _members((f for f in fields if f.name in ids), frozenset()))
         bind(self, "_known", frozenset(f.name for f in self.plan.request_fields))
         names = {name for f in fields for name in (f.name, f.column)}

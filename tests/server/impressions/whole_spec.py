@@ -1,0 +1,135 @@
+"""A spec with a field of every kind on every side, its items and users; and a joined row as docs/events.md has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ctr.v1.ranking_pb2 import RankRequest
+from model_store.artefact import Artefact
+from model_store.features import FeaturePlan
+from model_store.spec import ModelSpec, parse_spec
+from model_store.values import Value
+from server.catalogue import Catalogue
+from server.impressions.form import Form
+from server.impressions.lines import Shown
+from server.model import Model
+from server.question import Question
+from server.ranker import Ranker
+from server.receiving.plain_features import PlainFeatures
+from server.receiving.request import Received
+from server.serving import Serving
+from server.user_records.cache import StoredUser
+
+SPEC = """
+[model]
+name = "whole"
+[input]
+label = "click"
+request = "request"
+timestamp = "when"
+cookie = "device"
+item = "sku"
+[fields]
+age = { side = "user" }
+device = { side = "user" }
+likes = { side = "user", kind = "set", separator = "|" }
+topics = { side = "user", kind = "set" }
+income = { side = "user", kind = "number", bucket = "log" }
+seen = { side = "user", kind = "time", part = "weekday", column = "seen_at" }
+hour = { side = "context", kind = "time", part = "hour", column = "when" }
+distance = { side = "context", kind = "number" }
+place = { column = "the place" }
+segments = { side = "context", kind = "raw" }
+brand = { side = "item" }
+model = { side = "item" }
+tags = { side = "item", kind = "set" }
+words = { side = "item", kind = "set" }
+price = { side = "item", kind = "number", bucket = "log" }
+weight = { side = "item", kind = "number", column = "kg" }
+added = { side = "item", kind = "time", part = "month", format = "epoch_s" }
+sku = { side = "item" }
+[[crosses]]
+fields = ["age", "brand"]
+[[crosses]]
+fields = ["topics", "tags"]
+[[crosses]]
+fields = ["distance", "place", "sku"]
+"""
+ITEMS: dict[str, dict[str, str]] = {
+    "i1": {"brand": "50%", "tags": '["a*b","c=d"]', "words": '{"x":0.5,"y":-2}', "price": "9.50", "kg": "3"},
+    "i2": {"model": "ü-2", "weight": "0.1", "added": "1700000000", "sku": "another", "colour": "red"},
+    "i3": {"brand": "x" * 300, "tags": "a,b", "words": "u,v", "price": "nine", "added": "1e9"},
+    "i4": {},
+    "i*5=%": {"brand": "", "tags": "[]", "price": "-7", "weight": "1e-3"},
+}
+
+
+def spec() -> ModelSpec:
+    """The spec, resolved."""
+    parsed = parse_spec(SPEC)
+    columns = (field.column or name for name, field in parsed.fields.items())
+    return parsed.resolve(["click", "request", "when", "device", "sku", *columns])
+
+
+def serving(with_fragments: bool = True) -> Serving:
+    """What serves it: a model that knows no key, over the items."""
+    made = Artefact.from_columns(
+        key_data=np.frombuffer(b"bias", np.uint8),
+        key_offsets=np.array([0, 4], np.int64),
+        weight=np.ones(1, np.float32),
+        variants=np.ones(1, np.uint32),
+        rate=np.ones(1, np.float32),
+        spec=spec(),
+        metrics={},
+    )
+    model = Model.build(made, 7)
+    form = Form(model.spec, model.plan) if with_fragments else None
+    catalogue = Catalogue.build(model.plan, ITEMS.items(), form)
+    return Serving("whole", 7, "", model, catalogue, Ranker(model, catalogue), 0)
+
+
+def question(serving: Serving, request: RankRequest, user: StoredUser | None, *, plain: bool) -> Question:
+    """What a call makes of a request, and of what is stored of its user; with `plain` as tokens."""
+    from server import wire
+
+    message = Received(request.SerializeToString())
+    fields: wire.Fields | PlainFeatures | None
+    if plain:
+        fields = serving.plain.read(message)
+        assert fields is not None
+        if user is not None:
+            fields = user.tokens(serving.wanted).under(fields, user)
+    else:
+        fields = wire.fields(message.with_features(), serving)
+        if user is not None:
+            fields = {**serving.wanted.named(user.cookie, user.values), **fields}
+    spelled = wire.spelled_out(message.brief, message.item_ids, serving)
+    assert spelled is not None
+    return Question(fields, message.item_ids, spelled, 0, None, message)
+
+
+def shown(serving: Serving, asked: Question, request_id: str = "r1") -> Shown:
+    """The answer to it, as a call leaves it behind."""
+    return Shown(1700000000.25, request_id, serving.lines, asked, asked.ask(serving))
+
+
+def joined(event: Mapping[str, Any], item: Mapping[str, Any], spec: ModelSpec) -> dict[str, Value]:
+    """The columns of one item's row, by field: the first place that has a value."""
+    given = spec.input
+    own = {given.request: "request_id", given.timestamp: "ts", given.cookie: "cookie"}
+
+    def places(column: str) -> Iterator[Any]:
+        yield item["features"].get(column)
+        yield item["id"] if column == given.item else item.get(column)
+        yield event["context"].get(column)
+        yield event["user"].get(column)
+        yield event.get(own.get(column, column))
+
+    plan = FeaturePlan.of(spec)
+    return {
+        field.name: next((value for value in places(field.column) if value is not None), None)
+        for field in plan.fields
+    }
