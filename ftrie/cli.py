@@ -30,11 +30,13 @@ BROKEN_PIPE = 141
 COMMAND_MODULES = (
     "trainer.init_cli",
     "trainer.cli",
+    "trainer.daemon_cli",
     "trainer.checkpoint_cli",
     "trainer.tune_cli",
     "trainer.report_cli",
     "trainer.evaluate_cli",
     "trainer.audit_cli",
+    "trainer.replay_cli",
     "model_store.cli",
     "server.cli",
     "server.experiment_cli",
@@ -42,6 +44,7 @@ COMMAND_MODULES = (
     "ftrie.explain_cli",
     "ftrie.admin_cli",
     "ftrie.demo.cli",
+    "ftrie.simulation.live_cli",
     "ftrie.simulation.cli",
     "ftrie.bench_cli",
 )

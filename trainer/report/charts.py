@@ -21,14 +21,23 @@ _MOST_MARKS = 60
 
 
 def curve_chart(
-    name: str, series: Sequence[Series], *, across: str = "rows", reference: float | None = None
+    name: str,
+    series: Sequence[Series],
+    *,
+    across: str = "rows",
+    reference: float | None = None,
+    mark: tuple[float, str] | None = None,
 ) -> Element:
-    """Lines over rows, with bands where points have intervals; `reference` is a value worth a line of its own."""
+    """Lines over rows, with bands where points have intervals; `reference` is a value worth a line of its own.
+
+    mark: a place on the lower axis where something happened, and what.
+    """
     legend, top = _legend(series)
     y = Scale.over([*_heights(series), *([] if reference is None else [reference])], HEIGHT - _BOTTOM, top)
     # No point stands left of row 0, and the first window should not touch the axis.
     x = Scale(0.0, max(point.x for each in series for point in each.points), _LEFT, WIDTH - _RIGHT)
     drawn = [] if reference is None else [_level(y(reference))]
+    drawn += [] if mark is None else _marked(x(mark[0]), mark[1], top, HEIGHT - _BOTTOM)
     for each in series:
         drawn += [_band(each, x, y), _line(each, x, y), *_marks(each, x, y, across)]
     return _picture(name, HEIGHT, [*_frame(x, y, across), *drawn, *legend], _curve_words(name, series))
@@ -152,6 +161,11 @@ def _columns(x: Scale, top: float, bottom: float) -> list[Element]:
 
 def _upright(x: float, top: float, bottom: float, kind: str) -> Element:
     return element("path", d=f"M{x:.1f} {top:.1f}V{bottom:.1f}", class_=kind)
+
+
+def _marked(x: float, what: str, top: float, bottom: float) -> list[Element]:
+    words = element("text", what, x=x + 6.0, y=bottom - 8.0, class_="quiet")
+    return [_upright(x, top, bottom, "reference"), words]
 
 
 def _level(y: float) -> Element:
