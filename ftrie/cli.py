@@ -42,6 +42,7 @@ COMMAND_MODULES = (
     "server.experiment_cli",
     "ftrie.rank_cli",
     "ftrie.explain_cli",
+    "ftrie.feedback_cli",
     "ftrie.admin_cli",
     "ftrie.demo.cli",
     "ftrie.simulation.live_cli",

@@ -100,7 +100,7 @@ def run(spec: ModelSpec, logs: list[str], asked: Asked) -> Done:
 
 def _estimating(spec: ModelSpec, asked: Asked, kind: str) -> Estimating:
     policies = [PolicyName.parse(each) for each in dict.fromkeys(asked.policies)]
-    models = {each.name: read_named(each.name, asked.store).artefact for each in policies if each.is_model}
+    models = {each.name: read_named(each.name, asked.store) for each in policies if each.is_model}
     return Estimating(
         spec=spec,
         policies=policies,

@@ -8,8 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from model_store.artefact import Artefact
 from model_store.errors import SpecError
+from model_store.named_model import NamedModel
 from model_store.spec import ModelSpec
 from trainer.replaying.candidates import Candidates, columns_of_items
 from trainer.replaying.choices import Choice
@@ -56,11 +56,11 @@ class Estimates:
 
 @dataclass(frozen=True)
 class Estimating:
-    """What was asked for. models: the artefacts of those policies that are models, by name."""
+    """What was asked for. models: those of the policies that are models, as they were named."""
 
     spec: ModelSpec
     policies: Sequence[PolicyName]
-    models: dict[str, Artefact]
+    models: dict[str, NamedModel]
     choices: Sequence[Choice]
     items: SideTable | None
     without: tuple[str, ...]
@@ -70,7 +70,7 @@ class Estimating:
     @property
     def specs(self) -> dict[str, ModelSpec]:
         """The specs that the log's rows are hashed by, of policies that look at features."""
-        specs = {name: scoring_spec(model.spec, self.without) for name, model in self.models.items()}
+        specs = {name: scoring_spec(model.artefact.spec, self.without) for name, model in self.models.items()}
         if any(policy.name == LEARNING for policy in self.policies):
             specs[LEARNING] = self.spec
         return specs
@@ -125,7 +125,8 @@ class Estimating:
     def _values(self, policy: PolicyName, resolved: ModelSpec) -> Values:
         if policy.name == LEARNING:
             return LearningValues(resolved, LEARNING, policy.variant)
-        return PublishedValues(self.models[policy.name], resolved, policy.name, policy.variant)
+        named = self.models[policy.name]
+        return PublishedValues(named.artefact, resolved, named.name, policy.variant)
 
 
 def _scored(on_progress: Progress, name: str, total: int, done: int) -> None:

@@ -13,6 +13,8 @@ from trainer.replaying.estimating import Estimates
 from trainer.replaying.off_policy import PolicyValue
 from trainer.replaying.replayed import Replayed
 
+_A_TIME = "through_us"
+
 
 def show(done: Done, report: Path | None, as_json: bool) -> None:
     """Print what was done, and write it to `report`. Raises OutputError."""
@@ -36,11 +38,9 @@ def _show_replay(done: Done) -> None:
         f"{replayed.rejected:,} rejected{faster}"
     )
     for name, counts in (("events", replayed.counts), ("join", replayed.join)):
-        told = ", ".join(
-            f"{count:,} {what.replace('_', ' ')}" for what, count in counts.items() if what != "through_us"
-        )
+        told = [f"{count:,} {what.replace('_', ' ')}" for what, count in counts.items() if what != _A_TIME]
         if told:
-            print(f"{name}: {told}")
+            print(f"{name}: {', '.join(told)}")
     version = f", version {done.version}" if done.version is not None else ""
     print(f"model: {replayed.model.table.used:,} keys, SHA-256 {done.sha256}{version}")
     print_table(
