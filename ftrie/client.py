@@ -3,15 +3,18 @@
 with Client("127.0.0.1:50051") as client:
     ranking = client.rank("ads", cookie="u1", candidates=["a", "b"], context={"hour": 21}, top_k=1)
     print(ranking.items[0].id, ranking.items[0].ctr)
+    client.report("ads", [Feedback(ranking.request_id, ranking.items[0].id)])  # once it was clicked
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Unpack
 
 import grpc
 
+from ctr.v1.feedback_pb2 import ReportRequest, ReportResponse
 from ctr.v1.ranking_pb2 import ExplainRequest, ExplainResponse, RankRequest, RankResponse
 from ftrie.access import OPEN, Access, CallFailed
 from ftrie.answers import Explanation, RankedItem, Ranking
@@ -25,14 +28,17 @@ from ftrie.asking import (
     UpperConfidenceBound,
     request_of,
 )
+from ftrie.reporting import Feedback, Report, ReportFailed
+from ftrie.reporting import request_of as report_of
 
 __all__ = [
-    "AnyOf", "Between", "Client", "Explanation", "FeatureValues", "NoneOf", "RankFailed", "RankedItem", "Ranking",
-    "Thompson", "UpperConfidenceBound",
+    "AnyOf", "Between", "Client", "Explanation", "FeatureValues", "Feedback", "NoneOf", "RankFailed", "RankedItem",
+    "Ranking", "Report", "ReportFailed", "Thompson", "UpperConfidenceBound",
 ]  # fmt: skip
 
 METHOD = "/ctr.v1.RankingService/Rank"
 EXPLAIN = "/ctr.v1.RankingService/Explain"
+REPORT = "/ctr.v1.FeedbackService/Report"
 DEFAULT_TIMEOUT_S = 5.0
 
 
@@ -62,6 +68,11 @@ class Client:
             request_serializer=ExplainRequest.SerializeToString,
             response_deserializer=ExplainResponse.FromString,
         )
+        self._report = self._channel.unary_unary(
+            REPORT,
+            request_serializer=ReportRequest.SerializeToString,
+            response_deserializer=ReportResponse.FromString,
+        )
 
     def rank(self, model: str = "", *, timeout_s: float | None = None, **asked: Unpack[Question]) -> Ranking:
         """Rank candidates: `candidates` by id, `items` spelled out (id to features), or a `candidate_set` by its name.
@@ -79,6 +90,15 @@ class Client:
         request = ExplainRequest(request=request_of(model, **asked))
         return Explanation.of(self._call(self._explain, request, timeout_s))
 
+    def report(self, model: str, events: Iterable[Feedback], *, timeout_s: float | None = None) -> Report:
+        """Report what was clicked, 1 to 1,000 events: those accepted are in the store when this returns.
+
+        Raises ReportFailed with the server's message and status: report the same events again, each counts once.
+        Raises FieldValueError for text that is not Unicode, or an event of an unknown kind.
+        """
+        request = report_of(model, events)
+        return Report.of(self._call(self._report, request, timeout_s, ReportFailed))
+
     def close(self) -> None:
         """Close the connection."""
         self._channel.close()
@@ -91,10 +111,12 @@ class Client:
     ) -> None:
         self.close()
 
-    def _call(self, method: Any, request: Any, timeout_s: float | None) -> Any:
+    def _call(
+        self, method: Any, request: Any, timeout_s: float | None, failed: type[CallFailed] = RankFailed
+    ) -> Any:
         try:
             return method(
                 request, timeout=self._timeout_s if timeout_s is None else timeout_s, metadata=self._metadata
             )
         except grpc.RpcError as error:
-            raise RankFailed.of(self.address, error) from error
+            raise failed.of(self.address, error) from error
