@@ -119,7 +119,7 @@ class Join:
         return _joined(room)
 
     def finish(self) -> Joined:
-        """No more events are to come: every window closes, and early feedback is given up. More may come all the same."""
+        """Close every window and give up early feedback, as no more events are to come. More may come all the same."""
         room = _room(0)
         while not kernels.finish(self._memory, self._rules, room):
             room = _grown(room)

@@ -408,7 +408,7 @@ def _has_room_for(memory: Any, rules: Any, room: Any, rows: Any) -> Any:
 
 @bare_kernel
 def walk(memory: Any, rules: Any, room: Any, events: Any, begin: Any) -> Any:
-    """Take the events from `begin` on; the number of the first that is not taken, all there are if the room sufficed."""
+    """Take the events from `begin` on; the first that is not taken, or how many there are if the room sufficed."""
     head = memory.head[0]
     for index in range(begin, events.kind.size):
         kind = events.kind[index]

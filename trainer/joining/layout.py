@@ -107,8 +107,8 @@ class Memory(NamedTuple):
 
     table: uint64, a power of two, a word a request: the upper half of its hash, and 1 + the place of its entry; 0 is
     free, and a request's search begins at its hash's low bits. entries: ENTRY, in order of arrival; items: uint64 and
-    flags: uint8, of their rows; due: DUE, a heap of the pending ones; early: EARLY, in order of arrival; early_due: DUE,
-    a heap of them; head: HEAD[1]; counts: COUNTS[1].
+    flags: uint8, of their rows; due: DUE, a heap of the pending ones; early: EARLY, in order of arrival; early_due:
+    DUE, a heap of them; head: HEAD[1]; counts: COUNTS[1].
     """
 
     table: Any

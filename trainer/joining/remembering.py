@@ -92,8 +92,8 @@ def restored(arrays: Arrays) -> Memory:
     for name in _SAVED:
         if name not in arrays or arrays[name].dtype != getattr(fresh, name).dtype:
             raise CheckpointError(
-                f"the checkpoint's join has no array {name!r} of this ftrie's form; go on with the ftrie that wrote it, "
-                "or begin anew with another folder"
+                f"the checkpoint's join has no array {name!r} of this ftrie's form; go on with the ftrie that "
+                "wrote it, or begin anew with another folder"
             )
     memory = fresh._replace(**{name: np.array(arrays[name]) for name in _SAVED})
     head = memory.head[0]

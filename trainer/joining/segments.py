@@ -1,0 +1,235 @@
+"""The rows of impressions, as columns, for as long as the join may still give them out: in memory, and on the disk.
+
+A segment is the table that one parsed stretch of events made. It is written at most once, together with others
+(`trainer.joining.pack`): when a checkpoint is to name it, or when memory runs out. What is no longer needed is
+dropped; its file goes when no checkpoint that is kept can name it. Knows nothing of requests, items or labels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from model_store.errors import CheckpointError, OutputError
+from trainer.checkpoint.folder import KEPT
+from trainer.joining import gathering, pack
+from trainer.joining.gathering import Columns
+from trainer.joining.pack import Pack
+
+Numbers = npt.NDArray[np.int32]
+
+PACK_BYTES = 64 << 20
+_SPARED = 0.75  # of the memory: what is left in it when some was given back
+
+
+class _Loose(NamedTuple):
+    """A segment that is in memory only."""
+
+    batch: pa.RecordBatch
+    nbytes: int
+
+
+class Segments:
+    """`add` may be called from any thread, the rest from one.
+
+    Opening finds what an earlier run left in `folder`; then `restore` says what of it is needed. Raises CheckpointError
+    if the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path, memory_bytes: int) -> None:
+        self._folder = folder
+        self._memory_bytes = memory_bytes
+        self._lock = Lock()
+        self._next = 0
+        self._loose: dict[int, _Loose] = {}
+        self._loose_bytes = 0
+        self._to_come: dict[int, int] = {}
+        self._packs: list[Pack] = []
+        self._place: dict[int, tuple[Pack, int]] = {}
+        self._damaged: list[CheckpointError] = []
+        self._dropped: list[tuple[Path, int]] = []
+        self._clock = 0
+        self._open()
+
+    def add(self, columns: Mapping[str, pa.Array], /) -> int:
+        """Keep a table, in memory for now; its number, greater than all before. Columns are of equal lengths."""
+        batch = gathering.batch_from(columns)
+        with self._lock:
+            number, self._next = self._next, self._next + 1
+            self._loose[number] = _Loose(batch, batch.nbytes)
+            self._loose_bytes += self._loose[number].nbytes
+            self._to_come[number] = batch.num_rows
+        return number
+
+    def arrived(self, segment: Numbers, rows: Numbers) -> None:
+        """Impressions with so many rows each are with the join now; a segment is kept until all its rows are."""
+        numbers, inverse = np.unique(segment[rows > 0], return_inverse=True)
+        sums = np.bincount(inverse, rows[rows > 0], numbers.size).astype(np.int64)
+        with self._lock:
+            for number, count in zip(numbers.tolist(), sums.tolist(), strict=True):
+                left = self._to_come.get(number, 0) - count
+                if left > 0:
+                    self._to_come[number] = left
+                else:
+                    self._to_come.pop(number, None)
+
+    def gather(self, segment: Numbers, row: npt.NDArray[np.int64]) -> Iterator[tuple[int, Columns]]:
+        """Rows by their segments' numbers and their numbers there, in the order given, one run of a schema at a time.
+
+        Yields the number of a run's first row, and its columns. A column without any value in a segment takes the type
+        that it has in the others. Raises CheckpointError naming a segment's file that is damaged.
+        """
+        if not segment.size:
+            return
+        numbers, inverse = np.unique(segment, return_inverse=True)
+        batches: list[pa.RecordBatch] = []
+        known: dict[int, int] = {}
+        where = np.empty((numbers.size, 2), np.int64)
+        for index, number in enumerate(numbers.tolist()):
+            batch, first = self._find(number)
+            where[index] = known.setdefault(id(batch), len(batches)), first
+            if len(known) > len(batches):
+                batches.append(batch)
+        yield from gathering.runs(batches, where[inverse, 0], row + where[inverse, 1])
+
+    def flush(self) -> None:
+        """Put everything on the disk that is not there yet, so that a checkpoint can name it. Raises OutputError."""
+        while self._loose_on_hand():
+            self._write_pack()
+
+    def keep(self, numbers: Numbers) -> None:
+        """Drop all but these segments, and those whose rows have not all arrived."""
+        needed = set(numbers.tolist())
+        with self._lock:
+            needed.update(self._to_come)
+            self._loose = {number: loose for number, loose in self._loose.items() if number in needed}
+            self._loose_bytes = sum(loose.nbytes for loose in self._loose.values())
+            gone = [each for each in self._packs if needed.isdisjoint(each.numbers)]
+            self._packs = [each for each in self._packs if not needed.isdisjoint(each.numbers)]
+            for each in gone:
+                each.forget()
+                self._dropped.append((each.path, KEPT))
+                for number in each.numbers:
+                    del self._place[number]
+
+    def committed(self) -> None:
+        """A checkpoint was written: files that none of those that are kept can name are deleted."""
+        left = [(path, commits - 1) for path, commits in self._dropped]
+        for path, commits in left:
+            if not commits:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+        self._dropped = [(path, commits) for path, commits in left if commits]
+
+    def restore(self, numbers: Numbers) -> None:
+        """Go on with a checkpoint that names these segments. Raises CheckpointError if one is missing."""
+        missing = [number for number in numbers.tolist() if number not in self._place]
+        if missing and self._damaged:
+            raise self._damaged[0]
+        if missing:
+            raise CheckpointError(
+                f"{self._folder} lacks segment {missing[0]}, and {len(missing) - 1} more, which the checkpoint names; "
+                "put the files back, or begin anew with another folder"
+            )
+        self.keep(numbers)
+
+    def relieve(self, needed: Callable[[], Numbers]) -> None:
+        """Bring memory below its bound, if it is above: drop what is not needed, then what is on the disk, then write.
+
+        Raises OutputError if the disk is full: nothing is lost, and calling again later is enough.
+        """
+        if self.memory_used <= self._memory_bytes:
+            return
+        self.keep(needed())
+        spared = int(self._memory_bytes * _SPARED)
+        for each in sorted(self._packs, key=lambda each: each.needed):
+            if self.memory_used <= spared:
+                return
+            each.forget()
+        while self.memory_used > spared and self._loose_on_hand():
+            self._write_pack().forget()
+
+    @property
+    def memory_used(self) -> int:
+        """Bytes of rows in memory."""
+        with self._lock:
+            return self._loose_bytes + sum(each.nbytes for each in self._packs)
+
+    def _open(self) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for begun in self._folder.glob(f"*{pack.BEGUN}"):
+                begun.unlink()
+        except OSError as error:
+            raise CheckpointError(f"cannot use {self._folder}: {error.strerror}") from error
+        for path in sorted(self._folder.glob(f"*{pack.SUFFIX}")):
+            try:
+                self._take(pack.opened(path))
+            except CheckpointError as error:
+                self._damaged.append(error)
+                self._dropped.append((path, KEPT))
+        self._next = 1 + max(self._place, default=-1)
+
+    def _take(self, new: Pack) -> None:
+        self._packs.append(new)
+        first = 0
+        for number, rows in zip(new.numbers, new.rows, strict=True):
+            self._place[number] = new, first
+            first += rows
+
+    def _find(self, number: int) -> tuple[pa.RecordBatch, int]:
+        with self._lock:
+            if number in self._loose:
+                return self._loose[number].batch, 0
+            each, first = self._place[number]
+        self._clock += 1
+        each.needed = self._clock
+        return each.batch(), first
+
+    def _loose_on_hand(self) -> bool:
+        with self._lock:
+            return bool(self._loose)
+
+    def _write_pack(self) -> Pack:
+        """Write the oldest segments that are not on the disk, as many as fit one file and one schema."""
+        with self._lock:
+            numbers, batches, schema = self._next_pack()
+        together = gathering.joined_batches([gathering.adapted(batch, schema) for batch in batches])
+        written = pack.write(self._folder, numbers, [batch.num_rows for batch in batches], together)
+        self._sync_folder()
+        with self._lock:
+            self._take(written)
+            for number in numbers:
+                self._loose_bytes -= self._loose.pop(number).nbytes
+        return written
+
+    def _next_pack(self) -> tuple[list[int], list[pa.RecordBatch], pa.Schema]:
+        numbers: list[int] = []
+        schema, size = None, 0
+        for number, loose in self._loose.items():
+            shared = gathering.merged_schema([schema or loose.batch.schema, loose.batch.schema])
+            if shared is None:
+                continue
+            if numbers and size + loose.nbytes > PACK_BYTES:
+                break
+            numbers.append(number)
+            schema, size = shared, size + loose.nbytes
+        return numbers, [self._loose[number].batch for number in numbers], schema
+
+    def _sync_folder(self) -> None:
+        try:
+            folder = os.open(self._folder, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise OutputError(f"cannot sync {self._folder}: {error.strerror}") from error
