@@ -59,8 +59,10 @@ class Source(Protocol):
     """One stream, file, folder or topic. One thread only, but for `place`."""
 
     name: str
-    lost: int
-    """Events that were deleted unread, since the first checkpoint on; part of the place."""
+
+    @property
+    def lost(self) -> int:
+        """Events that were deleted unread, since the first checkpoint on; part of the place."""
 
     def read(self) -> Stretch | None:
         """The next events there are, without waiting for more; None if there is none now.

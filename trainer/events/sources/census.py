@@ -1,0 +1,252 @@
+"""Which files there are, matched to how far each was read: through renaming, compression, copying and cutting back.
+
+A file that begins as one that is gone is that one; a file that begins as one that is there is a copy, in the making or
+made, and is left alone as long as the other is there. So a line is read once, under whatever name it lies.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from model_store.errors import InputError
+from trainer.events.sources.listing import Entry, Listing
+from trainer.events.sources.opened import Opened, PlainFile, open_file
+from trainer.events.sources.records import Record, digest, whole_part
+from trainer.sources.positions import HEAD_BYTES
+
+GONE_S = 30.0
+"""How long a file that is gone may take to turn up under another name before its unread rest is given up."""
+_KEPT = 1000  # records of files that are gone: to know them again should they come back
+_KEPT_OPEN = 16  # so that what is read, or next, can be read on when it is deleted
+_SCANNING_SHARE = 0.05
+
+
+class Census:
+    """The files of one name, and the records of all that were ever read. One thread only.
+
+    least_lines: how many whole lines make a beginning by which a file is known; 2 where the first is a header.
+    """
+
+    def __init__(
+        self,
+        listing: Listing,
+        records: Sequence[list[Any]],
+        on_note: Callable[[str], None],
+        *,
+        once: bool,
+        least_lines: int,
+    ) -> None:
+        self.records = [Record.from_json(each) for each in records]
+        self.lost = 0
+        self._listing = listing
+        self._on_note = on_note
+        self._once = once
+        self._least_lines = least_lines
+        self._waiting: dict[int, Entry] = {}
+        self._faults: dict[int, Entry] = {}
+        self._order: list[Record] = []
+        self._open: list[Record] = []
+        self._rest_until_s = 0.0
+
+    def look(self) -> bool:
+        """Look at what is there now; False if it was looked at too shortly before for so many files."""
+        began_s = time.monotonic()
+        if began_s < self._rest_until_s and not self._once:
+            return False
+        self._match(self._listing.entries())
+        now_s = time.monotonic()
+        self._settle(now_s)
+        took_s = now_s - began_s
+        self._rest_until_s = now_s + took_s / _SCANNING_SHARE if took_s > 0.001 else 0.0
+        return True
+
+    def in_order(self) -> list[Record]:
+        """The files that can be read: first what is gone by name but still open, then those there are."""
+        gone = [each for each in self.records if each.entry is None and each.opened is not None]
+        for each in gone:
+            assert each.opened is not None
+            each.size = each.opened.size if isinstance(each.opened, PlainFile) else each.size
+        return gone + self._order
+
+    def open(self, record: Record) -> Opened | None:
+        """The record's file, opened if it is not; None if it lies there no more."""
+        if record.opened is None and record.entry is not None:
+            opened = open_file(record.entry.path, record.inode)
+            if opened is not None:
+                self._hold(record, opened)
+                self._remember(record, opened)
+        return record.opened
+
+    def close(self) -> None:
+        """Close all files. May be called twice."""
+        for each in self.records:
+            each.close()
+
+    def _match(self, entries: list[Entry]) -> None:
+        by_inode = {each.inode: each for each in self.records}
+        was_there = {each for each in self.records if each.entry is not None}
+        for each in self.records:
+            each.entry = None
+        unknown = []
+        found: dict[int, Record] = {}
+        for entry in entries:
+            record = by_inode.get(entry.inode)
+            if record is not None and self._is_still(record, entry):
+                self._see(record, entry)
+                found[entry.inode] = record
+            else:
+                unknown.append(entry)
+        if any(each.entry is None for each in was_there):
+            self._waiting.clear()
+        for entry in unknown:
+            record = self._meet(entry)
+            if record is not None:
+                found[entry.inode] = record
+        self._order = [found[entry.inode] for entry in entries if entry.inode in found]
+
+    def _see(self, record: Record, entry: Entry) -> None:
+        record.entry = record.checked = entry
+        record.path, record.inode, record.size = entry.path, entry.inode, entry.size
+        record.gone_since_s = None
+        self.lost -= record.lost
+        record.lost = 0
+
+    def _hold(self, record: Record, opened: Opened) -> None:
+        """Keep a file open until enough others have been opened."""
+        record.opened, record.is_packed = opened, opened.is_packed
+        self._open = [each for each in self._open if each is not record] + [record]
+        for each in self._open[:-_KEPT_OPEN]:
+            each.close()
+        del self._open[:-_KEPT_OPEN]
+
+    def _is_still(self, record: Record, entry: Entry) -> bool:
+        """True if the file with the record's inode still has the record's content; else the record lets go of it."""
+        if record.checked == entry or _is_finished(record, entry):
+            return True
+        if not record.is_packed and entry.size < record.offset and self._is_plain(record, entry):
+            if record.path == entry.path:
+                self._on_note(
+                    f"{entry.path} was cut back to {entry.size:,} bytes after {record.offset:,} had been read: what is "
+                    "in it now is read from its start"
+                )
+        elif self._has_head_of(record, entry):
+            return True
+        record.close()
+        record.inode = 0
+        return False
+
+    def _is_plain(self, record: Record, entry: Entry) -> bool:
+        if record.is_packed is None:
+            opened = record.opened or self._try_open(entry)
+            if opened is None:
+                return False
+            self._hold(record, opened)
+        return not record.is_packed
+
+    def _has_head_of(self, record: Record, entry: Entry) -> bool:
+        opened = record.opened or self._try_open(entry)
+        if opened is None:
+            return False
+        self._hold(record, opened)
+        if not record.is_in(self._head(opened, entry)):
+            return False
+        self._remember(record, opened)
+        return True
+
+    def _remember(self, record: Record, opened: Opened) -> None:
+        head = opened.head()
+        record.look_at(head, head if opened.is_packed else whole_part(head, self._least_lines))
+
+    def _meet(self, entry: Entry) -> Record | None:
+        """The record of a file whose inode is not known; None if there is nothing in it yet, or it is a copy."""
+        if not entry.size or self._waiting.get(entry.inode) == entry:
+            return None
+        opened = self._try_open(entry)
+        if opened is None:
+            return None
+        head = self._head(opened, entry)
+        whole = whole_part(head, self._least_lines)
+        if not whole and head and (opened.is_packed or self._once or len(head) >= HEAD_BYTES):
+            whole = head
+        record = self._record_of(entry, head, whole) if whole else None
+        if record is None:
+            self._waiting[entry.inode] = entry
+            opened.close()
+            return None
+        record.close()
+        record.done = record.stuck = -1
+        self._hold(record, opened)
+        record.look_at(head, whole)
+        self._see(record, entry)
+        return record
+
+    def _record_of(self, entry: Entry, head: bytes, whole: bytes) -> Record | None:
+        alike = self._begin_alike(head)
+        if any(each.entry is not None for each in alike):
+            return None
+        if alike:
+            return alike[-1]
+        record = Record.new(entry, whole)
+        self.records.append(record)
+        return record
+
+    def _begin_alike(self, head: bytes) -> list[Record]:
+        """The records of files that begin with the same content. One digest for each length of a beginning."""
+        sizes = {each.head_bytes for each in self.records}
+        digests = {size: digest(head[:size]) for size in sizes if size <= len(head)}
+        return [each for each in self.records if digests.get(each.head_bytes) == each.head_sha256]
+
+    def _try_open(self, entry: Entry) -> Opened | None:
+        """The file, or None, and said once, if it cannot be opened."""
+        try:
+            return open_file(entry.path, entry.inode)
+        except InputError as error:
+            self.report(entry, error)
+            return None
+
+    def _head(self, opened: Opened, entry: Entry) -> bytes:
+        try:
+            return opened.head()
+        except InputError as error:
+            self.report(entry, error)
+            return b""
+
+    def report(self, entry: Entry, error: InputError) -> None:
+        """Say once what is wrong with a file as it is now."""
+        if self._faults.get(entry.inode) != entry:
+            self._faults[entry.inode] = entry
+            self._on_note(f"{error}; passed over until it changes")
+
+    def _settle(self, now_s: float) -> None:
+        """Give up what is gone for long, or at the end of all; count what was not read of it."""
+        gone = [each for each in self.records if each.entry is None]
+        for each in gone:
+            each.gone_since_s = each.gone_since_s or now_s
+            if now_s - each.gone_since_s >= GONE_S and not (each.opened and each.has_unread):
+                self.give_up(each)
+        for each in gone[:-_KEPT]:
+            self.records.remove(each)
+
+    def give_up(self, record: Record) -> None:
+        """Close a file that is gone, and say what was not read of it."""
+        record.close()
+        rest = 0 if record.is_packed else record.size - record.offset
+        if rest <= 0:
+            return
+        record.size = record.offset  # so that it is counted once
+        mean = record.offset / (record.line - 1) if record.line > 1 else rest
+        record.lost = max(1, round(rest / mean))
+        self.lost += record.lost
+        self._on_note(
+            f"{record.path} is gone or was cut back, and {rest:,} bytes of it, about {record.lost:,} events, were not "
+            "read; keep more rotated files, or give the trainer more of the machine"
+        )
+
+
+def _is_finished(record: Record, entry: Entry) -> bool:
+    """True for a file that was read to its end by an earlier run, and has the same size still."""
+    if record.done >= 0:
+        return entry.size == record.done
+    return record.is_packed is None and entry.size == record.offset

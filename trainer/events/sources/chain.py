@@ -1,0 +1,160 @@
+"""The files of one name as one sequence of bytes with places in it. What is taken from the bytes is known elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from model_store.errors import InputError
+from trainer.events.events import Lag, Place
+from trainer.events.sources.census import Census
+from trainer.events.sources.lines import READ_BYTES
+from trainer.events.sources.listing import Listing
+from trainer.events.sources.opened import Opened
+from trainer.events.sources.records import Record
+from trainer.sources.feed import MAX_ROW_BYTES
+
+
+class Taken(Protocol):
+    """What was taken from a window: `size` bytes of it, in which `lines` lines ended."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+    @property
+    def lines(self) -> int:
+        """Line ends."""
+
+
+T = TypeVar("T", bound=Taken)
+
+
+class FileChain:
+    """Reads files in order, each as far as it goes, and looks after all of them for more. One thread only.
+
+    A place is {"source", "files": a list of Record.as_json(), "lost"}.
+    """
+
+    def __init__(
+        self, name: str, place: Place, on_note: Callable[[str], None], *, once: bool, least_lines: int = 1
+    ) -> None:
+        self.name = name
+        self.ended = False
+        self._on_note = on_note
+        self._once = once
+        self._lost = int(place.get("lost", 0))
+        self._census = Census(
+            Listing(name), place.get("files", ()), on_note, once=once, least_lines=least_lines
+        )
+        self._current: Record | None = None
+        self._waits = False
+        self.start = self.place()
+
+    @property
+    def lost(self) -> int:
+        """Events that were gone before they were read, about."""
+        return self._lost + self._census.lost
+
+    def place(self) -> Place:
+        """Where reading goes on."""
+        return {
+            "source": self.name,
+            "files": [each.as_json() for each in self._census.records],
+            "lost": self.lost,
+        }
+
+    def number(self, record: Record) -> int:
+        """Which of the place's files a record is."""
+        return self._census.records.index(record)
+
+    def next(self, take: Callable[[Record, Opened, bytes, bool], T | None]) -> T | None:
+        """What `take(record, opened, window, is_all)` finds first; None if there is nothing whole anywhere now.
+
+        The window begins at the record's offset; is_all says that nothing will follow it. `take` is to see the place
+        as it is before; the record moves on once it has returned.
+        """
+        if self.ended:
+            return None
+        if self._current is not None and (found := self._from(self._current, take)):
+            return found
+        if not self._census.look():
+            return None
+        records = self._census.in_order()
+        self._say_if_waiting(records)
+        for record in records:
+            if record.has_unread and (found := self._from(record, take)):
+                return found
+        self._end()
+        return None
+
+    def lag(self) -> Lag:
+        """Bytes on disk that are not read; of compressed files, the whole file until it is read to its end."""
+        unread = 0
+        self._census.look()
+        for each in self._census.in_order():
+            if each.is_packed:
+                unread += each.size if each.has_unread else 0
+            else:
+                unread += max(0, each.size - each.offset)
+        return Lag(bytes=unread) if unread else Lag(events=0, bytes=0, seconds=0.0)
+
+    def close(self) -> None:
+        """Close all files. May be called twice."""
+        self._census.close()
+
+    def _from(self, record: Record, take: Callable[[Record, Opened, bytes, bool], T | None]) -> T | None:
+        try:
+            opened = self._census.open(record)
+            return None if opened is None else self._take(record, opened, take)
+        except InputError as error:
+            if record.entry is None or not record.is_packed:
+                raise
+            self._census.report(record.entry, error)
+            record.done = record.size
+            return None
+
+    def _take(
+        self, record: Record, opened: Opened, take: Callable[[Record, Opened, bytes, bool], T | None]
+    ) -> T | None:
+        count = READ_BYTES
+        while True:
+            window = opened.read(record.offset, count)
+            if not record.begins_as_before(opened):
+                record.checked = None
+                return None
+            at_end = len(window) < count
+            found = take(record, opened, window, at_end and (opened.is_packed or self._once))
+            if found is not None:
+                record.offset += found.size
+                record.line += found.lines
+                self._current = record
+                return found
+            if at_end:
+                self._note_end(record, len(window))
+                return None
+            if count >= MAX_ROW_BYTES:
+                raise InputError(
+                    f"{record.path}:{record.line}: a line longer than {MAX_ROW_BYTES >> 20} MiB begins here; "
+                    "is this a log with one event a line?"
+                )
+            count *= 2
+
+    def _note_end(self, record: Record, rest: int) -> None:
+        if record.is_packed:
+            record.done = record.size
+        else:
+            record.stuck = record.offset + rest
+
+    def _say_if_waiting(self, records: list[Any]) -> None:
+        if not records and not self._waits and not self._once:
+            self._on_note(f"{self.name}: there is no such file yet, or it is empty; waiting for it")
+        self._waits = not records
+
+    def _end(self) -> None:
+        if not self._once:
+            return
+        for each in self._census.records:
+            if each.entry is None:
+                self._census.give_up(each)
+        self.ended = True

@@ -1,0 +1,137 @@
+"""One file that is open, read at any offset of its uncompressed bytes. Which files there are is known elsewhere.
+
+A plain file may grow, and is read by its descriptor, so that it can be moved or deleted meanwhile. A compressed one is
+taken to be closed: whoever compresses a log has done with it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+import numpy as np
+
+from model_store.errors import InputError
+from trainer.sources.positions import HEAD_BYTES
+from trainer.sources.streams import ByteStream
+
+_MAGIC = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04", b"BZh", b"\xfd7zXZ")
+
+
+class Opened(Protocol):
+    """An open file. One thread only."""
+
+    is_packed: bool
+    """Compressed: it does not grow."""
+
+    def head(self) -> bytes:
+        """Its first bytes, at most HEAD_BYTES."""
+
+    def read(self, offset: int, count: int) -> bytes:
+        """At most `count` bytes from `offset` on; fewer only at the end there is now. InputError for damage."""
+
+    def close(self) -> None:
+        """Give the descriptor back. May be called twice."""
+
+
+def open_file(path: str, inode: int) -> Opened | None:
+    """The file at `path` if it is still the one of this inode, else None. InputError if it may not be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be opened: {error.strerror}") from error
+    if os.fstat(fd).st_ino != inode:
+        os.close(fd)
+        return None
+    if os.pread(fd, 6, 0).startswith(_MAGIC):
+        os.close(fd)
+        return PackedFile(path, inode)
+    return PlainFile(path, fd)
+
+
+class PlainFile:
+    """An uncompressed file, by its descriptor."""
+
+    is_packed = False
+
+    def __init__(self, path: str, fd: int) -> None:
+        self._path = path
+        self._fd = fd
+
+    def head(self) -> bytes:
+        """See Opened."""
+        return self.read(0, HEAD_BYTES)
+
+    def read(self, offset: int, count: int) -> bytes:
+        """See Opened. Reads what is there, not what was: the file may have been cut back meanwhile."""
+        try:
+            return os.pread(self._fd, count, offset)
+        except OSError as error:
+            raise InputError(f"{self._path}: cannot be read at byte {offset:,}: {error.strerror}") from error
+
+    @property
+    def size(self) -> int:
+        """Bytes it has now, wherever it lies and be it deleted."""
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        """See Opened."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
+class PackedFile:
+    """A file in gzip or zstd; reading backwards begins anew. Kept in memory: one window of what was read."""
+
+    is_packed = True
+
+    def __init__(self, path: str, inode: int) -> None:
+        self._path = path
+        self._inode = inode
+        self._stream: ByteStream | None = None
+        self._window = b""
+        self._start = 0
+
+    def head(self) -> bytes:
+        """See Opened."""
+        return self._opened().head
+
+    def read(self, offset: int, count: int) -> bytes:
+        """See Opened. Damage is raised once all before it has been read."""
+        stream = self._opened()
+        if offset < self._start:
+            self.close()
+            stream = self._opened()
+        end = self._start + len(self._window)
+        if offset > end:
+            self._window, self._start = b"", end
+            stream.skip(offset - end)
+        self._window = self._window[max(0, offset - self._start) :]
+        self._start = offset
+        if len(self._window) < count:
+            self._window += self._more(stream, count - len(self._window))
+        return self._window[:count]
+
+    def close(self) -> None:
+        """See Opened."""
+        if self._stream is not None:
+            self._stream.close()
+        self._stream, self._window, self._start = None, b"", 0
+
+    def _more(self, stream: ByteStream, count: int) -> bytes:
+        room = np.empty(count, np.uint8)
+        got = stream.read_into(room)
+        if got < count and stream.failure is not None and got + len(self._window) == 0:
+            raise stream.failure
+        return room[:got].tobytes()
+
+    def _opened(self) -> ByteStream:
+        if self._stream is None:
+            self._stream = ByteStream(self._path)
+            if os.stat(self._path).st_ino != self._inode:
+                self.close()
+                raise InputError(f"{self._path}: became another file while it was opened")
+        return self._stream

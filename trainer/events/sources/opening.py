@@ -1,0 +1,154 @@
+"""From the names that a user gives to open sources, each at its place. Only what a file begins with is read here.
+
+A source is known by its name: the key of a stream, the name of a file as it was given, the topic and partition. Where
+the store or the broker is may change from run to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from model_store.errors import InputError
+from model_store.redis_keys import ModelKeys
+from model_store.spec import ModelSpec
+from model_store.store import Store
+from trainer.events.events import Place, Source
+from trainer.events.sources.files import FileSource
+from trainer.events.sources.redis import StreamSource
+
+STORE = "store"
+KINDS = ("impressions", "clicks", "rows")
+_STORES = ("redis://", "rediss://", "unix://", "embedded:")
+_EXPECTED = (
+    "a file, a folder, a glob, redis://HOST:PORT, unix://SOCKET, embedded:DIR, each with #impressions, #clicks or #KEY "
+    "or without, store, or kafka://HOST:PORT/TOPIC"
+)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class _Opener:
+    """What is known before a source is opened: its name, and how it is opened at a place."""
+
+    name: str
+    open: Callable[[Place], Source]
+
+
+def open_sources(
+    names: Sequence[str],
+    spec: ModelSpec,
+    store: Store | None,
+    places: Sequence[Place] = (),
+    on_note: Say = lambda text: None,
+    *,
+    once: bool = False,
+) -> list[Source]:
+    """The sources that `names` stand for (docs/sources.md), each at its place; first those with a place, in order.
+
+    places: as `Source.place` told them, or none to begin at the beginning. once: what is there now is all there is.
+    Stores that are opened here are closed with the source that reads them. Raises InputError for a name that cannot be
+    understood and for places of other sources, StoreError, StoreUnavailable.
+    """
+    if not names:
+        raise InputError(f"no source of events: expected {_EXPECTED}")
+    opening = _Opening(spec, store, on_note, once)
+    openers = [opener for name in names for opener in opening.openers(name)]
+    _check_names(openers)
+    found = _at_places(openers, places)
+    with ExitStack() as undo:
+        sources = []
+        for opener, place in found:
+            source = opener.open(place)
+            undo.callback(source.close)
+            sources.append(source)
+        undo.pop_all()
+    return sources
+
+
+class _Opening:
+    """Understands names."""
+
+    def __init__(self, spec: ModelSpec, store: Store | None, on_note: Say, once: bool) -> None:
+        self._keys = ModelKeys(spec.model.name)
+        self._store = store
+        self._on_note = on_note
+        self._once = once
+
+    def openers(self, name: str) -> Iterator[_Opener]:
+        """Those of one name. A kind before it, as in clicks=PATH, is only looked at."""
+        kind, equals, rest = name.partition("=")
+        if equals and kind in KINDS:
+            name = rest
+        if not name:
+            raise InputError(f"got an empty source; expected {_EXPECTED}")
+        if name.partition("#")[0] == STORE or name.startswith(_STORES):
+            yield from self._streams(name)
+        elif "://" in name:
+            raise InputError(
+                f"{name}: {name.partition('://')[0]!r} is no kind of source; expected {_EXPECTED}"
+            )
+        else:
+            yield self._files(name)
+
+    def _streams(self, name: str) -> Iterator[_Opener]:
+        url, _, part = name.partition("#")
+        known = {"impressions": self._keys.impressions, "clicks": self._keys.clicks}
+        for key in [known.get(part, part)] if part else known.values():
+            yield _Opener(key, lambda place, key=key: self._stream(url, key, place))  # type: ignore[misc]
+
+    def _stream(self, url: str, key: str, place: Place) -> Source:
+        if url != STORE:
+            return _OwnStream(url, key, place, self._on_note, once=self._once)
+        if self._store is None:
+            raise InputError(
+                "the source `store` is the store that the model is published to, and there is none"
+            )
+        return StreamSource(key, self._store.event_stream(key), place, self._on_note, once=self._once)
+
+    def _files(self, name: str) -> _Opener:
+        return _Opener(name, lambda place: FileSource(name, place, self._on_note, once=self._once))
+
+
+class _OwnStream(StreamSource):
+    """A stream of a store that is opened for it alone."""
+
+    def __init__(self, url: str, key: str, place: Place, on_note: Say, *, once: bool) -> None:
+        self._store = Store.open(url)
+        super().__init__(key, self._store.event_stream(key), place, on_note, once=once)
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
+
+
+def _check_names(openers: Sequence[_Opener]) -> None:
+    names = [each.name for each in openers]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{name} is named more than once among the sources; each is to be read once")
+
+
+def _at_places(openers: Sequence[_Opener], places: Sequence[Place]) -> list[tuple[_Opener, Place]]:
+    by_name = {each.name: each for each in openers}
+    found: list[tuple[_Opener, Place]] = []
+    for place in places:
+        opener = by_name.pop(place["source"], None)
+        if opener is None:
+            raise InputError(
+                f"the checkpoint has read {place['source']}, which is not among the sources now; expected the same "
+                f"sources, {_shown(places)}; name them again, or begin anew with another folder of checkpoints"
+            )
+        found.append((opener, place))
+    if places and by_name:
+        raise InputError(
+            f"{', '.join(by_name)} was not among the sources of the checkpoint, {_shown(places)}; name the same ones, "
+            "or begin anew with another folder of checkpoints"
+        )
+    return found + [(each, {}) for each in by_name.values()]
+
+
+def _shown(places: Sequence[Place]) -> str:
+    return ", ".join(str(place["source"]) for place in places)

@@ -1,0 +1,110 @@
+"""How far each file was read, and how a file is known again whatever it is called. Opens nothing.
+
+A file is known by its inode, and where that changed (it was compressed, or copied and cut back) by the digest of the
+first bytes of its uncompressed content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.events.sources.listing import Entry
+from trainer.events.sources.opened import Opened
+
+_GLANCE_BYTES = 4096
+
+
+@dataclass(eq=False)
+class Record:
+    """One file, present or gone. offset: uncompressed bytes taken; line: 1-based, the one that begins there.
+
+    head_sha256 is that of the first head_bytes bytes. size: bytes on disk, as last seen. done: of a compressed file,
+    its size when it was read to its end, else -1. The rest is of this run alone.
+    """
+
+    path: str
+    inode: int
+    head_bytes: int
+    head_sha256: str
+    offset: int = 0
+    line: int = 1
+    size: int = 0
+    done: int = -1
+    entry: Entry | None = None
+    checked: Entry | None = None
+    opened: Opened | None = None
+    is_packed: bool | None = None
+    glance: bytes = b""
+    stuck: int = -1
+    """Of a plain file: its size when only a part of a line was left."""
+    gone_since_s: float | None = None
+    lost: int = 0
+    _json: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def new(cls, entry: Entry, head: bytes) -> Record:
+        """A file met for the first time."""
+        return cls(entry.path, entry.inode, len(head), digest(head), size=entry.size)
+
+    def as_json(self) -> list[Any]:
+        """The persistent part; the same list as long as it is the same."""
+        now = [
+            self.path,
+            self.inode,
+            self.head_bytes,
+            self.head_sha256,
+            self.offset,
+            self.line,
+            self.size,
+            self.done,
+        ]
+        if now != self._json:
+            self._json = now
+        return self._json
+
+    @classmethod
+    def from_json(cls, values: list[Any]) -> Record:
+        """The opposite of `as_json`."""
+        record = cls(*values)
+        record.is_packed = True if record.done >= 0 else None
+        return record
+
+    def is_in(self, head: bytes) -> bool:
+        """True if content that begins with `head` is this file's."""
+        return len(head) >= self.head_bytes and digest(head[: self.head_bytes]) == self.head_sha256
+
+    def look_at(self, head: bytes, whole: bytes) -> None:
+        """Remember the beginning: `whole`, the lines of it that are ended, for ever; a glance of it to see cuts."""
+        if len(whole) > self.head_bytes:
+            self.head_bytes, self.head_sha256 = len(whole), digest(whole)
+        self.glance = head[: min(self.head_bytes, _GLANCE_BYTES)]
+
+    def begins_as_before(self, opened: Opened) -> bool:
+        """False if the first bytes changed, so that what was read from an offset is of other content."""
+        return opened.is_packed or opened.read(0, len(self.glance)) == self.glance
+
+    @property
+    def has_unread(self) -> bool:
+        """True if there may be something behind `offset`."""
+        if self.is_packed:
+            return self.size != self.done
+        return self.size > self.offset and self.size != self.stuck
+
+    def close(self) -> None:
+        """Close the file, if it is open."""
+        if self.opened is not None:
+            self.opened.close()
+        self.opened = None
+
+
+def digest(head: bytes) -> str:
+    """SHA-256 in hex."""
+    return hashlib.sha256(head).hexdigest()
+
+
+def whole_part(head: bytes, least_lines: int) -> bytes:
+    """The front of `head` that ends with a line end; empty if it has fewer than `least_lines` lines."""
+    end = head.rfind(b"\n") + 1
+    return head[:end] if head.count(b"\n", 0, end) >= least_lines else b""

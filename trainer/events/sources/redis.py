@@ -1,0 +1,206 @@
+"""One stream of a store as a source. What the entries say is read elsewhere; so is where streams are written.
+
+An entry's id is when it came, by the store's clock. That clock, asked before each read, says up to when all there is
+has been read; so several streams of one store can be put into one order. Places: docs/sources.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from model_store.errors import StoreUnavailable
+from model_store.event_streams import EntryId, EventStream, Read
+from trainer.events.events import NEVER_US, Int64s, Lag, Place, Stretch
+from trainer.events.sources.lines import READ_BYTES, READ_EVENTS, lines_of
+
+_LEAST_EVENTS = 16
+_STEP_BACK_US = (
+    1_000_000  # the clocks of two servers of one store are apart by less, where they are kept at all
+)
+
+
+class StreamSource:
+    """Reads one stream on from a place; see Source for the methods. Marks are the entries' ids.
+
+    passed, in a place, is how many entries of the stream lie before it, None until that is known; with it deleted
+    entries that were not read can be counted.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        stream: EventStream,
+        place: Place,
+        on_note: Callable[[str], None],
+        *,
+        once: bool = False,
+    ) -> None:
+        self.name = name
+        self._stream = stream
+        self._on_note = on_note
+        self._once = once
+        self._after: EntryId = (int(place.get("ms", 0)), int(place.get("seq", 0)))
+        self._floor_us = int(place.get("floor_us", 0))
+        self._passed: int | None = place.get("passed")
+        self._is_new = not place
+        self.lost = int(place.get("lost", 0))
+        self._lost_as_said = self.lost
+        self._frontier_us = 0
+        self._clock: tuple[int, float] | None = None
+        self._count = READ_EVENTS
+        self._has_more = True
+        self.start = self._place()
+
+    def read(self) -> Stretch | None:
+        """The next entries, at most READ_EVENTS and about READ_BYTES. One round trip. Raises StoreUnavailable."""
+        if self._frontier_us == NEVER_US:
+            return None
+        read = self._stream.read(self._after, self._count)
+        if self._is_cut_back(read):
+            read = self._stream.read(self._after, self._count)
+        self._look_at_clock(read)
+        self._look_for_losses(read)
+        if not len(read):
+            self._passed = read.added if self._passed is None else self._passed
+            self._advance(read.now_us, has_more=False)
+            return None
+        before = self._place()
+        stretch = Stretch(*lines_of(read.payloads), self._arrivals(read.ids), read.ids, before)
+        self._go_on(read, len(stretch.data))
+        return stretch
+
+    def frontier_us(self) -> int:
+        """Up to when all entries have been read, by the store's clock; NEVER_US once it has ended."""
+        return self._frontier_us
+
+    def place(self, stretch: Stretch, count: int) -> Place:
+        """The place behind `count` entries of the stretch."""
+        if count == 0:
+            return stretch.before
+        assert stretch.arrived_us is not None
+        passed = stretch.before["passed"]
+        return {
+            **stretch.before,
+            "ms": int(stretch.marks[count - 1, 0]),
+            "seq": int(stretch.marks[count - 1, 1]),
+            "floor_us": int(stretch.arrived_us[count - 1]),
+            "passed": None if passed is None else passed + count,
+        }
+
+    def lag(self) -> Lag:
+        """Entries added and not yet read, and how old the first of them is at most. Unknown while the store is away."""
+        try:
+            info = self._stream.info()
+        except StoreUnavailable:
+            return Lag()
+        unread = info.last_id > self._after
+        events = (
+            max(0, info.added - self._passed) if info.added is not None and self._passed is not None else None
+        )
+        if not unread:
+            return Lag(events=0, seconds=0.0)
+        if self._clock is None or info.first_id is None:
+            return Lag(events=events)
+        now_us = self._clock[0] + (time.monotonic() - self._clock[1]) * 1e6
+        oldest_ms = max(info.first_id[0], self._after[0])
+        return Lag(events=events, seconds=max(0.0, now_us / 1e6 - oldest_ms / 1e3))
+
+    def close(self) -> None:
+        """Nothing is open: the store's connections are not this source's own."""
+
+    def _place(self) -> Place:
+        ms, seq = self._after
+        return {
+            "source": self.name,
+            "ms": ms,
+            "seq": seq,
+            "floor_us": self._floor_us,
+            "passed": self._passed,
+            "lost": self.lost,
+        }
+
+    def _arrivals(self, ids: Int64s) -> Int64s:
+        # Never falling, also where the ids begin anew under an earlier clock.
+        arrived: Int64s = np.maximum(ids[:, 0] * 1000, self._floor_us)
+        return arrived
+
+    def _go_on(self, read: Read, size: int) -> None:
+        has_more = len(read) == self._count
+        self._after = (int(read.ids[-1, 0]), int(read.ids[-1, 1]))
+        if self._passed is not None:
+            self._passed += len(read)
+        self._floor_us = max(self._floor_us, self._after[0] * 1000)
+        self._count = min(READ_EVENTS, max(_LEAST_EVENTS, READ_BYTES * len(read) // size))
+        self._advance(read.now_us, has_more)
+
+    def _advance(self, now_us: int, has_more: bool) -> None:
+        """Entries to come may have the last one's millisecond; those before the clock are known only at the end."""
+        reached = self._floor_us if has_more else max(self._floor_us, now_us)
+        self._frontier_us = max(self._frontier_us, reached)
+        if self._once and not has_more:
+            self._frontier_us = NEVER_US
+
+    def _is_cut_back(self, read: Read) -> bool:
+        """True, and said, if the stream ends before what was read of it; its present end is where reading goes on."""
+        if read.last_id >= self._after:
+            return False
+        self._on_note(self._what_became(read))
+        self._after, self._passed = read.last_id, read.added
+        return True
+
+    def _what_became(self, read: Read) -> str:
+        if read.first_id is None:
+            return (
+                f"{self.name} is empty though it was read up to {_shown(self._after)}: it was deleted, or the store "
+                "lost its data; what was not read yet is gone; reading what comes from here on"
+            )
+        return (
+            f"{self.name} ends at {_shown(read.last_id)} though it was read up to {_shown(self._after)}: a failover "
+            "lost entries, or it was made anew under an earlier clock; reading on behind its present end"
+        )
+
+    def _look_for_losses(self, read: Read) -> None:
+        """Count what was deleted from the front of the stream before it was read."""
+        if read.removed is None or read.added is None:
+            return
+        if self._is_new:
+            self._is_new, self._passed = (
+                False,
+                read.removed,
+            )  # what went before the very first read is no loss
+        if self._passed is not None and read.added < self._passed:
+            self._passed = None
+            self._on_note(
+                f"{self.name} had fewer entries added than were read of it: it was begun anew, or lost entries in a "
+                f"failover; what was not read yet is gone; reading on behind {_shown(self._after)}"
+            )
+        if self._passed is not None and read.removed > self._passed:
+            self._lose(read.removed - self._passed)
+
+    def _lose(self, count: int) -> None:
+        assert self._passed is not None
+        self.lost += count
+        self._passed += count
+        if self.lost < 2 * self._lost_as_said:
+            return
+        self._lost_as_said = self.lost
+        self._on_note(
+            f"{self.name}: {self.lost:,} entries in all were deleted before they were read; let the stream be longer "
+            "(--impressions-length, --impressions-age of ftrie serve), or give the trainer more of the machine"
+        )
+
+    def _look_at_clock(self, read: Read) -> None:
+        if self._clock is not None and read.now_us < self._clock[0] - _STEP_BACK_US:
+            seconds = (self._clock[0] - read.now_us) / 1e6
+            self._on_note(
+                f"{self.name}: the store's clock stepped back by {seconds:.1f} s; events that come until it is where "
+                "it was are learned as they come, so a replay may order them otherwise"
+            )
+        self._clock = (read.now_us, time.monotonic())
+
+
+def _shown(entry: EntryId) -> str:
+    return f"{entry[0]}-{entry[1]}"
