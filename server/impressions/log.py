@@ -73,7 +73,12 @@ class ImpressionLog:
             self._drop(serving.name, QUEUE)
 
     def close(self) -> None:
-        """Write what waits, for at most CLOSE_S seconds, and end the threads. Call when the last call has ended."""
+        """Write what waits, for at most CLOSE_S seconds, and end the threads. Call when the last call has ended.
+
+        Once or more often.
+        """
+        if self._closing.is_set():
+            return
         end_at_s = time.monotonic() + CLOSE_S
         self._queue.put(None)
         self._closing.set()

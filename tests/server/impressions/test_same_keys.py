@@ -116,7 +116,7 @@ def served_keys(serving: Serving, asked: Question, places: Sequence[int]) -> lis
     """The keys that each item was scored on, by the tokens in the ranker's hands."""
     if isinstance(asked.fields, PlainFeatures):
         starts, begin, x, text = asked.fields.arrays
-        of_request = {
+        of_request: dict[str, Sequence[Token]] = {
             field.name: [
                 Token(text[begin[t] : begin[t + 1] - 1].tobytes(), float(x[t]))
                 for t in range(starts[place], starts[place + 1])

@@ -93,6 +93,15 @@ def test_keys_stand_under_the_field_or_cross_that_made_them() -> None:
     ]
 
 
+def test_an_item_spelled_out_with_nothing_new_has_the_tokens_of_its_record() -> None:
+    model = Model.build(artefact_of(parse(SHOP, [["age", "brand"]]), SHOP_WEIGHTS), 1)
+    catalogue = Catalogue.build(model.plan, [("shoe", {"brand": "nike"})])
+    (_, nothing_new), = catalogue.under([("shoe", {})])  # fmt: skip
+    as_it_is = item_tokens(model, catalogue, "shoe", None)
+    assert as_it_is["brand"]
+    assert item_tokens(model, catalogue, "shoe", nothing_new) == as_it_is
+
+
 NUMBERS = st.floats(-1e6, 1e6, allow_subnormal=False)
 
 

@@ -1,0 +1,168 @@
+"""Lines that wait for a sink: bounded, tried again, counted, none lost while there is time."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from threading import Event, Semaphore
+
+import pytest
+from structlog.testing import capture_logs
+
+from model_store.errors import StoreUnavailable
+from server.impressions import outbox
+from server.impressions.outbox import Outbox
+from server.metrics.families import IMPRESSIONS_DROPPED, IMPRESSIONS_FAILED, IMPRESSIONS_LOGGED
+from server.metrics.meter import Meter
+
+Eventually = Callable[[Callable[[], bool]], None]
+
+
+class Slow:
+    """A sink that takes a batch for each permit, or fails while `away`."""
+
+    kind, shown = "slow", "nowhere"
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[str, bytes]] = []
+        self.batches: list[int] = []
+        self.away = False
+        self.closed = Event()
+        self.permits = Semaphore(0)
+        self.asked = Semaphore(0)
+
+    def append(self, model: str, lines: Sequence[bytes]) -> None:
+        self.asked.release()
+        self.permits.acquire()
+        if self.away:
+            raise StoreUnavailable("nobody there")
+        self.taken += [(model, line) for line in lines]
+        self.batches.append(len(lines))
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class Counted(Meter):
+    """A meter whose counts can be read at any time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[tuple[str, ...]] = Counter()
+
+    def read(self) -> Counter[tuple[str, ...]]:
+        for name, labels, number in self.take()["counts"]:
+            self.seen[name, *labels] += int(number)
+        return self.seen
+
+
+@pytest.fixture
+def sink() -> Slow:
+    return Slow()
+
+
+@pytest.fixture
+def meter() -> Counted:
+    return Counted()
+
+
+def lines(first: int, stop: int, model: str = "ads") -> list[tuple[str, bytes]]:
+    return [(model, b"%d" % n) for n in range(first, stop)]
+
+
+def test_lines_come_in_order_in_batches_of_one_model(sink: Slow, meter: Counted) -> None:
+    waiting = Outbox(sink, "slow", 10_000, meter)
+    waiting.put([*lines(0, 2), *lines(2, 3, "shop"), *lines(3, 700)])
+    sink.permits.release(100)
+    waiting.close(time.monotonic() + 20)
+    assert [line for _, line in sink.taken] == [b"%d" % n for n in range(700)]
+    assert sink.batches == [2, 1, 256, 256, 185]
+    assert sink.closed.is_set()
+    assert meter.read() == {
+        (IMPRESSIONS_LOGGED, "ads", "slow"): 699,
+        (IMPRESSIONS_LOGGED, "shop", "slow"): 1,
+    }
+
+
+def test_what_has_no_room_is_dropped_counted_and_told_once_for_each_change(
+    sink: Slow, meter: Counted
+) -> None:
+    waiting = Outbox(sink, "slow", 3, meter)
+    waiting.put(lines(0, 1))
+    sink.asked.acquire()  # the sink has it in hand, and it still counts as waiting
+    with capture_logs() as told:
+        for first in (1, 5, 9):
+            waiting.put(lines(first, first + 4))
+        assert meter.read() == {(IMPRESSIONS_DROPPED, "ads", "slow", "sink"): 10}
+        sink.permits.release(100)
+        waiting.close(time.monotonic() + 20)
+        waiting.put(lines(20, 21))
+    assert sink.taken == lines(0, 3)
+    assert [line["event"] for line in told] == [
+        "impressions dropped: too many wait for the sink",
+        "impressions are kept again",
+    ]
+
+
+def test_long_lines_are_bounded_by_their_bytes(
+    sink: Slow, meter: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "MOST_BYTES", 100)
+    waiting = Outbox(sink, "slow", 1000, meter)
+    waiting.put([("ads", b"x" * 60), ("ads", b"x" * 60)])
+    assert meter.read() == {(IMPRESSIONS_DROPPED, "ads", "slow", "sink"): 1}
+    sink.permits.release(1)
+    waiting.close(time.monotonic() + 20)
+
+
+def test_a_sink_that_is_away_is_tried_again_and_nothing_is_lost(
+    sink: Slow, meter: Counted, eventually: Eventually
+) -> None:
+    sink.away = True
+    sink.permits.release(2)
+    with capture_logs() as told:
+        waiting = Outbox(sink, "slow", 100, meter)
+        waiting.put(lines(0, 2))
+        eventually(lambda: meter.read()[IMPRESSIONS_FAILED, "slow"] == 2)
+        waiting.put(lines(2, 4))
+        sink.asked.acquire()
+        sink.away = False
+        sink.permits.release(100)
+        eventually(partial(sink.taken.__eq__, lines(0, 4)))
+        waiting.close(time.monotonic() + 20)
+    assert meter.read()[IMPRESSIONS_LOGGED, "ads", "slow"] == 4
+    assert [line["event"] for line in told] == [
+        "the sink of impressions fails, trying again",
+        "the sink of impressions takes them again",
+    ]
+
+
+def test_at_the_end_what_a_sink_that_is_away_does_not_take_in_time_is_counted(
+    sink: Slow, meter: Counted
+) -> None:
+    sink.away = True
+    sink.permits.release(10_000)
+    waiting = Outbox(sink, "slow", 100, meter)
+    waiting.put(lines(0, 5))
+    waiting.close(time.monotonic() + 0.2)
+    assert meter.read()[IMPRESSIONS_DROPPED, "ads", "slow", "closed"] == 5
+    assert sink.taken == []
+
+
+def test_a_fault_of_a_sink_is_tried_again_too(meter: Counted, eventually: Eventually) -> None:
+    faults = [ValueError("a fault")]
+
+    class Faulty(Slow):
+        def append(self, model: str, lines: Sequence[bytes]) -> None:
+            if faults:
+                raise faults.pop()
+            super().append(model, lines)
+
+    sink = Faulty()
+    sink.permits.release(1)
+    waiting = Outbox(sink, "slow", 100, meter)
+    waiting.put(lines(0, 1))
+    eventually(lambda: sink.taken == lines(0, 1))
+    waiting.close(time.monotonic() + 20)
