@@ -9,12 +9,13 @@ DEV := .venv/installed-dev
 BENCH := .venv/installed-bench
 PEERS := .venv/installed-peers
 
-.PHONY: help setup demo test check lint types imports stubs bench proto
+.PHONY: help setup demo live test check lint types imports stubs bench proto
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make setup   install ftrie into .venv"
 	@echo "make demo    the whole loop on a simulated shop: train, publish, serve, rank, train again"
+	@echo "make live    the same, all the time: store, trainer, two servers and visitors, five processes on one screen"
 	@echo "make test    run the tests"
 	@echo "make check   lint, formatting, types, import direction, generated stubs"
 	@echo "make bench   measure against Vowpal Wabbit, scikit-learn, River, LitServe, marisa-trie and an empty gRPC handler"
@@ -25,6 +26,9 @@ setup: $(RUNTIME)
 
 demo: $(RUNTIME)
 	@$(BIN)/ftrie demo
+
+live: $(RUNTIME)
+	@$(BIN)/ftrie live
 
 test: $(DEV)
 	@$(BIN)/pytest

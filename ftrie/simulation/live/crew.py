@@ -118,7 +118,7 @@ class Crew:
         words = [
             "simulate", "--store", asked.store, "--rate", str(asked.rate), "--seed", str(asked.seed),
             "--from", f"{second:.3f}", "--change-at", str(asked.change_at), "--bots", str(asked.bots),
-            "--delay", str(asked.delay), "--window", "10", "--every", "1", "--json",
+            "--delay", str(asked.delay), "--window", "8", "--every", "1", "--json",
         ]  # fmt: skip
         for port in self._ports[:SERVERS]:
             words += ["--address", f"{LOOPBACK}:{port}"]
