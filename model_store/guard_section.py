@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Literal, Self
+import math
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from model_store.durations import seconds_of
 from model_store.spec_sections import Section
 
 MOST_EXAMPLES = 100_000_000
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_TIME = re.compile(r"(\d+)([smhd])")
-
-
-def seconds_of(text: str) -> int:
-    """Seconds of `"90s"`, `"10m"`, `"12h"` or `"1d"`. Raises ValueError."""
-    found = _TIME.fullmatch(text)
-    if found is None:
-        raise ValueError(f'got {text!r}; expected a time such as "90s", "10m", "12h" or "1d"')
-    return int(found[1]) * _UNITS[found[2]]
+OFF = "off"
 
 
 def _is_time(text: str) -> str:
@@ -27,23 +19,29 @@ def _is_time(text: str) -> str:
     return text
 
 
-def _is_band(band: tuple[float, float]) -> tuple[float, float]:
-    low, high = band
-    if not 0.0 < low <= 1.0 <= high:
-        raise ValueError(f"got {list(band)}; expected two numbers around 1, such as [0.8, 1.25]")
-    return band
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-Bound = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Band = Annotated[
-    tuple[
-        Annotated[float, Field(allow_inf_nan=False)],
-        Annotated[float, Field(allow_inf_nan=False)],
-    ],
-    AfterValidator(_is_band),
-]
+def _checked_band(value: Any) -> Any:
+    """A band, or "off": checked whole, so that an error speaks of bands and not of tuples."""
+    if value == OFF:
+        return value
+    numbers = isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_number, value))
+    if not numbers or not 0.0 < value[0] <= 1.0 <= value[1]:
+        raise ValueError(f'got {value!r}; expected two numbers around 1, such as [0.8, 1.25], or "off"')
+    return value
+
+
+def _checked_bound(value: Any) -> Any:
+    if value != OFF and (not _is_number(value) or value < 0.0):
+        raise ValueError(f'got {value!r}; expected a number from 0 up, or "off"')
+    return value
+
+
+Band = Annotated[tuple[float, float] | Literal["off"], BeforeValidator(_checked_band)]
+Bound = Annotated[float | Literal["off"], BeforeValidator(_checked_bound)]
 Time = Annotated[str, AfterValidator(_is_time)]
-Off = Literal["off"]
 
 
 class GuardSection(Section):
@@ -54,11 +52,11 @@ class GuardSection(Section):
 
     examples: int = Field(default=10_000, ge=100, le=MOST_EXAMPLES)
     min_examples: int = Field(default=1_000, ge=1, le=MOST_EXAMPLES)
-    logloss_rise: Bound | Off = 0.1
-    calibration: Band | Off = (0.8, 1.25)
-    keys_change: Bound | Off = 0.5
+    logloss_rise: Bound = 0.1
+    calibration: Band = (0.8, 1.25)
+    keys_change: Bound = 0.5
     min_keys: int = Field(default=1, ge=0)
-    online_calibration: Band | Off = (0.5, 2.0)
+    online_calibration: Band = (0.5, 2.0)
     online_clicks: int = Field(default=200, ge=1)
     cooldown: Time = "10m"
 

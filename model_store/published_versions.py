@@ -15,6 +15,7 @@ from model_store.chunks import download
 from model_store.connection import LONGEST_BLOCK_S, StoreConnection
 from model_store.errors import ArtefactError, NewerFormat, VersionNotFound
 from model_store.manifest import DELTA, SNAPSHOT, Manifest
+from model_store.online_metrics import OnlineMetrics
 from model_store.redis_keys import ModelKeys, whole_number
 from model_store.refusals import Refusals
 from model_store.stored_experiment import StoredExperiment
@@ -54,6 +55,7 @@ class PublishedVersions:
         self.keys = ModelKeys(model)
         self.experiments = StoredExperiment(connection, self.keys, model)
         self.refusals = Refusals(connection, self.keys)
+        self.online = OnlineMetrics(connection, self.keys)
         self._store = connection
         self._client = connection.client
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
@@ -51,7 +51,6 @@ class Segments:
         self._next = 0
         self._loose: dict[int, _Loose] = {}
         self._loose_bytes = 0
-        self._to_come: dict[int, int] = {}
         self._packs: list[Pack] = []
         self._place: dict[int, tuple[Pack, int]] = {}
         self._damaged: list[CheckpointError] = []
@@ -66,25 +65,14 @@ class Segments:
             number, self._next = self._next, self._next + 1
             self._loose[number] = _Loose(batch, batch.nbytes)
             self._loose_bytes += self._loose[number].nbytes
-            self._to_come[number] = batch.num_rows
         return number
 
-    def arrived(self, segment: Numbers, rows: Numbers) -> None:
-        """Impressions with so many rows each are with the join now; a segment is kept until all its rows are."""
-        numbers, inverse = np.unique(segment[rows > 0], return_inverse=True)
-        sums = np.bincount(inverse, rows[rows > 0], numbers.size).astype(np.int64)
-        with self._lock:
-            for number, count in zip(numbers.tolist(), sums.tolist(), strict=True):
-                left = self._to_come.get(number, 0) - count
-                if left > 0:
-                    self._to_come[number] = left
-                else:
-                    self._to_come.pop(number, None)
-
-    def gather(self, segment: Numbers, row: npt.NDArray[np.int64]) -> Iterator[tuple[int, Columns]]:
+    def gather(
+        self, segment: Numbers, row: npt.NDArray[np.int64], names: Sequence[str] | None = None
+    ) -> Iterator[tuple[int, Columns]]:
         """Rows by their segments' numbers and their numbers there, in the order given, one run of a schema at a time.
 
-        Yields the number of a run's first row, and its columns. A column without any value in a segment takes the type
+        Yields the number of a run's first row, and its columns, or those of `names`. A column without any value in a segment takes the type
         that it has in the others. Raises CheckpointError naming a segment's file that is damaged.
         """
         if not segment.size:
@@ -97,7 +85,7 @@ class Segments:
             batch, first = self._find(number)
             where[index] = known.setdefault(id(batch), len(batches)), first
             if len(known) > len(batches):
-                batches.append(batch)
+                batches.append(batch if names is None else batch.select(list(names)))
         yield from gathering.runs(batches, where[inverse, 0], row + where[inverse, 1])
 
     def flush(self) -> None:
@@ -106,10 +94,9 @@ class Segments:
             self._write_pack()
 
     def keep(self, numbers: Numbers) -> None:
-        """Drop all but these segments, and those whose rows have not all arrived."""
+        """Drop all but these segments. Not between `add` and the join's taking the events whose rows were added."""
         needed = set(numbers.tolist())
         with self._lock:
-            needed.update(self._to_come)
             self._loose = {number: loose for number, loose in self._loose.items() if number in needed}
             self._loose_bytes = sum(loose.nbytes for loose in self._loose.values())
             gone = [each for each in self._packs if needed.isdisjoint(each.numbers)]

@@ -1,0 +1,107 @@
+"""What became of the answers that were served, minute by minute, version by version, variant by variant.
+
+The trainer writes absolute numbers, so that writing again after a crash adds nothing twice; reports read and add up.
+Every number is a whole one: sums are exact and do not depend on the order of what was added. Nothing here computes
+rates. docs/redis_keys.md has the record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+
+from model_store.connection import StoreConnection
+from model_store.errors import StoreError
+from model_store.redis_keys import ModelKeys
+
+KEPT_S = 8 * 86_400
+CTR_UNIT = 1e-9
+SQUARE_UNIT = 1e-6
+_MINUTES_A_TRIP = 1_000
+
+
+@dataclass(frozen=True)
+class OnlineSums:
+    """Sums over requests whose time for clicks is over; of each request s items were shown and y of them clicked.
+
+    requests; shown: sum of s; clicks: of y; conversions: items converted. ctr_nano: of c, the request's predicted
+    clicks, in CTR_UNIT. shown_squared, clicks_squared, shown_clicks: of s s, y y, s y. ctr_squared, ctr_clicks: of c c
+    and c y, in SQUARE_UNIT. without_ctr: requests of which an item has no ctr; their c counts as 0.
+    """
+
+    requests: int = 0
+    shown: int = 0
+    clicks: int = 0
+    conversions: int = 0
+    ctr_nano: int = 0
+    shown_squared: int = 0
+    clicks_squared: int = 0
+    shown_clicks: int = 0
+    ctr_squared: int = 0
+    ctr_clicks: int = 0
+    without_ctr: int = 0
+
+    def __add__(self, other: OnlineSums) -> OnlineSums:
+        return OnlineSums(*(a + b for a, b in zip(self.numbers(), other.numbers(), strict=True)))
+
+    def numbers(self) -> tuple[int, ...]:
+        """In the order of SUMS."""
+        return tuple(getattr(self, name) for name in SUMS)
+
+
+SUMS = tuple(each.name for each in fields(OnlineSums))
+Cell = tuple[int, int, str]
+"""The minute, counted from 1970; the version, 0 where the event has none; the variant, empty likewise."""
+
+
+class OnlineMetrics:
+    """The online metrics of one model. Every method raises StoreUnavailable if the store does not answer."""
+
+    def __init__(self, connection: StoreConnection, keys: ModelKeys) -> None:
+        self._store = connection
+        self._client = connection.client
+        self._keys = keys
+
+    def write(self, cells: Mapping[Cell, OnlineSums]) -> None:
+        """Replace what is known of these cells. One round trip, O(cells)."""
+        if not cells:
+            return
+        by_minute: dict[int, dict[str, str]] = {}
+        for cell, sums in cells.items():
+            by_minute.setdefault(cell[0], {})[_field(cell)] = json.dumps(asdict(sums), separators=(",", ":"))
+        with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
+            for minute, found in by_minute.items():
+                pipe.hset(self._keys.online(minute), mapping=found)
+                pipe.expire(self._keys.online(minute), KEPT_S)
+            pipe.execute()
+
+    def read(self, minutes: Sequence[int]) -> Iterator[tuple[Cell, OnlineSums]]:
+        """All that is known of these minutes, in their order. Raises StoreError for a record that cannot be read."""
+        for begin in range(0, len(minutes), _MINUTES_A_TRIP):
+            few = minutes[begin : begin + _MINUTES_A_TRIP]
+            with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
+                for minute in few:
+                    pipe.hgetall(self._keys.online(minute))
+                answers = pipe.execute()
+            for minute, answer in zip(few, answers, strict=True):
+                for field, value in sorted(answer.items()):
+                    yield _cell(minute, field), _sums(self._keys.online(minute), value)
+
+
+def _field(cell: Cell) -> str:
+    return f"{cell[1]}:{cell[2]}"  # a variant may have a colon of its own, a version none
+
+
+def _cell(minute: int, field: bytes) -> Cell:
+    version, _, variant = field.decode("utf-8", "surrogateescape").partition(":")
+    return minute, int(version), variant
+
+
+def _sums(key: str, value: bytes) -> OnlineSums:
+    """Members that a later ftrie has added are passed over."""
+    try:
+        found = json.loads(value)
+        return OnlineSums(**{name: int(found[name]) for name in SUMS})
+    except (KeyError, TypeError, ValueError):
+        raise StoreError(f"{key}: got {value[:80]!r}, expected sums as docs/redis_keys.md has them") from None
