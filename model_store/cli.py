@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from model_store import inspect_cli, load_cli
+from model_store import dead_letters_cli, inspect_cli, load_cli
 from model_store.terminal import (
     DEFAULT_STORE,
     JsonOption,
@@ -43,6 +43,7 @@ def register(app: typer.Typer) -> None:
     store.command("import", epilog="Example: ftrie store import ads model.json --spec ads.toml")(import_)
     store.command("export", epilog="Example: ftrie store export ads model.arrow --version 7")(export)
     load_cli.register(store)
+    dead_letters_cli.register(store)
     app.add_typer(store)
 
 

@@ -23,7 +23,7 @@ end
 if verb == 'look' then
   return {'ok', 0, 0}
 elseif verb == 'take' then
-  epoch = string.format('%d', redis.call('INCR', KEYS[2]))
+  epoch = string.format('%d', redis.call('INCRBY', KEYS[2], 1))
   rows = same and there[7] or '0'
 elseif there[2] and there[2] ~= epoch then
   return {'stale', tonumber(there[2]), there[5], there[6]}
