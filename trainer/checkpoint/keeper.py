@@ -67,21 +67,26 @@ class Keeper:
         """True if a checkpoint should be written now that `rows` rows are learned."""
         return self._schedule.is_due(rows)
 
-    def save(self, description: Description, arrays: Arrays) -> None:
-        """Write a checkpoint. One that cannot be written is told of and counted; the run must go on without it."""
+    def save(self, description: Description, arrays: Arrays) -> bool:
+        """Write a checkpoint; True if it was. One that cannot be written is told of and counted; the run must go on.
+
+        Nothing is written where nothing has happened since the last.
+        """
         self._schedule.restart(description.rows)
         description = replace(description, failed=self.failed, damaged=self.damaged)
         if self._last is not None and _is_same(self._last, description):
-            return
+            return False
         try:
             self._folder.write(description.rows, description.to_json(), arrays)
             self._last = description
+            return True
         except OSError as error:
             self.failed += 1
             self._warn(
                 f"the checkpoint at {description.rows:,} rows could not be written to {self._folder.path}: "
                 f"{error.strerror}; learning goes on, the checkpoints before it are as they were"
             )
+            return False
 
     def close(self) -> None:
         """Let another run have the folder. May be called twice."""

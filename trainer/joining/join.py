@@ -51,6 +51,10 @@ class JoinCounts:
     duplicate_feedback: int = 0
     unknown_item: int = 0
 
+    def as_dict(self) -> dict[str, int]:
+        """The counts by name."""
+        return dict(vars(self))
+
 
 @dataclass(frozen=True)
 class Closed:
