@@ -28,6 +28,17 @@ settings.register_profile("ftrie", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("ftrie")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Say how long the loop is disturbed: `pytest tests/chaos --chaos-seconds 600`."""
+    parser.addoption(
+        "--chaos-seconds",
+        type=float,
+        default=float(os.environ.get("FTRIE_CHAOS_SECONDS", "40")),
+        help="how long tests/chaos kills processes under traffic (default 40, or FTRIE_CHAOS_SECONDS)",
+    )
+    parser.addoption("--chaos-seed", type=int, default=1, help="which processes tests/chaos kills, and when")
+
+
 @pytest.fixture(scope="session")
 def valkey_url() -> Iterator[str]:
     """The URL of a Valkey that lives as long as the tests; its folder is short enough for a unix socket."""

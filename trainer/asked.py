@@ -82,7 +82,7 @@ def learn(spec: ModelSpec, inputs: list[str], asked: Asked, publisher: Publisher
                 batch_bytes=asked.batch_bytes,
                 watching=opened.watching,
                 keeper=opened.keeper,
-                initial=_initial(spec, asked) if begins else None,
+                initial=initial_model(spec, asked.init_from, asked.store) if begins else None,
                 publisher=publisher,
                 on_progress=show,
                 on_note=note,
@@ -144,19 +144,19 @@ def _side_tables(spec: ModelSpec, asked: Asked) -> list[SideTable]:
     return tables
 
 
-def _initial(spec: ModelSpec, asked: Asked) -> Artefact | None:
+def initial_model(spec: ModelSpec, init_from: str | None, store: str) -> Artefact | None:
     """The model to begin with: a file, a version of this model in the store, or its active one."""
     from model_store.named_model import read_named
 
-    if asked.init_from is None:
+    if init_from is None:
         return None
-    if asked.init_from.endswith(".arrow"):
-        return read_named(asked.init_from, asked.store).artefact
-    if asked.init_from == ACTIVE:
-        return read_named(spec.model.name, asked.store).artefact
-    if asked.init_from.isascii() and asked.init_from.isdigit():
-        return read_named(f"{spec.model.name}:{asked.init_from}", asked.store).artefact
+    if init_from.endswith(".arrow"):
+        return read_named(init_from, store).artefact
+    if init_from == ACTIVE:
+        return read_named(spec.model.name, store).artefact
+    if init_from.isascii() and init_from.isdigit():
+        return read_named(f"{spec.model.name}:{init_from}", store).artefact
     raise InputError(
-        f"--init-from {asked.init_from!r}: expected a version of {spec.model.name!r} in the store such as 7, "
+        f"--init-from {init_from!r}: expected a version of {spec.model.name!r} in the store such as 7, "
         f"{ACTIVE!r}, or a file ending in .arrow"
     )

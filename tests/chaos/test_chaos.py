@@ -1,0 +1,122 @@
+"""Processes are killed at random under traffic; afterwards every impression is accounted for and the model is right.
+
+`pytest tests/chaos --chaos-seconds 600` disturbs for ten minutes; by default it is less than one.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ftrie.simulation.first_day import load_records, write_log
+from ftrie.simulation.market import Market, Sizes, Tastes
+from model_store.artefact import Artefact
+from model_store.store import Store
+from tests.chaos.loop import COMPILE_S, MODEL, SPEC, WINDOW_S, WholeLoop
+from tests.degradation.system import eventually
+
+RATE = 40.0
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[WholeLoop]:
+    """The loop with a first model that both servers serve; not yet any traffic."""
+    whole = WholeLoop(tmp_path, RATE)
+    spec = (ROOT / "ftrie" / "simulation" / SPEC).read_text()
+    (tmp_path / SPEC).write_text(spec + f'\n[join]\nwindow = "{WINDOW_S}s"\nlateness = "1s"\n')
+    market = Market(1, Tastes(), Sizes())
+    write_log(market, 500, 6, tmp_path / "day.csv")
+    try:
+        whole.valkey.start()
+        with Store.open(whole.valkey.url) as store:
+            load_records(market, store)
+        whole.run(
+            "train", SPEC, "day.csv", "--save", "first.arrow", "--store", whole.valkey.url, "--activate"
+        )
+        for process in (*whole.servers, whole.trainer):
+            process.start()
+        for server in whole.servers:
+            eventually(lambda server=server: bool(server.lines()), "a server that serves", COMPILE_S)
+        yield whole
+    finally:
+        whole.take_down()
+
+
+def disturb(whole: WholeLoop, seconds: float, chance: random.Random) -> None:
+    """Kill one process after the other, and start it again after a moment, for so long."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        time.sleep(chance.uniform(0.5, 2.5))
+        victim = chance.choice(whole.everything())
+        victim.kill()
+        time.sleep(chance.uniform(0.0, 1.5))
+        victim.start()
+        for process in whole.everything():
+            assert not process.ended_by_itself, process.said()
+
+
+def settle(whole: WholeLoop) -> None:
+    """End all but the store in good order, what makes events first; servers that are still starting may finish that."""
+    for process in (whole.traffic, *whole.servers, whole.trainer):
+        process.end(COMPILE_S)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_after_random_kills_all_is_accounted_for_and_the_model_is_that_of_a_clean_replay(
+    loop: WholeLoop, request: pytest.FixtureRequest
+) -> None:
+    seconds = request.config.getoption("--chaos-seconds")
+    chance = random.Random(request.config.getoption("--chaos-seed"))
+    loop.traffic.start()
+    eventually(lambda: published(loop) > 1, "a version learned from the traffic", COMPILE_S)
+    disturb(loop, seconds, chance)
+    settle(loop)
+
+    disturbed = loop.last_line(*loop.trainer_command("state", "--once", "--save", "disturbed.arrow"))
+    clean = loop.last_line(*loop.trainer_command("clean", "--once", "--no-publish", "--save", "clean.arrow"))
+
+    killed = {process.name: process.kills for process in loop.everything()}
+    assert sum(killed.values()) >= seconds / 5, killed
+    balance(loop, disturbed)
+    for part in ("counts", "join", "dead_letters", "lost"):
+        assert disturbed[part] == clean[part], part
+    assert (loop.folder / "disturbed.arrow").read_bytes() == (loop.folder / "clean.arrow").read_bytes()
+    with Store.open(loop.valkey.url) as store:
+        served = store.model(MODEL)
+        assert served.materialise(served.active_or_fail()).content == content(loop, "clean.arrow")
+
+
+def balance(loop: WholeLoop, status: dict[str, dict[str, int]]) -> None:
+    """Every entry of both streams was learned from, was a duplicate, or is a dead letter; nothing is left over."""
+    with Store.open(loop.valkey.url) as store:
+        impressions, clicks = store.impressions(MODEL).info(), store.clicks(MODEL).info()
+    counts, join = status["counts"], status["join"]
+    assert (
+        counts["impressions"] + counts["feedback"] + counts["bad_events"] == impressions.added + clicks.added
+    )
+    assert impressions.added == counts["impressions"] > RATE
+    assert clicks.added == counts["feedback"] > 0
+    assert set(status["lost"].values()) == {0}
+    assert join["pending"] == 0
+    assert join["impressions"] + join["duplicate_impressions"] == counts["impressions"]
+    assert join["rows"] == join["positives"] + join["negatives"]
+    assert join["rows"] + join["corrections"] == (
+        counts["examples"] + counts["bad_rows"] + counts["subsampled"]
+    )
+
+
+def published(loop: WholeLoop) -> int:
+    """The version that is active."""
+    with Store.open(loop.valkey.url) as store:
+        return store.model(MODEL).active() or 0
+
+
+def content(loop: WholeLoop, name: str) -> str:
+    """The digest of a saved model's rows."""
+    return Artefact.read(loop.folder / name).content

@@ -1,0 +1,106 @@
+"""`ftrie trainer` as a process that can be killed, and the trivago logs it learns from."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import CLICK_LOGS
+
+ROOT = Path(__file__).resolve().parents[3]
+COMPILE_S = 150.0
+NAME = "hotels"
+SPEC = """
+[model]
+name = "hotels"
+
+[input]
+label = "click"
+timestamp = "ts"
+request = "request_id"
+cookie = "cookie"
+item = "item"
+
+[fields]
+platform = {}
+device = {}
+position = { kind = "number" }
+price = { side = "item", kind = "number", bucket = "log" }
+
+[[crosses]]
+fields = ["device", "position"]
+
+[variants]
+base = { share = 0.5 }
+plain = { share = 0.5, without = ["price"] }
+
+[join]
+window = "5m"
+lateness = "10s"
+"""
+
+
+def trivago(folder: Path, requests: int = 2000) -> tuple[Path, Path]:
+    """The first requests of the trivago day, and their clicks, as two plain files."""
+    shown = _lines("impressions")[:requests]
+    ids = {json.loads(line)["request_id"] for line in shown}
+    clicks = [line for line in _lines("clicks") if json.loads(line)["request_id"] in ids]
+    paths = folder / "impressions.jsonl", folder / "clicks.jsonl"
+    for path, lines in zip(paths, (shown, clicks), strict=True):
+        path.write_bytes(b"".join(lines))
+    return paths
+
+
+def _lines(name: str) -> list[bytes]:
+    with gzip.open(CLICK_LOGS / "trivago" / f"{name}.jsonl.gz") as log:
+        return log.readlines()
+
+
+class Trainer:
+    """One process."""
+
+    def __init__(self, folder: Path, store_url: str, *flags: str | Path, state: str = "state") -> None:
+        (folder / "hotels.toml").write_text(SPEC)
+        command = [sys.executable, "-m", "ftrie", "trainer", "hotels.toml", "--store", store_url, "--json"]
+        command += ["--checkpoint", state, "--say-every", "0.2", *map(str, flags)]
+        self.process = subprocess.Popen(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self._out = self.process.stdout
+
+    def line(self) -> dict[str, Any]:
+        """The next line of its status."""
+        text = self._out.readline()
+        assert text, self.process.communicate()[1][-3000:]
+        status: dict[str, Any] = json.loads(text)
+        return status
+
+    def until(self, member: str, least: int) -> dict[str, Any]:
+        """Read lines until a member is as great."""
+        while (status := self.line())[member] < least:
+            assert not status["ended"], status
+        return status
+
+    def last(self) -> dict[str, Any]:
+        """Its last line, once it has ended well."""
+        out, err = self.process.communicate(timeout=COMPILE_S)
+        assert self.process.returncode == 0, err
+        status: dict[str, Any] = json.loads(out.splitlines()[-1])
+        assert status["ended"]
+        return status
+
+    def kill(self) -> None:
+        """At once."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate()
+
+    def terminate(self) -> dict[str, Any]:
+        """Ask it to end; its last line."""
+        self.process.terminate()
+        return self.last()

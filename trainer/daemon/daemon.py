@@ -1,0 +1,163 @@
+"""A trainer's life: open → begin → go → end. Each verb is one method; what they use lives in the files beside.
+
+It may be killed at any moment: what it has learned since the last checkpoint it learns again, from the same events in
+the same order. SIGTERM lets it end in good order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TypeVar
+
+from model_store.backoff import Backoff
+from model_store.errors import LeaseHeld, Stopped, StoreError, StoreUnavailable
+from model_store.spec import ModelSpec
+from model_store.store import Store
+from model_store.terminal import note, print_json, warn
+from trainer.checkpoint import Keeper
+from trainer.daemon.asked import Asked
+from trainer.daemon.begin import begin
+from trainer.daemon.chores import Chores
+from trainer.daemon.going_out import GoingOut
+from trainer.daemon.metrics import Exposed, serve
+from trainer.daemon.saving import Saved, owner_of
+from trainer.daemon.signals import StopAsked
+from trainer.daemon.status import Status
+from trainer.daemon.tenure import Tenure
+from trainer.publishing.publisher import Publisher, Publishing
+
+T = TypeVar("T")
+
+STEP_S = 0.05
+"""How long a step waits for events: as long as publishing, saving and signals may have to wait for it."""
+CHORES_EVERY_S = 1.0
+
+
+def run(spec: ModelSpec, asked: Asked, as_json: bool) -> None:
+    """Be the trainer of a model until a signal comes or, with --once, the sources end. Raises FtrieError."""
+    with StopAsked() as stop, ExitStack() as stack:
+        daemon = Daemon(spec, asked, stop, _say_json if as_json else _say)
+        daemon.open(stack)
+        daemon.begin(stack)
+        daemon.go()
+        daemon.end()
+
+
+class Daemon:
+    """One trainer. For one thread."""
+
+    def __init__(self, spec: ModelSpec, asked: Asked, stop: StopAsked, say: Callable[[Status], None]) -> None:
+        self._spec = spec
+        self._asked = asked
+        self._stop = stop
+        self._say = say
+        self._chores = Chores(CHORES_EVERY_S, warn)
+        self._next_status = time.monotonic() + asked.say_every_s
+        self._exposed: Exposed | None = None
+
+    def open(self, stack: ExitStack) -> None:
+        """Take the folder, the store and the lease; wait for a store that is away."""
+        asked = self._asked
+        self._keeper = stack.enter_context(
+            Keeper(asked.folder, asked.every, self._spec, resume=True, on_warning=warn)
+        )
+        self._store = stack.enter_context(self._until_there(lambda: Store.open(asked.store)))
+        versions = self._store.model(self._spec.model.name)
+        self._out: GoingOut | None = None
+        self._tenure: Tenure | None = None
+        if asked.publish is None:
+            return
+        lease = self._store.trainer_lease(self._spec.model.name, owner_of(asked.folder))
+        epoch = self._until_there(lease.take)
+        how = Publishing(asked.publish, asked.snapshot, asked.threshold, asked.activate, asked.keep)
+        self._out = GoingOut(Publisher(versions, how, warn, epoch=epoch), lease.earlier_rows)
+        out = self._out
+        self._tenure = stack.enter_context(Tenure(lease, lambda: out.rows))
+
+    def begin(self, stack: ExitStack) -> None:
+        """Open the sources where the last checkpoint has left them, and restore what was learned."""
+        saved = Saved(self._keeper.take(), self._asked.sources)
+        if saved.checkpoint is not None:
+            at = saved.checkpoint.description
+            note(f"going on from {saved.checkpoint.path}: {at.rows:,} examples learned, {at.keys:,} keys")
+        if self._asked.metrics_port is not None:
+            self._exposed = serve(self._asked.metrics_port)
+        self._learner = begin(self._spec, self._asked, saved, self._keeper, self._store, stack)
+        for chore in self._learner.chores():
+            self._chores.add(chore)
+        if self._out is not None:
+            self._out.begin(self._learner.model)
+
+    def go(self) -> None:
+        """Learn, publish, save, until told to stop or, with --once, the sources have ended. Raises StaleEpoch."""
+        learner = self._learner
+        while not self._stop:
+            worked = learner.step(STEP_S)
+            self._beside()
+            if not worked and self._asked.once and learner.ended:
+                learner.finish()
+                return
+
+    def end(self) -> None:
+        """Save, publish what is left, say what became of all."""
+        learner = self._learner
+        learner.save()
+        if self._asked.save is not None:
+            learner.model.artefact().write(self._asked.save)
+        try:
+            if self._out is not None:
+                self._out.finish(learner.model, learner.counts.through_us)
+            self._chores.run()
+        except StoreError as error:
+            if self._asked.once:
+                raise
+            warn(f"{error}; what was learned is in {self._asked.folder}")
+        self._tell(ended=True)
+
+    def _beside(self) -> None:
+        """All that is done between two steps, when it is due."""
+        learner = self._learner
+        if self._tenure is not None:
+            self._tenure.check()
+        if self._out is not None:
+            self._out.after_step(learner.model, learner.counts.through_us, learner.behind)
+        if learner.save_is_due():
+            learner.save()
+        self._chores.run_due()
+        now = time.monotonic()
+        if now >= self._next_status:
+            self._next_status = now + self._asked.say_every_s
+            self._tell()
+
+    def _tell(self, *, ended: bool = False) -> None:
+        status = self._learner.status(self._out, ended=ended)
+        self._say(status)
+        if self._exposed is not None:
+            self._exposed.show(status)
+
+    def _until_there(self, ask: Callable[[], T]) -> T:
+        """What `ask` gives once the store answers and no other trainer has the model. Raises Stopped, LeaseHeld."""
+        backoff = Backoff()
+        while True:
+            try:
+                return ask()
+            except StoreUnavailable as error:
+                if not backoff.failures:
+                    warn(f"{error}; waiting for it")
+            except LeaseHeld as error:
+                if not self._asked.wait:
+                    raise
+                if not backoff.failures:
+                    note(f"{error}; waiting for it to end")
+            if self._stop.wait(backoff.failed()):
+                raise Stopped("stopped while waiting for the store", self._stop.number)
+
+
+def _say(status: Status) -> None:
+    note(status.line())
+
+
+def _say_json(status: Status) -> None:
+    print_json(status.as_dict())

@@ -1,0 +1,62 @@
+"""When a trainer publishes. What goes out, as what, and what becomes of it in the store: `trainer.publishing`.
+
+Not while nothing was learned; more seldom while the trainer is behind its sources; after a failure with a pause that
+grows, so that a store that hangs does not hold up the learning; and after a crash not before the model has learned
+again what the last published version had.
+"""
+
+from __future__ import annotations
+
+import time
+
+from model_store.backoff import Backoff
+from trainer.model import LearningModel
+from trainer.publishing.publisher import Publisher
+
+WHILE_BEHIND = 10.0
+"""A trainer that is behind learns this many times as long as its last publication took before it publishes again."""
+
+
+class GoingOut:
+    """Publishes a model that learns. For one thread. `rows`: examples that the last published version had learned."""
+
+    def __init__(self, publisher: Publisher, rows: int) -> None:
+        """`rows`: what an earlier run of the same trainer had published."""
+        self.publisher = publisher
+        self.rows = rows
+        self.version: int | None = None
+        self._backoff = Backoff(first_s=0.5, longest_s=10.0)
+        self._not_before = 0.0
+
+    def begin(self, model: LearningModel) -> None:
+        """Count from here."""
+        self.publisher.begin(model)
+
+    def after_step(self, model: LearningModel, through_us: int, behind: bool) -> None:
+        """Publish, if it is due and there is something new. Raises nothing."""
+        if model.rows <= self.rows or time.monotonic() < self._not_before:
+            return
+        self.publisher.through_us = through_us
+        counts = self.publisher.counts
+        out, failed, began = counts.snapshots + counts.deltas, counts.failed, time.monotonic()
+        self.publisher.after_batch(model)
+        if counts.failed > failed:
+            self._not_before = time.monotonic() + self._backoff.failed()
+        elif counts.snapshots + counts.deltas > out:
+            self._went_out(model)
+            took = time.monotonic() - began
+            self._not_before = began + took * (1.0 + WHILE_BEHIND if behind else 1.0)
+
+    def finish(self, model: LearningModel, through_us: int) -> int | None:
+        """Publish what is left, all that was held back; None if nothing was learned. Raises what prevents it."""
+        if not model.rows or model.rows < self.rows:
+            return self.version
+        self.publisher.through_us = through_us
+        self.version = self.publisher.finish(model)
+        self.rows = model.rows
+        return self.version
+
+    def _went_out(self, model: LearningModel) -> None:
+        self._backoff.succeeded()
+        self.rows = model.rows
+        self.version = self.publisher.version

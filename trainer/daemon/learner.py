@@ -1,0 +1,126 @@
+"""A trainer's inside: sources, join and model as one thing that steps, saves, and can say how it is.
+
+Begun with nothing or from a checkpoint. Who publishes, and how long it goes on, is `trainer.daemon.daemon`'s business.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from model_store.spec import ModelSpec
+from trainer.checkpoint import Keeper
+from trainer.daemon.chores import Chore
+from trainer.daemon.going_out import GoingOut
+from trainer.daemon.loop import Counts, EventLoop
+from trainer.daemon.saving import Saved, Saving
+from trainer.daemon.status import Status
+from trainer.events.events import Lag, Source
+from trainer.model import LearningModel
+
+
+class Learner:
+    """For one thread. `behind`: whether a source is read later than it should be."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        loop: EventLoop,
+        sources: Sequence[Source],
+        names: Sequence[str],
+        keeper: Keeper,
+        saved: Saved,
+        max_lag_s: float,
+        initial: str | None,
+    ) -> None:
+        self._loop = loop
+        self._sources = sources
+        self._keeper = keeper
+        self._max_lag_s = max_lag_s
+        self._lags: dict[str, Lag] = {}
+        self._said = (time.monotonic(), loop.counts.events)
+        self._before_s = saved.checkpoint.description.seconds if saved.checkpoint else 0.0
+        self._began = time.monotonic()
+        resolved = loop.model.spec
+        self._saving = Saving(keeper, spec, resolved, names, loop.letters, self._seconds, initial)
+        self.behind = False
+
+    @property
+    def model(self) -> LearningModel:
+        """What learns."""
+        return self._loop.model
+
+    @property
+    def counts(self) -> Counts:
+        """What became of the events so far."""
+        return self._loop.counts
+
+    @property
+    def ended(self) -> bool:
+        """True once all that the sources will ever have is taken."""
+        return self._loop.ended
+
+    def step(self, wait_s: float) -> bool:
+        """Learn from the next events; False if none come within `wait_s` seconds."""
+        worked = self._loop.step(wait_s)
+        if worked:
+            self._loop.relieve()
+        return worked
+
+    def finish(self) -> None:
+        """Close every window: there will be no more events."""
+        self._loop.finish()
+
+    def save_is_due(self) -> bool:
+        """True if a checkpoint should be written by now."""
+        return self._saving.is_due(self.model.rows)
+
+    def save(self) -> None:
+        """Write a checkpoint; first the rows that wait for their clicks, which it names."""
+        loop = self._loop
+        loop.segments.keep(loop.join.segments())
+        loop.segments.flush()
+        parts = {"join": vars(loop.join.counts)}
+        if self._saving.save(loop.model, loop.state(), loop.places(), loop.counts, parts):
+            loop.segments.committed()
+
+    def chores(self) -> list[Chore]:
+        """What is to be done every few seconds with the store."""
+        return [self._loop.letters.send]
+
+    def status(self, out: GoingOut | None, *, ended: bool) -> Status:
+        """How it is now; asks the sources how far behind they are read."""
+        loop, counts = self._loop, self._loop.counts
+        self._look_at_lags()
+        return Status(
+            model=self.model.spec.model.name,
+            events=counts.events,
+            examples=counts.examples,
+            rate=self._rate(),
+            keys=self.model.table.used,
+            logloss=self.model.metrics.recent_logloss(),
+            version=out.version if out is not None else None,
+            published=out.publisher.counts.as_dict() if out is not None else {},
+            failed_checkpoints=self._keeper.failed,
+            dead_letters=loop.letters.count,
+            lags=self._lags,
+            lost={source.name: source.lost for source in self._sources},
+            counts=counts.as_dict(),
+            join=vars(loop.join.counts),
+            behind=self.behind,
+            ended=ended,
+        )
+
+    def _look_at_lags(self) -> None:
+        lags = self._loop.lags()
+        self._lags = {source.name: lag for source, lag in zip(self._sources, lags, strict=True)}
+        self.behind = any((lag.seconds or 0.0) > self._max_lag_s for lag in lags)
+
+    def _rate(self) -> float:
+        then, events = self._said
+        now = time.monotonic()
+        self._said = (now, self.counts.events)
+        return (self.counts.events - events) / max(now - then, 1e-9)
+
+    def _seconds(self) -> float:
+        return self._before_s + time.monotonic() - self._began

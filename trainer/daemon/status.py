@@ -1,0 +1,65 @@
+"""What a trainer says of itself: every few seconds on its terminal, as JSON if asked, and to Prometheus.
+
+Nothing here changes how it goes. docs/trainer.md has each member.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from model_store.terminal import shown
+from trainer.events.events import Lag
+
+
+@dataclass(frozen=True)
+class Status:
+    """One moment of a trainer.
+
+    events, examples: since the first run; rate: events a second since the last status. logloss: of the last window.
+    version: the last one published here. lags: by source. join: the join's counts. behind: a source is
+    read later than --max-lag says.
+    """
+
+    model: str
+    events: int
+    examples: int
+    rate: float
+    keys: int
+    logloss: float | None
+    version: int | None
+    published: dict[str, int]
+    failed_checkpoints: int
+    dead_letters: int
+    lags: dict[str, Lag]
+    lost: dict[str, int]
+    counts: dict[str, int]
+    join: dict[str, int]
+    behind: bool = False
+    ended: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {**vars(self), "lags": {name: vars(lag) for name, lag in self.lags.items()}}
+
+    def line(self) -> str:
+        """For a person, on one line."""
+        parts = [
+            f"{self.events:,} events ({self.rate:,.0f}/s)",
+            f"{self.examples:,} examples",
+            f"{self.keys:,} keys",
+        ]
+        if self.logloss is not None:
+            parts.append(f"log-loss {shown(self.logloss)}")
+        if self.version is not None:
+            parts.append(f"version {self.version}")
+        parts += [self._lag()] if self.lags else []
+        parts += [f"{self.join.get('pending', 0):,} requests open"] if self.join else []
+        parts += [f"{self.dead_letters:,} dead letters"] if self.dead_letters else []
+        return " · ".join(parts)
+
+    def _lag(self) -> str:
+        known = [lag for lag in self.lags.values() if lag.events is not None]
+        seconds = [lag.seconds for lag in self.lags.values() if lag.seconds is not None]
+        lag = f"lag {sum(lag.events or 0 for lag in known):,} events" if known else "lag unknown"
+        return f"{lag}, {max(seconds):.1f} s" if seconds else lag

@@ -1,0 +1,60 @@
+"""Being the one trainer of a model: the lease in the store, renewed by a thread of its own.
+
+A lease that could not be renewed in time may be taken by another trainer; then its epoch is higher, the store refuses
+what this one publishes (the fence), and this one ends. Learning needs no lease, so a store that is away stops nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+from model_store.errors import StaleEpoch, StoreError, StoreUnavailable
+from model_store.lease import TrainerLease
+
+RENEWALS_A_TERM = 4
+
+
+class Tenure:
+    """Holds a lease while entered. `check` raises StaleEpoch once another trainer has taken over."""
+
+    def __init__(self, lease: TrainerLease, rows: Callable[[], int]) -> None:
+        """`rows`: how many examples the last version that was published had been learned from."""
+        self._lease = lease
+        self._rows = rows
+        self._over = threading.Event()
+        self._taken: StaleEpoch | None = None
+        self._thread = threading.Thread(target=self._renew_all, name="lease", daemon=True)
+
+    def check(self) -> None:
+        """Raise StaleEpoch if this is not the model's trainer any more."""
+        if self._taken is not None:
+            raise self._taken
+
+    def __enter__(self) -> Tenure:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        if self._taken is None:
+            try:
+                self._lease.release()
+            except StoreError:
+                return  # it runs out by itself
+
+    def _renew_all(self) -> None:
+        while not self._over.wait(self._lease.ttl_s / RENEWALS_A_TERM):
+            try:
+                self._lease.renew(rows=self._rows())
+            except StaleEpoch as error:
+                self._taken = error
+                return
+            except StoreUnavailable:
+                continue  # the term may end meanwhile: the fence decides
+            except StoreError:
+                continue
