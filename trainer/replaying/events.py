@@ -57,7 +57,7 @@ def replay_events(
     began = time.perf_counter()
     resolved = as_events(spec)
     with ExitStack() as stack:
-        sources = open_sources(logs, spec, store, (), on_note)
+        sources = open_sources(logs, spec, store, (), on_note, once=True)
         folder = stack.enter_context(TemporaryDirectory(prefix="ftrie-replay-"))
         segments = Segments(Path(folder), memory_bytes)
         merger = Merger(sources, _wanted(resolved, tap), segments, once=True, on_note=on_note)
@@ -72,7 +72,7 @@ def replay_events(
 
         loop = EventLoop(merger, Join(resolved.join), segments, model, letters, joined)
         while not loop.ended:
-            loop.step()
+            loop.step(WAIT_S)
             on_progress(loop)
         loop.finish()
         on_progress(loop)

@@ -64,7 +64,8 @@ def test_a_choice_is_called_as_it_was_asked_for(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "best", "greedy:1", "softmax", "softmax:0", "softmax:x", "softmax:nan", "epsilon:1.5", "epsilon:"]
+    "text",
+    ["", "best", "greedy:1", "softmax", "softmax:0", "softmax:x", "softmax:nan", "epsilon:1.5", "epsilon:"],
 )
 def test_a_choice_that_is_none_is_refused_with_what_is_expected(text: str) -> None:
     with pytest.raises(InputError, match="expected greedy, softmax:T"):

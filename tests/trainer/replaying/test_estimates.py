@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from trainer.replaying.bootstrap import interval, resampled
-from trainer.replaying.estimates import RATIOS, Estimate, Support, ratio, sums_by_request, support_of
+from trainer.replaying.estimates import RATIOS, Estimate, ratio, sums_by_request, support_of
 
 Array = npt.NDArray[Any]
 LIMIT = 2.0
@@ -158,7 +158,7 @@ def test_95_of_100_bootstrapped_intervals_hold_the_truth(bandit: Bandit) -> None
 
 
 def test_intervals_hold_where_the_rows_of_a_request_go_together() -> None:
-    """Given requests whose three rows are clicked together, when rows count as requests, the intervals are too narrow."""
+    """Given requests whose three rows are clicked together, rows that count as requests tell too much."""
     random = np.random.default_rng(10)
     inside = {"requests": 0, "rows": 0}
     for _ in range(400):
@@ -182,13 +182,8 @@ def test_the_bootstrap_is_repeatable_and_draws_requests_whole() -> None:
 def test_the_support_of_a_policy() -> None:
     weight, reward = np.array([0.0, 4.0, 1.0, 1.0]), np.array([1.0, 1.0, 0.0, 1.0])
     found = support_of(weight, reward, np.ones(4), sums_of(weight, reward), LIMIT)
-    assert found == Support(
-        rows=4,
-        matched=0.75,
-        ess=pytest.approx(36 / 18),
-        mean=1.5,
-        error=pytest.approx(np.std(weight, ddof=1) / 2),
-        largest=4.0,
-        clipped=0.25,
-        clicks=pytest.approx(25 / 17),
-    )
+    assert (found.rows, found.matched, found.mean) == (4, 0.75, 1.5)
+    assert (found.largest, found.clipped) == (4.0, 0.25)
+    assert found.error == pytest.approx(np.std(weight, ddof=1) / 2)
+    assert found.ess == pytest.approx(36 / 18)
+    assert found.clicks == pytest.approx(25 / 17)
