@@ -11,6 +11,7 @@ import pytest
 from model_store import kernels, learner_section, spec
 from model_store import spec_sections as sections
 from model_store.features import FeaturePlan
+from model_store.guard_section import GuardSection
 from model_store.values import log_bucket
 from trainer.slots import layouts
 
@@ -37,6 +38,7 @@ def tables(page: str, heading: str) -> list[list[str]]:
         ("[learner]", learner_section.LearnerSection),
         ("[rules]", learner_section.Rule),
         ("[calibration]", sections.CalibrationSection),
+        ("[guard]", GuardSection),
     ],
 )
 def test_every_key_of_the_spec_is_documented_and_no_other(heading, section):
