@@ -5,23 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from datetime import UTC, datetime
+from typing import Literal, Protocol
 
-import grpc
-
-from ctr.v1.feedback_pb2 import (
-    FEEDBACK_KIND_CLICK,
-    FEEDBACK_KIND_CONVERSION,
-    FeedbackEvent,
-    ReportRequest,
-    ReportResponse,
-)
 from ftrie.access import OPEN, Access
-from ftrie.simulation.visitors import CLICK
+from ftrie.client import Client
+from ftrie.reporting import Feedback as ReportedFeedback
+from ftrie.reporting import ReportFailed
 from model_store.errors import StoreError
 from model_store.store import Store
 
-REPORT = "/ctr.v1.FeedbackService/Report"
 CALL_S = 5.0
 
 
@@ -32,7 +25,7 @@ class Feedback:
     model: str
     request_id: str
     item: str
-    event: str
+    event: Literal["click", "conversion"]
     at: float
     value: float
 
@@ -40,6 +33,11 @@ class Feedback:
     def event_id(self) -> str:
         """Who clicks an item of an answer twice clicks once."""
         return f"{self.request_id}/{self.item}/{self.event}"
+
+    def reported(self) -> ReportedFeedback:
+        """As the client takes it."""
+        at = datetime.fromtimestamp(self.at, UTC)
+        return ReportedFeedback(self.request_id, self.item, self.event, self.event_id, at, self.value)
 
 
 @dataclass(frozen=True)
@@ -73,33 +71,23 @@ class Service:
     """FeedbackService of several servers, in turn: after a failure the next one is asked."""
 
     def __init__(self, addresses: Sequence[str], access: Access = OPEN) -> None:
-        self._channels = [access.channel(address) for address in addresses]
-        self._metadata = access.metadata()
-        self._calls = [
-            channel.unary_unary(
-                REPORT,
-                request_serializer=ReportRequest.SerializeToString,
-                response_deserializer=ReportResponse.FromString,
-            )
-            for channel in self._channels
-        ]
+        self._clients = [Client(address, CALL_S, access) for address in addresses]
         self._turn = 0
 
     def send(self, model: str, events: Sequence[Feedback]) -> Receipt:
         """As of Sink."""
-        call = self._calls[self._turn % len(self._calls)]
+        client = self._clients[self._turn % len(self._clients)]
         self._turn += 1
-        request = ReportRequest(model=model, events=map(_message, events))
         try:
-            answer = call(request, timeout=CALL_S, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise NotTaken(error.code().name) from error
-        return Receipt(answer.accepted, answer.duplicates, len(answer.rejected))
+            report = client.report(model, [event.reported() for event in events])
+        except ReportFailed as error:
+            raise NotTaken(error.code.name) from error
+        return Receipt(report.accepted, report.duplicates, len(report.rejected))
 
     def close(self) -> None:
         """As of Sink."""
-        for channel in self._channels:
-            channel.close()
+        for client in self._clients:
+            client.close()
 
 
 class Stream:
@@ -117,18 +105,6 @@ class Stream:
 
     def close(self) -> None:
         """The store is its owner's."""
-
-
-def _message(event: Feedback) -> FeedbackEvent:
-    message = FeedbackEvent(
-        event_id=event.event_id,
-        request_id=event.request_id,
-        item_id=event.item,
-        kind=FEEDBACK_KIND_CLICK if event.event == CLICK else FEEDBACK_KIND_CONVERSION,
-        value=event.value,
-    )
-    message.time.FromNanoseconds(int(event.at * 1e6) * 1000)
-    return message
 
 
 def _payload(event: Feedback) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
@@ -15,7 +16,8 @@ from ftrie.simulation.market import ABSTAINER, CLICKER, Market, Rates, best_clic
 from ftrie.simulation.visits import Visit
 
 BOT_CLICKS_AFTER_S = 0.3
-CLICK, CONVERSION = "click", "conversion"
+CLICK: Literal["click"] = "click"
+CONVERSION: Literal["conversion"] = "conversion"
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Reaction:
 
     after_s: float
     item: str
-    event: str
+    event: Literal["click", "conversion"]
     value: float = 0.0
 
 
