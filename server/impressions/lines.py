@@ -6,8 +6,9 @@ waits, counts or writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from ctr.v1.ranking_pb2 import Features
@@ -15,6 +16,7 @@ from model_store.errors import FtrieError
 from model_store.values import Value
 from server.catalogue import Catalogue
 from server.impressions.form import Form
+from server.impressions.fragments import Fragments
 from server.impressions.values import quoted
 from server.receiving.plain_features import PlainFeatures
 from server.scoring.kernels import FIRST_SPELLED, NO_ITEM
@@ -92,38 +94,40 @@ class Lines:
         return values
 
     def _items(self, ranking: Ranking) -> Iterator[bytes]:
-        rows = ranking.rows[ranking.order].tolist()
+        """The items, each once: of one that was asked for, and shown, twice, the first place counts."""
         propensities = ranking.propensities
-        chances = [b""] * len(rows)
+        rows = ranking.rows[ranking.order].tolist()
+        chances: Iterable[bytes] = repeat(b"")
         if propensities is not None:
-            chances = [b',"propensity":%.12g' % chance for chance in propensities.tolist()]
-        fragments = self.catalogue.fragments
-        pairs = zip(rows, ranking.ctrs.tolist(), chances, strict=True)
-        for place, (row, ctr, chance) in enumerate(pairs):
-            if row < 0:
-                fragment = self._spelled(ranking, place, row)
-            elif fragments is None:
-                raise NoFragments("the catalogue holds no values of its items, only their tokens")
-            else:
-                fragment = fragments.at(row)
-            yield b'{%b,"position":%d,"ctr":%.12g%b}' % (fragment, place + 1, ctr, chance)
+            chances = (b',"propensity":%.12g' % chance for chance in propensities.tolist())
+        seen: set[int | str] = set()
+        for place, (row, ctr, chance) in enumerate(zip(rows, ranking.ctrs.tolist(), chances, strict=False)):
+            which, fragment = (row, self._known(row)) if row >= 0 else self._spelled(ranking, place, row)
+            if which not in seen:
+                seen.add(which)
+                yield b'{%b,"position":%d,"ctr":%.12g%b}' % (fragment, place + 1, ctr, chance)
 
-    def _spelled(self, ranking: Ranking, place: int, row: int) -> bytes:
-        """The fragment of an item that the catalogue does not say all of."""
+    def _known(self, row: int) -> bytes:
+        """The fragment of an item of the catalogue."""
+        return self._fragments().at(row)
+
+    def _spelled(self, ranking: Ranking, place: int, row: int) -> tuple[int | str, bytes]:
+        """What an item is known by, and its fragment, where the catalogue does not say all of it."""
         if row == NO_ITEM:
             item: Spelled = (ranking.candidates[int(ranking.order[place])], {})
         else:
             item = ranking.extra[FIRST_SPELLED - row]
         item_id, features = item
-        if isinstance(features, StoredItem):
-            features = self._over_stored(features)
-        return self.form.shown(item_id, features).encode()
+        if not isinstance(features, StoredItem):
+            return item_id, self.form.shown(item_id, features).encode()
+        stored = self.form.stored(self._fragments().features_at(features.row))
+        return features.row, self.form.shown(item_id, {**stored, **features.given}).encode()
 
-    def _over_stored(self, item: StoredItem) -> dict[str, Value]:
+    def _fragments(self) -> Fragments:
         fragments = self.catalogue.fragments
         if fragments is None:
             raise NoFragments("the catalogue holds no values of its items, only their tokens")
-        return {**self.form.stored(fragments.features_at(item.row)), **item.given}
+        return fragments
 
 
 def _inline(message: Received) -> dict[str, Value]:

@@ -246,7 +246,9 @@ def test_a_writer_that_is_behind_costs_impressions_that_are_counted_and_told_onc
     logged = counts.pop((IMPRESSIONS_LOGGED, "whole", "file"))
     assert logged == len(in_file(file)) == 5
     assert sum(counts.values()) == 95
-    assert counts[IMPRESSIONS_DROPPED, "whole", "file", "queue"] >= 94  # the sixth, if the writer has the first in hand
+    assert (
+        counts[IMPRESSIONS_DROPPED, "whole", "file", "queue"] >= 94
+    )  # the sixth, if the writer has the first in hand
     assert "impressions dropped: too many wait for the writer" in [line["event"] for line in told]
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 from ctr.v1.ranking_pb2 import Features, RankRequest
 from model_store.errors import FieldValueError
 from model_store.features import Token
+from model_store.kernels import hash_keys
 from server.explaining.tokens import item_tokens, request_tokens
 from server.question import Question
 from server.receiving.plain_features import PlainFeatures
@@ -20,10 +24,18 @@ from server.serving import Serving
 from server.user_records.cache import StoredUser
 from server.users import drop_misfits
 from tests.server.impressions import whole_spec
+from trainer.events.events import IMPRESSION
+from trainer.events.parse import parse
+from trainer.events.wanted import Wanted
+from trainer.hashing.examples import ExampleMaker
+from trainer.sources import RowBatch
+from trainer.sources.positions import Position
 
 Keys = list[tuple[bytes, float, int]]
 SERVING = whole_spec.serving()
 PLAN = SERVING.model.plan
+WANTED = Wanted.of(SERVING.model.spec)
+MAKER = ExampleMaker(SERVING.model.spec)
 
 TEXTS = st.sampled_from(["", "a", "50%", "a*b", "x=y", "ü", '"', "[", "1.0", "77", "\n", "true"]) | st.text(
     st.characters(codec="utf-8"), max_size=6
@@ -138,23 +150,59 @@ def served_keys(serving: Serving, asked: Question, places: Sequence[int]) -> lis
     ]
 
 
-def logged_keys(serving: Serving, line: bytes) -> list[Keys]:
-    """The keys that the rows of a line make."""
+def logged_keys(line: bytes) -> list[Keys]:
+    """The keys that the rows of a line make, by the slow reference."""
     event = json.loads(line)
-    spec = serving.model.spec
-    return [PLAN.keys(whole_spec.joined(event, item, spec)) for item in event["items"]]
+    return [PLAN.keys(whole_spec.joined(event, item, SERVING.model.spec)) for item in event["items"]]
 
 
-def check(asked: Question) -> dict[str, Any]:
-    """Compare, and give back the event."""
-    left = whole_spec.shown(SERVING, asked)
-    line = SERVING.lines.line(left)
-    assert logged_keys(SERVING, line) == served_keys(SERVING, asked, left.ranking.order.tolist())
-    event: dict[str, Any] = json.loads(line)
-    assert [item["position"] for item in event["items"]] == list(range(1, len(event["items"]) + 1))
-    assert [item["ctr"] for item in event["items"]] == pytest.approx(left.ranking.ctr, rel=1e-11)
-    assert [item["id"] for item in event["items"]] == left.ranking.ids
-    return event
+Hashed = list[tuple[int, float]]
+
+
+def learned_keys(lines: Sequence[bytes]) -> list[Hashed]:
+    """The keys that a trainer hashes of the rows of some lines, read as one block."""
+    data = b"".join(line + b"\n" for line in lines)
+    starts = np.cumsum([0, *(len(line) + 1 for line in lines)], dtype=np.int64)
+    events = parse(data, starts, WANTED)
+    assert events.bad == {}
+    assert (events.kind == IMPRESSION).all()
+    rows = events.items.size
+    columns = {**events.columns, "click": pa.array([1] * rows)}
+    made = MAKER.make(RowBatch(columns, np.arange(rows), "join", (), rows, Position("join")))
+    assert made.rejects == ()
+    hashed = made.hashed
+    return [
+        list(zip(hashed.hashes[first:stop].tolist(), hashed.x[first:stop].tolist(), strict=True))
+        for first, stop in pairwise(hashed.starts.tolist())
+    ]
+
+
+def hashed(keys: Keys) -> Hashed:
+    texts = b"".join(key for key, _, _ in keys)
+    hashes = np.empty(len(keys), np.uint64)
+    hash_keys(
+        np.frombuffer(texts, np.uint8).copy(), np.cumsum([0, *(len(key) for key, _, _ in keys)]), hashes
+    )
+    return list(zip(hashes.tolist(), [x for _, x, _ in keys], strict=True))
+
+
+def check(*questions: Question) -> list[dict[str, Any]]:
+    """Compare what they were scored on with what their lines say, and give back the events."""
+    lines, served = list[bytes](), list[Keys]()
+    for asked in questions:
+        left = whole_spec.shown(SERVING, asked, f"r{len(lines)}")
+        lines.append(SERVING.lines.line(left))
+        ids = left.ranking.ids
+        first = [place for place, item in enumerate(ids) if item not in ids[:place]]
+        keys = served_keys(SERVING, asked, left.ranking.order[first].tolist())
+        served += keys
+        assert logged_keys(lines[-1]) == keys
+        event = json.loads(lines[-1])
+        assert [item["position"] - 1 for item in event["items"]] == first
+        assert [item["ctr"] for item in event["items"]] == pytest.approx(left.ranking.ctrs[first], rel=1e-11)
+        assert [item["id"] for item in event["items"]] == [ids[place] for place in first]
+    assert learned_keys(lines) == [hashed(keys) for keys in served]
+    return [json.loads(line) for line in lines]
 
 
 IDS = st.lists(st.sampled_from([*whole_spec.ITEMS, "unknown", "n=w"]), unique=True)
@@ -182,7 +230,7 @@ def test_a_request_and_its_line_make_the_same_keys(
         asked.ask(SERVING)
     except FieldValueError:
         asked.fields, _ = drop_misfits(asked.fields, SERVING)  # type: ignore[arg-type]
-    check(asked)
+    check(asked, *OTHERS)
 
 
 @given(
@@ -199,23 +247,41 @@ def test_so_do_a_request_that_was_never_python_values_and_its_line(
     check(whole_spec.question(SERVING, made, stored(cookie, record), plain=True))
 
 
+OTHERS = [
+    whole_spec.question(
+        SERVING,
+        request(
+            ["i1", "i2"],
+            {"topics": topics, "income": 3.0},
+            {"hour": "2024-05-01T08:00:00", "distance": 0.5},
+            {},
+            "c9",
+        ),
+        None,
+        plain=False,
+    )
+    for topics in (["a"], {"a": 0.5})
+]
+"""Impressions that stand in the same block as another."""
+
+
 def test_what_a_model_does_not_know_stands_in_the_context_unless_the_row_has_a_use_for_its_name() -> None:
     made = request(["i1"], {"new": 2.5}, {"session": "s", "when": "now", "click": "1", "id": "x"}, {}, "")
-    event = check(whole_spec.question(SERVING, made, None, plain=False))
+    (event,) = check(whole_spec.question(SERVING, made, None, plain=False))
     assert event["context"] == {"session": "s", "new": 2.5, "when": ""}
 
 
 def test_a_value_of_a_record_that_does_not_fit_was_not_scored_and_is_not_logged() -> None:
     made = request(["i1"], {}, {}, {}, "c1")
     record = {"age": "30", "income": "many", "likes": "a|b"}
-    event = check(whole_spec.question(SERVING, made, stored("c1", record), plain=True))
+    (event,) = check(whole_spec.question(SERVING, made, stored("c1", record), plain=True))
     assert event["user"] == {"age": "30", "device": "c1", "likes": ["a", "b"]}
 
 
 def test_a_line_says_of_an_item_what_its_record_says_of_the_models_fields() -> None:
     made = request(["i1", "i2"], {}, {}, {}, "")
-    items = check(whole_spec.question(SERVING, made, None, plain=True))["items"]
-    assert [item["features"] for item in items] == [
+    (event,) = check(whole_spec.question(SERVING, made, None, plain=True))
+    assert [item["features"] for item in event["items"]] == [
         {"brand": "50%", "model": "", "tags": ["a*b", "c=d"], "words": {"x": 0.5, "y": -2.0}, "price": 9.5},
         {"model": "ü-2", "kg": 0.1, "added": "1700000000", "sku": "another"},
     ]
