@@ -6,8 +6,11 @@ import re
 
 import pytest
 
+from model_store.dead_letters import Letter
 from model_store.errors import StoreError
-from model_store.redis_keys import MAX_ID_BYTES, USER, record_key
+from model_store.feedback import Event
+from model_store.online_metrics import OnlineSums
+from model_store.redis_keys import MAX_ID_BYTES, USER, ModelKeys, record_key
 from model_store.store import Store
 from tests.model_store.models import ROOT, model
 
@@ -17,6 +20,16 @@ ROWS = re.findall(r"^\| `(ftrie:[^`]+)` \| ([^|]+) \|", DOCUMENT, re.MULTILINE)
 
 def pattern_of(key: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"<\w+>", r"[^:]+", re.escape(key.replace("{model}", "{ads}"))))
+
+
+def loop_written(store: Store) -> None:
+    """What comes of serving and learning all the time."""
+    store.impressions("ads").append([b"{}"])
+    feedback = store.feedback()
+    feedback.report("ads", [Event("r1", "a")])
+    feedback.close()
+    store.dead_letters("ads").add(1, [Letter("source", "place", "reason", b"{}")])
+    store.trainer_lease("ads", "folder").take()
 
 
 def test_every_key_in_redis_is_in_the_document_with_its_type_and_the_other_way_round(store: Store) -> None:
@@ -29,6 +42,9 @@ def test_every_key_in_redis_is_in_the_document_with_its_type_and_the_other_way_r
     store.records.put_candidates("home", ["i"])
     store.records.items_generation()  # gives the data its epoch
     store.client.incr("ftrie:items:generation")
+    ads.refusals.watch(1, 0)
+    ads.online.write({(1, 1, "base"): OnlineSums(requests=1)})
+    loop_written(store)
     seen = set()
     for found in store.client.scan_iter():
         kind = store.client.type(found).decode()
@@ -44,6 +60,13 @@ def test_the_document_lists_the_manifest_field_by_field(store: Store) -> None:
     stored = store.client.hkeys(ads.keys.manifest(ads.publish(model())))
     documented = re.findall(r"^\| `(\w+)` \|", DOCUMENT.partition("## The manifest")[2], re.MULTILINE)
     assert {field.decode() for field in stored} == set(documented)
+
+
+def test_the_document_lists_the_lease_field_by_field(store: Store) -> None:
+    store.trainer_lease("ads", "folder").take()
+    section = DOCUMENT.partition("## The trainer's lease")[2].partition("\n## ")[0]
+    documented = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    assert [field.decode() for field in store.client.hkeys(ModelKeys("ads").trainer)] == documented
 
 
 def test_the_document_lists_the_experiment_field_by_field(store: Store) -> None:

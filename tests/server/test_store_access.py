@@ -17,7 +17,8 @@ from urllib.parse import quote
 import pytest
 import redis
 
-from ftrie.client import Client
+from ftrie.client import Client, Feedback
+from model_store.dead_letters import Letter
 from model_store.errors import StoreError
 from model_store.experiments import Experiment
 from model_store.store import Store
@@ -81,6 +82,7 @@ def test_a_server_follows_and_ranks_by_its_rules_and_can_change_nothing(
         eventually(lambda: not client.rank(candidates=["item-99"]).unknown_items)
         store.model(shop.NAME).set_experiment(Experiment(shares={"base": 0.0, "plain": 1.0}))
         eventually(lambda: client.rank(cookie="u1", candidates=["item-1"]).variant == "plain")
+        assert client.report("", [Feedback("r1", "item-1")]).accepted == 1
     assert refusals(store) == []
     with Store.open(as_role("ftrie-server")) as reading:
         for change in (
@@ -108,6 +110,12 @@ def test_a_trainer_publishes_by_its_rules_and_sees_no_user(
         versions.rollback()
         versions.set_experiment(Experiment(shares={"base": 0.5, "plain": 0.5}))
         assert versions.experiment() is not None
+        lease = training.trainer_lease(shop.NAME, "folder")
+        versions.activate(versions.publish(shop.artefact(9), epoch=lease.take()), epoch=lease.epoch)
+        lease.release()
+        training.dead_letters(shop.NAME).add(1, [Letter("source", "place", "reason", b"{}")])
+        assert training.dead_letters(shop.NAME).last() == 1
+        assert training.clicks(shop.NAME).read((0, 0), 10).payloads == []
         assert refusals(store) == []
         with pytest.raises(StoreError, match="permission"):
             training.records.put_users(shop.USERS.items())
