@@ -30,7 +30,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Recent:
-    """The last `examples` examples, and at most one 64th more (of a small window: 256 more).
+    """At least the last `examples` examples; at most a block more, one 64th of them, of a small window up to 511.
 
     Memory: 65 blocks of 4 + 5 x variants sums.
     """
@@ -52,7 +52,9 @@ class Recent:
         hashed = examples.hashed
         total = int(hashed.labels.size)
         done = self._passed_over(total)
-        self.rows += done
+        if done:
+            self.rows += done
+            self._open_block()[:] = 0.0
         weights = hashed.weights[done:] if hashed.weights.size else np.ones(total - done)
         terms = _terms(scores[done:, : len(self.variants)], hashed.labels[done:], weights)
         begin = 0
@@ -91,12 +93,17 @@ class Recent:
 
     def _add(self, terms: Floats) -> None:
         """Add rows of one block. accumulate adds one after the other, whatever stands in one call."""
-        block, within = divmod(self.rows, self._block)
-        sums = self._sums[block % len(self._sums)]
-        if within == 0:
-            sums[:] = 0.0
+        sums = self._open_block()
         sums[:] = np.add.accumulate(np.vstack([sums, terms]), axis=0)[-1]
         self.rows += len(terms)
+        if self.rows % self._block == 0:
+            self._open_block()[:] = (
+                0.0  # what stood there leaves the window, whether another row comes or not
+            )
+
+    def _open_block(self) -> Floats:
+        sums: Floats = self._sums[self.rows // self._block % len(self._sums)]
+        return sums
 
 
 def _terms(scores: Floats, labels: Floats, weights: Floats) -> Floats:
