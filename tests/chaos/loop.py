@@ -34,10 +34,12 @@ class Process:
         self._out = folder / f"{name}.out"
         self._err = folder / f"{name}.err"
         self._folder = folder
+        self._before = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it; its output goes on in the same files."""
+        self._before = len(self.lines())
         with self._out.open("ab") as out, self._err.open("ab") as err:
             self._process = subprocess.Popen(
                 self._command, cwd=self._folder, stdout=out, stderr=err, start_new_session=True
@@ -56,6 +58,10 @@ class Process:
         assert self._process is not None
         self._process.terminate()
         assert self._process.wait(within_s) == 0, self.said()
+
+    def await_up(self) -> None:
+        """Wait for the first line it prints in this life: then it can be asked to end."""
+        eventually(lambda: len(self.lines()) > self._before, f"a line of {self.name}", COMPILE_S)
 
     @property
     def ended_by_itself(self) -> bool:

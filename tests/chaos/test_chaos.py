@@ -28,7 +28,8 @@ def loop(tmp_path: Path) -> Iterator[WholeLoop]:
     """The loop with a first model that both servers serve; not yet any traffic."""
     whole = WholeLoop(tmp_path, RATE)
     spec = (ROOT / "ftrie" / "simulation" / SPEC).read_text()
-    (tmp_path / SPEC).write_text(spec + f'\n[join]\nwindow = "{WINDOW_S}s"\nlateness = "1s"\n')
+    spec = spec[: spec.index("[join]")] + f'[join]\nwindow = "{WINDOW_S}s"\nlateness = "1s"\n'
+    (tmp_path / SPEC).write_text(spec)
     market = Market(1, Tastes(), Sizes())
     write_log(market, 500, 6, tmp_path / "day.csv")
     try:
@@ -41,7 +42,7 @@ def loop(tmp_path: Path) -> Iterator[WholeLoop]:
         for process in (*whole.servers, whole.trainer):
             process.start()
         for server in whole.servers:
-            eventually(lambda server=server: bool(server.lines()), "a server that serves", COMPILE_S)
+            server.await_up()
         yield whole
     finally:
         whole.take_down()
@@ -61,8 +62,11 @@ def disturb(whole: WholeLoop, seconds: float, chance: random.Random) -> None:
 
 
 def settle(whole: WholeLoop) -> None:
-    """End all but the store in good order, what makes events first; servers that are still starting may finish that."""
-    for process in (whole.traffic, *whole.servers, whole.trainer):
+    """Let all come up again, then end all but the store in good order, what makes events first."""
+    ending = (whole.traffic, *whole.servers, whole.trainer)
+    for process in ending:
+        process.await_up()
+    for process in ending:
         process.end(COMPILE_S)
 
 
@@ -104,7 +108,7 @@ def balance(loop: WholeLoop, status: dict[str, dict[str, int]]) -> None:
     assert clicks.added == counts["feedback"] > 0
     assert set(status["lost"].values()) == {0}
     assert join["pending"] == 0
-    assert join["impressions"] + join["duplicate_impressions"] == counts["impressions"]
+    assert join["impressions"] == counts["impressions"] == join["closed"] + join["duplicate_impressions"]
     assert join["rows"] == join["positives"] + join["negatives"]
     assert join["rows"] + join["corrections"] == (
         counts["examples"] + counts["bad_rows"] + counts["subsampled"]
