@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,10 +91,11 @@ def run(spec: ModelSpec, logs: list[str], asked: Asked) -> Done:
         estimating = _estimating(spec, asked, kind) if asked.policies else None
         _compile(spec, as_inputs(logs) if kind == ROWS else [], asked.format)
         if kind == ROWS:
-            replayed, estimates = _of_rows(spec, as_inputs(logs), asked, estimating)
+            replayed, read = _of_rows(spec, as_inputs(logs), asked, estimating)
         else:
-            replayed, estimates = _of_events(spec, logs, asked, estimating, store)
+            replayed, read = _of_events(spec, logs, asked, estimating, store)
         sha256, version = _hand_over(replayed, asked, store)
+        estimates = _estimate(estimating, read) if estimating is not None else None
     return Done(spec.model.name, replayed, sha256, version, estimates)
 
 
@@ -115,7 +116,8 @@ def _estimating(spec: ModelSpec, asked: Asked, kind: str) -> Estimating:
 
 def _of_rows(
     spec: ModelSpec, inputs: list[str], asked: Asked, estimating: Estimating | None
-) -> tuple[Replayed, Estimates | None]:
+) -> tuple[Replayed, Read]:
+    """Replay labelled rows; they can be read again for estimates."""
     tables = [SideTable.of_items(asked.items, spec.input)] if asked.items else []
     tables += [SideTable.of_users(asked.users, spec.input)] if asked.users else []
     with RejectLog(asked.rejects) as rejects, progress("replaying") as bar:
@@ -132,17 +134,16 @@ def _of_rows(
             on_progress=show,
             on_note=note,
         )
-    if estimating is None:
-        return replayed, None
-    log = LogOfRows(
-        inputs, asked.format, tables, asked.propensity, asked.position, estimating.decision, lambda text: None
-    )
-    return replayed, _estimate(estimating, log.read)
+    decision = estimating.decision if estimating is not None else DECISION_ROW
+    quietly: Callable[[str], None] = lambda text: None  # noqa: E731  (the replay has said it)
+    log = LogOfRows(inputs, asked.format, tables, asked.propensity, asked.position, decision, quietly)
+    return replayed, log.read
 
 
 def _of_events(
     spec: ModelSpec, logs: list[str], asked: Asked, estimating: Estimating | None, store: Store | None
-) -> tuple[Replayed, Estimates | None]:
+) -> tuple[Replayed, Read]:
+    """Replay events; for estimates, the rows that the join gave out were kept."""
     from trainer.replaying.events import as_events, replay_events
     from trainer.replaying.tap import JoinedTap
 
@@ -158,16 +159,14 @@ def _of_events(
             _show(bar, loop.model, None)
 
         replayed = replay_events(spec, logs, store, tap=tap, on_progress=show, on_note=note)
-    if estimating is None or tap is None:
-        return replayed, None
-    kept = tap
 
     def read(spec: ModelSpec, models: Sequence[ModelSpec]) -> tuple[LoggedRows, Layout, list[ModelSpec]]:
+        assert estimating is not None and tap is not None
         resolved = [as_events(each) for each in models]
-        rows, layout = kept.read(resolved, asked.propensity, asked.position, estimating.decision)
+        rows, layout = tap.read(resolved, asked.propensity, asked.position, estimating.decision)
         return rows, layout, resolved
 
-    return replayed, _estimate(estimating, read)
+    return replayed, read
 
 
 def _show(bar: Progress, model: LearningModel, expected: int | None) -> None:

@@ -38,7 +38,11 @@ def _show_replay(done: Done) -> None:
         f"{replayed.rejected:,} rejected{faster}"
     )
     for name, counts in (("events", replayed.counts), ("join", replayed.join)):
-        told = [f"{count:,} {what.replace('_', ' ')}" for what, count in counts.items() if what != _A_TIME]
+        told = [
+            f"{count:,} {what.replace('_', ' ')}"
+            for what, count in counts.items()
+            if count and what != _A_TIME
+        ]
         if told:
             print(f"{name}: {', '.join(told)}")
     version = f", version {done.version}" if done.version is not None else ""
@@ -63,8 +67,9 @@ def _span(replayed: Replayed) -> str:
 def _show_estimates(found: Estimates) -> None:
     what = "one item a row" if found.decision == "row" else f"lists of {found.size:.1f} items on average"
     print(
-        f"\nclick rate per item shown, 95 % intervals; {found.rows:,} rows of {found.requests:,} requests, {what}, "
-        f"{found.candidates:,} candidates; weights clipped at {found.limit:,.4g}"
+        f"\nclick rate per item shown, 95 % intervals; {found.rows:,} rows of {found.requests:,} requests, {what}"
+        + (f", {found.candidates:,} candidates" if found.candidates else "")
+        + f"; weights clipped at {found.limit:,.4g}"
     )
     print_table(
         ["policy", "SNIPS", "interval", "bootstrap", "IPS", "interval", "clipped", "to logged"],
