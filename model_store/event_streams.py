@@ -7,6 +7,7 @@ docs/events.md has the events' form; nothing here knows what they mean.
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -184,7 +185,12 @@ def _from_flat(entry: bytes, fields: Mapping[bytes, bytes]) -> bytes:
 
 
 def _value(name: bytes, value: bytes) -> Any:
-    return json.loads(value) if name in _NUMBERS and _NUMBER.fullmatch(value) else _text(value)
+    return json.loads(value) if name in _NUMBERS and _is_number(value) else _text(value)
+
+
+def _is_number(value: bytes) -> bool:
+    """One that JSON can say, too: neither infinite nor of more digits than Python reads."""
+    return len(value) <= 32 and bool(_NUMBER.fullmatch(value)) and math.isfinite(float(value))
 
 
 def _text(raw: bytes) -> str:

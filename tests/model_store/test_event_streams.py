@@ -61,6 +61,14 @@ def test_flat_fields_become_json_with_the_entrys_time(store: Store) -> None:
     assert odd == {"item": "\udcff", "ts": "2023-11-14T22:13:20Z"}
 
 
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "9" * 5000, "NaN", "0x1", "1_0", " 1", ""])
+def test_a_flat_number_that_is_none_stays_the_text_it_is(store: Store, number: str) -> None:
+    stream = store.clicks("ads")
+    store.client.xadd(stream.key, {"ts": number, "value": number})
+    (payload,) = stream.read((0, 0), 1).payloads
+    assert json.loads(payload) == {"ts": number, "value": number}
+
+
 def test_a_reader_can_tell_how_many_were_trimmed_unread(store: Store) -> None:
     stream = store.clicks("ads")
     stream.append(payloads(10))
