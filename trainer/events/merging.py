@@ -86,7 +86,7 @@ class Merger:
             if parts:
                 return self._hand_out(parts)
             rest = until - time.monotonic()
-            if rest <= 0:
+            if rest <= 0 or self.ended:
                 return None
             with self._changed:
                 self._changed.wait(min(rest, _GATHER_S))
