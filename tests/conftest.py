@@ -79,6 +79,12 @@ def open_bandit_folder() -> Path:
     return _click_log("open_bandit/random_men")
 
 
+@pytest.fixture(scope="session")
+def trivago_folder() -> Path:
+    """A day of hotel lists as shown and the click each received, as two event logs (docs/events.md)."""
+    return _click_log("trivago")
+
+
 def _click_log(name: str) -> Path:
     path = CLICK_LOGS / name
     if not path.exists():
