@@ -20,7 +20,8 @@ GONE_S = 30.0
 """How long a file that is gone may take to turn up under another name before its unread rest is given up."""
 _KEPT = 1000  # records of files that are gone: to know them again should they come back
 _KEPT_OPEN = 16  # so that what is read, or next, can be read on when it is deleted
-_SCANNING_SHARE = 0.05
+RESTS = 20.0
+"""How many times as long as looking at the files took nobody looks again: what costs little is done often."""
 
 
 class Census:
@@ -50,17 +51,16 @@ class Census:
         self._open: list[Record] = []
         self._rest_until_s = 0.0
 
-    def look(self) -> bool:
-        """Look at what is there now; False if it was looked at too shortly before for so many files."""
+    def look(self) -> None:
+        """Look at what is there now, unless that was done too shortly before for so many files."""
         began_s = time.monotonic()
         if began_s < self._rest_until_s and not self._once:
-            return False
+            return
         self._match(self._listing.entries())
         now_s = time.monotonic()
         self._settle(now_s)
         took_s = now_s - began_s
-        self._rest_until_s = now_s + took_s / _SCANNING_SHARE if took_s > 0.001 else 0.0
-        return True
+        self._rest_until_s = now_s + RESTS * took_s
 
     def in_order(self) -> list[Record]:
         """The files that can be read: first what is gone by name but still open, then those there are."""
@@ -123,7 +123,7 @@ class Census:
 
     def _is_still(self, record: Record, entry: Entry) -> bool:
         """True if the file with the record's inode still has the record's content; else the record lets go of it."""
-        if record.checked == entry or _is_finished(record, entry):
+        if record.checked == entry or record.done == entry.size:
             return True
         if not record.is_packed and entry.size < record.offset and self._is_plain(record, entry):
             if record.path == entry.path:
@@ -243,10 +243,3 @@ class Census:
             f"{record.path} is gone or was cut back, and {rest:,} bytes of it, about {record.lost:,} events, were not "
             "read; keep more rotated files, or give the trainer more of the machine"
         )
-
-
-def _is_finished(record: Record, entry: Entry) -> bool:
-    """True for a file that was read to its end by an earlier run, and has the same size still."""
-    if record.done >= 0:
-        return entry.size == record.done
-    return record.is_packed is None and entry.size == record.offset

@@ -78,8 +78,7 @@ class FileChain:
             return None
         if self._current is not None and (found := self._from(self._current, take)):
             return found
-        if not self._census.look():
-            return None
+        self._census.look()
         records = self._census.in_order()
         self._say_if_waiting(records)
         for record in records:
@@ -111,6 +110,7 @@ class FileChain:
             if record.entry is None or not record.is_packed:
                 raise
             self._census.report(record.entry, error)
+            record.close()
             record.done = record.size
             return None
 
@@ -124,12 +124,15 @@ class FileChain:
                 record.checked = None
                 return None
             at_end = len(window) < count
-            found = take(record, opened, window, at_end and (opened.is_packed or self._once))
+            is_all = at_end and (opened.is_packed or self._once) and opened.failure is None
+            found = take(record, opened, window, is_all)
             if found is not None:
                 record.offset += found.size
                 record.line += found.lines
                 self._current = record
                 return found
+            if opened.failure is not None:
+                raise opened.failure
             if at_end:
                 self._note_end(record, len(window))
                 return None

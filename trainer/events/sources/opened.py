@@ -28,7 +28,11 @@ class Opened(Protocol):
         """Its first bytes, at most HEAD_BYTES."""
 
     def read(self, offset: int, count: int) -> bytes:
-        """At most `count` bytes from `offset` on; fewer only at the end there is now. InputError for damage."""
+        """At most `count` bytes from `offset` on; fewer at the end there is now, or before damage."""
+
+    @property
+    def failure(self) -> InputError | None:
+        """The damage that was met, behind what was read."""
 
     def close(self) -> None:
         """Give the descriptor back. May be called twice."""
@@ -55,6 +59,7 @@ class PlainFile:
     """An uncompressed file, by its descriptor."""
 
     is_packed = False
+    failure = None
 
     def __init__(self, path: str, fd: int) -> None:
         self._path = path
@@ -100,7 +105,7 @@ class PackedFile:
         return self._opened().head
 
     def read(self, offset: int, count: int) -> bytes:
-        """See Opened. Damage is raised once all before it has been read."""
+        """See Opened."""
         stream = self._opened()
         if offset < self._start:
             self.close()
@@ -115,6 +120,11 @@ class PackedFile:
             self._window += self._more(stream, count - len(self._window))
         return self._window[:count]
 
+    @property
+    def failure(self) -> InputError | None:
+        """See Opened."""
+        return None if self._stream is None else self._stream.failure
+
     def close(self) -> None:
         """See Opened."""
         if self._stream is not None:
@@ -123,10 +133,7 @@ class PackedFile:
 
     def _more(self, stream: ByteStream, count: int) -> bytes:
         room = np.empty(count, np.uint8)
-        got = stream.read_into(room)
-        if got < count and stream.failure is not None and got + len(self._window) == 0:
-            raise stream.failure
-        return room[:got].tobytes()
+        return room[: stream.read_into(room)].tobytes()
 
     def _opened(self) -> ByteStream:
         if self._stream is None:

@@ -6,7 +6,7 @@ the store or the broker is may change from run to run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -35,6 +35,7 @@ class _Opener:
 
     name: str
     open: Callable[[Place], Source]
+    may_be_new: bool = False
 
 
 def open_sources(
@@ -46,7 +47,7 @@ def open_sources(
     *,
     once: bool = False,
 ) -> list[Source]:
-    """The sources that `names` stand for (docs/sources.md), each at its place; first those with a place, in order.
+    """The sources that `names` stand for (docs/sources.md), each at its place.
 
     places: as `Source.place` told them, or none to begin at the beginning. once: what is there now is all there is.
     Stores that are opened here are closed with the source that reads them. Raises InputError for a name that cannot be
@@ -132,23 +133,17 @@ def _check_names(openers: Sequence[_Opener]) -> None:
 
 
 def _at_places(openers: Sequence[_Opener], places: Sequence[Place]) -> list[tuple[_Opener, Place]]:
-    by_name = {each.name: each for each in openers}
-    found: list[tuple[_Opener, Place]] = []
-    for place in places:
-        opener = by_name.pop(place["source"], None)
-        if opener is None:
-            raise InputError(
-                f"the checkpoint has read {place['source']}, which is not among the sources now; expected the same "
-                f"sources, {_shown(places)}; name them again, or begin anew with another folder of checkpoints"
-            )
-        found.append((opener, place))
-    if places and by_name:
+    """Each with its place; {} of one that had brought nothing. The order decides on ties, and stays."""
+    by_name = {place["source"]: place for place in places if "source" in place}
+    known = [each.name for each in openers if each.name in by_name]
+    new = [each.name for each in openers if each.name not in by_name and not each.may_be_new]
+    if known != list(by_name) or (places and len(new) > len(places) - len(by_name)):
         raise InputError(
-            f"{', '.join(by_name)} was not among the sources of the checkpoint, {_shown(places)}; name the same ones, "
-            "or begin anew with another folder of checkpoints"
+            f"the checkpoint has read {_shown(by_name)}; the sources are now {_shown(each.name for each in openers)}; "
+            "name the same ones in the same order, or begin anew with another folder of checkpoints"
         )
-    return found + [(each, {}) for each in by_name.values()]
+    return [(each, by_name.get(each.name, {})) for each in openers]
 
 
-def _shown(places: Sequence[Place]) -> str:
-    return ", ".join(str(place["source"]) for place in places)
+def _shown(names: Iterable[str]) -> str:
+    return ", ".join(names) or "nothing"

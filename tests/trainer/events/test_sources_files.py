@@ -1,0 +1,484 @@
+"""Growing files as a source: rotated, cut back, copied, compressed and deleted while they are read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model_store.errors import InputError
+from server.rotating_file import RotatingFile
+from trainer.events.events import NEVER_US, Place
+from trainer.events.sources import census
+from trainer.events.sources.files import FileSource
+
+
+def event(number: int) -> bytes:
+    """A line that no other is like."""
+    return json.dumps({"request_id": f"r{number}", "item": "a", "pad": "x" * (number % 40)}).encode() + b"\n"
+
+
+class Reading:
+    """Reads a source by and by, reopening it where it stands when asked to."""
+
+    def __init__(self, name: Path | str, *, once: bool = False, place: Place | None = None) -> None:
+        self.name, self.once = str(name), once
+        self.notes: list[str] = []
+        self.lines: list[bytes] = []
+        self.at: Place = place or {}
+        self.source = self._open()
+
+    def _open(self) -> FileSource:
+        return FileSource(self.name, self.at, self.notes.append, once=self.once)
+
+    def reopen(self) -> None:
+        """As after a kill: from JSON, at the last place."""
+        self.source.close()
+        self.at = json.loads(json.dumps(self.at))
+        self.source = self._open()
+
+    def step(self, count: int | None = None) -> bool:
+        """One read; of what it brings, only `count` lines are taken, and the source is opened there again."""
+        stretch = self.source.read()
+        if stretch is None:
+            return False
+        taken = len(stretch) if count is None else min(count, len(stretch))
+        starts = stretch.starts.tolist()
+        self.lines += [stretch.data[starts[i] : starts[i + 1]] for i in range(taken)]
+        self.at = self.source.place(stretch, taken)
+        if taken < len(stretch):
+            self.reopen()
+        return True
+
+    def all(self) -> list[bytes]:
+        """Everything there is now, and before."""
+        while self.step():
+            pass
+        return self.lines
+
+
+@pytest.fixture(autouse=True)
+def looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each read sees what is there then."""
+    monkeypatch.setattr(census, "RESTS", 0.0)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "events.jsonl"
+
+
+def append(path: Path, *lines: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(b"".join(lines))
+
+
+def test_a_file_that_is_not_there_yet_is_waited_for_and_that_is_said_once(log: Path) -> None:
+    reading = Reading(log)
+    assert reading.all() == [] and reading.all() == []
+    assert len(reading.notes) == 1 and "waiting for it" in reading.notes[0]
+    append(log, event(1))
+    assert reading.all() == [event(1)]
+    assert reading.source.frontier_us() == 0
+
+
+def test_a_line_is_read_once_it_is_ended(log: Path) -> None:
+    append(log, event(1), event(2)[:10])
+    reading = Reading(log)
+    assert reading.all() == [event(1)]
+    reading.reopen()
+    assert reading.all() == [event(1)]
+    append(log, event(2)[10:])
+    assert reading.all() == [event(1), event(2)]
+
+
+def test_with_once_the_end_of_the_file_ends_the_last_line_and_the_source(log: Path) -> None:
+    append(log, event(1), event(2)[:-1])
+    reading = Reading(log, once=True)
+    assert reading.all() == [event(1), event(2)]
+    assert reading.source.frontier_us() == NEVER_US
+    append(log, b"\n", event(3))
+    reading.reopen()
+    assert reading.all() == [event(1), event(2), event(3)]
+
+
+def test_blank_lines_and_a_byte_order_mark_are_passed_over(log: Path) -> None:
+    append(log, b"\xef\xbb\xbf", b"\n", event(1), b"\r\n", b"\n", event(2))
+    reading = Reading(log)
+    assert reading.all() == [event(1), event(2)]
+    reading.reopen()
+    append(log, b"\n\n", event(3))
+    assert reading.all() == [event(1), event(2), event(3)]
+
+
+def test_long_lines_are_read_whole(log: Path) -> None:
+    long = json.dumps({"pad": "x" * 3_000_000}).encode() + b"\n"
+    append(log, event(1), long, event(2))
+    assert Reading(log).all() == [event(1), long, event(2)]
+
+
+def test_a_line_that_never_ends_is_refused(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.events.sources.chain.MAX_ROW_BYTES", 1 << 20)
+    append(log, event(1), b"x" * (3 << 20))
+    reading = Reading(log)
+    reading.step()
+    with pytest.raises(InputError, match=r"events\.jsonl:2: a line longer than"):
+        reading.step()
+
+
+def test_reading_goes_on_in_a_file_that_was_renamed_and_then_in_the_new_one(log: Path) -> None:
+    append(log, event(1), event(2))
+    reading = Reading(log)
+    reading.step(1)
+    log.rename(f"{log}.1")
+    append(log, event(4))
+    append(Path(f"{log}.1"), event(3))  # a writer that has it open still
+    assert reading.all() == [event(n) for n in (1, 2, 3, 4)]
+
+
+def test_files_rotated_before_the_first_read_are_read_oldest_first(log: Path) -> None:
+    for number, name in enumerate((".2026-01-01", "-20260131", ".12", ".2", ".1", ""), 1):
+        append(Path(f"{log}{name}"), event(number))
+    append(log.with_name("events.jsonl.1.idx"), b"not one of them\n")
+    # by date: both marks as they sort; then by number, falling
+    assert sorted(Reading(log).all()) == [event(n) for n in range(1, 7)]
+    assert Reading(log).all()[2:] == [event(n) for n in range(3, 7)]
+
+
+@pytest.mark.parametrize("packing", ["gzip", "zstd"])
+@pytest.mark.parametrize("reopens", [True, False])
+def test_a_rotated_file_that_was_compressed_is_read_on(log: Path, packing: str, reopens: bool) -> None:
+    append(log, *(event(n) for n in range(5)))
+    reading = Reading(log)
+    reading.step(2)
+    log.rename(f"{log}.1")
+    append(log, event(5))
+    pack(Path(f"{log}.1"), packing)
+    if reopens:
+        reading.reopen()
+    assert reading.all() == [event(n) for n in range(6)]
+    reading.reopen()
+    assert reading.all() == [event(n) for n in range(6)]
+    assert not reading.notes
+
+
+def pack(path: Path, packing: str, *, keep: bool = False) -> None:
+    data = path.read_bytes()
+    if packing == "gzip":
+        packed = Path(f"{path}.gz")
+        packed.write_bytes(gzip.compress(data))
+    else:
+        packed = Path(f"{path}.zst")
+        packed.write_bytes(pa.compress(data, "zstd", asbytes=True))
+    if not keep:
+        path.unlink()
+
+
+def test_a_compressed_copy_beside_its_original_is_not_read_twice(log: Path) -> None:
+    append(log, *(event(n) for n in range(5)))
+    log.rename(f"{log}.1")
+    pack(Path(f"{log}.1"), "gzip", keep=True)
+    reading = Reading(log)
+    assert reading.all() == [event(n) for n in range(5)]
+    Path(f"{log}.1").unlink()
+    reading.reopen()
+    assert reading.all() == [event(n) for n in range(5)]
+
+
+def test_the_half_line_at_the_end_of_a_compressed_file_is_a_line(log: Path) -> None:
+    append(log, event(1), event(2)[:-1])
+    reading = Reading(log)
+    assert reading.all() == [event(1)]
+    log.rename(f"{log}.1")
+    pack(Path(f"{log}.1"), "gzip")
+    assert reading.all() == [event(1), event(2)]
+
+
+def test_a_compressed_file_cut_short_is_read_as_far_as_it_goes_and_said(log: Path) -> None:
+    lines = [event(n) for n in range(20_000)]
+    packed = gzip.compress(b"".join(lines))
+    whole = Path(f"{log}.1.gz")
+    whole.write_bytes(packed[: len(packed) // 2])
+    reading = Reading(log)
+    count = len(reading.all())
+    assert 0 < count < len(lines) and reading.lines == lines[:count]
+    assert [note for note in reading.notes if "cut short" in note]
+    whole.write_bytes(packed)  # and once it is whole, all of it, in place
+    assert reading.all() == lines
+
+
+def test_a_file_that_was_copied_and_cut_back_is_read_on_in_the_copy(log: Path) -> None:
+    append(log, event(1), event(2), event(3))
+    reading = Reading(log)
+    reading.step(1)
+    shutil.copy(log, f"{log}.1")
+    assert reading.step() and reading.lines == [event(n) for n in (1, 2, 3)]
+    append(log, event(4))
+    assert reading.step()  # the copy stands there by now, but the original is still whole
+    shutil.copy(log, f"{log}.1")
+    os.truncate(log, 0)
+    append(log, event(5), event(6), event(7), event(8), event(9))
+    assert reading.all() == [event(n) for n in range(1, 10)]
+    assert reading.source.lost == 0
+
+
+def test_what_was_not_read_when_a_file_was_copied_and_cut_back_is_read_in_the_copy(log: Path) -> None:
+    append(log, *(event(n) for n in range(9)))
+    reading = Reading(log)
+    reading.step(2)
+    shutil.copy(log, f"{log}.1")
+    os.truncate(log, 0)
+    append(log, event(9))
+    reading.reopen()
+    assert reading.all() == [event(n) for n in range(10)]
+
+
+def test_a_file_that_was_cut_back_is_read_from_its_start_and_that_is_said(log: Path) -> None:
+    append(log, event(1), event(2))
+    reading = Reading(log)
+    reading.all()
+    os.truncate(log, 0)
+    append(log, event(3))
+    assert reading.all() == [event(1), event(2), event(3)]
+    assert "cut back" in reading.notes[0] and reading.source.lost == 0
+
+
+def test_a_file_overwritten_by_a_longer_one_is_read_from_its_start(log: Path) -> None:
+    append(log, event(1))
+    reading = Reading(log)
+    reading.all()
+    with log.open("wb") as file:  # same inode
+        file.write(b"".join(event(n) for n in range(2, 9)))
+    assert reading.all() == [event(n) for n in range(1, 9)]
+
+
+def test_the_unread_rest_of_a_deleted_file_is_read_while_it_is_open(log: Path) -> None:
+    append(log, *(event(n) for n in range(60_000)))
+    reading = Reading(log)
+    reading.step()
+    log.unlink()
+    append(log, event(60_000))
+    assert reading.all() == [event(n) for n in range(60_001)]
+
+
+def test_the_unread_rest_of_a_file_deleted_meanwhile_is_counted_and_said(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(census, "GONE_S", 0.0)
+    append(log, *(event(40 * n) for n in range(100, 110)))
+    reading = Reading(log)
+    reading.step(4)
+    log.rename(f"{log}.9")
+    Path(f"{log}.9").unlink()
+    append(log, event(1))
+    reading.source.close()
+    reading.reopen()
+    assert reading.all()[4:] == [event(1)]
+    assert reading.source.lost == 6 and "about 6 events" in reading.notes[-1]
+    reading.step()
+    reading.reopen()
+    assert reading.all()[4:] == [event(1)]
+
+
+def test_the_count_of_what_was_lost_is_in_the_place(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(census, "GONE_S", 0.0)
+    append(log, event(40), event(80))
+    reading = Reading(log)
+    reading.step(1)
+    os.truncate(log, 0)
+    append(log, event(1))
+    reading.reopen()
+    assert reading.all() == [event(40), event(1)]
+    append(log, event(2))
+    reading.all()
+    assert reading.at["lost"] == 1
+    reading.reopen()
+    assert reading.source.lost == 1
+
+
+def test_a_folder_is_read_in_the_order_of_names_and_new_files_join(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    reading = Reading(folder)
+    assert reading.all() == []
+    folder.mkdir()
+    append(folder / "b.jsonl", event(2))
+    append(folder / "a.jsonl", event(1))
+    append(folder / ".hidden", b"not this\n")
+    append(folder / "c.jsonl.tmp", b"nor this\n")
+    assert reading.all() == [event(1), event(2)]
+    reading.reopen()
+    append(folder / "c.jsonl", event(3))
+    append(folder / "b.jsonl", event(4))
+    assert reading.all() == [event(1), event(2), event(4), event(3)]
+
+
+def test_a_glob_takes_what_matches(tmp_path: Path) -> None:
+    reading = Reading(tmp_path / "*.jsonl")
+    append(tmp_path / "a.jsonl", event(1))
+    append(tmp_path / "a.txt", event(2))
+    append(tmp_path / "b.jsonl", event(3))
+    assert reading.all() == [event(1), event(3)]
+
+
+def test_rotated_files_in_a_folder_come_before_the_one_they_were_rotated_from(tmp_path: Path) -> None:
+    for number, name in enumerate(("a.jsonl.2", "a.jsonl.1", "a.jsonl", "b.jsonl", "part.1", "part.2"), 1):
+        append(tmp_path / name, event(number))
+    assert Reading(tmp_path).all() == [event(n) for n in range(1, 7)]
+
+
+def test_a_new_file_with_the_inode_of_a_deleted_one_is_new(log: Path) -> None:
+    append(log, event(1), event(2))
+    reading = Reading(log)
+    reading.all()
+    reading.source.close()
+    inode = log.stat().st_ino
+    log.unlink()
+    append(log, event(3), event(4), event(5))
+    # Where the file system gave another inode, the place is made to know the new file by it.
+    reading.at["files"][0][1] = log.stat().st_ino
+    reading.reopen()
+    assert reading.all() == [event(n) for n in range(1, 6)], inode
+
+
+def test_lag_is_the_bytes_that_are_not_read(log: Path) -> None:
+    append(log, event(1), event(2))
+    reading = Reading(log)
+    assert reading.source.lag().bytes == len(event(1) + event(2))
+    reading.all()
+    assert reading.source.lag().bytes == 0
+
+
+WRITER = """
+import sys
+from server.rotating_file import RotatingFile
+from tests.trainer.events.test_sources_files import event
+file = RotatingFile(sys.argv[1], 6000, 50)
+for number in range(int(sys.argv[2])):
+    file.append(event(number))
+"""
+
+
+def test_every_line_of_a_rotating_file_that_another_process_writes_is_read_once(log: Path) -> None:
+    count = 3000
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(log), str(count)])
+    reading = Reading(log)
+    while writer.poll() is None:
+        reading.step()
+    assert writer.returncode == 0
+    assert reading.all() == [event(n) for n in range(count)]
+    assert reading.source.lost == 0
+
+
+def test_reading_can_go_on_from_every_place(log: Path) -> None:
+    file = RotatingFile(log, 500, 100)
+    for number in range(40):
+        file.append(event(number))
+    places: list[Place] = [{}]
+    source = FileSource(str(log), {}, print)
+    while (stretch := source.read()) is not None:
+        places += [source.place(stretch, count) for count in range(1, len(stretch) + 1)]
+    assert len(places) == 41
+    pack(Path(f"{log}.3"), "gzip")
+    for taken, place in enumerate(places):
+        assert Reading(log, place=place).all() == [event(n) for n in range(taken, 40)]
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(1, 5)),
+        st.tuples(st.just("half"), st.integers(1, 20)),
+        st.tuples(st.just("rotate"), st.just(0)),
+        st.tuples(st.just("copytruncate"), st.just(0)),
+        st.tuples(st.just("gzip"), st.integers(1, 3)),
+        st.tuples(st.just("zstd"), st.integers(1, 3)),
+        st.tuples(st.just("read"), st.integers(0, 8)),
+        st.tuples(st.just("reopen"), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+class Life:
+    """A log that lives: lines are written to it in order, and files move on, whatever else happens."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "events.jsonl"
+        self.log.touch()
+        self.written: list[bytes] = []
+        self._half = b""
+
+    def append(self, count: int) -> None:
+        for _ in range(count):
+            line = event(len(self.written))
+            append(self.log, line[len(self._half) :])
+            self._half = b""
+            self.written.append(line)
+
+    def half(self, size: int) -> None:
+        if not self._half:
+            self._half = event(len(self.written))[:size]
+            append(self.log, self._half)
+
+    def rotate(self, _: int) -> None:
+        if self._half or not self.log.stat().st_size:
+            return
+        self._make_room()
+        self.log.rename(f"{self.log}.1")
+        self.log.touch()
+
+    def copytruncate(self, _: int) -> None:
+        if self._half or not self.log.stat().st_size:
+            return
+        self._make_room()
+        shutil.copy(self.log, f"{self.log}.1")
+        os.truncate(self.log, 0)
+
+    def gzip(self, number: int) -> None:
+        self._pack(number, "gzip")
+
+    def zstd(self, number: int) -> None:
+        self._pack(number, "zstd")
+
+    def _pack(self, number: int, packing: str) -> None:
+        path = Path(f"{self.log}.{number}")
+        if path.exists():
+            pack(path, packing)
+
+    def _make_room(self) -> None:
+        for number in range(60, 0, -1):
+            for end in ("", ".gz", ".zst"):
+                path = Path(f"{self.log}.{number}{end}")
+                if path.exists():
+                    path.rename(f"{self.log}.{number + 1}{end}")
+
+
+@settings(max_examples=60)
+@given(steps=STEPS)
+def test_whatever_happens_to_the_files_every_line_is_read_once_and_in_order(
+    steps: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    life = Life(tmp_path_factory.mktemp("life"))
+    reading = Reading(life.log)
+    acts: dict[str, Callable[[int], object]] = {
+        "read": reading.step,
+        "reopen": lambda _: reading.reopen(),
+        **{
+            name: getattr(life, name) for name in ("append", "half", "rotate", "copytruncate", "gzip", "zstd")
+        },
+    }
+    for name, value in steps:
+        acts[name](value)
+        assert reading.lines == life.written[: len(reading.lines)]
+    assert reading.all() == life.written
+    assert reading.source.lost == 0
+    reading.source.close()
