@@ -11,7 +11,7 @@ from collections.abc import Callable
 from model_store.backoff import Backoff
 from model_store.errors import StoreError
 
-Chore = Callable[[], None]
+Chore = Callable[[], object]
 
 
 class Chores:

@@ -26,6 +26,7 @@ from trainer.daemon.saving import Saved, owner_of
 from trainer.daemon.signals import StopAsked
 from trainer.daemon.status import Status
 from trainer.daemon.tenure import Tenure
+from trainer.guarding.watch import Watch
 from trainer.publishing.publisher import Publisher, Publishing
 
 T = TypeVar("T")
@@ -64,15 +65,15 @@ class Daemon:
             Keeper(asked.folder, asked.every, self._spec, resume=True, on_warning=warn)
         )
         self._store = stack.enter_context(self._until_there(lambda: Store.open(asked.store)))
-        versions = self._store.model(self._spec.model.name)
+        self._versions = self._store.model(self._spec.model.name)
         self._out: GoingOut | None = None
         self._tenure: Tenure | None = None
         if asked.publish is None:
             return
         lease = self._store.trainer_lease(self._spec.model.name, owner_of(asked.folder))
-        epoch = self._until_there(lease.take)
+        self._epoch = self._until_there(lease.take)
         how = Publishing(asked.publish, asked.snapshot, asked.threshold, asked.activate, asked.keep)
-        self._out = GoingOut(Publisher(versions, how, warn, epoch=epoch), lease.earlier_rows)
+        self._out = GoingOut(Publisher(self._versions, how, warn, epoch=self._epoch), lease.earlier_rows)
         out = self._out
         self._tenure = stack.enter_context(Tenure(lease, lambda: out.rows))
 
@@ -85,8 +86,15 @@ class Daemon:
         if self._asked.metrics_port is not None:
             self._exposed = serve(self._asked.metrics_port)
         self._learner = begin(self._spec, self._asked, saved, self._keeper, self._store, stack)
-        for chore in self._learner.chores():
+        for chore in self._learner.chores(self._versions):
             self._chores.add(chore)
+        if self._out is not None and self._asked.activate:
+            watch, online, epoch = (
+                Watch(self._spec.guard, self._versions, warn),
+                self._learner.online,
+                self._epoch,
+            )
+            self._chores.add(lambda: watch.after(online.evidence(), epoch))
         if self._out is not None:
             self._out.begin(self._learner.model)
 

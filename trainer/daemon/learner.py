@@ -6,17 +6,18 @@ Begun with nothing or from a checkpoint. Who publishes, and how long it goes on,
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from model_store.model_versions import ModelVersions
 from model_store.spec import ModelSpec
 from trainer.checkpoint import Keeper
-from trainer.daemon.chores import Chore
 from trainer.daemon.going_out import GoingOut
 from trainer.daemon.loop import Counts, EventLoop
 from trainer.daemon.saving import Saved, Saving
 from trainer.daemon.status import Status
 from trainer.events.events import Lag, Source
 from trainer.model import LearningModel
+from trainer.online.online import Online
 
 
 class Learner:
@@ -84,9 +85,14 @@ class Learner:
         if self._saving.save(loop.model, loop.state(), loop.places(), loop.counts, parts):
             loop.segments.committed()
 
-    def chores(self) -> list[Chore]:
+    def chores(self, versions: ModelVersions) -> list[Callable[[], object]]:
         """What is to be done every few seconds with the store."""
-        return [self._loop.letters.send]
+        return [self._loop.letters.send, lambda: self._loop.online.flush(versions.online)]
+
+    @property
+    def online(self) -> Online:
+        """What the served versions came to."""
+        return self._loop.online
 
     def status(self, out: GoingOut | None, *, ended: bool) -> Status:
         """How it is now; asks the sources how far behind they are read."""

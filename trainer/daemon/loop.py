@@ -20,7 +20,11 @@ from trainer.events.merging import Merger
 from trainer.joining.join import Join, Joined
 from trainer.joining.segments import Segments
 from trainer.model import LearningModel
+from trainer.online.online import Online
 
+JOIN_PART, ONLINE_PART = "join.", "online."
+
+Arrays = Mapping[str, npt.NDArray[Any]]
 Closed = Callable[[Joined, Segments], None]
 
 
@@ -65,12 +69,14 @@ class EventLoop:
         letters: Letters,
         on_joined: Closed = lambda joined, segments: None,
         counts: Counts | None = None,
+        online: Online | None = None,
     ) -> None:
         self.model = model
         self.join = join
         self.segments = segments
         self.letters = letters
         self.counts = counts or Counts()
+        self.online = online or Online()
         self._merger = merger
         self._on_joined = on_joined
         joined_rows = self.counts.examples + self.counts.bad_rows + self.counts.subsampled
@@ -109,15 +115,18 @@ class EventLoop:
         return self._merger.lags()
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """The arrays of the model and of the join, for a checkpoint."""
-        joined = {f"join.{name}": array for name, array in self.join.state().items()}
-        return self.model.state() | joined
+        """The arrays of the model, of the join and of the online metrics, for a checkpoint."""
+        return (
+            self.model.state()
+            | _named(JOIN_PART, self.join.state())
+            | _named(ONLINE_PART, self.online.state())
+        )
 
-    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    def restore(self, arrays: Arrays) -> None:
         """Take over what `state` gave."""
         self.model.restore(arrays)
-        of_join = {name: array for name, array in arrays.items() if name.startswith("join.")}
-        self.join.restore({name.removeprefix("join."): array for name, array in of_join.items()})
+        self.join.restore(_part(JOIN_PART, arrays))
+        self.online.restore(_part(ONLINE_PART, arrays))
         self.segments.restore(self.join.segments())
 
     def _count(self, merged: Merged) -> None:
@@ -130,6 +139,7 @@ class EventLoop:
 
     def _learn(self, joined: Joined) -> None:
         self._on_joined(joined, self.segments)
+        self.online.add(joined, self.segments)
         counts = self.counts
         for examples, bad in self._examples.of(joined):
             self.model.learn(examples)
@@ -138,3 +148,11 @@ class EventLoop:
             counts.bad_rows += len(bad)
             for row in bad:
                 self.letters.add(JOIN, "", row.reason, row.json)
+
+
+def _named(part: str, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
+    return {f"{part}{name}": array for name, array in arrays.items()}
+
+
+def _part(part: str, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
+    return {name.removeprefix(part): array for name, array in arrays.items() if name.startswith(part)}
