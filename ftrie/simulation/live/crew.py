@@ -108,7 +108,7 @@ class Crew:
     def _trainer_words(self) -> list[str]:
         asked = self._asked
         return [
-            "trainer", asked.spec.name, "--store", asked.store, "--from", f"rows={asked.day.name}", "--from", "store",
+            "trainer", asked.spec.name, "--store", asked.store, "--from", "store", "--init-from", "active",
             "--checkpoint", "trainer", "--every", "10s", "--publish-every", asked.publish_every, "--wait",
             "--say-every", "1", "--json",
         ]  # fmt: skip
