@@ -55,6 +55,12 @@ class StoreUnavailable(StoreError):
     """The store did not answer."""
 
 
+class SourceUnavailable(FtrieError):
+    """A source of events that is not the store, such as a Kafka broker, does not answer."""
+
+    exit_code = 5
+
+
 class VersionNotFound(StoreError):
     """The store holds no such model or version."""
 

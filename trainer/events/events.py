@@ -67,7 +67,7 @@ class Source(Protocol):
     def read(self) -> Stretch | None:
         """The next events there are, without waiting for more; None if there is none now.
 
-        Raises StoreUnavailable, InputError.
+        Raises StoreUnavailable, SourceUnavailable, InputError.
         """
 
     def frontier_us(self) -> int:

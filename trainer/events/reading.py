@@ -14,7 +14,7 @@ from threading import Condition, Thread
 
 import numpy as np
 
-from model_store.errors import StoreUnavailable
+from model_store.errors import SourceUnavailable, StoreUnavailable
 from trainer.events.events import BAD, NEVER_US, Events, Int64s, Lag, Source, Stretch
 from trainer.events.parse import Parser
 
@@ -114,7 +114,7 @@ class Reader:
         while not self._stopping:
             try:
                 stretch = self.source.read()
-            except StoreUnavailable as error:
+            except (StoreUnavailable, SourceUnavailable) as error:
                 self._still.forget()
                 if str(error) not in said:
                     said.add(str(error))
@@ -165,7 +165,7 @@ class Reader:
         self._lag_at = time.monotonic()
         try:
             lag = self.source.lag()
-        except StoreUnavailable:
+        except (StoreUnavailable, SourceUnavailable):
             return
         with self._changed:
             self.lag = lag

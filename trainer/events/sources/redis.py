@@ -14,20 +14,15 @@ import numpy as np
 from model_store.errors import StoreUnavailable
 from model_store.event_streams import EntryId, EventStream, Read
 from trainer.events.events import NEVER_US, Int64s, Lag, Place, Stretch
+from trainer.events.sources.continuity import Continuity
 from trainer.events.sources.lines import READ_BYTES, READ_EVENTS, lines_of
 
 _LEAST_EVENTS = 16
-_STEP_BACK_US = (
-    1_000_000  # the clocks of two servers of one store are apart by less, where they are kept at all
-)
+_STEP_BACK_US = 1_000_000  # by less the clocks of two servers of one store may be apart
 
 
 class StreamSource:
-    """Reads one stream on from a place; see Source for the methods. Marks are the entries' ids.
-
-    passed, in a place, is how many entries of the stream lie before it, None until that is known; with it deleted
-    entries that were not read can be counted.
-    """
+    """Reads one stream on from a place; see Source for the methods. Marks are the entries' ids."""
 
     def __init__(
         self,
@@ -44,27 +39,28 @@ class StreamSource:
         self._once = once
         self._after: EntryId = (int(place.get("ms", 0)), int(place.get("seq", 0)))
         self._floor_us = int(place.get("floor_us", 0))
-        self._passed: int | None = place.get("passed")
-        self._is_new = not place
-        self.lost = int(place.get("lost", 0))
-        self._lost_as_said = self.lost
+        self._continuity = Continuity(name, place, on_note)
         self._frontier_us = 0
         self._clock: tuple[int, float] | None = None
         self._count = READ_EVENTS
-        self._has_more = True
         self.start = self._place()
+
+    @property
+    def lost(self) -> int:
+        """Entries that were deleted unread."""
+        return self._continuity.lost
 
     def read(self) -> Stretch | None:
         """The next entries, at most READ_EVENTS and about READ_BYTES. One round trip. Raises StoreUnavailable."""
         if self._frontier_us == NEVER_US:
             return None
         read = self._stream.read(self._after, self._count)
-        if self._is_cut_back(read):
-            read = self._stream.read(self._after, self._count)
+        after = self._continuity.behind(read, self._after)
+        if after != self._after:
+            self._after, read = after, self._stream.read(after, self._count)
         self._look_at_clock(read)
-        self._look_for_losses(read)
         if not len(read):
-            self._passed = read.added if self._passed is None else self._passed
+            self._continuity.at_end(read)
             self._advance(read.now_us, has_more=False)
             return None
         before = self._place()
@@ -96,12 +92,10 @@ class StreamSource:
             info = self._stream.info()
         except StoreUnavailable:
             return Lag()
-        unread = info.last_id > self._after
-        events = (
-            max(0, info.added - self._passed) if info.added is not None and self._passed is not None else None
-        )
-        if not unread:
+        if info.last_id <= self._after:
             return Lag(events=0, seconds=0.0)
+        passed = self._continuity.passed
+        events = None if info.added is None or passed is None else max(0, info.added - passed)
         if self._clock is None or info.first_id is None:
             return Lag(events=events)
         now_us = self._clock[0] + (time.monotonic() - self._clock[1]) * 1e6
@@ -118,8 +112,7 @@ class StreamSource:
             "ms": ms,
             "seq": seq,
             "floor_us": self._floor_us,
-            "passed": self._passed,
-            "lost": self.lost,
+            **self._continuity.as_place(),
         }
 
     def _arrivals(self, ids: Int64s) -> Int64s:
@@ -130,8 +123,7 @@ class StreamSource:
     def _go_on(self, read: Read, size: int) -> None:
         has_more = len(read) == self._count
         self._after = (int(read.ids[-1, 0]), int(read.ids[-1, 1]))
-        if self._passed is not None:
-            self._passed += len(read)
+        self._continuity.went_on(len(read))
         self._floor_us = max(self._floor_us, self._after[0] * 1000)
         self._count = min(READ_EVENTS, max(_LEAST_EVENTS, READ_BYTES * len(read) // size))
         self._advance(read.now_us, has_more)
@@ -143,55 +135,6 @@ class StreamSource:
         if self._once and not has_more:
             self._frontier_us = NEVER_US
 
-    def _is_cut_back(self, read: Read) -> bool:
-        """True, and said, if the stream ends before what was read of it; its present end is where reading goes on."""
-        if read.last_id >= self._after:
-            return False
-        self._on_note(self._what_became(read))
-        self._after, self._passed = read.last_id, read.added
-        return True
-
-    def _what_became(self, read: Read) -> str:
-        if read.first_id is None:
-            return (
-                f"{self.name} is empty though it was read up to {_shown(self._after)}: it was deleted, or the store "
-                "lost its data; what was not read yet is gone; reading what comes from here on"
-            )
-        return (
-            f"{self.name} ends at {_shown(read.last_id)} though it was read up to {_shown(self._after)}: a failover "
-            "lost entries, or it was made anew under an earlier clock; reading on behind its present end"
-        )
-
-    def _look_for_losses(self, read: Read) -> None:
-        """Count what was deleted from the front of the stream before it was read."""
-        if read.removed is None or read.added is None:
-            return
-        if self._is_new:
-            self._is_new, self._passed = (
-                False,
-                read.removed,
-            )  # what went before the very first read is no loss
-        if self._passed is not None and read.added < self._passed:
-            self._passed = None
-            self._on_note(
-                f"{self.name} had fewer entries added than were read of it: it was begun anew, or lost entries in a "
-                f"failover; what was not read yet is gone; reading on behind {_shown(self._after)}"
-            )
-        if self._passed is not None and read.removed > self._passed:
-            self._lose(read.removed - self._passed)
-
-    def _lose(self, count: int) -> None:
-        assert self._passed is not None
-        self.lost += count
-        self._passed += count
-        if self.lost < 2 * self._lost_as_said:
-            return
-        self._lost_as_said = self.lost
-        self._on_note(
-            f"{self.name}: {self.lost:,} entries in all were deleted before they were read; let the stream be longer "
-            "(--impressions-length, --impressions-age of ftrie serve), or give the trainer more of the machine"
-        )
-
     def _look_at_clock(self, read: Read) -> None:
         if self._clock is not None and read.now_us < self._clock[0] - _STEP_BACK_US:
             seconds = (self._clock[0] - read.now_us) / 1e6
@@ -200,7 +143,3 @@ class StreamSource:
                 "it was are learned as they come, so a replay may order them otherwise"
             )
         self._clock = (read.now_us, time.monotonic())
-
-
-def _shown(entry: EntryId) -> str:
-    return f"{entry[0]}-{entry[1]}"
