@@ -54,7 +54,8 @@ class GuardSection(Section):
     min_examples: int = Field(default=1_000, ge=1, le=MOST_EXAMPLES)
     logloss_rise: Bound = 0.1
     calibration: Band = (0.8, 1.25)
-    keys_change: Bound = 0.5
+    keys_fall: Bound = 0.5
+    keys_rise: Bound = 4.0
     min_keys: int = Field(default=1, ge=0)
     online_calibration: Band = (0.5, 2.0)
     online_clicks: int = Field(default=200, ge=1)

@@ -107,11 +107,12 @@ def _calibration(
 def _keys(bounds: GuardSection, candidate: RecentFigures, last: RecentFigures | None) -> Iterator[str]:
     if candidate.keys < bounds.min_keys:
         yield f"keys: got {candidate.keys:,}, at least {bounds.min_keys:,} are expected"
-    if last is None or not last.keys or bounds.keys_change == "off":
-        return
+    if last is None or not last.keys or last.examples < bounds.examples:
+        return  # a model that has just begun grows by any factor
     change = candidate.keys / last.keys - 1.0
-    if abs(change) > bounds.keys_change:
+    bound = bounds.keys_rise if change > 0.0 else bounds.keys_fall
+    if bound != "off" and abs(change) > bound:
         yield (
             f"keys: got {candidate.keys:,}, {change:+.0%} against the {last.keys:,} of the active version; "
-            f"at most {bounds.keys_change:.0%} either way is allowed"
+            f"at most {bound if change > 0.0 else -bound:+.0%} is allowed"
         )
