@@ -73,7 +73,8 @@ class Slow:
     def _score(self, row: Mapping[str, object]) -> float:
         example = {field.name: str(row[field.column]) for field in self._plan.fields}
         keys = self._plan.keys(example)
-        return sum(self._weights.get(key, 0.0) * x for key, x, mask in keys if mask >> self._bit & 1)
+        found = (self._weights.get(key, 0.0) * x for key, x, mask in keys if mask >> self._bit & 1)
+        return float(sum(found))
 
 
 def slow_chance(choice: Choice, scores: dict[str, float], item: str) -> float:
@@ -82,7 +83,7 @@ def slow_chance(choice: Choice, scores: dict[str, float], item: str) -> float:
         return float(raised[item] / sum(raised.values()))
     best = max(scores, key=lambda name: scores[name])
     epsilon = choice.epsilon if isinstance(choice, EpsilonGreedy) else 0.0
-    return (1 - epsilon) * (item == best) + epsilon / len(scores)
+    return float((1 - epsilon) * (item == best) + epsilon / len(scores))
 
 
 @pytest.mark.parametrize("choice", [Greedy(), Softmax(0.7), EpsilonGreedy(0.25)])
