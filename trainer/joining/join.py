@@ -16,6 +16,7 @@ from trainer.events.events import IMPRESSION, Merged
 from trainer.joining import kernels, remembering
 from trainer.joining.layout import CLOSING, COUNTED, Arriving, Room, Rules
 from trainer.joining.remembering import Arrays
+from trainer.joining.requests.kernels import CLICKED, CLOSED, CONVERTED, PENDING
 
 _LEAST_ROOM = 4096
 
@@ -107,7 +108,7 @@ class Join:
             lateness=np.int64(section.lateness_us),
             late_within=np.int64(section.late_within_us),
             max_pending=np.int64(section.max_pending),
-            positive=kernels.CLICKED if section.positive == "click" else kernels.CONVERTED,
+            positive=CLICKED if section.positive == "click" else CONVERTED,
             correct=section.late == "correct",
         )
         self._memory = remembering.empty()
@@ -145,9 +146,9 @@ class Join:
         """The numbers of the segments whose rows may still be given out, rising. Goes over all that is remembered."""
         entries = self._memory.entries[: int(self._memory.head[0]["entries"])]
         state = entries["state"]
-        needed = state == kernels.PENDING
+        needed = state == PENDING
         if self._rules.correct:
-            needed |= state == kernels.CLOSED
+            needed |= state == CLOSED
         return np.unique(entries["segment"][needed])
 
     def state(self) -> dict[str, npt.NDArray[Any]]:

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.errors import CheckpointError
-from trainer.joining import kernels
 from trainer.joining.layout import COUNTS, DUE, EARLY, ENTRY, HEAD, Memory
+from trainer.joining.moving.kernels import compact
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
@@ -110,7 +110,7 @@ def restored(arrays: Arrays) -> Memory:
 def _compact(memory: Memory) -> None:
     """Also makes the table anew."""
     head = memory.head[0]
-    kernels.compact(memory, np.empty(head["entries"], np.int32), np.empty(head["early"], np.int32))
+    compact(memory, np.empty(head["entries"], np.int32), np.empty(head["early"], np.int32))
 
 
 def _with_table(memory: Memory) -> Memory:

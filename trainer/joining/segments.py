@@ -73,7 +73,7 @@ class Segments:
         """Rows by their segments' numbers and their numbers there, in the order given, one run of a schema at a time.
 
         Yields the number of a run's first row, and its columns, or those of `names`. A column without any value in a
-        segment takes the type that it has in the others. Raises CheckpointError naming a segment's file that is damaged.
+        segment takes the type that it has in the others. Raises CheckpointError naming a file that is damaged.
         """
         if not segment.size:
             return

@@ -1,0 +1,1 @@
+"""Giving rows out, and what is due: closing, giving up, forgetting."""

@@ -1,0 +1,1 @@
+"""From a request's hash to what is known of it."""
