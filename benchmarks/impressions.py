@@ -1,0 +1,111 @@
+"""What logging an answer costs: the offer, on the call's path, and the line, made beside. Nothing is written anywhere.
+
+    python -m benchmarks.impressions
+
+The shop of `benchmarks.rank`: 8 features of the request, 200 candidates of 6 features; the best 10, and all 200.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns
+
+from benchmarks import rank_model as shop
+from benchmarks.common import ROUNDS, Spread, report
+from benchmarks.rank_requests import request
+from model_store.features import FeaturePlan
+from server.catalogue import Catalogue
+from server.impressions.form import Form
+from server.impressions.lines import Shown
+from server.impressions.log import ImpressionLog
+from server.metrics.meter import Meter
+from server.model import Model
+from server.question import Question
+from server.ranker import Ranker
+from server.receiving.request import Received
+from server.serving import Serving
+from server.user_records.cache import StoredUser
+
+CALLS, CANDIDATES = 1000, 200
+
+
+class Nowhere:
+    """A sink that takes everything."""
+
+    kind, shown = "file", os.devnull
+
+    def append(self, model: str, lines: Sequence[bytes]) -> None:
+        """Keep nothing."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def served() -> Serving:
+    """The shop's model over its items, with what lines say of them."""
+    model = Model.build(shop.artefact(), 1)
+    records = list(shop.records(shop.ITEM_FIELDS, "item-", shop.ITEMS, seed=1))
+    catalogue = Catalogue.build(FeaturePlan.of(model.spec), records, Form(model.spec, model.plan))
+    return Serving(shop.NAME, 1, "", model, catalogue, Ranker(model, catalogue), 0)
+
+
+def questions(serving: Serving, top_k: int, *, inline: bool) -> list[Question]:
+    """As many questions, their users inline or kept from the store."""
+    made = []
+    for number in range(CALLS):
+        message = Received(request(number, CANDIDATES, inline=inline).SerializeToString())
+        fields = serving.plain.read(message)
+        assert fields is not None
+        if not inline:
+            values = [f"{name}7" for name in serving.wanted.hash_fields.names]
+            user = StoredUser(f"user-{number}", values, 0.0)
+            fields = user.tokens(serving.wanted).under(fields, user)
+        made.append(Question(fields, message.item_ids, (), 0, top_k, message))
+    return made
+
+
+def microseconds(step: Callable[[], object]) -> Spread:
+    """How long `step` takes, for each of CALLS."""
+    took = []
+    for _ in range(ROUNDS):
+        began = perf_counter_ns()
+        step()
+        took.append((perf_counter_ns() - began) / 1e3 / CALLS)
+    return Spread.of(took)
+
+
+def measured(serving: Serving, top_k: int, *, inline: bool) -> list[tuple[str, Spread, int]]:
+    """Offer and line: what, how long, and the bytes of a line."""
+    asked = questions(serving, top_k, inline=inline)
+    answers = [(question, question.ask(serving)) for question in asked]
+    shown = [Shown(1.7e9, f"r{n}", serving.lines, *answer) for n, answer in enumerate(answers)]
+
+    def offer() -> None:
+        log = ImpressionLog([Nowhere()], Meter(), 10 * CALLS)
+        for question, ranking in answers:
+            log.offer("r", serving, question, ranking)
+
+    size = sum(len(serving.lines.line(each)) for each in shown) // CALLS
+    where = f"top {top_k}, user {'inline' if inline else 'stored'}"
+    lines = microseconds(lambda: [serving.lines.line(each) for each in shown])
+    return [(f"offer, {where}", microseconds(offer), 0), (f"line, {where}", lines, size)]
+
+
+def main() -> None:
+    serving = served()
+    found = [
+        row
+        for top_k, inline in ((10, True), (10, False), (CANDIDATES, True))
+        for row in measured(serving, top_k, inline=inline)
+    ]
+    rows = [(what, *(round(x, 2) for x in (s.median, s.low, s.high)), size) for what, s, size in found]
+    fragments = serving.catalogue.fragments
+    assert fragments is not None
+    per_item = fragments.data.nbytes / len(fragments) + 8
+    title = f"µs a call; medians of {ROUNDS} rounds of {CALLS}; fragments {per_item:.0f} B an item"
+    report("impressions", title, ("step", "us", "low", "high", "bytes"), rows)
+
+
+if __name__ == "__main__":
+    main()
