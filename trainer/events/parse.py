@@ -92,7 +92,7 @@ def _bytes(data: bytes, starts: Ints, first: int, stop: int) -> npt.NDArray[np.u
 
 def _lines(data: bytes, starts: Ints, first: int, stop: int) -> Iterator[bytes]:
     bounds = starts[first : stop + 1].tolist()
-    return (data[a:b] for a, b in pairwise(bounds))
+    return (data[a:b].rstrip(b"\r\n") for a, b in pairwise(bounds))
 
 
 def _joined(parts: Sequence[Events]) -> Events:

@@ -1,0 +1,399 @@
+"""From lines to events: both ways of reading give the same, and what is no event says why."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model_store.columns import TokenColumn, token_columns
+from model_store.features import FeaturePlan
+from model_store.spec import parse_spec
+from tests.trainer.events.sources import block_of, lines_of
+from trainer.events.events import BAD, CLICK, CONVERSION, FEEDBACK, IMPRESSION, Events
+from trainer.events.parse import Parser, parse
+from trainer.events.wanted import RESERVED, Wanted
+
+SPEC = parse_spec(
+    """
+[model]
+name = "m"
+[input]
+label = "click"
+item = "item_id"
+weight = "importance"
+[fields]
+brand = {side = "item"}
+price = {kind = "number"}
+cost = {kind = "number", bucket = "log"}
+tags = {kind = "set"}
+hour = {}
+age = {side = "user"}
+session = {}
+dotted = {column = "context.deep.x"}
+item_id = {side = "item"}
+"""
+)
+PLAN = FeaturePlan.of(SPEC)
+WANTED = Wanted.of(SPEC)
+TS = 1_700_000_000
+
+
+def event(**more: Any) -> dict[str, Any]:
+    return {"request_id": "r", "ts": TS, "items": [{"id": "a"}], **more}
+
+
+def told(**more: Any) -> dict[str, Any]:
+    return {"request_id": "r", "ts": TS, "item": "a", **more}
+
+
+def parsed(*events: Any) -> Events:
+    return parse(*block_of(lines_of(events)), WANTED)
+
+
+def line_by_line(lines: list[bytes]) -> Events:
+    parser = Parser(WANTED)
+    parser._blocks.hopeful = False
+    return parser.parse(*block_of(lines))
+
+
+def row_tokens(column: TokenColumn, rows: int) -> list[Any]:
+    """Of each row, its tokens' texts and numbers, and why it is bad."""
+    texts = column.text.to_pylist()
+    x = [1.0] * len(texts) if column.x is None else column.x.tolist()
+    bad = dict(column.bad)
+    starts = range(rows + 1) if column.starts is None else column.starts.tolist()
+    return [
+        bad.get(row)
+        or sorted((text, str(n)) for text, n in zip(texts[a:b], x[a:b], strict=True) if text or n != 1.0)
+        for row, (a, b) in enumerate(pairwise(starts))
+    ]
+
+
+def seen_by_learning(events: Events) -> dict[str, list[Any]]:
+    columns = token_columns(PLAN.fields, [events.columns[plan.column] for plan in PLAN.fields])
+    rows = events.items.size
+    seen = {plan.name: row_tokens(column, rows) for plan, column in zip(PLAN.fields, columns, strict=True)}
+    return seen | {name: events.columns[name].to_pylist() for name in RESERVED}
+
+
+def assert_same(one: Events, other: Events) -> None:
+    for name in ("kind", "time_us", "request", "item", "what", "event", "first", "items"):
+        assert np.array_equal(getattr(one, name), getattr(other, name)), name
+    assert one.bad == other.bad
+    assert seen_by_learning(one) == seen_by_learning(other)
+
+
+texts = st.text(st.characters(codec="utf-8"), max_size=6)
+odd_texts = st.sampled_from(
+    ["", "\ud800", "2024-01-01", "2024-01-01 10:00:00", "\x00", "1", "1.0", "true", '["a"]', "a,b"]
+)
+ints = st.integers(-3, 99)
+odd_ints = st.sampled_from([2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64, -(2**63) - 1, 10**30, 0])
+floats = st.floats(-100, 100)
+odd_floats = st.sampled_from([float("nan"), float("inf"), 1e300, 1e22, -0.0, 0.1, 1.0, 2.0**53])
+scalars = st.one_of(texts, odd_texts, ints, odd_ints, floats, odd_floats, st.booleans(), st.none())
+weighted = st.dictionaries(texts, st.one_of(ints, floats, st.none()), max_size=3)
+KINDS = st.sampled_from(
+    [
+        *(
+            3
+            * [
+                texts,
+                ints,
+                floats,
+                st.one_of(texts, st.none()),
+                st.one_of(ints, st.none()),
+                st.lists(texts, max_size=3),
+            ]
+        ),
+        *(
+            texts | odd_texts,
+            ints | odd_ints,
+            floats | odd_floats,
+            st.booleans(),
+            ints | floats,
+            st.none(),
+            weighted,
+        ),
+        *(
+            st.lists(ints, max_size=3),
+            st.lists(st.none() | texts, max_size=3),
+            st.lists(scalars, max_size=3),
+            scalars,
+        ),
+        *(
+            scalars | st.lists(texts, max_size=2) | weighted,
+            st.recursive(scalars, lambda x: st.lists(x) | st.dictionaries(texts, x), max_leaves=4),
+        ),
+    ]
+)
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> list[bytes]:
+    """Up to eight events, each member mostly of one kind in all of them, and here and there missing."""
+    choices = {
+        name: draw(KINDS)
+        for name in ("brand", "price", "cost", "tags", "hour", "age", "session", "x", "importance")
+    }
+    wild = draw(st.integers(0, 3)) == 0
+    known = {
+        **{name: draw(KINDS) if wild else ints for name in ("version", "position", "ctr", "propensity")},
+        **{
+            name: draw(KINDS) if wild else texts.filter(bool)
+            for name in ("request_id", "id", "variant", "item", "event_id")
+        },
+        "ts": draw(KINDS) if wild else st.integers(TS, TS + 99),
+        "event": draw(KINDS) if wild else st.sampled_from(["click", "conversion"]),
+    }
+    rare = st.integers(0, 9)
+
+    def some(names: tuple[str, ...], of: dict[str, Any]) -> dict[str, Any]:
+        return {name: draw(of[name]) for name in names if draw(rare)}
+
+    lines = []
+    for _ in range(draw(st.integers(0, 8))):
+        made: dict[str, Any] = some(("request_id", "ts"), known)
+        if draw(st.booleans()):
+            made |= some(("item", "event", "event_id"), known)
+        else:
+            items = [
+                {
+                    **some(("id", "position", "ctr", "propensity"), known),
+                    "features": some(("brand", "price", "tags"), choices),
+                }
+                for _ in range(draw(st.integers(0, 3)))
+            ]
+            made |= some(("version", "variant"), known) | some(("session", "cost", "importance"), choices)
+            made |= {
+                "items": items,
+                "context": some(("hour", "brand", "cost"), choices),
+                "user": some(("age", "hour"), choices),
+            }
+            if draw(st.booleans()):
+                made["context"]["deep"] = some(("x",), choices)
+        if wild and not draw(rare):
+            made[draw(st.sampled_from(("items", "context", "user")))] = draw(KINDS.flatmap(lambda kind: kind))
+        lines.append(json.dumps(made, ensure_ascii=draw(st.booleans())).encode("utf-8", "surrogatepass"))
+    return lines
+
+
+@settings(max_examples=400)
+@given(lines=blocks())
+def test_by_blocks_and_line_by_line_give_the_same(lines: list[bytes]) -> None:
+    assert_same(parse(*block_of(lines), WANTED), line_by_line(lines))
+
+
+@settings(max_examples=100)
+@given(lines=blocks(), others=blocks())
+def test_what_was_read_before_changes_no_value(lines: list[bytes], others: list[bytes]) -> None:
+    parser = Parser(WANTED)
+    parser.parse(*block_of(others))
+    assert_same(parser.parse(*block_of(lines)), line_by_line(lines))
+
+
+@settings(max_examples=50)
+@given(
+    lines=blocks(),
+    place=st.integers(0, 8),
+    bad=st.sampled_from([b"{", b"", b"[]", b"{}{}", b"\xff", b"null", b"{}}"]),
+)
+def test_a_bad_line_costs_nothing_but_itself(lines: list[bytes], place: int, bad: bytes) -> None:
+    place = min(place, len(lines))
+    whole, broken = parsed(*lines), parsed(*lines[:place], bad, *lines[place:])
+    assert broken.kind[place] == BAD
+    assert place in broken.bad
+    assert np.array_equal(np.delete(broken.kind, place), whole.kind)
+    assert np.array_equal(broken.items, whole.items)
+    assert seen_by_learning(broken) == seen_by_learning(whole)
+
+
+@settings(max_examples=50)
+@given(lines=blocks().filter(bool), copies=st.integers(20, 60))
+def test_the_pieces_of_a_long_block_give_what_it_gives_line_by_line(lines: list[bytes], copies: int) -> None:
+    long = [*(lines * copies), b"{", *(lines * copies)]
+    assert_same(parsed(*long), line_by_line(long))
+
+
+@given(st.lists(st.binary(max_size=40), max_size=5))
+def test_any_bytes_are_answered_with_a_reason(lines: list[bytes]) -> None:
+    lines = [line.replace(b"\n", b"") for line in lines]
+    events = parsed(*lines)
+    assert set(events.bad) == set(range(len(lines)))
+    assert (events.kind == BAD).all()
+
+
+REASONS = [
+    (b"{", "malformed JSON: Expecting property name enclosed in double quotes at character 2"),
+    (b"[1]", "not a JSON object: got a list"),
+    (b'{"a": "\xff"}', "invalid UTF-8: at byte 8 of the line"),
+    (
+        {"request_id": "r", "ts": TS},
+        "got neither items nor item, expected items (an impression) or item (feedback)",
+    ),
+    (event(item="a"), "got both items and item, expected items (an impression) or item (feedback)"),
+    ({"ts": TS, "item": "a"}, "request_id: missing, expected text or a whole number"),
+    (told(request_id=""), "request_id: empty, expected text or a whole number"),
+    (told(request_id=[1]), "request_id: got a list, expected text or a whole number"),
+    (told(request_id=1.5), "request_id: got a number, expected text or a whole number"),
+    ({"request_id": "r", "item": "a"}, "ts: missing, expected the time of the event"),
+    (told(ts="soon"), "ts: got 'soon', expected a time like ISO-8601"),
+    (told(ts=[1]), "ts: got a list, expected text, a number or a boolean"),
+    (told(ts=True), "ts: got 'true', expected a time like ISO-8601"),
+    (told(item=""), "item: empty, expected text or a whole number"),
+    (told(event="view"), 'event: got "view", expected "click" or "conversion"'),
+    (told(event={}), "event: got an object, expected text or a whole number"),
+    (event(items={}), "items: got an object, expected a list of objects"),
+    (event(items=[1]), "items[0]: got a number, expected an object"),
+    (event(items=[{"id": "a"}, None]), "items[1]: got null, expected an object"),
+    (event(items=[{"id": "a"}, {}]), "items[1].id: missing, expected text or a whole number"),
+    (event(items=[{"id": ""}]), "items[0].id: empty, expected text or a whole number"),
+    (
+        event(items=[{"id": "a"}, {"id": "b"}, {"id": "a"}]),
+        'items[2].id: got "a" a second time, expected each item once',
+    ),
+    (event(items=[{"id": n} for n in range(10_001)]), "items: got 10,001 of them, expected at most 10,000"),
+    (event(items=[{"id": "a", "features": []}]), "items[0].features: got a list, expected an object"),
+    (event(context="home"), "context: got text, expected an object"),
+    (event(user=1), "user: got a number, expected an object"),
+    (event(context={"hour": [1]}), "context.hour: got a list, expected text, a number or a boolean"),
+    (event(context={"tags": [[1]]}), "context.tags[0]: got a list, expected text, a number or a boolean"),
+    (event(context={"tags": {"a": "b"}}), "context.tags.a: got text, expected a number"),
+    (event(user={"age": math.inf}), "user.age: got inf, expected a finite number"),
+    (event(user={"age": "\ud800"}), "user.age: got half of a surrogate pair, expected Unicode text"),
+    (event(version="new"), "version: got text, expected a number"),
+    (event(version=1.5), "version: got 1.5, expected a whole number of 64 bits"),
+    (event(items=[{"id": "a", "ctr": "high"}]), "items[0].ctr: got text, expected a number"),
+    (
+        event(items=[{"id": "a", "position": 1.5}]),
+        "items[0].position: got 1.5, expected a whole number of 64 bits",
+    ),
+    (event(variant=[]), "variant: got a list, expected text or a whole number"),
+]
+
+
+@pytest.mark.parametrize(("bad", "reason"), REASONS)
+def test_a_bad_event_says_why(bad: Any, reason: str) -> None:
+    good = event(request_id="good")
+    events = parsed(good, bad, good)
+    assert events.bad == {1: reason}
+    assert events.kind.tolist() == [IMPRESSION, BAD, IMPRESSION]
+    assert events.first.tolist() == [0, 1, 1, 2]
+
+
+def test_a_time_too_far_ahead_of_the_clock_is_bad() -> None:
+    data, starts = block_of(lines_of([told(ts=TS + 300), told(ts=TS + 301)]))
+    events = parse(data, starts, WANTED, np.array([TS, TS]) * 1_000_000)
+    assert events.bad == {
+        1: "ts: got 2023-11-14T22:18:21+00:00, expected no later than five minutes after it came"
+    }
+
+
+def test_without_a_clock_the_present_time_bounds_events() -> None:
+    assert parsed(told(ts="2500-01-01T00:00:00Z")).bad.keys() == {0}
+
+
+def test_a_line_that_is_too_long_is_bad_and_not_read() -> None:
+    long = told(note="x" * (16 << 20))
+    events = parsed(told(), long, told())
+    assert events.kind.tolist() == [FEEDBACK, BAD, FEEDBACK]
+    assert "bytes, expected at most 16,777,216" in events.bad[1]
+
+
+def test_no_lines_are_no_events() -> None:
+    events = parse(b"", np.zeros(1, np.int64), WANTED)
+    assert (len(events), events.items.size, set(events.columns)) == (0, 0, set(WANTED.names))
+
+
+def test_ids_are_equal_as_text_or_as_whole_numbers() -> None:
+    events = parsed(event(request_id=7, items=[{"id": 42}]), told(request_id="7", item="42"))
+    assert events.request[0] == events.request[1]
+    assert events.items[0] == events.item[1]
+
+
+def test_feedback_is_a_click_unless_it_says_otherwise() -> None:
+    events = parsed(told(), told(event="click"), told(event="conversion", event_id="e"))
+    assert events.what.tolist() == [CLICK, CLICK, CONVERSION]
+    assert (events.event != 0).tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    "ts",
+    [
+        TS,
+        float(TS),
+        str(TS),
+        TS * 1000,
+        TS * 10**6,
+        TS * 10**9,
+        "2023-11-14T22:13:20Z",
+        "2023-11-14 23:13:20+01:00",
+    ],
+)
+def test_times_are_told_by_their_size_or_are_iso(ts: Any) -> None:
+    assert parsed(told(ts=ts)).time_us.tolist() == [TS * 1_000_000]
+
+
+def test_the_first_place_with_a_value_wins_row_by_row() -> None:
+    both = {"id": "a", "features": {"hour": 1}}
+    events = parsed(
+        event(
+            items=[both, {"id": "b", "hour": 2}, {"id": "c"}], context={"hour": 3}, user={"hour": 4}, hour=5
+        ),
+        event(items=[{"id": "d", "features": {"hour": None}}], user={"hour": 4}, hour=5),
+        event(hour=5),
+    )
+    assert events.columns["hour"].to_pylist() == [b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_dotted_paths_are_looked_for_as_written() -> None:
+    events = parsed(
+        event(context={"deep": {"x": "far"}}), event(context={"context.deep.x": "near", "deep": {"x": "far"}})
+    )
+    assert events.columns["context.deep.x"].to_pylist() == [b"far", b"near"]
+
+
+def test_the_items_column_is_its_id_unless_it_was_served_with_another_value() -> None:
+    items = [{"id": "a"}, {"id": "b", "features": {"item_id": "z"}}]
+    events = parsed(event(items=items, context={"item_id": "y"}, item_id="x"))
+    assert events.columns["item_id"].to_pylist() == [b"a", b"z"]
+
+
+def test_reserved_columns_have_what_the_server_logged() -> None:
+    item = {"id": "a", "position": 2, "ctr": 0.25, "propensity": 1}
+    events = parsed(event(model="m", version=7, variant="base", items=[item, {"id": "b"}]))
+    got = {name: events.columns[name].to_pylist() for name in RESERVED}
+    assert got == {
+        "@version": [7, 7],
+        "@variant": [b"base", b"base"],
+        "@model": [b"m", b"m"],
+        "@ctr": [0.25, None],
+        "@propensity": [1.0, None],
+        "@position": [2, None],
+    }
+
+
+def test_an_impression_may_show_nothing() -> None:
+    events = parsed(event(items=[]))
+    assert events.kind.tolist() == [IMPRESSION]
+    assert events.first.tolist() == [0, 0]
+
+
+def test_real_impressions_and_clicks_are_all_read_and_meet(trivago_folder: Path) -> None:
+    lines = gzip.decompress((trivago_folder / "impressions.jsonl.gz").read_bytes()).splitlines()
+    clicks = gzip.decompress((trivago_folder / "clicks.jsonl.gz").read_bytes()).splitlines()
+    shown, told_of = parsed(*lines), parsed(*clicks)
+    assert (len(shown), len(told_of), shown.bad, told_of.bad) == (6842, 6842, {}, {})
+    assert set(told_of.request.tolist()) == set(shown.request.tolist())
+    assert len(set(shown.request.tolist())) == 6842
+    some = lines[::20]
+    assert_same(parsed(*some), line_by_line(some))
