@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 
 from model_store.spec import ModelSpec, spec_from_json
@@ -10,13 +9,14 @@ from model_store.store import Store
 from model_store.terminal import note, warn
 from trainer.asked import initial_model
 from trainer.checkpoint import Keeper
-from trainer.compiling import compile_kernels, kernels_are_ready
 from trainer.daemon.asked import Asked
+from trainer.daemon.compiling import compile_loop
 from trainer.daemon.learner import Learner
 from trainer.daemon.letters import Letters
 from trainer.daemon.loop import EventLoop
 from trainer.daemon.saving import SEGMENTS, Saved
-from trainer.events.events import Source
+from trainer.daemon.settling import settle
+from trainer.daemon.signals import StopAsked
 from trainer.events.merging import Merger
 from trainer.events.sources.opening import open_sources
 from trainer.events.wanted import Wanted
@@ -27,12 +27,18 @@ from trainer.model import LearningModel
 
 
 def begin(
-    spec: ModelSpec, asked: Asked, saved: Saved, keeper: Keeper, store: Store, stack: ExitStack
+    spec: ModelSpec,
+    asked: Asked,
+    saved: Saved,
+    keeper: Keeper,
+    store: Store,
+    stop: StopAsked,
+    stack: ExitStack,
 ) -> Learner:
-    """The learner, its model restored. Raises SpecError, InputError, CheckpointError, StoreUnavailable."""
+    """The learner, its model restored. Raises SpecError, InputError, CheckpointError, StoreUnavailable, Stopped."""
+    compile_loop(spec)
+    resolved = _before(saved) or settle(spec, asked.sources, store, stop, once=asked.once)
     sources = open_sources(asked.sources, spec, store, saved.places, warn, once=asked.once)
-    resolved = _resolved(spec, saved, sources)
-    _compile(spec)
     segments = Segments(asked.folder / SEGMENTS, asked.memory_bytes)
     merger = Merger(
         *(sources, Wanted.of(resolved), segments),
@@ -71,15 +77,8 @@ def _begun(model: LearningModel, asked: Asked) -> str | None:
     return initial.sha256
 
 
-def _resolved(spec: ModelSpec, saved: Saved, sources: Sequence[Source]) -> ModelSpec:
+def _before(saved: Saved) -> ModelSpec | None:
     """The spec with its fields named, as it was when the first run began."""
-    if saved.checkpoint is not None:
-        return spec_from_json(saved.checkpoint.description.resolved, str(saved.checkpoint.path))
-    named = [field.column or name for name, field in spec.fields.items()]
-    return spec.resolve((*named, *spec.input.named_columns))
-
-
-def _compile(spec: ModelSpec) -> None:
-    if not kernels_are_ready(spec, publishes=True):
-        note("compiling kernels for the first time; some ten seconds, once")
-    compile_kernels(spec, publishes=True)
+    if saved.checkpoint is None:
+        return None
+    return spec_from_json(saved.checkpoint.description.resolved, str(saved.checkpoint.path))

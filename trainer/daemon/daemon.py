@@ -85,7 +85,7 @@ class Daemon:
             note(f"going on from {saved.checkpoint.path}: {at.rows:,} examples learned, {at.keys:,} keys")
         if self._asked.metrics_port is not None:
             self._exposed = serve(self._asked.metrics_port)
-        self._learner = begin(self._spec, self._asked, saved, self._keeper, self._store, stack)
+        self._learner = begin(self._spec, self._asked, saved, self._keeper, self._store, self._stop, stack)
         for chore in self._learner.chores(self._versions):
             self._chores.add(chore)
         if self._out is not None and self._asked.activate:

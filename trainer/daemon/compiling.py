@@ -1,0 +1,59 @@
+"""Compiling the kernels of the loop before events come: some are read, joined and learned from a small file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from model_store.jit import kernels_are_cached, mark_kernels_cached
+from model_store.spec import ModelSpec
+from model_store.spec_sections import FieldSpec, InputSection, ModelSection
+from model_store.terminal import note
+from trainer.compiling import compile_kernels, kernels_are_ready
+from trainer.daemon.letters import Letters
+from trainer.daemon.loop import EventLoop
+from trainer.events.merging import Merger
+from trainer.events.sources.opening import open_sources
+from trainer.events.wanted import Wanted
+from trainer.hashing.examples import ExampleMaker
+from trainer.joining.join import Join
+from trainer.joining.segments import Segments
+from trainer.model import LearningModel
+
+PART = "trainer"
+_MEMORY = 1 << 20
+
+
+def compile_loop(spec: ModelSpec) -> None:
+    """Compile whatever a trainer of this spec runs; says so where it takes long."""
+    if not (kernels_are_ready(spec, publishes=True) and kernels_are_cached(PART)):
+        note("compiling kernels for the first time; up to a minute, once")
+    compile_kernels(spec, publishes=True)
+    if kernels_are_cached(PART):
+        return
+    small = ModelSpec(
+        model=ModelSection(name="x"),
+        input=InputSection(label="click"),
+        fields={"f": FieldSpec()},
+        join=spec.join,
+    )
+    with TemporaryDirectory(prefix="ftrie-") as folder:
+        events = Path(folder) / "events.jsonl"
+        events.write_text("".join(json.dumps(event) + "\n" for event in _EVENTS), "utf-8")
+        sources = open_sources([str(events)], small, None, once=True)
+        segments = Segments(Path(folder) / "segments", _MEMORY)
+        merger = Merger(sources, Wanted.of(small), segments, once=True)
+        loop = EventLoop(
+            merger, Join(small.join), segments, LearningModel(ExampleMaker(small)), Letters(None)
+        )
+        while not loop.ended:
+            loop.step(1.0)
+        loop.finish()
+        loop.restore(loop.state())
+        merger.close()
+    mark_kernels_cached(PART)
+
+
+_SHOWN = {"request_id": "r", "ts": 1, "items": [{"id": "a", "features": {"f": "x"}}, {"id": "b"}]}
+_EVENTS = (_SHOWN, {"request_id": "r", "ts": 2, "item": "a"}, {"request_id": "s", "ts": 3, "item": "a"})

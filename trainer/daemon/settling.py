@@ -1,0 +1,49 @@
+"""Which columns a trainer learns from: settled once, by its first impressions, and kept in its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from model_store.errors import SpecError, Stopped
+from model_store.spec import ModelSpec
+from model_store.store import Store
+from model_store.terminal import note
+from trainer.daemon.signals import StopAsked
+from trainer.events.settling import settled
+from trainer.events.sources.opening import open_sources
+
+LOOK_EVERY_S = 0.5
+
+
+def settle(
+    spec: ModelSpec, names: Sequence[str], store: Store, stop: StopAsked, *, once: bool = False
+) -> ModelSpec:
+    """The spec with its fields named, or checked against the first impressions that the sources have.
+
+    A spec without [fields] waits for an impression, but with `once`. Raises SpecError, InputError, StoreUnavailable, and
+    Stopped if a signal comes meanwhile.
+    """
+    told = False
+    while True:
+        data = first_events(spec, names, store)
+        try:
+            return settled(spec, data)
+        except SpecError:
+            if spec.fields or once or b'"items"' in data:
+                raise
+        if not told:
+            note("the spec names no fields: waiting for a first impression to take them from")
+            told = True
+        if stop.wait(LOOK_EVERY_S):
+            raise Stopped("stopped while waiting for a first impression", stop.number)
+
+
+def first_events(spec: ModelSpec, names: Sequence[str], store: Store) -> bytes:
+    """What one read of each source brings, from its beginning; nothing is taken out of it."""
+    sources = open_sources(names, spec, store, (), lambda text: None, once=True)
+    try:
+        stretches = [source.read() for source in sources]
+    finally:
+        for source in sources:
+            source.close()
+    return b"".join(stretch.data for stretch in stretches if stretch is not None)
