@@ -20,8 +20,8 @@ def settle(
 ) -> ModelSpec:
     """The spec with its fields named, or checked against the first impressions that the sources have.
 
-    A spec without [fields] waits for an impression, but with `once`. Raises SpecError, InputError, StoreUnavailable, and
-    Stopped if a signal comes meanwhile.
+    A spec without [fields] waits for an impression, but with `once`. Raises SpecError, InputError, StoreUnavailable,
+    and Stopped if a signal comes meanwhile.
     """
     told = False
     while True:
