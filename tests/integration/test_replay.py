@@ -94,20 +94,22 @@ def test_policies_are_estimated_from_fashion_items_shown_at_random(
         assert list(of_model["positions"]) == ["1", "2", "3"]
 
 
-def test_hotels_that_were_shown_are_joined_with_the_one_that_was_clicked(
-    trivago_folder: Path, tmp_path: Path
-) -> None:
+def test_a_replay_of_hotels_learns_what_the_trainer_learned(trivago_folder: Path, tmp_path: Path) -> None:
+    """Given a day of lists and clicks, when it is replayed, all are joined, and the model is the trainer's."""
     spec = tmp_path / "hotels.toml"
     spec.write_text(TRIVAGO)
     logs = [trivago_folder / f"{name}.jsonl.gz" for name in ("impressions", "clicks")]
-    first, second = (json.loads(ftrie("replay", spec, *logs, "--json")) for _ in range(2))
-    assert (first["join"]["impressions"], first["join"]["positives"]) == (6_842, 6_842)
+    found = json.loads(ftrie("replay", spec, *logs, "--save", tmp_path / "replayed.arrow", "--json"))
+    assert (found["join"]["impressions"], found["join"]["positives"]) == (6_842, 6_842)
     assert (
-        first["examples"] == first["join"]["rows"] == first["join"]["positives"] + first["join"]["negatives"]
+        found["examples"] == found["join"]["rows"] == found["join"]["positives"] + found["join"]["negatives"]
     )
-    assert first["rejected"] == 0
-    assert 23 * 3600 < first["span_s"] <= 24 * 3600
-    assert first["sha256"] == second["sha256"]
+    assert found["rejected"] == 0
+    assert 23 * 3600 < found["span_s"] <= 24 * 3600
+    sources = [argument for log in logs for argument in ("--from", log)]
+    places = ("--store", f"embedded:{tmp_path / 'store'}", "--checkpoint", tmp_path / "state")
+    ftrie("trainer", spec, *sources, *places, "--once", "--no-publish", "--save", tmp_path / "trained.arrow")
+    assert (tmp_path / "replayed.arrow").read_bytes() == (tmp_path / "trained.arrow").read_bytes()
 
 
 def test_the_propensities_of_a_server_under_thompson_sampling_are_used_as_they_are(
