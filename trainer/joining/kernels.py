@@ -94,8 +94,6 @@ def _wait(memory: Any, rules: Any, slot: Any, request: Any, item: Any, what: Any
     if place < 0:
         place = enter(memory, slot, request)
         memory.entries[place].state = WAITING
-        memory.entries[place].first = -1
-        memory.entries[place].rows = 0
     entry, node = memory.entries[place], head.early
     head.early = node + 1
     early = memory.early[node]
@@ -158,7 +156,6 @@ def _show(memory: Any, rules: Any, room: Any, events: Any, index: Any, time: Any
     entry = memory.entries[place]
     entry.time, entry.state = time, PENDING
     entry.segment, entry.row, entry.rows = events.segment[index], events.row[index], events.rows[index]
-    entry.positives, entry.clicks, entry.conversions = 0, 0, 0
     _copy_rows(memory, events, index, entry)
     counts.pending += 1
     counts.rows += entry.rows

@@ -41,12 +41,12 @@ def empty() -> Memory:
     head["oldest_closed"] = head["newest_closed"] = -1
     return Memory(
         table=np.zeros(2 * _LEAST, np.uint64),
-        entries=np.empty(_LEAST, ENTRY),
-        items=np.empty(_LEAST, np.uint64),
-        flags=np.empty(_LEAST, np.uint8),
-        due=np.empty(_LEAST, DUE),
-        early=np.empty(_LEAST, EARLY),
-        early_due=np.empty(_LEAST, DUE),
+        entries=np.zeros(_LEAST, ENTRY),
+        items=np.zeros(_LEAST, np.uint64),
+        flags=np.zeros(_LEAST, np.uint8),
+        due=np.zeros(_LEAST, DUE),
+        early=np.zeros(_LEAST, EARLY),
+        early_due=np.zeros(_LEAST, DUE),
         head=head,
         counts=counts,
     )
@@ -133,7 +133,9 @@ def _resized(memory: Memory, name: str, size: int) -> Array:
     array: Array = getattr(memory, name)
     if array.size == size:
         return array
-    grown = np.empty(size, array.dtype)
+    grown = np.zeros(
+        size, array.dtype
+    )  # also between the members of records: a state's bytes tell nothing else
     used = _used(memory, name)
     grown[: used.size] = used
     return grown

@@ -69,8 +69,10 @@ def enter(memory: Any, slot: Any, request: Any) -> Any:
     place = memory.head[0].entries
     memory.head[0].entries = place + 1
     memory.table[slot] = _word(request, place)
-    memory.entries[place].request = request
-    memory.entries[place].next = -1
+    entry = memory.entries[place]
+    entry.request, entry.time, entry.forget = request, 0, 0
+    entry.first, entry.segment, entry.row, entry.rows = -1, 0, -1, 0
+    entry.positives, entry.clicks, entry.conversions, entry.next = 0, 0, 0, -1
     return place
 
 
