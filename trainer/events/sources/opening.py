@@ -16,6 +16,7 @@ from model_store.spec import ModelSpec
 from model_store.store import Store
 from trainer.events.events import Place, Source
 from trainer.events.sources.files import FileSource
+from trainer.events.sources.kafka_names import SCHEME, kafka_name
 from trainer.events.sources.redis import StreamSource
 
 STORE = "store"
@@ -51,7 +52,7 @@ def open_sources(
 
     places: as `Source.place` told them, or none to begin at the beginning. once: what is there now is all there is.
     Stores that are opened here are closed with the source that reads them. Raises InputError for a name that cannot be
-    understood and for places of other sources, StoreError, StoreUnavailable.
+    understood and for places of other sources, StoreError, StoreUnavailable, SourceUnavailable.
     """
     if not names:
         raise InputError(f"no source of events: expected {_EXPECTED}")
@@ -87,6 +88,8 @@ class _Opening:
             raise InputError(f"got an empty source; expected {_EXPECTED}")
         if name.partition("#")[0] == STORE or name.startswith(_STORES):
             yield from self._streams(name)
+        elif name.startswith(SCHEME):
+            yield from self._partitions(name)
         elif "://" in name:
             raise InputError(
                 f"{name}: {name.partition('://')[0]!r} is no kind of source; expected {_EXPECTED}"
@@ -108,6 +111,18 @@ class _Opening:
                 "the source `store` is the store that the model is published to, and there is none"
             )
         return StreamSource(key, self._store.event_stream(key), place, self._on_note, once=self._once)
+
+    def _partitions(self, name: str) -> Iterator[_Opener]:
+        from trainer.events.sources.kafka import PartitionSource, partitions_of
+
+        topic, config = kafka_name(name).topic, kafka_name(name).config
+        for number in partitions_of(config, topic):
+            shown = f"kafka {topic}#{number}"
+
+            def opened(place: Place, number: int = number, shown: str = shown) -> Source:
+                return PartitionSource(shown, config, topic, number, place, self._on_note, once=self._once)
+
+            yield _Opener(shown, opened, may_be_new=True)
 
     def _files(self, name: str) -> _Opener:
         return _Opener(name, lambda place: FileSource(name, place, self._on_note, once=self._once))
