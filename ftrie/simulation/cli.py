@@ -10,7 +10,6 @@ from ftrie.access_options import TlsCaOption, TlsCertOption, TlsKeyOption, Token
 from model_store.terminal import DEFAULT_STORE, JsonOption, StoreOption
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
-FOREVER = 1e9
 
 
 def register(app: typer.Typer) -> None:
@@ -87,50 +86,31 @@ def simulate(
     are reported until they are acknowledged.
     """
     import math
-    import time
 
     from ftrie.access import Access
     from ftrie.question_options import exploration_of
-    from ftrie.simulation.calls import Asked, Callers
-    from ftrie.simulation.figures import Book
-    from ftrie.simulation.first_day import load_records
-    from ftrie.simulation.freshness import Freshness
     from ftrie.simulation.market import Market, Sizes, Tastes
-    from ftrie.simulation.reporting import Reporter
-    from ftrie.simulation.sinks import Service, Sink, Stream
-    from ftrie.simulation.stopping import stopped_by_signals
-    from ftrie.simulation.telling import tell_whole, tell_window
-    from ftrie.simulation.traffic import Share, Traffic, fresh_only
-    from ftrie.simulation.versions import through_of
-    from ftrie.simulation.visits import Habits, Schedule
-    from model_store.store import Store
+    from ftrie.simulation.run import Asked, run
+    from ftrie.simulation.traffic import Share
+    from ftrie.simulation.visits import Habits
 
     if feedback not in ("service", "stream"):
         raise typer.BadParameter(f"--feedback: got {feedback!r}, expected service or stream")
-    addresses = address or [DEFAULT_ADDRESS]
-    access = Access(tls_ca, tls_cert, tls_key, token)
-    tastes = Tastes(change_at=math.inf if change_at is None else change_at, drift=drift)
-    market = Market(seed, tastes, Sizes(bots=bots))
-    habits = Habits(rate, candidates, shown, delay, late, window)
-    with Store.open(store) as opened:
-        if load:
-            load_records(market, opened)
-        book = Book()
-        freshness = Freshness(len(addresses), through_of(opened.model(model)))
-        asked = Asked(f"s{time.time_ns() // 1000:x}", shown, exploration_of(explore))
-        sink: Sink = Service(addresses, access) if feedback == "service" else Stream(opened)
-        traffic = Traffic(
-            Schedule(market, habits, from_),
-            from_,
-            Share(model, beside, beside_share),
-            Callers(addresses, asked, book.failed, access),
-            Reporter(sink, fresh_only(freshness, model)),
-            freshness,
-            book,
+    tastes = Tastes(math.inf if change_at is None else change_at, drift)
+    run(
+        Asked(
+            addresses=address or [DEFAULT_ADDRESS],
+            access=Access(tls_ca, tls_cert, tls_key, token),
+            store=store,
+            market=Market(seed, tastes, Sizes(bots=bots)),
+            habits=Habits(rate, candidates, shown, delay, late, window),
+            share=Share(model, beside, beside_share),
+            exploration=exploration_of(explore),
+            by_stream=feedback == "stream",
+            load=load,
+            from_s=from_,
+            seconds=seconds,
+            callers=callers,
+            every_s=every,
         )
-        with stopped_by_signals(traffic.stop):
-            whole = traffic.run(
-                FOREVER if seconds is None else seconds, callers, every, lambda page: tell_window(page, model)
-            )
-        sink.close()
-    tell_whole(whole, model, len(addresses))
+    )

@@ -38,6 +38,7 @@ class Process:
         self._words, self._folder = words, folder
         self._heard = heard or (lambda _: None)
         self._process: subprocess.Popen[str] | None = None
+        self._sessions: list[int] = []
         self._backoff = Backoff(0.2, 5.0)
         self._began = self._next_start = 0.0
         self._reader: threading.Thread | None = None
@@ -69,6 +70,7 @@ class Process:
                 text=True,
                 start_new_session=True,
             )
+        self._sessions.append(self._process.pid)
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
         self._reader.start()
 
@@ -88,7 +90,10 @@ class Process:
         return ""
 
     def stop(self, patience_s: float) -> int | None:
-        """Ask it to end, then make it; returns its exit code, None if it never ran. Nothing of its session is left."""
+        """Ask it to end, then make it; returns its exit code, None if it never ran. Nothing of its sessions is left.
+
+        When a server is killed, its workers go on until the next one takes over; if none did, they end here.
+        """
         process, self._process = self._process, None
         if process is None:
             return None
@@ -99,8 +104,9 @@ class Process:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        for session in self._sessions:
+            with suppress(ProcessLookupError):
+                os.killpg(session, signal.SIGKILL)
         if self._reader is not None:
             self._reader.join()
         return process.returncode

@@ -1,0 +1,81 @@
+"""One run of traffic from its parts: the store, the connections, the clicks' way; and how it is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ftrie.access import Access
+from ftrie.asking import Exploration
+from ftrie.simulation.calls import Asked as AskedOfServers
+from ftrie.simulation.calls import Callers
+from ftrie.simulation.figures import Book
+from ftrie.simulation.first_day import load_records
+from ftrie.simulation.freshness import Freshness
+from ftrie.simulation.market import Market
+from ftrie.simulation.reporting import Reporter
+from ftrie.simulation.sinks import Service, Sink, Stream
+from ftrie.simulation.stopping import stopped_by_signals
+from ftrie.simulation.telling import tell_whole, tell_window
+from ftrie.simulation.traffic import Share, Traffic, fresh_only
+from ftrie.simulation.versions import through_of
+from ftrie.simulation.visits import Habits, Schedule
+from model_store.store import Store
+
+FOREVER_S = 1e9
+STORE_WAIT_S = 1.0
+"""Callers ask the store for manifests: one that stalls must not hold them up for long."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The flags of one run. from_s, seconds (None: no end), every_s: seconds; callers: visits at the same time."""
+
+    addresses: Sequence[str]
+    access: Access
+    store: str
+    market: Market
+    habits: Habits
+    share: Share
+    exploration: Exploration | None
+    by_stream: bool
+    load: bool
+    from_s: float
+    seconds: float | None
+    callers: int
+    every_s: float
+
+
+def run(asked: Asked) -> None:
+    """Be the visitors until the seconds are over or a signal comes, and tell of it. Raises StoreError at first only."""
+    model = asked.share.model
+    with Store.open(asked.store, STORE_WAIT_S) as store:
+        if asked.load:
+            load_records(asked.market, store)
+        sink: Sink = Stream(store) if asked.by_stream else Service(asked.addresses, asked.access)
+        traffic = _traffic(asked, store, sink)
+        with stopped_by_signals(traffic.stop):
+            seconds = FOREVER_S if asked.seconds is None else asked.seconds
+            whole = traffic.run(
+                seconds, asked.callers, asked.every_s, lambda window: tell_window(window, model)
+            )
+        sink.close()
+    tell_whole(whole, model, len(asked.addresses))
+
+
+def _traffic(asked: Asked, store: Store, sink: Sink) -> Traffic:
+    book = Book()
+    freshness = Freshness(len(asked.addresses), through_of(store.model(asked.share.model)))
+    # Not seeded: a second run is other visits to the same servers, and its clicks are not those of the first.
+    run_id = f"s{time.time_ns() // 1000:x}"
+    of_servers = AskedOfServers(run_id, asked.habits.shown, asked.exploration)
+    return Traffic(
+        Schedule(asked.market, asked.habits, asked.from_s),
+        asked.from_s,
+        asked.share,
+        Callers(asked.addresses, of_servers, book.failed, asked.access),
+        Reporter(sink, fresh_only(freshness, asked.share.model)),
+        freshness,
+        book,
+    )

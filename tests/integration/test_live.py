@@ -1,0 +1,127 @@
+"""`ftrie live` as a user runs it: five processes close the loop, what is killed comes back, nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.degradation.system import eventually
+from tests.integration.processes import FTRIE
+
+TIMEOUT_S = 170
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """Where `ftrie live` makes its temporary folder; short enough for a unix socket."""
+    with tempfile.TemporaryDirectory(prefix="ftrie-") as folder:
+        yield Path(folder)
+
+
+def live(scratch: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*FTRIE, "live", *words],
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.slow
+def test_the_loop_closes_and_nothing_is_left_behind(scratch: Path) -> None:
+    picture = scratch / "loop.svg"
+    words = ("--seconds", "14", "--change-at", "7", "--rate", "60", "--picture", str(picture), "--json")
+    with live(scratch, *words) as process:
+        out, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, errors
+    whole = json.loads(out)
+    assert set(whole["exit_codes"].values()) == {0}, errors
+    assert whole["frozen_version"] is not None
+    assert whole["last"]["loop"]["shown"] > whole["last"]["frozen"]["shown"] > 0
+
+    traffic, trainer = whole["traffic"], whole["trainer"]
+    answered = sum(tally["visits"] + tally["bots"] for tally in traffic["models"].values())
+    assert answered + traffic["lost_visits"] == 14 * 60
+    assert traffic["freshness"]["n"] > 0
+    assert traffic["versions"]["market"] > 2
+    assert trainer["ended"] and trainer["dead_letters"] == 0
+    joined = trainer["join"]
+    assert joined["positives"] > 0 and joined["orphans"] == 0
+    assert "tastes change" in picture.read_text("utf-8")
+    picture.unlink()
+    _nothing_is_left(scratch)
+
+
+@pytest.mark.slow
+def test_what_is_killed_comes_back_and_control_c_takes_all_of_it_down(scratch: Path) -> None:
+    folder = scratch / "kept"
+    words = ("--dir", str(folder), "--rate", "40", "--change-at", "1000", "--frozen", "0", "--json")
+    with live(scratch, *words) as process:
+        checkpoints = folder / "trainer"
+        eventually(lambda: list(checkpoints.glob("*.checkpoint")) != [], "a checkpoint", TIMEOUT_S)
+        for name in ("trainer", "serve"):
+            _kill_one(folder, name)
+        eventually(lambda: len(_running(folder, "trainer")) == 1, "the trainer again")
+        eventually(lambda: len(_servers(folder)) == 2, "both servers again")
+        os.killpg(process.pid, signal.SIGINT)
+        out, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, errors
+    whole = json.loads(out)
+    assert whole["restarts"]["trainer"] == 1
+    assert whole["restarts"]["server-1"] + whole["restarts"]["server-2"] == 1
+    assert whole["trainer"]["ended"] or whole["exit_codes"]["trainer"] == 0
+    _no_process_is_left(folder)
+
+
+def _kill_one(folder: Path, command: str) -> None:
+    """Kill the first `ftrie <command>` of this folder, its supervisor if it has one."""
+    os.kill(min(_running(folder, command)), signal.SIGKILL)
+
+
+def _servers(folder: Path) -> set[str]:
+    """The state folders of the servers that run: a server has several processes."""
+    lines = (_command(pid) for pid in _running(folder, "serve"))
+    return {words[words.index("--state") + 1] for words in lines if "--state" in words}
+
+
+def _running(folder: Path, command: str) -> list[int]:
+    """Numbers of the processes `ftrie <command>` that run in a folder."""
+    inside = [int(link.parent.name) for link in _working_in(folder)]
+    return [pid for pid in inside if _command(pid)[2:4] == ["ftrie", command]]
+
+
+def _command(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:  # it has ended
+        return []
+
+
+def _nothing_is_left(scratch: Path) -> None:
+    assert list(scratch.iterdir()) == []
+    _no_process_is_left(scratch)
+
+
+def _no_process_is_left(folder: Path) -> None:
+    assert [_command(int(link.parent.name)) for link in _working_in(folder)] == []
+
+
+def _working_in(folder: Path) -> list[Path]:
+    return [link for link in Path("/proc").glob("[0-9]*/cwd") if _target(link).startswith(str(folder))]
+
+
+def _target(link: Path) -> Any:
+    try:
+        return os.readlink(link)
+    except OSError:  # the process ended meanwhile, or is someone else's
+        return ""
