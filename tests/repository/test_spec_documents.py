@@ -12,6 +12,7 @@ from model_store import kernels, learner_section, spec
 from model_store import spec_sections as sections
 from model_store.features import FeaturePlan
 from model_store.guard_section import GuardSection
+from model_store.join_section import JoinSection
 from model_store.values import log_bucket
 from trainer.slots import layouts
 
@@ -38,6 +39,7 @@ def tables(page: str, heading: str) -> list[list[str]]:
         ("[learner]", learner_section.LearnerSection),
         ("[rules]", learner_section.Rule),
         ("[calibration]", sections.CalibrationSection),
+        ("[join]", JoinSection),
         ("[guard]", GuardSection),
     ],
 )
@@ -57,6 +59,11 @@ def test_documented_learner_defaults_are_the_defaults():
         assert re.split(r"[`\"; ]", defaults[name])[0] == str(
             learner_section.LearnerSection.model_fields[name].default
         )
+
+
+def test_documented_join_defaults_are_the_defaults():
+    defaults = {row[0]: row[1].strip('`"') for row in tables("spec.md", "[join]")[1:]}
+    assert defaults == {name: str(field.default) for name, field in JoinSection.model_fields.items()}
 
 
 def test_documented_buckets_are_the_buckets():
