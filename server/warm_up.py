@@ -8,6 +8,7 @@ from model_store.artefact import Artefact
 from model_store.features import FeaturePlan
 from model_store.spec import parse_spec
 from server.catalogue import Catalogue
+from server.impressions.form import Form
 from server.layers.live_model import LiveModel
 from server.selection.warm_up import options_for_warming, warm_up_approximation
 from server.serving import Serving
@@ -27,7 +28,8 @@ _FRESH = (b"hour*brand=8*nova",)
 def warm_up() -> None:
     """Compile all kernels of trie, layers and ranker, or load them from the cache. Seconds the first time."""
     before, after = _artefact(_KEYS), _artefact(tuple(sorted(_KEYS + _FRESH)))
-    items = Catalogue.build(FeaturePlan.of(before.spec), [("shoe", {"brand": "nike"})])
+    plan = FeaturePlan.of(before.spec)
+    items = Catalogue.build(plan, [("shoe", {"brand": "nike"})], Form(before.spec, plan))
     model = LiveModel("warm-up")
     model.load(1, "", before, items)
     model.apply(2, "", after.changes_since(before, version=1))
@@ -40,7 +42,8 @@ def _ask(serving: Serving) -> None:
     trie = serving.model.base.trie
     trie.get(b"hour=7")
     trie.longest_prefix(b"hour=7")
-    serving.ranker.rank({"hour": "7"}, ["shoe", "unknown"], [("boot", {"brand": "nike"})])
+    ranking = serving.ranker.rank({"hour": "7"}, ["shoe", "unknown"], [("boot", {"brand": "nike"})])
+    serving.lines.items(ranking)
     serving.ranker.rank({"hour": "7"}, ["shoe"], shadows=(0,))
     for options in options_for_warming():
         serving.ranker.rank({"hour": "7"}, ["shoe", "unknown"], [], top_k=1, options=options)

@@ -6,7 +6,7 @@ All processes map the same copy. Nothing here knows models, requests or sinks.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -26,6 +26,14 @@ class Fragments:
 
     data: Array
     offsets: Array
+
+    @classmethod
+    def of(cls, texts: Sequence[bytes]) -> Fragments:
+        """Those of rows 0, 1, 2 …"""
+        offsets = np.array([0, *accumulate(map(len, texts))], np.int64)
+        return cls(
+            np.frombuffer(bytearray(b"".join(texts)), np.uint8), offsets
+        )  # writable, as kernels have it
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -69,6 +77,4 @@ class FragmentWriter:
 
     def finish(self) -> Fragments:
         """The fragments of rows 0, 1, 2 …"""
-        texts = [self._rows[row] for row in range(len(self._rows))]
-        offsets = np.array([0, *accumulate(map(len, texts))], np.int64)
-        return Fragments(np.frombuffer(bytearray(b"".join(texts)), np.uint8), offsets)
+        return Fragments.of([self._rows[row] for row in range(len(self._rows))])

@@ -6,10 +6,12 @@ waits, counts or writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from ctr.v1.ranking_pb2 import Features
 from model_store.errors import FtrieError
@@ -17,6 +19,7 @@ from model_store.values import Value
 from server.catalogue import Catalogue
 from server.impressions.form import Form
 from server.impressions.fragments import Fragments
+from server.impressions.kernels import SKIPPED, room_for, write_items
 from server.impressions.values import quoted
 from server.receiving.plain_features import PlainFeatures
 from server.scoring.kernels import FIRST_SPELLED, NO_ITEM
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
     from server.question import Question
     from server.ranker import Ranking
     from server.receiving.request import Received
+
+
+Array = npt.NDArray[Any]
 
 
 class NoFragments(FtrieError):
@@ -71,7 +77,7 @@ class Lines:
         message = question.message
         cookie = "" if message is None else message.brief.cookie
         user, context = self.form.request(self._fields(question))
-        items = b",".join(self._items(ranking))
+        items = self.items(ranking)
         who = f'"cookie":{quoted(cookie)},' if cookie else ""
         start = (
             f'{{"request_id":{quoted(shown.request_id)},"ts":{shown.time_s:.6f},{who}'
@@ -93,26 +99,41 @@ class Lines:
         values.update(_inline(question.message))
         return values
 
-    def _items(self, ranking: Ranking) -> Iterator[bytes]:
-        """The items, each once: of one that was asked for, and shown, twice, the first place counts."""
-        propensities = ranking.propensities
-        rows = ranking.rows[ranking.order].tolist()
-        chances: Iterable[bytes] = repeat(b"")
-        if propensities is not None:
-            chances = (b',"propensity":%.12g' % chance for chance in propensities.tolist())
-        seen: set[int | str] = set()
-        for place, (row, ctr, chance) in enumerate(zip(rows, ranking.ctrs.tolist(), chances, strict=False)):
-            which, fragment = (row, self._known(row)) if row >= 0 else self._spelled(ranking, place, row)
-            if which not in seen:
-                seen.add(which)
-                yield b'{%b,"position":%d,"ctr":%.12g%b}' % (fragment, place + 1, ctr, chance)
+    def items(self, ranking: Ranking) -> bytes:
+        """The items, commas between them, each once: of one that was shown twice the first place counts.
 
-    def _known(self, row: int) -> bytes:
-        """The fragment of an item of the catalogue."""
-        return self._fragments().at(row)
+        O(bytes of the items). Raises NoFragments, FieldValueError.
+        """
+        rows = ranking.rows[ranking.order]
+        which: list[int | str] = rows.tolist()
+        more = _NO_FRAGMENTS
+        if which and min(rows.tolist()) < 0:
+            more = self._spell_out(ranking, rows, which)
+        _skip_repeated(rows, which)
+        known = self._fragments() if len(more) < len(which) else _NO_FRAGMENTS
+        ctrs = np.ascontiguousarray(ranking.ctrs, np.float64)  # the kernel is compiled for this kind of array
+        chances = _NO_CHANCES
+        if ranking.propensities is not None:
+            chances = np.ascontiguousarray(ranking.propensities, np.float64)
+        out = np.empty(room_for(rows, known.offsets, more.offsets), np.uint8)
+        used = write_items(known.data, known.offsets, more.data, more.offsets, rows, ctrs, chances, out)
+        return out[:used].tobytes()
+
+    def _spell_out(self, ranking: Ranking, rows: Array, which: list[int | str]) -> Fragments:
+        """Fragments of the items that the catalogue does not say all of, numbered in `rows`.
+
+        which: by what the items are known; theirs are set.
+        """
+        made: list[bytes] = []
+        for place, row in enumerate(rows.tolist()):
+            if row < 0:
+                which[place], fragment = self._spelled(ranking, place, row)
+                made.append(fragment)
+                rows[place] = -len(made)
+        return Fragments.of(made)
 
     def _spelled(self, ranking: Ranking, place: int, row: int) -> tuple[int | str, bytes]:
-        """What an item is known by, and its fragment, where the catalogue does not say all of it."""
+        """What an item is known by, and its fragment."""
         if row == NO_ITEM:
             item: Spelled = (ranking.candidates[int(ranking.order[place])], {})
         else:
@@ -128,6 +149,20 @@ class Lines:
         if fragments is None:
             raise NoFragments("the catalogue holds no values of its items, only their tokens")
         return fragments
+
+
+_NO_CHANCES = np.empty(0)
+_NO_FRAGMENTS = Fragments.of(())
+
+
+def _skip_repeated(rows: Array, which: Sequence[int | str]) -> None:
+    """Leave out every item but the first of those that are the same."""
+    if len(set(which)) < len(which):
+        seen: set[int | str] = set()
+        for place, each in enumerate(which):
+            if each in seen:
+                rows[place] = SKIPPED
+            seen.add(each)
 
 
 def _inline(message: Received) -> dict[str, Value]:

@@ -89,7 +89,7 @@ def test_an_answer_is_logged_as_it_was_given(
             {
                 "id": item.id,
                 "position": place,
-                "ctr": pytest.approx(item.ctr, rel=1e-11),
+                "ctr": pytest.approx(item.ctr, abs=1e-15),
                 "features": {
                     name: json.loads(value) if name in ("tags", "price") else value
                     for name, value in shop.ITEMS[item.id].items()
@@ -181,7 +181,7 @@ def test_what_was_drawn_is_logged_with_its_propensity(
         answer = client.rank(candidates=list(shop.ITEMS), top_k=4, exploration=Thompson(1.0))
     eventually(lambda: len(in_store(store)) == 1)
     logged = [item["propensity"] for item in in_store(store)[0]["items"]]
-    assert logged == pytest.approx([item.propensity for item in answer.items], rel=1e-11)
+    assert logged == pytest.approx([item.propensity for item in answer.items], abs=1e-15)
 
 
 def test_a_stream_is_trimmed_by_length_and_age(
@@ -288,9 +288,11 @@ def test_a_line_that_cannot_be_made_costs_itself_only(file: Path, monkeypatch: p
 
     monkeypatch.setattr(lines_module.Lines, "line", fails)
     meter = Meter()
-    log = ImpressionLog([sinks.FileSink(str(file), 1 << 30, 1)], meter, most=50)
-    offered(log, 3)
-    log.close()
+    with capture_logs() as told:
+        log = ImpressionLog([sinks.FileSink(str(file), 1 << 30, 1)], meter, most=50)
+        offered(log, 3)
+        log.close()
+    assert [line["event"] for line in told] == ["impressions dropped: no line of them"]
     assert [event["request_id"] for event in in_file(file)] == ["r0", "r2"]
     counts = {(name, *labels): number for name, labels, number in meter.take()["counts"]}
     assert counts[IMPRESSIONS_DROPPED, "whole", "file", "failed"] == 1

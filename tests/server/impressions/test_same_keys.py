@@ -199,7 +199,7 @@ def check(*questions: Question) -> list[dict[str, Any]]:
         assert logged_keys(lines[-1]) == keys
         event = json.loads(lines[-1])
         assert [item["position"] - 1 for item in event["items"]] == first
-        assert [item["ctr"] for item in event["items"]] == pytest.approx(left.ranking.ctrs[first], rel=1e-11)
+        assert [item["ctr"] for item in event["items"]] == pytest.approx(left.ranking.ctrs[first], abs=1e-15)
         assert [item["id"] for item in event["items"]] == [ids[place] for place in first]
     assert learned_keys(lines) == [hashed(keys) for keys in served]
     return [json.loads(line) for line in lines]
