@@ -19,13 +19,14 @@ from trainer.rejects import RejectLog
 from trainer.replaying.choices import parse_choice
 from trainer.replaying.columns import Layout
 from trainer.replaying.estimating import Estimates, Estimating, Read
-from trainer.replaying.kinds import EVENTS, ROWS, STORE, as_inputs, kind_of
+from trainer.replaying.kinds import EVENTS, ROWS, as_inputs, kind_of, names_store
 from trainer.replaying.logged import DECISION_LIST, DECISION_ROW, LoggedRows
-from trainer.replaying.off_policy import Asked as AskedOfEstimates
+from trainer.replaying.off_policy import Judging
 from trainer.replaying.policy_names import PolicyName
 from trainer.replaying.reading import LogOfRows
 from trainer.replaying.replayed import Replayed
 from trainer.replaying.rows import replay_rows
+from trainer.scoring_flags import announce_kernels, mark_kernels
 from trainer.side_tables import SideTable
 from trainer.sources.inputs import STDIN
 
@@ -83,10 +84,10 @@ def run(spec: ModelSpec, logs: list[str], asked: Asked) -> Done:
     kind = kind_of(logs, spec.input.label)
     if asked.policies and STDIN in logs:
         raise InputError("standard input is read once, and estimates need the log a second time; name a file")
-    if kind == EVENTS and asked.users is not None:
-        raise InputError("--users is for labelled rows: events carry the features of their users")
+    if kind == EVENTS:
+        _check_flags_of_events(asked)
     with ExitStack() as stack:
-        needs_store = asked.publish or STORE in logs
+        needs_store = asked.publish or any(map(names_store, logs))
         store = stack.enter_context(Store.open(asked.store)) if needs_store else None
         estimating = _estimating(spec, asked, kind) if asked.policies else None
         _compile(spec, as_inputs(logs) if kind == ROWS else [], asked.format)
@@ -97,6 +98,15 @@ def run(spec: ModelSpec, logs: list[str], asked: Asked) -> Done:
         sha256, version = _hand_over(replayed, asked, store)
         estimates = _estimate(estimating, read) if estimating is not None else None
     return Done(spec.model.name, replayed, sha256, version, estimates)
+
+
+def _check_flags_of_events(asked: Asked) -> None:
+    given = {"--users": asked.users, "--format": asked.format, "--rejects": asked.rejects}
+    if not asked.policies:
+        given["--items"] = asked.items
+    for flag, value in given.items():
+        if value is not None:
+            raise InputError(f"{flag} is for labelled rows; events carry their features, and are JSON")
 
 
 def _estimating(spec: ModelSpec, asked: Asked, kind: str) -> Estimating:
@@ -110,7 +120,7 @@ def _estimating(spec: ModelSpec, asked: Asked, kind: str) -> Estimating:
         items=SideTable.of_items(asked.items, spec.input) if asked.items else None,
         without=asked.without,
         decision=asked.decision or (DECISION_ROW if kind == ROWS else DECISION_LIST),
-        asked=AskedOfEstimates(asked.clip, asked.bootstrap, asked.seed),
+        judging=Judging(asked.clip, asked.bootstrap, asked.seed),
     )
 
 
@@ -176,12 +186,17 @@ def _show(bar: Progress, model: LearningModel, expected: int | None) -> None:
 
 
 def _estimate(estimating: Estimating, read: Read) -> Estimates:
+    if estimating.models:
+        announce_kernels()
     with progress("estimating", unit="steps") as bar:
 
         def show(step: str, done: int, total: int | None) -> None:
             bar.update(done, total=total, of=step)
 
-        return estimating.run(read, show)
+        found = estimating.run(read, show)
+    if estimating.models:
+        mark_kernels()
+    return found
 
 
 def _hand_over(replayed: Replayed, asked: Asked, store: Store | None) -> tuple[str, int | None]:

@@ -16,7 +16,7 @@ from trainer.replaying.choices import Choice
 from trainer.replaying.columns import Layout
 from trainer.replaying.learning_values import LearningValues
 from trainer.replaying.logged import DECISION_ROW, LoggedRows
-from trainer.replaying.off_policy import LOGGED, UNIFORM, Asked, PolicyValue, Weighed, judge, uniform, weigh
+from trainer.replaying.off_policy import LOGGED, UNIFORM, Judging, PolicyValue, Weighed, judge, uniform, weigh
 from trainer.replaying.policy_names import LEARNING, PolicyName
 from trainer.replaying.values import PublishedValues, Values
 from trainer.replaying.warnings import check_support
@@ -65,7 +65,7 @@ class Estimating:
     items: SideTable | None
     without: tuple[str, ...]
     decision: str
-    asked: Asked
+    judging: Judging
 
     @property
     def specs(self) -> dict[str, ModelSpec]:
@@ -81,10 +81,10 @@ class Estimating:
         weighed, candidates = self._weigh(rows, dict(zip(self.specs, resolved, strict=True)), on_progress)
 
         def drawn(done: int) -> None:
-            on_progress("bootstrap", done, self.asked.bootstrap)
+            on_progress("bootstrap", done, self.judging.bootstrap)
 
         by_position = self.decision == DECISION_ROW
-        found = judge(rows, weighed, self.asked, by_position=by_position, on_progress=drawn)
+        found = judge(rows, weighed, self.judging, by_position=by_position, on_progress=drawn)
         return Estimates(
             decision=self.decision,
             rows=len(rows),
@@ -94,7 +94,7 @@ class Estimating:
             unusable=rows.unusable,
             rejected=rows.rejected,
             propensity=layout.propensity,
-            limit=self.asked.limit or float(np.sqrt(len(rows))),
+            limit=self.judging.limit or float(np.sqrt(len(rows))),
             policies=tuple(found),
             notes=_notes(rows, candidates),
         )

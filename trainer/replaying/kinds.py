@@ -29,6 +29,11 @@ def kind_of(logs: Sequence[str], label: str) -> str:
     return next(iter(kinds.values()))
 
 
+def names_store(log: str) -> bool:
+    """True for the streams of the store that models are in."""
+    return log.partition("#")[0] == STORE
+
+
 def as_inputs(logs: Sequence[str]) -> list[str]:
     """Logs of rows without the prefix that may say so."""
     return [log.removeprefix(_AS_ROWS) for log in logs]
@@ -37,7 +42,7 @@ def as_inputs(logs: Sequence[str]) -> list[str]:
 def _kind_of(log: str, label: str) -> str:
     if log.startswith(_AS_ROWS) or log == STDIN:
         return ROWS
-    if log == STORE or log.startswith((*_STREAMS, *_ONE_KIND)) or Path(log).is_dir():
+    if names_store(log) or log.startswith((*_STREAMS, *_ONE_KIND)) or Path(log).is_dir():
         return EVENTS
     return EVENTS if is_event(_first_line(expand([log])[0]), label) else ROWS
 

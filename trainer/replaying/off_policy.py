@@ -66,7 +66,7 @@ class PolicyValue:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Judging:
     """limit: weights are clipped at it, None: at the root of the rows; bootstrap: draws, 0 for none."""
 
     limit: float | None = None
@@ -119,15 +119,19 @@ def weigh(
 def judge(
     rows: LoggedRows,
     policies: Sequence[Weighed],
-    asked: Asked,
+    judging: Judging,
     *,
     by_position: bool,
     on_progress: Callable[[int], None] = lambda draws: None,
 ) -> list[PolicyValue]:
     """The estimates of all policies, from the same rows and the same draws."""
-    limit = asked.limit or float(np.sqrt(len(rows)))
+    limit = judging.limit or float(np.sqrt(len(rows)))
     sums = [_sums(rows, policy.weight, limit) for policy in policies]
-    drawn = resampled(np.hstack(sums), asked.bootstrap, asked.seed, on_progress) if asked.bootstrap else None
+    drawn = (
+        resampled(np.hstack(sums), judging.bootstrap, judging.seed, on_progress)
+        if judging.bootstrap
+        else None
+    )
     return [
         _value(rows, policy, mine, limit, None if drawn is None else part, by_position)
         for policy, mine, part in zip(
@@ -180,7 +184,8 @@ def _difference(sums: Array) -> Estimate:
 
 def _by_position(rows: LoggedRows, policy: Weighed, limit: float) -> dict[str, dict[str, Estimate]]:
     found = {}
-    for place in pc.unique(rows.place).sort().to_pylist() if rows.place is not None else []:
+    places = pc.unique(rows.place).to_pylist() if rows.place is not None else []
+    for place in sorted(places, key=lambda text: (len(text), text)):  # 2 before 10
         here = np.asarray(pc.equal(rows.place, place))
         request = np.unique(rows.request[here], return_inverse=True)[1].reshape(-1)
         sums = sums_by_request(

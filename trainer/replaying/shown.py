@@ -14,6 +14,7 @@ from trainer.replaying.off_policy import PolicyValue
 from trainer.replaying.replayed import Replayed
 
 _A_TIME = "through_us"
+_MOST_PLACES, _MOST_REASONS = 12, 5
 
 
 def show(done: Done, report: Path | None, as_json: bool) -> None:
@@ -45,6 +46,9 @@ def _show_replay(done: Done) -> None:
         ]
         if told:
             print(f"{name}: {', '.join(told)}")
+    if replayed.reasons:
+        reasons = list(replayed.reasons.items())[:_MOST_REASONS]
+        print(f"rejected for: {', '.join(f'{reason} ({count:,})' for reason, count in reasons)}")
     version = f", version {done.version}" if done.version is not None else ""
     print(f"model: {replayed.model.table.used:,} keys, SHA-256 {done.sha256}{version}")
     print_table(
@@ -72,7 +76,7 @@ def _show_estimates(found: Estimates) -> None:
         + f"; weights clipped at {found.limit:,.4g}"
     )
     print_table(
-        ["policy", "SNIPS", "interval", "bootstrap", "IPS", "interval", "clipped", "to logged"],
+        ["policy", "SNIPS", "normal", "bootstrap", "IPS", "clipped", "to logged"],
         [_estimates_of(policy) for policy in found.policies],
     )
     print()
@@ -88,8 +92,8 @@ def _show_estimates(found: Estimates) -> None:
         ],
         [_support_of(policy) for policy in found.policies],
     )
-    places = sorted({place for policy in found.policies for place in policy.positions})
-    if len(places) > 1:
+    places = list(dict.fromkeys(place for policy in found.policies for place in policy.positions))
+    if 1 < len(places) <= _MOST_PLACES:
         print()
         print_table(
             ["SNIPS by position", *places],
@@ -112,9 +116,8 @@ def _estimates_of(policy: PolicyValue) -> list[object]:
         snips.value,
         _interval(snips.low, snips.high),
         _interval(snips.bootstrap_low, snips.bootstrap_high),
-        ips.value,
-        _interval(ips.low, ips.high),
-        clipped.value,
+        _with_error(ips),
+        _with_error(clipped),
         _with_error(policy.difference, sign="+"),
     ]
 

@@ -17,7 +17,7 @@ from trainer.rejects import RejectLog
 from trainer.replaying.choices import Choice, EpsilonGreedy, Greedy, Softmax
 from trainer.replaying.estimating import Estimates, Estimating
 from trainer.replaying.logged import DECISION_ROW
-from trainer.replaying.off_policy import Asked
+from trainer.replaying.off_policy import Judging
 from trainer.replaying.policy_names import PolicyName
 from trainer.replaying.reading import LogOfRows
 from trainer.side_tables import SideTable
@@ -54,8 +54,8 @@ def estimated(
     )
     names = [PolicyName.parse(each) for each in policies]
     models = {each.name: NamedModel(model, each.name) for each in names if each.is_model and model}
-    asked = Asked(bootstrap=0)
-    return Estimating(spec, names, models, choices, table, (), DECISION_ROW, asked).run(log.read)
+    judging = Judging(bootstrap=0)
+    return Estimating(spec, names, models, choices, table, (), DECISION_ROW, judging).run(log.read)
 
 
 class Slow:

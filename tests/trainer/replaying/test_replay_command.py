@@ -247,6 +247,26 @@ def test_logs_of_two_kinds_are_refused(events_spec: Path, tmp_path: Path, capsys
     assert "logs of one kind" in refusal(capsys, events_spec, impressions, log)
 
 
+def test_flags_of_labelled_rows_are_refused_for_events(
+    events_spec: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    logs = write_events(tmp_path, lists_of(5, seed=1))
+    for flag, value in (
+        ("--format", "jsonl"),
+        ("--rejects", "r.jsonl"),
+        ("--items", "i.csv"),
+        ("--users", "u.csv"),
+    ):
+        assert f"{flag} is for labelled rows" in refusal(capsys, events_spec, *logs, flag, value)
+
+
+def test_places_are_counted_as_numbers_are(spec: Path, tmp_path: Path, capsys: Capture) -> None:
+    log = write_rows(tmp_path / "log.csv", rows_of(20, seed=1, per_request=11))
+    found = answer(capsys, spec, log, "--policy", "uniform", "--bootstrap", "0")
+    places = list(found["estimates"]["policies"][0]["positions"])
+    assert places == [str(place) for place in range(1, 12)]
+
+
 def test_a_choice_of_lists_that_cannot_be_weighed_is_refused(
     events_spec: Path, tmp_path: Path, capsys: Capture
 ) -> None:
