@@ -60,8 +60,12 @@ class ModelVersions(PublishedVersions):
 
         Raises LeaseHeld while the model has a trainer (`lease`), which nobody but an operator may overrule.
         """
-        self._refuse_beside_a_trainer()
+        self.refuse_beside_a_trainer()
         return self._next_epoch()
+
+    def refuse_beside_a_trainer(self) -> None:
+        """Raise LeaseHeld while the model has a trainer: nobody but an operator may activate then."""
+        TrainerLease(self._store, self.model, "").refuse_while_held()
 
     def publish(
         self,
@@ -190,9 +194,6 @@ class ModelVersions(PublishedVersions):
     def _next_epoch(self) -> int:
         with self._store.answers():
             return int(self._client.incr(self.keys.epoch))
-
-    def _refuse_beside_a_trainer(self) -> None:
-        TrainerLease(self._store, self.model, "").refuse_while_held()
 
     def _verify(self, manifest: Manifest) -> None:
         """Raise ArtefactError unless the version's bytes are whole, and it can be put together."""

@@ -184,6 +184,8 @@ def train(
     for path in filter(None, (save, report, metrics)):
         check_writable(path)
     with Store.open(store) if publish else nullcontext() as opened:
+        if opened and activate:
+            opened.model(model_spec.model.name).refuse_beside_a_trainer()
         publisher = Publisher(opened.model(model_spec.model.name), how, warn) if opened and how else None
         run = learn(model_spec, inputs, asked, publisher)
         hand_over(run, save, opened, activate, publisher)
