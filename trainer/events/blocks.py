@@ -76,7 +76,7 @@ class BlockReader:
         block = _Block(table)
         return Raw(
             request=_id(block.of_events(("request_id",))),
-            ts=_exact(block.of_events(("ts",))),
+            ts=_single(block.of_events(("ts",))),
             item=_id(block.of_events(("item",))),
             event_id=_id(block.of_events(("event_id",))),
             what=_id(block.of_events(("event",))),
@@ -143,10 +143,7 @@ def _column(block: _Block, column: Column) -> pa.Array:
         inside = path[0] == ITEMS
         array = block.of_items(path) if inside else block.of_events(path)
         if array.null_count < len(array):
-            found.append((inside, _exact(array)))
-    for _, array in found:
-        if column.form != "set" and is_several(array.type):
-            raise NotPlain("several values where one is wanted")
+            found.append((inside, _exact(array) if column.form == "set" else _single(array)))
     if not found:
         return block.spread(shaped(pa.nulls(block.lengths.size), column.form))
     if len(found) == 1:
@@ -167,6 +164,12 @@ def _exact(array: pa.Array) -> pa.Array:
     if not is_exact(array):
         raise NotPlain("numbers that a double cannot hold")
     return plain(array)
+
+
+def _single(array: pa.Array) -> pa.Array:
+    if is_several(array.type):
+        raise NotPlain("several values where one is wanted")
+    return _exact(array)
 
 
 def _id(array: pa.Array) -> pa.Array:

@@ -138,14 +138,32 @@ KINDS = st.sampled_from(
 )
 
 
+NEAT = st.sampled_from(
+    [
+        texts,
+        ints,
+        floats,
+        st.booleans(),
+        texts | st.none(),
+        ints | st.none(),
+        ints | floats,
+        st.just("2024-01-01"),
+    ]
+)
+NEAT_SETS = st.sampled_from([st.lists(texts, max_size=3), st.lists(ints, max_size=2), texts, st.none()])
+SCALARS = ("brand", "price", "cost", "hour", "age", "session", "x", "importance")
+
+
 @st.composite
 def blocks(draw: st.DrawFn) -> list[bytes]:
-    """Up to eight events, each member mostly of one kind in all of them, and here and there missing."""
-    choices = {
-        name: draw(KINDS)
-        for name in ("brand", "price", "cost", "tags", "hour", "age", "session", "x", "importance")
-    }
-    wild = draw(st.integers(0, 3)) == 0
+    """Up to eight events, each member mostly of one kind in all of them, and here and there missing.
+
+    Half of the blocks are neat: of such kinds as a block may have to be read as a whole.
+    """
+    neat = draw(st.booleans())
+    choices = {name: draw(NEAT if neat else KINDS) for name in SCALARS}
+    choices["tags"] = draw(NEAT_SETS if neat else KINDS)
+    wild = not neat and draw(st.booleans())
     known = {
         **{name: draw(KINDS) if wild else ints for name in ("version", "position", "ctr", "propensity")},
         **{
