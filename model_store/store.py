@@ -66,11 +66,21 @@ class Store:
         """The stream of what became of it: clicks and conversions. Raises StoreError for an impossible name."""
         return self.event_stream(ModelKeys(model).clicks)
 
-    def feedback(self, wait_s: float = 5.0) -> Feedback:
-        """Writes clicks and conversions, each once. Close it before the store. `wait_s` bounds a report."""
-        from model_store.feedback import Feedback
+    def feedback(
+        self, wait_s: float = 5.0, *, length: int | None = None, age_s: float | None = None
+    ) -> Feedback:
+        """Writes clicks and conversions, each once. Close it before the store. `wait_s` bounds a report.
 
-        return Feedback(self._connection, wait_s)
+        length, age_s: how many entries a stream keeps, about, and for how long.
+        """
+        from model_store.feedback import AGE_S, LENGTH, Feedback
+
+        return Feedback(
+            self._connection,
+            wait_s,
+            length=LENGTH if length is None else length,
+            age_s=AGE_S if age_s is None else age_s,
+        )
 
     def event_stream(self, key: str) -> EventStream:
         """The stream of events at any key, which need not exist yet."""

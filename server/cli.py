@@ -11,6 +11,8 @@ import typer
 from model_store.terminal import DEFAULT_STORE, JsonOption, StoreOption, print_json
 from server.settings import (
     DEFAULT_DRAIN_S,
+    DEFAULT_FEEDBACK_AGE_S,
+    DEFAULT_FEEDBACK_LENGTH,
     DEFAULT_IMPRESSIONS_AGE_S,
     DEFAULT_IMPRESSIONS_KEPT,
     DEFAULT_IMPRESSIONS_LENGTH,
@@ -100,6 +102,12 @@ def serve(
     shadow_sample: Annotated[
         float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Of the requests, by their ids.")
     ] = 1.0,
+    feedback_length: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Clicks and conversions that a stream keeps, about.")
+    ] = DEFAULT_FEEDBACK_LENGTH,
+    feedback_age: Annotated[
+        float, typer.Option(min=1.0, metavar="SECONDS", help="How old one of them may become.")
+    ] = DEFAULT_FEEDBACK_AGE_S,
     impressions: Annotated[
         list[str] | None,
         typer.Option(
@@ -210,6 +218,8 @@ def serve(
         admin_host=admin_host,
         shadow_log=shadow_log,
         shadow_sample=shadow_sample,
+        feedback_length=feedback_length,
+        feedback_age_s=feedback_age,
         impressions=tuple(impressions or ()),
         impressions_length=impressions_length,
         impressions_age_s=impressions_age,

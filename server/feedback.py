@@ -15,7 +15,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from ctr.v1.feedback_pb2 import ReportRequest, ReportResponse
-from model_store.feedback import MOST_EVENTS, Event, Feedback, Reported
+from model_store.feedback import AGE_S, LENGTH, MOST_EVENTS, Event, Feedback, Reported
 from model_store.store import Store
 from server import feedback_events
 from server.errors import (
@@ -46,7 +46,10 @@ _log = structlog.get_logger(__name__)
 class FeedbackStore:
     """The store as reports write to it. Thread safety: all methods, any thread."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, length: int = LENGTH, age_s: float = AGE_S) -> None:
+        """`length` and `age_s`: what a stream keeps, about."""
+        self._length = length
+        self._age_s = age_s
         self._source = Source(url, WAIT_S)
         self._feedback: Feedback | None = None
         self._lock = threading.Lock()
@@ -69,7 +72,7 @@ class FeedbackStore:
     def _of(self, store: Store) -> Feedback:
         with self._lock:
             if self._feedback is None:
-                self._feedback = store.feedback(WAIT_S)
+                self._feedback = store.feedback(WAIT_S, length=self._length, age_s=self._age_s)
             return self._feedback
 
 

@@ -14,6 +14,8 @@ DEFAULT_DRAIN_S = 10.0
 DEFAULT_STORE_BUDGET_S = 0.05
 DEFAULT_USER_CACHE = 100_000
 DEFAULT_USER_TTL_S = 60.0
+DEFAULT_FEEDBACK_LENGTH = 1_000_000
+DEFAULT_FEEDBACK_AGE_S = 86_400.0
 DEFAULT_IMPRESSIONS_LENGTH = 1_000_000
 DEFAULT_IMPRESSIONS_AGE_S = 86_400.0
 DEFAULT_IMPRESSIONS_QUEUE = 10_000
@@ -32,6 +34,8 @@ class Settings:
 
     user_store: the store of users' records, "" for the models'. user_cache: users a worker keeps for each model.
     user_ttl_s: how long a user's record counts as fresh.
+
+    feedback_length, feedback_age_s: what a stream of clicks keeps.
 
     impressions: sinks of what was shown, none for no such log. impressions_length, impressions_age_s: what a stream
     keeps. impressions_queue: how many wait at most. impressions_size_mib, impressions_kept: files of that size.
@@ -60,6 +64,8 @@ class Settings:
     admin_host: str = "127.0.0.1"
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
+    feedback_length: int = DEFAULT_FEEDBACK_LENGTH
+    feedback_age_s: float = DEFAULT_FEEDBACK_AGE_S
     impressions: tuple[str, ...] = ()
     impressions_length: int = DEFAULT_IMPRESSIONS_LENGTH
     impressions_age_s: float = DEFAULT_IMPRESSIONS_AGE_S

@@ -76,7 +76,9 @@ class Worker:
         self._service = RankingService(
             self.models, self._reads, self._meter, self._shadow_log, users, self._impressions
         )
-        self._feedback_store = FeedbackStore(settings.store)
+        self._feedback_store = FeedbackStore(
+            settings.store, settings.feedback_length, settings.feedback_age_s
+        )
         self._feedback = FeedbackService(self.models.keys(), self._feedback_store, self._meter)
         self._health = Health()
         self._observers = Observers(settings, self._meter)
@@ -227,8 +229,10 @@ class Worker:
 
     def _connect(self) -> None:
         with self._connecting:
-            self._reads.connect()
-            self._feedback_store.connect()
+            try:
+                self._reads.connect()
+            finally:  # feedback needs no users
+                self._feedback_store.connect()
 
     def _report(self) -> None:
         while not self._stopping.wait(REPORT_EVERY_S):
