@@ -125,6 +125,22 @@ def test_feedback_is_taken_before_any_version_is_served(
     assert len(stream(store)) == 1
 
 
+def test_the_stream_keeps_what_the_settings_say(
+    shop_store: Store, start: Callable[..., Server], store: Store
+) -> None:
+    server = start(feedback_length=100, feedback_age_s=3600.0)
+    assert server.ready.wait(60)
+    key = store.clicks(shop.NAME).key
+    for number in range(200):
+        store.client.xadd(key, {"json": "{}"}, id=f"1000-{number + 1}")
+    with grpc.insecure_channel(server.address) as channel:
+        events = [click(event_id=str(number)) for number in range(1000)]
+        raw(channel)(ReportRequest(events=events).SerializeToString(), timeout=20)
+    info = store.clicks(shop.NAME).info()
+    assert info.first_id is not None and info.first_id[0] > 1000
+    assert info.length < 300
+
+
 # -- what is not
 
 
