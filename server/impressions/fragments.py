@@ -69,12 +69,12 @@ class FragmentWriter:
 
     def __init__(self, form: Form) -> None:
         self._form = form
-        self._rows: dict[int, bytes] = {}
+        self._rows: list[bytes] = []
 
     def add(self, row: int, item_id: str, values: Mapping[str, Value]) -> None:
-        """Take in a row, or replace it: its values by field, those that fit their fields."""
-        self._rows[row] = self._form.shown(item_id, values).encode()
+        """Take in the next row, or another record of an earlier one: its values by field, those that fit."""
+        self._rows[row : row + 1] = [self._form.shown(item_id, values).encode()]
 
     def finish(self) -> Fragments:
         """The fragments of rows 0, 1, 2 …"""
-        return Fragments.of([self._rows[row] for row in range(len(self._rows))])
+        return Fragments.of(self._rows)

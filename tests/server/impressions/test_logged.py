@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import stat
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -262,6 +264,17 @@ def test_few_long_requests_wait_where_many_short_ones_may(
     offered(log, 100, message_bytes=1000)
     log.close()
     assert 10 <= len(in_file(file)) <= 12
+
+
+def test_an_impression_that_waits_keeps_no_version_in_memory() -> None:
+    serving = whole_spec.serving()
+    request = RankRequest(item_ids=["i1", "new"], cookie="c1")
+    left = whole_spec.shown(serving, whole_spec.question(serving, request, None, plain=True))
+    model = weakref.ref(serving.model)
+    del serving
+    gc.collect()
+    assert model() is None
+    assert json.loads(left.lines.line(left))["version"] == 7
 
 
 def test_items_whose_values_are_not_known_yet_are_told_and_counted(file: Path) -> None:

@@ -74,14 +74,14 @@ def lines(first: int, stop: int, model: str = "ads") -> list[tuple[str, bytes]]:
 
 def test_lines_come_in_order_in_batches_of_one_model(sink: Slow, meter: Counted) -> None:
     waiting = Outbox(sink, "slow", 10_000, meter)
-    waiting.put([*lines(0, 2), *lines(2, 3, "shop"), *lines(3, 700)])
+    waiting.put([*lines(0, 2), *lines(2, 3, "shop"), *lines(3, 200)])
     sink.permits.release(100)
     waiting.close(time.monotonic() + 20)
-    assert [line for _, line in sink.taken] == [b"%d" % n for n in range(700)]
-    assert sink.batches == [2, 1, 256, 256, 185]
+    assert [line for _, line in sink.taken] == [b"%d" % n for n in range(200)]
+    assert sink.batches == [2, 1, 64, 64, 64, 5]
     assert sink.closed.is_set()
     assert meter.read() == {
-        (IMPRESSIONS_LOGGED, "ads", "slow"): 699,
+        (IMPRESSIONS_LOGGED, "ads", "slow"): 199,
         (IMPRESSIONS_LOGGED, "shop", "slow"): 1,
     }
 
