@@ -13,6 +13,7 @@ import typer
 
 from model_store.terminal import DEFAULT_STORE, JsonOption, StoreOption, note
 from server.experiment_report import say
+from server.outcomes.command import report
 
 if TYPE_CHECKING:
     from model_store.experiments import Experiment
@@ -38,6 +39,7 @@ def register(app: typer.Typer) -> None:
     group.command("pin", epilog="Example: ftrie experiment pin ads u1=plain u2=base")(pin)
     group.command("unpin", epilog="Example: ftrie experiment unpin ads u1 u2")(unpin)
     group.command("shadow", epilog="Example: ftrie experiment shadow ads plain")(shadow)
+    group.command("report", epilog="Example: ftrie experiment report ads --since 1h")(report)
     group.command("stop", epilog="Example: ftrie experiment stop ads --winner base")(stop)
     group.command("clear", epilog="Example: ftrie experiment clear ads")(clear)
     app.add_typer(group)
