@@ -13,7 +13,7 @@ import pytest
 from model_store.errors import InputError, SourceUnavailable
 from model_store.spec import ModelSpec
 from trainer.events.events import NEVER_US, Place, Source, Stretch
-from trainer.events.sources import kafka
+from trainer.events.sources import kafka_client
 from trainer.events.sources.kafka import PartitionSource
 from trainer.events.sources.kafka_names import kafka_name
 from trainer.events.sources.opening import open_sources
@@ -173,10 +173,10 @@ def test_a_group_is_told_what_was_read(brokers: Brokers) -> None:
 
 
 def test_brokers_that_do_not_answer_are_away_and_nothing_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka, "ANSWER_S", 0.5)
+    monkeypatch.setattr(kafka_client, "ANSWER_S", 0.5)
     config = {"bootstrap.servers": "127.0.0.1:1"}
     with pytest.raises(SourceUnavailable, match="are the brokers there"):
-        kafka.partitions_of(config, "clicks")
+        kafka_client.partitions_of(config, "clicks")
     source = PartitionSource("kafka clicks#0", config, "clicks", 0, {"offset": 7}, print)
     for _ in range(2):
         with pytest.raises(SourceUnavailable, match="clicks#0"):
