@@ -176,6 +176,43 @@ def test_an_item_that_only_the_store_has_yet_is_logged_with_its_record(
     }
 
 
+def test_a_changed_item_is_logged_as_it_is_served(
+    logging: Server, store: Store, eventually: Eventually
+) -> None:
+    store.records.put_items([("item-1", {"brand": "new", "price": "1"})])
+
+    def logged_anew() -> bool:
+        with Client(logging.address) as client:
+            client.rank(candidates=["item-1"])
+        return in_store(store)[-1:] != [] and in_store(store)[-1]["items"][0]["features"] == {
+            "brand": "new",
+            "price": 1.0,
+        }
+
+    eventually(logged_anew)
+
+
+def test_a_copy_on_disk_of_a_server_that_logged_nothing_is_completed(
+    shop_store: Store, start: Start, tmp_path: Path, eventually: Eventually
+) -> None:
+    state = str(tmp_path / "state")
+    without = start(state=state)
+    assert without.ready.wait(60)
+    without.drain()
+    without.shutdown()
+    server = start(state=state, impressions=("store",))
+    assert server.ready.wait(60)
+
+    def is_logged() -> bool:
+        with Client(server.address) as client:
+            client.rank(candidates=["item-1"])
+        return bool(in_store(shop_store))
+
+    eventually(is_logged)
+    assert in_store(shop_store)[0]["items"][0]["features"]["brand"] == "b1"
+    assert {labels[2] for labels in counted(server, IMPRESSIONS_DROPPED)} <= {"catalogue"}
+
+
 def test_what_was_drawn_is_logged_with_its_propensity(
     logging: Server, store: Store, eventually: Eventually
 ) -> None:
