@@ -86,6 +86,8 @@ class Daemon:
         if self._asked.metrics_port is not None:
             self._exposed = serve(self._asked.metrics_port)
         self._learner = begin(self._spec, self._asked, saved, self._keeper, self._store, self._stop, stack)
+        if saved.checkpoint is None:  # what was settled now must not be settled otherwise after a crash
+            self._learner.save()
         for chore in self._learner.chores(self._versions):
             self._chores.add(chore)
         if self._out is not None and self._asked.activate:

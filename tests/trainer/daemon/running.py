@@ -83,7 +83,7 @@ class Trainer:
 
     def until(self, member: str, least: int) -> dict[str, Any]:
         """Read lines until a member is as great."""
-        while (status := self.line())[member] < least:
+        while ((status := self.line())[member] or 0) < least:
             assert not status["ended"], status
         return status
 
@@ -94,6 +94,12 @@ class Trainer:
         status: dict[str, Any] = json.loads(out.splitlines()[-1])
         assert status["ended"]
         return status
+
+    def failed(self) -> tuple[int, str]:
+        """Its exit code and what it said, once it has ended badly."""
+        _, err = self.process.communicate(timeout=COMPILE_S)
+        assert self.process.returncode != 0
+        return self.process.returncode, err
 
     def kill(self) -> None:
         """At once."""

@@ -1,0 +1,78 @@
+"""One trainer a model: who is second is refused or waits; who lost its lease ends, and publishes nothing more."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from model_store.store import Store
+from tests.trainer.daemon.running import NAME, Trainer, trivago
+
+
+@pytest.fixture
+def streams(store: Store, tmp_path: Path) -> Store:
+    """The store, its streams filled with a part of the trivago day."""
+    for stream, path in zip(
+        (store.impressions(NAME), store.clicks(NAME)), trivago(tmp_path, 200), strict=True
+    ):
+        stream.append(path.read_bytes().splitlines())
+    return store
+
+
+def test_a_second_trainer_is_refused_and_named_the_first(
+    streams: Store, store_url: str, tmp_path: Path
+) -> None:
+    first = Trainer(tmp_path, store_url)
+    first.until("version", 1)
+    code, said = Trainer(tmp_path, store_url, state="second").failed()
+    assert code == 5
+    assert f"hotels has a trainer: process {first.process.pid}" in said
+    first.terminate()
+
+
+def test_a_spare_waits_and_takes_over_once_the_first_has_ended(
+    streams: Store, store_url: str, tmp_path: Path
+) -> None:
+    first = Trainer(tmp_path, store_url)
+    first.until("version", 1)
+    spare = Trainer(tmp_path, store_url, "--wait", state="spare")
+    first.terminate()
+    assert spare.until("version", 1)["version"] > 1
+    spare.terminate()
+
+
+@pytest.mark.slow
+def test_one_that_slept_beyond_its_lease_publishes_nothing_and_ends(
+    streams: Store, store_url: str, tmp_path: Path
+) -> None:
+    sleeper = Trainer(tmp_path, store_url)
+    sleeper.until("version", 1)
+    sleeper.process.send_signal(signal.SIGSTOP)
+    other = Trainer(tmp_path, store_url, "--wait", state="other")
+    taken = other.until("version", 1)["version"]
+    streams.impressions(NAME).append(trivago(tmp_path, 201)[0].read_bytes().splitlines()[-1:])
+    sleeper.process.send_signal(signal.SIGCONT)
+    code, said = sleeper.failed()
+    assert code == 5
+    assert f"another trainer has taken over hotels: process {other.process.pid}" in said
+    last = other.terminate()
+    versions = streams.model(NAME)
+    assert versions.active() == last["version"]
+    assert [info.version for info in versions.versions()] == list(range(taken, last["version"] + 1)) or (
+        {info.version for info in versions.versions()} >= set(range(taken, last["version"] + 1))
+    )
+
+
+def test_the_same_folder_takes_its_lease_over_at_once_after_a_kill(
+    streams: Store, store_url: str, tmp_path: Path
+) -> None:
+    killed = Trainer(tmp_path, store_url, "--every", "100")
+    version = killed.until("version", 1)["version"]
+    killed.kill()
+    again = Trainer(tmp_path, store_url)
+    streams.impressions(NAME).append(trivago(tmp_path, 202)[0].read_bytes().splitlines()[-2:])
+    streams.clicks(NAME).append(trivago(tmp_path, 202)[1].read_bytes().splitlines()[-2:])
+    assert again.until("version", 1)["version"] > version
+    again.terminate()
