@@ -5,14 +5,34 @@ Knows nothing of rows but that they are not endless.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
 from model_store.errors import InputError
 from trainer.sources.positions import Position
-from trainer.sources.streams import Bytes, ByteStream
+from trainer.sources.streams import Bytes
 
 MAX_ROW_BYTES = 64 * 1024 * 1024
 _BOM = b"\xef\xbb\xbf"
+
+
+class Stream(Protocol):
+    """What a feed reads from: a ByteStream, or bytes that are at hand."""
+
+    @property
+    def name(self) -> str:
+        """Of the input, for messages."""
+
+    @property
+    def failure(self) -> InputError | None:
+        """Damage that ended the stream."""
+
+    def read_into(self, buffer: Bytes) -> int:
+        """Fill `buffer` as far as the stream goes."""
+
+    def skip(self, size: int) -> None:
+        """Pass over `size` bytes."""
 
 
 class Feed:
@@ -24,7 +44,7 @@ class Feed:
     buffer is reused: views of `unread` are void after `fetch()`.
     """
 
-    def __init__(self, stream: ByteStream, block_bytes: int) -> None:
+    def __init__(self, stream: Stream, block_bytes: int) -> None:
         self.name = stream.name
         self.line = 1
         self.offset = 0

@@ -27,13 +27,15 @@ class JsonLinesFile:
     """One file of JSON objects, one a line.
 
     `columns` are the keys met in the first block, in order; a field `b` of an object under `a` is the column
-    `a.b`. Raises InputError for a file without an object.
+    `a.b`. Raises InputError for a file without an object. Told which columns are `objects`, it looks for nothing itself
+    and has no `columns`.
     """
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed, objects: frozenset[str] | None = None) -> None:
         self._feed = feed
         self._schema: pa.Schema | None = None
-        self.columns = self._first_columns()
+        self._objects = objects or frozenset()
+        self.columns = self._first_columns() if objects is None else ()
         self.kinds: Mapping[str, str | None] = {}
         self._wanted_objects: frozenset[str] = frozenset()
 

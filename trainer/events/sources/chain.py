@@ -11,7 +11,7 @@ from trainer.events.sources.census import Census
 from trainer.events.sources.lines import READ_BYTES
 from trainer.events.sources.listing import Listing
 from trainer.events.sources.opened import Opened
-from trainer.events.sources.records import Record
+from trainer.events.sources.records import Record, moved_on
 from trainer.sources.feed import MAX_ROW_BYTES
 
 
@@ -63,6 +63,21 @@ class FileChain:
             "files": [each.as_json() for each in self._census.records],
             "lost": self.lost,
         }
+
+    def place_behind(self, before: Place, number: int, offset: int, line: int) -> Place:
+        """The place once the file of this number is read up to an offset, where a line begins."""
+        files = list(before["files"])
+        files[number] = moved_on(files[number], offset, line)
+        return {**before, "files": files}
+
+    def first(self) -> tuple[Record, Opened] | None:
+        """The first file there is, opened; None while there is none with anything in it."""
+        self._census.look()
+        for record in self._census.in_order():
+            opened = self._census.open(record)
+            if opened is not None:
+                return record, opened
+        return None
 
     def number(self, record: Record) -> int:
         """Which of the place's files a record is."""

@@ -13,8 +13,6 @@ from trainer.events.sources.lines import BOM, is_blank, whole_lines
 from trainer.events.sources.opened import Opened
 from trainer.events.sources.records import Record
 
-_OFFSET, _LINE = 4, 5  # in Record.as_json()
-
 
 @dataclass(frozen=True)
 class _Lines:
@@ -60,10 +58,7 @@ class FileSource:
         if count == 0:
             return stretch.before
         number, offset, line = stretch.marks[count - 1].tolist()
-        files = list(stretch.before["files"])
-        files[number] = list(files[number])
-        files[number][_OFFSET], files[number][_LINE] = offset, line
-        return {**stretch.before, "files": files}
+        return self._chain.place_behind(stretch.before, number, offset, line)
 
     def lag(self) -> Lag:
         """Unread bytes; how old they are is not known."""

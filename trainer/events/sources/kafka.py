@@ -12,33 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model_store.errors import InputError, SourceUnavailable
+from model_store.errors import SourceUnavailable
 from trainer.events.events import NEVER_US, Lag, Place, Stretch
+from trainer.events.sources import kafka_client
+from trainer.events.sources.kafka_client import consumer_of, partitions_at
 from trainer.events.sources.lines import READ_EVENTS, lines_of, on_one_line
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
 
-ANSWER_S = 10.0
-"""How long brokers may take to answer before the source counts as away."""
 _COMMIT_EVERY_S = 5.0
 _LOOK_EVERY_S = 60.0
-_OURS = {
-    "enable.auto.commit": False,  # the place is in the trainer's checkpoint
-    "enable.partition.eof": True,  # so that an empty answer is known from none
-    "auto.offset.reset": "error",  # what was deleted unread is counted here
-    "queued.max.messages.kbytes": 16 * 1024,
-    "log_level": 2,  # errors come back from calls
-}
-
-
-def partitions_of(config: Mapping[str, Any], topic: str) -> list[int]:
-    """The numbers of a topic's partitions. SourceUnavailable; InputError without the extra or for a bad option."""
-    consumer = _consumer(config)
-    try:
-        return _partitions(consumer, topic)
-    finally:
-        consumer.close()
 
 
 class PartitionSource:
@@ -72,19 +56,19 @@ class PartitionSource:
         self._news: KafkaError | None = None
         self._next_commit_s = self._next_look_s = time.monotonic()
         self._partitions = 0
-        self._consumer: Consumer | None = _consumer(config, self._on_error)
+        self._consumer: Consumer | None = consumer_of(config, self._on_error)
         self._assign()
         self.start = self._place()
 
     def read(self) -> Stretch | None:
         """The next messages, at most READ_EVENTS. Waits only until the brokers have said that there are none.
 
-        Raises SourceUnavailable if they do not answer within ANSWER_S, or with an error.
+        Raises SourceUnavailable if they do not answer within kafka_client.ANSWER_S, or with an error.
         """
         if self._ended:
             return None
         self._check()
-        until = time.monotonic() + ANSWER_S
+        until = time.monotonic() + kafka_client.ANSWER_S
         while True:
             rest = until - time.monotonic()
             stretch = self._stretch(self._open().consume(READ_EVENTS, 0 if self._at_end else min(0.2, rest)))
@@ -95,7 +79,9 @@ class PartitionSource:
                 return None
             self._check()
             if rest <= 0:
-                raise SourceUnavailable(f"{self.name}: the brokers sent nothing within {ANSWER_S:.0f} s")
+                raise SourceUnavailable(
+                    f"{self.name}: the brokers sent nothing within {kafka_client.ANSWER_S:.0f} s"
+                )
 
     def frontier_us(self) -> int:
         """The greatest timestamp so far; NEVER_US once all was read and nothing is waited for."""
@@ -238,7 +224,7 @@ class PartitionSource:
             return
         self._next_look_s = time.monotonic() + _LOOK_EVERY_S
         try:
-            count = len(_partitions(self._open(), self._topic))
+            count = len(partitions_at(self._open(), self._topic))
         except SourceUnavailable:
             return
         if 0 < self._partitions < count:
@@ -247,30 +233,3 @@ class PartitionSource:
                 "the new ones from their start"
             )
         self._partitions = count
-
-
-def _consumer(config: Mapping[str, Any], on_error: Callable[[KafkaError], None] | None = None) -> Consumer:
-    try:
-        from confluent_kafka import Consumer, KafkaException
-    except ImportError as error:
-        raise InputError(
-            'to read from Kafka, ftrie needs its extra `kafka`: pip install "ftrie[kafka]"'
-        ) from error
-    callback = {} if on_error is None else {"error_cb": on_error}
-    try:
-        return Consumer({"group.id": "ftrie", **config, **_OURS, **callback})
-    except KafkaException as error:
-        raise InputError(f"a Kafka option is wrong: {error.args[0].str()}") from error
-
-
-def _partitions(consumer: Consumer, topic: str) -> list[int]:
-    from confluent_kafka import KafkaException
-
-    try:
-        found = consumer.list_topics(topic, timeout=ANSWER_S).topics[topic]
-    except KafkaException as error:
-        raise SourceUnavailable(f"kafka: {error.args[0].str()}; are the brokers there?") from error
-    if found.error is not None or not found.partitions:
-        reason = "it has no partitions" if found.error is None else found.error.str()
-        raise SourceUnavailable(f"kafka topic {topic}: {reason}")
-    return sorted(found.partitions)

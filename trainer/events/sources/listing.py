@@ -79,6 +79,12 @@ class Listing:
                 yield path
 
 
+def without_rotation(path: str) -> str:
+    """The path that a rotated file had at first, as far as its name tells."""
+    match = _ROTATED.fullmatch(os.path.basename(_stem(path)))
+    return path if match is None else match["base"]
+
+
 def _inside(folder: str) -> Iterator[str]:
     try:
         names = os.listdir(folder)

@@ -20,7 +20,8 @@ from trainer.events.sources.kafka_names import SCHEME, kafka_name
 from trainer.events.sources.redis import StreamSource
 
 STORE = "store"
-KINDS = ("impressions", "clicks", "rows")
+KINDS = ("impressions", "clicks")
+ROWS = "rows"
 _STORES = ("redis://", "rediss://", "unix://", "embedded:")
 _EXPECTED = (
     "a file, a folder, a glob, redis://HOST:PORT, unix://SOCKET, embedded:DIR, each with #impressions, #clicks or #KEY "
@@ -82,6 +83,8 @@ class _Opening:
     def openers(self, name: str) -> Iterator[_Opener]:
         """Those of one name. A kind before it, as in clicks=PATH, is only looked at."""
         kind, equals, rest = name.partition("=")
+        if equals and kind == ROWS:
+            raise InputError(f"{name}: labelled rows cannot be read beside events; name them alone")
         if equals and kind in KINDS:
             name = rest
         if not name:
@@ -113,7 +116,8 @@ class _Opening:
         return StreamSource(key, self._store.event_stream(key), place, self._on_note, once=self._once)
 
     def _partitions(self, name: str) -> Iterator[_Opener]:
-        from trainer.events.sources.kafka import PartitionSource, partitions_of
+        from trainer.events.sources.kafka import PartitionSource
+        from trainer.events.sources.kafka_client import partitions_of
 
         topic, config = kafka_name(name).topic, kafka_name(name).config
         for number in partitions_of(config, topic):

@@ -99,12 +99,21 @@ class Record:
         self.opened = None
 
 
+def moved_on(values: list[Any], offset: int, line: int) -> list[Any]:
+    """What `as_json` gave, of the same file read farther."""
+    return [*values[:4], offset, line, *values[6:]]
+
+
 def digest(head: bytes) -> str:
     """SHA-256 in hex."""
     return hashlib.sha256(head).hexdigest()
 
 
 def whole_part(head: bytes, least_lines: int) -> bytes:
-    """The front of `head` that ends with a line end; empty if it has fewer than `least_lines` lines."""
+    """The front of `head` that ends with a line end; empty if it has fewer than `least_lines` lines.
+
+    Of JSON lines one is enough, since none is a header.
+    """
     end = head.rfind(b"\n") + 1
+    least_lines = 1 if head.startswith(b"{") else least_lines
     return head[:end] if head.count(b"\n", 0, end) >= least_lines else b""

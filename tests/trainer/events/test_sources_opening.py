@@ -1,0 +1,125 @@
+"""From names to sources: what is understood, what is refused, and places of other sources."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from model_store.errors import InputError, StoreError
+from model_store.spec import ModelSpec
+from model_store.store import Store
+from trainer.events.events import Place, Source
+from trainer.events.sources.opening import open_sources
+from trainer.events.sources.row_opening import are_rows, open_rows
+
+SPEC = ModelSpec.model_validate({"model": {"name": "ads"}, "input": {"label": "click"}})
+EVENT = b'{"request_id": "r1", "item": "a", "ts": 1}\n'
+
+
+def place_behind(source: Source) -> Place:
+    stretch = source.read()
+    assert stretch is not None
+    place: Place = json.loads(json.dumps(source.place(stretch, len(stretch))))
+    return place
+
+
+def test_a_store_is_both_streams_of_the_model(store: Store, store_url: str) -> None:
+    for name in ("store", store_url):
+        sources = open_sources([name], SPEC, store)
+        assert [source.name for source in sources] == ["ftrie:{ads}:impressions", "ftrie:{ads}:clicks"]
+        for source in sources:
+            source.close()
+    assert store.client.ping()
+
+
+def test_one_stream_can_be_named_by_what_it_is_or_by_its_key(store: Store) -> None:
+    store.event_stream("elsewhere").append([EVENT.strip()])
+    [clicks] = open_sources(["clicks=store#clicks"], SPEC, store)
+    [other] = open_sources(["store#elsewhere"], SPEC, store)
+    assert clicks.name == "ftrie:{ads}:clicks" and clicks.read() is None
+    stretch = other.read()
+    assert stretch is not None and stretch.data == EVENT
+
+
+def test_files_folders_and_globs_need_not_be_there_yet(tmp_path: Path) -> None:
+    names = [str(tmp_path / name) for name in ("a.jsonl", "folder/", "*.x")]
+    sources = open_sources([f"clicks={names[0]}", *names[1:]], SPEC, None)
+    assert [source.name for source in sources] == names
+    assert all(source.read() is None for source in sources)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ([], "no source of events: expected a file, a folder"),
+        (["clicks="], "got an empty source"),
+        (["s3://bucket/key"], "'s3' is no kind of source; expected"),
+        (["store"], "there is none"),
+        (["a.jsonl", "impressions=a.jsonl"], "named more than once"),
+    ],
+)
+def test_names_that_cannot_be_understood_are_refused(names: list[str], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        open_sources(names, SPEC, None)
+
+
+def test_a_store_that_is_none_is_refused_and_what_was_open_is_closed(tmp_path: Path) -> None:
+    with pytest.raises(StoreError):
+        open_sources([str(tmp_path / "a"), "redis://127.0.0.1:1/0"], SPEC, None)
+
+
+def test_places_belong_to_the_sources_that_told_them(tmp_path: Path) -> None:
+    names = [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]
+    for name in names:
+        Path(name).write_bytes(EVENT)
+    places = [place_behind(source) for source in open_sources(names, SPEC, None)]
+    assert [source.read() for source in open_sources(names, SPEC, None, places)] == [None, None]
+    for others in ([names[0]], [*names, "c.jsonl"], [names[1], names[0]], [names[0], "c.jsonl"]):
+        with pytest.raises(InputError, match=r"the checkpoint has read .*begin anew with another folder"):
+            open_sources(others, SPEC, None, places)
+
+
+def test_a_source_that_had_brought_nothing_has_no_place_and_begins_at_the_beginning(tmp_path: Path) -> None:
+    names = [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]
+    Path(names[0]).write_bytes(EVENT)
+    place = place_behind(open_sources(names[:1], SPEC, None)[0])
+    Path(names[1]).write_bytes(EVENT)
+    first, second = open_sources(names, SPEC, None, [place, {}])
+    assert first.read() is None and second.read() is not None
+
+
+def test_what_the_merger_adds_to_a_place_does_no_harm(tmp_path: Path) -> None:
+    log = tmp_path / "a.jsonl"
+    log.write_bytes(EVENT)
+    place = place_behind(open_sources([str(log)], SPEC, None)[0])
+    [source] = open_sources([str(log)], SPEC, None, [{**place, "order_us": 1}])
+    assert source.read() is None
+
+
+def test_rows_are_told_from_events_by_the_label(tmp_path: Path) -> None:
+    rows, events, table = (tmp_path / name for name in ("rows.jsonl", "events.jsonl", "table.csv"))
+    rows.write_bytes(b'{"click": 1, "age": 2}\n')
+    events.write_bytes(EVENT)
+    table.write_bytes(b"click,age\n1,2\n")
+    assert are_rows([str(rows)], SPEC) and are_rows([str(table)], SPEC)
+    assert are_rows([str(tmp_path / "later.csv")], SPEC) and are_rows([f"rows={tmp_path}"], SPEC)
+    assert not are_rows([str(events)], SPEC) and not are_rows([str(tmp_path / "later")], SPEC)
+    assert not are_rows(["store"], SPEC) and not are_rows([f"clicks={rows}"], SPEC)
+    with pytest.raises(InputError, match="name it alone"):
+        are_rows([str(events), str(table)], SPEC)
+
+
+def test_rows_are_opened_at_their_place(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_bytes(b"click,age\n1,2\n")
+    source = open_rows([f"rows={log}"], SPEC)
+    assert source.columns() == ("click", "age")
+    rows = source.read(("click",))
+    assert rows is not None
+    assert open_rows([f"rows={log}"], SPEC, [rows.after]).read(("click",)) is None
+    with pytest.raises(InputError, match="begin anew"):
+        open_rows(["rows=other.csv"], SPEC, [rows.after])
+    with pytest.raises(InputError, match="expected a file, a folder or a glob"):
+        open_rows(["rows=kafka://h/t"], SPEC)

@@ -1,0 +1,165 @@
+"""Labelled rows in files that grow: the same rows as `ftrie train` reads, from any place, however they are written."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_store.errors import InputError, SpecError
+from trainer.events.events import Place
+from trainer.events.sources import census
+from trainer.events.sources.rows import RowSource
+from trainer.sources import LogReader, RowBatch
+
+WANTED = ("click", "age", "tags")
+# A row over two lines, a blank line, a row that is too short.
+CSV = b'click,age,tags\n1,25,"a\nb"\n0,,x\n\n1,7\n0,9,"say ""hi"""\n1,1,z\n'
+TSV = b"click\tage\ttags\n1\t25\ta b\n0\t\tx\n\n1\t7\n0\t9\t\xff\n"
+JSONL = (
+    b'{"click": 1, "age": 25, "tags": ["a", "b"]}\n{"click": 0}\n\nnot json\n'
+    b'{"click": 0, "age": 7.5, "tags": null}\r\n{"click": 1, "age": "old", "tags": ["c"]}\n'
+)
+LOGS = {"log.csv": CSV, "log.tsv": TSV, "log.jsonl": JSONL}
+Told = tuple[list[tuple[Any, ...]], list[tuple[int, str]]]
+
+
+@pytest.fixture(autouse=True)
+def looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(census, "RESTS", 0.0)
+
+
+def told(batches: list[RowBatch]) -> Told:
+    """Rows with their lines, and rejects. Values as text: their Arrow types depend on where batches end."""
+    rows: list[tuple[Any, ...]] = []
+    rejects: list[tuple[int, str]] = []
+    for batch in batches:
+        columns = [batch.columns[name].to_pylist() for name in WANTED]
+        rows += zip(
+            batch.lines.tolist(), *([_text(value) for value in column] for column in columns), strict=True
+        )
+        rejects += [(reject.line, reject.reason) for reject in batch.rejects]
+    return rows, rejects
+
+
+def _text(value: Any) -> str:
+    try:
+        return str(float(value))
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def read_at_once(path: Path) -> Told:
+    with LogReader([str(path)]) as reader:
+        return told(list(reader.batches(WANTED)))
+
+
+class Reading:
+    def __init__(self, name: Path, *, once: bool = False, place: Place | None = None) -> None:
+        self.notes: list[str] = []
+        self.source = RowSource(str(name), json.loads(json.dumps(place or {})), self.notes.append, once=once)
+        self.batches: list[RowBatch] = []
+        self.places = [place or {}]
+
+    def all(self) -> Told:
+        while (rows := self.source.read(WANTED)) is not None:
+            self.batches.append(rows.batch)
+            self.places.append(rows.after)
+        return told(self.batches)
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_file_gives_the_rows_that_training_reads(name: str, tmp_path: Path) -> None:
+    log = tmp_path / name
+    log.write_bytes(LOGS[name])
+    reading = Reading(log, once=True)
+    assert reading.source.columns() == WANTED
+    assert reading.all() == read_at_once(log)
+    assert reading.source.ended
+
+
+@pytest.mark.parametrize("name", LOGS)
+@given(cuts=st.lists(st.integers(0, 200), max_size=6))
+def test_a_file_that_grows_by_any_steps_gives_the_same_rows_once(
+    name: str, cuts: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    log = tmp_path_factory.mktemp("rows") / name
+    data = LOGS[name]
+    bounds = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    batches: list[RowBatch] = []
+    place: Place = {}
+    for start, stop in pairwise(bounds):
+        with log.open("ab") as file:
+            file.write(data[start:stop])
+        reading = Reading(log, place=place)  # as after a kill
+        reading.all()
+        batches += reading.batches
+        place = reading.places[-1]
+        reading.source.close()
+    rest = Reading(log, place=place, once=True)
+    rest.all()
+    assert told(batches + rest.batches) == read_at_once(log)
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_file_rotated_and_compressed_is_read_on_with_its_header(name: str, tmp_path: Path) -> None:
+    log, data = tmp_path / name, LOGS[name]
+    cut = len(data) - 4
+    log.write_bytes(data[:cut])
+    first = Reading(log)
+    first.all()
+    whole = tmp_path / f"whole{log.suffix}"
+    whole.write_bytes(data)
+    Path(f"{log}.1.gz").write_bytes(gzip.compress(data))
+    log.unlink()
+    log.write_bytes(data.replace(b"25", b"26"))
+    second = Reading(log, place=first.places[-1], once=True)
+    second.all()
+    again, _ = read_at_once(log)
+    rows, _ = told(first.batches + second.batches)
+    assert rows == read_at_once(whole)[0] + again
+
+
+def test_a_header_alone_is_no_row_and_two_files_with_one_header_are_two(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"click,age,tags\n")
+    (tmp_path / "b.csv").write_bytes(b"click,age,tags\n1,2,x\n")
+    reading = Reading(tmp_path)
+    assert reading.all()[0] == [(2, "1.0", "2.0", "b'x'")]
+    with (tmp_path / "a.csv").open("ab") as file:
+        file.write(b"0,3,y\n")
+    assert len(reading.all()[0]) == 2
+
+
+def test_a_last_row_without_a_line_end_waits_unless_nothing_follows(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_bytes(b"click,age,tags\n1,2,x\n0,3,y")
+    assert len(Reading(log).all()[0]) == 1
+    assert len(Reading(log, once=True).all()[0]) == 2
+
+
+def test_nothing_there_has_no_columns_yet(tmp_path: Path) -> None:
+    reading = Reading(tmp_path / "log.csv")
+    assert reading.source.columns() is None
+    assert reading.all() == ([], [])
+    (tmp_path / "log.csv").write_bytes(CSV)
+    assert reading.source.columns() == WANTED
+
+
+def test_a_file_that_lacks_a_column_is_refused(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_bytes(b"click,age\n1,2\n")
+    with pytest.raises(SpecError, match=r"log\.csv has no column 'tags'; it has click, age"):
+        Reading(log).all()
+
+
+def test_a_format_that_does_not_grow_is_refused_by_its_name(tmp_path: Path) -> None:
+    log = tmp_path / "log.vw"
+    log.write_bytes(b"1 |a b\n-1 |a c\n")
+    with pytest.raises(InputError, match="is vw: a trainer reads rows on from CSV, TSV and JSON lines"):
+        Reading(log).all()

@@ -1,0 +1,123 @@
+"""Labelled rows in files that may grow: CSV, TSV or JSON lines, parsed as `ftrie train` parses them, with places.
+
+What a file holds of events, impressions and clicks apart, is no matter of this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from model_store.errors import SpecError
+from trainer.events.events import Lag, Place
+from trainer.events.sources.chain import FileChain
+from trainer.events.sources.opened import Opened
+from trainer.events.sources.records import Record
+from trainer.events.sources.row_format import RowFormat
+from trainer.sources import RowBatch
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A batch and the places around it."""
+
+    batch: RowBatch
+    before: Place
+    after: Place
+
+
+@dataclass(frozen=True)
+class _Parsed:
+    rows: Rows | None
+    size: int
+    lines: int
+
+
+class RowSource:
+    """Reads rows on from a place. One thread only. Place: as that of a FileSource.
+
+    A file is read up to its last whole row; with `once`, and of compressed files, what stands behind that is a row too.
+    objects: columns that may hold an object of numbers, a weighted set, in JSON lines.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        place: Place,
+        on_note: Callable[[str], None],
+        *,
+        once: bool = False,
+        objects: frozenset[str] = frozenset(),
+    ) -> None:
+        self.name = name
+        self._objects = objects
+        self._chain = FileChain(name, place, on_note, once=once, least_lines=2)
+        self._formats: dict[Record, RowFormat] = {}
+        self.start = self._chain.start
+
+    @property
+    def lost(self) -> int:
+        """Rows that were gone before they were read, about."""
+        return self._chain.lost
+
+    @property
+    def ended(self) -> bool:
+        """With `once`: all was read."""
+        return self._chain.ended
+
+    def columns(self) -> tuple[str, ...] | None:
+        """The names of the first file's columns, of JSON lines those in its first 64 KiB; None while there is none."""
+        found = self._chain.first()
+        return None if found is None else self._format(*found).columns
+
+    def read(self, wanted: Sequence[str]) -> Rows | None:
+        """The next rows of one file, about READ_BYTES of them, with the `wanted` columns; None if there are none now.
+
+        Raises SpecError for a file with a header that lacks one, InputError for a format that is not read here.
+        """
+
+        def take(record: Record, opened: Opened, window: bytes, is_all: bool) -> _Parsed | None:
+            return self._take(record, opened, window, is_all, wanted)
+
+        while True:
+            found = self._chain.next(take)
+            if found is None or found.rows is not None:
+                return None if found is None else found.rows
+
+    def lag(self) -> Lag:
+        """Unread bytes; how old they are is not known."""
+        return self._chain.lag()
+
+    def close(self) -> None:
+        """Close all files. May be called twice."""
+        self._chain.close()
+
+    def _take(
+        self, record: Record, opened: Opened, window: bytes, is_all: bool, wanted: Sequence[str]
+    ) -> _Parsed | None:
+        if not window:
+            return None
+        format = self._format(record, opened)
+        self._check(record, format, wanted)
+        batch = format.parse(record.path, window, record.offset, record.line, is_all, wanted)
+        if batch is None:
+            return None
+        stop = batch.stop
+        parsed = _Parsed(None, stop.offset - record.offset, stop.line - record.line)
+        if not batch.rows and not batch.rejects:
+            return parsed
+        before = self._chain.place()
+        after = self._chain.place_behind(before, self._chain.number(record), stop.offset, stop.line)
+        return _Parsed(Rows(batch, before, after), parsed.size, parsed.lines)
+
+    def _format(self, record: Record, opened: Opened) -> RowFormat:
+        if record not in self._formats:
+            self._formats = {record: RowFormat.of(record.path, opened.head(), self._objects)}
+        return self._formats[record]
+
+    def _check(self, record: Record, format: RowFormat, wanted: Sequence[str]) -> None:
+        missing = [name for name in wanted if format.has_header and name not in format.columns]
+        if missing:
+            raise SpecError(
+                f"{record.path} has no column {', '.join(map(repr, missing))}; it has {', '.join(format.columns)}"
+            )
