@@ -100,7 +100,7 @@ class FileSink:
 def open_sinks(settings: Settings) -> list[Sink]:
     """Those that are asked for. Raises ServerError for a name that is none, or twice."""
     if len(set(settings.impressions)) < len(settings.impressions):
-        raise ServerError(f"--impressions: got {list(settings.impressions)}; expected each sink once")
+        raise ServerError("--impressions: one sink is given twice; expected each once")
     return [_sink(name, settings) for name in settings.impressions]
 
 
@@ -124,4 +124,5 @@ def _sink(name: str, settings: Settings) -> Sink:
     if kind == STORE or name.startswith((EMBEDDED, *(f"{scheme}://" for scheme in SCHEMES))):
         url = settings.store if kind == STORE else name
         return StreamSink(url, kind, settings.impressions_length, settings.impressions_age_s)
-    raise ServerError(f"--impressions: got {name!r}, expected store, redis://HOST:PORT or file:PATH")
+    shown = name.rpartition("@")[2]  # before it there may be a password
+    raise ServerError(f"--impressions: got {shown!r}, expected store, redis://HOST:PORT or file:PATH")

@@ -251,8 +251,14 @@ def test_a_sink_that_is_none_is_refused_at_the_start(name: str) -> None:
         sinks.check(Settings(("shop",), "", impressions=(name,)))
 
 
+def test_a_password_in_a_sink_is_not_shown() -> None:
+    with pytest.raises(ServerError) as refused:
+        sinks.check(Settings(("shop",), "", impressions=("redis:/:secret@host",)))
+    assert "secret" not in str(refused.value)
+
+
 def test_a_sink_is_named_once() -> None:
-    with pytest.raises(ServerError, match="expected each sink once"):
+    with pytest.raises(ServerError, match="one sink is given twice"):
         sinks.check(Settings(("shop",), "", impressions=("store", "store")))
 
 
