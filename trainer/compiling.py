@@ -93,6 +93,7 @@ def _small(spec: ModelSpec, *, has_fields: bool = True) -> ModelSpec:
         variants={"a": Variant(), "b": Variant()} if len(spec.variants) > 1 else {"a": Variant()},
         learner=_without_a_clock(spec),
         calibration=spec.calibration.model_copy(update={"by": None}),
+        guard=spec.guard,
     )
 
 
@@ -127,6 +128,7 @@ def _part(spec: ModelSpec) -> str:
     words += ["ttl"] if section.ttl is not None else []
     words += ["requests"] if spec.input.request is not None else []
     words += ["sampled"] if section.subsample is not None else []
+    words += ["guarded"] if spec.guard is not None else []
     return "-".join(["train", *words])
 
 

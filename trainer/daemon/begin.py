@@ -37,7 +37,7 @@ def begin(
 ) -> Learner:
     """The learner, its model restored. Raises SpecError, InputError, CheckpointError, StoreUnavailable, Stopped."""
     compile_loop(spec)
-    resolved = _before(saved) or settle(spec, asked.sources, store, stop, once=asked.once)
+    resolved = _before(spec, saved) or settle(spec, asked.sources, store, stop, once=asked.once)
     sources = open_sources(asked.sources, spec, store, saved.places, warn, once=asked.once)
     segments = Segments(asked.folder / SEGMENTS, asked.memory_bytes)
     merger = Merger(
@@ -77,8 +77,9 @@ def _begun(model: LearningModel, asked: Asked) -> str | None:
     return initial.sha256
 
 
-def _before(saved: Saved) -> ModelSpec | None:
-    """The spec with its fields named, as it was when the first run began."""
+def _before(spec: ModelSpec, saved: Saved) -> ModelSpec | None:
+    """The spec with its fields named, as it was when the first run began; the guard is that of this run."""
     if saved.checkpoint is None:
         return None
-    return spec_from_json(saved.checkpoint.description.resolved, str(saved.checkpoint.path))
+    before = spec_from_json(saved.checkpoint.description.resolved, str(saved.checkpoint.path))
+    return before.model_copy(update={"guard": spec.guard})
