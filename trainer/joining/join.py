@@ -142,6 +142,11 @@ class Join:
         watermark = int(self._memory.head[0]["watermark"])
         return watermark if watermark > remembering.BEGINNING_US else None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory for all that is known of requests; their rows lie in segments."""
+        return sum(array.nbytes for array in self._memory)
+
     def segments(self) -> npt.NDArray[np.int32]:
         """The numbers of the segments whose rows may still be given out, rising. Goes over all that is remembered."""
         entries = self._memory.entries[: int(self._memory.head[0]["entries"])]
