@@ -37,6 +37,28 @@ def test_a_rollback_is_followed(client: Client, store: Store, eventually: Eventu
     eventually(lambda: client.rank(candidates=CANDIDATES).version == 1)
 
 
+def test_a_delta_whose_parents_were_never_active_is_followed_and_left_again(
+    client: Client, store: Store, eventually: Eventually
+) -> None:
+    versions = store.model(shop.NAME)
+    served = shop.publish(store, seed=2)
+    before, parent = shop.artefact(2), served
+    for seed in (3, 4, 5):  # 3 and 4 are what a guard refuses: published, marked, never active
+        now = shop.artefact(seed)
+        parent = versions.publish(
+            now.changes_since(before, version=parent), refused="for the test" * (seed < 5)
+        )
+        before = now
+    versions.activate(parent)
+    eventually(lambda: client.rank(candidates=CANDIDATES).version == parent)
+    answer = client.rank(candidates=["item-1"], variant="base")
+    assert answer.items[0].score == pytest.approx(shop.expected_score(shop.ITEMS["item-1"], 0, seed=5))
+    assert versions.rollback() == served
+    eventually(lambda: client.rank(candidates=CANDIDATES).version == served)
+    answer = client.rank(candidates=["item-1"], variant="base")
+    assert answer.items[0].score == pytest.approx(shop.expected_score(shop.ITEMS["item-1"], 0, seed=2))
+
+
 def test_the_first_version_is_served_when_it_comes(
     store: Store, start: Callable[[], Server], eventually: Eventually
 ) -> None:
