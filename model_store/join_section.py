@@ -1,4 +1,4 @@
-"""`[join]` of a model spec: how impressions and clicks become examples. docs/join.md says what becomes of each event."""
+"""`[join]` of a model spec: how impressions and clicks become examples. docs/join.md says what becomes of which."""
 
 from __future__ import annotations
 
