@@ -49,7 +49,6 @@ class Online:
         for cell, added in zip(cells, sums, strict=True):
             self._add(cell, added)
         self._add_evidence(requests)
-        self._forget()
 
     def flush(self, store: OnlineMetrics) -> int:
         """Write the cells that changed since the last time; returns how many. StoreUnavailable loses none."""
@@ -118,11 +117,12 @@ class Online:
         np.add.at(sums, places.reshape(-1), requests.sums[told][:, [_CTR, _CLICKS]])
         for version, added in zip(versions.tolist(), sums, strict=True):
             self._versions[version] = self._versions.get(version, 0) + added
-        for version in sorted(self._versions)[: max(0, len(self._versions) - MOST_VERSIONS)]:
-            del self._versions[version]
+        if len(self._versions) > MOST_VERSIONS:
+            for version in sorted(self._versions)[:-MOST_VERSIONS]:
+                del self._versions[version]
 
     def _forget(self) -> None:
-        """Drop old minutes, but not before they are written."""
+        """Drop old minutes, but not before they are written. O(cells)."""
         oldest = self._latest - REMEMBERED_MINUTES
         gone = [cell for cell in self._cells if cell[0] <= oldest and cell not in self._unwritten]
         for cell in gone:
