@@ -117,9 +117,9 @@ class Daemon:
         if self._asked.save is not None:
             learner.model.artefact().write(self._asked.save)
         try:
+            self._chores.run()  # first: what is published last may be refused
             if self._out is not None:
                 self._out.finish(learner.model, learner.counts.through_us)
-            self._chores.run()
         except StoreError as error:
             if self._asked.once:
                 raise
