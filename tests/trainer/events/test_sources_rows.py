@@ -158,6 +158,14 @@ def test_a_file_that_lacks_a_column_is_refused(tmp_path: Path) -> None:
         Reading(log).all()
 
 
+def test_a_file_may_lack_an_optional_column(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"click,age,tags\n1,2,x\n")
+    (tmp_path / "b.csv").write_bytes(b"click,age\n0,3\n")
+    source = RowSource(str(tmp_path), {}, print, optional=frozenset({"tags"}))
+    found = [source.read(WANTED), source.read(WANTED)]
+    assert [rows.batch.columns["tags"].to_pylist() for rows in found if rows] == [[b"x"], [None]]
+
+
 def test_a_format_that_does_not_grow_is_refused_by_its_name(tmp_path: Path) -> None:
     log = tmp_path / "log.vw"
     log.write_bytes(b"1 |a b\n-1 |a c\n")

@@ -46,8 +46,13 @@ def open_rows(
             f"the checkpoint has read {read}; the source is now {name}; name the same one, or begin anew with another "
             "folder of checkpoints"
         )
-    sets = {field.column or key for key, field in spec.fields.items() if field.kind == "set"}
-    return RowSource(name, places[0] if places else {}, on_note, once=once, objects=frozenset(sets))
+    fields = [(field.column or key, field) for key, field in spec.fields.items()]
+    return RowSource(
+        *(name, places[0] if places else {}, on_note),
+        once=once,
+        objects=frozenset(column for column, field in fields if field.kind == "set"),
+        optional=frozenset(column for column, field in fields if field.optional),
+    )
 
 
 def _has_label(name: str, label: str) -> bool:

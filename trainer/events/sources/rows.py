@@ -6,7 +6,9 @@ What a file holds of events, impressions and clicks apart, is no matter of this 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
 
 from model_store.errors import SpecError
 from trainer.events.events import Lag, Place
@@ -37,7 +39,8 @@ class RowSource:
     """Reads rows on from a place. One thread only. Place: as that of a FileSource.
 
     A file is read up to its last whole row; with `once`, and of compressed files, what stands behind that is a row too.
-    objects: columns that may hold an object of numbers, a weighted set, in JSON lines.
+    objects: columns that may hold an object of numbers, a weighted set, in JSON lines. optional: columns that a file
+    need not have; its rows have nulls there.
     """
 
     def __init__(
@@ -48,8 +51,10 @@ class RowSource:
         *,
         once: bool = False,
         objects: frozenset[str] = frozenset(),
+        optional: frozenset[str] = frozenset(),
     ) -> None:
         self.name = name
+        self._optional = optional
         self._objects = objects
         self._chain = FileChain(name, place, on_note, once=once, least_lines=2)
         self._formats: dict[Record, RowFormat] = {}
@@ -98,10 +103,12 @@ class RowSource:
         if not window:
             return None
         format = self._format(record, opened)
-        self._check(record, format, wanted)
-        batch = format.parse(record.path, window, record.offset, record.line, is_all, wanted)
+        there = self._there(record, format, wanted)
+        batch = format.parse(record.path, window, record.offset, record.line, is_all, there)
         if batch is None:
             return None
+        absent = {name: pa.nulls(batch.rows) for name in wanted if name not in batch.columns}
+        batch = replace(batch, columns=batch.columns | absent)
         stop = batch.stop
         parsed = _Parsed(None, stop.offset - record.offset, stop.line - record.line)
         if not batch.rows and not batch.rejects:
@@ -115,9 +122,14 @@ class RowSource:
             self._formats = {record: RowFormat.of(record.path, opened.head(), self._objects)}
         return self._formats[record]
 
-    def _check(self, record: Record, format: RowFormat, wanted: Sequence[str]) -> None:
-        missing = [name for name in wanted if format.has_header and name not in format.columns]
+    def _there(self, record: Record, format: RowFormat, wanted: Sequence[str]) -> Sequence[str]:
+        """The wanted columns that the file has."""
+        if not format.has_header:
+            return wanted
+        there = [name for name in wanted if name in format.columns]
+        missing = [name for name in wanted if name not in there and name not in self._optional]
         if missing:
             raise SpecError(
                 f"{record.path} has no column {', '.join(map(repr, missing))}; it has {', '.join(format.columns)}"
             )
+        return there
