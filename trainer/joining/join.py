@@ -167,6 +167,8 @@ class Join:
 
 def _arriving(merged: Merged) -> Arriving:
     rows = np.where(merged.kind == IMPRESSION, merged.rows, 0).astype(np.int32)
+    if int(rows.sum()) != merged.items.size or (rows < 0).any():
+        raise ValueError(f"got {merged.items.size} items; expected one for each of {rows.sum()} rows")
     return Arriving(
         kind=_plain(merged.kind, np.uint8),
         time_us=_plain(merged.time_us, np.int64),

@@ -55,12 +55,12 @@ def empty() -> Memory:
 def with_room(memory: Memory, events: int, rows: int) -> Memory:
     """The same with room for so many more events and rows of impressions."""
     head = memory.head[0]
-    enough = (
-        head["entries"] + events <= memory.entries.size
-        and head["items"] + rows <= memory.items.size
-        and head["early"] + events <= memory.early.size
+    fits = (
+        _fits(memory.entries.size, int(head["entries"]) + events)
+        and _fits(memory.items.size, int(head["items"]) + rows)
+        and _fits(memory.early.size, int(head["early"]) + events)
     )
-    if enough:
+    if fits:
         return memory
     _compact(memory)
     entries = _size(memory.entries.size, int(head["entries"]) + events)
@@ -123,10 +123,17 @@ def _with_table(memory: Memory) -> Memory:
     return memory
 
 
+def _right(needed: int) -> int:
+    return max(_LEAST, needed + needed // 2)
+
+
+def _fits(now: int, needed: int) -> bool:
+    return needed <= now <= 4 * _right(needed)
+
+
 def _size(now: int, needed: int) -> int:
-    """Grows when less than a third would be free, shrinks from four times of what is right."""
-    right = max(_LEAST, needed + needed // 2)
-    return right if needed + needed // 4 > now or now > 4 * right else now
+    """Larger where a fifth would not be free, smaller from four times of what is right."""
+    return now if _fits(now, needed + needed // 4) else _right(needed)
 
 
 def _resized(memory: Memory, name: str, size: int) -> Array:

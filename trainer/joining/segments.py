@@ -137,7 +137,8 @@ class Segments:
             return
         self.keep(needed())
         spared = int(self._memory_bytes * _SPARED)
-        for each in sorted(self._packs, key=lambda each: each.needed):
+        in_memory = [each for each in self._packs if each.nbytes]
+        for each in sorted(in_memory, key=lambda each: each.needed):
             if self.memory_used <= spared:
                 return
             each.forget()
