@@ -62,7 +62,7 @@ def test_no_load_exceeds_the_bound():
 @pytest.mark.parametrize("ends", [False, True])
 def test_one_event_may_close_any_number_of_windows(ends):
     join, shown = Join(JoinSection(late="correct")), [Event(n, n, (1, 2, 3)) for n in range(20_000)]
-    late = [Event(10**10, n, None, 1) for n in range(0, 20_000, 2)]
+    late = [Event(2 * 10**9, n, None, 1) for n in range(0, 20_000, 2)]
     join.push(merged(shown))
     joined = join.finish() if ends else join.push(merged([Event(2 * 10**9, 10**6, None, 1), *late]))
     rows = rows_of(joined)
