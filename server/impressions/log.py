@@ -31,6 +31,7 @@ BREATH_S = 0.0001
 """After so many lines the writer lets go of the interpreter, for whoever answers calls."""
 MOST_BYTES = 16 << 20
 CLOSE_S = 3.0
+PROBLEM_AGAIN_S = 60.0
 QUEUE, CATALOGUE, FAILED = "queue", "catalogue", "failed"
 
 _log = structlog.get_logger(__name__)
@@ -46,7 +47,7 @@ class ImpressionLog:
         self._most = most
         self._queue: SimpleQueue[Shown | None] = SimpleQueue()
         self._overflowed = self._overflow_told = False
-        self._problem = ""
+        self._problem, self._problem_told_s = "", 0.0
         self._closing = threading.Event()
         self._writer = threading.Thread(target=self._write_all, name="impressions", daemon=True)
         self._writer.start()
@@ -119,40 +120,37 @@ class ImpressionLog:
         return found
 
     def _write(self, stretch: Sequence[Shown]) -> None:
-        """Make the lines of these answers and hand them on; of those that cannot be made, say why once."""
+        """Make the lines of these answers and hand them on."""
         lines: list[Line] = []
-        problem = ""
         for shown in stretch:
             try:
                 lines.append((shown.lines.model, shown.lines.line(shown)))
             except NoFragments as error:
-                problem = self._cannot(shown, CATALOGUE, error)
+                self._cannot(shown, CATALOGUE, error)
             except Exception as error:
-                problem = self._cannot(shown, FAILED, error)
-        if stretch:
-            self._problem = problem
+                self._cannot(shown, FAILED, error)
         for outbox in self._outboxes:
             outbox.put(lines)
 
-    def _cannot(self, shown: Shown, reason: str, error: Exception) -> str:
-        self._drop(shown.lines.model, reason)
-        problem = repr(error)
-        if problem != self._problem:
+    def _cannot(self, shown: Shown, reason: str, error: Exception) -> None:
+        """Count it, and say why: a reason that stays the same once in PROBLEM_AGAIN_S."""
+        model = shown.lines.model
+        self._drop(model, reason)
+        problem, now_s = repr(error), time.monotonic()
+        if problem != self._problem or now_s - self._problem_told_s > PROBLEM_AGAIN_S:
             trace = None if isinstance(error, NoFragments) else error
-            _log.error(
-                "impressions dropped: no line of them", model=shown.lines.model, error=problem, exc_info=trace
-            )
-            self._problem = problem
-        return problem
+            _log.error("impressions dropped: no line of them", model=model, error=problem, exc_info=trace)
+            self._problem, self._problem_told_s = problem, now_s
 
     def _say_whether_overflowing(self) -> None:
-        """Once for each change."""
+        """Once for each change; where answers come faster than lines, half of the room must be free again first."""
         now, self._overflowed = self._overflowed, False
         if now and not self._overflow_told:
             _log.error("impressions dropped: too many wait for the writer", at_most=self._most)
-        elif self._overflow_told and not now:
+            self._overflow_told = True
+        elif self._overflow_told and self._queue.qsize() <= self._most // 2:
             _log.info("the writer of impressions keeps up again")
-        self._overflow_told = now
+            self._overflow_told = False
 
 
 def _names(sinks: Sequence[Sink]) -> list[str]:

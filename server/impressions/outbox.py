@@ -142,11 +142,12 @@ class Outbox:
                 self._changed.wait(pause_s)
 
     def _say_whether_dropping(self, dropping: bool) -> None:
-        """Once for each change."""
+        """Once for each change; where lines come faster than they go, half of the room must be free again first."""
         if dropping and not self._dropping:
             _log.error(
                 "impressions dropped: too many wait for the sink", sink=self.name, waiting=len(self._lines)
             )
-        elif self._dropping and not dropping:
+            self._dropping = True
+        elif self._dropping and len(self._lines) <= self._most // 2:
             _log.info("impressions are kept again", sink=self.name)
-        self._dropping = dropping
+            self._dropping = False

@@ -87,7 +87,7 @@ def test_lines_come_in_order_in_batches_of_one_model(sink: Slow, meter: Counted)
 
 
 def test_what_has_no_room_is_dropped_counted_and_told_once_for_each_change(
-    sink: Slow, meter: Counted
+    sink: Slow, meter: Counted, eventually: Eventually
 ) -> None:
     waiting = Outbox(sink, "slow", 3, meter)
     waiting.put(lines(0, 1))
@@ -97,9 +97,10 @@ def test_what_has_no_room_is_dropped_counted_and_told_once_for_each_change(
             waiting.put(lines(first, first + 4))
         assert meter.read() == {(IMPRESSIONS_DROPPED, "ads", "slow", "sink"): 10}
         sink.permits.release(100)
-        waiting.close(time.monotonic() + 20)
+        eventually(lambda: meter.read()[IMPRESSIONS_LOGGED, "ads", "slow"] == 3)
         waiting.put(lines(20, 21))
-    assert sink.taken == lines(0, 3)
+        waiting.close(time.monotonic() + 20)
+    assert sink.taken == [*lines(0, 3), *lines(20, 21)]
     assert [line["event"] for line in told] == [
         "impressions dropped: too many wait for the sink",
         "impressions are kept again",
