@@ -7,6 +7,7 @@ and `line_by_line` reads it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer.events.forms import nullable_text, shaped
+from trainer.events.kernels import find_odd
 from trainer.events.line_by_line import RESERVED_TYPES
 from trainer.events.raw import Raw
 from trainer.events.wanted import CONTEXT, FEATURES, ITEMS, RESERVED, USER, Column, Path, Wanted
@@ -93,6 +95,15 @@ class BlockReader:
             else:
                 columns[name] = block.spread(_reserved(block.of_events(path), kind))
         return columns
+
+
+def odd_lines(data: bytes, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Which lines no block may have that is to be read as a whole: broken ones, mostly."""
+    block, odd = np.frombuffer(data, np.uint8), np.zeros(starts.size - 1, np.bool_)
+    find_odd(block, starts, odd)
+    if not is_utf8(block):
+        odd |= [not is_utf8(block[a:b]) for a, b in pairwise(starts.tolist())]
+    return odd
 
 
 class _Block:

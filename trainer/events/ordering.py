@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from trainer.events.events import BAD, Int64s, Merged
 from trainer.events.forms import together
+from trainer.events.pieces import gathered
 from trainer.events.reading import Parsed
 
 NO_SEGMENT = -1
@@ -108,8 +109,7 @@ def _add(parts: Sequence[Part], add: Callable[[Mapping[str, pa.Array]], int]) ->
 
 def _items(parts: Sequence[Part], row: Int64s, lengths: Int64s) -> npt.NDArray[np.uint64]:
     items = np.concatenate([part.parsed.events.items[_rows_of(part)] for part in parts])
-    before = np.cumsum(lengths) - lengths
-    return items[np.repeat(row - before, lengths) + np.arange(items.size)]
+    return items[gathered(row, lengths)]
 
 
 def _bad(parts: Sequence[Part], names: Sequence[str], order: Int64s) -> tuple[tuple[str, bytes, str], ...]:

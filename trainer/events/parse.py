@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from trainer.events.blocks import BlockReader
+from trainer.events.blocks import BlockReader, odd_lines
 from trainer.events.events import Events
-from trainer.events.forms import together
 from trainer.events.judging import judged
 from trainer.events.line_by_line import read_lines
-from trainer.events.raw import MAX_LINE_BYTES, Raw
+from trainer.events.pieces import interleaved, joined
+from trainer.events.raw import MAX_LINE_BYTES
 from trainer.events.wanted import Wanted
 
 Ints = npt.NDArray[np.int64]
@@ -48,18 +48,34 @@ class Parser:
             if first + 1 == stop and _is_long(starts, first):
                 parts.append(_too_long(int(starts[stop] - starts[first]), self._wanted))
             else:
-                parts += [judged(raw, clock_us[a:b]) for raw, a, b in self._read(data, starts, first, stop)]
-        return _joined(parts) if parts else judged(read_lines((), self._wanted), clock_us)
+                part, own = data[starts[first] : starts[stop]], starts[first : stop + 1] - starts[first]
+                parts.append(self._block(part, own, clock_us[first:stop]))
+        return joined(parts) if parts else judged(read_lines((), self._wanted), clock_us)
 
-    def _read(self, data: bytes, starts: Ints, first: int, stop: int) -> Iterator[tuple[Raw, int, int]]:
-        """A range in as few pieces as it can be read in: a bad line costs its neighbours alone the fast way."""
-        raw = self._blocks.read(_bytes(data, starts, first, stop), stop - first)
-        if raw is None and stop - first > _FEW and self._blocks.hopeful:
-            bounds = np.linspace(first, stop, _PARTS + 1).astype(int).tolist()
-            for a, b in pairwise(bounds):
-                yield from self._read(data, starts, a, b)
-            return
-        yield raw or read_lines(_lines(data, starts, first, stop), self._wanted), first, stop
+    def _block(self, data: bytes, starts: Ints, clock_us: Ints) -> Events:
+        """The events of a block, as many at once as can be: what must be read line by line is set aside first."""
+        raw = self._blocks.read(np.frombuffer(data, np.uint8), clock_us.size)
+        if raw is not None:
+            return judged(raw, clock_us)
+        if clock_us.size > _FEW and self._blocks.hopeful:
+            odd = odd_lines(data, starts)
+            if 0 < np.count_nonzero(odd) <= odd.size // _PARTS:
+                return self._without(odd, data, starts, clock_us)
+            bounds = np.linspace(0, clock_us.size, _PARTS + 1).astype(int).tolist()
+            pieces = [
+                (data[starts[a] : starts[b]], starts[a : b + 1] - starts[a], a, b)
+                for a, b in pairwise(bounds)
+            ]
+            return joined([self._block(part, own, clock_us[a:b]) for part, own, a, b in pieces])
+        return judged(read_lines(_lines(data, starts), self._wanted), clock_us)
+
+    def _without(self, odd: npt.NDArray[np.bool_], data: bytes, starts: Ints, clock_us: Ints) -> Events:
+        """The same, of a block with a few odd lines."""
+        lines = list(_lines(data, starts))
+        aside = judged(read_lines((lines[line] for line in np.flatnonzero(odd)), self._wanted), clock_us[odd])
+        kept = [data[starts[line] : starts[line + 1]] for line in np.flatnonzero(~odd)]
+        ends = np.cumsum([0, *(len(line) for line in kept)])
+        return interleaved(self._block(b"".join(kept), ends, clock_us[~odd]), aside, odd)
 
 
 def _ranges(starts: Ints) -> Iterator[Range]:
@@ -86,33 +102,5 @@ def _too_long(size: int, wanted: Wanted) -> Events:
     return judged(replace(read_lines((b"{}",), wanted), bad={0: reason}), np.zeros(1, np.int64))
 
 
-def _bytes(data: bytes, starts: Ints, first: int, stop: int) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(data, np.uint8, int(starts[stop] - starts[first]), int(starts[first]))
-
-
-def _lines(data: bytes, starts: Ints, first: int, stop: int) -> Iterator[bytes]:
-    bounds = starts[first : stop + 1].tolist()
-    return (data[a:b].rstrip(b"\r\n") for a, b in pairwise(bounds))
-
-
-def _joined(parts: Sequence[Events]) -> Events:
-    """One after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    before = np.cumsum([0, *(len(part) for part in parts)])
-    rows = np.cumsum([0, *(part.items.size for part in parts)])
-    bad = dict[int, str]()
-    for part, first in zip(parts, before.tolist(), strict=False):
-        bad |= {first + number: reason for number, reason in part.bad.items()}
-    return Events(
-        kind=np.concatenate([part.kind for part in parts]),
-        time_us=np.concatenate([part.time_us for part in parts]),
-        request=np.concatenate([part.request for part in parts]),
-        item=np.concatenate([part.item for part in parts]),
-        what=np.concatenate([part.what for part in parts]),
-        event=np.concatenate([part.event for part in parts]),
-        first=np.concatenate([[0], *(p.first[1:] + row for p, row in zip(parts, rows, strict=False))]),
-        items=np.concatenate([part.items for part in parts]),
-        columns=together([part.columns for part in parts]),
-        bad=bad,
-    )
+def _lines(data: bytes, starts: Ints) -> Iterator[bytes]:
+    return (data[a:b].rstrip(b"\r\n") for a, b in pairwise(starts.tolist()))

@@ -235,10 +235,20 @@ def test_a_bad_line_costs_nothing_but_itself(lines: list[bytes], place: int, bad
     assert seen_by_learning(broken) == seen_by_learning(whole)
 
 
+BROKEN = st.sampled_from(
+    [b"{", b'{"a": "\xff"}', b"{}{}", b'{"items": [null, {}]}', b'{"x": [null], "request_id": "r"}']
+)
+
+
 @settings(max_examples=50)
-@given(lines=blocks().filter(bool), copies=st.integers(20, 60))
-def test_the_pieces_of_a_long_block_give_what_it_gives_line_by_line(lines: list[bytes], copies: int) -> None:
-    long = [*(lines * copies), b"{", *(lines * copies)]
+@given(
+    lines=blocks().filter(bool), copies=st.integers(20, 60), broken=st.lists(BROKEN, min_size=1, max_size=4)
+)
+def test_the_pieces_of_a_long_block_give_what_it_gives_line_by_line(
+    lines: list[bytes], copies: int, broken: list[bytes]
+) -> None:
+    shown = json.dumps(event(items=[{"id": "a"}, {"id": "b"}], note=[None])).encode()  # odd, and good
+    long = [*(lines * copies), *broken, shown, *(lines * copies), shown]
     assert_same(parsed(*long), line_by_line(long))
 
 
