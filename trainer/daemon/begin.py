@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from model_store.spec import ModelSpec, spec_from_json
@@ -11,14 +12,16 @@ from trainer.asked import initial_model
 from trainer.checkpoint import Keeper
 from trainer.daemon.asked import Asked
 from trainer.daemon.compiling import compile_loop
-from trainer.daemon.learner import Learner
+from trainer.daemon.learner import Learner, Named
 from trainer.daemon.letters import Letters
-from trainer.daemon.loop import EventLoop
+from trainer.daemon.loop import EventLoop, Loop
+from trainer.daemon.row_loop import RowLoop
 from trainer.daemon.saving import SEGMENTS, Saved
-from trainer.daemon.settling import settle
+from trainer.daemon.settling import settle, settle_rows
 from trainer.daemon.signals import StopAsked
 from trainer.events.merging import Merger
 from trainer.events.sources.opening import open_sources
+from trainer.events.sources.row_opening import are_rows, open_rows
 from trainer.events.wanted import Wanted
 from trainer.hashing.examples import ExampleMaker
 from trainer.joining.join import Join
@@ -36,7 +39,18 @@ def begin(
     stack: ExitStack,
 ) -> Learner:
     """The learner, its model restored. Raises SpecError, InputError, CheckpointError, StoreUnavailable, Stopped."""
+    rows = are_rows(asked.sources, spec)
     compile_loop(spec)
+    opened = begin_rows if rows else begin_events
+    loop, sources = opened(spec, asked, saved, store, stop, stack)
+    initial = _restored(loop, saved) if saved.checkpoint else _begun(loop.model, asked)
+    return Learner(spec, loop, sources, asked.sources, keeper, saved, asked.max_lag_s, initial)
+
+
+def begin_events(
+    spec: ModelSpec, asked: Asked, saved: Saved, store: Store, stop: StopAsked, stack: ExitStack
+) -> tuple[Loop, Sequence[Named]]:
+    """Impressions and feedback, which are joined."""
     resolved = _before(spec, saved) or settle(spec, asked.sources, store, stop, once=asked.once)
     sources = open_sources(asked.sources, spec, store, saved.places, warn, once=asked.once)
     segments = Segments(asked.folder / SEGMENTS, asked.memory_bytes)
@@ -48,20 +62,30 @@ def begin(
         on_note=warn,
     )
     stack.callback(merger.close)
-    publishes = asked.publish is not None
-    loop = EventLoop(
-        merger,
-        Join(resolved.join),
-        segments,
-        LearningModel(ExampleMaker(resolved), keep_seen=publishes),
-        Letters(store.dead_letters(spec.model.name), saved.part("letters")),
-        counts=saved.counts,
-    )
-    initial = _restored(loop, saved) if saved.checkpoint else _begun(loop.model, asked)
-    return Learner(spec, loop, sources, asked.sources, keeper, saved, asked.max_lag_s, initial)
+    model, letters = _model(resolved, asked), _letters(spec, saved, store)
+    return EventLoop(merger, Join(resolved.join), segments, model, letters, counts=saved.counts), sources
 
 
-def _restored(loop: EventLoop, saved: Saved) -> str | None:
+def begin_rows(
+    spec: ModelSpec, asked: Asked, saved: Saved, store: Store, stop: StopAsked, stack: ExitStack
+) -> tuple[Loop, Sequence[Named]]:
+    """Rows that have their label already."""
+    source = open_rows(asked.sources, spec, saved.places, warn, once=asked.once)
+    stack.callback(source.close)
+    resolved = _before(spec, saved) or settle_rows(spec, source, stop, once=asked.once)
+    model, letters = _model(resolved, asked), _letters(spec, saved, store)
+    return RowLoop(source, saved.places, model, letters, saved.counts, once=asked.once), [source]
+
+
+def _model(resolved: ModelSpec, asked: Asked) -> LearningModel:
+    return LearningModel(ExampleMaker(resolved), keep_seen=asked.publish is not None)
+
+
+def _letters(spec: ModelSpec, saved: Saved, store: Store) -> Letters:
+    return Letters(store.dead_letters(spec.model.name), saved.part("letters"))
+
+
+def _restored(loop: Loop, saved: Saved) -> str | None:
     """Give the loop the checkpoint's state; returns the SHA-256 of the model that the first run began with."""
     assert saved.checkpoint is not None
     loop.restore(saved.checkpoint.arrays)

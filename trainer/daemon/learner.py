@@ -7,17 +7,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
+from model_store.errors import OutputError
 from model_store.model_versions import ModelVersions
 from model_store.spec import ModelSpec
+from model_store.terminal import warn
 from trainer.checkpoint import Keeper
 from trainer.daemon.going_out import GoingOut
-from trainer.daemon.loop import Counts, EventLoop
+from trainer.daemon.loop import Counts, Loop
 from trainer.daemon.saving import Saved, Saving
 from trainer.daemon.status import Status
-from trainer.events.events import Lag, Source
+from trainer.events.events import Lag
 from trainer.model import LearningModel
 from trainer.online.online import Online
+
+
+class Named(Protocol):
+    """What is told of a source."""
+
+    @property
+    def name(self) -> str:
+        """As it was given."""
+
+    @property
+    def lost(self) -> int:
+        """Events that were deleted before they were read."""
 
 
 class Learner:
@@ -26,8 +41,8 @@ class Learner:
     def __init__(
         self,
         spec: ModelSpec,
-        loop: EventLoop,
-        sources: Sequence[Source],
+        loop: Loop,
+        sources: Sequence[Named],
         names: Sequence[str],
         keeper: Keeper,
         saved: Saved,
@@ -45,6 +60,7 @@ class Learner:
         resolved = loop.model.spec
         self._saving = Saving(keeper, spec, resolved, names, loop.letters, self._seconds, initial)
         self.behind = False
+        self._disk_fails = False
 
     @property
     def model(self) -> LearningModel:
@@ -65,7 +81,7 @@ class Learner:
         """Learn from the next events; False if none come within `wait_s` seconds."""
         worked = self._loop.step(wait_s)
         if worked:
-            self._loop.relieve()
+            self._on_disk(self._loop.relieve, "rows that wait for their clicks stay in memory")
         return worked
 
     def finish(self) -> None:
@@ -79,11 +95,23 @@ class Learner:
     def save(self) -> None:
         """Write a checkpoint; first the rows that wait for their clicks, which it names."""
         loop = self._loop
-        loop.segments.keep(loop.join.segments())
-        loop.segments.flush()
-        parts = {"join": vars(loop.join.counts)}
-        if self._saving.save(loop.model, loop.state(), loop.places(), loop.counts, parts):
-            loop.segments.committed()
+        if not self._on_disk(loop.before_checkpoint, "no checkpoint is written"):
+            self._keeper.failed += 1
+            return
+        if self._saving.save(loop.model, loop.state(), loop.places(), loop.counts, {"join": loop.joined()}):
+            loop.after_checkpoint()
+
+    def _on_disk(self, work: Callable[[], None], otherwise: str) -> bool:
+        """Whether it could be done; a disk that is full stops no learning, and is told of once."""
+        try:
+            work()
+        except OutputError as error:
+            if not self._disk_fails:
+                warn(f"{error}; {otherwise}, and learning goes on")
+            self._disk_fails = True
+            return False
+        self._disk_fails = False
+        return True
 
     def chores(self, versions: ModelVersions) -> list[Callable[[], object]]:
         """What is to be done every few seconds with the store."""
@@ -112,7 +140,7 @@ class Learner:
             lags=self._lags,
             lost={source.name: source.lost for source in self._sources},
             counts=counts.as_dict(),
-            join=vars(loop.join.counts),
+            join=loop.joined(),
             behind=self.behind,
             ended=ended,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,12 +32,14 @@ Closed = Callable[[Joined, Segments], None]
 class Counts:
     """What became of the events so far; over all runs that went on from one another.
 
-    bad_events: those that could not be read; examples: learned from; bad_rows: joined rows that are no examples;
-    subsampled: rows that were not drawn. through_us: the order time of the last event taken.
+    rows: labelled rows, where there are no events; bad_events: those that could not be read; examples: learned from;
+    bad_rows: rows that are no examples; subsampled: rows that were not drawn. through_us: the order time of the last
+    event taken.
     """
 
     impressions: int = 0
     feedback: int = 0
+    rows: int = 0
     bad_events: int = 0
     examples: int = 0
     bad_rows: int = 0
@@ -47,11 +49,54 @@ class Counts:
     @property
     def events(self) -> int:
         """All that was taken."""
-        return self.impressions + self.feedback + self.bad_events
+        return self.impressions + self.feedback + self.rows + self.bad_events
 
     def as_dict(self) -> dict[str, int]:
         """The counts by name."""
         return dict(vars(self))
+
+
+class Loop(Protocol):
+    """What learns in steps: from events that are joined, or from rows that have their label already."""
+
+    model: LearningModel
+    letters: Letters
+    counts: Counts
+    online: Online
+
+    def step(self, wait_s: float = 0.0) -> bool:
+        """Take what comes next; False if nothing does within `wait_s` seconds."""
+
+    def finish(self) -> None:
+        """Nothing more is to come."""
+
+    @property
+    def ended(self) -> bool:
+        """True once every source has ended and all it had is taken."""
+
+    def places(self) -> list[Place]:
+        """Where each source is to be read on."""
+
+    def lags(self) -> list[Lag]:
+        """How far behind each source is read."""
+
+    def relieve(self) -> None:
+        """Keep memory within its bound. Raises OutputError."""
+
+    def before_checkpoint(self) -> None:
+        """Put on the disk what a checkpoint names. Raises OutputError."""
+
+    def after_checkpoint(self) -> None:
+        """A checkpoint was written."""
+
+    def joined(self) -> dict[str, int]:
+        """What became of the events in the join; nothing where there is none."""
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """The arrays of a checkpoint."""
+
+    def restore(self, arrays: Arrays) -> None:
+        """Take over what `state` gave."""
 
 
 class EventLoop:
@@ -113,6 +158,19 @@ class EventLoop:
     def lags(self) -> list[Lag]:
         """How far behind each source is read."""
         return self._merger.lags()
+
+    def before_checkpoint(self) -> None:
+        """Put the rows that wait for clicks on the disk, so that a checkpoint can name them. Raises OutputError."""
+        self.segments.keep(self.join.segments())
+        self.segments.flush()
+
+    def after_checkpoint(self) -> None:
+        """A checkpoint was written: files that none can name any more may go."""
+        self.segments.committed()
+
+    def joined(self) -> dict[str, int]:
+        """What became of the events in the join."""
+        return dict(vars(self.join.counts))
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """The arrays of the model, of the join and of the online metrics, for a checkpoint."""

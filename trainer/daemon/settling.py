@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from model_store.errors import SpecError, Stopped
+from model_store.errors import InputError, SpecError, Stopped
 from model_store.spec import ModelSpec
 from model_store.store import Store
 from model_store.terminal import note
 from trainer.daemon.signals import StopAsked
 from trainer.events.settling import settled
 from trainer.events.sources.opening import open_sources
+from trainer.events.sources.rows import RowSource
 
 LOOK_EVERY_S = 0.5
 
@@ -36,6 +37,28 @@ def settle(
             told = True
         if stop.wait(LOOK_EVERY_S):
             raise Stopped("stopped while waiting for a first impression", stop.number)
+
+
+def settle_rows(spec: ModelSpec, source: RowSource, stop: StopAsked, *, once: bool = False) -> ModelSpec:
+    """The spec resolved by the columns of the first file, which is waited for, but with `once`.
+
+    Raises SpecError, InputError, and Stopped if a signal comes meanwhile.
+    """
+    if spec.learner.subsample is not None:
+        raise SpecError(
+            "learner.subsample: rows of a file that grows cannot be told to be all of their request; leave it out, or "
+            "learn from impressions and clicks"
+        )
+    told = False
+    while (columns := source.columns()) is None:
+        if once:
+            raise InputError(f"{source.name}: there is no file of rows; expected one")
+        if not told:
+            note(f"waiting for a first file of {source.name}")
+            told = True
+        if stop.wait(LOOK_EVERY_S):
+            raise Stopped("stopped while waiting for a first file", stop.number)
+    return spec.resolve(columns)
 
 
 def first_events(spec: ModelSpec, names: Sequence[str], store: Store) -> bytes:
