@@ -41,10 +41,11 @@ class ByteStream:
     later ends the stream and stands in `failure`, so that what came before it is not lost.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, file: BinaryIO | None = None) -> None:
+        """`file`: what lies at `name`, if it is open already; it is closed with the stream."""
         self.name = name
         self.failure: InputError | None = None
-        self._file = _Rewound(name, _open(name))
+        self._file = _Rewound(name, file if file is not None else _open(name))
         self._decoder = _decoder(name, self._file)
         # A decoder loses the piece in which it meets damage, so pieces are small; a plain file needs none.
         self._piece_bytes = _PIECE_BYTES if self._decoder is not self._file else _WHOLE

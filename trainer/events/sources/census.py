@@ -13,7 +13,7 @@ from typing import Any
 from model_store.errors import InputError
 from trainer.events.sources.listing import Entry, Listing
 from trainer.events.sources.opened import Opened, PlainFile, open_file
-from trainer.events.sources.records import Record, digest, whole_part
+from trainer.events.sources.records import Record, digest, first_lines, whole_part
 from trainer.sources.positions import HEAD_BYTES
 
 GONE_S = 30.0
@@ -157,7 +157,8 @@ class Census:
 
     def _remember(self, record: Record, opened: Opened) -> None:
         head = opened.head()
-        record.look_at(head, head if opened.is_packed else whole_part(head, self._least_lines))
+        whole = head if opened.is_packed else whole_part(head, self._least_lines)
+        record.look_at(head, whole, first_lines(head, self._least_lines))
 
     def _meet(self, entry: Entry) -> Record | None:
         """The record of a file whose inode is not known; None if there is nothing in it yet, or it is a copy."""
@@ -178,7 +179,7 @@ class Census:
         record.close()
         record.done = record.stuck = -1
         self._hold(record, opened)
-        record.look_at(head, whole)
+        record.look_at(head, whole, first_lines(head, self._least_lines))
         self._see(record, entry)
         return record
 
@@ -188,15 +189,17 @@ class Census:
             return None
         if alike:
             return alike[-1]
-        record = Record.new(entry, whole)
+        record = Record.new(entry, whole, first_lines(head, self._least_lines))
         self.records.append(record)
         return record
 
     def _begin_alike(self, head: bytes) -> list[Record]:
-        """The records of files that begin with the same content. One digest for each length of a beginning."""
-        sizes = {each.head_bytes for each in self.records}
+        """The records of files that begin with the same content; one digest for each length of a beginning."""
+        first = first_lines(head, self._least_lines)
+        perhaps = [each for each in self.records if each.first in (first, "") or not first]
+        sizes = {each.head_bytes for each in perhaps}
         digests = {size: digest(head[:size]) for size in sizes if size <= len(head)}
-        return [each for each in self.records if digests.get(each.head_bytes) == each.head_sha256]
+        return [each for each in perhaps if digests.get(each.head_bytes) == each.head_sha256]
 
     def _try_open(self, entry: Entry) -> Opened | None:
         """The file, or None, and said once, if it cannot be opened."""

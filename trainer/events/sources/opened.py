@@ -49,10 +49,7 @@ def open_file(path: str, inode: int) -> Opened | None:
     if os.fstat(fd).st_ino != inode:
         os.close(fd)
         return None
-    if os.pread(fd, 6, 0).startswith(_MAGIC):
-        os.close(fd)
-        return PackedFile(path, inode)
-    return PlainFile(path, fd)
+    return (PackedFile if os.pread(fd, 6, 0).startswith(_MAGIC) else PlainFile)(path, fd)
 
 
 class PlainFile:
@@ -93,9 +90,9 @@ class PackedFile:
 
     is_packed = True
 
-    def __init__(self, path: str, inode: int) -> None:
+    def __init__(self, path: str, fd: int) -> None:
         self._path = path
-        self._inode = inode
+        self._fd = fd
         self._stream: ByteStream | None = None
         self._window = b""
         self._start = 0
@@ -108,7 +105,7 @@ class PackedFile:
         """See Opened."""
         stream = self._opened()
         if offset < self._start:
-            self.close()
+            self._forget()
             stream = self._opened()
         end = self._start + len(self._window)
         if offset > end:
@@ -127,6 +124,12 @@ class PackedFile:
 
     def close(self) -> None:
         """See Opened."""
+        self._forget()
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+    def _forget(self) -> None:
         if self._stream is not None:
             self._stream.close()
         self._stream, self._window, self._start = None, b"", 0
@@ -137,8 +140,6 @@ class PackedFile:
 
     def _opened(self) -> ByteStream:
         if self._stream is None:
-            self._stream = ByteStream(self._path)
-            if os.stat(self._path).st_ino != self._inode:
-                self.close()
-                raise InputError(f"{self._path}: became another file while it was opened")
+            os.lseek(self._fd, 0, os.SEEK_SET)
+            self._stream = ByteStream(self._path, os.fdopen(os.dup(self._fd), "rb"))
         return self._stream

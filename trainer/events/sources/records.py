@@ -20,14 +20,16 @@ _GLANCE_BYTES = 4096
 class Record:
     """One file, present or gone. offset: uncompressed bytes taken; line: 1-based, the one that begins there.
 
-    head_sha256 is that of the first head_bytes bytes. size: bytes on disk, as last seen. done: of a compressed file,
-    its size when it was read to its end, else -1. The rest is of this run alone.
+    head_sha256 is that of the first head_bytes bytes; first, by which files that may be alike are found, is the
+    beginning of that of the first lines alone, "" where they are not ended. size: bytes on disk, as last seen. done: of
+    a compressed file, its size when it was read to its end, else -1. The rest is of this run alone.
     """
 
     path: str
     inode: int
     head_bytes: int
     head_sha256: str
+    first: str
     offset: int = 0
     line: int = 1
     size: int = 0
@@ -44,9 +46,9 @@ class Record:
     _json: list[Any] = field(default_factory=list)
 
     @classmethod
-    def new(cls, entry: Entry, head: bytes) -> Record:
+    def new(cls, entry: Entry, head: bytes, first: str) -> Record:
         """A file met for the first time."""
-        return cls(entry.path, entry.inode, len(head), digest(head), size=entry.size)
+        return cls(entry.path, entry.inode, len(head), digest(head), first, size=entry.size)
 
     def as_json(self) -> list[Any]:
         """The persistent part; the same list as long as it is the same."""
@@ -55,6 +57,7 @@ class Record:
             self.inode,
             self.head_bytes,
             self.head_sha256,
+            self.first,
             self.offset,
             self.line,
             self.size,
@@ -75,10 +78,10 @@ class Record:
         """True if content that begins with `head` is this file's."""
         return len(head) >= self.head_bytes and digest(head[: self.head_bytes]) == self.head_sha256
 
-    def look_at(self, head: bytes, whole: bytes) -> None:
+    def look_at(self, head: bytes, whole: bytes, first: str) -> None:
         """Remember the beginning: `whole`, the lines of it that are ended, for ever; a glance of it to see cuts."""
         if len(whole) > self.head_bytes:
-            self.head_bytes, self.head_sha256 = len(whole), digest(whole)
+            self.head_bytes, self.head_sha256, self.first = len(whole), digest(whole), first
         self.glance = head[: min(self.head_bytes, _GLANCE_BYTES)]
 
     def begins_as_before(self, opened: Opened) -> bool:
@@ -101,7 +104,7 @@ class Record:
 
 def moved_on(values: list[Any], offset: int, line: int) -> list[Any]:
     """What `as_json` gave, of the same file read farther."""
-    return [*values[:4], offset, line, *values[6:]]
+    return [*values[:5], offset, line, *values[7:]]
 
 
 def digest(head: bytes) -> str:
@@ -110,10 +113,15 @@ def digest(head: bytes) -> str:
 
 
 def whole_part(head: bytes, least_lines: int) -> bytes:
-    """The front of `head` that ends with a line end; empty if it has fewer than `least_lines` lines.
+    """The front of `head` that ends with a line end; empty if it has fewer than `least_lines` lines."""
+    return head[: head.rfind(b"\n") + 1] if first_lines(head, least_lines) else b""
 
-    Of JSON lines one is enough, since none is a header.
-    """
-    end = head.rfind(b"\n") + 1
-    least_lines = 1 if head.startswith(b"{") else least_lines
-    return head[:end] if head.count(b"\n", 0, end) >= least_lines else b""
+
+def first_lines(head: bytes, count: int) -> str:
+    """A short digest of the first lines; "" if they are not ended. Of JSON lines one is enough: none is a header."""
+    end = -1
+    for _ in range(1 if head.startswith(b"{") else count):
+        end = head.find(b"\n", end + 1)
+        if end < 0:
+            return ""
+    return digest(head[: end + 1])[:16]
