@@ -95,7 +95,7 @@ def restored(arrays: Arrays) -> Memory:
                 f"the checkpoint's join has no array {name!r} of this ftrie's form; go on with the ftrie that "
                 "wrote it, or begin anew with another folder"
             )
-    memory = fresh._replace(**{name: np.array(arrays[name]) for name in _SAVED})
+    memory = fresh._replace(**{name: np.array(arrays[name], getattr(fresh, name).dtype) for name in _SAVED})
     head = memory.head[0]
     for name, used in _USED.items():
         if getattr(memory, name).size != head[used]:

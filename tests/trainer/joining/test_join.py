@@ -9,6 +9,7 @@ from model_store.errors import CheckpointError
 from model_store.join_section import JoinSection
 from tests.trainer.joining.events import closed_of, merged, rows_of
 from tests.trainer.joining.oracle import Event
+from trainer.checkpoint import file
 from trainer.joining.join import Join, Joined
 
 S = 1_000_000
@@ -223,6 +224,20 @@ def test_only_segments_whose_rows_may_still_be_given_out_are_needed():
     for late, needed in (("count", [1]), ("correct", [0, 1])):
         story = Story(late=late).tell(shown(0, 1), shown(OVER_S, 2))
         assert story.join.segments().tolist() == needed
+
+
+def test_a_state_goes_through_a_checkpoint_file(tmp_path):
+    story = Story(late="correct").tell(
+        clicked(0, request=2), shown(0), clicked(1), shown(1, 3), shown(OVER_S, 4)
+    )
+    path = tmp_path / "state"
+    with path.open("wb") as out:
+        file.write(out, {}, story.join.state())
+    again = Join(JoinSection(late="correct"))
+    again.restore(file.read(path)[1])
+    assert again.counts == story.join.counts
+    events = merged([shown(2, 2), clicked(3, 11), clicked(2 * OVER_S, request=9)], 3)
+    assert rows_of(again.push(events)) == rows_of(story.join.push(events)) != []
 
 
 def test_a_state_of_another_form_is_refused():
