@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TypeVar
 
 from model_store.backoff import Backoff
@@ -57,6 +58,7 @@ class Daemon:
         self._chores = Chores(CHORES_EVERY_S, warn)
         self._next_status = time.monotonic() + asked.say_every_s
         self._exposed: Exposed | None = None
+        self._watch: Watch | None = None
 
     def open(self, stack: ExitStack) -> None:
         """Take the folder, the store and the lease; wait for a store that is away."""
@@ -91,12 +93,8 @@ class Daemon:
         for chore in self._learner.chores(self._versions):
             self._chores.add(chore)
         if self._out is not None and self._asked.activate:
-            watch, online, epoch = (
-                Watch(self._spec.guard, self._versions, warn),
-                self._learner.online,
-                self._epoch,
-            )
-            self._chores.add(lambda: watch.after(online.evidence(), epoch))
+            self._watch = Watch(self._spec.guard, self._versions, warn)
+            self._chores.add(self._watch_served)
         if self._out is not None:
             self._out.begin(self._learner.model)
 
@@ -141,8 +139,15 @@ class Daemon:
             self._next_status = now + self._asked.say_every_s
             self._tell()
 
+    def _watch_served(self) -> None:
+        """Go back if what is served does not do what it promised."""
+        assert self._watch is not None
+        self._watch.after(self._learner.online.evidence(), self._epoch)
+
     def _tell(self, *, ended: bool = False) -> None:
         status = self._learner.status(self._out, ended=ended)
+        if self._watch is not None:
+            status = replace(status, rolled_back=self._watch.rolled_back)
         self._say(status)
         if self._exposed is not None:
             self._exposed.show(status)

@@ -17,8 +17,8 @@ class Status:
     """One moment of a trainer.
 
     events, examples: since the first run; rate: events a second since the last status. logloss: of the last window.
-    version: the last one published here. lags: by source. join: the join's counts. behind: a source is
-    read later than --max-lag says.
+    version: the last one published here. lags: by source. join: the join's counts. rolled_back: how often
+    the guard went back. behind: a source is read later than --max-lag says.
     """
 
     model: str
@@ -35,6 +35,7 @@ class Status:
     lost: dict[str, int]
     counts: dict[str, int]
     join: dict[str, int]
+    rolled_back: int = 0
     behind: bool = False
     ended: bool = False
 
@@ -53,6 +54,8 @@ class Status:
             parts.append(f"log-loss {shown(self.logloss)}")
         if self.version is not None:
             parts.append(f"version {self.version}")
+        parts += [f"{refused:,} REFUSED"] if (refused := self.published.get("refused", 0)) else []
+        parts += [f"{self.rolled_back:,} ROLLED BACK"] if self.rolled_back else []
         parts += [self._lag()] if self.lags else []
         parts += [f"{self.join.get('pending', 0):,} requests open"] if self.join else []
         parts += [f"{self.dead_letters:,} dead letters"] if self.dead_letters else []
