@@ -7,6 +7,7 @@ made, and is left alone as long as the other is there. So a line is read once, u
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,6 +48,7 @@ class Census:
         self._least_lines = least_lines
         self._waiting: dict[int, Entry] = {}
         self._faults: dict[int, Entry] = {}
+        self._by_first: defaultdict[str, list[Record]] = defaultdict(list)
         self._order: list[Record] = []
         self._open: list[Record] = []
         self._rest_until_s = 0.0
@@ -100,6 +102,9 @@ class Census:
                 unknown.append(entry)
         if any(each.entry is None for each in was_there):
             self._waiting.clear()
+        self._by_first.clear()
+        for record in self.records if unknown else ():
+            self._by_first[record.first].append(record)
         for entry in unknown:
             record = self._meet(entry)
             if record is not None:
@@ -191,12 +196,13 @@ class Census:
             return alike[-1]
         record = Record.new(entry, whole, first_lines(head, self._least_lines))
         self.records.append(record)
+        self._by_first[record.first].append(record)
         return record
 
     def _begin_alike(self, head: bytes) -> list[Record]:
         """The records of files that begin with the same content; one digest for each length of a beginning."""
         first = first_lines(head, self._least_lines)
-        perhaps = [each for each in self.records if each.first in (first, "") or not first]
+        perhaps = [*self._by_first[first], *(self._by_first[""] if first else self.records)]
         sizes = {each.head_bytes for each in perhaps}
         digests = {size: digest(head[:size]) for size in sizes if size <= len(head)}
         return [each for each in perhaps if digests.get(each.head_bytes) == each.head_sha256]

@@ -7,13 +7,15 @@ first bytes of its uncompressed content.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from trainer.events.sources.listing import Entry
 from trainer.events.sources.opened import Opened
 
 _GLANCE_BYTES = 4096
+_PERSISTENT = ("path", "inode", "head_bytes", "head_sha256", "first", "offset", "line", "size", "done")
+_OFFSET, _LINE = _PERSISTENT.index("offset"), _PERSISTENT.index("line")
 
 
 @dataclass(eq=False)
@@ -43,28 +45,23 @@ class Record:
     """Of a plain file: its size when only a part of a line was left."""
     gone_since_s: float | None = None
     lost: int = 0
-    _json: list[Any] = field(default_factory=list)
+    _json: list[Any] | None = None
 
     @classmethod
     def new(cls, entry: Entry, head: bytes, first: str) -> Record:
         """A file met for the first time."""
         return cls(entry.path, entry.inode, len(head), digest(head), first, size=entry.size)
 
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name in _PERSISTENT:
+            super().__setattr__("_json", None)
+
     def as_json(self) -> list[Any]:
-        """The persistent part; the same list as long as it is the same."""
-        now = [
-            self.path,
-            self.inode,
-            self.head_bytes,
-            self.head_sha256,
-            self.first,
-            self.offset,
-            self.line,
-            self.size,
-            self.done,
-        ]
-        if now != self._json:
-            self._json = now
+        """The persistent part; the same list as long as it is the same, since places of many files are many."""
+        if self._json is None:
+            super().__setattr__("_json", [getattr(self, name) for name in _PERSISTENT])
+        assert self._json is not None
         return self._json
 
     @classmethod
@@ -104,7 +101,9 @@ class Record:
 
 def moved_on(values: list[Any], offset: int, line: int) -> list[Any]:
     """What `as_json` gave, of the same file read farther."""
-    return [*values[:5], offset, line, *values[7:]]
+    moved = list(values)
+    moved[_OFFSET], moved[_LINE] = offset, line
+    return moved
 
 
 def digest(head: bytes) -> str:
