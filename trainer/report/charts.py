@@ -164,7 +164,7 @@ def _upright(x: float, top: float, bottom: float, kind: str) -> Element:
 
 
 def _marked(x: float, what: str, top: float, bottom: float) -> list[Element]:
-    words = element("text", what, x=x + 6.0, y=bottom - 8.0, class_="quiet")
+    words = element("text", what, x=x + 6.0, y=top + 0.25 * (bottom - top), class_="quiet")
     return [_upright(x, top, bottom, "reference"), words]
 
 

@@ -53,8 +53,10 @@ class Crew:
         """Start servers and trainer, and the traffic once both servers are ready. Raises ServerError."""
         for process in (*self.servers, self.trainer):
             process.start()
-        for server in self.servers:
-            self._await_ready(server, stopped)
+        deadline = time.monotonic() + READY_S
+        while not all(server.said for server in self.servers) and not stopped.wait(0.05):
+            self._check_servers(time.monotonic() > deadline)
+            self.trainer.keep_alive()
         if not stopped.is_set():
             self._opened = time.monotonic()
             self.traffic.start()
@@ -79,9 +81,10 @@ class Crew:
 
     def close(self, say: Callable[[str], None]) -> dict[str, int | None]:
         """End all, those first who call the others; returns the exit codes by name."""
-        codes = {}
+        say("ending traffic")
+        ended = self.traffic.said.get("event") == "summary"
+        codes = {self.traffic.name: self.traffic.stop(TRAFFIC_ENDS_S, ask=not ended)}
         for process, patience_s in (
-            (self.traffic, TRAFFIC_ENDS_S),
             *((server, SERVER_ENDS_S) for server in self.servers),
             (self.trainer, TRAINER_ENDS_S),
         ):
@@ -91,11 +94,10 @@ class Crew:
         self.store.stop()
         return codes
 
-    def _await_ready(self, server: Process, stopped: threading.Event) -> None:
-        """Wait for the line with which a server says that it is ready."""
-        deadline = time.monotonic() + READY_S
-        while not server.said and not stopped.wait(0.05):
-            if server.pid is None or time.monotonic() > deadline:
+    def _check_servers(self, late: bool) -> None:
+        """Raise ServerError for one that will not get ready: what fails at once fails again."""
+        for server in self.servers:
+            if not server.said and (late or server.pid is None):
                 raise ServerError(f"{server.name} did not get ready; its log ends: {server.last_words()}")
 
     def _server_words(self, number: int) -> list[str]:

@@ -22,6 +22,7 @@ from model_store.backoff import Backoff
 FTRIE = (sys.executable, "-m", "ftrie")
 STEADY_S = 10.0
 """A process that has lived so long is not dying as it starts: the next restart is at once again."""
+GONE_S, POLL_S = 5.0, 0.01
 Words = Callable[[], Sequence[str]]
 
 
@@ -89,15 +90,16 @@ class Process:
             self.start()
         return ""
 
-    def stop(self, patience_s: float) -> int | None:
-        """Ask it to end, then make it; returns its exit code, None if it never ran. Nothing of its sessions is left.
+    def stop(self, patience_s: float, *, ask: bool = True) -> int | None:
+        """Ask it to end, or let it where it does so by itself, then make it; nothing of its sessions is left.
 
-        When a server is killed, its workers go on until the next one takes over; if none did, they end here.
+        Returns its exit code, None if it never ran. When a server is killed, its workers go on until the next one takes
+        over; if none did, they end here.
         """
         process, self._process = self._process, None
         if process is None:
             return None
-        with suppress(ProcessLookupError):
+        if ask:
             process.terminate()
         try:
             process.wait(patience_s)
@@ -105,8 +107,7 @@ class Process:
             process.kill()
             process.wait()
         for session in self._sessions:
-            with suppress(ProcessLookupError):
-                os.killpg(session, signal.SIGKILL)
+            _end_session(session)
         if self._reader is not None:
             self._reader.join()
         return process.returncode
@@ -125,6 +126,15 @@ class Process:
                 with suppress(ValueError):
                     self.said = json.loads(line)
                     self._heard(self.said)
+
+
+def _end_session(session: int) -> None:
+    """Kill what is left of a session and wait until it is gone: what it held, such as the store, is free then."""
+    with suppress(ProcessLookupError):
+        os.killpg(session, signal.SIGKILL)
+        for _ in range(round(GONE_S / POLL_S)):
+            time.sleep(POLL_S)
+            os.killpg(session, 0)
 
 
 def _code(code: int) -> str:
