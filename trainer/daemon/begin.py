@@ -96,6 +96,11 @@ def _begun(model: LearningModel, asked: Asked) -> str | None:
     """Begin with the published model that was asked for, if one was; returns its SHA-256."""
     initial = initial_model(model.spec, asked.init_from, asked.store)
     if initial is None:
+        if not are_rows(asked.sources, model.spec):
+            note(
+                f"beginning with no model: until the first window of {model.spec.join.window} has closed only clicks "
+                "are learned from; --init-from begins with a published model, `ftrie replay` makes one of a log"
+            )
         return None
     note(f"beginning with {model.warm_start(initial):,} of the {initial.rows:,} keys of {asked.init_from}")
     return initial.sha256
