@@ -28,12 +28,18 @@ class RecentVariant:
 
 @dataclass(frozen=True)
 class RecentFigures:
-    """All variants over the recent examples: how many, and the weight of the clicked ones; and the model's keys."""
+    """All variants over the recent examples: how many, their weight and that of the clicked ones; the model's keys."""
 
     examples: int
+    weight: float
     clicks: float
     keys: int
     variants: Mapping[str, RecentVariant]
+
+    @property
+    def click_rate(self) -> float:
+        """The clicked part of the weight; 0 of no example."""
+        return self.clicks / self.weight if self.weight else 0.0
 
     def to_json(self) -> str:
         """One line; `from_json` reads it back."""
@@ -45,7 +51,8 @@ class RecentFigures:
         try:
             found = json.loads(text)
             variants = {name: RecentVariant(**figures) for name, figures in found["variants"].items()}
-            return cls(int(found["examples"]), float(found["clicks"]), int(found["keys"]), variants)
+            numbers = (float(found["weight"]), float(found["clicks"]))
+            return cls(int(found["examples"]), *numbers, int(found["keys"]), variants)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ArtefactError(
                 f"the manifest's recent figures cannot be read ({error}); publish again"

@@ -6,6 +6,7 @@ what is plainly bad. Nothing here knows of stores or learners.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -76,21 +77,36 @@ def shown_calibration(predicted: float, clicks: float) -> str:
 
 def _variants(bounds: GuardSection, candidate: RecentFigures, last: RecentFigures | None) -> Iterator[str]:
     for name, figures in candidate.variants.items():
-        before = last.variants.get(name) if last is not None else None
-        if before is not None and bounds.logloss_rise != "off":
-            yield from _logloss(name, bounds.logloss_rise, figures, before)
+        if last is not None and name in last.variants and bounds.logloss_rise != "off":
+            yield from _logloss(name, bounds.logloss_rise, candidate, last)
         if bounds.calibration != "off":
             yield from _calibration(name, bounds.calibration, figures, candidate.clicks)
 
 
-def _logloss(name: str, rise: float, figures: RecentVariant, before: RecentVariant) -> Iterator[str]:
-    bound = (1.0 + rise) * before.logloss
-    error = (figures.logloss_error**2 + ((1.0 + rise) * before.logloss_error) ** 2) ** 0.5
-    if figures.logloss - bound > BEYOND_CHANCE * error:
+def _logloss(name: str, rise: float, candidate: RecentFigures, last: RecentFigures) -> Iterator[str]:
+    """Held against the log-loss before at today's click rate: a sound model's goes with the rate's entropy.
+
+    So normalized entropies are compared (He et al., ADKDD 2014); there is none of nothing but clicks, or of no click.
+    """
+    own, before = candidate.variants[name], last.variants[name]
+    uncertain, uncertain_before = _entropy(candidate.click_rate), _entropy(last.click_rate)
+    if not uncertain or not uncertain_before:
+        return
+    factor = (1.0 + rise) * uncertain / uncertain_before
+    bound, error = factor * before.logloss, math.hypot(own.logloss_error, factor * before.logloss_error)
+    if own.logloss - bound > BEYOND_CHANCE * error:
         yield (
-            f"log-loss of {name}: got {figures.logloss:.5f}, at most {bound:.5f} is allowed "
-            f"({rise:.3g} above the {before.logloss:.5f} of the active version)"
+            f"log-loss of {name}: got {own.logloss:.5f}, at most {bound:.5f} is allowed ({rise:.3g} above the active "
+            f"version's {before.logloss:.5f}, brought from its click rate, {last.click_rate:.4f}, to "
+            f"{candidate.click_rate:.4f})"
         )
+
+
+def _entropy(rate: float) -> float:
+    """Of a click rate, in nats; 0 where there is nothing to be uncertain of."""
+    if not 0.0 < rate < 1.0:
+        return 0.0
+    return -rate * math.log(rate) - (1.0 - rate) * math.log1p(-rate)
 
 
 def _calibration(

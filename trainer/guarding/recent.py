@@ -69,6 +69,7 @@ class Recent:
         per_variant = sums[COUNTS:].reshape(len(self.variants), SUMS)
         return RecentFigures(
             examples=round(sums[ROWS]),
+            weight=float(sums[WEIGHT]),
             clicks=float(sums[CLICKS]),
             keys=keys,
             variants={

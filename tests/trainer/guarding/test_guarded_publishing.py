@@ -71,6 +71,17 @@ def test_once_within_its_bounds_again_a_delta_over_versions_never_served_is_serv
     assert any("is within its bounds again, after" in warning for warning in poisoned.warnings)
 
 
+def test_clicks_that_come_before_what_was_not_clicked_do_not_bar_the_way_for_ever(
+    shop: ModelVersions,
+) -> None:
+    """As a join gives them out when it begins: a click at once, the rest when its window closes."""
+    early = [row for row in rows(3_000, seed=9) if row["click"] == b"1"]
+    guarded = GuardedRun(shop)
+    guarded.learn(early)
+    guarded.learn(rows(4_000, seed=10))
+    assert shop.active() == shop.versions()[-1].version
+
+
 def test_deltas_of_refused_versions_can_be_put_together(poisoned: GuardedRun, shop: ModelVersions) -> None:
     kinds = {info.version: info.kind for info in shop.versions()}
     assert kinds[12] == "delta"

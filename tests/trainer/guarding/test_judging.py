@@ -23,7 +23,9 @@ def figures(
     **changed: int,
 ) -> RecentFigures:
     variant = RecentVariant(logloss, error, predicted, predicted)
-    of = RecentFigures(examples=10_000, clicks=clicks, keys=5_000, variants={"base": variant})
+    of = RecentFigures(
+        examples=10_000, weight=10_000.0, clicks=clicks, keys=5_000, variants={"base": variant}
+    )
     return replace(of, **changed)  # type: ignore[arg-type]
 
 
@@ -39,7 +41,8 @@ def test_what_is_as_before_may_be_served() -> None:
 
 def test_a_risen_logloss_is_refused_with_what_it_is_what_it_may_be_and_what_it_was() -> None:
     assert reasons(figures(logloss=0.35), figures()) == [
-        "log-loss of base: got 0.35000, at most 0.33000 is allowed (0.1 above the 0.30000 of the active version)"
+        "log-loss of base: got 0.35000, at most 0.33000 is allowed (0.1 above the active version's 0.30000, brought "
+        "from its click rate, 0.1000, to 0.1000)"
     ]
 
 
@@ -47,6 +50,18 @@ def test_a_rise_within_the_bound_or_within_chance_is_not_refused() -> None:
     assert reasons(figures(logloss=0.329), figures()) == []
     # 0.35 is 0.02 above the bound; two standard errors are 2 sqrt(0.009² + (1.1 · 0.009)²) = 0.027
     assert reasons(figures(logloss=0.35, error=0.009), figures(error=0.009)) == []
+
+
+def test_a_logloss_that_rises_with_the_click_rate_alone_is_not_refused() -> None:
+    """0.1 and 0.15 have entropies of 0.325 and 0.423."""
+    assert reasons(figures(logloss=0.39, clicks=1500.0, predicted=1500.0), figures()) == []
+    assert len(reasons(figures(logloss=0.44, clicks=1500.0, predicted=1500.0), figures())) == 1
+    assert len(reasons(figures(logloss=0.29, clicks=500.0, predicted=500.0), figures())) == 1
+
+
+@pytest.mark.parametrize("clicks", [0.0, 10_000.0])
+def test_a_window_of_no_click_or_nothing_but_clicks_sets_no_bound_to_others(clicks: float) -> None:
+    assert reasons(figures(), figures(logloss=1e-3, clicks=clicks)) == []
 
 
 def test_a_better_logloss_is_never_refused() -> None:

@@ -61,6 +61,8 @@ def test_the_figures_are_those_of_the_last_examples_by_definition() -> None:
         assert found.predicted == pytest.approx(np.sum(weights * p))
         assert found.predicted_variance == pytest.approx(np.sum(weights**2 * p))
     assert figures.clicks == pytest.approx(np.sum(weights * labels))
+    assert figures.weight == pytest.approx(np.sum(weights))
+    assert figures.click_rate == figures.clicks / figures.weight
     assert figures.keys == 42
 
 
