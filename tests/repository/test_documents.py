@@ -32,7 +32,11 @@ def commands() -> Iterator[tuple[str, list[str]]]:
             for name, below in command.commands.items():
                 yield from walk(f"{words} {name}", below)
         elif isinstance(command, typer.core.TyperCommand):
-            options = (option for parameter in command.params for option in parameter.opts)
+            options = (
+                option
+                for parameter in command.params
+                for option in (*parameter.opts, *parameter.secondary_opts)
+            )
             yield words, [option for option in options if option.startswith("--") and option != "--help"]
 
     return walk("ftrie", build())
