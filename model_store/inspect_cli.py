@@ -45,10 +45,13 @@ def inspect(
         artefact = versions.materialise(manifest.version)
     if variant is not None:
         artefact = one_variant(artefact, variant)
-    (_as_json if as_json else _as_tables)(model, _facts(manifest, chain), artefact, top)
+    if as_json:
+        _as_json(model, manifest, _facts(manifest, chain), artefact, top)
+    else:
+        _as_tables(model, manifest, _facts(manifest, chain), artefact, top)
 
 
-def _as_tables(model: str, facts: Facts, artefact: Artefact, top: int) -> None:
+def _as_tables(model: str, manifest: Manifest, facts: Facts, artefact: Artefact, top: int) -> None:
     from model_store.inspection import heaviest, summaries
 
     summed = [[each.name, each.keys, each.weight_sum, each.heaviest] for each in summaries(artefact)]
@@ -58,6 +61,7 @@ def _as_tables(model: str, facts: Facts, artefact: Artefact, top: int) -> None:
             (["metric", variant], [[name, value] for name, value in values.items()])
             for variant, values in artefact.metrics.items()
         ),
+        *_recent(manifest),
         (["field or cross", "keys", "sum |w|", "max |w|"], summed),
         _heaviest(artefact, heaviest(artefact, top)),
         *_curves(artefact),
@@ -89,7 +93,19 @@ def _curves(artefact: Artefact) -> list[Table]:
     return [(heading, [[line.variant, line.value, *line.ctr] for line in curve_lines(calibration)])]
 
 
-def _as_json(model: str, facts: Facts, artefact: Artefact, top: int) -> None:
+def _recent(manifest: Manifest) -> list[Table]:
+    """What a guard judged the version by, if one did."""
+    from model_store.guard_figures import RecentFigures
+
+    if not manifest.recent:
+        return []
+    recent = RecentFigures.from_json(manifest.recent)
+    heading = [f"last {recent.examples:,} examples", "log-loss", "error", "predicted clicks", "clicks"]
+    rows = [[n, v.logloss, v.logloss_error, v.predicted, recent.clicks] for n, v in recent.variants.items()]
+    return [(heading, rows)]
+
+
+def _as_json(model: str, manifest: Manifest, facts: Facts, artefact: Artefact, top: int) -> None:
     import json
     from dataclasses import asdict
 
@@ -100,6 +116,7 @@ def _as_json(model: str, facts: Facts, artefact: Artefact, top: int) -> None:
         {
             "model": model,
             **facts,
+            "recent": json.loads(manifest.recent) if manifest.recent else None,
             "metrics": plain_metrics(artefact.metrics),
             "keys": [asdict(each) for each in summaries(artefact)],
             "top": [asdict(each) for each in heaviest(artefact, top)],
@@ -124,5 +141,4 @@ def _facts(manifest: Manifest, chain: list[int]) -> Facts:
         "created": manifest.created.isoformat(),
         "format": manifest.format,
         "refused": manifest.refused,
-        "recent": manifest.recent,
     }

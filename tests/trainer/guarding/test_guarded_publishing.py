@@ -175,7 +175,11 @@ def test_lists_and_inspect_show_that_a_version_is_refused(
     assert listed[10] == ""
     assert listed[11].startswith("log-loss of base")
     assert run(["store", "inspect", "shop", "11", "--store", store_url, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["refused"] == listed[11]
+    inspected = json.loads(capsys.readouterr().out)
+    assert inspected["refused"] == listed[11]
+    assert inspected["recent"]["variants"].keys() == {"base"}
+    assert run(["store", "inspect", "shop", "11", "--store", store_url]) == 0
+    assert f"last {inspected['recent']['examples']} examples" in capsys.readouterr().out
 
 
 def write(path: Path, log: list[dict[str, bytes]]) -> str:
