@@ -4,24 +4,30 @@
 --       6… the version's manifest HASH and its chunks in order; then the same of its parent if it is a delta, and so on
 --          up to a snapshot
 -- ARGV  1 version · 2 the writer's epoch · 3 "activate" or "rollback" · 4 how many versions the history keeps
---       5 "writer" or "operator": whose order it is · 6… how many chunks each of these versions has
+--       5 "writer", "operator", or "overruling" a guard: whose order it is
+--       6… how many chunks each of these versions has
 --
 -- Returns {"ok", the version active before or ""}, or what stands in the way; place 0 is the version itself, 1 its
 -- parent, …:  {"absent", place} no manifest · {"chunk", place, index, bytes expected, bytes there}
 --             {"stale", epoch of the last activation} · {"fenced", epoch, host, process} another trainer has the model
 --             {"held", host, process, ms since it was heard of} a trainer has it, and the writer is not that one
+--             {"pinned", version} an operator has chosen that one, and the writer is the trainer (see resume.lua)
 --
 -- The history lists what was active before, latest first. Going back takes the target, and all that came after it,
 -- off the list, so that the next rollback goes further back.
 
 local version, epoch, way = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local last_epoch = tonumber(redis.call('GET', KEYS[2]) or '0')
-if epoch < last_epoch then
+local lease = redis.call('HMGET', KEYS[5], 'epoch', 'until_ms', 'seen_ms', 'host', 'process', 'pinned', 'resumed')
+local fence = tonumber(lease[1] or '0')
+local is_trainer = ARGV[5] == 'writer' and fence > 0 and epoch == fence
+if is_trainer and (lease[6] or '') ~= '' then
+  return {'pinned', tonumber(lease[6])}
+end
+local is_resumed = is_trainer and last_epoch <= tonumber(lease[7] or '0')
+if epoch < last_epoch and not is_resumed then
   return {'stale', last_epoch}
 end
-
-local lease = redis.call('HMGET', KEYS[5], 'epoch', 'until_ms', 'seen_ms', 'host', 'process') -- see lease.lua
-local fence = tonumber(lease[1] or '0')
 if epoch < fence then
   return {'fenced', fence, lease[4], lease[5]}
 end
@@ -50,7 +56,10 @@ for place = 0, #ARGV - 6 do
   key = key + 1 + chunks
 end
 
-redis.call('SET', KEYS[2], ARGV[2])
+redis.call('SET', KEYS[2], string.format('%d', math.max(epoch, last_epoch)))
+if ARGV[5] == 'operator' and fence > 0 then
+  redis.call('HSET', KEYS[5], 'pinned', version)
+end
 local before = redis.call('GET', KEYS[1])
 if before == version then
   return {'ok', before}

@@ -38,6 +38,7 @@ def register(app: typer.Typer) -> None:
     store.command("versions", epilog="Example: ftrie store versions ads")(versions)
     store.command("activate", epilog="Example: ftrie store activate ads 7")(activate)
     store.command("rollback", epilog="Example: ftrie store rollback ads")(rollback)
+    store.command("resume", epilog="Example: ftrie store resume ads")(resume)
     store.command("gc", epilog="Example: ftrie store gc ads --keep 3 --dry-run")(gc)
     inspect_cli.register(store)
     store.command("import", epilog="Example: ftrie store import ads model.json --spec ads.toml")(import_)
@@ -106,7 +107,9 @@ def activate(
 
     with Store.open(store) as opened:
         before = opened.model(model).activate(version, force=force)
+        pinned = opened.model(model).pin.version()
     _say_active(model, version, before, as_json)
+    _say_pinned(model, pinned)
 
 
 def rollback(
@@ -123,7 +126,23 @@ def rollback(
 
     with Store.open(store) as opened:
         now_active, before = opened.model(model).go_back(version)
+        pinned = opened.model(model).pin.version()
     _say_active(model, now_active, before, as_json)
+    _say_pinned(model, pinned)
+
+
+def resume(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    """Let the trainer's versions be served again, after an `activate` or `rollback` by hand. It need not be restarted."""
+    from model_store.store import Store
+
+    with Store.open(store) as opened:
+        pinned = opened.model(model).pin.resume()
+    if as_json:
+        print_json({"model": model, "pinned": pinned})
+    elif pinned is None:
+        print(f"{model}: nothing was pinned; the trainer's versions are served as they come")
+    else:
+        print(f"{model}: the trainer's versions are served again; version {pinned} was pinned")
 
 
 def gc(
@@ -240,6 +259,13 @@ def _export_delta(versions: ModelVersions, version: int, file: Path, as_json: bo
     else:
         print(
             f"{versions.model}: wrote version {version}, {delta.rows:,} keys changed since {delta.parent}, to {file}"
+        )
+
+
+def _say_pinned(model: str, pinned: int | None) -> None:
+    if pinned is not None:
+        note(
+            f"version {pinned} stays served: the trainer goes on publishing, inactive, until: ftrie store resume {model}"
         )
 
 

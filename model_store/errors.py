@@ -73,6 +73,10 @@ class StaleEpoch(StoreError):
     """Another writer has taken over this model since this one began."""
 
 
+class Pinned(StaleEpoch):
+    """An operator has chosen the version to serve; the trainer's stay inactive until it is told to go on."""
+
+
 class LeaseHeld(StoreError):
     """Another trainer holds this model."""
 

@@ -21,6 +21,7 @@ from model_store.connection import StoreConnection
 from model_store.errors import (
     ArtefactError,
     LeaseHeld,
+    Pinned,
     StaleEpoch,
     StoreError,
     VersionNotFound,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from model_store.delta import Delta
     from model_store.experiments import Experiment
 
-WRITER, OPERATOR = "writer", "operator"
+WRITER, OPERATOR, OVERRULING = "writer", "operator", "overruling"
 HISTORY = 100
 KEEP = 5
 
@@ -108,13 +109,13 @@ class ModelVersions(PublishedVersions):
         """Serve `version`; returns the version that was active before.
 
         With no `epoch` this is an operator's order: the version's bytes are verified, and every writer that
-        began before is fenced off. Either way all that a delta is put together from must be there. `force` serves one
+        began before is fenced off; a trainer is until `pin.resume`. Either way all that a delta is put together from must be there. `force` serves one
         that a guard has refused: it counts as sound from then on, and no writer is fenced off. Raises
         VersionNotFound, ArtefactError, StaleEpoch, VersionRefused; then nothing has changed.
         """
         if force and epoch is None and (manifest := self.manifest(version)).refused:
             self._verify(manifest)
-            before = self._point_to(version, self._fence(), "activate", OPERATOR)
+            before = self._point_to(version, self._fence(), "activate", OVERRULING)
             self.refusals.overruled(version)
             return before
         return self._verify_and_point(version, epoch, "activate")
@@ -239,6 +240,11 @@ class ModelVersions(PublishedVersions):
                 raise StaleEpoch(
                     f"version {version} of {self.model} stays inactive: another writer (epoch {last}) has "
                     "activated a version since this one began; train again, or activate it by hand"
+                )
+            case [b"pinned", chosen]:
+                raise Pinned(
+                    f"version {version} of {self.model} stays inactive: an operator has chosen version {chosen}; "
+                    f"to let the trainer's be served again: ftrie store resume {self.model}"
                 )
             case [b"fenced", epoch, host, process]:
                 raise StaleEpoch(taken_over(self.model, epoch, host, process))

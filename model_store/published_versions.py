@@ -16,6 +16,7 @@ from model_store.connection import LONGEST_BLOCK_S, StoreConnection
 from model_store.errors import ArtefactError, NewerFormat, VersionNotFound
 from model_store.manifest import DELTA, SNAPSHOT, Manifest
 from model_store.online_metrics import OnlineMetrics
+from model_store.pin import Pin
 from model_store.redis_keys import ModelKeys, whole_number
 from model_store.refusals import Refusals
 from model_store.stored_experiment import StoredExperiment
@@ -55,6 +56,7 @@ class PublishedVersions:
         self.keys = ModelKeys(model)
         self.experiments = StoredExperiment(connection, self.keys, model)
         self.refusals = Refusals(connection, self.keys)
+        self.pin = Pin(connection, self.keys)
         self.online = OnlineMetrics(connection, self.keys)
         self._store = connection
         self._client = connection.client

@@ -173,15 +173,15 @@ def test_a_run_that_got_its_epoch_before_the_trainer_came_back_stays_inactive(st
         ads.activate(ads.publish(model(), epoch=epoch), epoch=epoch)
 
 
-def test_an_operator_overrules_a_trainer_which_goes_on_with_a_new_epoch(store: Store) -> None:
+def test_an_operator_overrules_a_trainer_which_goes_on_when_it_is_told_to(store: Store) -> None:
     ads, trainer = store.model("ads"), lease(store, "a")
     trainer.take()
     first, second = (ads.publish(model(), epoch=trainer.epoch) for _ in range(2))
     ads.activate(second, epoch=trainer.epoch)
     ads.activate(first)
-    with pytest.raises(StaleEpoch, match="another writer"):
+    with pytest.raises(StaleEpoch, match="an operator has chosen"):
         ads.activate(second, epoch=trainer.epoch)
-    trainer.take()
+    ads.pin.resume()
     ads.activate(second, epoch=trainer.epoch)
     assert ads.active() == second
 

@@ -64,6 +64,9 @@ def test_the_document_lists_the_manifest_field_by_field(store: Store) -> None:
 
 def test_the_document_lists_the_lease_field_by_field(store: Store) -> None:
     store.trainer_lease("ads", "folder").take()
+    ads = store.model("ads")
+    ads.activate(ads.publish(model()))
+    ads.pin.resume()
     section = DOCUMENT.partition("## The trainer's lease")[2].partition("\n## ")[0]
     documented = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
     assert [field.decode() for field in store.client.hkeys(ModelKeys("ads").trainer)] == documented

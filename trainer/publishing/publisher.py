@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from model_store.errors import ArtefactError, FtrieError, StaleEpoch, StoreError, VersionNotFound
+from model_store.errors import ArtefactError, FtrieError, Pinned, StaleEpoch, StoreError, VersionNotFound
 from model_store.model_versions import KEEP, ModelVersions
 from trainer.checkpoint.schedule import Every, Schedule
 from trainer.guarding.guard import Guard
@@ -67,7 +67,8 @@ class Publisher:
     """Publishes a run's versions. A run begins with a snapshot, whatever runs before it have published.
 
     After a delta that would hold more than half of the keys, or whose parent the store has lost, a snapshot goes out
-    instead. If another writer or an operator has activated a version since the run began, its versions stay inactive.
+    instead. If another writer has activated a version since the run began, its versions stay inactive; if an operator
+    has, those of a trainer do until they are let go on (`try_again`).
     A version that the guard refuses is published, marked, and stays inactive; the next one is a delta of it even so.
     """
 
@@ -89,6 +90,7 @@ class Publisher:
         self._verdict = Verdict()
         self._epoch = epoch if epoch is not None else versions.begin() if how.activate else 0
         self._stale: StaleEpoch | None = None
+        self._pinned: Pinned | None = None
         self._schedule = Schedule(how.every, 0)
         self._snapshots = Schedule(how.snapshot_every, 0) if isinstance(how.snapshot_every, Every) else None
         self._line: Line | None = None
@@ -99,9 +101,22 @@ class Publisher:
         """The last version that this run has published."""
         return self._line.version if self._line is not None else None
 
+    @property
+    def inactive(self) -> str:
+        """Why what is published stays inactive by an operator's or another writer's order; empty if it does not."""
+        return str(self._pinned or self._stale or "")
+
     def begin(self, model: LearningModel) -> None:
         """Count from here."""
         self._schedule.restart(model.rows)
+
+    def try_again(self) -> None:
+        """Activate the last version that an operator's order has kept inactive, if it may be by now.
+
+        Raises what the store raises.
+        """
+        if self._pinned is not None and self._line is not None and self._verdict.may_be_served:
+            self._point_to(self._line.version)
 
     def after_batch(self, model: LearningModel) -> None:
         """Publish if it is due. What prevents it is told of; the run goes on."""
@@ -117,12 +132,12 @@ class Publisher:
     def finish(self, model: LearningModel) -> int:
         """Publish what is left at the end of a run, with all that was held back; return the last version.
 
-        Raises what prevents it, StaleEpoch if another writer has overtaken this one, and VersionRefused if it is not
-        served because the guard refused it.
+        Raises what prevents it, StaleEpoch if another writer has overtaken this one, Pinned if an operator's order keeps
+        it inactive, and VersionRefused if it is not served because the guard refused it.
         """
         version = self._publish(model, last=True)
-        if self._stale is not None:
-            raise self._stale
+        if stays := self._stale or self._pinned:
+            raise stays
         if self._how.activate:
             self._guard.check(version, self._verdict)
         return version
@@ -184,13 +199,23 @@ class Publisher:
         self._verdict = verdict
         self._guard.tell(version, verdict)
         self.counts.refused, self.counts.held = self._guard.refused, self._guard.held
-        if not self._how.activate or self._stale is not None or not verdict.may_be_served:
-            return
+        if self._how.activate and self._stale is None and verdict.may_be_served:
+            self._point_to(version)
+
+    def _point_to(self, version: int) -> None:
         try:
             self._versions.activate(version, epoch=self._epoch)
+        except Pinned as error:
+            if self._pinned is None:
+                self._warn(str(error))
+            self._pinned = error
         except StaleEpoch as error:
             self._stale = error
             self._warn(f"{error}; this run's versions stay inactive from here on")
+        else:
+            if self._pinned is not None:
+                self._warn(f"the operator's order has been lifted: version {version} is active")
+            self._pinned = None
 
     def _collect(self) -> None:
         """Delete versions beyond those to keep. That it cannot be done costs nothing but room in the store."""
