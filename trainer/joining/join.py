@@ -154,6 +154,7 @@ class Join:
         needed = state == PENDING
         if self._rules.correct:
             needed |= state == CLOSED
+        needed &= entries["rows"] > 0  # one that showed nothing has no segment
         return np.unique(entries["segment"][needed])
 
     def state(self) -> dict[str, npt.NDArray[Any]]:

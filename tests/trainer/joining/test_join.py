@@ -226,6 +226,12 @@ def test_only_segments_whose_rows_may_still_be_given_out_are_needed():
         assert story.join.segments().tolist() == needed
 
 
+def test_an_impression_of_nothing_needs_no_segment():
+    story = Story().tell(Event(0, 1, ()), shown(0, 2))
+    assert story.join.counts.pending == 2
+    assert story.join.segments().tolist() == [1]
+
+
 def test_a_state_goes_through_a_checkpoint_file(tmp_path):
     story = Story(late="correct").tell(
         clicked(0, request=2), shown(0), clicked(1), shown(1, 3), shown(OVER_S, 4)
