@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ def in_order(store: Store) -> list[tuple[int, int]]:
 
 def read_on(
     store: Store, places: list[Place], *, once: bool
-) -> Iterator[tuple[list[tuple[int, int]], list[Place]]]:
+) -> Generator[tuple[list[tuple[int, int]], list[Place]]]:
     """What each poll brings, and the places behind it."""
     sources = open_sources(["store"], SPEC, store, places, lambda note: pytest.fail(note), once=once)
     merger = Merger(sources, WANTED, Tables(), places=places, once=once)
