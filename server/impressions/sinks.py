@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from model_store.connection import EMBEDDED, SCHEMES
+from model_store.connection import EMBEDDED, SCHEMES, StoreConnection
 from model_store.errors import OutputError, ServerError, StoreUnavailable
 from model_store.store import Store
 from server.rotating_file import RotatingFile
@@ -47,6 +47,11 @@ class StreamSink:
         self._url, self._length, self._age_s = url, length, age_s
         self._store: Store | None = None
         self._streams: dict[str, EventStream] = {}
+
+    def check(self) -> None:
+        """Raise StoreError for a URL that is none. Nothing is connected."""
+        if not self._url.startswith(EMBEDDED):
+            StoreConnection(self._url, TIMEOUT_S).close()
 
     def append(self, model: str, lines: Sequence[bytes]) -> None:
         """As of `Sink`. Where no answer came the lines may be there; sent again, they are there twice."""
@@ -105,9 +110,14 @@ def open_sinks(settings: Settings) -> list[Sink]:
 
 
 def check(settings: Settings) -> None:
-    """Once, before anything begins. Raises ServerError for sinks that are none, OutputError for a file not writable."""
+    """Once, before anything begins.
+
+    Raises ServerError for sinks that are none, StoreError for a URL that is none, OutputError for a file not writable.
+    """
     for sink in open_sinks(settings):
-        if isinstance(sink, FileSink):
+        if isinstance(sink, StreamSink):
+            sink.check()
+        elif isinstance(sink, FileSink):
             try:
                 sink.open()
             except OSError as error:

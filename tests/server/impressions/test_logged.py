@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from ctr.v1.ranking_pb2 import RankRequest
 from ftrie.client import METHOD, AnyOf, Client, RankFailed, Thompson
-from model_store.errors import OutputError, ServerError
+from model_store.errors import OutputError, ServerError, StoreError
 from model_store.store import Store
 from server.impressions import lines as lines_module
 from server.impressions import log as log_module
@@ -254,6 +254,13 @@ def test_a_sink_that_is_none_is_refused_at_the_start(name: str) -> None:
 def test_a_password_in_a_sink_is_not_shown() -> None:
     with pytest.raises(ServerError) as refused:
         sinks.check(Settings(("shop",), "", impressions=("redis:/:secret@host",)))
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["redis://:secret@host:notaport", "redis://:secret@host:99999"])
+def test_a_url_that_is_none_is_told_at_the_start(url: str) -> None:
+    with pytest.raises(StoreError, match="cannot read the store's URL") as refused:
+        sinks.check(Settings(("shop",), "", impressions=(url,)))
     assert "secret" not in str(refused.value)
 
 
