@@ -9,7 +9,7 @@ import pytest
 
 from model_store.errors import InputError, SourceUnavailable, StoreError
 from model_store.spec import ModelSpec
-from trainer.events.sources import census, kafka_client, listing, opening
+from trainer.events.sources import census, handles, kafka_client, listing, opening
 from trainer.events.sources.lines import READ_BYTES, READ_EVENTS
 from trainer.events.sources.opening import open_sources
 from trainer.sources.feed import MAX_ROW_BYTES
@@ -68,6 +68,6 @@ def test_sizes_are_those_of_the_code() -> None:
     assert f"up to {READ_EVENTS:,} entries or about {READ_BYTES >> 20} MiB" in PAGE
     assert f"its first {HEAD_BYTES >> 10} KiB" in PAGE and f"(up to {HEAD_BYTES >> 10} KiB" in PAGE
     assert f"A line may be up to {MAX_ROW_BYTES >> 20} MiB long" in PAGE
-    assert f"after {census.GONE_S:.0f} s" in PAGE and f"last {census._KEPT_OPEN} files" in PAGE
+    assert f"after {census.GONE_S:.0f} s" in PAGE and f"last {handles.KEPT_OPEN} files" in PAGE
     assert f"within {kafka_client.ANSWER_S:.0f} s" in PAGE
     assert listing._NUMBERED_DIGITS == 5 and "up to five digits" in PAGE

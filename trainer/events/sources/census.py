@@ -9,18 +9,17 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from model_store.errors import InputError
+from trainer.events.sources.handles import Handles
 from trainer.events.sources.listing import Entry, Listing
-from trainer.events.sources.opened import Opened, PlainFile, open_file
+from trainer.events.sources.opened import Opened, PlainFile
 from trainer.events.sources.records import Record, digest, first_lines, whole_part
 from trainer.sources.positions import HEAD_BYTES
 
 GONE_S = 30.0
 """How long a file that is gone may take to turn up under another name before its unread rest is given up."""
 _KEPT = 1000  # records of files that are gone: to know them again should they come back
-_KEPT_OPEN = 16  # so that what is read, or next, can be read on when it is deleted
+_TRIES = 10
 RESTS = 20.0
 """How many times as long as looking at the files took nobody looks again: what costs little is done often."""
 
@@ -34,23 +33,23 @@ class Census:
     def __init__(
         self,
         listing: Listing,
-        records: Sequence[list[Any]],
+        records: Sequence[Record],
         on_note: Callable[[str], None],
         *,
         once: bool,
         least_lines: int,
     ) -> None:
-        self.records = [Record.from_json(each) for each in records]
+        self.records = list(records)
+        self.files = Handles(on_note)
         self.lost = 0
         self._listing = listing
         self._on_note = on_note
         self._once = once
         self._least_lines = least_lines
         self._waiting: dict[int, Entry] = {}
-        self._faults: dict[int, Entry] = {}
         self._by_first: defaultdict[str, list[Record]] = defaultdict(list)
         self._order: list[Record] = []
-        self._open: list[Record] = []
+        self._cut: list[tuple[Record, Entry]] = []
         self._rest_until_s = 0.0
 
     def look(self) -> None:
@@ -58,7 +57,12 @@ class Census:
         began_s = time.monotonic()
         if began_s < self._rest_until_s and not self._once:
             return
-        self._match(self._listing.entries())
+        # A listing takes time. What is new in it may have come while an older file was renamed or copied past it; that one
+        # is in the next listing, and is to be read first.
+        for _ in range(_TRIES):
+            if not self._match(self._listing.entries()):
+                break
+        self._say_what_was_cut()
         now_s = time.monotonic()
         self._settle(now_s)
         took_s = now_s - began_s
@@ -73,12 +77,16 @@ class Census:
         return gone + self._order
 
     def open(self, record: Record) -> Opened | None:
-        """The record's file, opened if it is not; None if it lies there no more."""
+        """The record's file, opened if it is not; None if it lies there no more, or has another content."""
         if record.opened is None and record.entry is not None:
-            opened = open_file(record.entry.path, record.inode)
+            opened = self.files.open(record.entry)
             if opened is not None:
-                self._hold(record, opened)
-                self._remember(record, opened)
+                self.files.hold(record, opened)
+                if record.is_in(self.files.head(opened, record.entry)):
+                    self._remember(record, opened)
+                else:
+                    record.close()
+                    record.checked = None
         return record.opened
 
     def close(self) -> None:
@@ -86,7 +94,8 @@ class Census:
         for each in self.records:
             each.close()
 
-    def _match(self, entries: list[Entry]) -> None:
+    def _match(self, entries: list[Entry]) -> bool:
+        """Give each file its record; True if one is new, or is another one than before."""
         by_inode = {each.inode: each for each in self.records}
         was_there = {each for each in self.records if each.entry is not None}
         for each in self.records:
@@ -110,6 +119,17 @@ class Census:
             if record is not None:
                 found[entry.inode] = record
         self._order = [found[entry.inode] for entry in entries if entry.inode in found]
+        return any(entry.inode in found for entry in unknown)
+
+    def _say_what_was_cut(self) -> None:
+        """Of files that lost what had been read, without a copy of it anywhere."""
+        for record, entry in self._cut:
+            if record.entry is None:
+                self._on_note(
+                    f"{entry.path} was cut back to {entry.size:,} bytes, or overwritten, after {record.offset:,} had "
+                    "been read: what is in it now is read from its start"
+                )
+        self._cut.clear()
 
     def _see(self, record: Record, entry: Entry) -> None:
         record.entry = record.checked = entry
@@ -118,44 +138,33 @@ class Census:
         self.lost -= record.lost
         record.lost = 0
 
-    def _hold(self, record: Record, opened: Opened) -> None:
-        """Keep a file open until enough others have been opened."""
-        record.opened, record.is_packed = opened, opened.is_packed
-        self._open = [each for each in self._open if each is not record] + [record]
-        for each in self._open[:-_KEPT_OPEN]:
-            each.close()
-        del self._open[:-_KEPT_OPEN]
-
     def _is_still(self, record: Record, entry: Entry) -> bool:
         """True if the file with the record's inode still has the record's content; else the record lets go of it."""
         if record.checked == entry or record.done == entry.size:
             return True
-        if not record.is_packed and entry.size < record.offset and self._is_plain(record, entry):
-            if record.path == entry.path:
-                self._on_note(
-                    f"{entry.path} was cut back to {entry.size:,} bytes after {record.offset:,} had been read: what is "
-                    "in it now is read from its start"
-                )
-        elif self._has_head_of(record, entry):
+        was_cut = not record.is_packed and entry.size < record.offset and self._is_plain(record, entry)
+        if not was_cut and self._has_head_of(record, entry):
             return True
+        if record.path == entry.path and record.offset:
+            self._cut.append((record, entry))
         record.close()
         record.inode = 0
         return False
 
     def _is_plain(self, record: Record, entry: Entry) -> bool:
         if record.is_packed is None:
-            opened = record.opened or self._try_open(entry)
+            opened = record.opened or self.files.open(entry)
             if opened is None:
                 return False
-            self._hold(record, opened)
+            self.files.hold(record, opened)
         return not record.is_packed
 
     def _has_head_of(self, record: Record, entry: Entry) -> bool:
-        opened = record.opened or self._try_open(entry)
+        opened = record.opened or self.files.open(entry)
         if opened is None:
             return False
-        self._hold(record, opened)
-        if not record.is_in(self._head(opened, entry)):
+        self.files.hold(record, opened)
+        if not record.is_in(self.files.head(opened, entry)):
             return False
         self._remember(record, opened)
         return True
@@ -169,10 +178,10 @@ class Census:
         """The record of a file whose inode is not known; None if there is nothing in it yet, or it is a copy."""
         if not entry.size or self._waiting.get(entry.inode) == entry:
             return None
-        opened = self._try_open(entry)
+        opened = self.files.open(entry)
         if opened is None:
             return None
-        head = self._head(opened, entry)
+        head = self.files.head(opened, entry)
         whole = whole_part(head, self._least_lines)
         if not whole and head and (opened.is_packed or self._once or len(head) >= HEAD_BYTES):
             whole = head
@@ -183,7 +192,7 @@ class Census:
             return None
         record.close()
         record.done = record.stuck = -1
-        self._hold(record, opened)
+        self.files.hold(record, opened)
         record.look_at(head, whole, first_lines(head, self._least_lines))
         self._see(record, entry)
         return record
@@ -206,27 +215,6 @@ class Census:
         sizes = {each.head_bytes for each in perhaps}
         digests = {size: digest(head[:size]) for size in sizes if size <= len(head)}
         return [each for each in perhaps if digests.get(each.head_bytes) == each.head_sha256]
-
-    def _try_open(self, entry: Entry) -> Opened | None:
-        """The file, or None, and said once, if it cannot be opened."""
-        try:
-            return open_file(entry.path, entry.inode)
-        except InputError as error:
-            self.report(entry, error)
-            return None
-
-    def _head(self, opened: Opened, entry: Entry) -> bytes:
-        try:
-            return opened.head()
-        except InputError as error:
-            self.report(entry, error)
-            return b""
-
-    def report(self, entry: Entry, error: InputError) -> None:
-        """Say once what is wrong with a file as it is now."""
-        if self._faults.get(entry.inode) != entry:
-            self._faults[entry.inode] = entry
-            self._on_note(f"{error}; passed over until it changes")
 
     def _settle(self, now_s: float) -> None:
         """Give up what is gone for long, or at the end of all; count what was not read of it."""

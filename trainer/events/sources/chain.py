@@ -44,9 +44,9 @@ class FileChain:
         self._on_note = on_note
         self._once = once
         self._lost = int(place.get("lost", 0))
-        self._census = Census(
-            Listing(name), place.get("files", ()), on_note, once=once, least_lines=least_lines
-        )
+        records = [Record.from_json(each) for each in place.get("files", ())]
+        listing = Listing(name, [each.path for each in records])
+        self._census = Census(listing, records, on_note, once=once, least_lines=least_lines)
         self._current: Record | None = None
         self._waits = False
         self.start = self.place()
@@ -124,7 +124,7 @@ class FileChain:
         except InputError as error:
             if record.entry is None or not record.is_packed:
                 raise
-            self._census.report(record.entry, error)
+            self._census.files.report(record.entry, error)
             record.close()
             record.done = record.size
             return None

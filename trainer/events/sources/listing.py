@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 _PACKED = (".gz", ".zst")
@@ -32,10 +32,15 @@ class Entry:
 
 
 class Listing:
-    """Lists the files of one name, which need not be there yet. One thread only."""
+    """Lists the files of one name, which need not be there yet. One thread only.
 
-    def __init__(self, name: str) -> None:
+    known: paths that were there before. FILE may be missing just when it is rotated; FILE.1 comes after FILE.2 all the
+    same, but part.1, where there never was a part, before part.2.
+    """
+
+    def __init__(self, name: str, known: Iterable[str] = ()) -> None:
         self.name = name
+        self._stems = {_stem(path) for path in known}
         self._before: list[tuple[str, int]] = []
 
     def entries(self) -> list[Entry]:
@@ -55,11 +60,11 @@ class Listing:
 
     def _list(self) -> list[Entry]:
         paths = list(self._paths())
-        stems = {_stem(path) for path in paths}
+        self._stems.update(map(_stem, paths))
         if self._is_one_file():
-            stems.add(self.name)
+            self._stems.add(self.name)
         by_inode = {each.inode: each for each in map(_entry, paths) if each is not None}
-        return sorted(by_inode.values(), key=lambda each: _key(each.path, stems))
+        return sorted(by_inode.values(), key=lambda each: _key(each.path, self._stems))
 
     def _is_one_file(self) -> bool:
         return not glob.has_magic(self.name) and not os.path.isdir(self.name) and not self.name.endswith("/")
