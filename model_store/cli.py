@@ -132,7 +132,7 @@ def rollback(
 
 
 def resume(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    """Let the trainer's versions be served again, after an `activate` or `rollback` by hand. It need not be restarted."""
+    """Let the trainer's versions be served again, after an `activate` or `rollback` by hand."""
     from model_store.store import Store
 
     with Store.open(store) as opened:
@@ -265,7 +265,7 @@ def _export_delta(versions: ModelVersions, version: int, file: Path, as_json: bo
 def _say_pinned(model: str, pinned: int | None) -> None:
     if pinned is not None:
         note(
-            f"version {pinned} stays served: the trainer goes on publishing, inactive, until: ftrie store resume {model}"
+            f"version {pinned} stays: what a trainer publishes is not served until: ftrie store resume {model}"
         )
 
 

@@ -109,9 +109,9 @@ class ModelVersions(PublishedVersions):
         """Serve `version`; returns the version that was active before.
 
         With no `epoch` this is an operator's order: the version's bytes are verified, and every writer that
-        began before is fenced off; a trainer is until `pin.resume`. Either way all that a delta is put together from must be there. `force` serves one
-        that a guard has refused: it counts as sound from then on, and no writer is fenced off. Raises
-        VersionNotFound, ArtefactError, StaleEpoch, VersionRefused; then nothing has changed.
+        began before is fenced off; a trainer is until `pin.resume`. Either way all that a delta is put together from
+        must be there. `force` serves one that a guard has refused: it counts as sound from then on, and no writer is
+        fenced off. Raises VersionNotFound, ArtefactError, StaleEpoch, VersionRefused; then nothing has changed.
         """
         if force and epoch is None and (manifest := self.manifest(version)).refused:
             self._verify(manifest)

@@ -29,6 +29,11 @@ class Chores:
         """One more. It may raise StoreError, and loses nothing by it."""
         self._chores.append(chore)
 
+    @property
+    def failing(self) -> bool:
+        """Whether the last attempt has failed."""
+        return self._backoff.failures > 0
+
     def run_due(self) -> None:
         """Run them, if they are due. Raises nothing that a store may cause."""
         now = time.monotonic()

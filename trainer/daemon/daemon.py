@@ -56,6 +56,7 @@ class Daemon:
         self._stop = stop
         self._say = say
         self._chores = Chores(CHORES_EVERY_S, warn)
+        self._active: int | None = None
         self._next_status = time.monotonic() + asked.say_every_s
         self._exposed: Exposed | None = None
         self._watch: Watch | None = None
@@ -92,7 +93,9 @@ class Daemon:
             self._learner.save()
         for chore in self._learner.chores(self._versions):
             self._chores.add(chore)
+        self._chores.add(self._look_at_active)
         if self._out is not None and self._asked.activate:
+            self._chores.add(self._out.publisher.try_again)
             self._watch = Watch(self._spec.guard, self._versions, warn)
             self._chores.add(self._watch_served)
         if self._out is not None:
@@ -118,6 +121,7 @@ class Daemon:
             self._chores.run()  # first: what is published last may be refused
             if self._out is not None:
                 self._out.finish(learner.model, learner.counts.through_us)
+            self._look_at_active()
         except StoreError as error:
             if self._asked.once:
                 raise
@@ -139,15 +143,22 @@ class Daemon:
             self._next_status = now + self._asked.say_every_s
             self._tell()
 
+    def _look_at_active(self) -> None:
+        self._active = self._versions.active()
+
     def _watch_served(self) -> None:
         """Go back if what is served does not do what it promised."""
         assert self._watch is not None
         self._watch.after(self._learner.online.evidence(), self._epoch)
 
     def _tell(self, *, ended: bool = False) -> None:
-        status = self._learner.status(self._out, ended=ended)
-        if self._watch is not None:
-            status = replace(status, rolled_back=self._watch.rolled_back)
+        status = replace(
+            self._learner.status(self._out, ended=ended),
+            rolled_back=self._watch.rolled_back if self._watch is not None else 0,
+            active=self._active,
+            inactive=self._out.publisher.inactive if self._out is not None else "",
+            store_away=self._chores.failing,
+        )
         self._say(status)
         if self._exposed is not None:
             self._exposed.show(status)

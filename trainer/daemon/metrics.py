@@ -48,6 +48,11 @@ FAMILIES = (
     ),
     Family("ftrie_trainer_rollbacks_total", "counter", (), "how often the guard went back"),
     Family("ftrie_trainer_version", "gauge", (), "the last version published"),
+    Family("ftrie_trainer_active_version", "gauge", (), "the version that is served"),
+    Family(
+        "ftrie_trainer_inactive", "gauge", (), "1 while an order keeps what is published from being served"
+    ),
+    Family("ftrie_trainer_store_away", "gauge", (), "1 while the store does not answer, or takes no writes"),
     Family("ftrie_trainer_failed_checkpoints_total", "counter", (), "checkpoints that could not be written"),
     Family("ftrie_trainer_keys", "gauge", (), "keys in the value table"),
     Family("ftrie_trainer_logloss", "gauge", (), "progressive log-loss of the first variant's last window"),
@@ -109,6 +114,9 @@ def _samples(status: Status) -> dict[str, list[Sample]]:
         "ftrie_trainer_versions_total": [((kind,), count) for kind, count in status.published.items()],
         "ftrie_trainer_rollbacks_total": [((), status.rolled_back)],
         "ftrie_trainer_version": _known(status.version),
+        "ftrie_trainer_active_version": _known(status.active),
+        "ftrie_trainer_inactive": [((), bool(status.inactive))],
+        "ftrie_trainer_store_away": [((), status.store_away)],
         "ftrie_trainer_failed_checkpoints_total": [((), status.failed_checkpoints)],
         "ftrie_trainer_keys": [((), status.keys)],
         "ftrie_trainer_logloss": _known(status.logloss),

@@ -17,8 +17,9 @@ class Status:
     """One moment of a trainer.
 
     events, examples: since the first run; rate: events a second since the last status. logloss: of the last window.
-    version: the last one published here. lags: by source. join: the join's counts. rolled_back: how often
-    the guard went back. behind: a source is read later than --max-lag says.
+    version: the last one published here; active: the one served now; inactive: why what is published is not, by an
+    operator's order. lags: by source. join: the join's counts. rolled_back: how often the guard went back. store_away:
+    it did not answer, or refused, when it was last told something. behind: a source is read later than --max-lag says.
     """
 
     model: str
@@ -36,6 +37,9 @@ class Status:
     counts: dict[str, int]
     join: dict[str, int]
     rolled_back: int = 0
+    active: int | None = None
+    inactive: str = ""
+    store_away: bool = False
     behind: bool = False
     ended: bool = False
 
@@ -54,12 +58,19 @@ class Status:
             parts.append(f"log-loss {shown(self.logloss)}")
         if self.version is not None:
             parts.append(f"version {self.version}")
-        parts += [f"{refused:,} REFUSED"] if (refused := self.published.get("refused", 0)) else []
-        parts += [f"{self.rolled_back:,} ROLLED BACK"] if self.rolled_back else []
+        parts += self._not_served()
         parts += [self._lag()] if self.lags else []
         parts += [f"{self.join.get('pending', 0):,} requests open"] if self.join else []
         parts += [f"{self.dead_letters:,} dead letters"] if self.dead_letters else []
         return " · ".join(parts)
+
+    def _not_served(self) -> list[str]:
+        """Why what is learned does not reach those who are served; in capitals, since somebody should look."""
+        refused = self.published.get("refused", 0)
+        parts = [f"{refused:,} REFUSED"] if refused else []
+        parts += [f"{self.rolled_back:,} ROLLED BACK"] if self.rolled_back else []
+        parts += [f"INACTIVE: an operator has chosen version {self.active}"] if self.inactive else []
+        return parts + (["STORE AWAY"] if self.store_away else [])
 
     def _lag(self) -> str:
         known = [lag for lag in self.lags.values() if lag.events is not None]

@@ -132,8 +132,8 @@ class Publisher:
     def finish(self, model: LearningModel) -> int:
         """Publish what is left at the end of a run, with all that was held back; return the last version.
 
-        Raises what prevents it, StaleEpoch if another writer has overtaken this one, Pinned if an operator's order keeps
-        it inactive, and VersionRefused if it is not served because the guard refused it.
+        Raises what prevents it, StaleEpoch if another writer has overtaken this one, Pinned if an operator's order
+        keeps it inactive, and VersionRefused if it is not served because the guard refused it.
         """
         version = self._publish(model, last=True)
         if stays := self._stale or self._pinned:
