@@ -19,6 +19,8 @@ from ftrie.simulation.live.seen import Windows
 from ftrie.simulation.market import MODEL, Market, Tastes
 from ftrie.simulation.stopping import stopped_by_signals
 from model_store.errors import StoreError
+from model_store.jit import kernels_are_cached
+from server.warming import KERNELS as SERVER_KERNELS
 
 LOOK_EVERY_S = 0.5
 FREEZE_BEFORE_S = 1.5
@@ -88,6 +90,8 @@ class Live:
     def open(self) -> None:
         """Start the others."""
         self._screen.note("servers and trainer begin; visitors come when both servers are ready")
+        if not kernels_are_cached(SERVER_KERNELS):
+            self._screen.note("they compile their kernels for the first time; half a minute, once on a machine")
         self._crew.open(self._stopped)
 
     def watch(self) -> None:
