@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import stat
 import time
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from structlog.testing import capture_logs
 
 from ctr.v1.ranking_pb2 import RankRequest
 from ftrie.client import METHOD, AnyOf, Client, RankFailed, Thompson
-from model_store.errors import OutputError, ServerError, StoreError
 from model_store.store import Store
-from server.impressions import lines as lines_module
-from server.impressions import log as log_module
-from server.impressions import sinks
-from server.impressions.lines import Lines, Shown
-from server.impressions.log import ImpressionLog
 from server.lifecycle import Server
 from server.metrics.families import IMPRESSIONS_DROPPED, IMPRESSIONS_LOGGED
-from server.metrics.meter import Meter
 from server.settings import Settings
 from tests.server import shop
-from tests.server.impressions import whole_spec
 from tests.stalling import stalled
 
 Start = Callable[..., Server]
@@ -243,119 +232,3 @@ def test_a_file_is_for_its_owner_and_its_group(logging: Server, file: Path, even
         client.rank(candidates=["item-1"])
     eventually(file.exists)
     assert stat.S_IMODE(file.stat().st_mode) & ~0o640 == 0
-
-
-@pytest.mark.parametrize("name", ["kafka://x", "file:", "file", "", "stores"])
-def test_a_sink_that_is_none_is_refused_at_the_start(name: str) -> None:
-    with pytest.raises(ServerError, match="expected store, redis://HOST:PORT or file:PATH"):
-        sinks.check(Settings(("shop",), "", impressions=(name,)))
-
-
-def test_a_password_in_a_sink_is_not_shown() -> None:
-    with pytest.raises(ServerError) as refused:
-        sinks.check(Settings(("shop",), "", impressions=("redis:/:secret@host",)))
-    assert "secret" not in str(refused.value)
-
-
-@pytest.mark.parametrize("url", ["redis://:secret@host:notaport", "redis://:secret@host:99999"])
-def test_a_url_that_is_none_is_told_at_the_start(url: str) -> None:
-    with pytest.raises(StoreError, match="cannot read the store's URL") as refused:
-        sinks.check(Settings(("shop",), "", impressions=(url,)))
-    assert "secret" not in str(refused.value)
-
-
-def test_a_sink_is_named_once() -> None:
-    with pytest.raises(ServerError, match="one sink is given twice"):
-        sinks.check(Settings(("shop",), "", impressions=("store", "store")))
-
-
-def test_a_file_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="cannot write impressions to .*nowhere"):
-        sinks.check(Settings(("shop",), "", impressions=(f"file:{tmp_path}/nowhere/x",)))
-
-
-# -- the queue before the writer
-
-
-def offered(log: ImpressionLog, count: int, message_bytes: int = 0) -> None:
-    serving = whole_spec.serving()
-    request = RankRequest(item_ids=["i1", "x" * message_bytes] if message_bytes else ["i1"])
-    question = whole_spec.question(serving, request, None, plain=True)
-    for n in range(count):
-        log.offer(f"r{n}", serving, question, question.ask(serving))
-
-
-def test_a_writer_that_is_behind_costs_impressions_that_are_counted_and_told_once(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_module, "LINGER_S", 60.0)  # it is busy until the end
-    meter = Meter()
-    with capture_logs() as told:
-        log = ImpressionLog([sinks.FileSink(str(file), 1 << 30, 1)], meter, most=5)
-        offered(log, 100)
-        log.close()
-    counts = {(name, *labels): number for name, labels, number in meter.take()["counts"]}
-    logged = counts.pop((IMPRESSIONS_LOGGED, "whole", "file"))
-    assert logged == len(in_file(file)) == 5
-    assert sum(counts.values()) == 95
-    assert (
-        counts[IMPRESSIONS_DROPPED, "whole", "file", "queue"] >= 94
-    )  # the sixth, if the writer has the first in hand
-    assert "impressions dropped: too many wait for the writer" in [line["event"] for line in told]
-
-
-def test_few_long_requests_wait_where_many_short_ones_may(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_module, "LINGER_S", 60.0)
-    monkeypatch.setattr(log_module, "MOST_BYTES", 10_000)
-    meter = Meter()
-    log = ImpressionLog([sinks.FileSink(str(file), 1 << 30, 1)], meter, most=1000)
-    offered(log, 100, message_bytes=1000)
-    log.close()
-    assert 10 <= len(in_file(file)) <= 12
-
-
-def test_an_impression_that_waits_keeps_no_version_in_memory() -> None:
-    serving = whole_spec.serving()
-    request = RankRequest(item_ids=["i1", "new"], cookie="c1")
-    left = whole_spec.shown(serving, whole_spec.question(serving, request, None, plain=True))
-    model = weakref.ref(serving.model)
-    del serving
-    gc.collect()
-    assert model() is None
-    assert json.loads(left.lines.line(left))["version"] == 7
-
-
-def test_items_whose_values_are_not_known_yet_are_told_and_counted(file: Path) -> None:
-    meter = Meter()
-    with capture_logs() as told:
-        log = ImpressionLog([sinks.FileSink(str(file), 1 << 30, 1)], meter, most=5)
-        serving = whole_spec.serving(with_fragments=False)
-        question = whole_spec.question(serving, RankRequest(item_ids=["i1"]), None, plain=True)
-        for _ in range(3):
-            log.offer("r", serving, question, question.ask(serving))
-        log.close()
-    counts = {(name, *labels): number for name, labels, number in meter.take()["counts"]}
-    assert counts == {(IMPRESSIONS_DROPPED, "whole", "file", "catalogue"): 3}
-    assert [line["event"] for line in told] == ["impressions dropped: no line of them"]
-
-
-def test_a_line_that_cannot_be_made_costs_itself_only(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make = Lines.line
-
-    def fails(self: Lines, left: Shown) -> bytes:
-        if left.request_id == "r1":
-            raise ValueError("a fault")
-        return make(self, left)
-
-    monkeypatch.setattr(lines_module.Lines, "line", fails)
-    meter = Meter()
-    with capture_logs() as told:
-        log = ImpressionLog([sinks.FileSink(str(file), 1 << 30, 1)], meter, most=50)
-        offered(log, 3)
-        log.close()
-    assert [line["event"] for line in told] == ["impressions dropped: no line of them"]
-    assert [event["request_id"] for event in in_file(file)] == ["r0", "r2"]
-    counts = {(name, *labels): number for name, labels, number in meter.take()["counts"]}
-    assert counts[IMPRESSIONS_DROPPED, "whole", "file", "failed"] == 1

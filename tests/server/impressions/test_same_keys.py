@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctr.v1.ranking_pb2 import Features, RankRequest
 from model_store.errors import FieldValueError
 from model_store.features import Token
 from model_store.kernels import hash_keys
@@ -24,6 +23,7 @@ from server.serving import Serving
 from server.user_records.cache import StoredUser
 from server.users import drop_misfits
 from tests.server.impressions import whole_spec
+from tests.server.impressions.drawn import CONTEXT, ITEM, STORED, USER, features, request
 from trainer.events.events import IMPRESSION
 from trainer.events.parse import parse
 from trainer.events.wanted import Wanted
@@ -36,86 +36,6 @@ SERVING = whole_spec.serving()
 PLAN = SERVING.model.plan
 WANTED = Wanted.of(SERVING.model.spec)
 MAKER = ExampleMaker(SERVING.model.spec)
-
-TEXTS = st.sampled_from(["", "a", "50%", "a*b", "x=y", "ü", '"', "[", "1.0", "77", "\n", "true"]) | st.text(
-    st.characters(codec="utf-8"), max_size=6
-)
-NUMBERS = st.floats(-1e6, 1e6) | st.sampled_from([0.0, -0.0, 77.0, 1e-300, 0.1])
-MEMBERS = st.lists(TEXTS, max_size=4)
-WEIGHTED = st.dictionaries(TEXTS, st.floats(-8, 8), max_size=3)
-TIMES = st.datetimes().map(lambda moment: moment.isoformat())
-
-
-def features(**kinds: Any) -> st.SearchStrategy[dict[str, Any]]:
-    """Some of these features."""
-    return st.fixed_dictionaries({}, optional=kinds)
-
-
-USER = features(
-    age=TEXTS | NUMBERS,
-    device=TEXTS,
-    likes=MEMBERS | TEXTS,
-    topics=MEMBERS | WEIGHTED,
-    income=NUMBERS,
-    seen=TIMES,
-)
-CONTEXT = features(
-    hour=TIMES,
-    distance=NUMBERS,
-    place=TEXTS,
-    segments=MEMBERS,
-    session=TEXTS,
-    click=TEXTS,
-    when=TEXTS,
-    sku=TEXTS,
-).map(lambda values: {name: value for name, value in values.items() if name != "sku"})
-ITEM = features(
-    brand=TEXTS | NUMBERS,
-    model=TEXTS,
-    tags=MEMBERS | WEIGHTED,
-    words=WEIGHTED,
-    price=NUMBERS,
-    weight=NUMBERS,
-    added=NUMBERS,
-    sku=TEXTS,
-    colour=TEXTS,
-)
-STORED = st.fixed_dictionaries(
-    {},
-    optional={
-        "age": TEXTS,
-        "likes": st.sampled_from(["a|b", '["a"]', "|", '{"a":2}', "[", "{"]),
-        "topics": st.sampled_from(["a,b*c", '["a=b",7,true,null]', '{"p":0.25,"q":1}', "[1"]),
-        "income": st.sampled_from(["1000", "1e3", "-0", "many", "0.1"]),
-        "seen": st.sampled_from(["2024-05-01", "yesterday", ""]),
-        "device": TEXTS,
-    },
-)
-
-
-def put(into: Features, values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        if name == "segments":
-            into.raw_keys.extend(value)
-        elif isinstance(value, str):
-            into.values[name] = value
-        elif isinstance(value, float):
-            into.numbers[name] = value
-        elif isinstance(value, list):
-            into.sets[name].values.extend(value)
-        else:
-            into.weighted_sets[name].members.update(value)
-
-
-def request(
-    ids: Sequence[str], user: dict[str, Any], context: dict[str, Any], items: dict[str, Any], cookie: str
-) -> RankRequest:
-    made = RankRequest(item_ids=ids, cookie=cookie)
-    put(made.user, user)
-    put(made.context, context)
-    for item_id, given_features in items.items():
-        put(made.items.add(id=item_id).features, given_features)
-    return made
 
 
 def stored(cookie: str, values: dict[str, str]) -> StoredUser | None:
