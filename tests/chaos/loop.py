@@ -24,6 +24,15 @@ SPEC = "market.toml"
 WINDOW_S = 10
 
 
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file that are JSON objects; one that a kill has cut is passed over."""
+    lines = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            lines.append(json.loads(line))
+    return lines
+
+
 class Process:
     """One of the loop's processes: started, killed at any moment, started again with the same command line."""
 
@@ -69,12 +78,8 @@ class Process:
         return self._process is not None and self._process.poll() is not None
 
     def lines(self) -> list[dict[str, Any]]:
-        """The JSON lines it has printed, over all its lives; a line that a kill has cut is passed over."""
-        lines = []
-        for line in self._out.read_text().splitlines() if self._out.exists() else ():
-            with suppress(ValueError):
-                lines.append(json.loads(line))
-        return lines
+        """The JSON lines it has printed, over all its lives."""
+        return json_lines(self._out)
 
     def said(self) -> str:
         """The end of its standard error."""
@@ -110,6 +115,21 @@ class Valkey(Process):
         return True
 
 
+class Server(Process):
+    """`ftrie serve`: a supervisor and a worker, which survives it and is replaced when it dies."""
+
+    def kill_worker(self) -> None:
+        """Kill its worker, with all impressions that it has not handed over; the supervisor lives."""
+        self.kills += 1
+        with suppress(ProcessLookupError):
+            os.kill(self._worker(), signal.SIGKILL)
+
+    def _worker(self) -> int:
+        workers = [line["pid"] for line in json_lines(self._err) if line.get("event") == "worker started"]
+        worker: int = workers[-1]
+        return worker
+
+
 class WholeLoop:
     """All five, on one store and one folder. A model is learned and served before traffic begins."""
 
@@ -120,7 +140,7 @@ class WholeLoop:
         store = ("--store", self.valkey.url)
         self.trainer = Process("trainer", folder, [*FTRIE, *self.trainer_command("state")])
         self.servers = [
-            Process(
+            Server(
                 f"server-{number}",
                 folder,
                 [*FTRIE, "serve", MODEL, *store, "--port", str(port), "--impressions", "store"]

@@ -16,7 +16,7 @@ from ftrie.simulation.first_day import load_records, write_log
 from ftrie.simulation.market import Market, Sizes, Tastes
 from model_store.artefact import Artefact
 from model_store.store import Store
-from tests.chaos.loop import COMPILE_S, MODEL, SPEC, WINDOW_S, WholeLoop
+from tests.chaos.loop import COMPILE_S, MODEL, SPEC, WINDOW_S, Server, WholeLoop
 from tests.degradation.system import eventually
 
 RATE = 40.0
@@ -49,14 +49,20 @@ def loop(tmp_path: Path) -> Iterator[WholeLoop]:
 
 
 def disturb(whole: WholeLoop, seconds: float, chance: random.Random) -> None:
-    """Kill one process after the other, and start it again after a moment, for so long."""
+    """Kill one process after the other, and start it again after a moment, for so long.
+
+    A server's worker is killed alone at times: then its supervisor starts the next one.
+    """
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         time.sleep(chance.uniform(0.5, 2.5))
         victim = chance.choice(whole.everything())
-        victim.kill()
-        time.sleep(chance.uniform(0.0, 1.5))
-        victim.start()
+        if isinstance(victim, Server) and chance.random() < 0.5:
+            victim.kill_worker()
+        else:
+            victim.kill()
+            time.sleep(chance.uniform(0.0, 1.5))
+            victim.start()
         for process in whole.everything():
             assert not process.ended_by_itself, process.said()
 

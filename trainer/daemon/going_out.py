@@ -49,7 +49,8 @@ class GoingOut:
 
     def finish(self, model: LearningModel, through_us: int) -> int | None:
         """Publish what is left, all that was held back; None if nothing was learned. Raises what prevents it."""
-        if not model.rows or model.rows < self.rows:
+        is_out = model.rows == self.rows and self.version is None  # an earlier run of this trainer has published it
+        if not model.rows or model.rows < self.rows or is_out:
             return self.version
         self.publisher.through_us = through_us
         self.version = self.publisher.finish(model)

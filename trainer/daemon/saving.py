@@ -22,6 +22,7 @@ from trainer.checkpoint.description import Description
 from trainer.daemon.letters import Letters
 from trainer.daemon.loop import Counts
 from trainer.events.events import Place
+from trainer.events.sources.opening import known_as
 from trainer.model import LearningModel
 
 OWNER = "owner"
@@ -42,10 +43,11 @@ class Saved:
                 f"{earlier.path} is of a run of `ftrie train`; give --checkpoint another folder"
             )
         self.stream = earlier.description.stream
-        if list(sources) != self.stream["sources"]:
+        names = [known_as(name) for name in sources]
+        if names != self.stream["sources"]:
             raise InputError(
                 f"{earlier.path} was made with --from {' --from '.join(self.stream['sources'])}, got "
-                f"{' --from '.join(sources)}; give the same, or begin anew with another --checkpoint"
+                f"{' --from '.join(names)}; give the same, or begin anew with another --checkpoint"
             )
 
     @property
@@ -79,7 +81,7 @@ class Saving:
         self._keeper = keeper
         self._spec = spec
         self._resolved = resolved
-        self._sources = list(sources)
+        self._sources = [known_as(name) for name in sources]
         self._letters = letters
         self._seconds = seconds
         self._initial = initial

@@ -100,3 +100,17 @@ def test_what_cannot_be_learned_is_a_dead_letter_once_also_after_a_kill(
     assert counts["bad_events"] == 3 and counts["bad_rows"] == 1
     join = last["join"]
     assert join["positives"] + join["negatives"] == counts["examples"] + counts["bad_rows"]
+
+
+def test_what_an_earlier_run_has_published_is_not_published_again(
+    store: Store, store_url: str, tmp_path: Path
+) -> None:
+    impressions, clicks = trivago(tmp_path, 100)
+    flags = ("--from", impressions, "--from", clicks)
+    first = Trainer(tmp_path, store_url, *flags)
+    first.until("events", 200)
+    version = first.terminate()["version"]
+    again = Trainer(tmp_path, store_url, *flags)
+    again.until("events", 200)
+    assert again.terminate()["version"] is None
+    assert store.model(NAME).active() == version
