@@ -358,6 +358,53 @@ def test_lag_is_the_bytes_that_are_not_read(log: Path) -> None:
     assert reading.source.lag().bytes == 0
 
 
+MOVING = """
+import gzip, os, shutil, sys
+from tests.trainer.events.test_sources_files import event
+log, count, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+file = open(log, "ab", buffering=0)
+for number in range(count):
+    file.write(event(number))
+    if number % 100 == 99:
+        for old in range(number // 100, 0, -1):
+            for end in ("", ".gz"):
+                if os.path.exists(f"{log}.{old}{end}"):
+                    os.rename(f"{log}.{old}{end}", f"{log}.{old + 1}{end}")
+        if how == "rename":
+            os.rename(log, f"{log}.1")
+            file = open(log, "ab", buffering=0)
+        else:
+            shutil.copyfile(log, f"{log}.1")
+            os.truncate(log, 0)
+        if os.path.exists(f"{log}.2"):
+            with open(f"{log}.2", "rb") as plain, gzip.open(f"{log}.2.gz", "wb") as packed:
+                shutil.copyfileobj(plain, packed)
+            os.unlink(f"{log}.2")
+"""
+"""As logrotate does it: numbers move on, and what is older than the last is compressed."""
+
+
+@pytest.mark.parametrize("how", ["rename", "copytruncate"])
+@pytest.mark.parametrize("named", ["file", "folder"])
+def test_every_line_is_read_once_while_another_process_moves_the_files_on(
+    log: Path, how: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(census, "RESTS", 5.0)
+    count = 2000
+    log.touch()
+    writer = subprocess.Popen([sys.executable, "-c", MOVING, str(log), str(count), how])
+    reading = Reading(log if named == "file" else log.parent)
+    reads = 0
+    while writer.poll() is None:
+        reading.step(7 if reads % 5 == 0 else None)
+        reads += 1
+    assert writer.returncode == 0
+    reading.reopen()  # so that it looks at once
+    monkeypatch.setattr(census, "RESTS", 0.0)
+    assert reading.all() == [event(n) for n in range(count)]
+    assert reading.source.lost == 0
+
+
 WRITER = """
 import sys
 from server.rotating_file import RotatingFile

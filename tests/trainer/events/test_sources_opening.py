@@ -11,7 +11,7 @@ from model_store.errors import InputError, StoreError
 from model_store.spec import ModelSpec
 from model_store.store import Store
 from trainer.events.events import Place, Source
-from trainer.events.sources.opening import open_sources
+from trainer.events.sources.opening import known_as, open_sources
 from trainer.events.sources.row_opening import are_rows, open_rows
 
 SPEC = ModelSpec.model_validate({"model": {"name": "ads"}, "input": {"label": "click"}})
@@ -96,6 +96,18 @@ def test_what_the_merger_adds_to_a_place_does_no_harm(tmp_path: Path) -> None:
     place = place_behind(open_sources([str(log)], SPEC, None)[0])
     [source] = open_sources([str(log)], SPEC, None, [{**place, "order_us": 1}])
     assert source.read() is None
+
+
+def test_a_name_is_kept_without_what_may_change(tmp_path: Path) -> None:
+    assert (
+        known_as("redis://user:secret@host:1/0")
+        == known_as("embedded:.ftrie")
+        == known_as("store")
+        == "store"
+    )
+    assert known_as("clicks=unix:///socket#clicks") == "store#clicks"
+    assert known_as("kafka://h:1,g:2/clicks?sasl.password=secret") == "kafka clicks"
+    assert known_as("impressions=logs/*.jsonl") == "logs/*.jsonl"
 
 
 def test_rows_are_told_from_events_by_the_label(tmp_path: Path) -> None:

@@ -57,8 +57,8 @@ class Census:
         began_s = time.monotonic()
         if began_s < self._rest_until_s and not self._once:
             return
-        # A listing takes time. What is new in it may have come while an older file was renamed or copied past it; that one
-        # is in the next listing, and is to be read first.
+        # A listing takes time. What is new in it may have come while an older file was renamed or copied past it; the
+        # older one is in the next listing, and is to be read first.
         for _ in range(_TRIES):
             if not self._match(self._listing.entries()):
                 break

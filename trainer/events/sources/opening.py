@@ -71,6 +71,16 @@ def open_sources(
     return sources
 
 
+def known_as(name: str) -> str:
+    """A name as a checkpoint keeps it: without what may change from run to run, such as hosts and passwords."""
+    kind, equals, rest = name.partition("=")
+    name = rest if equals and kind in KINDS else name
+    if name.startswith(_STORES):
+        _, hash, part = name.partition("#")
+        return f"{STORE}{hash}{part}"
+    return f"kafka {kafka_name(name).topic}" if name.startswith(SCHEME) else name
+
+
 class _Opening:
     """Understands names."""
 
