@@ -99,7 +99,8 @@ class Daemon:
             self._watch = Watch(self._spec.guard, self._versions, warn)
             self._chores.add(self._watch_served)
         if self._out is not None:
-            self._out.begin(self._learner.model)
+            goes_on = saved.checkpoint is not None
+            self._out.begin(self._learner.model, self._versions.newest_through_us() if goes_on else 0)
 
     def go(self) -> None:
         """Learn, publish, save, until told to stop or, with --once, the sources have ended. Raises StaleEpoch."""

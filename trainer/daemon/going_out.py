@@ -21,20 +21,22 @@ class GoingOut:
     """Publishes a model that learns. For one thread. `rows`: examples that the last published version had learned."""
 
     def __init__(self, publisher: Publisher, rows: int) -> None:
-        """`rows`: what an earlier run of the same trainer had published."""
+        """`rows`: what an earlier run of the same trainer had published, as far as its lease has told."""
         self.publisher = publisher
         self.rows = rows
+        self._through_us = 0
         self.version: int | None = None
         self._backoff = Backoff(first_s=0.5, longest_s=10.0)
         self._not_before = 0.0
 
-    def begin(self, model: LearningModel) -> None:
-        """Count from here."""
+    def begin(self, model: LearningModel, through_us: int = 0) -> None:
+        """Count from here; `through_us`: through when the newest version has learned, where the run goes on."""
+        self._through_us = through_us
         self.publisher.begin(model)
 
     def after_step(self, model: LearningModel, through_us: int, behind: bool) -> None:
         """Publish, if it is due and there is something new. Raises nothing."""
-        if model.rows <= self.rows or time.monotonic() < self._not_before:
+        if model.rows <= self.rows or through_us <= self._through_us or time.monotonic() < self._not_before:
             return
         self.publisher.through_us = through_us
         counts = self.publisher.counts
@@ -49,7 +51,9 @@ class GoingOut:
 
     def finish(self, model: LearningModel, through_us: int) -> int | None:
         """Publish what is left, all that was held back; None if nothing was learned. Raises what prevents it."""
-        is_out = model.rows == self.rows and self.version is None  # an earlier run of this trainer has published it
+        is_out = (
+            self.version is None and 0 < through_us <= self._through_us
+        )  # an earlier run has published it
         if not model.rows or model.rows < self.rows or is_out:
             return self.version
         self.publisher.through_us = through_us
@@ -60,4 +64,5 @@ class GoingOut:
     def _went_out(self, model: LearningModel) -> None:
         self._backoff.succeeded()
         self.rows = model.rows
+        self._through_us = 0
         self.version = self.publisher.version
