@@ -22,9 +22,9 @@ from trainer import kernels
 from trainer.admission.eviction import eviction_of
 from trainer.calibration.progressive import Calibrator
 from trainer.coordinates import Coordinates
+from trainer.guarding.recent import Recent
 from trainer.hashing.compiled import prefix_table
 from trainer.hashing.examples import ExampleMaker, Examples
-from trainer.guarding.recent import Recent
 from trainer.hashing.kernels import key_tokens, write_keys
 from trainer.table import TableKeys, ValueTable
 from trainer.warm_start import warm_start
