@@ -115,12 +115,12 @@ class Watch:
         target = record.good if 0 < record.good < record.candidate and is_sound.get(record.good) else None
         target = target or versions.served_before(record.candidate)
         if target is None:
-            self._tell_stuck(active, reason)
+            self._tell_stuck(active, reason, "there is no earlier version to go to")
             return None
         try:
             versions.go_back(target, epoch=epoch)
         except (ArtefactError, StaleEpoch, VersionNotFound) as error:
-            self._tell_stuck(active, f"{reason}; {error}")
+            self._tell_stuck(active, reason, str(error))
             return None
         # Marked after it: a crash in between leaves the evidence, and the next call goes back and marks again.
         versions.refusals.mark(bad, f"rolled back: {reason}")
@@ -133,11 +133,11 @@ class Watch:
         )
         return WentBack(active, target, reason)
 
-    def _tell_stuck(self, active: int, reason: str) -> None:
-        """Say, once a candidate, that there is no way back."""
+    def _tell_stuck(self, active: int, reason: str, why: str) -> None:
+        """Say, once for each active version, why it stays."""
         if self._stuck != active:
             self._stuck = active
             self._warn(
-                f"version {active} should be rolled back and cannot be: {reason}. There is no earlier version to go "
-                f"to; publish a sound one, or activate one by hand: ftrie store versions {self._versions.model}"
+                f"VERSION {active} SHOULD BE ROLLED BACK AND IS NOT: {reason}; {why}. Activate a sound one by hand: "
+                f"ftrie store versions {self._versions.model}"
             )

@@ -146,7 +146,10 @@ def test_with_no_way_back_it_says_so_once_and_changes_nothing(shop: ModelVersion
     for clicks in (10.0, 11.0):
         assert begun.after({1: Evidence(200.0, clicks)}) is None
     (warning,) = begun.warnings
-    assert "version 1 should be rolled back and cannot be" in warning
+    assert warning.startswith(
+        "VERSION 1 SHOULD BE ROLLED BACK AND IS NOT: online calibration since version 1: got "
+    )
+    assert "there is no earlier version to go to" in warning
     assert (shop.active(), begun.run.refused) == (1, [])
 
 
