@@ -59,6 +59,7 @@ class Learner:
         self._began = time.monotonic()
         resolved = loop.model.spec
         self._saving = Saving(keeper, spec, resolved, names, loop.letters, self._seconds, initial)
+        self._saved_rows = saved.checkpoint.description.rows if saved.checkpoint else -1
         self.behind = False
         self._disk_fails = False
 
@@ -98,7 +99,10 @@ class Learner:
         if not self._on_disk(loop.before_checkpoint, "no checkpoint is written"):
             self._keeper.failed += 1
             return
-        if self._saving.save(loop.model, loop.state(), loop.places(), loop.counts, {"join": loop.joined()}):
+        rows, parts = self.model.rows, {"join": loop.joined()}
+        saved = self._saving.save(loop.model, loop.state(), loop.places(), loop.counts, parts)
+        if saved and rows > self._saved_rows:  # one of as many rows replaces the last; those before it stay
+            self._saved_rows = rows
             loop.after_checkpoint()
 
     def _on_disk(self, work: Callable[[], None], otherwise: str) -> bool:

@@ -69,7 +69,7 @@ class Pack:
 
 def write(folder: Path, numbers: Sequence[int], rows: Sequence[int], batch: pa.RecordBatch) -> Pack:
     """Write segments that lie in one batch, in order. Raises OutputError, and leaves nothing, if the disk is full."""
-    path = folder / f"{numbers[0]:010}{SUFFIX}"
+    path = folder / f"{numbers[0]:010}{SUFFIX}"  # see first_of
     begun = path.with_suffix(BEGUN)
     sink = io.BytesIO()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
@@ -91,6 +91,11 @@ def write(folder: Path, numbers: Sequence[int], rows: Sequence[int], batch: pa.R
     pack = Pack(path, numbers, rows)
     pack.remember(batch)
     return pack
+
+
+def first_of(path: Path) -> int:
+    """The number of a pack's first segment, by its name alone; -1 of a name that no pack has."""
+    return int(path.stem) if path.stem.isascii() and path.stem.isdigit() else -1
 
 
 def opened(path: Path) -> Pack:

@@ -108,7 +108,7 @@ class Segments:
                     del self._place[number]
 
     def committed(self) -> None:
-        """A checkpoint was written: files that none of those that are kept can name are deleted."""
+        """A checkpoint was written beside the others: files that none of those that are kept can name are deleted."""
         left = [(path, commits - 1) for path, commits in self._dropped]
         for path, commits in left:
             if not commits:
@@ -164,7 +164,7 @@ class Segments:
             except CheckpointError as error:
                 self._damaged.append(error)
                 self._dropped.append((path, KEPT))
-        self._next = 1 + max(self._place, default=-1)
+        self._next = 1 + max([*self._place, *(pack.first_of(path) for path, _ in self._dropped)], default=-1)
 
     def _take(self, new: Pack) -> None:
         self._packs.append(new)

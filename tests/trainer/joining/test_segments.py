@@ -207,6 +207,21 @@ def test_a_damaged_file_that_nobody_needs_stops_nobody(tmp_path):
     assert files(tmp_path) == []
 
 
+def test_what_is_written_after_a_damaged_file_does_not_go_with_it(tmp_path):
+    filled(tmp_path).flush()
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(b"cut")
+    segments = Segments(tmp_path, MANY)
+    segments.restore(numbers())
+    number = segments.add(table(7))
+    segments.flush()
+    for _ in range(KEPT):
+        segments.committed()
+    again = Segments(tmp_path, MANY)
+    again.restore(numbers(number))
+    assert [row["at"] for row in gathered(again, (number, 0))] == ["7:0"]
+
+
 def test_a_full_disk_loses_nothing_and_can_be_tried_again(tmp_path):
     segments = filled(tmp_path, memory_bytes=1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

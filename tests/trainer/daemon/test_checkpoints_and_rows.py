@@ -1,0 +1,87 @@
+"""Each checkpoint that is kept can be gone on from: the rows that it names are still on the disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from model_store.spec import ModelSpec
+from model_store.spec_sections import FieldSpec, InputSection, ModelSection
+from trainer.checkpoint import Every, Keeper
+from trainer.checkpoint.folder import checkpoints_in
+from trainer.daemon.learner import Learner
+from trainer.daemon.letters import Letters
+from trainer.daemon.loop import EventLoop
+from trainer.daemon.saving import SEGMENTS, Saved
+from trainer.events.merging import Merger
+from trainer.events.sources.opening import open_sources
+from trainer.events.wanted import Wanted
+from trainer.hashing.examples import ExampleMaker
+from trainer.joining.join import Join
+from trainer.joining.segments import Segments
+from trainer.model import LearningModel
+
+SPEC = ModelSpec(
+    model=ModelSection(name="x"), input=InputSection(label="click"), fields={"f": FieldSpec()}
+).resolve(("f", "click"))
+
+
+def shown(request: str, ts: int) -> dict[str, Any]:
+    return {"request_id": request, "ts": ts, "items": [{"id": i, "features": {"f": i}} for i in "ab"]}
+
+
+def clicked(request: str, item: str, ts: int) -> dict[str, Any]:
+    return {"request_id": request, "item": item, "ts": ts}
+
+
+class Running:
+    """A learner of one file of events, without a store."""
+
+    def __init__(self, log: Path, folder: Path, stack: ExitStack) -> None:
+        self._log = log
+        keeper = stack.enter_context(Keeper(folder, Every.parse("1h"), SPEC, resume=True))
+        saved = Saved(keeper.take(), [str(log)])
+        sources = open_sources([str(log)], SPEC, None, saved.places)
+        segments = Segments(folder / SEGMENTS, 1 << 20)
+        merger = Merger(sources, Wanted.of(SPEC), segments, places=saved.places)
+        stack.callback(merger.close)
+        model = LearningModel(ExampleMaker(SPEC))
+        loop = EventLoop(merger, Join(SPEC.join), segments, model, Letters(None), counts=saved.counts)
+        if saved.checkpoint is not None:
+            loop.restore(saved.checkpoint.arrays)
+        self.learner = Learner(SPEC, loop, sources, [str(log)], keeper, saved, 30.0, None)
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Log an event, learn from it, and write a checkpoint."""
+        events = self.learner.counts.events
+        with self._log.open("a") as log:
+            log.write(json.dumps(event) + "\n")
+        while self.learner.counts.events == events:
+            self.learner.step(0.1)
+        self.learner.save()
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Running]:
+    with ExitStack() as stack:
+        yield Running(folder / "events.jsonl", folder / "state", stack)
+
+
+def test_checkpoints_of_the_same_row_take_no_rows_from_those_before(tmp_path: Path) -> None:
+    """A checkpoint is called by the rows learned: one of as many takes the place of the last, and the others stay."""
+    with running(tmp_path) as now:
+        now.take(shown("r", 1_700_000_000))
+        now.take(clicked("r", "a", 1_700_000_001))  # its checkpoint names the rows of r
+        now.take(clicked("r", "b", 1_700_000_002))
+        for later in range(6):  # the first closes the window of r, and none teaches anything
+            now.take(shown("s", 1_700_002_000 + later))
+    newest = checkpoints_in(tmp_path / "state")[0]
+    newest.write_bytes(b"damaged")
+    with running(tmp_path) as now:
+        assert now.learner.model.rows == 1
+        while now.learner.counts.events < 9:
+            now.learner.step(0.1)
+        assert now.learner.model.rows == 2
