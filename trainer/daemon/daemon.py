@@ -22,6 +22,7 @@ from trainer.daemon.asked import Asked
 from trainer.daemon.begin import begin
 from trainer.daemon.chores import Chores
 from trainer.daemon.going_out import GoingOut
+from trainer.daemon.learner import Learner
 from trainer.daemon.metrics import Exposed, serve
 from trainer.daemon.saving import Saved, owner_of
 from trainer.daemon.signals import StopAsked
@@ -88,7 +89,7 @@ class Daemon:
             note(f"going on from {saved.checkpoint.path}: {at.rows:,} examples learned, {at.keys:,} keys")
         if self._asked.metrics_port is not None:
             self._exposed = serve(self._asked.metrics_port)
-        self._learner = begin(self._spec, self._asked, saved, self._keeper, self._store, self._stop, stack)
+        self._learner = self._until_there(lambda: self._begun(saved, stack))
         if saved.checkpoint is None:  # what was settled now must not be settled otherwise after a crash
             self._learner.save()
         for chore in self._learner.chores(self._versions):
@@ -100,7 +101,16 @@ class Daemon:
             self._chores.add(self._watch_served)
         if self._out is not None:
             goes_on = saved.checkpoint is not None
-            self._out.begin(self._learner.model, self._versions.newest_through_us() if goes_on else 0)
+            through_us = self._until_there(self._versions.newest_through_us) if goes_on else 0
+            self._out.begin(self._learner.model, through_us)
+
+    def _begun(self, saved: Saved, stack: ExitStack) -> Learner:
+        """The learner; what it holds open is closed by the stack, or at once where it could not begin."""
+        with ExitStack() as attempt:
+            resources = (self._keeper, self._store, self._stop, attempt)
+            learner = begin(self._spec, self._asked, saved, *resources)
+            stack.push(attempt.pop_all())
+            return learner
 
     def go(self) -> None:
         """Learn, publish, save, until told to stop or, with --once, the sources have ended. Raises StaleEpoch."""
