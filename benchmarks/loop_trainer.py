@@ -11,7 +11,8 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,8 @@ def _round(spec: Any, url: str, folder: Path) -> dict[str, float]:
             (LearningModel, "learn", "learn"),
         ):
             stack.enter_context(_timed(owner, name, step, times))
+        stack.enter_context(redirect_stdout(StringIO()))
+        stack.enter_context(redirect_stderr(StringIO()))
         began = time.perf_counter()
         daemon.run(spec, asked, as_json=True)
         times["all"] = time.perf_counter() - began

@@ -62,20 +62,17 @@ def live(
     from ftrie.simulation.live.live import run
     from ftrie.simulation.live.telling import tell
 
-    tell(
-        run(
-            Asked(
-                folder=folder or Path(),
-                seconds=seconds,
-                rate=rate,
-                seed=seed,
-                change_at=change_at,
-                frozen=frozen,
-                bots=bots,
-                delay=delay,
-                publish_every=publish_every,
-                explore=explore,
-                picture=picture,
-            )
-        )
+    asked = Asked(
+        folder=Path(),
+        seconds=seconds,
+        rate=rate,
+        seed=seed,
+        change_at=change_at,
+        frozen=frozen,
+        bots=bots,
+        delay=delay,
+        publish_every=publish_every,
+        explore=explore,
+        picture=picture,
     )
+    tell(run(asked, folder))

@@ -43,9 +43,12 @@ class Whole:
     frozen_version: int | None = None
 
 
-def run(asked: Asked) -> Whole:
-    """Run the loop until its seconds are over or a signal comes. Nothing is left running. Raises FtrieError."""
-    with _folder(asked) as folder, Screen() as screen:
+def run(asked: Asked, kept: Path | None) -> Whole:
+    """Run the loop until its seconds are over or a signal comes. Nothing is left running. Raises FtrieError.
+
+    It works in the folder `kept`, or in one that is gone afterwards; asked.folder is not looked at.
+    """
+    with _folder(kept) as folder, Screen() as screen:
         placed = replace(asked, folder=folder)
         live = Live(placed, screen)
         with stopped_by_signals(live.stop):
@@ -78,7 +81,7 @@ class Live:
     def bootstrap(self) -> None:
         """Start the store and give it users, items and a first model."""
         asked = self._asked
-        self._screen.note(f"working in {asked.folder}; a first model is learned from the day before")
+        self._screen.note(f"working in {asked.folder}; what is not there yet is learned from the day before")
         store = self._crew.store.start()
         try:
             market = Market(asked.seed, Tastes(change_at=asked.change_at))
@@ -91,7 +94,9 @@ class Live:
         """Start the others."""
         self._screen.note("servers and trainer begin; visitors come when both servers are ready")
         if not kernels_are_cached(SERVER_KERNELS):
-            self._screen.note("they compile their kernels for the first time; half a minute, once on a machine")
+            self._screen.note(
+                "they compile their kernels for the first time; half a minute, once on a machine"
+            )
         self._crew.open(self._stopped)
 
     def watch(self) -> None:
@@ -106,13 +111,14 @@ class Live:
         """End all, in order; returns what came of it."""
         seconds = self._crew.second
         codes = self._crew.close(self._screen.note)
-        windows, change_at = self._windows, self._asked.change_at
+        windows, change_at, second = self._windows, self._asked.change_at, self._windows.second
+        changed = second > change_at
         return Whole(
             seconds=seconds,
             windows=windows.all(),
             traffic=windows.summary,
-            before=_as_json(windows, max(0.0, change_at - SETTLED_S), change_at),
-            last=_as_json(windows, max(change_at, windows.second - SETTLED_S), windows.second),
+            before=_as_json(windows, change_at - SETTLED_S, change_at if changed else 0.0),
+            last=_as_json(windows, max(change_at if changed else 0.0, second - SETTLED_S), second),
             trainer=self._crew.trainer.said,
             restarts={"store": self._crew.store.restarts}
             | {process.name: max(0, process.restarts) for process in self._crew.processes},
@@ -141,11 +147,10 @@ def _as_json(windows: Windows, from_s: float, to_s: float) -> dict[str, Any]:
 
 
 @contextmanager
-def _folder(asked: Asked) -> Iterator[Path]:
-    """The folder that was named, kept; or one that is gone afterwards."""
-    if asked.folder != Path():
-        asked.folder.mkdir(parents=True, exist_ok=True)
-        yield asked.folder.resolve()
+def _folder(kept: Path | None) -> Iterator[Path]:
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+        yield kept.resolve()
         return
     with tempfile.TemporaryDirectory(prefix="ftrie-live-") as name:
         yield Path(name)
