@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from model_store.backoff import Backoff
-from model_store.errors import StoreError
+from model_store.errors import StoreError, StoreUnavailable
 
 Chore = Callable[[], object]
 
@@ -51,6 +51,14 @@ class Chores:
         self._next = now + self._every_s
 
     def run(self) -> None:
-        """Run them all now. Raises StoreError."""
+        """Run them all now; one that the store refuses holds up no other. Raises StoreError."""
+        refused: StoreError | None = None
         for chore in self._chores:
-            chore()
+            try:
+                chore()
+            except StoreUnavailable:
+                raise
+            except StoreError as error:
+                refused = refused or error
+        if refused is not None:
+            raise refused

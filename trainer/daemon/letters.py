@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
 
-from model_store.dead_letters import DeadLetters, Letter
+from model_store.dead_letters import JSON_BYTES, DeadLetters, Letter
 
 MOST_WAITING = 1_000
 A_WRITE = 500
@@ -50,7 +50,8 @@ class Letters:
         if len(self._waiting) >= MOST_WAITING:
             self._waiting.popleft()
             self.lost += 1
-        self._waiting.append((self._before + self.count, Letter(source, place, reason, json)))
+        kept = json[:JSON_BYTES]  # a line may have 16 MiB, and a thousand of them may wait
+        self._waiting.append((self._before + self.count, Letter(source, place, reason, kept)))
 
     def send(self) -> None:
         """Put what waits into the stream. Raises StoreUnavailable, StoreError; what was not taken waits on."""
