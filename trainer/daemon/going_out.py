@@ -32,6 +32,7 @@ class GoingOut:
     def begin(self, model: LearningModel, through_us: int = 0) -> None:
         """Count from here; `through_us`: through when the newest version has learned, where the run goes on."""
         self._through_us = through_us
+        self.rows = self.rows if model.rows else 0  # one that begins anew may never learn as much
         self.publisher.begin(model)
 
     def after_step(self, model: LearningModel, through_us: int, behind: bool) -> None:

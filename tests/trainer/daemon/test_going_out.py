@@ -1,0 +1,46 @@
+"""When a trainer publishes after a crash, and when it begins anew."""
+
+from __future__ import annotations
+
+from model_store.model_versions import ModelVersions
+from model_store.spec import parse_spec
+from model_store.store import Store
+from tests.trainer.guarding.shop import rows
+from tests.trainer.logs import learn, model_of
+from trainer.checkpoint.schedule import Every
+from trainer.daemon.going_out import GoingOut
+from trainer.model import LearningModel
+from trainer.publishing.publisher import Publisher, Publishing
+
+SPEC = '[model]\nname = "shop"\n[input]\nlabel = "click"\n[fields]\nbrand = { side = "item" }\n'
+COLUMNS = ("click", "brand", "user")
+
+
+def going_out(versions: ModelVersions, earlier_rows: int) -> GoingOut:
+    how = Publishing(every=Every(1, None), activate=True)
+    return GoingOut(Publisher(versions, how), earlier_rows)
+
+
+def learner() -> LearningModel:
+    return model_of(parse_spec(SPEC), COLUMNS, keep_seen=True)
+
+
+def test_a_model_that_goes_on_stays_in_until_it_has_learned_again_what_is_out(store: Store) -> None:
+    versions, model = store.model("shop"), learner()
+    learn(model, rows(50, seed=1))
+    out = going_out(versions, earlier_rows=100)
+    out.begin(model)
+    learn(model, rows(50, seed=2))
+    out.after_step(model, 1, behind=False)
+    assert out.finish(model, 1) is not None  # 100 rows: what is out, and not less
+    assert len(versions.versions()) == 1
+
+
+def test_a_model_that_begins_anew_goes_out_however_much_an_earlier_one_had_learned(store: Store) -> None:
+    """As where somebody has deleted the checkpoints of a folder, but not the name that its lease is held under."""
+    versions, model = store.model("shop"), learner()
+    out = going_out(versions, earlier_rows=1_000)
+    out.begin(model)
+    learn(model, rows(50, seed=1))
+    out.after_step(model, 1, behind=False)
+    assert out.version is not None
