@@ -74,7 +74,13 @@ def _told(description: Description) -> dict[str, Any]:
             }
             for each in description.read
         ],
+        "stream": _told_of_stream(description.stream) if description.stream is not None else None,
     }
+
+
+def _told_of_stream(stream: dict[str, Any]) -> dict[str, Any]:
+    """What a trainer has kept besides: where it stands in its sources, and what became of the events."""
+    return {name: stream.get(name) for name in ("sources", "places", "counts", "join")}
 
 
 def _show(answers: list[dict[str, Any]]) -> None:
@@ -84,7 +90,11 @@ def _show(answers: list[dict[str, Any]]) -> None:
         [[*(answer.get(name) for name in columns), answer["damaged"] or "yes"] for answer in answers],
     )
     sound = next((answer for answer in answers if not answer["damaged"]), None)
-    if sound is not None:
+    if sound is not None and sound["stream"] is not None:
+        print()
+        counts = {**sound["stream"]["counts"], **sound["stream"]["join"]}
+        print_table(["counted", "so far"], [[name, count] for name, count in counts.items()])
+    elif sound is not None:
         print()
         print_table(
             ["read", "up to line", "finished"],

@@ -8,6 +8,7 @@ from pathlib import Path
 from model_store.model_versions import ModelVersions
 from model_store.store import Store
 from tests.degradation.system import Valkey, eventually
+from tests.integration.processes import ftrie
 from tests.trainer.daemon.running import NAME, Trainer, trivago
 
 
@@ -113,4 +114,7 @@ def test_what_an_earlier_run_has_published_is_not_published_again(
     again = Trainer(tmp_path, store_url, *flags)
     again.until("events", 200)
     assert again.terminate()["version"] is None
+    kept = json.loads(ftrie("checkpoint", tmp_path / "state", "--json"))[0]["stream"]
+    assert kept["sources"] == [str(impressions), str(clicks)]
+    assert kept["counts"]["impressions"] == kept["join"]["impressions"] == 100
     assert store.model(NAME).active() == version
