@@ -37,7 +37,8 @@ class GoingOut:
 
     def after_step(self, model: LearningModel, through_us: int, behind: bool) -> None:
         """Publish, if it is due and there is something new. Raises nothing."""
-        if model.rows <= self.rows or through_us <= self._through_us or time.monotonic() < self._not_before:
+        is_out = model.rows <= self.rows or 0 < through_us <= self._through_us  # labelled rows have no time
+        if is_out or time.monotonic() < self._not_before:
             return
         self.publisher.through_us = through_us
         counts = self.publisher.counts

@@ -44,3 +44,25 @@ def test_a_model_that_begins_anew_goes_out_however_much_an_earlier_one_had_learn
     learn(model, rows(50, seed=1))
     out.after_step(model, 1, behind=False)
     assert out.version is not None
+
+
+def test_labelled_rows_which_have_no_order_time_go_out_while_they_are_learned(store: Store) -> None:
+    versions, model = store.model("shop"), learner()
+    out = going_out(versions, earlier_rows=0)
+    out.begin(model)
+    learn(model, rows(50, seed=1))
+    out.after_step(model, 0, behind=False)
+    assert out.version is not None
+
+
+def test_what_is_older_than_the_newest_version_stays_in(store: Store) -> None:
+    versions, model = store.model("shop"), learner()
+    learn(model, rows(50, seed=1))
+    out = going_out(versions, earlier_rows=0)
+    out.begin(model, through_us=1_000)
+    learn(model, rows(50, seed=2))
+    out.after_step(model, 1_000, behind=False)
+    assert out.version is None
+    learn(model, rows(50, seed=3))
+    out.after_step(model, 1_001, behind=False)
+    assert out.version is not None
