@@ -82,7 +82,12 @@ def _model(resolved: ModelSpec, asked: Asked) -> LearningModel:
 
 
 def _letters(spec: ModelSpec, saved: Saved, store: Store) -> Letters:
-    return Letters(store.dead_letters(spec.model.name), saved.part("letters"))
+    name = spec.model.name
+    return Letters(
+        store.dead_letters(name),
+        saved.part("letters"),
+        lambda text: warn(f"{text}, and listed by: ftrie store dead {name}"),
+    )
 
 
 def _restored(loop: Loop, saved: Saved) -> str | None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from model_store.dead_letters import JSON_BYTES, DeadLetters, Letter
 
 MOST_WAITING = 1_000
 A_WRITE = 500
+MOST_SAID = 10
+"""Reasons that are said aloud: a source of rubbish has as many as it likes."""
 
 
 class Letters:
@@ -24,12 +26,19 @@ class Letters:
     waited for a store that was away; they are counted, and only their text is gone.
     """
 
-    def __init__(self, stream: DeadLetters | None, state: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        stream: DeadLetters | None,
+        state: Mapping[str, Any] | None = None,
+        on_first: Callable[[str], None] = lambda text: None,
+    ) -> None:
         """Without a stream letters are only counted. `state`: what `state` gave.
 
+        `on_first` is told of the first of each category, of the first ten categories.
         A trainer that begins anew numbers its letters behind those in the stream. Raises StoreUnavailable.
         """
         self._stream = stream
+        self._on_first = on_first
         begun = {"before": stream.last() if stream is not None else 0}
         kept: Mapping[str, Any] = state if state is not None else begun
         self._before = int(kept.get("before", 0))
@@ -44,7 +53,7 @@ class Letters:
     def add(self, source: str, place: str, reason: str, json: bytes) -> None:
         """Number a letter, and let it wait for `send`."""
         self.count += 1
-        self.reasons[reason.partition(":")[0]] += 1
+        self._count(source, reason)
         if self._stream is None:
             return
         if len(self._waiting) >= MOST_WAITING:
@@ -52,6 +61,12 @@ class Letters:
             self.lost += 1
         kept = json[:JSON_BYTES]  # a line may have 16 MiB, and a thousand of them may wait
         self._waiting.append((self._before + self.count, Letter(source, place, reason, kept)))
+
+    def _count(self, source: str, reason: str) -> None:
+        category = reason.partition(":")[0]
+        if category not in self.reasons and len(self.reasons) < MOST_SAID:
+            self._on_first(f"{source}: not learned from: {reason}; others like it are only counted")
+        self.reasons[category] += 1
 
     def send(self) -> None:
         """Put what waits into the stream. Raises StoreUnavailable, StoreError; what was not taken waits on."""

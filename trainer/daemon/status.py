@@ -75,5 +75,8 @@ class Status:
     def _lag(self) -> str:
         known = [lag for lag in self.lags.values() if lag.events is not None]
         seconds = [lag.seconds for lag in self.lags.values() if lag.seconds is not None]
-        lag = f"lag {sum(lag.events or 0 for lag in known):,} events" if known else "lag unknown"
-        return f"{lag}, {max(seconds):.1f} s" if seconds else lag
+        unread = sum(lag.bytes or 0 for lag in self.lags.values() if lag.events is None)
+        parts = [f"{sum(lag.events or 0 for lag in known):,} events"] if known else []
+        parts += [f"{unread / 1e6:,.1f} MB"] if unread else []
+        parts += [f"{max(seconds):.1f} s"] if seconds else []
+        return f"lag {', '.join(parts) or 'unknown'}"

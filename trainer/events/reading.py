@@ -93,6 +93,9 @@ class Reader:
                 stretch = self._read()
                 if not self._stopping:
                     self._take(stretch)
+            if self.ended:  # as it is at the end, and not as it was some seconds before
+                self._lag_at = -np.inf
+                self._look_at_lag()
         except Exception as error:
             with self._changed:
                 self.error = error

@@ -9,7 +9,7 @@ from model_store.errors import StoreError, StoreUnavailable
 from model_store.redis_keys import ModelKeys
 from model_store.store import Store
 from trainer.daemon.chores import Chores
-from trainer.daemon.letters import Letters
+from trainer.daemon.letters import MOST_SAID, Letters
 
 
 def test_a_chore_that_is_refused_holds_up_no_other(store: Store) -> None:
@@ -46,3 +46,18 @@ def test_of_a_long_line_a_letter_that_waits_holds_what_the_stream_would_keep(sto
     letters.add("source", "", "too long", b"x" * (4 * JSON_BYTES))
     ((*_, kept),) = letters.state()["waiting"]
     assert len(kept) < 2 * JSON_BYTES  # in base64
+
+
+def test_the_first_letter_of_a_kind_is_said_aloud_and_the_others_are_counted() -> None:
+    said: list[str] = []
+    letters = Letters(None, None, said.append)
+    for reason in ("ts: got 'a'", "ts: got 'b'", "malformed JSON: x"):
+        letters.add("log.jsonl", "", reason, b"{}")
+    assert len(said) == 2
+    assert said[0].startswith("log.jsonl: not learned from: ts: got 'a';")
+    again = Letters(None, letters.state(), said.append)
+    again.add("log.jsonl", "", "ts: got 'c'", b"{}")
+    assert (len(said), again.count) == (2, 4)  # known from the checkpoint
+    for number in range(2 * MOST_SAID):
+        again.add("log.jsonl", "", f"reason {number}: x", b"{}")
+    assert len(said) == MOST_SAID
