@@ -20,7 +20,7 @@ from trainer.online.requests import ClosedRequests, Rows
 REMEMBERED_MINUTES = 120
 MOST_VERSIONS = 10_000
 
-_CTR, _CLICKS, _REQUESTS = SUMS.index("ctr_nano"), SUMS.index("clicks"), SUMS.index("requests")
+_CTR, _CLICKS = SUMS.index("ctr_nano"), SUMS.index("clicks")
 _WITHOUT = SUMS.index("without_ctr")
 
 Int64s = npt.NDArray[np.int64]
@@ -45,10 +45,10 @@ class Online:
         if not len(joined.closed):
             return
         requests = ClosedRequests.of(joined.closed, rows)
-        cells, sums = _by_cell(requests)
+        self._add_evidence(requests)
+        cells, sums = _by_cell(requests.only(self._in_time(requests.minute)))
         for cell, added in zip(cells, sums, strict=True):
             self._add(cell, added)
-        self._add_evidence(requests)
 
     def flush(self, store: OnlineMetrics) -> int:
         """Write the cells that changed since the last time; returns how many. StoreUnavailable loses none."""
@@ -99,12 +99,15 @@ class Online:
         self._versions = dict(zip(state["versions"].tolist(), state["evidence"].copy(), strict=True))
         self._latest, self.too_late = state["head"].tolist()
 
+    def _in_time(self, minutes: Int64s) -> npt.NDArray[np.bool_]:
+        """Which requests are counted: a function of those before alone, not of when cells were written."""
+        latest = np.maximum.accumulate(np.maximum(minutes, self._latest))
+        in_time: npt.NDArray[np.bool_] = minutes > latest - REMEMBERED_MINUTES
+        self._latest = int(latest.max(initial=self._latest))
+        self.too_late += int(np.count_nonzero(~in_time))
+        return in_time
+
     def _add(self, cell: Cell, added: Int64s) -> None:
-        minute = cell[0]
-        if cell not in self._cells and minute <= self._latest - REMEMBERED_MINUTES:
-            self.too_late += int(added[_REQUESTS])
-            return
-        self._latest = max(self._latest, minute)
         before = self._cells.get(cell)
         self._cells[cell] = added if before is None else before + added
         self._unwritten.add(cell)

@@ -69,6 +69,11 @@ class ClosedRequests:
             sums=_sums(count, closed.clicks[shows], closed.conversions[shows], ctr),
         )
 
+    def only(self, chosen: npt.NDArray[np.bool_]) -> ClosedRequests:
+        """Some of them."""
+        minute, version, variant = (each[chosen] for each in (self.minute, self.version, self.variant))
+        return ClosedRequests(minute, version, variant, self.variants, self.sums[chosen])
+
 
 def _gathered(runs: Iterator[tuple[int, dict[str, pa.Array]]]) -> dict[str, pa.Array]:
     parts = [columns for _, columns in runs]

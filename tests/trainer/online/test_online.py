@@ -193,6 +193,23 @@ def test_old_minutes_are_forgotten_once_written_and_what_comes_for_them_then_is_
     assert len(before) == 2 * len(by_definition(requests))
 
 
+@pytest.mark.parametrize("pieces", [1, 2, 3])
+@pytest.mark.parametrize("is_flushed", [False, True])
+def test_what_comes_too_late_is_so_however_it_is_cut_and_whenever_cells_are_written(
+    tmp_path: Path, store: Store, pieces: int, is_flushed: bool
+) -> None:
+    minutes = (0, REMEMBERED_MINUTES + 1, 0, 2, REMEMBERED_MINUTES + 2, 2)
+    some = drawn(len(minutes), seed=12)
+    requests = [r | {"time_us": NOW_US + m * MINUTE_US} for r, m in zip(some, minutes, strict=True)]
+    online = Online()
+    for number in range(pieces):
+        some = requests[len(requests) * number // pieces : len(requests) * (number + 1) // pieces]
+        added(online, some, tmp_path / str(number))
+        if is_flushed:
+            online.flush(store.model("ads").online)
+    assert online.too_late == 2  # the second of minute 0, and the last
+
+
 def test_versions_beyond_the_most_lose_the_oldest(tmp_path: Path) -> None:
     (request,) = drawn(1, seed=9)
     online = added(Online(), [request | {"version": 5, "ctr": [0.5]}], tmp_path)
