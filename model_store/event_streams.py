@@ -87,7 +87,7 @@ class EventStream:
     def append(self, payloads: Sequence[bytes]) -> int:
         """Add events, each one JSON object; returns how many. All of them or none, but where no answer comes.
 
-        One round trip, O(n). Who tries again after StoreUnavailable may add them twice.
+        One round trip, and another every few seconds; O(n). Who tries again after StoreUnavailable may add them twice.
         """
         if not payloads:
             return 0
@@ -95,7 +95,7 @@ class EventStream:
             for payload in payloads:
                 pipe.execute_command("XADD", self.key, "MAXLEN", "~", self.length, "*", JSON_FIELD, payload)
             if self._is_trim_due():
-                pipe.execute_command("XTRIM", self.key, "MINID", "~", oldest_ms(self.age_s))
+                pipe.execute_command("XTRIM", self.key, "MINID", "~", self._oldest_ms())
             pipe.execute()
         return len(payloads)
 
@@ -131,10 +131,10 @@ class EventStream:
         self._trimmed_s = now_s
         return True
 
-
-def oldest_ms(age_s: float) -> int:
-    """Entries before this time are older than `age_s`; by this machine's clock, for want of the store's."""
-    return max(0, int((time.time() - age_s) * 1000))
+    def _oldest_ms(self) -> int:
+        """Entries before this time are too old, by the clock that gave them their ids: the store's."""
+        seconds, micros = self._client.time()
+        return max(0, int((seconds + micros / 1e6 - self.age_s) * 1000))
 
 
 def entry_id(text: bytes) -> EntryId:

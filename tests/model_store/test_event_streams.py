@@ -112,3 +112,17 @@ def test_any_key_can_hold_events(store: Store) -> None:
     stream: EventStream = store.event_stream("shop:clicks")
     stream.append(payloads(1))
     assert store.client.xlen("shop:clicks") == 1
+
+
+def test_what_is_too_old_by_the_stores_clock_is_trimmed_whatever_this_machines_says(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    stream = store.event_stream("events")
+    stream.age_s = 60.0
+    for number in range(1, 501):  # long ago, and several of the blocks that a stream is trimmed by
+        store.client.execute_command("XADD", "events", f"{number}-1", "json", "{}")
+    stream.append([b"{}"])
+    info = stream.info()
+    assert info.added == 501
+    assert 1 <= info.length <= 200
