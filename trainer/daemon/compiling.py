@@ -35,7 +35,7 @@ def compile_loop(spec: ModelSpec) -> None:
     small = ModelSpec(
         model=ModelSection(name="x"),
         input=InputSection(label="click"),
-        fields={"f": FieldSpec()},
+        fields={"f": FieldSpec(), "s": FieldSpec(kind="set")},
         join=spec.join,
     )
     with TemporaryDirectory(prefix="ftrie-") as folder:
@@ -55,5 +55,5 @@ def compile_loop(spec: ModelSpec) -> None:
     mark_kernels_cached(PART)
 
 
-_SHOWN = {"request_id": "r", "ts": 1, "items": [{"id": "a", "features": {"f": "x"}}, {"id": "b"}]}
+_SHOWN = {"request_id": "r", "ts": 1, "items": [{"id": "a", "features": {"f": "x", "s": ["y"]}}, {"id": "b"}]}
 _EVENTS = (_SHOWN, {"request_id": "r", "ts": 2, "item": "a"}, {"request_id": "s", "ts": 3, "item": "a"})

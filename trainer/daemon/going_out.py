@@ -24,7 +24,7 @@ class GoingOut:
         """`rows`: what an earlier run of the same trainer had published, as far as its lease has told."""
         self.publisher = publisher
         self.rows = rows
-        self._through_us = 0
+        self._through_us = self._begun_rows = 0
         self.version: int | None = None
         self._backoff = Backoff(first_s=0.5, longest_s=10.0)
         self._not_before = 0.0
