@@ -232,6 +232,28 @@ def test_a_file_that_was_copied_and_cut_back_is_read_on_in_the_copy(log: Path) -
     assert reading.source.lost == 0
 
 
+@pytest.mark.parametrize("reopens", [True, False])
+def test_a_copy_that_is_still_being_written_is_not_another_file(log: Path, reopens: bool) -> None:
+    append(log, *(event(n) for n in range(6)))
+    reading = Reading(log)
+    reading.all()
+    copy = Path(f"{log}.1")
+    append(copy, event(0), event(1))
+    if reopens:
+        reading.reopen()
+    assert reading.all() == [event(n) for n in range(6)]
+    append(copy, *(event(n) for n in range(2, 6)))
+    os.truncate(log, 0)
+    append(log, event(6))
+    assert reading.all() == [event(n) for n in range(7)]
+
+
+def test_a_file_that_begins_like_another_for_some_lines_is_another(tmp_path: Path) -> None:
+    append(tmp_path / "a.jsonl", event(1), event(2), event(3))
+    append(tmp_path / "b.jsonl", event(1), event(4))
+    assert Reading(tmp_path).all() == [event(n) for n in (1, 2, 3, 1, 4)]
+
+
 def test_what_was_not_read_when_a_file_was_copied_and_cut_back_is_read_in_the_copy(log: Path) -> None:
     append(log, *(event(n) for n in range(9)))
     reading = Reading(log)

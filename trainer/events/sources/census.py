@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from trainer.events.sources.handles import Handles
 from trainer.events.sources.listing import Entry, Listing
 from trainer.events.sources.opened import Opened, PlainFile
-from trainer.events.sources.records import Record, digest, first_lines, whole_part
+from trainer.events.sources.records import Record, begin_alike, first_lines, whole_part
 from trainer.sources.positions import HEAD_BYTES
 
 GONE_S = 30.0
@@ -52,29 +52,36 @@ class Census:
         self._cut: list[tuple[Record, Entry]] = []
         self._rest_until_s = 0.0
 
-    def look(self) -> None:
-        """Look at what is there now, unless that was done too shortly before for so many files."""
+    def look(self, at_once: bool = False) -> bool:
+        """Look at what is there now; False if files move on too fast to be seen.
+
+        False too, but for `at_once`, if that was done too shortly before for so many files.
+        """
         began_s = time.monotonic()
-        if began_s < self._rest_until_s and not self._once:
-            return
+        if began_s < self._rest_until_s and not (self._once or at_once):
+            return False
         # A listing takes time. What is new in it may have come while an older file was renamed or copied past it; the
         # older one is in the next listing, and is to be read first.
         for _ in range(_TRIES):
-            if not self._match(self._listing.entries()):
+            entries = self._listing.entries()
+            if entries is not None and not self._match(entries):
                 break
+        else:
+            return False
+        self._order = self._ordered(entries)
         self._say_what_was_cut()
         now_s = time.monotonic()
         self._settle(now_s)
         took_s = now_s - began_s
         self._rest_until_s = now_s + RESTS * took_s
+        return True
 
     def in_order(self) -> list[Record]:
-        """The files that can be read: first what is gone by name but still open, then those there are."""
-        gone = [each for each in self.records if each.entry is None and each.opened is not None]
-        for each in gone:
-            assert each.opened is not None
-            each.size = each.opened.size if isinstance(each.opened, PlainFile) else each.size
-        return gone + self._order
+        """The files that can be read, as they were when they were last seen to stand still."""
+        for each in self._order:
+            if each.entry is None and isinstance(each.opened, PlainFile):
+                each.size = each.opened.size
+        return self._order
 
     def open(self, record: Record) -> Opened | None:
         """The record's file, opened if it is not; None if it lies there no more, or has another content."""
@@ -95,18 +102,16 @@ class Census:
             each.close()
 
     def _match(self, entries: list[Entry]) -> bool:
-        """Give each file its record; True if one is new, or is another one than before."""
-        by_inode = {each.inode: each for each in self.records}
+        """Give each file its record; True if one is new, or another one than before, or has moved on meanwhile."""
+        by_inode = self._by_inode()
         was_there = {each for each in self.records if each.entry is not None}
         for each in self.records:
             each.entry = None
         unknown = []
-        found: dict[int, Record] = {}
         for entry in entries:
             record = by_inode.get(entry.inode)
             if record is not None and self._is_still(record, entry):
                 self._see(record, entry)
-                found[entry.inode] = record
             else:
                 unknown.append(entry)
         if any(each.entry is None for each in was_there):
@@ -114,12 +119,16 @@ class Census:
         self._by_first.clear()
         for record in self.records if unknown else ():
             self._by_first[record.first].append(record)
-        for entry in unknown:
-            record = self._meet(entry)
-            if record is not None:
-                found[entry.inode] = record
-        self._order = [found[entry.inode] for entry in entries if entry.inode in found]
-        return any(entry.inode in found for entry in unknown)
+        return sum(self._meet(entry) for entry in unknown) > 0  # all of them, not up to the first
+
+    def _ordered(self, entries: Sequence[Entry]) -> list[Record]:
+        """First what is gone by name but still open, then those there are."""
+        gone = [each for each in self._order if each.entry is None and each.opened is not None]
+        by_inode = self._by_inode()
+        return gone + [by_inode[each.inode] for each in entries if each.inode in by_inode]
+
+    def _by_inode(self) -> dict[int, Record]:
+        return {each.inode: each for each in self.records}
 
     def _say_what_was_cut(self) -> None:
         """Of files that lost what had been read, without a copy of it anywhere."""
@@ -134,7 +143,7 @@ class Census:
     def _see(self, record: Record, entry: Entry) -> None:
         record.entry = record.checked = entry
         record.path, record.inode, record.size = entry.path, entry.inode, entry.size
-        record.gone_since_s = None
+        record.gone_since_s, record.is_given_up = None, False
         self.lost -= record.lost
         record.lost = 0
 
@@ -174,13 +183,13 @@ class Census:
         whole = head if opened.is_packed else whole_part(head, self._least_lines)
         record.look_at(head, whole, first_lines(head, self._least_lines))
 
-    def _meet(self, entry: Entry) -> Record | None:
-        """The record of a file whose inode is not known; None if there is nothing in it yet, or it is a copy."""
+    def _meet(self, entry: Entry) -> bool:
+        """Give a file whose inode is not known its record; False if there is nothing in it yet, or it is a copy."""
         if not entry.size or self._waiting.get(entry.inode) == entry:
-            return None
+            return False
         opened = self.files.open(entry)
         if opened is None:
-            return None
+            return not self.files.is_faulty(entry)
         head = self.files.head(opened, entry)
         whole = whole_part(head, self._least_lines)
         if not whole and head and (opened.is_packed or self._once or len(head) >= HEAD_BYTES):
@@ -189,46 +198,54 @@ class Census:
         if record is None:
             self._waiting[entry.inode] = entry
             opened.close()
-            return None
+            return False
         record.close()
         record.done = record.stuck = -1
         self.files.hold(record, opened)
         record.look_at(head, whole, first_lines(head, self._least_lines))
         self._see(record, entry)
-        return record
+        return True
 
     def _record_of(self, entry: Entry, head: bytes, whole: bytes) -> Record | None:
-        alike = self._begin_alike(head)
+        first = first_lines(head, self._least_lines)
+        perhaps = [*self._by_first[first], *(self._by_first[""] if first else self.records)]
+        alike = begin_alike(perhaps, head)
         if any(each.entry is not None for each in alike):
             return None
         if alike:
             return alike[-1]
-        record = Record.new(entry, whole, first_lines(head, self._least_lines))
+        if any(self._may_become(each, head) for each in self._by_first[first] if first):
+            return None
+        record = Record.new(entry, whole, first)
         self.records.append(record)
         self._by_first[record.first].append(record)
         return record
 
-    def _begin_alike(self, head: bytes) -> list[Record]:
-        """The records of files that begin with the same content; one digest for each length of a beginning."""
-        first = first_lines(head, self._least_lines)
-        perhaps = [*self._by_first[first], *(self._by_first[""] if first else self.records)]
-        sizes = {each.head_bytes for each in perhaps}
-        digests = {size: digest(head[:size]) for size in sizes if size <= len(head)}
-        return [each for each in perhaps if digests.get(each.head_bytes) == each.head_sha256]
+    def _may_become(self, record: Record, head: bytes) -> bool:
+        """True if a file that begins with `head` may be a copy of the record's file that is still being written."""
+        if len(head) >= record.head_bytes:
+            return False
+        opened = self.open(record)
+        if opened is None:
+            return time.monotonic() - (record.gone_since_s or time.monotonic()) < GONE_S
+        return opened.head().startswith(head)
 
     def _settle(self, now_s: float) -> None:
         """Give up what is gone for long, or at the end of all; count what was not read of it."""
         gone = [each for each in self.records if each.entry is None]
         for each in gone:
             each.gone_since_s = each.gone_since_s or now_s
-            if now_s - each.gone_since_s >= GONE_S and not (each.opened and each.has_unread):
+            is_read = each.opened is None or not each.has_unread
+            if is_read and not each.is_given_up and now_s - each.gone_since_s >= GONE_S:
                 self.give_up(each)
+                self._waiting.clear()
         for each in gone[:-_KEPT]:
             self.records.remove(each)
 
     def give_up(self, record: Record) -> None:
         """Close a file that is gone, and say what was not read of it."""
         record.close()
+        record.is_given_up = True
         rest = 0 if record.is_packed else record.size - record.offset
         if rest <= 0:
             return

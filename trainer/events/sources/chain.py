@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from model_store.errors import InputError
@@ -27,7 +28,13 @@ class Taken(Protocol):
         """Line ends."""
 
 
+_TRIES = 10
+
 T = TypeVar("T", bound=Taken)
+
+
+class _Moved(Exception):
+    """A file is not where or what it was: look again."""
 
 
 class FileChain:
@@ -91,15 +98,24 @@ class FileChain:
         """
         if self.ended:
             return None
-        if self._current is not None and (found := self._from(self._current, take)):
-            return found
-        self._census.look()
+        with suppress(_Moved):
+            if self._current is not None and (found := self._from(self._current, take)):
+                return found
+        for attempt in range(_TRIES):
+            with suppress(_Moved):
+                was_seen = self._census.look(at_once=attempt > 0)
+                found = self._first_found(take)
+                if found is None and was_seen:
+                    self._end()
+                return found
+        return None
+
+    def _first_found(self, take: Callable[[Record, Opened, bytes, bool], T | None]) -> T | None:
         records = self._census.in_order()
         self._say_if_waiting(records)
         for record in records:
             if record.has_unread and (found := self._from(record, take)):
                 return found
-        self._end()
         return None
 
     def lag(self) -> Lag:
@@ -120,6 +136,8 @@ class FileChain:
     def _from(self, record: Record, take: Callable[[Record, Opened, bytes, bool], T | None]) -> T | None:
         try:
             opened = self._census.open(record)
+            if opened is None and record.entry is not None and not self._census.files.is_faulty(record.entry):
+                raise _Moved  # it is to be read before those behind it
             return None if opened is None else self._take(record, opened, take)
         except InputError as error:
             if record.entry is None or not record.is_packed:
@@ -137,7 +155,7 @@ class FileChain:
             window = opened.read(record.offset, count)
             if not record.begins_as_before(opened):
                 record.checked = None
-                return None
+                raise _Moved
             at_end = len(window) < count
             is_all = at_end and (opened.is_packed or self._once) and opened.failure is None
             found = take(record, opened, window, is_all)

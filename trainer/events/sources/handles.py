@@ -45,8 +45,12 @@ class Handles:
             self.report(entry, error)
             return b""
 
+    def is_faulty(self, entry: Entry) -> bool:
+        """True if it was said that the file, as it is now, cannot be read."""
+        return self._faults.get(entry.inode) == entry
+
     def report(self, entry: Entry, error: InputError) -> None:
         """Say what is wrong with a file; once as long as it stays as it is."""
-        if self._faults.get(entry.inode) != entry:
+        if not self.is_faulty(entry):
             self._faults[entry.inode] = entry
             self._on_note(f"{error}; passed over until it changes")

@@ -43,8 +43,8 @@ class Listing:
         self._stems = {_stem(path) for path in known}
         self._before: list[tuple[str, int]] = []
 
-    def entries(self) -> list[Entry]:
-        """Every file there is, in order, empty ones too.
+    def entries(self) -> list[Entry] | None:
+        """Every file there is, in order, empty ones too; None if they move on too fast to be seen.
 
         A folder that is listed while files in it are renamed may show one twice or not at all; so where anything has
         moved since the last time, it is listed until two listings agree.
@@ -53,10 +53,10 @@ class Listing:
         for _ in range(_TRIES):
             names = [(each.path, each.inode) for each in entries]
             if names == self._before:
-                break
+                return entries
             self._before = names
             entries = self._list()
-        return entries
+        return None
 
     def _list(self) -> list[Entry]:
         paths = list(self._paths())

@@ -7,6 +7,7 @@ first bytes of its uncompressed content.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,7 @@ class Record:
     stuck: int = -1
     """Of a plain file: its size when only a part of a line was left."""
     gone_since_s: float | None = None
+    is_given_up: bool = False
     lost: int = 0
     _json: list[Any] | None = None
 
@@ -124,3 +126,10 @@ def first_lines(head: bytes, count: int) -> str:
         if end < 0:
             return ""
     return digest(head[: end + 1])[:16]
+
+
+def begin_alike(records: Sequence[Record], head: bytes) -> list[Record]:
+    """The records of files that begin with the same content; one digest for each length of a beginning."""
+    sizes = {each.head_bytes for each in records}
+    digests = {size: digest(head[:size]) for size in sizes if size <= len(head)}
+    return [each for each in records if digests.get(each.head_bytes) == each.head_sha256]
