@@ -119,7 +119,8 @@ class Told:
         else:
             print(f"{self.accepted:,} accepted, {self.duplicates:,} reported before")
         if self.rejected:
-            raise InputError(f"{counted(self.rejected, 'event')} not taken; the others were")
+            taken = "; the others were" if self.accepted + self.duplicates else ""
+            raise InputError(f"{counted(self.rejected, 'event')} not taken{taken}")
 
     def _read(self, name: str, line: bytes) -> Feedback | None:
         from ftrie.reporting import Feedback

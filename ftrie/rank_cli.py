@@ -97,7 +97,9 @@ def _show(ranking: Ranking) -> None:
 
     rows = [row(place, item) for place, item in enumerate(ranking.items, 1)]
     print_table(("rank", "item", "ctr", "score", *more), rows)
-    print(f"{ranking.model} version {ranking.version}, variant {ranking.variant}")
+    print(
+        f"{ranking.model} version {ranking.version}, variant {ranking.variant}, request {ranking.request_id}"
+    )
     for problem in ranking.degraded:
         print(f"degraded: {problem}")
     if ranking.unknown_items:

@@ -18,6 +18,8 @@ from model_store.errors import CheckpointError
 from model_store.spec import ModelSpec, spec_from_json
 from trainer.sources.positions import ReadFile
 
+SHOWN_DIFFERENCES = 8
+
 
 @dataclass(frozen=True)
 class Written:
@@ -94,7 +96,9 @@ def check_same_spec(given: ModelSpec, written: str, where: str) -> None:
     if before.to_json() == given.to_json():
         return
     differences = list(_differences(json.loads(before.to_json()), json.loads(given.to_json()), ""))
-    shown = "; ".join(differences) or "the order of fields, crosses or variants"
+    more = len(differences) - SHOWN_DIFFERENCES
+    rest = [f"and {more} more"] if more > 0 else []
+    shown = "; ".join(differences[:SHOWN_DIFFERENCES] + rest) or "the order of fields, crosses or variants"
     raise CheckpointError(
         f"{where} was made with another spec: {shown}. Go on with that spec, or begin anew with another folder"
     )

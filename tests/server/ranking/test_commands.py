@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -60,6 +61,9 @@ def test_a_table_has_a_column_for_what_was_asked(server: Server, capsys: pytest.
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["rank", "item", "ctr", "score", "uncertainty", "propensity"]
     assert "degraded: objective: 3 of 3 candidates have no value" in lines[-1]
+    assert re.fullmatch(
+        "shop version 1, variant [a-z]+, request [0-9a-f]{32}", lines[-2]
+    )  # for `ftrie feedback`
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,10 @@ import pytest
 
 from ftrie.cli import run
 from model_store.errors import CheckpointError, InputError
+from model_store.spec import load_spec
+from model_store.spec_sections import FieldSpec
 from tests.trainer.checkpoint.runs import SPECS, Training, rows, undisturbed, write_log, write_spec
+from trainer.checkpoint.description import check_same_spec
 from trainer.checkpoint.folder import checkpoints_in
 
 
@@ -215,6 +218,14 @@ def test_rejects_of_another_file_begin_empty_and_a_lost_file_is_an_error(
     (tmp_path / "others.jsonl").write_bytes(b"")
     assert run(training.keeping([b], f"--rejects={tmp_path / 'others.jsonl'}")) == 1
     assert "it is not the file that the run began" in capsys.readouterr().err
+
+
+def test_of_specs_that_have_little_in_common_only_the_first_differences_are_told(tmp_path: Path) -> None:
+    spec = load_spec(write_spec(tmp_path / "shop.toml"))
+    fields = {**spec.fields, **{f"f{number}": FieldSpec() for number in range(20)}}
+    with pytest.raises(CheckpointError, match=r"fields\.f7 was null, [^;]*; and 12 more\. Go on") as refused:
+        check_same_spec(spec.model_copy(update={"fields": fields}), spec.to_json(), "here")
+    assert "f8" not in str(refused.value)
 
 
 @pytest.mark.parametrize("flags", [["--resume"], ["--every=5m"]])
