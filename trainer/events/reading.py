@@ -89,10 +89,10 @@ class Reader:
     def _run(self) -> None:
         try:
             while self._wait_for_room() and not self.ended:
-                self._look_at_lag()
                 stretch = self._read()
                 if not self._stopping:
                     self._take(stretch)
+                    self._look_at_lag()  # behind the first read: before it, a stream does not know what it has read
             if self.ended:  # as it is at the end, and not as it was some seconds before
                 self._lag_at = -np.inf
                 self._look_at_lag()
