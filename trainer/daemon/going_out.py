@@ -31,7 +31,7 @@ class GoingOut:
 
     def begin(self, model: LearningModel, through_us: int = 0) -> None:
         """Count from here; `through_us`: through when the newest version has learned, where the run goes on."""
-        self._through_us = through_us
+        self._through_us, self._begun_rows = through_us, model.rows
         self.rows = self.rows if model.rows else 0  # one that begins anew may never learn as much
         self.publisher.begin(model)
 
@@ -53,9 +53,8 @@ class GoingOut:
 
     def finish(self, model: LearningModel, through_us: int) -> int | None:
         """Publish what is left, all that was held back; None if nothing was learned. Raises what prevents it."""
-        is_out = (
-            self.version is None and 0 < through_us <= self._through_us
-        )  # an earlier run has published it
+        # Nothing was learned by this run, and an earlier one has published what the checkpoint holds.
+        is_out = model.rows == self._begun_rows and 0 < through_us <= self._through_us
         if not model.rows or model.rows < self.rows or is_out:
             return self.version
         self.publisher.through_us = through_us

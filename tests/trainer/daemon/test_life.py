@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from model_store.artefact import Artefact
 from model_store.model_versions import ModelVersions
 from model_store.store import Store
 from tests.degradation.system import Valkey, eventually
@@ -118,3 +119,17 @@ def test_what_an_earlier_run_has_published_is_not_published_again(
     assert kept["sources"] == [str(impressions), str(clicks)]
     assert kept["counts"]["impressions"] == kept["join"]["impressions"] == 100
     assert store.model(NAME).active() == version
+
+
+def test_what_once_closes_goes_out_though_no_event_came(store: Store, store_url: str, tmp_path: Path) -> None:
+    impressions, clicks = trivago(tmp_path, 100)
+    flags = ("--from", impressions, "--from", clicks)
+    first = Trainer(tmp_path, store_url, *flags)
+    first.until("events", 200)
+    left_open = first.terminate()
+    assert left_open["join"]["pending"] > 0
+    closed = Trainer(tmp_path, store_url, *flags, "--once", "--save", "closed.arrow").last()
+    assert closed["examples"] > left_open["examples"]
+    versions = store.model(NAME)
+    served = versions.materialise(versions.active_or_fail())
+    assert served.content == Artefact.read(tmp_path / "closed.arrow").content
