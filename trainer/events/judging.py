@@ -102,16 +102,13 @@ def _times(times: Ints, clock_us: Ints) -> Reasons:
 
 
 def _items(raw: Raw, lengths: Ints, first: Ints, items: npt.NDArray[np.uint64]) -> Reasons:
-    for event in np.flatnonzero(lengths > MAX_ITEMS).tolist():
-        yield event, f"items: got {lengths[event]:,} of them, expected at most {MAX_ITEMS:,}"
     if not items.all():
         for row in np.flatnonzero(items == 0).tolist():
             event, index = _place_of(row, first)
             what = "empty" if raw.ids[row].is_valid else "missing"
             yield event, f"items[{index}].id: {what}, expected text or a whole number"
-    long = lengths.max(initial=0) > MAX_ITEMS
     twice = np.empty(lengths.size, np.int64)
-    table = np.full(1 << (2 * int(lengths.max())).bit_length() if long else _TABLE, -1, np.int64)
+    table = np.full(_TABLE, -1, np.int64)
     find_twice(first, items, table, twice)
     for row in twice[twice >= 0].tolist():
         event, index = _place_of(row, first)

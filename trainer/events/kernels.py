@@ -1,4 +1,4 @@
-"""Kernels over lines of JSON and over the rows of impressions."""
+"""Kernels over the rows of impressions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from model_store.jit import bare_kernel, kernel
-from trainer.sources.kernels import survey_json
+from model_store.jit import bare_kernel
 
 
 @bare_kernel
@@ -31,14 +30,3 @@ def find_twice(first: Any, items: Any, table: Any, twice: Any) -> None:
                 twice[i] = row
                 break
             table[at] = row
-
-
-@kernel
-def find_odd(data: Any, starts: Any, odd: Any) -> None:
-    """Mark in odd, bool[n], the lines that are not one object each, as Arrow may read it (`survey_json`).
-
-    data: uint8; starts: int64[n + 1], where lines begin in it.
-    """
-    for line in range(odd.size):
-        count, regular = survey_json(data[starts[line] : starts[line + 1]])
-        odd[line] = not regular or count != 1

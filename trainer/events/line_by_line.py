@@ -1,6 +1,6 @@
 """Events line by line: the slow, exact way, which knows what is wrong with an event and where.
 
-`blocks` reads whole blocks; what it cannot read, or would have to judge, comes here. Both give the same values.
+`scanned` reads whole blocks; the lines that it would have to judge come here. Both give the same values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainer.events.forms import TEXT, shaped
-from trainer.events.raw import Raw
+from trainer.events.raw import MAX_ITEMS, Raw
 from trainer.events.wanted import CONTEXT, FEATURES, ITEMS, RESERVED, USER, Column, Path, Wanted
 from trainer.sources.json_rows import BadRow, canonical, column_of, load
 
@@ -64,6 +64,8 @@ class _Event:
         if items is not None and not isinstance(items, list):
             raise BadRow(f"{ITEMS}: got {_named(items)}, expected a list of objects")
         self.length = -1 if items is None else len(items)
+        if self.length > MAX_ITEMS:
+            raise BadRow(f"{ITEMS}: got {self.length:,} of them, expected at most {MAX_ITEMS:,}")
         self.ids, self.rows = list[str | None](), list[list[Any]]()
         for index, item in enumerate(items or ()):
             self._add(event, item, f"{ITEMS}[{index}]", wanted)

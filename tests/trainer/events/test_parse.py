@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from model_store.features import FeaturePlan
 from model_store.spec import parse_spec
 from tests.trainer.events.sources import block_of, lines_of
 from trainer.events.events import BAD, CLICK, CONVERSION, FEEDBACK, IMPRESSION, Events
+from trainer.events.judging import judged
+from trainer.events.line_by_line import read_lines
 from trainer.events.parse import Parser, parse
 from trainer.events.wanted import RESERVED, Wanted
 
@@ -60,9 +63,8 @@ def parsed(*events: Any) -> Events:
 
 
 def line_by_line(lines: list[bytes]) -> Events:
-    parser = Parser(WANTED)
-    parser._blocks.hopeful = False
-    return parser.parse(*block_of(lines))
+    raw = read_lines(lines, WANTED)
+    return judged(raw, np.full(len(lines), time.time_ns() // 1000))
 
 
 def row_tokens(column: TokenColumn, rows: int) -> list[Any]:
@@ -250,6 +252,53 @@ def test_the_pieces_of_a_long_block_give_what_it_gives_line_by_line(
     shown = json.dumps(event(items=[{"id": "a"}, {"id": "b"}], note=[None])).encode()  # odd, and good
     long = [*(lines * copies), *broken, shown, *(lines * copies), shown]
     assert_same(parsed(*long), line_by_line(long))
+
+
+@settings(max_examples=300)
+@given(lines=blocks().filter(bool), data=st.data())
+def test_lines_with_bytes_changed_are_read_as_line_by_line(lines: list[bytes], data: st.DataObject) -> None:
+    changed = []
+    for line in lines:
+        at = data.draw(st.integers(0, len(line)))
+        new = data.draw(st.sampled_from([b"", *(bytes([byte]) for byte in b'"\\{}[],:0-.eEu\tn x\x00\xc3')]))
+        changed.append(line[:at] + new + line[at + data.draw(st.integers(0, 2)) :])
+    assert_same(parsed(*changed), line_by_line(changed))
+
+
+LITERALS = r"""
+0 -0 00 01 -01 1. .5 -.5 - + +1 1.5 1.50 1e5 1E+2 1e-2 1e 1e+ 1e1.5 1.e5 0e0 -0.0 1e999 1e-999 0x1 1_000 1,
+12345678901234567890 123456789012345678901234567890 1.00000000000000000000001 1e22 9007199254740993
+null nul nulll true tru truee false falsee True NaN Infinity -Infinity
+"" "a "a"" "\\" "\" "\x" "\/" "\b\f\n\r\t" "\"" "\u00e9" "\u12" "\u12g4" "\ud83d\ude00" "\ud83d" "\ude00"
+"\ud83d\u0041" "\ud83dx" "\ud83d\ud83d" "\ude00\ud83d" "\uD83D\uDE00" "\u0000" "é" "😀"
+[] [1] [1,] [,] [1,2] ["a","b"] ["a",1] [null] [null,"a"] [true,0.5] [[]] [{}] [1 [1}
+{} {"a":1} {"a":1,} {,} {"a"} {"a":} {"a":1,"a":2} {"a":[1,{"b":null}]} {a:1} {"a":1]
+"""
+
+
+SPACED = ['"\t"', '"\n"', '"a b"', " 1 ", "1 2", "\u00a01", "[1, 2]", '{"a" : 1}']
+
+
+@pytest.mark.parametrize("literal", [*LITERALS.split(), *SPACED])
+def test_a_literal_is_read_as_line_by_line_wherever_it_stands(literal: str) -> None:
+    lines = [
+        text.replace("?", literal).encode()
+        for text in (
+            '{"request_id": "r", "ts": 1, "items": [{"id": "a"}], "context": {"hour": ?}}',
+            '{"request_id": "r", "ts": 1, "items": [{"id": "a"}], "user": {"tags": ?}}',
+            '{"request_id": "r", "ts": 1, "items": [{"id": "a", "features": {"price": ?, "cost": 1}}]}',
+            '{"request_id": "r", "ts": 1, "items": [{"id": "a"}], "other": ?, "session": "s"}',
+            '{"request_id": "r", "ts": 1, "items": [{"id": "a", "features": ?}]}',
+            '{"request_id": "r", "ts": 1, "items": ?}',
+            '{"request_id": ?, "ts": 1, "item": "a"}',
+            '{"request_id": "r", "ts": ?, "item": "a"}',
+            '{"request_id": "r", "ts": 1, "items": [{"id": "a", "ctr": ?, "position": 1}], "version": ?}',
+            "?",
+        )
+    ]
+    for line in lines:
+        assert_same(parsed(line), line_by_line([line]))
+    assert_same(parsed(*lines), line_by_line(lines))
 
 
 @given(st.lists(st.binary(max_size=40), max_size=5))
