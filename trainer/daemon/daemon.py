@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from model_store.backoff import Backoff
-from model_store.errors import LeaseHeld, Stopped, StoreError, StoreUnavailable
+from model_store.errors import LeaseHeld, SourceUnavailable, Stopped, StoreError, StoreUnavailable
 from model_store.spec import ModelSpec
 from model_store.store import Store
 from model_store.terminal import note, print_json, warn
@@ -180,7 +180,7 @@ class Daemon:
         while True:
             try:
                 return ask()
-            except StoreUnavailable as error:
+            except (StoreUnavailable, SourceUnavailable) as error:
                 if not backoff.failures:
                     warn(f"{error}; waiting for it")
             except LeaseHeld as error:

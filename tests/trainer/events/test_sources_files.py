@@ -412,7 +412,7 @@ def test_every_line_is_read_once_while_another_process_moves_the_files_on(
     log: Path, how: str, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(census, "RESTS", 5.0)
-    count = 2000
+    count = 1000
     log.touch()
     writer = subprocess.Popen([sys.executable, "-c", MOVING, str(log), str(count), how])
     reading = Reading(log if named == "file" else log.parent)
