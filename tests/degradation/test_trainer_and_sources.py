@@ -1,0 +1,137 @@
+"""docs/degradation.md, "The trainer": what it learns from is trimmed, deleted, damaged, or comes too fast."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from model_store.redis_keys import ModelKeys
+from model_store.store import Store
+from tests.degradation.learning import (
+    LONG_S,
+    Learning,
+    OfFiles,
+    OfStreams,
+    ending,
+    impressions,
+    served,
+)
+from tests.degradation.recovered import Recovered
+from tests.degradation.system import Valkey, eventually
+from tests.trainer.daemon.running import NAME
+
+AN_HOUR_MS = 3_600_000
+MANY = 40_000  # so many that they are not all read ahead before the first line of status
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfStreams]:
+    system = OfStreams(tmp_path_factory.mktemp("streams"))
+    with ending(system):
+        yield system
+
+
+@pytest.fixture
+def system(shared: OfStreams) -> OfStreams:
+    """It has learned and published all that there is."""
+    eventually(shared.has_learned_all, "all is served", LONG_S)
+    return shared
+
+
+def test_stream_is_trimmed_before_it_was_read(system: OfStreams, recovered: Recovered) -> None:
+    trainer = system.trainer
+    trainer.signal(signal.SIGSTOP)
+    system.more(100)
+    with Store.open(system.valkey.url) as store:
+        gone = store.client.xlen(ModelKeys(NAME).impressions) - 10
+        store.client.xtrim(ModelKeys(NAME).impressions, maxlen=10, approximate=False)
+    trainer.signal(signal.SIGCONT)
+    recovered.from_now()
+    unread = 90
+    assert gone >= unread
+    system.day.given -= unread
+    recovered.when(system.has_learned_all, "what is left is learned and served", LONG_S)
+    eventually(lambda: trainer.metric("ftrie_trainer_lost_total") == unread, "those lost are counted")
+    assert "deleted before they were read" in trainer.said()
+
+
+def test_streams_are_deleted(system: OfStreams, recovered: Recovered) -> None:
+    with Store.open(system.valkey.url) as store:
+        store.client.flushall()
+    eventually(lambda: "though it was read up to" in system.trainer.said(), "what it says of it")
+    system.more()
+    recovered.from_now()
+    recovered.when(system.has_learned_all, "what comes since is learned and served", LONG_S)
+    assert system.trainer.status()["failed_checkpoints"] == 0
+
+
+def test_events_that_cannot_be_learned_from(system: OfStreams, recovered: Recovered) -> None:
+    before = system.trainer.status()["dead_letters"]
+    bad = [b"not JSON", b'{"request_id": "r"}', b'{"request_id": "r", "ts": 1, "items": [{"id": ""}]}']
+    system.append(bad)
+    system.day.given += len(bad)
+    recovered.from_now()
+    system.more()
+    recovered.when(system.has_learned_all, "the events behind them are learned and served", LONG_S)
+    eventually(
+        lambda: system.trainer.metric("ftrie_trainer_dead_letters_total") == before + len(bad), "the count"
+    )
+    with Store.open(system.valkey.url) as store:
+        letters = [letter.json for _, letter in store.dead_letters(NAME).latest(len(bad))]
+    assert letters[::-1] == bad
+
+
+def test_trainer_is_behind_its_sources(tmp_path: Path, recovered: Recovered) -> None:
+    valkey = Valkey(tmp_path)
+    an_hour_ago(valkey, MANY)
+    trainer = Learning(tmp_path, valkey.url, [])
+    try:
+        eventually(lambda: any(line["behind"] for line in trainer.lines()), "a status that says so", 150.0)
+        assert max(source["seconds"] or 0 for source in behind(trainer)) > AN_HOUR_MS / 2000
+        recovered.from_now()
+        recovered.when(lambda: trainer.has("events", MANY), "it has caught up", LONG_S)
+        recovered.when(lambda: served(valkey.url, trainer.status()), "all is served", LONG_S)
+        eventually(lambda: not trainer.status()["behind"], "a status that says so")
+        assert trainer.metric("ftrie_trainer_lag_events") == 0
+    finally:
+        trainer.kill()
+        valkey.kill()
+
+
+def an_hour_ago(valkey: Valkey, count: int) -> None:
+    """Put impressions into the stream, as if they had come an hour ago."""
+    lines = [json.loads(line) for line in impressions(100)]
+    halves = [json.dumps({**line, "request_id": "#"}).split("#") for line in lines]
+    with Store.open(valkey.url) as store, store.client.pipeline(transaction=False) as pipe:
+        began_ms = int(store.client.time()[0]) * 1000 - AN_HOUR_MS
+        for number in range(count):
+            event = f"{number}".join(halves[number % 100])
+            pipe.execute_command("XADD", ModelKeys(NAME).impressions, f"{began_ms + number}-1", "json", event)
+        pipe.execute()
+
+
+def behind(trainer: Learning) -> list[dict[str, float]]:
+    """The sources' lags in the first line of status that says that it is behind."""
+    line = next(line for line in trainer.lines() if line["behind"])
+    return list(line["lags"].values())
+
+
+def test_file_vanishes_while_it_is_read(tmp_path: Path, recovered: Recovered) -> None:
+    system = OfFiles(tmp_path)
+    with ending(system):
+        eventually(system.is_served, "all is served", LONG_S)
+        system.trainer.signal(signal.SIGSTOP)
+        system.more()
+        system.file.unlink()
+        system.more()
+        system.trainer.signal(signal.SIGCONT)
+        recovered.from_now()
+        recovered.when(
+            lambda: system.trainer.has("events", system.day.given), "its rest and the next are read"
+        )
+        recovered.when(system.is_served, "and served", LONG_S)
+        assert system.trainer.metric("ftrie_trainer_lost_total") == 0

@@ -1,0 +1,120 @@
+"""docs/degradation.md, "The trainer": its store is away, hangs, or takes no writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from model_store.store import Store
+from tests.degradation.learning import LONG_S, OfFiles, OfStreams, ending
+from tests.degradation.recovered import Recovered
+from tests.degradation.system import Valkey, eventually, free_port
+
+
+@pytest.fixture(scope="module")
+def shared_of_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfFiles]:
+    system = OfFiles(tmp_path_factory.mktemp("files"))
+    with ending(system):
+        yield system
+
+
+@pytest.fixture
+def of_files(shared_of_files: OfFiles) -> OfFiles:
+    """It has published all that there is."""
+    eventually(shared_of_files.is_served, "all is served", LONG_S)
+    return shared_of_files
+
+
+@pytest.fixture(scope="module")
+def shared_of_streams(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfStreams]:
+    system = OfStreams(tmp_path_factory.mktemp("streams"))
+    with ending(system):
+        yield system
+
+
+@pytest.fixture
+def of_streams(shared_of_streams: OfStreams) -> OfStreams:
+    """It has learned and published all that there is."""
+    eventually(shared_of_streams.has_learned_all, "all is served", LONG_S)
+    return shared_of_streams
+
+
+def learns_on_and_says_so(system: OfFiles) -> None:
+    """Learning does not wait for the store; that nothing reaches it is told."""
+    failed = system.trainer.status()["published"]["failed"]
+    system.learns()
+    eventually(lambda: system.trainer.status()["store_away"], "a status that says so", LONG_S)
+    eventually(lambda: system.trainer.metric("ftrie_trainer_store_away") == 1, "the metric")
+    eventually(lambda: system.trainer.status()["published"]["failed"] > failed, "a failed version", LONG_S)
+    assert "learning goes on" in system.trainer.said()
+
+
+def configured(valkey: Valkey, name: str, value: str) -> None:
+    with Store.open(valkey.url) as store:
+        store.client.config_set(name, value)
+
+
+def replica_of(valkey: Valkey, *where: str) -> None:
+    with Store.open(valkey.url) as store:
+        store.client.execute_command("REPLICAOF", *where)
+
+
+def publishes_again(system: OfFiles, recovered: Recovered) -> None:
+    recovered.from_now()
+    recovered.when(system.is_served, "a version of all that was learned meanwhile is served", LONG_S)
+    eventually(lambda: not system.trainer.status()["store_away"], "a status that says so")
+
+
+def test_store_refuses_a_trainer_that_learns_from_files(of_files: OfFiles, recovered: Recovered) -> None:
+    of_files.valkey.save()
+    of_files.valkey.kill()
+    learns_on_and_says_so(of_files)
+    of_files.valkey.start()
+    publishes_again(of_files, recovered)
+
+
+def test_store_stalls_while_a_trainer_learns_from_files(of_files: OfFiles, recovered: Recovered) -> None:
+    of_files.valkey.stall()
+    learns_on_and_says_so(of_files)
+    of_files.valkey.go_on()
+    publishes_again(of_files, recovered)
+
+
+def test_store_of_a_trainer_is_a_replica(of_files: OfFiles, recovered: Recovered) -> None:
+    replica_of(of_files.valkey, "127.0.0.1", str(free_port()))
+    learns_on_and_says_so(of_files)
+    replica_of(of_files.valkey, "NO", "ONE")
+    publishes_again(of_files, recovered)
+
+
+def test_store_of_a_trainer_is_out_of_memory(of_files: OfFiles, recovered: Recovered) -> None:
+    configured(of_files.valkey, "maxmemory", "1")
+    learns_on_and_says_so(of_files)
+    configured(of_files.valkey, "maxmemory", "0")
+    publishes_again(of_files, recovered)
+
+
+def test_store_refuses_a_trainer_that_learns_from_its_streams(
+    of_streams: OfStreams, recovered: Recovered
+) -> None:
+    of_streams.valkey.save()
+    of_streams.valkey.kill()
+    eventually(lambda: of_streams.trainer.status()["store_away"], "a status that says so", LONG_S)
+    of_streams.valkey.start()
+    recovered.from_now()
+    of_streams.more()
+    recovered.when(of_streams.has_learned_all, "what came since is learned and served", LONG_S)
+    assert of_streams.trainer.status()["events"] == of_streams.day.given
+
+
+def test_store_stalls_while_a_trainer_learns_from_its_streams(
+    of_streams: OfStreams, recovered: Recovered
+) -> None:
+    of_streams.valkey.stall()
+    eventually(lambda: of_streams.trainer.status()["store_away"], "a status that says so", LONG_S)
+    of_streams.valkey.go_on()
+    recovered.from_now()
+    of_streams.more()
+    recovered.when(of_streams.has_learned_all, "what came since is learned and served", LONG_S)
+    assert of_streams.trainer.status()["events"] == of_streams.day.given

@@ -1,0 +1,76 @@
+"""docs/degradation.md, "The trainer": it is killed, loses its lease, or may not have served what it publishes."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from model_store.store import Store
+from tests.degradation.learning import LONG_S, Learning, OfStreams, ending
+from tests.degradation.recovered import Recovered
+from tests.degradation.system import COMPILE_S, eventually
+from tests.trainer.daemon.running import NAME, SPEC
+
+GUARDED = (
+    "\n[learner]\nl1 = 0.0\n[guard]\nmin_keys = 42\n"  # no weight is pressed to nothing: all keys go out
+)
+SAME = ("events", "examples", "keys", "dead_letters", "counts", "join")
+
+
+def test_trainer_is_killed(tmp_path: Path, recovered: Recovered) -> None:
+    system = OfStreams(tmp_path, "--every", "300")
+    with ending(system):
+        trainer = system.trainer
+        for _ in range(3):
+            eventually(lambda: trainer.has("events", system.day.given), "all is learned", LONG_S)
+            system.more(100)
+            trainer.kill()
+            recovered.from_now()
+            trainer.start()
+            recovered.when(system.has_learned_all, "its successor has learned all, and serves it", COMPILE_S)
+        trainer.kill()
+        trainer.start("--once", "--no-publish", "--save", "killed.arrow")
+        assert trainer.process.wait(COMPILE_S) == 0, trainer.said()
+        killed = trainer.status()
+        trainer.start("--once", "--no-publish", "--save", "anew.arrow", "--checkpoint", "anew")
+        assert trainer.process.wait(COMPILE_S) == 0, trainer.said()
+        assert {name: trainer.status()[name] for name in SAME} == {name: killed[name] for name in SAME}
+        assert (tmp_path / "anew.arrow").read_bytes() == (tmp_path / "killed.arrow").read_bytes()
+
+
+def test_trainer_loses_its_lease(tmp_path: Path, recovered: Recovered) -> None:
+    system = OfStreams(tmp_path)
+    spare_folder = tmp_path / "spare"
+    spare_folder.mkdir()
+    with ending(system):
+        eventually(system.has_learned_all, "all is served", LONG_S)
+        system.trainer.signal(signal.SIGSTOP)
+        system.more()
+        recovered.from_now()
+        spare = Learning(spare_folder, system.valkey.url, ["--wait"])
+        try:
+            recovered.when(
+                lambda: system.has_learned_all(spare), "a spare has taken over, and serves all", COMPILE_S
+            )
+            system.trainer.signal(signal.SIGCONT)
+            eventually(system.trainer.has_ended, "the one that slept ends", LONG_S)
+            assert system.trainer.process.returncode == 5
+            assert "another trainer has taken over hotels" in system.trainer.said()
+            system.more()
+            eventually(lambda: system.has_learned_all(spare), "the spare goes on", LONG_S)
+        finally:
+            spare.kill()
+
+
+def test_guard_refuses_what_a_trainer_publishes(tmp_path: Path, recovered: Recovered) -> None:
+    system = OfStreams(tmp_path, spec=SPEC + GUARDED)
+    with ending(system), Store.open(system.valkey.url) as store:
+        trainer, versions = system.trainer, store.model(NAME)
+        eventually(lambda: trainer.status()["published"].get("refused", 0) > 0, "a refused version", LONG_S)
+        assert versions.active() is None
+        assert trainer.metric("ftrie_trainer_versions_total", kind="refused") > 0
+        assert "IS REFUSED" in trainer.said()
+        system.more(1000)
+        recovered.from_now()
+        recovered.when(lambda: versions.active() is not None, "one within its bounds is served", LONG_S)
+        assert not versions.manifest(versions.active_or_fail()).refused
