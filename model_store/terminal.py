@@ -7,6 +7,7 @@ and then; with `--json` only the answer is printed. Nothing here knows what is b
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ PIPE_WIDTH = 10_000
 MOST_WHOLE = 24
 BESIDE_DETAILS = 20
 DEFAULT_STORE = "embedded:.ftrie"
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 _json_asked: ContextVar[bool] = ContextVar("json_asked", default=False)
 
@@ -78,13 +80,15 @@ def progress(description: str, total: int | None = None, unit: str = "rows") -> 
 def note(message: str) -> None:
     """Print one line for the user on stderr, unless the answer is wanted as JSON."""
     if not json_asked():
-        print(message, file=sys.stderr, flush=True)
+        print(harmless(message), file=sys.stderr, flush=True)
 
 
 def warn(message: str) -> None:
     """Print one line on stderr about what went wrong while the work goes on; with `--json` too, as JSON."""
     line = (
-        json.dumps({"warning": message}, ensure_ascii=False) if json_asked() else f"ftrie: warning: {message}"
+        json.dumps({"warning": message}, ensure_ascii=False)
+        if json_asked()
+        else f"ftrie: warning: {harmless(message)}"
     )
     print(line, file=sys.stderr, flush=True)
 
@@ -127,7 +131,12 @@ def shown(value: object) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.5f}"
-    return str(value)
+    return harmless(str(value))
+
+
+def harmless(text: str) -> str:
+    """What users have sent, without orders to a terminal: control characters but line feeds and tabs are escaped."""
+    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def counted(number: int, thing: str) -> str:

@@ -34,3 +34,14 @@ def test_as_json_each_has_its_whole_event(store_url: str, capsys: pytest.Capture
 def test_a_model_without_any_has_none(store_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["store", "dead", "shop", "--store", store_url]) == 0
     assert capsys.readouterr().out == "shop: no dead letters\n"
+
+
+def test_what_users_have_sent_gives_no_orders_to_the_terminal(
+    store: Store, store_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    letter = Letter("file:a", "8", 'event: got "\x1b[2J"', b"\x1b]0;title\x07\r{")
+    store.dead_letters("ads").add(3, [letter])
+    assert run(["store", "dead", "ads", "--store", store_url, "--last", "1"]) == 0
+    out = capsys.readouterr().out
+    assert r'event: got "\x1b[2J"' in out and r"\x1b]0;title\x07\x0d{" in out
+    assert "\x1b" not in out

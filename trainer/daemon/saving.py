@@ -126,11 +126,20 @@ class Saving:
 
 
 def owner_of(folder: Path) -> str:
-    """The name under which this folder's trainer holds its lease: made once, random, kept in the folder."""
+    """The name under which this folder's trainer holds its lease: made once, random, kept in the folder.
+
+    Raises CheckpointError if it cannot be read.
+    """
     path = folder / OWNER
     try:
-        return path.read_text("ascii").strip()
+        owner = path.read_text("ascii").strip()
     except FileNotFoundError:
         owner = secrets.token_hex(8)
         write_whole(path, owner.encode())
-        return owner
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            f"{path}: {error}; expected a name in ASCII: delete it, and a new one is made"
+        ) from error
+    if not owner:
+        raise CheckpointError(f"{path} is empty; expected a name in ASCII: delete it, and a new one is made")
+    return owner

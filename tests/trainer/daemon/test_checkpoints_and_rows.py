@@ -8,6 +8,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from model_store.errors import CheckpointError
 from model_store.spec import ModelSpec
 from model_store.spec_sections import FieldSpec, InputSection, ModelSection
 from trainer.checkpoint import Every, Keeper
@@ -15,7 +18,7 @@ from trainer.checkpoint.folder import checkpoints_in
 from trainer.daemon.learner import Learner
 from trainer.daemon.letters import Letters
 from trainer.daemon.loop import EventLoop
-from trainer.daemon.saving import SEGMENTS, Saved
+from trainer.daemon.saving import OWNER, SEGMENTS, Saved, owner_of
 from trainer.events.merging import Merger
 from trainer.events.sources.opening import open_sources
 from trainer.events.wanted import Wanted
@@ -85,3 +88,10 @@ def test_checkpoints_of_the_same_row_take_no_rows_from_those_before(tmp_path: Pa
         while now.learner.counts.events < 9:
             now.learner.step(0.1)
         assert now.learner.model.rows == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe"])
+def test_a_name_of_the_lease_that_cannot_be_read_is_told(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / OWNER).write_bytes(content)
+    with pytest.raises(CheckpointError, match="delete it"):
+        owner_of(tmp_path)
