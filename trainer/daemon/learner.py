@@ -61,7 +61,7 @@ class Learner:
         self._saving = Saving(keeper, spec, resolved, names, loop.letters, self._seconds, initial)
         self._saved_rows = saved.checkpoint.description.rows if saved.checkpoint else -1
         self.behind = False
-        self._disk_fails = False
+        self._disk_fails = set[str]()
 
     @property
     def model(self) -> LearningModel:
@@ -110,11 +110,11 @@ class Learner:
         try:
             work()
         except OutputError as error:
-            if not self._disk_fails:
+            if otherwise not in self._disk_fails:
                 warn(f"{error}; {otherwise}, and learning goes on")
-            self._disk_fails = True
+            self._disk_fails.add(otherwise)
             return False
-        self._disk_fails = False
+        self._disk_fails.discard(otherwise)
         return True
 
     def chores(self, versions: ModelVersions) -> list[Callable[[], object]]:

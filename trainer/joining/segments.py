@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.errors import CheckpointError, OutputError
+from model_store.terminal import counted
 from trainer.checkpoint.folder import KEPT
 from trainer.joining import gathering, pack
 from trainer.joining.gathering import Columns
@@ -119,12 +120,12 @@ class Segments:
     def restore(self, numbers: Numbers) -> None:
         """Go on with a checkpoint that names these segments. Raises CheckpointError if one is missing."""
         missing = [number for number in numbers.tolist() if number not in self._place]
-        if missing and self._damaged:
-            raise self._damaged[0]
         if missing:
+            damage = f"; {self._damaged[0]}" if self._damaged else ""
             raise CheckpointError(
-                f"{self._folder} lacks segment {missing[0]}, and {len(missing) - 1} more, which the checkpoint names; "
-                "put the files back, or begin anew with another folder"
+                f"{self._folder} lacks {counted(len(missing), 'segment')} that the checkpoint names, the first is "
+                f"{missing[0]}{damage}; put the files back, or move the newest checkpoint away to go on from the one "
+                "before it"
             )
         self.keep(numbers)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.trainer.daemon.running import Trainer, trivago
+from tests.trainer.daemon.running import COMPILE_S, SPEC, Trainer, trivago
 from trainer.daemon.status import Status
 from trainer.events.events import Lag
 
@@ -31,8 +34,26 @@ def test_a_file_whose_events_nobody_has_counted_is_behind_by_bytes(lags: list[La
     assert said in Status(**EMPTY, lags=named).line().split(" · ")
 
 
-def test_files_read_to_their_end_are_not_behind(store_url: str, tmp_path: Any) -> None:
+def test_files_read_to_their_end_are_not_behind(store_url: str, tmp_path: Path) -> None:
     impressions, clicks = trivago(tmp_path, 300)
     flags = ("--from", impressions, "--from", clicks, "--once", "--no-publish")
     lags = Trainer(tmp_path, store_url, *flags).last()["lags"]
     assert [lag["bytes"] for lag in lags.values()] == [0, 0]
+
+
+def test_a_disk_that_stays_full_is_told_of_once(store_url: str, tmp_path: Path) -> None:
+    impressions, clicks = trivago(tmp_path)
+    (tmp_path / "hotels.toml").write_text(SPEC)
+    (tmp_path / "disk").mkdir()
+    small = 'mount -t tmpfs -o size=4m tmpfs disk && exec "$@"'
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", small, "sh"]
+    command += [sys.executable, "-m", "ftrie", "trainer", "hotels.toml", "--store", store_url, "--once"]
+    command += ["--no-publish", "--checkpoint", "disk/state", "--every", "500", "--memory", "1"]
+    command += ["--from", str(impressions), "--from", str(clicks)]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=COMPILE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for otherwise in ("no checkpoint is written", "rows that wait for their clicks stay in memory"):
+        assert done.stderr.count(f"; {otherwise}, and learning goes on") <= 1, done.stderr
+    assert "No space left on device" in done.stderr

@@ -122,7 +122,7 @@ def test_what_is_not_needed_is_never_written(tmp_path):
     again = Segments(tmp_path, MANY)
     again.restore(numbers(2))
     assert gathered(again, (2, 1))[0]["at"] == "2:1"
-    with pytest.raises(CheckpointError, match="lacks segment 0"):
+    with pytest.raises(CheckpointError, match="lacks 1 segment that the checkpoint names, the first is 0"):
         again.restore(numbers(0, 2))
 
 
