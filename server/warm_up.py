@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from ctr.v1.ranking_pb2 import RankRequest
 from model_store.artefact import Artefact
 from model_store.features import FeaturePlan
 from model_store.spec import parse_spec
 from server.catalogue import Catalogue
 from server.impressions.form import Form
 from server.layers.live_model import LiveModel
+from server.receiving.item_ids import ItemIds
+from server.receiving.plain_features import PlainReader
+from server.receiving.request import Received
 from server.selection.warm_up import options_for_warming, warm_up_approximation
 from server.serving import Serving
+from server.user_records.cache import StoredUser
+from server.user_records.wanted import WantedFields
 
 _SPEC = """
 model = { name = "warm-up" }
@@ -36,6 +42,7 @@ def warm_up() -> None:
     _ask(Serving.bind(model.parts))
     _ask(Serving.bind(model.rebuild()))
     warm_up_approximation()
+    _receive(FeaturePlan.of(before.spec))
 
 
 def _ask(serving: Serving) -> None:
@@ -47,6 +54,19 @@ def _ask(serving: Serving) -> None:
     serving.ranker.rank({"hour": "7"}, ["shoe"], shadows=(0,))
     for options in options_for_warming():
         serving.ranker.rank({"hour": "7"}, ["shoe", "unknown"], [], top_k=1, options=options)
+
+
+def _receive(plan: FeaturePlan) -> None:
+    """Read a request from its bytes, lay its features over those of a user, and write an answer."""
+    request = RankRequest(item_ids=["shoe"])
+    request.context.values["hour"] = "7"
+    received = Received(request.SerializeToString())
+    given, ids = PlainReader(plan).read(received), received.item_ids
+    assert given is not None and isinstance(ids, ItemIds)
+    ids.ranked(np.zeros(1, np.int64), np.zeros(1), np.zeros(1))
+    wanted = WantedFields.of(plan, None)
+    user = StoredUser("warm-up", ["8"] * len(wanted.hash_fields.names), 0.0)
+    user.tokens(wanted).under(given, user)
 
 
 def _artefact(keys: tuple[bytes, ...]) -> Artefact:

@@ -9,10 +9,12 @@ import numpy as np
 import server.interning.kernels
 import server.kernels
 import server.layers.kernels
+import server.receiving.kernels
 import server.scoring.item_side.kernels
 import server.scoring.kernels
 import server.scoring.lanes.kernels
 import server.selection.kernels
+import server.user_records.kernels
 from model_store.features import FeaturePlan
 from server.catalogue import Catalogue
 from server.layers.live_model import LiveModel
@@ -30,10 +32,12 @@ MODULES = (
     server.kernels,
     server.interning.kernels,
     server.layers.kernels,
+    server.receiving.kernels,
     server.scoring.item_side.kernels,
     server.scoring.kernels,
     server.scoring.lanes.kernels,
     server.selection.kernels,
+    server.user_records.kernels,
 )
 
 

@@ -107,7 +107,7 @@ class Process:
             process.kill()
             process.wait()
         for session in self._sessions:
-            _end_session(session)
+            end_session(session)
         if self._reader is not None:
             self._reader.join()
         return process.returncode
@@ -128,13 +128,27 @@ class Process:
                     self._heard(self.said)
 
 
-def _end_session(session: int) -> None:
+def members(session: int) -> list[int]:
+    """The processes of a session: a server's workers have groups of their own, so that a group is not enough."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, _, of = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(of) == session and state != "Z":
+                found.append(int(stat.parent.name))
+    return found
+
+
+def end_session(session: int) -> None:
     """Kill what is left of a session and wait until it is gone: what it held, such as the store, is free then."""
-    with suppress(ProcessLookupError):
-        os.killpg(session, signal.SIGKILL)
-        for _ in range(round(GONE_S / POLL_S)):
-            time.sleep(POLL_S)
-            os.killpg(session, 0)
+    for _ in range(round(GONE_S / POLL_S)):
+        left = members(session)
+        if not left:
+            return
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(POLL_S)
 
 
 def _code(code: int) -> str:

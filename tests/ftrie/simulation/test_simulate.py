@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from ftrie.simulation.first_day import write_log
+from ftrie.simulation.live.process import end_session
 from ftrie.simulation.market import MODEL, SPEC, Market
 from model_store.store import Store
 from tests.integration.processes import FTRIE, ROOT, ftrie
@@ -105,7 +105,7 @@ def test_a_killed_server_costs_neither_visits_nor_clicks(market: str, store: Sto
         process = stack.enter_context(traffic(market, *words))
         told = lines(process)
         next(told)
-        os.killpg(victim.pid, signal.SIGKILL)
+        end_session(victim.pid)
         failed = 0
         for window in told:
             failed += sum(window["failures"].values())
