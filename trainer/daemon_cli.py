@@ -101,8 +101,12 @@ def trainer(
         float, typer.Option(min=0.1, metavar="S", help="Seconds between two lines of status.")
     ] = 5.0,
     metrics_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics on this port of 127.0.0.1.")
+        int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics on this port.")
     ] = None,
+    metrics_host: Annotated[
+        str,
+        typer.Option(metavar="HOST", help="The address for --metrics-port; 0.0.0.0 for all of the machine."),
+    ] = "127.0.0.1",
     as_json: JsonOption = False,
 ) -> None:
     """Learn from impressions and clicks as they come, and publish what is learned, all the time.
@@ -141,6 +145,7 @@ def trainer(
         max_lag_s=max_lag,
         say_every_s=say_every,
         metrics_port=metrics_port,
+        metrics_host=metrics_host,
     )
     run(model_spec, asked, as_json)
 

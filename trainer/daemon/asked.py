@@ -36,3 +36,4 @@ class Asked:
     max_lag_s: float
     say_every_s: float
     metrics_port: int | None
+    metrics_host: str = "127.0.0.1"

@@ -88,7 +88,7 @@ class Daemon:
             at = saved.checkpoint.description
             note(f"going on from {saved.checkpoint.path}: {at.rows:,} examples learned, {at.keys:,} keys")
         if self._asked.metrics_port is not None:
-            self._exposed = serve(self._asked.metrics_port)
+            self._exposed = serve(self._asked.metrics_host, self._asked.metrics_port)
         self._learner = self._until_there(lambda: self._begun(saved, stack))
         if saved.checkpoint is None:  # what was settled now must not be settled otherwise after a crash
             self._learner.save()

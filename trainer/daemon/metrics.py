@@ -12,8 +12,6 @@ from prometheus_client.registry import Collector
 from model_store.errors import InputError
 from trainer.daemon.status import Status
 
-HOST = "127.0.0.1"
-
 
 class Family(NamedTuple):
     """One metric: name, counter or gauge, its labels besides `model`, what it counts."""
@@ -84,14 +82,14 @@ class Exposed(Collector):
             yield metric
 
 
-def serve(port: int) -> Exposed:
-    """Listen on a port of this machine. Raises InputError if it is taken."""
+def serve(host: str, port: int) -> Exposed:
+    """Listen on a port of an address of this machine. Raises InputError if it is taken."""
     registry, exposed = CollectorRegistry(), Exposed()
     registry.register(exposed)
     try:
-        start_http_server(port, HOST, registry)
+        start_http_server(port, host, registry)
     except OSError as error:
-        raise InputError(f"--metrics-port {port}: cannot listen on {HOST}: {error.strerror}") from error
+        raise InputError(f"--metrics-port {port}: cannot listen on {host}: {error.strerror}") from error
     return exposed
 
 
