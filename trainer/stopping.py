@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from model_store.errors import Stopped
 
@@ -17,17 +17,49 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Item = TypeVar("Item")
 
 
-class StopSignals:
-    """While entered, a signal ends `until_stopped`. Does nothing in a thread other than the main one.
+class Caught:
+    """While entered, signals go to `asked`, the first one only. Does nothing in a thread other than the main one."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, Any] = {}
+
+    def asked(self, number: int) -> None:
+        """A signal has come."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            # nohup's wish is kept.
+            kept = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._come) for number in kept}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
+
+    def _come(self, number: int, frame: FrameType | None) -> None:
+        self._restore()
+        self.asked(number)
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+
+class StopSignals(Caught):
+    """While entered, a signal ends `until_stopped`.
 
     Who waits for a batch is interrupted at once: that batch is not learned from, and will be read again. Who learns
     is not interrupted.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._asked = 0
         self._waiting = False
-        self._before: dict[int, Any] = {}
 
     def until_stopped(self, items: Iterator[Item], may_stop: Callable[[], bool]) -> Iterator[Item]:
         """The items, until they end. Raises Stopped, between two of them, once a signal has come and it may."""
@@ -43,28 +75,11 @@ class StopSignals:
                 return
             yield item
 
-    def __enter__(self) -> StopSignals:
-        if threading.current_thread() is threading.main_thread():
-            # nohup's wish is kept.
-            kept = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-            self._before = {number: signal.signal(number, self._ask) for number in kept}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._restore()
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
+    def asked(self, number: int) -> None:
+        """Remember it, or interrupt who waits."""
         self._asked = number
-        self._restore()
         if self._waiting:
             raise _stopped(number)
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
 
 
 def _stopped(number: int) -> Stopped:
