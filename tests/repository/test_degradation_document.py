@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from server.metrics.families import FAMILIES
+from trainer.daemon.metrics import FAMILIES as TRAINERS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/degradation.md"
@@ -46,7 +47,7 @@ def test_every_row_says_in_seconds_how_it_recovers() -> None:
         assert re.search(r"\d[\d.]* s\b", row[5]), row
 
 
-def test_every_metric_of_the_page_is_one_that_a_server_serves() -> None:
+def test_every_metric_of_the_page_is_one_that_a_server_or_a_trainer_serves() -> None:
     named = set(re.findall(r"`(ftrie_\w+?)(?:_count)?(?:\{[^`]*\})?`", PAGE.read_text("utf-8")))
     assert named
-    assert named <= FAMILIES.keys()
+    assert named <= FAMILIES.keys() | {family.name for family in TRAINERS}

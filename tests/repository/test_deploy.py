@@ -1,4 +1,4 @@
-"""deploy/: each file parses, calls ftrie with flags that it has, and names only metrics that a server serves."""
+"""deploy/: each file parses, calls ftrie with flags that it has, and names only metrics that a server or trainer has."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ import yaml
 
 from ftrie.cli import build
 from server.metrics.families import FAMILIES
+from trainer.daemon.metrics import FAMILIES as TRAINERS
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 METRIC = re.compile(r"\bftrie_[a-z_]+")
 UNITS = sorted((DEPLOY / "systemd").glob("*.*"))
+COMPOSE = DEPLOY / "docker/compose.yaml"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 
 
@@ -51,11 +53,11 @@ def sampled() -> dict[str, set[str]]:
         endings = ("_bucket", "_sum", "_count") if family.kind == "histogram" else ("",)
         for ending in endings:
             names[family.name + ending] = {*family.labels, *(["le"] if ending == "_bucket" else [])}
-    return names
+    return names | {family.name: {"model", *family.labels} for family in TRAINERS}
 
 
 @pytest.mark.parametrize(("where", "text"), [pytest.param(*pair, id=pair[0]) for pair in expressions()])
-def test_every_metric_named_is_one_that_a_server_serves(where: str, text: str) -> None:
+def test_every_metric_named_is_one_that_a_server_or_a_trainer_serves(where: str, text: str) -> None:
     known = sampled()
     for name in METRIC.findall(text):
         assert name in known or name in FAMILIES, f"{where}: {name}"
@@ -66,7 +68,8 @@ def test_every_metric_named_is_one_that_a_server_serves(where: str, text: str) -
 
 def test_every_metric_is_on_the_dashboard() -> None:
     text = (DEPLOY / "grafana/ftrie.json").read_text("utf-8")
-    missing = [name for name in FAMILIES if name not in text]
+    names = [*FAMILIES, *(family.name for family in TRAINERS)]
+    missing = [name for name in names if name not in text]
     assert missing == []
 
 
@@ -112,6 +115,9 @@ def called() -> Iterator[tuple[str, list[str]]]:
             spec = document["spec"].get("jobTemplate", document).get("spec", {})
             pod = spec.get("template", {}).get("spec", {})
             yield from ((manifest.name, container["args"]) for container in pod.get("containers", ()))
+    for service in yaml.safe_load(COMPOSE.read_text("utf-8"))["services"].values():
+        if service["image"].startswith("ftrie"):
+            yield COMPOSE.name, service["command"]
 
 
 @pytest.mark.parametrize(
@@ -166,6 +172,38 @@ def test_the_server_is_probed_by_grpc_health_and_its_ports_and_volumes_fit() -> 
     for document in documents:
         selector = document["spec"].get("selector") or document["spec"]["podSelector"]
         assert selector.get("matchLabels", selector) == labels
+
+
+def test_the_trainer_keeps_its_checkpoints_on_a_volume_and_is_given_time_to_end() -> None:
+    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes/trainer.yaml").read_text("utf-8")))
+    kinds = {document["kind"]: document["spec"] for document in documents}
+    spec, pod = kinds["StatefulSet"], kinds["StatefulSet"]["template"]["spec"]
+    (container,), (claim,) = pod["containers"], spec["volumeClaimTemplates"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert spec["replicas"] == 1 and pod["terminationGracePeriodSeconds"] >= 60
+    assert f"--checkpoint={mounts[claim['metadata']['name']]}/ads" in container["args"]
+    assert mounts.keys() == {volume["name"] for volume in pod["volumes"]} | {claim["metadata"]["name"]}
+    (port,) = container["ports"]
+    assert f"--metrics-port={port['containerPort']}" in container["args"]
+    assert spec["serviceName"] in [document["metadata"]["name"] for document in documents]
+    unit = (DEPLOY / "systemd/ftrie-trainer.service").read_text("utf-8")
+    assert "Restart=always" in unit and "--checkpoint ${STATE_DIRECTORY}/" in unit
+
+
+def test_compose_volumes_and_ports_fit() -> None:
+    written = yaml.safe_load(COMPOSE.read_text("utf-8"))
+    named = [volume.partition(":")[0] for s in written["services"].values() for volume in s["volumes"]]
+    assert {name for name in named if "/" not in name} == written["volumes"].keys()
+    for service in written["services"].values():
+        for port in service.get("ports", ()):
+            assert port.startswith("127.0.0.1:") and port.rpartition(":")[2] in service["command"]
+
+
+def test_every_job_that_is_scraped_has_a_port_that_a_unit_serves() -> None:
+    scraped = yaml.safe_load((DEPLOY / "prometheus/scrape.yml").read_text("utf-8"))["scrape_configs"]
+    targets = [target for job in scraped for config in job["static_configs"] for target in config["targets"]]
+    units = "".join(unit.read_text("utf-8") for unit in UNITS)
+    assert all(f"--metrics-port {target.rpartition(':')[2]}" in units for target in targets)
 
 
 def test_the_image_holds_every_package_and_runs_as_nobody_of_note() -> None:
