@@ -67,6 +67,11 @@ class Keeper:
         """True if a checkpoint should be written now that `rows` rows are learned."""
         return self._schedule.is_due(rows)
 
+    def gave_up(self, rows: int) -> None:
+        """Count a checkpoint that failed before it was begun; the next one is due as after any other."""
+        self._schedule.restart(rows)
+        self.failed += 1
+
     def save(self, description: Description, arrays: Arrays) -> bool:
         """Write a checkpoint; True if it was. One that cannot be written is told of and counted; the run must go on.
 

@@ -97,7 +97,7 @@ class Learner:
         """Write a checkpoint; first the rows that wait for their clicks, which it names."""
         loop = self._loop
         if not self._on_disk(loop.before_checkpoint, "no checkpoint is written"):
-            self._keeper.failed += 1
+            self._keeper.gave_up(self.model.rows)
             return
         rows, parts = self.model.rows, {"join": loop.joined()}
         saved = self._saving.save(loop.model, loop.state(), loop.places(), loop.counts, parts)

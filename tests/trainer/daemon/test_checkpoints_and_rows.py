@@ -43,9 +43,9 @@ def clicked(request: str, item: str, ts: int) -> dict[str, Any]:
 class Running:
     """A learner of one file of events, without a store."""
 
-    def __init__(self, log: Path, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, log: Path, folder: Path, every: str, stack: ExitStack) -> None:
         self._log = log
-        keeper = stack.enter_context(Keeper(folder, Every.parse("1h"), SPEC, resume=True))
+        keeper = stack.enter_context(Keeper(folder, Every.parse(every), SPEC, resume=True))
         saved = Saved(keeper.take(), [str(log)])
         sources = open_sources([str(log)], SPEC, None, saved.places)
         segments = Segments(folder / SEGMENTS, 1 << 20)
@@ -59,18 +59,22 @@ class Running:
 
     def take(self, event: dict[str, Any]) -> None:
         """Log an event, learn from it, and write a checkpoint."""
+        self.learn(event)
+        self.learner.save()
+
+    def learn(self, event: dict[str, Any]) -> None:
+        """Log an event, and learn from it."""
         events = self.learner.counts.events
         with self._log.open("a") as log:
             log.write(json.dumps(event) + "\n")
         while self.learner.counts.events == events:
             self.learner.step(0.1)
-        self.learner.save()
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Running]:
+def running(folder: Path, every: str = "1h") -> Iterator[Running]:
     with ExitStack() as stack:
-        yield Running(folder / "events.jsonl", folder / "state", stack)
+        yield Running(folder / "events.jsonl", folder / "state", every, stack)
 
 
 def test_checkpoints_of_the_same_row_take_no_rows_from_those_before(tmp_path: Path) -> None:
@@ -88,6 +92,21 @@ def test_checkpoints_of_the_same_row_take_no_rows_from_those_before(tmp_path: Pa
         while now.learner.counts.events < 9:
             now.learner.step(0.1)
         assert now.learner.model.rows == 2
+
+
+def test_a_disk_that_takes_no_rows_is_not_tried_again_at_each_step(tmp_path: Path) -> None:
+    with running(tmp_path, every="1") as now:
+        now.learn(shown("r", 1_700_000_000))
+        now.learn(clicked("r", "a", 1_700_000_001))
+        assert now.learner.save_is_due()
+        segments = tmp_path / "state" / SEGMENTS
+        segments.rmdir()
+        segments.touch()  # nothing can be written there
+        now.learner.save()
+        assert not checkpoints_in(tmp_path / "state")
+        assert not now.learner.save_is_due()
+        now.learn(clicked("r", "b", 1_700_000_002))
+        assert now.learner.save_is_due()
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe"])
