@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from model_store.backoff import Backoff
-from model_store.errors import StoreError, StoreUnavailable
+from model_store.errors import StaleEpoch, StoreError, StoreUnavailable
 
 Chore = Callable[[], object]
 
@@ -51,12 +51,12 @@ class Chores:
         self._next = now + self._every_s
 
     def run(self) -> None:
-        """Run them all now; one that the store refuses holds up no other. Raises StoreError."""
+        """Run them all now, in order; one that the store refuses holds up no other. Raises StoreError."""
         refused: StoreError | None = None
         for chore in self._chores:
             try:
                 chore()
-            except StoreUnavailable:
+            except (StoreUnavailable, StaleEpoch):
                 raise
             except StoreError as error:
                 refused = refused or error

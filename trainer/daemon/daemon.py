@@ -20,7 +20,7 @@ from model_store.terminal import note, print_json, warn
 from trainer.checkpoint import Keeper
 from trainer.daemon.asked import Asked
 from trainer.daemon.begin import begin
-from trainer.daemon.chores import Chores
+from trainer.daemon.chores import Chore, Chores
 from trainer.daemon.going_out import GoingOut
 from trainer.daemon.learner import Learner
 from trainer.daemon.metrics import Exposed, serve
@@ -61,6 +61,7 @@ class Daemon:
         self._next_status = time.monotonic() + asked.say_every_s
         self._exposed: Exposed | None = None
         self._watch: Watch | None = None
+        self._is_beside = False
 
     def open(self, stack: ExitStack) -> None:
         """Take the folder, the store and the lease; wait for a store that is away."""
@@ -92,8 +93,10 @@ class Daemon:
         self._learner = self._until_there(lambda: self._begun(saved, stack))
         if saved.checkpoint is None:  # what was settled now must not be settled otherwise after a crash
             self._learner.save()
+        if self._tenure is not None:
+            self._chores.add(self._tenure.confirm)
         for chore in self._learner.chores(self._versions):
-            self._chores.add(chore)
+            self._chores.add(chore if self._tenure is not None else self._beside_none(chore))
         self._chores.add(self._look_at_active)
         if self._out is not None and self._asked.activate:
             self._chores.add(self._out.publisher.try_again)
@@ -101,7 +104,7 @@ class Daemon:
             self._chores.add(self._watch_served)
         if self._out is not None:
             goes_on = saved.checkpoint is not None
-            through_us = self._until_there(self._versions.newest_through_us) if goes_on else 0
+            through_us = self._until_there(self._versions.active_through_us) if goes_on else 0
             self._out.begin(self._learner.model, through_us)
 
     def _begun(self, saved: Saved, stack: ExitStack) -> Learner:
@@ -156,6 +159,21 @@ class Daemon:
 
     def _look_at_active(self) -> None:
         self._active = self._versions.active()
+
+    def _beside_none(self, chore: Chore) -> Chore:
+        """The chore, but not while another trainer has the model: then what it writes is that one's to write."""
+
+        def unless_another() -> None:
+            try:
+                self._versions.refuse_beside_a_trainer()
+            except LeaseHeld as error:
+                if not self._is_beside:
+                    note(f"{error}; that one's dead letters and online metrics are left to it")
+                self._is_beside = True
+                return
+            chore()
+
+        return unless_another
 
     def _watch_served(self) -> None:
         """Go back if what is served does not do what it promised."""

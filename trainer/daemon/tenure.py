@@ -7,10 +7,11 @@ what this one publishes (the fence), and this one ends. Learning needs no lease,
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 
-from model_store.errors import StaleEpoch, StoreError, StoreUnavailable
+from model_store.errors import StaleEpoch, StoreError
 from model_store.lease import TrainerLease
 
 RENEWALS_A_TERM = 4
@@ -25,12 +26,22 @@ class Tenure:
         self._rows = rows
         self._over = threading.Event()
         self._taken: StaleEpoch | None = None
+        self._renewed_s = time.monotonic()
         self._thread = threading.Thread(target=self._renew_all, name="lease", daemon=True)
 
     def check(self) -> None:
         """Raise StaleEpoch if this is not the model's trainer any more."""
         if self._taken is not None:
             raise self._taken
+
+    def confirm(self) -> None:
+        """Renew now if that is overdue, as after this process was stopped. Raises StaleEpoch, StoreUnavailable.
+
+        To be called before what no fence in the store holds back is written.
+        """
+        self.check()
+        if time.monotonic() - self._renewed_s > 2 * self._lease.ttl_s / RENEWALS_A_TERM:
+            self._renew()
 
     def __enter__(self) -> Tenure:
         self._thread.start()
@@ -50,11 +61,16 @@ class Tenure:
     def _renew_all(self) -> None:
         while not self._over.wait(self._lease.ttl_s / RENEWALS_A_TERM):
             try:
-                self._lease.renew(rows=self._rows())
-            except StaleEpoch as error:
-                self._taken = error
+                self._renew()
+            except StaleEpoch:
                 return
-            except StoreUnavailable:
-                continue  # the term may end meanwhile: the fence decides
             except StoreError:
-                continue
+                continue  # the term may end meanwhile: the fence decides
+
+    def _renew(self) -> None:
+        try:
+            self._lease.renew(rows=self._rows())
+        except StaleEpoch as error:
+            self._taken = error
+            raise
+        self._renewed_s = time.monotonic()

@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from model_store.errors import LeaseHeld, StaleEpoch
+from model_store.lease import TrainerLease
 from model_store.store import Store
+from tests.degradation.system import eventually
 from tests.trainer.daemon.running import NAME, Trainer, trivago
+from trainer.daemon.tenure import Tenure
 
 
 @pytest.fixture
@@ -76,3 +80,41 @@ def test_the_same_folder_takes_its_lease_over_at_once_after_a_kill(
     streams.clicks(NAME).append(trivago(tmp_path, 202)[1].read_bytes().splitlines()[-2:])
     assert again.until("version", 1)["version"] > version
     again.terminate()
+
+
+def test_one_that_does_not_publish_leaves_letters_and_online_metrics_to_the_models_trainer(
+    streams: Store, store_url: str, tmp_path: Path
+) -> None:
+    streams.impressions(NAME).append([b"no event"])
+    lease = streams.trainer_lease(NAME, "the one in production")
+    lease.ttl_s = 600.0
+    lease.take()
+    trial = Trainer(tmp_path, store_url, "--once", "--no-publish", state="trial").last()
+    assert trial["dead_letters"] == 1
+    assert streams.dead_letters(NAME).last() == 0
+    assert not list(streams.client.scan_iter(match=f"ftrie:{{{NAME}}}:online:*"))
+    lease.release()
+    alone = Trainer(tmp_path, store_url, "--once", "--no-publish", state="trial").last()
+    assert alone["dead_letters"] == 1
+    assert streams.dead_letters(NAME).last() == 1
+    assert list(streams.client.scan_iter(match=f"ftrie:{{{NAME}}}:online:*"))
+
+
+def test_one_whose_lease_is_overdue_asks_before_it_writes_what_no_fence_holds_back(store: Store) -> None:
+    asleep, other = (store.trainer_lease(NAME, name) for name in ("asleep", "other"))
+    asleep.ttl_s = 0.01
+    asleep.take()
+    tenure = Tenure(asleep, lambda: 0)  # not entered: nothing renews it
+    eventually(lambda: taken(other), "the lease to run out")
+    with pytest.raises(StaleEpoch, match="another trainer has taken over"):
+        tenure.confirm()
+    with pytest.raises(StaleEpoch):
+        tenure.check()
+
+
+def taken(lease: TrainerLease) -> bool:
+    try:
+        lease.take()
+    except LeaseHeld:
+        return False
+    return True
