@@ -15,7 +15,8 @@ import pyarrow as pa
 from trainer.events.forms import SET, shaped
 from trainer.events.line_by_line import RESERVED_TYPES
 from trainer.events.raw import MAX_ITEMS, Raw
-from trainer.events.scanning.kernels import ABSENT, DEEPEST, FRACTION, LIST, WHOLE, Scratch, Spans, Tree, scan
+from trainer.events.scanning.kernels import DEEPEST, Scratch, Spans, Tree, scan
+from trainer.events.scanning.literals.kernels import ABSENT, FRACTION, LIST, WHOLE
 from trainer.events.scanning.tree import Compiled
 from trainer.events.scanning.values import Values
 from trainer.events.wanted import ITEMS, RESERVED, Column, Path, Wanted

@@ -1,4 +1,4 @@
-"""The pass over lines of JSON that notes where wanted values stand, and the copying of those values to columns.
+"""The pass over lines of JSON that notes where wanted values stand.
 
 A line is checked in full, as strictly as Python's json does. It is odd, and left to `line_by_line`, if it is broken, or
 if something in it must be judged: a member that comes twice, a value of a kind that its place does not allow, an escape
@@ -13,20 +13,24 @@ import numpy as np
 
 from model_store.jit import bare_inline, bare_kernel
 from trainer.events.raw import MAX_ITEMS
-
-ABSENT, STRING, ESCAPED, WHOLE, FRACTION, TRUE, FALSE, LIST = range(8)
-"""What stands at a place. ESCAPED: a string with backslashes; FRACTION: a number that is not written as an integer's
-canonical text is; null is ABSENT."""
+from trainer.events.scanning.literals.kernels import (
+    ABSENT,
+    BROKEN,
+    HALF,
+    LIST,
+    QUOTE,
+    STRING,
+    scalar,
+    skip,
+    string,
+)
 
 OBJECT_OR_NULL, ITEMS_OR_NULL = 1, 2
 DEEPEST = 64
-_HALF, _BROKEN = 8, -1  # a string with half of a surrogate pair, perhaps: never allowed
 _IN_OBJECT, _IN_LIST = 0, 1
-_LONGEST_NUMBER, _LONGEST_WITH_EXPONENT = 300, 20
 
-_QUOTE, _BACKSLASH, _COMMA, _COLON, _MINUS, _PLUS, _DOT, _ZERO, _NINE = 34, 92, 44, 58, 45, 43, 46, 48, 57
+_COMMA, _COLON = 44, 58
 _OPEN_BRACE, _CLOSE_BRACE, _OPEN_BRACKET, _CLOSE_BRACKET = 123, 125, 91, 93
-_SPACE, _TAB, _LF, _CR, _T, _F, _N, _U, _E, _CAPITAL_E, _D = 32, 9, 10, 13, 116, 102, 110, 117, 101, 69, 100
 
 
 class Tree(NamedTuple):
@@ -122,14 +126,14 @@ def _scan_line(
     stands in the innermost one yet. set_at: the depth of the wanted list that is being read, 0 outside of one.
     """
     lengths[event] = -1
-    at = _skip(data, at, end)
+    at = skip(data, at, end)
     if at == end or data[at] != _OPEN_BRACE:
         return -(rows + 1)
     depth, set_at, set_place, fresh = np.int64(0), np.int64(0), np.int64(0), True
     _open(scratch, depth, _IN_OBJECT, 0)
     at += 1
     while True:
-        at = _skip(data, at, end)
+        at = skip(data, at, end)
         if at >= end:
             return -(rows + 1)
         is_object = scratch.containers[depth] == _IN_OBJECT
@@ -167,15 +171,15 @@ def _scan_line(
                 at += 1
                 continue
             begin = at
-            at, kind = _scalar(data, at, end)
-            if is_item or kind == _BROKEN or (kind == _HALF and set_at > 0) or (kind != ABSENT and must != 0):
+            at, kind = scalar(data, at, end)
+            if is_item or kind == BROKEN or (kind == HALF and set_at > 0) or (kind != ABSENT and must != 0):
                 return -(rows + 1)
             if leaf >= 0 and kind != ABSENT:
-                quoted = 1 if data[begin] == _QUOTE else 0
+                quoted = 1 if data[begin] == QUOTE else 0
                 if _note(tree, spans, leaf, kind, event, rows, begin + quoted, at - begin - 2 * quoted) < 0:
                     return -(rows + 1)
         while True:
-            at = _skip(data, at, end)
+            at = skip(data, at, end)
             if at >= end:
                 return -(rows + 1)
             if data[at] == _COMMA:
@@ -190,14 +194,14 @@ def _scan_line(
                 set_at = np.int64(0)
             depth -= 1
             if depth < 0:
-                return rows if _skip(data, at, end) == end else -(rows + 1)
+                return rows if skip(data, at, end) == end else -(rows + 1)
             fresh = False
 
 
 @bare_inline
 def _member(tree: Any, scratch: Any, depth: Any, data: Any, at: Any, end: Any) -> Any:
     """From where a name should begin to its value, and the name's number, or -1. At -1: broken, or there twice."""
-    if data[at] != _QUOTE:
+    if data[at] != QUOTE:
         return np.int64(-1), np.int64(-1)
     at, name = _name(tree, scratch, depth, scratch.objects[depth], data, at + 1, end)
     if at < 0:
@@ -206,10 +210,10 @@ def _member(tree: Any, scratch: Any, depth: Any, data: Any, at: Any, end: Any) -
         if scratch.seen[name] == scratch.serials[depth]:
             return np.int64(-1), name
         scratch.seen[name] = scratch.serials[depth]
-    at = _skip(data, at, end)
+    at = skip(data, at, end)
     if at >= end or data[at] != _COLON:
         return np.int64(-1), name
-    at = _skip(data, at + 1, end)
+    at = skip(data, at + 1, end)
     return at if at < end else np.int64(-1), name
 
 
@@ -257,15 +261,15 @@ def _name(tree: Any, scratch: Any, depth: Any, under: Any, data: Any, begin: Any
     Members mostly come in one order: the name that last came after the one before is looked for first.
     """
     if under < 0:
-        at, kind = _string(data, begin, end)
+        at, kind = string(data, begin, end)
         return at if kind == STRING else np.int64(-1), np.int64(-1)
     name = scratch.after[scratch.last[depth]]
     if name >= 0:
         size = np.int64(tree.name_at[name + 1] - tree.name_at[name])
-        if begin + size < end and data[begin + size] == _QUOTE and _is_name(tree, name, data, begin):
+        if begin + size < end and data[begin + size] == QUOTE and _is_name(tree, name, data, begin):
             scratch.last[depth] = name
             return begin + size + 1, name
-    at, kind = _string(data, begin, end)
+    at, kind = string(data, begin, end)
     if kind != STRING:
         return np.int64(-1), np.int64(-1)
     for name in range(tree.first[under], tree.first[under + 1]):
@@ -283,186 +287,3 @@ def _is_name(tree: Any, name: Any, data: Any, begin: Any) -> Any:
             return False
         begin += 1
     return True
-
-
-@bare_inline
-def _skip(data: Any, at: Any, end: Any) -> Any:
-    while at < end and (data[at] == _SPACE or data[at] == _LF or data[at] == _CR or data[at] == _TAB):
-        at += 1
-    return at
-
-
-@bare_inline
-def _string(data: Any, at: Any, end: Any) -> Any:
-    """From behind an opening quote: behind the closing one, and STRING, ESCAPED, _HALF or _BROKEN."""
-    kind = np.int64(STRING)
-    while at < end:
-        byte = data[at]
-        at += 1
-        if byte == _QUOTE:
-            return at, kind
-        if byte < _SPACE:
-            return at, np.int64(_BROKEN)
-        if byte == _BACKSLASH:
-            escape = data[at] if at < end else np.uint8(0)
-            at += 1
-            if escape == _U:
-                if at + 4 > end or not _are_hex(data, at):
-                    return at, np.int64(_BROKEN)
-                if not _is_surrogate(data, at):
-                    kind = max(kind, np.int64(ESCAPED))
-                    at += 4
-                elif _is_high(data, at) and at + 10 <= end and _is_low_behind(data, at + 4):
-                    kind = max(kind, np.int64(ESCAPED))
-                    at += 10
-                else:
-                    kind = np.int64(_HALF)
-                    at += 4
-            elif _is_short_escape(escape):
-                kind = max(kind, np.int64(ESCAPED))
-            else:
-                return at, np.int64(_BROKEN)
-    return at, np.int64(_BROKEN)
-
-
-@bare_inline
-def _is_surrogate(data: Any, at: Any) -> Any:
-    """D800 to DFFF, of four hexadecimal digits."""
-    return data[at] | 32 == _D and data[at + 1] >= 56
-
-
-@bare_inline
-def _is_high(data: Any, at: Any) -> Any:
-    """D800 to DBFF, of a surrogate."""
-    return data[at + 1] in (56, 57, 65, 66, 97, 98)
-
-
-@bare_inline
-def _is_low_behind(data: Any, at: Any) -> Any:
-    """A whole escape from DC00 to DFFF."""
-    escape = data[at] == _BACKSLASH and data[at + 1] == _U and _are_hex(data, at + 2)
-    return escape and data[at + 2] | 32 == _D and data[at + 3] | 32 >= 99
-
-
-@bare_inline
-def _is_short_escape(byte: Any) -> Any:
-    return byte in (_QUOTE, _BACKSLASH, 47, 98, _F, _N, 114, _T)  # / b r
-
-
-@bare_inline
-def _are_hex(data: Any, at: Any) -> Any:
-    for place in range(at, at + 4):
-        byte = data[place]
-        if not (_ZERO <= byte <= _NINE or 97 <= byte | 32 <= 102):
-            return False
-    return True
-
-
-@bare_inline
-def _scalar(data: Any, at: Any, end: Any) -> Any:
-    """Behind the scalar that begins at `at`, and its kind; ABSENT is null."""
-    byte = data[at]
-    if byte == _QUOTE:
-        return _string(data, at + 1, end)
-    if byte == _T:
-        good = at + 4 <= end and data[at + 1] == 114 and data[at + 2] == _U and data[at + 3] == _E
-        return at + 4, np.int64(TRUE if good else _BROKEN)
-    if byte == _F:
-        good = at + 5 <= end and data[at + 1] == 97 and data[at + 2] == 108
-        good = good and data[at + 3] == 115 and data[at + 4] == _E
-        return at + 5, np.int64(FALSE if good else _BROKEN)
-    if byte == _N:
-        good = at + 4 <= end and data[at + 1] == _U and data[at + 2] == 108 and data[at + 3] == 108
-        return at + 4, np.int64(ABSENT if good else _BROKEN)
-    return _number(data, at, end)
-
-
-@bare_inline
-def _number(data: Any, at: Any, end: Any) -> Any:
-    """A number as JSON writes it. One so long that it may be no double is taken for broken: line_by_line knows."""
-    begin, negative = at, data[at] == _MINUS
-    at += negative
-    first = at
-    at = _digits(data, at, end)
-    if at == first or (data[first] == _ZERO and at > first + 1) or at - begin > _LONGEST_NUMBER:
-        return at, np.int64(_BROKEN)
-    kind = np.int64(FRACTION if negative and data[first] == _ZERO else WHOLE)  # -0 is 0
-    if at < end and data[at] == _DOT:
-        first = at + 1
-        at = _digits(data, first, end)
-        if at == first or at - begin > _LONGEST_NUMBER:
-            return at, np.int64(_BROKEN)
-        kind = np.int64(FRACTION)
-    if at < end and (data[at] == _E or data[at] == _CAPITAL_E):
-        short = at - begin <= _LONGEST_WITH_EXPONENT
-        at += 1
-        if at < end and (data[at] == _PLUS or data[at] == _MINUS):
-            at += 1
-        first = at
-        at = _digits(data, at, end)
-        if not short or at == first or at > first + 2:
-            return at, np.int64(_BROKEN)
-        kind = np.int64(FRACTION)
-    return at, kind
-
-
-@bare_inline
-def _digits(data: Any, at: Any, end: Any) -> Any:
-    while at < end and _ZERO <= data[at] <= _NINE:
-        at += 1
-    return at
-
-
-@bare_kernel
-def text_offsets(kinds: Any, sizes: Any, offsets: Any) -> None:
-    """Where each value's bytes will begin: offsets, int32[n + 1], out; of ABSENT ones there are none."""
-    total = np.int32(0)
-    for i in range(kinds.size):
-        offsets[i] = total
-        if kinds[i] != ABSENT:
-            total += np.int32(sizes[i])
-    offsets[kinds.size] = total
-
-
-@bare_kernel
-def copy_text(data: Any, begins: Any, offsets: Any, out: Any) -> None:
-    """Copy each value's bytes to where `text_offsets` has put them."""
-    for i in range(begins.size):
-        begin = begins[i]
-        for place in range(offsets[i], offsets[i + 1]):
-            out[place] = data[begin]
-            begin += 1
-
-
-@bare_kernel
-def count_members(data: Any, kinds: Any, begins: Any, sizes: Any, offsets: Any) -> None:
-    """How many members lists have, added up: offsets, int32[n + 1], out. A list that was scanned is not broken."""
-    total = np.int32(0)
-    for i in range(kinds.size):
-        offsets[i] = total
-        if kinds[i] == LIST:
-            at, end = np.int64(begins[i]) + 1, np.int64(begins[i]) + sizes[i] - 1
-            at = _skip(data, at, end)
-            while at < end:
-                at, _ = _scalar(data, at, end)
-                total += np.int32(1)
-                at = _skip(data, _skip(data, at, end) + 1, end)
-    offsets[kinds.size] = total
-
-
-@bare_kernel
-def find_members(data: Any, kinds: Any, begins: Any, sizes: Any, members: Any) -> None:
-    """The kinds, begins and sizes of all lists' members: Spans without a base, filled in order."""
-    place = 0
-    for i in range(kinds.size):
-        if kinds[i] == LIST:
-            at, end = np.int64(begins[i]) + 1, np.int64(begins[i]) + sizes[i] - 1
-            at = _skip(data, at, end)
-            while at < end:
-                begin = at
-                at, kind = _scalar(data, at, end)
-                quoted = 1 if data[begin] == _QUOTE else 0
-                members.kinds[place] = kind
-                members.begins[place], members.sizes[place] = begin + quoted, at - begin - 2 * quoted
-                place += 1
-                at = _skip(data, _skip(data, at, end) + 1, end)

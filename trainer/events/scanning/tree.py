@@ -7,18 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trainer.events.scanning.kernels import (
-    ESCAPED,
-    FALSE,
-    FRACTION,
-    ITEMS_OR_NULL,
-    LIST,
-    OBJECT_OR_NULL,
-    STRING,
-    TRUE,
-    WHOLE,
-    Tree,
-)
+from trainer.events.scanning.kernels import ITEMS_OR_NULL, OBJECT_OR_NULL, Tree
+from trainer.events.scanning.literals.kernels import ESCAPED, FALSE, FRACTION, LIST, STRING, TRUE, WHOLE
 from trainer.events.wanted import CONTEXT, FEATURES, ITEMS, RESERVED, USER, Path, Wanted
 
 _IDS = (STRING, ESCAPED, WHOLE)

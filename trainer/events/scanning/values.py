@@ -12,17 +12,9 @@ import pyarrow as pa
 
 from model_store.cells import text_column
 from trainer.events.forms import TEXT
-from trainer.events.scanning.kernels import (
-    ABSENT,
-    ESCAPED,
-    FRACTION,
-    LIST,
-    Spans,
-    copy_text,
-    count_members,
-    find_members,
-    text_offsets,
-)
+from trainer.events.scanning.copying.kernels import copy_text, count_members, find_members, text_offsets
+from trainer.events.scanning.kernels import Spans
+from trainer.events.scanning.literals.kernels import ABSENT, ESCAPED, FRACTION, LIST
 
 Bytes = npt.NDArray[np.uint8]
 _NONE = np.empty(0, np.int32)

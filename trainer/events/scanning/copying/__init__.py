@@ -1,0 +1,1 @@
+"""Values on their way from a block to columns."""

@@ -1,0 +1,1 @@
+"""Strings, numbers and words of JSON, as they are written."""
