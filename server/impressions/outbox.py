@@ -82,22 +82,31 @@ class Outbox:
             self._end_at_s = end_at_s
             self._changed.notify()
         self._thread.join(max(0.0, end_at_s - time.monotonic()) + 0.2)
-        left = len(self._lines)
-        for model, _ in list(self._lines):
+        with self._changed:  # what the thread has in hand too: it counts only what it still finds here
+            left = [model for model, _ in self._lines]
+            self._lines.clear()
+            self._bytes = 0
+        for model in left:
             self.dropped(model, CLOSED)
         if left:
-            _log.error("impressions lost at the end", sink=self.name, lines=left)
+            _log.error("impressions lost at the end", sink=self.name, lines=len(left))
 
     # -- the thread
 
     def _run(self) -> None:
         while batch := self._next_batch():
-            if self._hand_over(batch):
-                with self._changed:
-                    for _ in batch:
-                        self._bytes -= len(self._lines.popleft()[1])
+            if self._hand_over(batch) and self._taken_out(batch):
                 self._meter.count(IMPRESSIONS_LOGGED, batch[0][0], self.name, by=len(batch))
         self._sink.close()
+
+    def _taken_out(self, batch: Sequence[Line]) -> bool:
+        """Lines that the sink has wait no longer; False if `close` has given them up, and counted them, meanwhile."""
+        with self._changed:
+            if not self._lines:
+                return False
+            for _ in batch:
+                self._bytes -= len(self._lines.popleft()[1])
+            return True
 
     def _next_batch(self) -> list[Line]:
         """The lines that have waited longest, of one model; none once nothing waits, or may wait, at the end."""

@@ -152,6 +152,18 @@ def test_at_the_end_what_a_sink_that_is_away_does_not_take_in_time_is_counted(
     assert sink.taken == []
 
 
+def test_what_a_sink_takes_after_it_was_given_up_is_counted_once(
+    sink: Slow, meter: Counted, eventually: Eventually
+) -> None:
+    waiting = Outbox(sink, "slow", 100, meter)
+    waiting.put(lines(0, 5))
+    sink.asked.acquire()  # the sink has them in hand, and answers only when they were given up
+    waiting.close(time.monotonic())
+    sink.permits.release(1)
+    eventually(sink.closed.is_set)
+    assert meter.read() == {(IMPRESSIONS_DROPPED, "ads", "slow", "closed"): 5}
+
+
 def test_a_fault_of_a_sink_is_tried_again_too(meter: Counted, eventually: Eventually) -> None:
     faults = [ValueError("a fault")]
 
