@@ -92,15 +92,12 @@ class PublishedVersions:
         ]
         return sorted(listed, key=lambda info: info.version)
 
-    def newest_through_us(self) -> int:
-        """Through when the newest version has learned; 0 where there is none, or it was not learned from streams."""
-        with self._store.answers():
-            newest = self._client.zrevrange(self.keys.versions, 0, 0)
-        if not newest:
-            return 0
+    def active_through_us(self) -> int:
+        """Through when the active version has learned; 0 where there is none, or it was not learned from streams."""
+        active = self.active()
         try:
-            return self.manifest(int(newest[0])).through_us or 0
-        except (ArtefactError, VersionNotFound):  # collected meanwhile, or damaged: nothing is known of it
+            return (self.manifest(active).through_us or 0) if active is not None else 0
+        except (ArtefactError, VersionNotFound):  # damaged, or collected meanwhile: nothing is known of it
             return 0
 
     def manifest(self, version: int) -> Manifest:

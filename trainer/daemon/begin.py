@@ -20,7 +20,7 @@ from trainer.daemon.saving import SEGMENTS, Saved
 from trainer.daemon.settling import settle, settle_rows
 from trainer.daemon.signals import StopAsked
 from trainer.events.merging import Merger
-from trainer.events.sources.opening import open_sources
+from trainer.events.sources.opening import check_there, open_sources
 from trainer.events.sources.row_opening import are_rows, open_rows
 from trainer.events.wanted import Wanted
 from trainer.hashing.examples import ExampleMaker
@@ -39,6 +39,8 @@ def begin(
     stack: ExitStack,
 ) -> Learner:
     """The learner, its model restored. Raises SpecError, InputError, CheckpointError, StoreUnavailable, Stopped."""
+    if asked.once and saved.checkpoint is None:
+        check_there(asked.sources)
     rows = are_rows(asked.sources, spec)
     compile_loop(spec)
     opened = begin_rows if rows else begin_events

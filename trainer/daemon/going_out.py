@@ -30,7 +30,7 @@ class GoingOut:
         self._not_before = 0.0
 
     def begin(self, model: LearningModel, through_us: int = 0) -> None:
-        """Count from here; `through_us`: through when the newest version has learned, where the run goes on."""
+        """Count from here; `through_us`: through when the active version has learned, where the run goes on."""
         self._through_us, self._begun_rows = through_us, model.rows
         self.rows = self.rows if model.rows else 0  # one that begins anew may never learn as much
         self.publisher.begin(model)

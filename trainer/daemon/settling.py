@@ -14,6 +14,9 @@ from trainer.events.sources.opening import open_sources
 from trainer.events.sources.rows import RowSource
 
 LOOK_EVERY_S = 0.5
+ENOUGH = 100
+"""Impressions without a field that the spec has: then it is the spec that is wrong, and not that it was early."""
+_SHOWN = b'"items"'
 
 
 def settle(
@@ -21,20 +24,21 @@ def settle(
 ) -> ModelSpec:
     """The spec with its fields named, or checked against the first impressions that the sources have.
 
-    A spec without [fields] waits for an impression, but with `once`. Raises SpecError, InputError, StoreUnavailable,
-    and Stopped if a signal comes meanwhile.
+    A spec without [fields] waits for an impression, and a field that none has so far for ENOUGH of them, but with
+    `once`. Raises SpecError, InputError, StoreUnavailable, and Stopped if a signal comes meanwhile.
     """
-    told = False
+    told = ""
     while True:
         data = first_events(spec, names, store)
         try:
             return settled(spec, data)
-        except SpecError:
-            if spec.fields or once or b'"items"' in data:
+        except SpecError as error:
+            if once or data.count(_SHOWN) >= (ENOUGH if spec.fields else 1):
                 raise
-        if not told:
-            note("the spec names no fields: waiting for a first impression to take them from")
-            told = True
+            missing = str(error).partition(";")[0]
+        if told != missing:
+            note(f"waiting for more impressions: {missing}")
+            told = missing
         if stop.wait(LOOK_EVERY_S):
             raise Stopped("stopped while waiting for a first impression", stop.number)
 

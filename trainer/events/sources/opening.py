@@ -6,9 +6,11 @@ the store or the broker is may change from run to run.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from glob import escape, glob
 
 from model_store.errors import InputError
 from model_store.redis_keys import ModelKeys
@@ -79,6 +81,15 @@ def known_as(name: str) -> str:
         _, hash, part = name.partition("#")
         return f"{STORE}{hash}{part}"
     return f"kafka {kafka_name(name).topic}" if name.startswith(SCHEME) else name
+
+
+def check_there(names: Sequence[str]) -> None:
+    """Raise InputError for a file, folder or glob that there is nothing of: for who will not wait for it."""
+    for name in names:
+        path = name.partition("=")[2] if name.partition("=")[0] in (*KINDS, ROWS) else name
+        is_path = "://" not in path and not path.startswith(_STORES) and path.partition("#")[0] != STORE
+        if is_path and not (os.path.exists(path) or glob(path, recursive=True) or glob(f"{escape(path)}.*")):
+            raise InputError(f"{path}: there is no such file; name a file, folder or glob that is there")
 
 
 class _Opening:

@@ -1,0 +1,48 @@
+"""A trainer that begins before its events are what they will be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from model_store.store import Store
+from tests.trainer.daemon.running import NAME, Trainer, trivago
+
+
+def test_a_field_that_the_first_impressions_lack_is_waited_for(
+    store: Store, store_url: str, tmp_path: Path
+) -> None:
+    lines = trivago(tmp_path, 20)[0].read_bytes().splitlines()
+    without = json.loads(lines[0])
+    del without["context"]["device"]
+    stream = store.impressions(NAME)
+    stream.append([json.dumps(without).encode()])
+    trainer = Trainer(tmp_path, store_url)
+    assert trainer.process.stderr is not None
+    said = ""
+    while "waiting" not in said:
+        said = trainer.process.stderr.readline()
+    assert "fields.device: no impression so far has 'device'" in said
+    stream.append(lines[1:])
+    trainer.until("events", 20)
+    trainer.terminate()
+
+
+def test_a_field_that_a_hundred_impressions_lack_is_a_mistake(
+    store: Store, store_url: str, tmp_path: Path
+) -> None:
+    shown = [json.loads(line) for line in trivago(tmp_path, 120)[0].read_bytes().splitlines()]
+    for each in shown:
+        del each["context"]["device"]
+    store.impressions(NAME).append([json.dumps(each).encode() for each in shown])
+    code, said = Trainer(tmp_path, store_url).failed()
+    assert code == 2
+    assert "fields.device: no impression so far has 'device'; they have: " in said
+
+
+def test_a_file_that_is_not_there_is_named_where_nothing_is_waited_for(
+    store_url: str, tmp_path: Path
+) -> None:
+    code, said = Trainer(tmp_path, store_url, "--from", "typo.jsonl", "--once").failed()
+    assert code == 3
+    assert "typo.jsonl: there is no such file" in said
