@@ -63,15 +63,17 @@ class OnlineMetrics:
         self._client = connection.client
         self._keys = keys
 
-    def write(self, cells: Mapping[Cell, OnlineSums]) -> None:
-        """Replace what is known of these cells. One round trip, O(cells)."""
+    def write(self, cells: Mapping[Cell, OnlineSums], *, whole: bool = False) -> None:
+        """Replace what is known of these cells; whole: of their minutes, all in one step. One round trip, O(cells)."""
         if not cells:
             return
         by_minute: dict[int, dict[str, str]] = {}
         for cell, sums in cells.items():
             by_minute.setdefault(cell[0], {})[_field(cell)] = json.dumps(asdict(sums), separators=(",", ":"))
-        with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
+        with self._store.answers(), self._client.pipeline(transaction=whole) as pipe:
             for minute, found in by_minute.items():
+                if whole:
+                    pipe.delete(self._keys.online(minute))
                 pipe.hset(self._keys.online(minute), mapping=found)
                 pipe.expire(self._keys.online(minute), KEPT_S)
             pipe.execute()

@@ -1,7 +1,8 @@
 """The online metrics of a model as its trainer keeps them: cells of minute, version and variant, and what is unwritten.
 
 Its arrays are in the checkpoint, at the same moment as the places in the sources: so a request is counted once, through
-crashes too. The store gets absolute numbers, every few seconds those of the cells that changed.
+crashes too. The store gets absolute numbers, every few seconds those of the cells that changed. A version a second
+would fill it: once a minute can change no more, its versions are one cell there for each variant.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Online:
         self.too_late = 0
         self._cells: dict[Cell, Int64s] = {}
         self._unwritten: set[Cell] = set()
+        self._is_restored = False
         self._versions: dict[int, Int64s] = {}
         """Of each version the predicted clicks, in CTR_UNIT, and the clicks, of requests with a ctr for every item."""
         self._latest = 0
@@ -53,9 +55,10 @@ class Online:
     def flush(self, store: OnlineMetrics) -> int:
         """Write the cells that changed since the last time; returns how many. StoreUnavailable loses none."""
         changed = {cell: _record(self._cells[cell]) for cell in sorted(self._unwritten)}
-        store.write(changed)
+        store.write(changed, whole=self._is_restored)
         self._unwritten.clear()
-        self._forget()
+        self._is_restored = False
+        self._forget(store)
         return len(changed)
 
     def evidence(self) -> dict[int, Evidence]:
@@ -88,7 +91,7 @@ class Online:
         }
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Go on from what `state` gave. All cells are written again: what came after the state is taken back."""
+        """Go on from what `state` gave. All minutes are written again: what came after the state is taken back."""
         ends = np.cumsum(state["lengths"])
         names = state["names"].tobytes()
         variants = [names[end - size : end] for end, size in zip(ends, state["lengths"], strict=True)]
@@ -96,6 +99,7 @@ class Online:
         cells = [(m, v, name.decode("utf-8", "surrogateescape")) for (m, v), name in places]
         self._cells = dict(zip(cells, state["sums"].copy(), strict=True))
         self._unwritten = set(cells)
+        self._is_restored = True
         self._versions = dict(zip(state["versions"].tolist(), state["evidence"].copy(), strict=True))
         self._latest, self.too_late = state["head"].tolist()
 
@@ -124,12 +128,26 @@ class Online:
             for version in sorted(self._versions)[:-MOST_VERSIONS]:
                 del self._versions[version]
 
-    def _forget(self) -> None:
-        """Drop old minutes, but not before they are written. O(cells)."""
+    def _forget(self, store: OnlineMetrics) -> None:
+        """Drop minutes that can change no more, and let the store add up their versions. O(cells).
+
+        All of them have been written, whole: `restore` brings no part of a minute.
+        """
         oldest = self._latest - REMEMBERED_MINUTES
-        gone = [cell for cell in self._cells if cell[0] <= oldest and cell not in self._unwritten]
+        gone = sorted(cell for cell in self._cells if cell[0] <= oldest)
+        store.write(_without_versions({cell: _record(self._cells[cell]) for cell in gone}), whole=True)
         for cell in gone:
             del self._cells[cell]
+
+
+def _without_versions(cells: Mapping[Cell, OnlineSums]) -> dict[Cell, OnlineSums]:
+    """The cells of each minute and variant added up, as if they were of the last version. cells: in their order."""
+    last = {(minute, variant): version for minute, version, variant in cells}
+    added: dict[Cell, OnlineSums] = {}
+    for (minute, _, variant), sums in cells.items():
+        cell = (minute, last[minute, variant], variant)
+        added[cell] = added.get(cell, OnlineSums()) + sums
+    return added
 
 
 def _by_cell(requests: ClosedRequests) -> tuple[list[Cell], Int64s]:

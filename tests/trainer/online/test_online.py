@@ -184,13 +184,49 @@ def test_old_minutes_are_forgotten_once_written_and_what_comes_for_them_then_is_
 ) -> None:
     requests = drawn(20, seed=8, minutes=1)
     online = added(Online(), requests, tmp_path / "a")
-    later = [r | {"time_us": r["time_us"] + (REMEMBERED_MINUTES + 1) * MINUTE_US} for r in requests]
-    added(online, later, tmp_path / "b")
+    added(online, later(requests, REMEMBERED_MINUTES + 1), tmp_path / "b")
     before = written(online, store)
     added(online, requests[:3], tmp_path / "c")
     assert online.too_late == 3
     assert written(online, store) == before
-    assert len(before) == 2 * len(by_definition(requests))
+    assert sum(sums.requests for sums in before.values()) == 40
+
+
+def test_of_minutes_that_change_no_more_the_store_keeps_one_cell_a_variant(
+    tmp_path: Path, store: Store
+) -> None:
+    (request,) = drawn(1, seed=13)
+    old = [request | {"version": n, "variant": ("base", "plain")[n % 2]} for n in range(1, 61)]
+    online = added(Online(), old, tmp_path / "a")
+    each = written(online, store)
+    added(online, later(old[:1], REMEMBERED_MINUTES), tmp_path / "b")
+    minute = request["time_us"] // MINUTE_US
+    found = {cell: sums for cell, sums in written(online, store).items() if cell[0] == minute}
+    assert len(each) == 60
+    assert found.keys() == {(minute, 59, "plain"), (minute, 60, "base")}
+    assert sum(found.values(), OnlineSums()) == sum(each.values(), OnlineSums())
+
+
+def test_a_checkpoint_from_before_versions_were_added_up_counts_nothing_twice(
+    tmp_path: Path, store: Store
+) -> None:
+    (request,) = drawn(1, seed=14)
+    first = [request | {"version": n, "variant": "base"} for n in (1, 2)]
+    online = added(Online(), first, tmp_path / "a")
+    state = {name: array.copy() for name, array in online.state().items()}
+    rest = [first[0] | {"version": 3}, *later(first[:1], REMEMBERED_MINUTES)]
+    added(online, rest, tmp_path / "b")
+    written(online, store)  # the three are one now, of version 3; and the trainer dies
+    again = Online()
+    again.restore(state)
+    taken_back = written(again, store)
+    minute = request["time_us"] // MINUTE_US
+    assert {cell[1] for cell in taken_back if cell[0] == minute} == {1, 2}
+    assert written(added(again, rest, tmp_path / "c"), store) == written(online, store)
+
+
+def later(requests: list[Request], minutes: int) -> list[Request]:
+    return [each | {"time_us": each["time_us"] + minutes * MINUTE_US} for each in requests]
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 3])
