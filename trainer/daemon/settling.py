@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from model_store.errors import InputError, SpecError, Stopped
 from model_store.spec import ModelSpec
 from model_store.store import Store
-from model_store.terminal import note
+from model_store.terminal import note, warn
 from trainer.daemon.signals import StopAsked
 from trainer.events.settling import settled
 from trainer.events.sources.opening import open_sources
@@ -37,7 +37,7 @@ def settle(
                 raise
             missing = str(error).partition(";")[0]
         if told != missing:
-            note(f"waiting for more impressions: {missing}")
+            warn(f"waiting for more impressions: {missing}")
             told = missing
         if stop.wait(LOOK_EVERY_S):
             raise Stopped("stopped while waiting for a first impression", stop.number)
