@@ -48,6 +48,7 @@ def learns_on_and_says_so(system: OfFiles) -> None:
     eventually(lambda: system.trainer.metric("ftrie_trainer_store_away") == 1, "the metric")
     eventually(lambda: system.trainer.status()["published"]["failed"] > failed, "a failed version", LONG_S)
     assert "learning goes on" in system.trainer.said()
+    assert not system.is_served()
 
 
 def configured(valkey: Valkey, name: str, value: str) -> None:
