@@ -104,9 +104,11 @@ class Reader:
             self.source.close()
 
     def _wait_for_room(self) -> bool:
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopping or self._has_room())
-            return not self._stopping
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: self._stopping or self._has_room(), _LAG_EVERY_S):
+                    return not self._stopping
+            self._look_at_lag()  # it grows meanwhile
 
     def _has_room(self) -> bool:
         return not self.queue or sum(parsed.cost for parsed in self.queue) < self._limit

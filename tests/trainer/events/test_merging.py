@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from model_store.errors import InputError, StoreUnavailable
 from model_store.spec import parse_spec
 from tests.trainer.events.sources import Listed, Tables, lines_of
+from trainer.events import reading
 from trainer.events.events import BAD, Lag, Merged, Place
 from trainer.events.merging import Merger
 from trainer.events.wanted import Wanted
@@ -287,3 +288,25 @@ def test_lags_count_what_waits_to_be_handed_out() -> None:
         assert merger.lags() == [Lag(events=7)]
 
     with_merger([source], check)
+
+
+def test_lags_are_looked_at_while_there_is_no_room_to_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer that is behind is the one whose lag is asked for."""
+    monkeypatch.setattr(reading, "_LAG_EVERY_S", 0.01)
+    again = threading.Event()
+
+    class Growing(Listed):
+        unread = 0
+
+        def lag(self) -> Lag:
+            self.unread += 1
+            if self.unread > 3:
+                again.set()
+            return Lag(events=self.unread)
+
+    source = Growing("a", lines_of([click(1, 1), click(2, 2)]), steps=[1, 1])
+
+    def check(merger: Merger, tables: Tables) -> None:
+        assert again.wait(LONG_S)
+
+    with_merger([source], check, read_ahead=1)
