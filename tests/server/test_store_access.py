@@ -21,6 +21,7 @@ from ftrie.client import Client, Feedback
 from model_store.dead_letters import Letter
 from model_store.errors import StoreError
 from model_store.experiments import Experiment
+from model_store.online_metrics import OnlineSums
 from model_store.store import Store
 from model_store.valkey_server import SOCKET
 from server.lifecycle import Server
@@ -112,6 +113,12 @@ def test_a_trainer_publishes_by_its_rules_and_sees_no_user(
         assert versions.experiment() is not None
         lease = training.trainer_lease(shop.NAME, "folder")
         versions.activate(versions.publish(shop.artefact(9), epoch=lease.take()), epoch=lease.epoch)
+        versions.rollback()
+        assert versions.pin.resume() is not None
+        versions.refusals.count()
+        assert versions.refusals.mark([versions.active_or_fail()], "of a test") == 1
+        versions.refusals.went_back(2, 1, "of a test")
+        versions.online.write({(28_000_000, 1, "base"): OnlineSums(requests=1)}, whole=True)
         lease.release()
         training.dead_letters(shop.NAME).add(1, [Letter("source", "place", "reason", b"{}")])
         assert training.dead_letters(shop.NAME).last() == 1
