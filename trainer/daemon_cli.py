@@ -25,6 +25,10 @@ def register(app: typer.Typer) -> None:
 
 def trainer(
     spec: Annotated[Path, typer.Argument(metavar="SPEC", help="The model spec, a TOML file.")],
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SOURCE", help="More sources: --from A B is --from A --from B."),
+    ] = None,
     sources: Annotated[
         list[str],
         typer.Option(
@@ -128,7 +132,7 @@ def trainer(
         check_writable(save)
     asked = Asked(
         store=store,
-        sources=tuple(sources) or ("store",),
+        sources=(*sources, *(more or ())) or ("store",),
         folder=checkpoint or Path(DEFAULT_FOLDER) / model_spec.model.name,
         every=Every.parse(every),
         init_from=init_from,
