@@ -22,7 +22,7 @@ from ftrie.simulation.live.crew import Crew
 from ftrie.simulation.live.seen import Windows
 from ftrie.simulation.market import Market
 
-RATES = (100, 200, 400, 600, 800)
+RATES = (100, 200, 400, 800, 1200, 1600)
 WARM_S, MEASURED_S = 12.0, 20.0
 """The join's window is over after ten seconds: from then on as many negatives are learned as come."""
 COLUMNS = (
