@@ -133,8 +133,8 @@ class EventLoop:
         if merged is None:
             return False
         self._count(merged)
-        for source, line, reason in merged.bad:
-            self.letters.add(source, "", reason, line)
+        for bad in merged.bad:
+            self.letters.add(bad.source, bad.where, bad.reason, bad.line)
         self._learn(self.join.push(merged))
         return True
 

@@ -56,7 +56,7 @@ class Lag:
 
 
 class Source(Protocol):
-    """One stream, file, folder or topic. One thread only, but for `place`."""
+    """One stream, file, folder or topic. One thread only, but for `place` and `where`."""
 
     name: str
 
@@ -81,6 +81,9 @@ class Source(Protocol):
 
         The merger adds the key `order_us` to it; a source passes over keys it does not know.
         """
+
+    def where(self, stretch: Stretch, number: int) -> str:
+        """Where one event of the stretch stands, in words that lead a person to it. Pure, and from any thread."""
 
     def lag(self) -> Lag:
         """Asked every few seconds."""
@@ -115,13 +118,23 @@ class Events:
 
 
 @dataclass(frozen=True)
+class BadEvent:
+    """An event that cannot be read. source: its name; where: the event's place in it; line: its JSON, without end."""
+
+    source: str
+    where: str
+    line: bytes
+    reason: str
+
+
+@dataclass(frozen=True)
 class Merged:
     """Events of all sources in one order, ready for the join: a pure function of what the sources hold.
 
     Arrays as in Events, but that rows stand in segments: segment[i] is the number of the table that holds the rows of
     impression i, row[i] the first of them there and rows[i] how many; items: uint64, the hashes of all of them, in the
-    order of the events. bad: (source, JSON line, reason) in order. now_us: int64[n], by which clock each event came:
-    its source's, or else its own time.
+    order of the events. bad: in order. now_us: int64[n], by which clock each event came: its source's, or else its own
+    time.
     """
 
     kind: Bytes
@@ -135,7 +148,7 @@ class Merged:
     row: Int64s
     rows: npt.NDArray[np.int32]
     items: UInt64s
-    bad: tuple[tuple[str, bytes, str], ...] = ()
+    bad: tuple[BadEvent, ...] = ()
 
     def __len__(self) -> int:
         return self.kind.size

@@ -137,8 +137,7 @@ class Merger:
         return sum(parsed.cost for reader in self._readers for parsed in reader.queue) < _POLL_BYTES
 
     def _hand_out(self, parts: Sequence[Part]) -> Merged:
-        names = [source.name for source in self._sources]
-        merged = merge(parts, names, self._segments.add)
+        merged = merge(parts, self._sources, self._segments.add)
         with self._changed:
             for part in parts:
                 self._taken[part.source] = (part.parsed, part.stop)

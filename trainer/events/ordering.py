@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trainer.events.events import BAD, Int64s, Merged
+from trainer.events.events import BAD, BadEvent, Int64s, Merged, Source, Stretch
 from trainer.events.forms import together
 from trainer.events.pieces import gathered
 from trainer.events.reading import Parsed
@@ -54,7 +54,7 @@ def releasable(fronts: Sequence[Sequence[tuple[Parsed, int]]], horizons_us: Sequ
 
 
 def merge(
-    parts: Sequence[Part], names: Sequence[str], add: Callable[[Mapping[str, pa.Array]], int]
+    parts: Sequence[Part], sources: Sequence[Source], add: Callable[[Mapping[str, pa.Array]], int]
 ) -> Merged:
     """Events of all parts in one order; their rows are added as one table. parts: by source, then as in the source."""
     order = np.argsort(_concat(parts, lambda p: p.parsed.order_us), kind="stable")
@@ -75,7 +75,7 @@ def merge(
         row=row[order],
         rows=lengths[order].astype(np.int32),
         items=_items(parts, row[order], lengths[order]),
-        bad=_bad(parts, names, order),
+        bad=_bad(parts, sources, order),
     )
 
 
@@ -112,17 +112,21 @@ def _items(parts: Sequence[Part], row: Int64s, lengths: Int64s) -> npt.NDArray[n
     return items[gathered(row, lengths)]
 
 
-def _bad(parts: Sequence[Part], names: Sequence[str], order: Int64s) -> tuple[tuple[str, bytes, str], ...]:
+def _bad(parts: Sequence[Part], sources: Sequence[Source], order: Int64s) -> tuple[BadEvent, ...]:
     if not any(part.parsed.events.bad for part in parts):
         return ()
     place = np.empty_like(order)
     place[order] = np.arange(order.size)
-    found, before = [], 0
+    found, before = dict[int, BadEvent](), 0
     for part in parts:
-        stretch = part.parsed.stretch
         for number, reason in part.parsed.events.bad.items():
             if part.first <= number < part.stop:
-                line = stretch.data[stretch.starts[number] : stretch.starts[number + 1]].rstrip(b"\r\n")
-                found.append((int(place[before + number - part.first]), (names[part.source], line, reason)))
+                at = int(place[before + number - part.first])
+                found[at] = _bad_event(sources[part.source], part.parsed.stretch, number, reason)
         before += part.stop - part.first
-    return tuple(bad for _, bad in sorted(found))
+    return tuple(found[at] for at in sorted(found))
+
+
+def _bad_event(source: Source, stretch: Stretch, number: int, reason: str) -> BadEvent:
+    line = stretch.data[stretch.starts[number] : stretch.starts[number + 1]].rstrip(b"\r\n")
+    return BadEvent(source.name, source.where(stretch, number), line, reason)

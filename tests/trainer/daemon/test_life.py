@@ -96,6 +96,8 @@ def test_what_cannot_be_learned_is_a_dead_letter_once_also_after_a_kill(
     assert last["dead_letters"] == 4
     letters = [letter for _, letter in store.dead_letters(NAME).latest(10)][::-1]
     assert [letter.json for letter in letters[:3]] == bad
+    ids = stream.read((0, 0), 7).ids[4:].tolist()
+    assert [letter.place for letter in letters[:3]] == [f"{ms}-{seq}" for ms, seq in ids]
     assert letters[3].source == "join"
     assert "price" in letters[3].reason and "cheap" in letters[3].reason
     counts = last["counts"]

@@ -67,6 +67,9 @@ class Listed:
     def place(self, stretch: Stretch, count: int) -> Place:
         return self._place(int(stretch.marks[count - 1, 0])) if count else stretch.before
 
+    def where(self, stretch: Stretch, number: int) -> str:
+        return str(int(stretch.marks[number, 0]) - 1)
+
     def lag(self) -> Lag:
         return Lag(events=len(self._lines) - self._at)
 

@@ -153,10 +153,13 @@ def test_without_a_clock_an_event_that_is_out_of_order_stays_behind_those_before
     assert requests(events) == [4, 5, 2, 6, 9]
 
 
-def test_bad_events_come_in_order_with_their_source_and_line() -> None:
+def test_bad_events_come_in_order_with_their_source_their_place_there_and_line() -> None:
     events, bad = merged_by([Listed("a", [b"?", *lines_of([click(1, 1)]), b'{"ts": 1}'])])
     assert [event[0] for event in events].count(BAD) == 2
-    assert [(source, line) for source, line, _ in bad] == [("a", b"?"), ("a", b'{"ts": 1}')]
+    assert [(each.source, each.where, each.line) for each in bad] == [
+        ("a", "0", b"?"),
+        ("a", "2", b'{"ts": 1}'),
+    ]
 
 
 def test_one_poll_adds_one_table() -> None:

@@ -121,6 +121,19 @@ def test_blank_lines_and_a_byte_order_mark_are_passed_over(log: Path) -> None:
     assert reading.all() == [event(1), event(2), event(3)]
 
 
+def test_where_an_event_stands_is_told_by_its_file_and_line(log: Path) -> None:
+    append(log, b"\n", event(1), b"\n", event(2))
+    source = FileSource(str(log), {}, print, once=True)
+    stretch = source.read()
+    assert stretch is not None
+    assert [source.where(stretch, number) for number in (0, 1)] == [f"{log}:2", f"{log}:4"]
+    append(log, event(3)[:-1])  # a last line without its end
+    again = FileSource(str(log), source.place(stretch, 2), print, once=True)
+    rest = again.read()
+    assert rest is not None
+    assert again.where(rest, 0) == f"{log}:5"
+
+
 def test_long_lines_are_read_whole(log: Path) -> None:
     long = json.dumps({"pad": "x" * 3_000_000}).encode() + b"\n"
     append(log, event(1), long, event(2))

@@ -83,6 +83,7 @@ def test_every_partition_is_a_source_and_messages_come_by_their_timestamps(broke
     assert stretch is not None and stretch.arrived_us is not None
     assert numbers_of(stretch) == [1, 3]
     assert stretch.arrived_us.tolist() == [(FIRST_MS + n) * 1000 for n in (1, 3)]
+    assert [sources[0].where(stretch, number) for number in (0, 1)] == ["0", "1"]
     assert sources[0].frontier_us() == (FIRST_MS + 3) * 1000
     assert sources[0].read() is None and all_of(sources[1])[0] == [2] and sources[2].read() is None
     brokers.put("clicks", 4)

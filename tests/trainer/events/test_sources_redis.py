@@ -73,6 +73,7 @@ def test_entries_come_in_order_with_the_time_of_their_ids(
     assert numbers_of(stretch) == [0, 1, 2]
     assert stretch.arrived_us.tolist() == [5000, 5000, 7000]
     assert stretch.marks.tolist() == [[5, 0], [5, 1], [7, 0]]
+    assert opened().where(stretch, 1) == "5-1"
 
 
 def test_reading_can_go_on_from_every_place(stream: EventStream, opened: Callable[..., StreamSource]) -> None:

@@ -11,7 +11,7 @@ from trainer.events.events import NEVER_US, Int64s, Lag, Place, Stretch
 from trainer.events.sources.chain import FileChain
 from trainer.events.sources.lines import BOM, is_blank, whole_lines
 from trainer.events.sources.opened import Opened
-from trainer.events.sources.records import Record
+from trainer.events.sources.records import Record, path_of
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,11 @@ class _Lines:
 
 
 class FileSource:
-    """Reads lines on from a place; see Source for the methods. Marks: which of the place's files, offset, line.
+    """Reads lines on from a place; see Source for the methods.
 
-    Events of files have no time of arrival: their own times count. A file of events is taken up to its last line end;
-    with `once`, and of compressed files, what stands behind that is a line too.
+    Marks: which of the place's files, the offset and the line that come next, the event's own line. Events of files
+    have no time of arrival: their own times count. A file of events is taken up to its last line end; with `once`, and
+    of compressed files, what stands behind that is a line too.
     """
 
     def __init__(
@@ -57,8 +58,13 @@ class FileSource:
         """The place behind `count` lines of the stretch."""
         if count == 0:
             return stretch.before
-        number, offset, line = stretch.marks[count - 1].tolist()
+        number, offset, line, _ = stretch.marks[count - 1].tolist()
         return self._chain.place_behind(stretch.before, number, offset, line)
+
+    def where(self, stretch: Stretch, number: int) -> str:
+        """`PATH:LINE`, by the name that the file had when it was read."""
+        file, _, _, line = stretch.marks[number].tolist()
+        return f"{path_of(stretch.before['files'][file])}:{line}"
 
     def lag(self) -> Lag:
         """Unread bytes; how old they are is not known."""
@@ -77,10 +83,11 @@ class FileSource:
         # The line end that stands for the end of the file is not in it.
         size = len(data) - open_end
         ends = np.minimum(starts[1:], size) + record.offset
-        marks = np.empty((count, 3), np.int64)
+        marks = np.empty((count, 4), np.int64)
         marks[:, 0] = self._chain.number(record)
         marks[:, 1] = ends
-        marks[:, 2] = record.line + 1 + np.arange(count)
+        marks[:, 3] = record.line + np.arange(count)
+        marks[:, 2] = marks[:, 3] + 1
         marks[-1, 2] -= open_end
         stretch = self._stretch(data, starts, marks, is_first=record.offset == 0)
         return _Lines(stretch, size, count - open_end)

@@ -98,6 +98,10 @@ class PartitionSource:
             "floor_us": int(stretch.arrived_us[count - 1]),
         }
 
+    def where(self, stretch: Stretch, number: int) -> str:
+        """The message's offset in the partition."""
+        return str(int(stretch.marks[number, 0]) - 1)
+
     def lag(self) -> Lag:
         """Messages up to the end of the partition, as it was last told; the last one read is older than all of them."""
         consumer = self._open()

@@ -16,7 +16,7 @@ from trainer.events.sources.opened import Opened
 
 _GLANCE_BYTES = 4096
 _PERSISTENT = ("path", "inode", "head_bytes", "head_sha256", "first", "offset", "line", "size", "done")
-_OFFSET, _LINE = _PERSISTENT.index("offset"), _PERSISTENT.index("line")
+_PATH, _OFFSET, _LINE = (_PERSISTENT.index(name) for name in ("path", "offset", "line"))
 
 
 @dataclass(eq=False)
@@ -106,6 +106,11 @@ def moved_on(values: list[Any], offset: int, line: int) -> list[Any]:
     moved = list(values)
     moved[_OFFSET], moved[_LINE] = offset, line
     return moved
+
+
+def path_of(values: list[Any]) -> str:
+    """The file's path in what `as_json` gave."""
+    return str(values[_PATH])
 
 
 def digest(head: bytes) -> str:

@@ -86,6 +86,11 @@ class StreamSource:
             "passed": None if passed is None else passed + count,
         }
 
+    def where(self, stretch: Stretch, number: int) -> str:
+        """The entry's id, as XRANGE takes it."""
+        ms, seq = stretch.marks[number].tolist()
+        return f"{ms}-{seq}"
+
     def lag(self) -> Lag:
         """Entries added and not yet read, and how old the first of them is at most. Unknown while the store is away."""
         try:
