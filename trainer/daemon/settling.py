@@ -10,6 +10,7 @@ from model_store.store import Store
 from model_store.terminal import note, warn
 from trainer.daemon.signals import StopAsked
 from trainer.events.settling import settled
+from trainer.events.sources.lines import READ_BYTES
 from trainer.events.sources.opening import open_sources
 from trainer.events.sources.rows import RowSource
 
@@ -33,7 +34,7 @@ def settle(
         try:
             return settled(spec, data)
         except SpecError as error:
-            if once or data.count(_SHOWN) >= (ENOUGH if spec.fields else 1):
+            if once or _is_enough(spec, data):
                 raise
             missing = str(error).partition(";")[0]
         if told != missing:
@@ -41,6 +42,12 @@ def settle(
             told = missing
         if stop.wait(LOOK_EVERY_S):
             raise Stopped("stopped while waiting for a first impression", stop.number)
+
+
+def _is_enough(spec: ModelSpec, data: bytes) -> bool:
+    """Whether waiting for more impressions would change nothing: one look brings about READ_BYTES of them at most."""
+    shown = [len(line) for line in data.splitlines() if _SHOWN in line]
+    return len(shown) >= ENOUGH or sum(shown) >= READ_BYTES // 2 if spec.fields else bool(shown)
 
 
 def settle_rows(spec: ModelSpec, source: RowSource, stop: StopAsked, *, once: bool = False) -> ModelSpec:

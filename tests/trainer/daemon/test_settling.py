@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
+import pytest
+
+from model_store.errors import SpecError
+from model_store.spec import parse_spec
 from model_store.store import Store
 from tests.trainer.daemon.running import NAME, Trainer, trivago
+from trainer.daemon.settling import settle
+from trainer.daemon.signals import StopAsked
 
 
 def test_a_field_that_the_first_impressions_lack_is_waited_for(
@@ -46,3 +53,20 @@ def test_a_file_that_is_not_there_is_named_where_nothing_is_waited_for(
     code, said = Trainer(tmp_path, store_url, "--from", "typo.jsonl", "--once").failed()
     assert code == 3
     assert "typo.jsonl: there is no such file" in said
+
+
+def test_long_impressions_are_enough_before_they_are_a_hundred(store: Store, tmp_path: Path) -> None:
+    """One look at a file brings about a MiB of it: a hundred of these would never be seen."""
+    shown = {
+        "request_id": "r",
+        "ts": 1_700_000_000,
+        "items": [{"id": "a"}],
+        "context": {"text": "x" * 30_000},
+    }
+    log = tmp_path / "events.jsonl"
+    log.write_text((json.dumps(shown) + "\n") * 60)
+    spec = parse_spec('[model]\nname = "x"\n[input]\nlabel = "click"\n[fields]\ncolour = {}\n')
+    with StopAsked() as stop:
+        signal.raise_signal(signal.SIGTERM)  # to wait is to end
+        with pytest.raises(SpecError, match="no impression so far has 'colour'"):
+            settle(spec, [str(log)], store, stop)
