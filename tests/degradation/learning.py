@@ -156,7 +156,7 @@ class OfFiles:
         self.file = folder / "shown.jsonl"
         self.day = Day()
         self.file.write_bytes(b"".join(self.day.some()))
-        sources = ["--from", self.file, "--idle", "0.1"]
+        sources: list[str | Path] = ["--from", self.file, "--idle", "0.1"]
         self.trainer = Learning(folder, self.valkey.url, [*sources, *flags], spec, within)
 
     def more(self) -> None:

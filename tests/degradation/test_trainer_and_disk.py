@@ -82,7 +82,7 @@ def stopped(tmp_path: Path) -> Iterator[OfStreams]:
 
 def is_saved(system: OfStreams) -> bool:
     newest = checkpoints(system.trainer.state)[-1]
-    return int(newest.stem) >= system.trainer.status()["examples"]
+    return bool(int(newest.stem) >= system.trainer.status()["examples"])
 
 
 def test_newest_checkpoint_is_damaged(stopped: OfStreams, recovered: Recovered) -> None:
