@@ -1,4 +1,4 @@
-"""deploy/: each file parses, calls ftrie with flags that it has, and names only metrics that a server or trainer has."""
+"""deploy/: each file parses, calls ftrie with flags that it has, and names only metrics that one of its processes has."""
 
 from __future__ import annotations
 
