@@ -1,4 +1,4 @@
-"""deploy/: each file parses, calls ftrie with flags that it has, and names only metrics that one of its processes has."""
+"""deploy/: each file parses, calls ftrie with flags that it has, and names only metrics that there are."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from threading import Condition, Thread
 
@@ -73,7 +74,8 @@ class Reader:
         self._still = _Still(idle_s)
         self._lag_at = -np.inf
         self._stopping = False
-        self._thread = Thread(target=self._run, name=f"read {source.name}", daemon=True)
+        in_context = copy_context().run  # so that it warns in the form that the command was asked for
+        self._thread = Thread(target=in_context, args=(self._run,), name=f"read {source.name}", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
