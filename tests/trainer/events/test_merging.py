@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from model_store.errors import InputError, StoreUnavailable
 from model_store.spec import parse_spec
+from model_store.terminal import ask_json, json_asked
 from tests.trainer.events.sources import Listed, Tables, lines_of
 from trainer.events import reading
 from trainer.events.events import BAD, Lag, Merged, Place
@@ -241,6 +242,20 @@ def test_a_store_that_is_away_is_asked_again_and_said_once() -> None:
     assert [text.split(":")[0] for text in said] == ["a", "a"]
     assert "connection refused" in said[0]
     assert "answers again" in said[1]
+
+
+def test_what_is_said_of_a_source_is_json_where_the_command_was_asked_for_json() -> None:
+    asked: list[bool] = []
+    try:
+        ask_json(True)
+        merged_by(
+            [Listed("a", lines_of([click(1, 1)]), steps=[StoreUnavailable("connection refused")])],
+            on_note=lambda text: asked.append(json_asked()),
+        )
+    finally:
+        ask_json(False)
+    assert asked
+    assert all(asked)
 
 
 def test_a_source_that_is_away_does_not_hold_up_what_came_before_its_frontier() -> None:
