@@ -21,11 +21,16 @@ from ftrie.simulation.telling import tell_whole, tell_window
 from ftrie.simulation.traffic import Share, Traffic, fresh_only
 from ftrie.simulation.versions import through_of
 from ftrie.simulation.visits import Habits, Schedule
+from model_store.backoff import Backoff
+from model_store.errors import StoreUnavailable
 from model_store.store import Store
+from model_store.terminal import warn
 
 FOREVER_S = 1e9
 STORE_WAIT_S = 1.0
 """Callers ask the store for manifests: one that stalls must not hold them up for long."""
+STORE_BACK_WITHIN_S = 30.0
+"""So long a store that is away is waited for at the beginning."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Asked:
 def run(asked: Asked) -> None:
     """Be the visitors until the seconds are over or a signal comes, and tell of it. Raises StoreError at first only."""
     model = asked.share.model
-    with Store.open(asked.store, STORE_WAIT_S) as store:
+    with _opened(asked.store) as store:
         if asked.load:
             load_records(asked.market, store)
         sink: Sink = Stream(store) if asked.by_stream else Service(asked.addresses, asked.access)
@@ -62,6 +67,20 @@ def run(asked: Asked) -> None:
             )
         sink.close()
     tell_whole(whole, model, len(asked.addresses))
+
+
+def _opened(url: str) -> Store:
+    """The store, which is waited for: a market does not close because the store is about to come back."""
+    backoff, began = Backoff(), time.monotonic()
+    while True:
+        try:
+            return Store.open(url, STORE_WAIT_S)
+        except StoreUnavailable as error:
+            if time.monotonic() - began > STORE_BACK_WITHIN_S:
+                raise
+            if not backoff.failures:
+                warn(f"{error}; waiting for it")
+            time.sleep(backoff.failed())
 
 
 def _traffic(asked: Asked, store: Store, sink: Sink) -> Traffic:

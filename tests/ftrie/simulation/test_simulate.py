@@ -16,6 +16,7 @@ from ftrie.simulation.first_day import write_log
 from ftrie.simulation.live.process import end_session
 from ftrie.simulation.market import MODEL, SPEC, Market
 from model_store.store import Store
+from tests.degradation.system import Valkey, free_port
 from tests.integration.processes import FTRIE, ROOT, ftrie
 
 TIMEOUT_S = 60
@@ -119,3 +120,21 @@ def test_a_killed_server_ends_no_visits_and_costs_no_click(market: str, store: S
     clicks = [each["event_id"] for each in events(store, "clicks")]
     acknowledged = summary["feedback"]["clicks"] + summary["feedback"]["conversions"]
     assert len(clicks) == len(set(clicks)) == acknowledged
+
+
+def test_a_store_that_is_about_to_come_back_is_waited_for(tmp_path: Path) -> None:
+    valkey = Valkey(tmp_path)
+    valkey.kill()
+    nobody = f"127.0.0.1:{free_port()}"
+    words = ["simulate", "--store", valkey.url, "--address", nobody, "--seconds", "0.5", "--json"]
+    with subprocess.Popen(
+        [*FTRIE, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert "waiting for it" in process.stderr.readline()
+        valkey.start()
+        try:
+            process.communicate(timeout=TIMEOUT_S)
+            assert process.returncode == 0
+        finally:
+            valkey.kill()
