@@ -63,7 +63,9 @@ def simulate(
     beside: Annotated[
         str, typer.Option(metavar="MODEL", help="Another model, asked on --beside-share of the visits.")
     ] = "",
-    beside_share: Annotated[float, typer.Option(min=0.0, max=1.0, metavar="SHARE")] = 0.1,
+    beside_share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="The share of visits that asks --beside.")
+    ] = 0.1,
     feedback: Annotated[
         str, typer.Option(metavar="HOW", help="service: the servers' FeedbackService; stream: the store's.")
     ] = "service",
