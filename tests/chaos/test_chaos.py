@@ -1,4 +1,6 @@
-"""Processes are killed at random under traffic; afterwards every impression is accounted for and the model is right.
+"""Processes are killed at random under traffic; afterwards every entry of the streams is accounted for.
+
+And the model is that of a clean run over the same streams, to the last bit.
 
 `pytest tests/chaos --chaos-seconds 600` disturbs for ten minutes; by default it is less than one.
 """
@@ -103,7 +105,11 @@ def test_after_random_kills_all_is_accounted_for_and_the_model_is_that_of_a_clea
 
 
 def balance(loop: WholeLoop, status: dict[str, dict[str, int]]) -> None:
-    """Every entry of both streams was learned from, was a duplicate, or is a dead letter; nothing is left over."""
+    """Every entry of both streams was learned from, was a duplicate, or is a dead letter; nothing is left over.
+
+    It begins at the streams: what a server that is killed had answered and not yet logged is nowhere. Of servers that
+    end well, answers = logged + dropped and logged = entries: tests/server/impressions/test_logged.py.
+    """
     with Store.open(loop.valkey.url) as store:
         impressions, clicks = store.impressions(MODEL).info(), store.clicks(MODEL).info()
     counts, join = status["counts"], status["join"]

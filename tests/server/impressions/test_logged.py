@@ -108,6 +108,37 @@ def test_nothing_is_lost_by_a_drain(shop_store: Store, start: Start, file: Path)
     assert counted(server, IMPRESSIONS_DROPPED) == {}
 
 
+def test_every_answer_was_logged_or_is_counted_as_dropped(
+    shop_store: Store, start: Start, eventually: Eventually
+) -> None:
+    """The stream's part of the balance; tests/chaos has the trainer's: every entry is learned from or told of."""
+    server = start(impressions=("store",), impressions_queue=20)
+    assert server.ready.wait(60)
+    answered: list[str] = []
+    with Client(server.address, timeout_s=20.0) as client:
+
+        def is_logged() -> bool:
+            """Whether one of the latest answers is in the stream."""
+            answered.append(client.rank(candidates=["item-1"]).request_id)
+            return any(event["request_id"] in answered[-9:] for event in in_store(shop_store))
+
+        eventually(is_logged)
+        with stalled(shop_store):  # some lines are on their way, twenty wait
+            answered += [client.rank(candidates=["item-1"]).request_id for _ in range(200)]
+        eventually(is_logged)  # nearly: what is on its way has arrived before the end
+    server.drain()
+    server.shutdown()
+    logged = sum(counted(server, IMPRESSIONS_LOGGED).values())
+    dropped = sum(counted(server, IMPRESSIONS_DROPPED).values())
+    entries = {
+        event["request_id"] for event in in_store(shop_store)
+    }  # an unanswered call may have sent one twice
+    assert logged + dropped == len(answered)
+    assert dropped > 0
+    assert len(entries) == logged
+    assert entries <= set(answered)
+
+
 def test_explanations_failed_calls_and_warming_leave_nothing(
     logging: Server, store: Store, eventually: Eventually
 ) -> None:
