@@ -9,8 +9,8 @@ from typing import Self
 
 from model_store.errors import InputError
 
-_EVERY = re.compile(r"([0-9]+)([smh]?)")
-_UNITS_S = {"s": 1, "m": 60, "h": 3600}
+_EVERY = re.compile(r"([0-9]+)(ms|[smh]?)")
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True)
@@ -18,15 +18,15 @@ class Every:
     """Either a number of `rows` or of `seconds`; the other one is None."""
 
     rows: int | None
-    seconds: int | None
+    seconds: float | None
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `100000` (rows), `30s`, `5m` or `1h`. Raises InputError for anything else."""
+        """Read `100000` (rows), `500ms`, `30s`, `5m` or `1h`. Raises InputError for anything else."""
         found = _EVERY.fullmatch(text)
         if found is None or int(found[1]) == 0:
             raise InputError(
-                f"every {text!r}: expected a number of rows such as 100000, or a time such as 30s, 5m, 1h"
+                f"every {text!r}: expected a number of rows such as 100000, or a time such as 500ms, 30s, 5m, 1h"
             )
         number, unit = int(found[1]), found[2]
         return cls(None, number * _UNITS_S[unit]) if unit else cls(number, None)

@@ -33,6 +33,10 @@ from trainer.publishing.publisher import Publisher, Publishing
 
 T = TypeVar("T")
 
+SAY_AGAIN_S = 60.0
+"""What is still waited for is told of again this often."""
+ONCE_WAITS_S = 30.0
+"""So long a run with --once waits for a store that is away; one that never ends waits for ever."""
 STEP_S = 0.05
 """How long a step waits for events: as long as publishing, saving and signals may have to wait for it."""
 CHORES_EVERY_S = 1.0
@@ -194,13 +198,17 @@ class Daemon:
 
     def _until_there(self, ask: Callable[[], T]) -> T:
         """What `ask` gives once the store answers and no other trainer has the model. Raises Stopped, LeaseHeld."""
-        backoff = Backoff()
+        backoff, began, said = Backoff(), time.monotonic(), -SAY_AGAIN_S
         while True:
             try:
                 return ask()
             except (StoreUnavailable, SourceUnavailable) as error:
-                if not backoff.failures:
-                    warn(f"{error}; waiting for it")
+                waited = time.monotonic() - began
+                if self._asked.once and waited > ONCE_WAITS_S:
+                    raise
+                if waited - said >= SAY_AGAIN_S:
+                    warn(f"{error}; waiting for it" + (f", for {waited:.0f} s by now" if said >= 0 else ""))
+                    said = waited
             except LeaseHeld as error:
                 if not self._asked.wait:
                     raise

@@ -12,6 +12,7 @@ from trainer.checkpoint.schedule import Every, Schedule
     ("text", "every"),
     [
         ("100000", Every(100_000, None)),
+        ("500ms", Every(None, 0.5)),
         ("30s", Every(None, 30)),
         ("5m", Every(None, 300)),
         ("2h", Every(None, 7200)),
