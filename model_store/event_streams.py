@@ -19,6 +19,7 @@ import numpy.typing as npt
 from redis.exceptions import RedisError, ResponseError
 
 from model_store.connection import StoreConnection
+from model_store.errors import StoreError
 
 LENGTH = 1_000_000
 """Entries that a stream keeps, about, unless its writer says otherwise."""
@@ -106,7 +107,7 @@ class EventStream:
             pipe.execute_command("TIME")
             pipe.execute_command("XINFO STREAM", self.key)
             pipe.execute_command("XRANGE", self.key, behind, "+", "COUNT", count)
-            (seconds, micros), about, entries = _checked(pipe.execute(raise_on_error=False))
+            (seconds, micros), about, entries = _checked(self.key, pipe.execute(raise_on_error=False))
         info = _info(about)
         return Read(
             ids=_ids(entries),
@@ -122,7 +123,7 @@ class EventStream:
         """What the stream is like now. One round trip."""
         with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
             pipe.execute_command("XINFO STREAM", self.key)
-            return _info(_checked(pipe.execute(raise_on_error=False))[0])
+            return _info(_checked(self.key, pipe.execute(raise_on_error=False))[0])
 
     def _is_trim_due(self) -> bool:
         now_s = time.monotonic()
@@ -143,11 +144,13 @@ def entry_id(text: bytes) -> EntryId:
     return int(milliseconds), int(number)
 
 
-def _checked(answers: list[Any]) -> list[Any]:
-    """The answers; None for one about a stream that is not there."""
+def _checked(key: str, answers: list[Any]) -> list[Any]:
+    """The answers; None for one about a stream that is not there. Raises StoreError where something else is there."""
     for place, answer in enumerate(answers):
         if isinstance(answer, ResponseError) and "no such key" in str(answer):
             answers[place] = None
+        elif isinstance(answer, ResponseError) and "WRONGTYPE" in str(answer):
+            raise StoreError(f"{key}: expected a stream, got a key of another type; remove it ({answer})")
         elif isinstance(answer, RedisError):
             raise answer
     return answers
