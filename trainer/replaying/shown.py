@@ -79,6 +79,16 @@ def _show_estimates(found: Estimates) -> None:
         ["policy", "SNIPS", "normal", "bootstrap", "IPS", "clipped", "to logged"],
         [_estimates_of(policy) for policy in found.policies],
     )
+    _show_support(found)
+    _show_by_position(found)
+    for text in found.notes:
+        note(text)
+    for policy in found.policies:
+        for text in policy.warnings:
+            note(f"{policy.name}: {text}")
+
+
+def _show_support(found: Estimates) -> None:
     print()
     print_table(
         [
@@ -92,6 +102,9 @@ def _show_estimates(found: Estimates) -> None:
         ],
         [_support_of(policy) for policy in found.policies],
     )
+
+
+def _show_by_position(found: Estimates) -> None:
     places = list(dict.fromkeys(place for policy in found.policies for place in policy.positions))
     if 1 < len(places) <= _MOST_PLACES:
         print()
@@ -102,11 +115,6 @@ def _show_estimates(found: Estimates) -> None:
                 for p in found.policies
             ],
         )
-    for text in found.notes:
-        note(text)
-    for policy in found.policies:
-        for text in policy.warnings:
-            note(f"{policy.name}: {text}")
 
 
 def _estimates_of(policy: PolicyValue) -> list[object]:
