@@ -16,7 +16,7 @@ from ftrie.simulation.freshness import Freshness
 from ftrie.simulation.market import Market
 from ftrie.simulation.reporting import Reporter
 from ftrie.simulation.sinks import Service, Sink, Stream
-from ftrie.simulation.stopping import stopped_by_signals
+from ftrie.simulation.stopping import StoppedBySignals
 from ftrie.simulation.telling import tell_whole, tell_window
 from ftrie.simulation.traffic import Share, Traffic, fresh_only
 from ftrie.simulation.versions import through_of
@@ -60,7 +60,7 @@ def run(asked: Asked) -> None:
             load_records(asked.market, store)
         sink: Sink = Stream(store) if asked.by_stream else Service(asked.addresses, asked.access)
         traffic = _traffic(asked, store, sink)
-        with stopped_by_signals(traffic.stop):
+        with StoppedBySignals(traffic.stop):
             seconds = FOREVER_S if asked.seconds is None else asked.seconds
             whole = traffic.run(
                 seconds, asked.callers, asked.every_s, lambda window: tell_window(window, model)

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from trainer.stopping import Caught
 
 
-@contextmanager
-def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """While the block runs, the first signal calls `stop`, in the main thread."""
-    # nohup's wish is kept.
-    before = {
-        number: signal.getsignal(number) for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN
-    }
+class StoppedBySignals(Caught):
+    """While entered, the first signal calls `stop`, in the main thread."""
 
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def __init__(self, stop: Callable[[], None]) -> None:
+        super().__init__()
+        self._stop = stop
 
-    def stop_once(number: int, frame: FrameType | None) -> None:
-        restore()
-        stop()
-
-    for number in before:
-        signal.signal(number, stop_once)
-    try:
-        yield
-    finally:
-        restore()
+    def asked(self, number: int) -> None:
+        """A signal has come."""
+        self._stop()

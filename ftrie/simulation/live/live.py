@@ -17,7 +17,7 @@ from ftrie.simulation.live.looking import look_at
 from ftrie.simulation.live.screen import Screen
 from ftrie.simulation.live.seen import Windows
 from ftrie.simulation.market import MODEL, Market, Tastes
-from ftrie.simulation.stopping import stopped_by_signals
+from ftrie.simulation.stopping import StoppedBySignals
 from model_store.errors import StoreError
 from model_store.jit import kernels_are_cached
 from server.warming import KERNELS as SERVER_KERNELS
@@ -51,7 +51,7 @@ def run(asked: Asked, kept: Path | None) -> Whole:
     with _folder(kept) as folder, Screen() as screen:
         placed = replace(asked, folder=folder)
         live = Live(placed, screen)
-        with stopped_by_signals(live.stop):
+        with StoppedBySignals(live.stop):
             live.bootstrap()
             try:
                 live.open()
