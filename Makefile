@@ -9,14 +9,15 @@ DEV := .venv/installed-dev
 BENCH := .venv/installed-bench
 PEERS := .venv/installed-peers
 
-.PHONY: help setup demo live test check lint types imports stubs bench proto
+.PHONY: help setup demo live test test-all check lint types imports stubs bench proto
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make setup   install ftrie into .venv"
 	@echo "make demo    the whole loop on a simulated shop: train, publish, serve, rank, train again"
 	@echo "make live    the same, all the time: store, trainer, two servers and visitors, five processes on one screen"
-	@echo "make test    run the tests"
+	@echo "make test    run the tests, without the slow ones: about four minutes on two cores"
+	@echo "make test-all  run every test; FTRIE_TEST_DATA=FOLDER adds those on real click logs (docs/testing.md)"
 	@echo "make check   lint, formatting, types, import direction, generated stubs"
 	@echo "make bench   measure against Vowpal Wabbit, scikit-learn, River, LitServe, marisa-trie and an empty gRPC handler"
 	@echo "make proto   regenerate the stubs in proto/ after changing a .proto file"
@@ -30,8 +31,14 @@ demo: $(RUNTIME)
 live: $(RUNTIME)
 	@$(BIN)/ftrie live
 
+# Two commands because the exhaustive tests take five times as long; docs/testing.md has the durations.
+PYTEST := $(BIN)/pytest --numprocesses auto --dist worksteal
+
 test: $(DEV)
-	@$(BIN)/pytest
+	@$(PYTEST) -m "not slow"
+
+test-all: $(DEV)
+	@$(PYTEST)
 
 check: lint types imports stubs
 	@echo "check: all is well"

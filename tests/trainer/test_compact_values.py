@@ -7,6 +7,7 @@ import pytest
 
 from model_store.kernels import hash_keys
 from model_store.learner_section import LearnerSection
+from tests.matrix import slow_except
 from tests.trainer.logs import learn, model_of, shop_rows, shop_spec
 from tests.trainer.oracles.trial import by_kernel, by_textbook, weights_of
 from tests.trainer.test_learners import assert_same_bits, gappy_rows, spec_of
@@ -43,8 +44,8 @@ def hash_of(key: bytes) -> int:
 
 
 @pytest.mark.parametrize("values", ["single", "per_variant"])
-@pytest.mark.parametrize("rate", ["counts", "constant"])
-@pytest.mark.parametrize("algorithm", list(LEARNERS))
+@pytest.mark.parametrize("rate", slow_except(["counts"], ["counts", "constant"]))
+@pytest.mark.parametrize("algorithm", slow_except(["ogd", "ftrl"], LEARNERS))
 def test_every_value_is_rounded_as_the_textbook_says(algorithm, rate, values):
     spec, rows = spec_of(section_of(algorithm, rate), 3, values), gappy_rows(200, 17)
     scores, weights = by_kernel(spec, rows)
@@ -54,8 +55,8 @@ def test_every_value_is_rounded_as_the_textbook_says(algorithm, rate, values):
         assert weights[key] == pytest.approx(weight, rel=1e-9, abs=1e-9), key
 
 
-@pytest.mark.parametrize("rate", ["gradients", "counts", "constant"])
-@pytest.mark.parametrize("algorithm", list(LEARNERS))
+@pytest.mark.parametrize("rate", slow_except(["counts"], ["gradients", "counts", "constant"]))
+@pytest.mark.parametrize("algorithm", slow_except(["ogd", "ftrl"], LEARNERS))
 def test_coarse_values_stay_near_the_exact_ones(algorithm, rate):
     rows = gappy_rows(300, 3)
     coarse, _ = by_kernel(spec_of(section_of(algorithm, rate), 3), rows)

@@ -8,6 +8,7 @@ import pytest
 from model_store.learner_section import LearnerSection
 from model_store.spec import ModelSpec
 from model_store.spec_sections import Variant
+from tests.matrix import slow_except
 from tests.trainer.logs import learn, model_of, shop_rows, shop_spec
 from tests.trainer.oracles.trial import by_kernel
 from tests.trainer.test_learners import CASES, EVERY, RATES, assert_same_bits, gappy_rows, spec_of
@@ -42,14 +43,14 @@ def test_truncated_gradient_whose_pull_is_theta_is_simple_truncation(k, values):
 
 
 @pytest.mark.parametrize("values", ["single", "per_variant"])
-@pytest.mark.parametrize("rate", EVERY)
+@pytest.mark.parametrize("rate", slow_except(["gradients"], EVERY))
 def test_truncated_gradient_of_every_weight_at_every_example_is_fobos_with_l1(rate, values):
     common = {"rate": rate, "alpha": 0.3, "beta": 0.9, "l1": 0.02}
     unbounded = common | {"algorithm": "truncated_gradient", "theta": float("inf"), "k": 1}
     assert_equal_learners(unbounded, common | {"algorithm": "fobos"}, values=values)
 
 
-@pytest.mark.parametrize("rate", EVERY)
+@pytest.mark.parametrize("rate", slow_except(["gradients"], EVERY))
 @pytest.mark.parametrize(
     "idle",
     [
@@ -76,7 +77,8 @@ def learners():
     for algorithm, cases in CASES.items():
         for rate in RATES.get(algorithm, EVERY):
             section = {"algorithm": algorithm, "rate": rate, "alpha": 0.3, "beta": 0.7, "l1": 0.0} | cases[-1]
-            yield pytest.param(section, id=f"{algorithm}-{rate}")
+            marks = () if rate == RATES.get(algorithm, EVERY)[0] else pytest.mark.slow
+            yield pytest.param(section, id=f"{algorithm}-{rate}", marks=marks)
 
 
 def with_variants(spec: ModelSpec, variants: dict[str, Variant]) -> ModelSpec:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from model_store.learner_section import LearnerSection, Rule
+from tests.matrix import slow_except
 from tests.trainer.logs import learn, model_of, shop_rows, shop_spec
 from tests.trainer.oracles.trial import by_kernel, by_textbook, weights_of
 
@@ -49,7 +50,10 @@ def sections():
         for rate in RATES.get(algorithm, EVERY):
             for index, case in enumerate(cases):
                 section = {"algorithm": algorithm, "rate": rate, "alpha": 0.3, "beta": 0.7, "l1": 0.0} | case
-                yield pytest.param(section, id=f"{algorithm}-{rate}-{index}")
+                # Each combination of learner and rate compiles loops of its own: seconds where no kernel is cached.
+                quick = rate == RATES.get(algorithm, EVERY)[0] and index == len(cases) // 2
+                marks = () if quick else pytest.mark.slow
+                yield pytest.param(section, id=f"{algorithm}-{rate}-{index}", marks=marks)
 
 
 def spec_of(section, variants=3, values="single"):
@@ -156,7 +160,7 @@ def test_fobos_shrinks_through_hundreds_of_orders_of_magnitude(rate, l2, values)
 
 
 @pytest.mark.parametrize("values", ["single", "per_variant"])
-@pytest.mark.parametrize("algorithm", ["truncated_gradient", "fobos", "rda", "ftrl"])
+@pytest.mark.parametrize("algorithm", slow_except(["ftrl"], ["truncated_gradient", "fobos", "rda", "ftrl"]))
 def test_l1_of_a_prefix_holds_for_its_keys_alone(algorithm, values):
     section = {"algorithm": algorithm, "alpha": 0.3, "beta": 0.7, "l1": 0.001} | CASES[algorithm][0]
     rules = {"brand=": Rule(l1=0.05), "brand=nike": Rule(l1=0.0), "age*brand=": Rule(l1=0.2)}
@@ -168,7 +172,7 @@ def test_l1_of_a_prefix_holds_for_its_keys_alone(algorithm, values):
 
 
 @pytest.mark.parametrize("values", ["single", "per_variant"])
-@pytest.mark.parametrize("algorithm", ["truncated_gradient", "fobos", "ftrl"])
+@pytest.mark.parametrize("algorithm", slow_except(["ftrl"], ["truncated_gradient", "fobos", "ftrl"]))
 def test_a_table_that_grows_in_between_changes_no_bit(algorithm, values):
     section = {"algorithm": algorithm, "rate": "gradients", "alpha": 0.3, "beta": 0.7} | CASES[algorithm][1]
     for precision in ("f64", "q2.13"):

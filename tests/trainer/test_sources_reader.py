@@ -120,7 +120,7 @@ def test_inputs_that_are_not_there_are_refused_before_reading(inputs: list[str],
         ("log.zip", b"PK\x03\x04....", "is a zip archive; expected CSV"),
         ("log", b"word\n", "cannot tell its format"),
         ("log.tsv", b"", "is empty"),
-        ("log.jsonl.gz", gzip.compress(b""), "is empty"),
+        ("log.jsonl.gz", gzip.compress(b"", mtime=0), "is empty"),
     ],
 )
 def test_files_that_are_no_log_are_refused(tmp_path: Path, name: str, data: bytes, message: str) -> None:

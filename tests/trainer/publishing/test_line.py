@@ -12,6 +12,7 @@ import pytest
 from model_store.artefact import Artefact
 from model_store.delta import Delta
 from model_store.spec import ModelSpec, parse_spec
+from tests.matrix import slow_except
 from tests.trainer.logs import SPEC, batch_of, learn, model_of, shop_rows, shop_spec
 from trainer.model import LearningModel
 from trainer.publishing.line import Change, Line
@@ -54,7 +55,7 @@ def weights(artefact: Artefact) -> dict[bytes, Any]:
     return dict(zip(artefact.key_list(), artefact.weight.astype(np.float64), strict=True))
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", slow_except(["ftrl", "own values", "bloom"], LEARNERS))
 def test_every_delta_makes_the_snapshot_bit_for_bit(name: str) -> None:
     draw = random.Random(name)
     model, served, line = begun(spec_of(name), ROWS[:1000])
@@ -101,7 +102,10 @@ def test_where_slots_do_not_say_when_they_were_touched_all_keys_are_looked_at() 
     assert served.with_changes(line.change().delta).to_bytes() == model.artefact().to_bytes()
 
 
-@pytest.mark.parametrize("name", ["ftrl", "own values", "rates by counts", "ogd", "q2.13", "q2.13 by counts"])
+@pytest.mark.parametrize(
+    "name",
+    slow_except(["ftrl"], ["ftrl", "own values", "rates by counts", "ogd", "q2.13", "q2.13 by counts"]),
+)
 def test_only_touched_keys_are_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, _, line = begun(spec_of(name), ROWS[:2000])
     looked_at = []
@@ -125,7 +129,7 @@ def test_only_touched_keys_are_looked_at(name: str, monkeypatch: pytest.MonkeyPa
 # -- held back
 
 
-@pytest.mark.parametrize("name", ["ftrl", "own values", "fobos"])
+@pytest.mark.parametrize("name", slow_except(["ftrl"], ["ftrl", "own values", "fobos"]))
 def test_no_weight_is_ever_farther_from_what_is_served_than_the_threshold(name: str) -> None:
     threshold = 0.05
     model, served, line = begun(spec_of(name), ROWS[:1000])
@@ -192,8 +196,10 @@ def drifting_rows(size: int, seed: int) -> list[dict[str, bytes]]:
     ]
 
 
-@pytest.mark.parametrize("every", [37, 1000, 6000, 9000])
-@pytest.mark.parametrize("learner", ["", 'values = "per_variant"\n', 'precision = "q2.13"\n'])
+@pytest.mark.parametrize("every", slow_except([1000], [37, 1000, 6000, 9000]))
+@pytest.mark.parametrize(
+    "learner", slow_except([""], ["", 'values = "per_variant"\n', 'precision = "q2.13"\n'])
+)
 def test_evicted_keys_are_taken_out_and_may_come_back(every: int, learner: str) -> None:
     spec = parse_spec(
         '[model]\nname = "m"\n[input]\nlabel = "click"\n[fields]\nf = {}\ng = {}\n[variants]\na = { share = 0.5 }\n'
