@@ -15,8 +15,6 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from model_store.store import Store
 
-ROOT = Path(__file__).resolve().parents[1]
-CLICK_LOGS = Path(os.environ.get("FTRIE_TEST_DATA") or ROOT.parent / "shared" / "data")
 
 # A shell starts background jobs with SIGINT ignored, nohup any job with SIGHUP ignored. Children would inherit that,
 # and tests that interrupt one would wait for ever; so that they start with the defaults:
@@ -85,11 +83,28 @@ def trivago_folder() -> Path:
     return _click_log("trivago")
 
 
+@pytest.fixture(scope="session")
+def simulated_events(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """1,000 requests of the simulated market as two event logs, each request with one click (tests/simulated.py)."""
+    from tests.simulated import event_logs
+
+    folder = tmp_path_factory.mktemp("simulated")
+    event_logs(1000).write(folder)
+    return folder
+
+
+@pytest.fixture(params=["simulated_events", pytest.param("trivago_folder", marks=pytest.mark.slow)])
+def event_folder(request: pytest.FixtureRequest) -> Path:
+    """Two event logs, impressions.jsonl and clicks.jsonl (or .jsonl.gz), one click a request: simulated, then real."""
+    folder: Path = request.getfixturevalue(request.param)
+    return folder
+
+
 def _click_log(name: str) -> Path:
-    path = CLICK_LOGS / name
+    folder = os.environ.get("FTRIE_TEST_DATA")
+    if not folder:
+        pytest.skip("needs a real click log: FTRIE_TEST_DATA names no folder that has them")
+    path = Path(folder) / name
     if not path.exists():
-        missing = f"the click log {name} is not in {CLICK_LOGS} (set FTRIE_TEST_DATA)"
-        if os.environ.get("CI"):
-            pytest.fail(f"{missing}; in CI it must be")
-        pytest.skip(missing)
+        pytest.skip(f"FTRIE_TEST_DATA: {folder} does not have {name}")
     return path
