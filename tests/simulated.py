@@ -1,8 +1,8 @@
 """Event logs of the simulated market (ftrie/simulation), in the shape of a travel site's: lists of 18 to 25 items with
 their prices, and one click each.
 
-Request n is a function of n alone: the first n requests are the same however many are made. The market's ages and
-genders stand for cities and platforms.
+Request n is a function of n alone: the first n requests are the same however many are made. The market's ages stand
+for cities; a user's number decides which of 64 platforms is theirs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DAY = 6912
 """Requests of a day."""
 MARKET = Market(seed=7)
 HABITS = Habits(rate=DAY / 86_400, candidates=25)
-PLATFORMS = ("AU", "JP")
+PLATFORMS = [a + b for a in "ABCDEFGH" for b in "QRSTUVWX"]
 CITIES = ("Bendigo, Australia", "Okayama, Japan", "Perth, Australia", "Osaka, Japan")
 Event = dict[str, Any]
 
@@ -68,7 +68,7 @@ def _events(seen: Visit) -> tuple[Event, Event]:
         "cookie": MARKET.cookies[seen.user],
         "session": request_id.removesuffix("-1"),
         "context": {
-            "platform": PLATFORMS[MARKET.gender[seen.user]],
+            "platform": PLATFORMS[seen.user % len(PLATFORMS)],
             "city": CITIES[MARKET.age[seen.user]],
             "device": DEVICES[seen.device],
         },
