@@ -82,11 +82,18 @@ def _more(ranking: Ranking) -> list[str]:
 
 
 def _as_json(ranking: Ranking) -> dict[str, Any]:
-    """The plain form; where more was asked for, `items` with all of it as well."""
-    plain = {"cookie": ranking.cookie, "ctr": [{item.id: item.ctr} for item in ranking.items]}
-    if not _more(ranking):
-        return plain
-    return {**plain, "request_id": ranking.request_id, "items": [asdict(item) for item in ranking.items]}
+    """The answer, each item as `{id: ctr}`; where more was asked for, `items` with all of it as well."""
+    answer = {
+        "cookie": ranking.cookie,
+        "ctr": [{item.id: item.ctr} for item in ranking.items],
+        "request_id": ranking.request_id,
+        "version": ranking.version,
+        "variant": ranking.variant,
+        "degraded": ranking.degraded,
+        "unknown_items": ranking.unknown_items,
+        "unknown_fields": ranking.unknown_fields,
+    }
+    return {**answer, "items": [asdict(item) for item in ranking.items]} if _more(ranking) else answer
 
 
 def _show(ranking: Ranking) -> None:

@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from model_store.store import Store
 
-ROOT = Path(__file__).resolve().parents[1]
 
 # A shell starts background jobs with SIGINT ignored, nohup any job with SIGHUP ignored. Children would inherit that,
 # and tests that interrupt one would wait for ever; so that they start with the defaults:
@@ -87,6 +86,23 @@ def open_bandit_folder() -> Path:
 def trivago_folder() -> Path:
     """A day of hotel lists as shown and the click each received, as two event logs (docs/events.md)."""
     return _click_log("trivago")
+
+
+@pytest.fixture(scope="session")
+def simulated_events(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """1,000 requests of the simulated market as two event logs, each request with one click (tests/simulated.py)."""
+    from tests.simulated import event_logs
+
+    folder = tmp_path_factory.mktemp("simulated")
+    event_logs(1000).write(folder)
+    return folder
+
+
+@pytest.fixture(params=["simulated_events", pytest.param("trivago_folder", marks=pytest.mark.slow)])
+def event_folder(request: pytest.FixtureRequest) -> Path:
+    """Two event logs, impressions.jsonl and clicks.jsonl (or .jsonl.gz), one click a request: simulated, then real."""
+    folder: Path = request.getfixturevalue(request.param)
+    return folder
 
 
 def _click_log(name: str) -> Path:

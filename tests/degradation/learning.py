@@ -1,8 +1,7 @@
-"""A running `ftrie trainer` to break: what it says, its metrics, and events of the trivago day to learn from."""
+"""A running `ftrie trainer` to break: what it says, its metrics, and simulated events to learn from."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import signal
 import subprocess
@@ -18,18 +17,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from model_store.errors import StoreError
 from model_store.model_versions import ModelVersions
 from model_store.store import Store
-from tests.conftest import CLICK_LOGS
 from tests.degradation.system import COMPILE_S, Valkey, eventually, free_port
+from tests.simulated import event_logs
 from tests.trainer.daemon.running import NAME, SPEC
 
 TAIL_BYTES = 16_384
 LONG_S = 90.0  # what waits for a store that stalls is told so only after some seconds, several times over
-
-
-def impressions(count: int) -> list[bytes]:
-    """The first of the day, one line each."""
-    with gzip.open(CLICK_LOGS / "trivago/impressions.jsonl.gz") as log:
-        return [log.readline() for _ in range(count)]
 
 
 class Learning:
@@ -139,7 +132,7 @@ class Day:
     """Hands out the day's impressions, each once. `given` counts them, and whatever else a trainer is to take."""
 
     def __init__(self) -> None:
-        self._lines = iter(impressions(2000))
+        self._lines = iter(event_logs(2000).impressions)
         self.given = 0
 
     def some(self, count: int = 50) -> list[bytes]:
@@ -155,14 +148,14 @@ class OfFiles:
         self.valkey = Valkey(folder)
         self.file = folder / "shown.jsonl"
         self.day = Day()
-        self.file.write_bytes(b"".join(self.day.some()))
+        self.more()
         sources: list[str | Path] = ["--from", self.file, "--idle", "0.1"]
         self.trainer = Learning(folder, self.valkey.url, [*sources, *flags], spec, within)
 
     def more(self) -> None:
         """The file grows."""
         with self.file.open("ab") as log:
-            log.writelines(self.day.some())
+            log.writelines(line + b"\n" for line in self.day.some())
 
     def learns(self) -> None:
         """The file grows, and what it gets is learned."""
@@ -185,7 +178,7 @@ class OfStreams:
 
     def more(self, count: int = 50) -> None:
         """The stream grows."""
-        self.append([line.strip() for line in self.day.some(count)])
+        self.append(self.day.some(count))
 
     def append(self, payloads: list[bytes]) -> None:
         """The stream gets these."""

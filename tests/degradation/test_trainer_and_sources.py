@@ -18,11 +18,11 @@ from tests.degradation.learning import (
     OfFiles,
     OfStreams,
     ending,
-    impressions,
     served,
 )
 from tests.degradation.recovered import Recovered
 from tests.degradation.system import Valkey, eventually
+from tests.simulated import event_logs
 from tests.trainer.daemon.running import NAME
 
 AN_HOUR_MS = 3_600_000
@@ -107,7 +107,7 @@ def test_trainer_is_behind_its_sources(tmp_path: Path, recovered: Recovered) -> 
 
 def an_hour_ago(valkey: Valkey, count: int) -> None:
     """Put impressions into the stream, as if they had come an hour ago."""
-    lines = [json.loads(line) for line in impressions(100)]
+    lines = [json.loads(line) for line in event_logs(100).impressions]
     halves = [json.dumps({**line, "request_id": "#"}).split("#") for line in lines]
     with Store.open(valkey.url) as store, store.client.pipeline(transaction=False) as pipe:
         began_ms = int(store.client.time()[0]) * 1000 - AN_HOUR_MS

@@ -15,7 +15,7 @@ from model_store.store import Store
 from tests.integration.processes import ftrie, serving
 
 OPEN_BANDIT = "examples/open_bandit.toml"
-TRIVAGO = """
+HOTELS = """
 [model]
 name = "hotels"
 [input]
@@ -94,18 +94,28 @@ def test_policies_are_estimated_from_fashion_items_shown_at_random(
         assert list(of_model["positions"]) == ["1", "2", "3"]
 
 
-def test_a_replay_of_hotels_learns_what_the_trainer_learned(trivago_folder: Path, tmp_path: Path) -> None:
-    """Given a day of lists and clicks, when it is replayed, all are joined, and the model is the trainer's."""
+@pytest.mark.parametrize(
+    ("source", "requests", "hours"),
+    [
+        ("simulated_events", 1000, (3, 4)),
+        pytest.param("trivago_folder", 6842, (23, 24), marks=pytest.mark.slow),
+    ],
+)
+def test_a_replay_of_hotels_learns_what_the_trainer_learned(
+    request: pytest.FixtureRequest, tmp_path: Path, source: str, requests: int, hours: tuple[int, int]
+) -> None:
+    """Given lists and clicks, when they are replayed, all are joined, and the model is the trainer's."""
     spec = tmp_path / "hotels.toml"
-    spec.write_text(TRIVAGO)
-    logs = [trivago_folder / f"{name}.jsonl.gz" for name in ("impressions", "clicks")]
+    spec.write_text(HOTELS)
+    folder: Path = request.getfixturevalue(source)
+    logs = [next(folder.glob(f"{name}.jsonl*")) for name in ("impressions", "clicks")]
     found = json.loads(ftrie("replay", spec, *logs, "--save", tmp_path / "replayed.arrow", "--json"))
-    assert (found["join"]["impressions"], found["join"]["positives"]) == (6_842, 6_842)
+    assert (found["join"]["impressions"], found["join"]["positives"]) == (requests, requests)
     assert (
         found["examples"] == found["join"]["rows"] == found["join"]["positives"] + found["join"]["negatives"]
     )
     assert found["rejected"] == 0
-    assert 23 * 3600 < found["span_s"] <= 24 * 3600
+    assert hours[0] * 3600 < found["span_s"] <= hours[1] * 3600
     sources = [argument for log in logs for argument in ("--from", log)]
     places = ("--store", f"embedded:{tmp_path / 'store'}", "--checkpoint", tmp_path / "state")
     ftrie("trainer", spec, *sources, *places, "--once", "--no-publish", "--save", tmp_path / "trained.arrow")

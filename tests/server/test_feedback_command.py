@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
+import shutil
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -18,6 +23,8 @@ from model_store.errors import FieldValueError
 from model_store.store import Store
 from server.lifecycle import Server
 from tests.server import shop
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def stream(store: Store) -> list[dict[str, Any]]:
@@ -84,6 +91,37 @@ def test_clicks_are_reported_item_by_item_and_once(
     assert told(capsys, *words) == (0, "2 accepted, 0 reported before", "")
     assert told(capsys, *words)[1] == "0 accepted, 2 reported before"
     assert [event["item"] for event in stream(store)] == ["item-1", "item-2"]
+
+
+def test_a_click_on_what_rank_printed_is_reported_as_it_stands_there(
+    server: Server, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--cookie", "u1", "--candidates", "item-1,item-2", "--address", server.address, "--json"]
+    assert run(["rank", shop.NAME, *asked]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    (best,) = answer["ctr"][0]
+    code, out, _ = told(capsys, shop.NAME, answer["request_id"], best, "--address", server.address)
+    assert (code, out) == (0, "1 accepted, 0 reported before")
+    (event,) = stream(store)
+    assert (event["request_id"], event["item"]) == (answer["request_id"], best)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("jq"), reason="needs jq, as the script does")
+def test_the_script_of_the_documentation_ranks_and_reports_a_click(server: Server, store: Store) -> None:
+    (script,) = re.findall(r"```sh\n(answer=.*?)```", (ROOT / "docs/feedback.md").read_text(), re.DOTALL)
+    script = script.replace(" ads ", f" {shop.NAME} ").replace("shoes-7,shoes-9", "item-1,item-2")
+    place = {"FTRIE_RANK_ADDRESS": server.address, "FTRIE_FEEDBACK_ADDRESS": server.address}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euc", script],
+        env={**os.environ, **place, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == "1 accepted, 0 reported before", done.stderr
+    assert stream(store)[0]["item"] in ("item-1", "item-2")
 
 
 def test_a_conversion_has_an_id_and_a_value(

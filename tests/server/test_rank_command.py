@@ -17,17 +17,28 @@ from tests.server import shop
 HOUR = "hour=2024-05-01T08:00:00"
 
 
-def test_json_is_the_cookie_and_one_object_an_item(
+def test_json_has_an_object_for_each_item_and_what_a_script_needs_of_the_answer(
     server: Server, client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--cookie", "u1", "--candidates", "item-1,item-2,item-3", "--context", HOUR, "--top-k", "2"]
-    assert run(["rank", shop.NAME, "--address", server.address, *flags, "--json"]) == 0
+    more = ["--context", "moon=full", "--request-id", "r1"]
+    assert run(["rank", shop.NAME, "--address", server.address, *flags, *more, "--json"]) == 0
     wanted = client.rank(
-        cookie="u1", candidates=["item-1", "item-2", "item-3"], context={"hour": HOUR[5:]}, top_k=2
+        cookie="u1",
+        candidates=["item-1", "item-2", "item-3"],
+        context={"hour": HOUR[5:], "moon": "full"},
+        top_k=2,
+        request_id="r1",
     )
     assert json.loads(capsys.readouterr().out) == {
         "cookie": "u1",
         "ctr": [{item.id: item.ctr} for item in wanted.items],
+        "request_id": "r1",
+        "version": 1,
+        "variant": wanted.variant,
+        "degraded": [],
+        "unknown_items": [],
+        "unknown_fields": ["moon"],
     }
 
 

@@ -17,7 +17,6 @@ from server.outcomes.showing import PICTURE_WIDTH, picture
 from tests.model_store.models import model
 
 Said = tuple[int, str, str]
-NOW = int(time.time()) // 60
 
 
 def served(requests: int, clicks: int, per_request: int = 10, promised: float | None = None) -> OnlineSums:
@@ -38,6 +37,12 @@ def served(requests: int, clicks: int, per_request: int = 10, promised: float | 
 
 
 @pytest.fixture
+def now() -> int:
+    """The minute in which the test begins; the report's `--since` counts back from when it runs."""
+    return int(time.time()) // 60
+
+
+@pytest.fixture
 def say(
     store: Store, store_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Said]:
@@ -52,14 +57,14 @@ def say(
 
 
 @pytest.fixture
-def counted(store: Store) -> None:
+def counted(store: Store, now: int) -> None:
     """Two minutes, two versions: base has 2,000 requests, plain has as many and fewer clicks."""
     store.model("ads").online.write(
         {
-            (NOW - 9, 1, "base"): served(1_000, 300),
-            (NOW - 9, 1, "plain"): served(1_000, 240),
-            (NOW - 8, 2, "base"): served(1_000, 320),
-            (NOW - 8, 2, "plain"): served(1_000, 250, promised=500),
+            (now - 9, 1, "base"): served(1_000, 300),
+            (now - 9, 1, "plain"): served(1_000, 240),
+            (now - 8, 2, "base"): served(1_000, 320),
+            (now - 8, 2, "plain"): served(1_000, 250, promised=500),
         }
     )
 
@@ -99,9 +104,9 @@ def test_the_terminal_has_a_table_a_picture_and_words(say: Callable[..., Said]) 
 
 
 @pytest.mark.usefixtures("counted")
-def test_another_base_and_another_time(say: Callable[..., Said]) -> None:
+def test_another_base_and_another_time(say: Callable[..., Said], now: int) -> None:
     assert answer(say("--base", "plain", "--json"))["variants"]["base"]["difference"]["relative"] > 0.0
-    moment = time.strftime("%Y-%m-%dT%H:%M", time.gmtime((NOW - 8) * 60))
+    moment = time.strftime("%Y-%m-%dT%H:%M", time.gmtime((now - 8) * 60))
     assert answer(say("--since", moment, "--json"))["all"]["requests"] == 2_000
     found = answer(say("--since", "2h", "--until", moment, "--json"))
     assert found["all"]["requests"] == 4_000  # the minute of the end is in it
@@ -133,28 +138,30 @@ def test_without_any_request_it_says_what_is_missing(say: Callable[..., Said]) -
 
 
 def test_requests_that_do_not_fall_as_the_shares_say_are_warned_of(
-    say: Callable[..., Said], store: Store
+    say: Callable[..., Said], store: Store, now: int
 ) -> None:
     online = store.model("ads").online
-    online.write({(NOW - 5, 1, "base"): served(1_000, 90), (NOW - 5, 1, "plain"): served(800, 80)})
+    online.write({(now - 5, 1, "base"): served(1_000, 90), (now - 5, 1, "plain"): served(800, 80)})
     code, _, err = say()
     assert code == 0
     assert "the requests do not fall as the shares say" in err
     assert "got base 1,000, plain 800, expected base 50.0%, plain 50.0%" in err
 
 
-def test_shares_that_changed_within_the_time_are_not_judged(say: Callable[..., Said], store: Store) -> None:
+def test_shares_that_changed_within_the_time_are_not_judged(
+    say: Callable[..., Said], store: Store, now: int
+) -> None:
     ads = store.model("ads")
-    ads.online.write({(NOW - 5, 1, "base"): served(1_000, 90), (NOW - 5, 1, "plain"): served(300, 80)})
+    ads.online.write({(now - 5, 1, "base"): served(1_000, 90), (now - 5, 1, "plain"): served(300, 80)})
     ads.experiments.change(lambda before: before.divided({"base": 0.9, "plain": 0.1}))
     code, _, err = say()
     assert (code, "the shares are not judged" in err) == (0, True)
     assert "do not fall" not in err
 
 
-def test_few_clicks_are_shown_and_not_compared(say: Callable[..., Said], store: Store) -> None:
+def test_few_clicks_are_shown_and_not_compared(say: Callable[..., Said], store: Store, now: int) -> None:
     online = store.model("ads").online
-    online.write({(NOW - 5, 1, "base"): served(20, 3), (NOW - 5, 0, ""): served(20, 3)})
+    online.write({(now - 5, 1, "base"): served(20, 3), (now - 5, 0, ""): served(20, 3)})
     _, out, _ = say()
     assert "(none) against base: not compared before each has 10 clicks" in out
     assert "0.511 % to 4.317 %" in out  # Wilson's of 3 of 200

@@ -1,16 +1,13 @@
-"""`ftrie trainer` as a process that can be killed, and the trivago logs it learns from."""
+"""`ftrie trainer` as a process that can be killed, and a spec for the event logs of tests/simulated.py."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-
-from tests.conftest import CLICK_LOGS
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPILE_S = 150.0
@@ -43,22 +40,6 @@ plain = { share = 0.5, without = ["price"] }
 window = "5m"
 lateness = "10s"
 """
-
-
-def trivago(folder: Path, requests: int = 2000) -> tuple[Path, Path]:
-    """The first requests of the trivago day, and their clicks, as two plain files."""
-    shown = _lines("impressions")[:requests]
-    ids = {json.loads(line)["request_id"] for line in shown}
-    clicks = [line for line in _lines("clicks") if json.loads(line)["request_id"] in ids]
-    paths = folder / "impressions.jsonl", folder / "clicks.jsonl"
-    for path, lines in zip(paths, (shown, clicks), strict=True):
-        path.write_bytes(b"".join(lines))
-    return paths
-
-
-def _lines(name: str) -> list[bytes]:
-    with gzip.open(CLICK_LOGS / "trivago" / f"{name}.jsonl.gz") as log:
-        return log.readlines()
 
 
 class Trainer:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.daemon.running import Trainer, trivago
+from tests.simulated import event_logs
+from tests.trainer.daemon.running import Trainer
 
 SAME = ("events", "examples", "keys", "dead_letters", "lost", "counts", "join")
 ROWS = 150_000
@@ -16,7 +17,7 @@ ROWS = 150_000
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_killed_again_and_again_the_model_is_bit_identical(tmp_path: Path, store_url: str, seed: int) -> None:
-    sources = [word for path in trivago(tmp_path, 7000) for word in ("--from", str(path))]
+    sources = [word for path in event_logs(7000).write(tmp_path) for word in ("--from", str(path))]
     flags = (*sources, "--no-publish", "--once", "--every", "3000")
     undisturbed = Trainer(tmp_path, store_url, *flags, "--save", "a.arrow", state="left-in-peace").last()
     chance = random.Random(seed)
@@ -33,7 +34,7 @@ def test_killed_again_and_again_the_model_is_bit_identical(tmp_path: Path, store
 
 def test_read_in_other_pieces_the_model_is_the_same(tmp_path: Path, store_url: str) -> None:
     """As files that are complete, as a folder, and as streams of the store: the events and their order are the same."""
-    impressions, clicks = trivago(tmp_path, 300)
+    impressions, clicks = event_logs(300).write(tmp_path)
     flags = ("--no-publish", "--once")
     Trainer(
         *(tmp_path, store_url, "--from", impressions, "--from", clicks, *flags),

@@ -10,13 +10,14 @@ from model_store.model_versions import ModelVersions
 from model_store.store import Store
 from tests.degradation.system import Valkey, eventually
 from tests.integration.processes import ftrie
-from tests.trainer.daemon.running import NAME, Trainer, trivago
+from tests.simulated import event_logs
+from tests.trainer.daemon.running import NAME, Trainer
 
 
 def test_sigterm_saves_publishes_and_gives_the_lease_back(
     store: Store, store_url: str, tmp_path: Path
 ) -> None:
-    impressions, clicks = trivago(tmp_path, 500)
+    impressions, clicks = event_logs(500).write(tmp_path)
     trainer = Trainer(tmp_path, store_url, "--from", impressions, "--from", clicks, "--publish-every", "1h")
     trainer.until("examples", 1)
     last = trainer.terminate()
@@ -37,7 +38,7 @@ def test_sigterm_saves_publishes_and_gives_the_lease_back(
 def test_without_a_store_it_waits_and_then_begins(tmp_path: Path) -> None:
     valkey = Valkey(tmp_path)
     valkey.kill()
-    impressions, clicks = trivago(tmp_path, 100)
+    impressions, clicks = event_logs(100).write(tmp_path)
     trainer = Trainer(tmp_path, valkey.url, "--from", impressions, "--from", clicks, "--once")
     assert trainer.process.stderr is not None
     assert "waiting for it" in trainer.process.stderr.readline()
@@ -52,7 +53,7 @@ def test_without_a_store_it_waits_and_then_begins(tmp_path: Path) -> None:
 
 def test_while_the_store_is_away_it_learns_on_and_then_publishes_what_it_has(tmp_path: Path) -> None:
     valkey = Valkey(tmp_path)
-    impressions, clicks = trivago(tmp_path, 400)
+    impressions, clicks = event_logs(400).write(tmp_path)
     shown = impressions.read_bytes().splitlines(keepends=True)
     impressions.write_bytes(b"".join(shown[:200]))
     trainer = Trainer(tmp_path, valkey.url, "--from", impressions, "--from", clicks, "--idle", "0.1")
@@ -81,8 +82,7 @@ def is_through(versions: ModelVersions, through_us: int) -> bool:
 def test_what_cannot_be_learned_is_a_dead_letter_once_also_after_a_kill(
     store: Store, store_url: str, tmp_path: Path
 ) -> None:
-    impressions, _ = trivago(tmp_path, 20)
-    good = impressions.read_bytes().splitlines()
+    good = event_logs(20).impressions
     wrong = json.loads(good[3])
     wrong["items"][0]["features"]["price"] = "cheap"
     bad = [b"not JSON", b'{"request_id": "r"}', b'{"request_id": "r", "ts": 1, "items": [{"id": ""}]}']
@@ -109,7 +109,7 @@ def test_what_cannot_be_learned_is_a_dead_letter_once_also_after_a_kill(
 def test_what_an_earlier_run_has_published_is_not_published_again(
     store: Store, store_url: str, tmp_path: Path
 ) -> None:
-    impressions, clicks = trivago(tmp_path, 100)
+    impressions, clicks = event_logs(100).write(tmp_path)
     flags = ("--from", impressions, "--from", clicks)
     first = Trainer(tmp_path, store_url, *flags)
     first.until("events", 200)
@@ -124,7 +124,7 @@ def test_what_an_earlier_run_has_published_is_not_published_again(
 
 
 def test_what_once_closes_goes_out_though_no_event_came(store: Store, store_url: str, tmp_path: Path) -> None:
-    impressions, clicks = trivago(tmp_path, 100)
+    impressions, clicks = event_logs(100).write(tmp_path)
     flags = ("--from", impressions, "--from", clicks)
     first = Trainer(tmp_path, store_url, *flags)
     first.until("events", 200)

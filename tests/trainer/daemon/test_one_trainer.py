@@ -11,17 +11,16 @@ from model_store.errors import LeaseHeld, StaleEpoch
 from model_store.lease import TrainerLease
 from model_store.store import Store
 from tests.degradation.system import eventually
-from tests.trainer.daemon.running import NAME, Trainer, trivago
+from tests.simulated import event_logs
+from tests.trainer.daemon.running import NAME, Trainer
 from trainer.daemon.tenure import Tenure
 
 
 @pytest.fixture
-def streams(store: Store, tmp_path: Path) -> Store:
-    """The store, its streams filled with a part of the trivago day."""
-    for stream, path in zip(
-        (store.impressions(NAME), store.clicks(NAME)), trivago(tmp_path, 200), strict=True
-    ):
-        stream.append(path.read_bytes().splitlines())
+def streams(store: Store) -> Store:
+    """The store, its streams filled with 200 requests and their clicks."""
+    store.impressions(NAME).append(event_logs(200).impressions)
+    store.clicks(NAME).append(event_logs(200).clicks)
     return store
 
 
@@ -56,7 +55,7 @@ def test_one_that_slept_beyond_its_lease_publishes_nothing_and_ends(
     sleeper.process.send_signal(signal.SIGSTOP)
     other = Trainer(tmp_path, store_url, "--wait", state="other")
     taken = other.until("version", 1)["version"]
-    streams.impressions(NAME).append(trivago(tmp_path, 201)[0].read_bytes().splitlines()[-1:])
+    streams.impressions(NAME).append(event_logs(201).impressions[-1:])
     sleeper.process.send_signal(signal.SIGCONT)
     code, said = sleeper.failed()
     assert code == 5
@@ -76,8 +75,8 @@ def test_the_same_folder_takes_its_lease_over_at_once_after_a_kill(
     version = killed.until("version", 1)["version"]
     killed.kill()
     again = Trainer(tmp_path, store_url)
-    streams.impressions(NAME).append(trivago(tmp_path, 202)[0].read_bytes().splitlines()[-2:])
-    streams.clicks(NAME).append(trivago(tmp_path, 202)[1].read_bytes().splitlines()[-2:])
+    streams.impressions(NAME).append(event_logs(202).impressions[-2:])
+    streams.clicks(NAME).append(event_logs(202).clicks[-2:])
     assert again.until("version", 1)["version"] > version
     again.terminate()
 

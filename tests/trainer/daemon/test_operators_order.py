@@ -8,15 +8,16 @@ import pytest
 
 from model_store.store import Store
 from tests.degradation.system import eventually
-from tests.trainer.daemon.running import NAME, Trainer, trivago
+from tests.simulated import event_logs
+from tests.trainer.daemon.running import NAME, Trainer
 
 
 class Shown:
     """The impressions of a day, appended to a store's stream a few at a time."""
 
-    def __init__(self, store: Store, folder: Path) -> None:
+    def __init__(self, store: Store) -> None:
         self._stream = store.impressions(NAME)
-        self._lines = iter(trivago(folder, 400)[0].read_bytes().splitlines())
+        self._lines = iter(event_logs(400).impressions)
 
     def some(self) -> None:
         """The next ones."""
@@ -24,8 +25,8 @@ class Shown:
 
 
 @pytest.fixture
-def shown(store: Store, tmp_path: Path) -> Shown:
-    return Shown(store, tmp_path)
+def shown(store: Store) -> Shown:
+    return Shown(store)
 
 
 def test_after_a_rollback_versions_stay_inactive_over_restarts_until_they_may_go_on(

@@ -11,7 +11,8 @@ import pytest
 from model_store.errors import SpecError
 from model_store.spec import parse_spec
 from model_store.store import Store
-from tests.trainer.daemon.running import NAME, Trainer, trivago
+from tests.simulated import event_logs
+from tests.trainer.daemon.running import NAME, Trainer
 from trainer.daemon.settling import settle
 from trainer.daemon.signals import StopAsked
 
@@ -19,7 +20,7 @@ from trainer.daemon.signals import StopAsked
 def test_a_field_that_the_first_impressions_lack_is_waited_for(
     store: Store, store_url: str, tmp_path: Path
 ) -> None:
-    lines = trivago(tmp_path, 20)[0].read_bytes().splitlines()
+    lines = event_logs(20).impressions
     without = json.loads(lines[0])
     del without["context"]["device"]
     stream = store.impressions(NAME)
@@ -38,7 +39,7 @@ def test_a_field_that_the_first_impressions_lack_is_waited_for(
 def test_a_field_that_a_hundred_impressions_lack_is_a_mistake(
     store: Store, store_url: str, tmp_path: Path
 ) -> None:
-    shown = [json.loads(line) for line in trivago(tmp_path, 120)[0].read_bytes().splitlines()]
+    shown = [json.loads(line) for line in event_logs(120).impressions]
     for each in shown:
         del each["context"]["device"]
     store.impressions(NAME).append([json.dumps(each).encode() for each in shown])

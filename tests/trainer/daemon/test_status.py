@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.daemon.running import COMPILE_S, SPEC, Trainer, trivago
+from tests.simulated import event_logs
+from tests.trainer.daemon.running import COMPILE_S, SPEC, Trainer
 from trainer.daemon.status import Status
 from trainer.events.events import Lag
 
@@ -35,14 +36,14 @@ def test_a_file_whose_events_nobody_has_counted_is_behind_by_bytes(lags: list[La
 
 
 def test_files_read_to_their_end_are_not_behind(store_url: str, tmp_path: Path) -> None:
-    impressions, clicks = trivago(tmp_path, 300)
+    impressions, clicks = event_logs(300).write(tmp_path)
     flags = ("--from", impressions, "--from", clicks, "--once", "--no-publish")
     lags = Trainer(tmp_path, store_url, *flags).last()["lags"]
     assert [lag["bytes"] for lag in lags.values()] == [0, 0]
 
 
 def test_a_disk_that_stays_full_is_told_of_once(store_url: str, tmp_path: Path) -> None:
-    impressions, clicks = trivago(tmp_path)
+    impressions, clicks = event_logs(2000).write(tmp_path)
     (tmp_path / "hotels.toml").write_text(SPEC)
     (tmp_path / "disk").mkdir()
     small = 'mount -t tmpfs -o size=4m tmpfs disk && exec "$@"'

@@ -54,6 +54,11 @@ def event(**more: Any) -> dict[str, Any]:
     return {"request_id": "r", "ts": TS, "items": [{"id": "a"}], **more}
 
 
+def lines_in(path: Path) -> list[bytes]:
+    content = path.read_bytes()
+    return (gzip.decompress(content) if path.suffix == ".gz" else content).splitlines()
+
+
 def told(**more: Any) -> dict[str, Any]:
     return {"request_id": "r", "ts": TS, "item": "a", **more}
 
@@ -465,12 +470,13 @@ def test_an_impression_may_show_nothing() -> None:
     assert events.first.tolist() == [0, 0]
 
 
-def test_real_impressions_and_clicks_are_all_read_and_meet(trivago_folder: Path) -> None:
-    lines = gzip.decompress((trivago_folder / "impressions.jsonl.gz").read_bytes()).splitlines()
-    clicks = gzip.decompress((trivago_folder / "clicks.jsonl.gz").read_bytes()).splitlines()
+def test_impressions_and_clicks_of_a_log_are_all_read_and_meet(event_folder: Path) -> None:
+    lines, clicks = (
+        lines_in(next(event_folder.glob(f"{kind}.jsonl*"))) for kind in ("impressions", "clicks")
+    )
     shown, told_of = parsed(*lines), parsed(*clicks)
-    assert (len(shown), len(told_of), shown.bad, told_of.bad) == (6842, 6842, {}, {})
+    assert (len(shown), len(told_of), shown.bad, told_of.bad) == (len(lines), len(clicks), {}, {})
     assert set(told_of.request.tolist()) == set(shown.request.tolist())
-    assert len(set(shown.request.tolist())) == 6842
+    assert len(set(shown.request.tolist())) == len(lines) == len(clicks)
     some = lines[::20]
     assert_same(parsed(*some), line_by_line(some))

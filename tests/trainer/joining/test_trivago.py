@@ -1,4 +1,4 @@
-"""A real day of hotel lists and their clicks as two event files: joined as they come, and at once with plain dicts."""
+"""Lists and their clicks as two event files, simulated and real: joined as they come, and at once with plain dicts."""
 
 from __future__ import annotations
 
@@ -38,8 +38,19 @@ Example = tuple[str, str, str, float, str, int]
 
 
 def read(path: Path) -> list[Event]:
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+    content = path.read_bytes()
+    lines = (gzip.decompress(content) if path.suffix == ".gz" else content).splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.fixture
+def impressions_log(event_folder: Path) -> Path:
+    return next(event_folder.glob("impressions.jsonl*"))
+
+
+@pytest.fixture
+def clicks_log(event_folder: Path) -> Path:
+    return next(event_folder.glob("clicks.jsonl*"))
 
 
 def written(path: Path, events: list[Event]) -> Path:
@@ -122,9 +133,9 @@ def spec() -> ModelSpec:
     return parse_spec(SPEC)
 
 
-def test_each_impression_and_click_is_learned_exactly_once(trivago_folder, tmp_path, spec):
-    names = [f"{kind}={trivago_folder / kind}.jsonl.gz" for kind in ("impressions", "clicks")]
-    impressions, clicks = (read(trivago_folder / f"{kind}.jsonl.gz") for kind in ("impressions", "clicks"))
+def test_each_impression_and_click_is_learned_exactly_once(impressions_log, clicks_log, tmp_path, spec):
+    names = [f"impressions={impressions_log}", f"clicks={clicks_log}"]
+    impressions, clicks = read(impressions_log), read(clicks_log)
     replay = Replay(tmp_path, spec, names)
     got = Counter(all_of(replay))
     assert got == joined_at_once(impressions, clicks)
@@ -141,9 +152,10 @@ def delayed(clicks: list[Event]) -> list[Event]:
     return sorted(later + later[::10], key=lambda click: click["ts"])
 
 
-def test_delayed_clicks_count_within_the_window_and_a_crash_repeats_nothing(trivago_folder, tmp_path, spec):
-    impressions = read(trivago_folder / "impressions.jsonl.gz")
-    clicks = delayed(read(trivago_folder / "clicks.jsonl.gz"))
+def test_delayed_clicks_count_within_the_window_and_a_crash_repeats_nothing(
+    impressions_log, clicks_log, tmp_path, spec
+):
+    impressions, clicks = read(impressions_log), delayed(read(clicks_log))
     names = [
         f"impressions={written(tmp_path / 'impressions.jsonl', impressions)}",
         f"clicks={written(tmp_path / 'clicks.jsonl', clicks)}",

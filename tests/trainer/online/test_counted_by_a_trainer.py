@@ -6,6 +6,7 @@ import json
 import random
 import time
 from collections import defaultdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +36,22 @@ plain = {{ share = 0.5, without = ["age"] }}
 window = "{WINDOW_S}s"
 """
 GUARD = '[guard]\nlogloss_rise = "off"\ncalibration = "off"\nonline_clicks = 50\n'
-BEGAN = int(time.time()) - 1800
 Event = dict[str, Any]
 
 
-def impressions(count: int, seed: int, version: int, ctr: float) -> list[Event]:
-    """One a second, of three items, answered by `version`."""
+@pytest.fixture
+def began() -> int:
+    """The second of the first event: half an hour before the test, however late in a run of the suite it begins."""
+    return int(time.time()) - 1800
+
+
+def impressions(began: int, count: int, seed: int, version: int, ctr: float) -> list[Event]:
+    """One a second from `began` on, of three items, answered by `version`."""
     chance = random.Random(seed)
     return [
         {
             "request_id": f"r{number}",
-            "ts": BEGAN + number,
+            "ts": began + number,
             "model": "ads",
             "version": version,
             "variant": chance.choice(["base", "plain"]),
@@ -90,9 +96,9 @@ def trained(folder: Path, store_url: str, spec: str, events: list[Event], *flags
 
 
 def test_what_is_counted_is_what_the_events_say(
-    tmp_path: Path, store: Store, store_url: str, capsys: pytest.CaptureFixture[str]
+    began: int, tmp_path: Path, store: Store, store_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = impressions(900, seed=1, version=7, ctr=0.2)
+    shown = impressions(began, 900, seed=1, version=7, ctr=0.2)
     clicked = clicks(shown, seed=2, chance=0.15)
     assert trained(tmp_path, store_url, SPEC, [*shown, *clicked], "--no-publish") == 0
     times = {each["request_id"]: each["ts"] for each in shown}
@@ -109,24 +115,25 @@ def test_what_is_counted_is_what_the_events_say(
     online = store.model("ads").online
     found = {
         cell: [sums.requests, sums.clicks, sums.clicks_squared, pytest.approx(sums.ctr_nano / 1e9)]
-        for cell, sums in online.read(range(BEGAN // 60, BEGAN // 60 + 40))
+        for cell, sums in online.read(range(began // 60, began // 60 + 40))
     }
     assert found == dict(expected)
     capsys.readouterr()
-    assert run(["experiment", "report", "ads", "--store", store_url, "--json"]) == 0
+    since = datetime.fromtimestamp(began, UTC).isoformat()
+    assert run(["experiment", "report", "ads", "--since", since, "--store", store_url, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["all"]["requests"] == 900
     assert report["all"]["clicks"] == sum(len(items) for items in in_time.values())
 
 
 def test_versions_whose_promises_do_not_come_true_are_rolled_back(
-    tmp_path: Path, store: Store, store_url: str, capsys: pytest.CaptureFixture[str]
+    began: int, tmp_path: Path, store: Store, store_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ads = store.model("ads")
     for _ in range(2):
         ads.publish_and_activate(model(spec=parse_spec(SPEC)))
     ads.refusals.watch(candidate=2, good=1)
-    shown = impressions(600, seed=3, version=2, ctr=0.6)
+    shown = impressions(began, 600, seed=3, version=2, ctr=0.6)
     events = [*shown, *clicks(shown, seed=4, chance=0.05)]
     assert trained(tmp_path, store_url, SPEC + GUARD, events) == 0
     assert ads.active() == 1
