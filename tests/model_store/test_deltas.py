@@ -235,6 +235,7 @@ def test_a_delta_that_breaks_an_invariant_is_refused_where_it_is_read(
         Delta.from_bytes(replace(out, **change).to_bytes())
 
 
+@pytest.mark.slow
 def test_every_truncation_and_flipped_bit_is_refused_or_harmless() -> None:
     delta = large_model(30).changes_since(large_model(25))
     data = delta.to_bytes()

@@ -73,6 +73,7 @@ def value(home: Path, key: str) -> bytes | None:
     return found
 
 
+@pytest.mark.slow
 def test_processes_that_start_at_once_meet_in_one_server(home: Path) -> None:
     with ExitStack() as stack:
         users = [stack.enter_context(python(LEAVE_NORMALLY, str(home))) for _ in range(5)]

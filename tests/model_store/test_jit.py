@@ -19,6 +19,7 @@ for value in vars(module).values():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first", ["numba", "model_store.kernels", "trainer.learners.loops", "trainer.train", "server.kernels"]
 )

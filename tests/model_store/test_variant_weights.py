@@ -126,6 +126,7 @@ def test_a_number_that_is_not_finite_is_refused_in_every_variant_s_column(
         own_model(variants=np.full(5, 7), **{column: numbers})
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_refused_or_lies_in_padding() -> None:
     artefact = own_model()
     data = artefact.to_bytes()

@@ -147,6 +147,7 @@ def test_a_process_says_when_it_is_ready_and_ends_on_sigterm(
     assert [line["event"] for line in lines if line.get("worker") == 0][-1] == "draining"
 
 
+@pytest.mark.slow
 def test_calls_that_have_begun_end_before_the_process_does(
     shop_store: Store, serve: Callable[..., subprocess.Popen[str]]
 ) -> None:
@@ -175,6 +176,7 @@ def test_calls_that_have_begun_end_before_the_process_does(
     assert len(outcomes) > 5
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_the_process_at_once(
     shop_store: Store, serve: Callable[..., subprocess.Popen[str]]
 ) -> None:
@@ -202,6 +204,7 @@ def test_a_second_signal_ends_the_process_at_once(
         endless.set()
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_an_error_with_a_remedy(
     server: Server, serve: Callable[..., subprocess.Popen[str]]
 ) -> None:

@@ -143,6 +143,7 @@ def test_a_server_with_tls_and_tokens_answers_those_alone_who_have_both(
     assert TOKEN not in written and ADMIN not in written
 
 
+@pytest.mark.slow
 def test_what_is_called_is_counted_and_a_dead_worker_takes_no_count_along(
     shop_store: Store, store_url: str, eventually: Callable[[Callable[[], bool]], None]
 ) -> None:
@@ -173,6 +174,7 @@ def test_what_is_called_is_counted_and_a_dead_worker_takes_no_count_along(
         assert counted("ftrie_call_seconds_count", **plain) == 20
 
 
+@pytest.mark.slow
 def test_an_overloaded_server_refuses_at_once_and_its_health_answers(
     shop_store: Store, store_url: str, eventually: Callable[[Callable[[], bool]], None]
 ) -> None:
@@ -200,6 +202,7 @@ def test_an_overloaded_server_refuses_at_once_and_its_health_answers(
         assert total(scraped(where), "ftrie_places") == 2
 
 
+@pytest.mark.slow
 def test_health_over_http_says_503_until_a_model_is_served(
     store: Store, store_url: str, eventually: Callable[[Callable[[], bool]], None]
 ) -> None:
@@ -228,6 +231,7 @@ def test_health_over_http_says_503_until_a_model_is_served(
         assert process.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_recorded_requests_are_replayed_against_a_running_server(
     shop_store: Store,
     store_url: str,
@@ -252,6 +256,7 @@ def test_recorded_requests_are_replayed_against_a_running_server(
     assert "u1" not in json.dumps(answered) and "item-1" not in json.dumps(answered)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -277,6 +282,7 @@ def test_what_cannot_work_ends_the_command_at_once(
     assert "Traceback" not in finished.stderr
 
 
+@pytest.mark.slow
 def test_a_host_beyond_this_machine_is_warned_of(shop_store: Store, store_url: str) -> None:
     with serving(store_url, "--host", "0.0.0.0") as (address, _, log):
         with grpc.insecure_channel(f"127.0.0.1:{address.rpartition(':')[2]}") as channel:

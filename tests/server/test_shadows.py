@@ -132,6 +132,7 @@ def test_once_the_experiment_has_no_shadows_nothing_is_logged(
     assert '"without"' not in log.read_text()
 
 
+@pytest.mark.slow
 def test_two_workers_write_one_log_of_whole_lines(shop_store: Store, store_url: str, log: Path) -> None:
     shop_store.model(shop.NAME).experiments.change(lambda e: replace(e, shadows=("plain",)))
     flags = ["--workers", "2", "--shadow-log", str(log)]

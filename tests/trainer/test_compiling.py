@@ -20,6 +20,7 @@ from trainer.train import train
 HEAD = '[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\nf = {}\ng = {}\n'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "loop"),
     [
@@ -85,6 +86,7 @@ def write_maps(path: Path) -> None:
     pq.write_table(pa.table({"y": [1, 0] * ROWS, "f": maps}), path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "name", "rows", "slices"),
     [

@@ -14,6 +14,7 @@ from tests.trainer.logs import SPEC, learn, model_of, shop_rows, shop_spec
 CALIBRATED = parse_spec(SPEC + '[calibration]\nkind = "isotonic"\nby = "age"\n')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", ["single", "per_variant"])
 @pytest.mark.parametrize("learner", ['algorithm = "ftrl"\nl1 = 0.05', 'algorithm = "ogd"'])
 @pytest.mark.parametrize("rate", ["gradients", "counts"])

@@ -135,6 +135,7 @@ def test_a_later_run_begins_only_where_a_request_does(seed):
             assert batch.stop.first_line == seen
 
 
+@pytest.mark.slow
 def test_the_expected_gradient_is_that_of_all_rows():
     rows = rows_of(25, 1)
     labels = np.array([float(row["click"]) for row in rows])

@@ -204,6 +204,7 @@ def peak_memory(path: Path) -> tuple[int, int]:
     return int(rows), int(peak)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "csv.gz", "parquet", "vw"])
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, kind: str) -> None:

@@ -106,6 +106,7 @@ def test_a_compact_table_needs_at_most_20_bytes_a_key_at_any_size(layout):
     assert worst <= 20.2  # the 20 of 16 bytes at eight tenths, and a row's worth of room
 
 
+@pytest.mark.slow
 def test_slots_beyond_2_to_27_are_found():
     """Pages that nothing touches take no memory, so a table of this size costs what its few keys cost."""
     for layout in (Full, CompactCounts):

@@ -208,6 +208,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_log(tmp_path, spec_file):
     rows = shop_rows(40_000, 5)
     peaks = []

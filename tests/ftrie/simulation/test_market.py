@@ -106,6 +106,7 @@ def test_bots_click_everything_or_nothing_and_are_counted_apart() -> None:
         assert one.clicked.all() or not one.clicked.any()
 
 
+@pytest.mark.slow
 def test_delays_of_clicks_have_their_mean_and_their_share_beyond_the_window() -> None:
     habits = Habits(rate=100.0, delay=2.0, late=0.05, window=600.0)
     click_s = np.concatenate([visit(Market(1), habits, number).click_s for number in range(3000)])

@@ -40,6 +40,7 @@ def test_after_every_delta_answers_are_those_of_the_snapshot_bit_for_bit(run: Ru
         assert answers(serving.ranker, requests, records) == answers(expected, requests, records)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(runs(), st.booleans())
 def test_rebuilding_restoring_and_new_items_change_no_answer(run: Run, rebuild: bool) -> None:

@@ -40,6 +40,7 @@ def blocks_mapped(pid: int) -> int:
     return Path(f"/proc/{pid}/maps").read_text().count("memfd:ftrie")
 
 
+@pytest.mark.slow
 def test_many_versions_leave_neither_files_nor_memory_behind(two_workers: Running, store: Store) -> None:
     two_workers.await_ready()
     processes = [two_workers.process.pid, *two_workers.workers()]
@@ -83,6 +84,7 @@ def test_the_workers_are_told_apart_in_status_and_log(two_workers: Running) -> N
     assert {line["worker"] for line in two_workers.logs("serving")} == {0, 1}
 
 
+@pytest.mark.slow
 def test_pinned_workers_have_a_core_each(store: Store, store_url: str, tmp_path: Path) -> None:
     shop.fill(store)
     mine = sorted(os.sched_getaffinity(0))
@@ -93,6 +95,7 @@ def test_pinned_workers_have_a_core_each(store: Store, store_url: str, tmp_path:
         assert sorted(os.sched_getaffinity(running.process.pid)) == mine
 
 
+@pytest.mark.slow
 def test_all_processes_are_gone_when_the_supervisor_has_ended(two_workers: Running) -> None:
     two_workers.await_ready()
     workers = [Process.of(pid) for pid in two_workers.workers()]
@@ -101,6 +104,7 @@ def test_all_processes_are_gone_when_the_supervisor_has_ended(two_workers: Runni
     assert not any(worker is not None and worker.alive() for worker in workers)
 
 
+@pytest.mark.slow
 def test_a_state_folder_in_use_is_an_error_with_a_remedy(
     two_workers: Running, store_url: str, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def kill_at_random(tmp_path: Path, name: str, count: int, kills: int, seed: int)
         assert training.outcome() == expected
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(tmp_path: Path) -> None:
     kill_at_random(tmp_path, "ftrl", 1200, kills=20, seed=1)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from model_store.artefact import Artefact
 from model_store.model_versions import ModelVersions
 from model_store.store import Store
@@ -35,6 +37,7 @@ def test_sigterm_saves_publishes_and_gives_the_lease_back(
     assert again["events"] == 1000
 
 
+@pytest.mark.slow
 def test_without_a_store_it_waits_and_then_begins(tmp_path: Path) -> None:
     valkey = Valkey(tmp_path)
     valkey.kill()
@@ -51,6 +54,7 @@ def test_without_a_store_it_waits_and_then_begins(tmp_path: Path) -> None:
         valkey.kill()
 
 
+@pytest.mark.slow
 def test_while_the_store_is_away_it_learns_on_and_then_publishes_what_it_has(tmp_path: Path) -> None:
     valkey = Valkey(tmp_path)
     impressions, clicks = event_logs(400).write(tmp_path)
@@ -79,6 +83,7 @@ def is_through(versions: ModelVersions, through_us: int) -> bool:
     return active is not None and (versions.manifest(active).through_us or 0) >= through_us
 
 
+@pytest.mark.slow
 def test_what_cannot_be_learned_is_a_dead_letter_once_also_after_a_kill(
     store: Store, store_url: str, tmp_path: Path
 ) -> None:
@@ -106,6 +111,7 @@ def test_what_cannot_be_learned_is_a_dead_letter_once_also_after_a_kill(
     assert join["positives"] + join["negatives"] == counts["examples"] + counts["bad_rows"]
 
 
+@pytest.mark.slow
 def test_what_an_earlier_run_has_published_is_not_published_again(
     store: Store, store_url: str, tmp_path: Path
 ) -> None:
@@ -123,6 +129,7 @@ def test_what_an_earlier_run_has_published_is_not_published_again(
     assert store.model(NAME).active() == version
 
 
+@pytest.mark.slow
 def test_what_once_closes_goes_out_though_no_event_came(store: Store, store_url: str, tmp_path: Path) -> None:
     impressions, clicks = event_logs(100).write(tmp_path)
     flags = ("--from", impressions, "--from", clicks)

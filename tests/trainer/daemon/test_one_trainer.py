@@ -35,6 +35,7 @@ def test_a_second_trainer_is_refused_and_named_the_first(
     first.terminate()
 
 
+@pytest.mark.slow
 def test_a_spare_waits_and_takes_over_once_the_first_has_ended(
     streams: Store, store_url: str, tmp_path: Path
 ) -> None:

@@ -35,6 +35,7 @@ def test_a_file_whose_events_nobody_has_counted_is_behind_by_bytes(lags: list[La
     assert said in Status(**EMPTY, lags=named).line().split(" · ")
 
 
+@pytest.mark.slow
 def test_files_read_to_their_end_are_not_behind(store_url: str, tmp_path: Path) -> None:
     impressions, clicks = event_logs(300).write(tmp_path)
     flags = ("--from", impressions, "--from", clicks, "--once", "--no-publish")
@@ -42,6 +43,7 @@ def test_files_read_to_their_end_are_not_behind(store_url: str, tmp_path: Path) 
     assert [lag["bytes"] for lag in lags.values()] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_disk_that_stays_full_is_told_of_once(store_url: str, tmp_path: Path) -> None:
     impressions, clicks = event_logs(2000).write(tmp_path)
     (tmp_path / "hotels.toml").write_text(SPEC)

@@ -419,6 +419,7 @@ for number in range(count):
 """As logrotate does it: numbers move on, and what is older than the last is compressed."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["rename", "copytruncate"])
 @pytest.mark.parametrize("named", ["file", "folder"])
 def test_every_line_is_read_once_while_another_process_moves_the_files_on(

@@ -81,6 +81,7 @@ def test_a_state_goes_on_whether_or_not_the_run_before_it_published(
         assert training.outcome().model == whole.outcome().model
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_with_a_snapshot(tmp_path: Path, store: Store, store_url: str) -> None:
     """kill -9 at random moments: whatever the store holds then can be put together, and the end is as without kills."""
     draw = random.Random(5)
