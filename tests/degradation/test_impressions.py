@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from model_store.store import Store
 from tests.degradation.recovered import Recovered
 from tests.degradation.system import Running, Valkey, eventually, free_port, serving
@@ -38,6 +40,7 @@ def other_valkey(folder: Path) -> Iterator[Valkey]:
     other.kill()
 
 
+@pytest.mark.slow
 def test_sink_of_impressions_is_away(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
     with (
         other_valkey(tmp_path / "events") as sink,
@@ -61,6 +64,7 @@ def test_sink_of_impressions_is_away(valkey: Valkey, tmp_path: Path, recovered: 
             assert set(ids(store)) == {f"r{n}" for n in range(60)}
 
 
+@pytest.mark.slow
 def test_too_many_impressions_wait(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
     with (
         other_valkey(tmp_path / "events") as sink,

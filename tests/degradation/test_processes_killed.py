@@ -52,6 +52,7 @@ def test_worker_killed_under_load(two_workers: Running, recovered: Recovered) ->
     assert running.healthy()
 
 
+@pytest.mark.slow
 def test_worker_that_hangs(two_workers: Running, recovered: Recovered) -> None:
     running = two_workers
     restarts = running.metric("ftrie_worker_restarts_total")
@@ -70,6 +71,7 @@ def test_worker_that_hangs(two_workers: Running, recovered: Recovered) -> None:
     assert (load.wrong, load.failed) == (0, 0)
 
 
+@pytest.mark.slow
 def test_supervisor_killed_and_succeeded(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
     with serving(valkey.url, tmp_path, *TWO) as running:
         running.await_ready()
@@ -95,6 +97,7 @@ def test_supervisor_killed_and_succeeded(valkey: Valkey, tmp_path: Path, recover
                 assert load.failed == 0, load.answers
 
 
+@pytest.mark.slow
 def test_supervisor_killed_without_successor(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
     with serving(valkey.url, tmp_path, "--alone", "1") as running:
         running.await_ready()

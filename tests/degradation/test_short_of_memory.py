@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from model_store.artefact import Artefact
 from model_store.store import Store
@@ -46,6 +47,7 @@ def little_memory(pid: int, room: int) -> Iterator[None]:
         resource.prlimit(pid, resource.RLIMIT_AS, before)
 
 
+@pytest.mark.slow
 def test_no_memory_to_build_a_version(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
     with serving(valkey.url, tmp_path) as running, Store.open(valkey.url) as store:
         running.await_ready()
@@ -60,6 +62,7 @@ def test_no_memory_to_build_a_version(valkey: Valkey, tmp_path: Path, recovered:
         recovered.when(lambda: served(running) == (version, 0.0), "the version is served")
 
 
+@pytest.mark.slow
 def test_no_memory_in_a_worker(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
     with serving(valkey.url, tmp_path) as running, Store.open(valkey.url) as store:
         running.await_ready()

@@ -58,6 +58,7 @@ def test_store_away_at_start_and_nothing_on_disk(tmp_path: Path, recovered: Reco
     valkey.kill()
 
 
+@pytest.mark.slow
 def test_store_away_at_start_and_a_good_model_on_disk(
     kept: Path, tmp_path: Path, recovered: Recovered
 ) -> None:
@@ -84,6 +85,7 @@ def test_store_away_at_start_and_a_good_model_on_disk(
     valkey.kill()
 
 
+@pytest.mark.slow
 def test_copy_on_disk_is_damaged(kept: Path, tmp_path: Path, recovered: Recovered) -> None:
     shutil.copytree(kept, tmp_path / "state")
     parts = sorted((tmp_path / "state").rglob("*.part"))
@@ -103,6 +105,7 @@ def test_copy_on_disk_is_damaged(kept: Path, tmp_path: Path, recovered: Recovere
     valkey.kill()
 
 
+@pytest.mark.slow
 def test_store_is_empty_at_start(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
     with Store.open(valkey.url) as store:
         store.client.flushall()
@@ -112,6 +115,7 @@ def test_store_is_empty_at_start(valkey: Valkey, tmp_path: Path, recovered: Reco
         serves_once_filled(running, valkey, recovered)
 
 
+@pytest.mark.slow
 def test_store_refuses_the_password_at_start(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
     with Store.open(valkey.url) as store:
         store.client.config_set("requirepass", "another one")

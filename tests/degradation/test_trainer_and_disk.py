@@ -85,6 +85,7 @@ def is_saved(system: OfStreams) -> bool:
     return bool(int(newest.stem) >= system.trainer.status()["examples"])
 
 
+@pytest.mark.slow
 def test_newest_checkpoint_is_damaged(stopped: OfStreams, recovered: Recovered) -> None:
     newest = checkpoints(stopped.trainer.state)[-1]
     flip_a_bit(newest, 5000)
@@ -97,6 +98,7 @@ def test_newest_checkpoint_is_damaged(stopped: OfStreams, recovered: Recovered) 
     assert newest.with_suffix(".checkpoint.damaged").exists()
 
 
+@pytest.mark.slow
 def test_segment_is_damaged(stopped: OfStreams, recovered: Recovered) -> None:
     for segment in stopped.trainer.state.glob("segments/*.rows"):
         flip_a_bit(segment, -100)

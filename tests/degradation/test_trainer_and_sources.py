@@ -43,6 +43,7 @@ def system(shared: OfStreams) -> OfStreams:
     return shared
 
 
+@pytest.mark.slow
 def test_stream_is_trimmed_before_it_was_read(system: OfStreams, recovered: Recovered) -> None:
     trainer = system.trainer
     trainer.signal(signal.SIGSTOP)
@@ -88,6 +89,7 @@ def test_events_that_cannot_be_learned_from(system: OfStreams, recovered: Recove
     assert letters[::-1] == bad
 
 
+@pytest.mark.slow
 def test_trainer_is_behind_its_sources(tmp_path: Path, recovered: Recovered) -> None:
     valkey = Valkey(tmp_path)
     an_hour_ago(valkey, MANY)
@@ -123,6 +125,7 @@ def behind(trainer: Learning) -> list[dict[str, float]]:
     return list(line["lags"].values())
 
 
+@pytest.mark.slow
 def test_file_vanishes_while_it_is_read(tmp_path: Path, recovered: Recovered) -> None:
     system = OfFiles(tmp_path)
     with ending(system):

@@ -67,6 +67,7 @@ def publishes_again(system: OfFiles, recovered: Recovered) -> None:
     eventually(lambda: not system.trainer.status()["store_away"], "a status that says so")
 
 
+@pytest.mark.slow
 def test_store_refuses_a_trainer_that_learns_from_files(of_files: OfFiles, recovered: Recovered) -> None:
     of_files.valkey.save()
     of_files.valkey.kill()
@@ -75,6 +76,7 @@ def test_store_refuses_a_trainer_that_learns_from_files(of_files: OfFiles, recov
     publishes_again(of_files, recovered)
 
 
+@pytest.mark.slow
 def test_store_stalls_while_a_trainer_learns_from_files(of_files: OfFiles, recovered: Recovered) -> None:
     of_files.valkey.stall()
     learns_on_and_says_so(of_files)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from model_store.store import Store
 from tests.degradation.learning import LONG_S, Learning, OfStreams, ending
 from tests.degradation.recovered import Recovered
@@ -16,6 +18,7 @@ GUARDED = '\n[learner]\nl1 = 0.0\n[guard]\nmin_keys = 60\ncalibration = "off"\nl
 SAME = ("events", "examples", "keys", "dead_letters", "counts", "join")
 
 
+@pytest.mark.slow
 def test_trainer_is_killed(tmp_path: Path, recovered: Recovered) -> None:
     system = OfStreams(tmp_path, "--every", "300")
     with ending(system):
@@ -37,6 +40,7 @@ def test_trainer_is_killed(tmp_path: Path, recovered: Recovered) -> None:
         assert (tmp_path / "anew.arrow").read_bytes() == (tmp_path / "killed.arrow").read_bytes()
 
 
+@pytest.mark.slow
 def test_trainer_loses_its_lease(tmp_path: Path, recovered: Recovered) -> None:
     system = OfStreams(tmp_path)
     spare_folder = tmp_path / "spare"

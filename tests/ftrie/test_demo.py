@@ -50,6 +50,7 @@ def test_the_demo_learns_the_shop_and_the_server_follows_its_tastes(scratch: Pat
     _nothing_is_left(scratch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "whole_group", "code"),
     [

@@ -66,6 +66,7 @@ def published(avazu_log: Path, tmp_path: Path, store_url: str) -> Published:
     return rows, items, users
 
 
+@pytest.mark.slow
 def test_served_scores_are_the_sums_of_the_published_weights(
     published: Published, store: Store, store_url: str
 ) -> None:
@@ -85,6 +86,7 @@ def test_served_scores_are_the_sums_of_the_published_weights(
                 assert (answer.degraded, answer.unknown_items, answer.unknown_fields) == ((), (), ())
 
 
+@pytest.mark.slow
 def test_a_row_of_the_log_spelled_out_scores_as_its_own_keys(
     published: Published, store: Store, store_url: str
 ) -> None:
@@ -100,6 +102,7 @@ def test_a_row_of_the_log_spelled_out_scores_as_its_own_keys(
             assert answer.items[0].score == pytest.approx(wanted, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_the_rank_command_prints_ids_and_rates(published: Published, store_url: str) -> None:
     row, items = published[0][0], list(published[1])[:3]
     with serving(MODEL, store_url) as address:
@@ -115,6 +118,7 @@ def test_the_rank_command_prints_ids_and_rates(published: Published, store_url: 
     assert {item for entry in answer["ctr"] for item in entry} <= set(items)
 
 
+@pytest.mark.slow
 def test_swaps_under_load_fail_no_call_and_each_answer_is_of_one_version(
     published: Published, store: Store, store_url: str, avazu_log: Path, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["power", "isotonic"])
 def test_a_served_click_rate_is_the_calibrated_one(
     kind: str, log: Path, tmp_path: Path, store: Store, store_url: str

@@ -34,6 +34,7 @@ def test_a_model_made_elsewhere_ranks_items_by_their_whole_keys(
             assert (answer.unknown_fields, answer.unknown_items) == ((), ())
 
 
+@pytest.mark.slow
 def test_a_trained_model_ranks_the_same_after_a_trip_through_json(
     tmp_path: Path, store: Store, store_url: str
 ) -> None:

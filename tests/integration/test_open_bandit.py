@@ -18,6 +18,7 @@ USER_FIELDS = ("user_feature_0", "user_feature_1", "user_feature_2", "user_featu
 ITEM_FIELDS = ("item_feature_0", "item_feature_1", "item_feature_2", "item_feature_3")
 
 
+@pytest.mark.slow
 def test_items_from_their_file_are_ranked_as_the_log_was_learned(
     open_bandit_folder: Path, store: Store, store_url: str
 ) -> None:

@@ -33,6 +33,7 @@ VARIANTS = ("base", "plain", "bold")
 BRANDS = {f"i{n}": {"brand": f"b{n}"} for n in range(5)}
 
 
+@pytest.mark.slow
 def test_every_variant_is_served_by_the_weights_it_learned(
     tmp_path: Path, store: Store, store_url: str
 ) -> None:

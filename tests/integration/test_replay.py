@@ -60,6 +60,7 @@ def overlap(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
     return max(one["low"], other["low"]) <= min(one["high"], other["high"])
 
 
+@pytest.mark.slow
 def test_policies_are_estimated_from_fashion_items_shown_at_random(
     open_bandit_folder: Path, tmp_path: Path
 ) -> None:
@@ -94,6 +95,7 @@ def test_policies_are_estimated_from_fashion_items_shown_at_random(
         assert list(of_model["positions"]) == ["1", "2", "3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "requests", "hours"),
     [
@@ -122,6 +124,7 @@ def test_a_replay_of_hotels_learns_what_the_trainer_learned(
     assert (tmp_path / "replayed.arrow").read_bytes() == (tmp_path / "trained.arrow").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_propensities_of_a_server_under_thompson_sampling_are_used_as_they_are(
     store: Store, store_url: str, tmp_path: Path
 ) -> None:

@@ -99,6 +99,7 @@ def test_what_visitors_saw_and_clicked_is_in_the_streams(
     assert all(each["item"] in shown[each["request_id"]] for each in clicks)
 
 
+@pytest.mark.slow
 def test_a_killed_server_ends_no_visits_and_costs_no_click(market: str, store: Store, tmp_path: Path) -> None:
     with ExitStack() as stack:
         victim, first = stack.enter_context(server(market, tmp_path))

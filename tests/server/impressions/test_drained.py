@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Semaphore
 
+import pytest
+
 from ftrie.client import Client, RankFailed
 from model_store.store import Store
 from tests.degradation.system import Running, eventually, serving
@@ -35,6 +37,7 @@ def answered(running: Running, caller: int, many: Semaphore) -> list[str]:
     return shown
 
 
+@pytest.mark.slow
 def test_a_drain_under_load_loses_no_impression(store: Store, store_url: str, tmp_path: Path) -> None:
     shop.fill(store)
     many = Semaphore(0)

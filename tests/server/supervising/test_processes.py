@@ -120,6 +120,7 @@ def test_a_state_folder_in_use_is_an_error_with_a_remedy(
     assert "name another folder with --state" in finished.stderr
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_again_and_again_is_replaced_after_growing_pauses(two_workers: Running) -> None:
     two_workers.await_ready()
     killed = two_workers.status()["workers"][0]["pid"]

@@ -59,6 +59,7 @@ def kill_at_random(tmp_path: Path, name: str, count: int, kills: int, seed: int)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(tmp_path: Path) -> None:
     kill_at_random(tmp_path, "ftrl", 1200, kills=20, seed=1)
 
@@ -72,6 +73,7 @@ def test_runs_of_other_learners_killed_at_random_moments(tmp_path: Path, name: s
     kill_at_random(tmp_path, name, 2000, kills=40, seed=2)
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_any_byte_of_a_checkpoint_goes_on_from_the_one_before(tmp_path: Path) -> None:
     spec, logs, expected = logs_and_outcome(tmp_path, "ftrl", 600)
     training = Training(tmp_path / "resumed", spec)

@@ -32,6 +32,7 @@ def test_killed_again_and_again_the_model_is_bit_identical(tmp_path: Path, store
     assert (tmp_path / "a.arrow").read_bytes() == (tmp_path / "b.arrow").read_bytes()
 
 
+@pytest.mark.slow
 def test_read_in_other_pieces_the_model_is_the_same(tmp_path: Path, store_url: str) -> None:
     """As files that are complete, as a folder, and as streams of the store: the events and their order are the same."""
     impressions, clicks = event_logs(300).write(tmp_path)

@@ -24,6 +24,7 @@ def streams(store: Store) -> Store:
     return store
 
 
+@pytest.mark.slow
 def test_a_second_trainer_is_refused_and_named_the_first(
     streams: Store, store_url: str, tmp_path: Path
 ) -> None:
@@ -82,6 +83,7 @@ def test_the_same_folder_takes_its_lease_over_at_once_after_a_kill(
     again.terminate()
 
 
+@pytest.mark.slow
 def test_one_that_does_not_publish_leaves_letters_and_online_metrics_to_the_models_trainer(
     streams: Store, store_url: str, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ def shown(store: Store) -> Shown:
     return Shown(store)
 
 
+@pytest.mark.slow
 def test_after_a_rollback_versions_stay_inactive_over_restarts_until_they_may_go_on(
     shown: Shown, store: Store, store_url: str, tmp_path: Path
 ) -> None:

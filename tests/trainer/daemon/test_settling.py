@@ -17,6 +17,7 @@ from trainer.daemon.settling import settle
 from trainer.daemon.signals import StopAsked
 
 
+@pytest.mark.slow
 def test_a_field_that_the_first_impressions_lack_is_waited_for(
     store: Store, store_url: str, tmp_path: Path
 ) -> None:
