@@ -103,6 +103,8 @@ class Traffic:
             thread.start()
         try:
             self._tell_windows(every_s, tell)
+            for thread in threads:  # visits that were due before the end are still made, or counted as lost
+                thread.join(max(0.0, self._until_s + LATEST_S - self.second))
         finally:
             self._stop.set()
             for thread in threads:

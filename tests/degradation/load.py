@@ -15,6 +15,7 @@ from ftrie.client import METHOD
 from tests.degradation.system import eventually
 from tests.server import shop
 
+CALLERS = 3
 PAUSE_S = 0.01
 """Between a thread's calls, or they would take the processor from whom they wait for."""
 REQUEST = RankRequest(item_ids=list(shop.ITEMS), variant="base")
@@ -24,7 +25,7 @@ EXPECTED = {item: shop.expected_score(fields, 0) for item, fields in shop.ITEMS.
 class Load:
     """Calls one after another by a few threads. A new connection falls to any worker, an old one to its own."""
 
-    def __init__(self, address: str, threads: int = 3, timeout_s: float = 10.0) -> None:
+    def __init__(self, address: str, threads: int = CALLERS, timeout_s: float = 10.0) -> None:
         self._address, self._timeout_s = address, timeout_s
         self._stop = threading.Event()
         self.answers: Counter[str] = Counter()

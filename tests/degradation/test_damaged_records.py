@@ -56,7 +56,8 @@ def test_item_record_is_of_another_type(whole: WholeShop, recovered: Recovered) 
     eventually(lambda: whole.client.rank(**asked).unknown_items == ("item-1",), "the item unknown")
     answer = whole.client.rank(**asked)
     scores = {item.id: item.score for item in answer.items}
-    assert scores["item-2"] == pytest.approx(whole.score("item-2", answer.version))
+    possible = whole.scores("item-2", answer.version)
+    assert any(scores["item-2"] == pytest.approx(each) for each in possible)
     assert whole.running.healthy()
     assert whole.metric("ftrie_ready", model="shop") == 1
     version = whole.publish(seed=4)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.degradation.load import Load
+from tests.degradation.load import CALLERS, Load
 from tests.degradation.recovered import Recovered
 from tests.degradation.system import Running, Valkey, eventually, serving
 from tests.degradation.whole_shop import whole_shop
@@ -94,7 +94,9 @@ def test_supervisor_killed_and_succeeded(valkey: Valkey, tmp_path: Path, recover
                 load.stop()
                 assert successor.client.rank(candidates=["item-1"]).degraded == ()
                 assert load.wrong == 0
-                assert load.failed == 0, load.answers
+                # A call that reaches an old worker in the instant in which it leaves may be cancelled
+                # (docs/serving.md): at most the one that each caller has under way.
+                assert load.answers["CANCELLED"] == load.failed <= CALLERS, load.answers
 
 
 @pytest.mark.slow
