@@ -67,7 +67,7 @@ class WholeShop:
         return cookie
 
     def scores(self, item: str, version: int) -> list[float]:
-        """What an item's score may be without any user: a store that was emptied gives the same number to two models."""
+        """What an item may score without any user: an emptied store gives a number to two models."""
         return [expected((), seed)[item] for seed in self._seeds[version]]
 
     # -- the server
