@@ -1,7 +1,7 @@
 """The parent process of an embedded Valkey: ends it when nobody uses it any more, also after a `kill -9` of its users.
 
-Run as a script, in a session of its own: `python -I -S valkey_guardian.py DIR SECONDS SERVER_COMMAND…`. Every SECONDS it
-looks whether a process still holds `users.lock` in DIR. If none does, it ends the server as the last user would have
+Run as a script, in a session of its own: `python -I -S valkey_guardian.py DIR SECONDS SERVER_COMMAND…`. Every SECONDS
+it looks whether a process still holds `users.lock` in DIR. If none does, it ends the server as the last user would have
 done: holding `start.lock`, so that a process that joins at this moment waits, and then starts a new server. If DIR or
 what was in it is gone, the server is killed: what it acknowledged is in its files, and a clean shutdown would remove
 the socket of a successor in a new DIR. The guardian ends with its server, and inherits and holds `server.lock`.

@@ -1,6 +1,6 @@
 """One Valkey server process: started over a directory, asked whether it answers, stopped with its data on disk.
 
-Who may start or stop it, and when: `embedded`. Its parent process, which ends it when all users are gone: `valkey_guardian`.
+Who may start or stop it, and when: `embedded`. Its parent, which ends it when nobody uses it: `valkey_guardian`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def start(home: Path, socket: Path) -> None:
     """Start the server and return when it answers.
 
     It and its guardian inherit the lock on its lock file and hold it for as long as they live, so that no second server
-    is ever started over the same data, however the first became unreachable. After an interrupt the server can be stopped.
+    is ever started over the same data, however the first became unreachable. After an interrupt it can be stopped.
     """
     command = _command(home, socket)
     held = _server_lock(home, START_TIMEOUT_S)
