@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from model_store.errors import InputError
+from model_store.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def checked(words: str, command: typer.core.TyperCommand) -> Callable[..., Any]:
 
 
 def refuse_overwriting(command: typer.core.TyperCommand, files: Files, values: dict[str, Any]) -> None:
-    """Raise InputError if one of `files.writes` names the same file as one of `files.reads`, or as another of its own.
+    """Raise UsageError if one of `files.writes` names the same file as one of `files.reads`, or as another of its own.
 
     A file that would be written into a folder that is read is refused too: it would be read as a log.
     """
@@ -95,13 +95,13 @@ def refuse_overwriting(command: typer.core.TyperCommand, files: Files, values: d
                     in_folder = path.parent == read and read.is_dir() and shown[name].metavar != "DIR"
                     to_come = path == read and reads in _MAY_BE_NEW
                     if _same(path, read) or in_folder or to_come:
-                        raise InputError(
+                        raise UsageError(
                             f"{flag}: {text} is an input of this run ({_flag(shown[reads])} {read_text}); "
                             "write to another file"
                         )
             for other_flag, _, other in written:
                 if path == other or _same(path, other):
-                    raise InputError(f"{other_flag} and {flag} name the same file; write to two files")
+                    raise UsageError(f"{other_flag} and {flag} name the same file; write to two files")
             written.append((flag, text, path))
 
 

@@ -13,7 +13,7 @@ import typer
 
 from ftrie.cli import run
 from ftrie.files import FILES, refuse_overwriting
-from model_store.errors import InputError
+from model_store.errors import UsageError
 from tests.ftrie.test_cli import commands
 
 COMMANDS = dict(commands())
@@ -28,7 +28,7 @@ def parameter(words: str, name: str) -> Any:
 
 def refused(words: str, **values: Any) -> str:
     """The message with which these values are refused."""
-    with pytest.raises(InputError) as error:
+    with pytest.raises(UsageError) as error:
         refuse_overwriting(COMMANDS[words], FILES[words], values)
     return str(error.value)
 
@@ -139,6 +139,6 @@ def test_nothing_is_truncated_before_the_check(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "a.csv").write_text(LOG)
-    assert run(arguments) == 3
+    assert run(arguments) == 2
     assert "c/a.csv is an input of this run" in capsys.readouterr().err
     assert (tmp_path / "c" / "a.csv").read_text() == LOG
