@@ -117,8 +117,17 @@ def test_else_one_inferred_and_says_that_sides_are_not_known(
     code, out, err = say("import", "ads", json_model)
     assert code == 0
     assert "version 1 is active, 3 keys" in out
-    assert "inferred, fields age (context), brand (context), raw (context), item_raw (item)" in err
-    assert list(store.model("ads").materialise(1).spec.fields) == ["age", "brand", "raw", "item_raw"]
+    assert (
+        "inferred, fields age (context), brand (context), raw (context), user_raw (user), item_raw (item)"
+        in err
+    )
+    assert list(store.model("ads").materialise(1).spec.fields) == [
+        "age",
+        "brand",
+        "raw",
+        "user_raw",
+        "item_raw",
+    ]
 
 
 @pytest.mark.parametrize(
