@@ -20,6 +20,7 @@ import typer
 from typer.exceptions import TyperException
 
 import ftrie
+from ftrie.files import FILES, checked
 from model_store.errors import FtrieError
 from model_store.terminal import ask_json, json_asked
 
@@ -110,21 +111,26 @@ def build() -> typer.core.TyperGroup:
         import_module(module).register(app)
     command = typer.main.get_command(app)
     assert isinstance(command, typer.core.TyperGroup)
-    _read_flags_from_the_environment(command, ())
+    _complete(command, ())
     return command
 
 
-def _read_flags_from_the_environment(command: object, words: tuple[str, ...]) -> None:
-    """Give --top-k of `ftrie rank` the variable FTRIE_RANK_TOP_K, before any that the flag itself names."""
+def _complete(command: object, words: tuple[str, ...]) -> None:
+    """What all commands have in common: flags from the environment, and the check that no output names an input.
+
+    --top-k of `ftrie rank` gets the variable FTRIE_RANK_TOP_K, before any that the flag itself names.
+    """
     if isinstance(command, typer.core.TyperGroup):
         for name, below in command.commands.items():
-            _read_flags_from_the_environment(below, (*words, name))
+            _complete(below, (*words, name))
     elif isinstance(command, typer.core.TyperCommand):
         for option in command.params:
             if isinstance(option, typer.core.TyperOption):
                 flag = max(option.opts, key=len).removeprefix("--")
                 variable = "_".join(("ftrie", *words, flag)).upper().replace("-", "_")
                 option.envvar = [variable, option.envvar] if isinstance(option.envvar, str) else variable
+        if " ".join(words) in FILES:
+            command.callback = checked(" ".join(words), command)
 
 
 def _show_version(wanted: bool) -> None:

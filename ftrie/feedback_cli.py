@@ -98,8 +98,10 @@ class Told:
     def report_lines(self, client: Client, model: str, name: str, lines: IO[bytes]) -> None:
         """Report a file, one event a line; empty lines are none."""
         from ftrie.reporting import MOST_EVENTS
+        from model_store import bounded
 
-        numbered = ((f"{name}:{number}", line) for number, line in enumerate(lines, 1) if line.strip())
+        whole = enumerate(bounded.lines(lines, name), 1)
+        numbered = ((f"{name}:{number}", line) for number, line in whole if line.strip())
         while some := list(islice(numbered, MOST_EVENTS)):
             read = [(place, event) for place, line in some if (event := self._read(place, line)) is not None]
             self.report(client, model, [event for _, event in read], [place for place, _ in read])

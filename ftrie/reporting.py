@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from ctr.v1.feedback_pb2 import (
     ReportResponse,
 )
 from ftrie.access import CallFailed
+from model_store.bounded import json_value
 from model_store.errors import FieldValueError
 
 MOST_EVENTS = 1_000
@@ -49,8 +49,8 @@ class Feedback:
     def from_json(cls, line: str | bytes) -> Self:
         """From an event as docs/events.md has it. Raises FieldValueError."""
         try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
+            event = json_value(line)
+        except ValueError:
             raise FieldValueError(f"not JSON: {line[:80]!r}") from None
         if not isinstance(event, dict):
             raise FieldValueError(f"expected a JSON object, got {line[:80]!r}")

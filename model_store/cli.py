@@ -16,6 +16,7 @@ from model_store.terminal import (
     print_json,
     print_table,
     progress,
+    warn,
 )
 
 if TYPE_CHECKING:
@@ -173,6 +174,10 @@ def import_(
             metavar="TOML", help="The spec of a .json model; else the active version's, else inferred."
         ),
     ] = None,
+    keep: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Versions the store keeps, as `ftrie store gc`; 0 keeps all."),
+    ] = 5,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
@@ -190,12 +195,24 @@ def import_(
             version = versions.publish_and_activate(
                 read.model, on_progress=lambda done, total: bar.update(done, total=total)
             )
+        deleted = _collect(versions, keep)
     if as_json:
         kind = {"kind": DELTA, "parent": read.parent} if read.parent else {}
-        print_json({"model": model, "version": version, "rows": read.model.rows, **kind})
+        print_json({"model": model, "version": version, "rows": read.model.rows, "deleted": deleted, **kind})
     else:
         what = f"changed since version {read.parent} " if read.parent else ""
         print(f"{model}: version {version} is active, {read.model.rows:,} keys {what}from {file}")
+
+
+def _collect(versions: ModelVersions, keep: int) -> list[int]:
+    """Delete old versions. The import is done: that this fails costs nothing but room in the store."""
+    from model_store.errors import StoreError
+
+    try:
+        return versions.gc(keep) if keep else []
+    except StoreError as error:
+        warn(f"old versions could not be deleted: {error}")
+        return []
 
 
 def export(

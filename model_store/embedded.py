@@ -2,9 +2,11 @@
 
 Three files in DIR are locked with flock, which the kernel releases however a process ends: `start.lock`
 exclusively while the server is being started or stopped, `users.lock` shared for as long as a process uses the
-server, `server.lock` by the server itself. Who leaves and then gets `users.lock` exclusively was the last one,
-and shuts the server down. After a `kill -9` of every user the server stays up, and the next process joins it.
-Nothing here speaks of models or records.
+server, `server.lock` by the server and its guardian. A process that leaves and then gets `users.lock` exclusively was
+the last one, and shuts the server down. After a `kill -9` of the last user the guardian does so within seconds
+(`valkey_guardian`), unless another process joins before.
+
+A new DIR is open to its owner only (0700), and so is all that the server writes below it, also in a DIR that existed.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 
 from model_store.errors import StoreError
 from model_store.file_lock import is_held, lock, locked
-from model_store.valkey_server import SOCKET, answers, start, stop
+from model_store.valkey_server import LOG, SOCKET, answers, start, stop
 
 MAX_SOCKET_PATH_BYTES = 103  # sun_path holds 108 bytes on Linux, 104 on macOS, with the closing NUL
 
@@ -70,8 +72,12 @@ class EmbeddedValkey:
 
 def _prepare(directory: Path) -> Path:
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        return directory.resolve()
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        home = directory.resolve()
+        for kept in (home / LOG, home / "appendonlydir"):  # of a ftrie that left them readable to others
+            if kept.exists():
+                kept.chmod(0o700 if kept.is_dir() else 0o600)
+        return home
     except OSError as error:
         raise StoreError(
             f"expected a directory for the embedded store, got {directory}: {error.strerror}; "

@@ -17,6 +17,12 @@ class OutputError(FtrieError):
     """A file cannot be written."""
 
 
+class UsageError(FtrieError):
+    """A command line, or a name on it, that cannot be meant."""
+
+    exit_code = 2
+
+
 class SpecError(FtrieError):
     """The model spec is wrong, or does not fit the data."""
 

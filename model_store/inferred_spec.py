@@ -1,7 +1,7 @@
 """A spec for a model that comes without one: its fields and crosses, read off its keys.
 
 Keys do not say on which side a field stands, so every field is the request's (context). Only whole keys, which no
-field names, may come with items as well. Nothing here reads files.
+field names, may come with users and items as well. Nothing here reads files.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Iterable
 
 from model_store.keys import BIAS, parse_key
 from model_store.spec import ModelSpec
-from model_store.spec_sections import MAX_CROSS_FIELDS, Cross, FieldSpec, InputSection, ModelSection
+from model_store.spec_sections import MAX_CROSS_FIELDS, Cross, FieldSpec, InputSection, ModelSection, Side
 
 RAW = "raw"
+USER_RAW = "user_raw"
 ITEM_RAW = "item_raw"
 
 
@@ -20,7 +21,8 @@ def infer_spec(model: str, keys: Iterable[bytes]) -> ModelSpec:
     """Infer the spec of a model from its keys. O(keys).
 
     `field=value` gives a category, `field=` alone a real number, `a*b=va*vb` a cross of 2 to 4 fields; any
-    other key makes two fields whose values are whole keys: `raw` of the request, `item_raw` of the items.
+    other key makes three fields whose values are whole keys, each of which a log may lack: `raw` of the context,
+    `user_raw` of the user, `item_raw` of the items.
     """
     seen = _Seen()
     for key in keys:
@@ -29,8 +31,9 @@ def infer_spec(model: str, keys: Iterable[bytes]) -> ModelSpec:
         name: FieldSpec(kind="category" if valued else "number") for name, valued in seen.fields.items()
     }
     if seen.raw:
-        fields[_free_name(RAW, fields)] = FieldSpec(kind="raw")
-        fields[_free_name(ITEM_RAW, fields)] = FieldSpec(side="item", kind="raw")
+        sides: tuple[tuple[str, Side], ...] = ((RAW, "context"), (USER_RAW, "user"), (ITEM_RAW, "item"))
+        for name, side in sides:
+            fields[_free_name(name, fields)] = FieldSpec(side=side, kind="raw", optional=True)
     return ModelSpec(
         model=ModelSection(name=model),
         input=InputSection(label="label"),

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from model_store.artefact import Artefact, JsonSource
+from model_store.bounded import NESTING, json_value
 from model_store.errors import ArtefactError, SpecError
 from model_store.key_ranges import key_ranges
 from model_store.keys import MAX_KEY_BYTES
@@ -40,10 +41,10 @@ class JsonModel:
 def parse(text: bytes) -> JsonModel:
     """Read a JSON model. Raises ArtefactError naming the element, what stood there, and what is allowed."""
     try:
-        document = json.loads(text)
+        document = json_value(text)
     except UnicodeDecodeError as error:
         raise ArtefactError(f"a JSON model is UTF-8 text; byte {error.start} is not") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ArtefactError(f"not valid JSON: {error}") from None
     if not isinstance(document, dict) or document.keys() != {"list", "type"}:
         raise ArtefactError(f'got {_shown(document)}; expected an object {{"list": […], "type": "…"}}')
@@ -158,7 +159,10 @@ def _bad(index: int, entry: Any, why: str) -> ArtefactError:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value)
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        return f"a value {NESTING}"
     return text if len(text) <= 120 else f"{text[:119]}…"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from model_store import json_model
 from model_store.artefact import Artefact
-from model_store.errors import ArtefactError, SpecError, StoreError
+from model_store.errors import ArtefactError, SpecError, UsageError
 from model_store.model_files import ARROW, JSON
 from model_store.spec import load_spec
 
@@ -24,7 +24,7 @@ def read_named(model: str, store: str, spec: Path | None = None) -> NamedModel:
     """The model that `model` names: a file if it ends in .arrow or .json, else NAME or NAME:VERSION in the store.
 
     A .json model needs the file `spec`. Without a version it is the active one. Raises ArtefactError, SpecError,
-    VersionNotFound, StoreUnavailable; and StoreError for a version that is no number.
+    VersionNotFound, StoreUnavailable; and UsageError for a version that is no number.
     """
     path = Path(model)
     if path.suffix == JSON:
@@ -52,7 +52,7 @@ def _fetch(model: str, store: str) -> NamedModel:
 
     name, colon, number = model.partition(":")
     if colon and not (number.isascii() and number.isdigit()):
-        raise StoreError(
+        raise UsageError(
             f"{model}: expected NAME, NAME:VERSION with a whole number, or a file ending in {ARROW}"
         )
     with Store.open(store) as opened:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from model_store.errors import StoreError
+from model_store.errors import StoreError, UsageError
 
 MAX_ID_BYTES = 4096
 USER = b"ftrie:user:"
@@ -20,16 +20,18 @@ ITEMS_EPOCH = b"ftrie:items:epoch"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
-def check_model_name(model: str) -> None:
-    """Raise StoreError for a name that cannot stand between braces."""
-    if not _MODEL_NAME.fullmatch(model):
-        raise StoreError(
-            f"got the model name {model!r}; expected 1 to 128 letters, digits, dots, dashes or underscores"
+def check_model_name(model: str) -> str:
+    """The name, if it can stand between braces and name a folder. Raises UsageError."""
+    if not _MODEL_NAME.fullmatch(model) or model in (".", ".."):
+        raise UsageError(
+            f"got the model name {model!r}; expected 1 to 128 letters, digits, dots, dashes or underscores, "
+            "and neither '.' nor '..'"
         )
+    return model
 
 
 class ModelKeys:
-    """The keys of one model. Raises StoreError for a name that cannot stand between braces."""
+    """The keys of one model. Raises UsageError for a name that `check_model_name` refuses."""
 
     def __init__(self, model: str) -> None:
         check_model_name(model)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import permutations
@@ -17,6 +16,7 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
+from model_store.bounded import NESTING, json_value, toml_document
 from model_store.errors import SpecError
 from model_store.guard_section import GuardSection
 from model_store.join_section import JoinSection
@@ -275,8 +275,8 @@ def check_calibration(spec: ModelSpec) -> None:
 def parse_spec(text: str, source: str = "spec") -> ModelSpec:
     """Parse a spec from TOML text. Raises SpecError naming the key, what stood there, and what is allowed."""
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        document = toml_document(text)
+    except ValueError as error:
         raise SpecError(f"{source}: not valid TOML: {error}") from None
     return _validate(document, source)
 
@@ -284,7 +284,7 @@ def parse_spec(text: str, source: str = "spec") -> ModelSpec:
 def spec_from_json(text: str, source: str = "spec") -> ModelSpec:
     """Read back what `ModelSpec.to_json` wrote. Raises SpecError."""
     try:
-        document = json.loads(text)
+        document = json_value(text)
     except ValueError as error:
         raise SpecError(f"{source}: not valid JSON: {error}") from None
     return _validate(document, source)
@@ -309,6 +309,8 @@ def _validate(document: Any, source: str) -> ModelSpec:
         raise SpecError("\n".join(f"{source}: {line}" for line in lines)) from None
     except SpecError as error:
         raise SpecError(f"{source}: {error}") from None
+    except RecursionError:
+        raise SpecError(f"{source}: {NESTING}") from None
 
 
 def _explain(detail: Any) -> str:

@@ -6,8 +6,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from model_store.errors import UsageError
+from model_store.redis_keys import check_model_name
+
 MAX_CROSS_FIELDS = 4
-MODEL_NAME_PATTERN = r"^[A-Za-z0-9._-]{1,128}$"
 
 Side = Literal["user", "item", "context"]
 Kind = Literal["category", "set", "number", "time", "raw"]
@@ -20,6 +22,13 @@ def _not_tiny(beta: float) -> float:
     if 0.0 < beta < SMALLEST_RATE:
         raise ValueError(f"got {beta!r}; expected 0, or {SMALLEST_RATE:g} to {LARGEST_RATE:g}")
     return beta
+
+
+def _model_name(name: str) -> str:
+    try:
+        return check_model_name(name)
+    except UsageError as error:
+        raise ValueError(str(error)) from None
 
 
 Alpha = Annotated[float, Field(ge=SMALLEST_RATE, le=LARGEST_RATE, allow_inf_nan=False)]
@@ -36,7 +45,7 @@ class Section(BaseModel):
 class ModelSection(Section):
     """What the model is called."""
 
-    name: str = Field(pattern=MODEL_NAME_PATTERN)
+    name: Annotated[str, AfterValidator(_model_name)]
 
 
 class InputSection(Section):

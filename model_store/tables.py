@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 import pyarrow as pa
 
+from model_store import bounded
 from model_store.errors import FieldValueError, InputError, SpecError
 from model_store.values import set_members, text_of
 
@@ -100,6 +101,8 @@ def _records(table: Table, id_column: str) -> Iterator[tuple[str, dict[str, str]
             record = {name: text for name, value in row.items() if (text := cell_text(value)) is not None}
         except (FieldValueError, TypeError, ValueError) as error:
             raise InputError(f"{table.path}:{line}: {error}") from error
+        except RecursionError:
+            raise InputError(f"{table.path}:{line}: a value is {bounded.NESTING}") from None
         record_id = record.pop(id_column, None)
         if record_id is None:
             raise InputError(f"{table.path}:{line}: the id column {id_column!r} is empty")
@@ -153,7 +156,7 @@ def _text(path: Path) -> TextIO:
 def _decoded(path: Path, lines: TextIO) -> Iterator[str]:
     number = 0
     try:
-        for number, line in enumerate(lines, 1):  # noqa: B007 - the number is for the error
+        for number, line in enumerate(bounded.lines(lines, path), 1):  # noqa: B007 - the number is for the error
             yield line
     except UnicodeDecodeError as error:
         raise InputError(f"{path}:{number + 1}: the text is not UTF-8 ({error.reason})") from error
@@ -180,7 +183,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Row]]:
 
 def _json_object(path: Path, line: int, text: str) -> Row:
     try:
-        row = json.loads(text)
+        row = bounded.json_value(text)
     except ValueError as error:
         raise InputError(f"{path}:{line}: not valid JSON: {error}") from error
     if not isinstance(row, dict):

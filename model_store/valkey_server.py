@@ -1,6 +1,6 @@
 """One Valkey server process: started over a directory, asked whether it answers, stopped with its data on disk.
 
-Who may start or stop it, and when, is `embedded`'s business.
+Who may start or stop it, and when: `embedded`. Its parent, which ends it when nobody uses it: `valkey_guardian`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -17,15 +18,17 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from model_store import valkey_guardian
 from model_store.errors import StoreError, StoreUnavailable
 from model_store.file_lock import is_held, lock
+from model_store.valkey_guardian import STOP_TIMEOUT_S
 
 SOCKET = "valkey.sock"
 LOG = "valkey.log"
 PID = "valkey.pid"
 LOCK = "server.lock"
 START_TIMEOUT_S = 20.0
-STOP_TIMEOUT_S = 60.0
+WATCH_S = 1.0  # how often its guardian looks for users
 POLL_S = 0.005
 
 
@@ -56,7 +59,6 @@ def _command(home: Path, socket: Path) -> list[str]:
         "save": "",
         "rdbcompression": "no",  # chunks are zstd already
         "maxmemory-policy": "noeviction",
-        "daemonize": "yes",  # a session of its own: Ctrl-C in the starter's terminal does not reach it
         "logfile": str(home / LOG),
         "pidfile": str(home / PID),
     }
@@ -66,8 +68,8 @@ def _command(home: Path, socket: Path) -> list[str]:
 def start(home: Path, socket: Path) -> None:
     """Start the server and return when it answers.
 
-    It inherits the lock on its lock file and holds it for as long as it lives, so that no second one is ever started
-    over the same data, however the first became unreachable. Who interrupts this finds a server that can be stopped.
+    It and its guardian inherit the lock on its lock file and hold it for as long as they live, so that no second server
+    is ever started over the same data, however the first became unreachable. After an interrupt it can be stopped.
     """
     command = _command(home, socket)
     held = _server_lock(home, START_TIMEOUT_S)
@@ -81,13 +83,25 @@ def start(home: Path, socket: Path) -> None:
 
 
 def _launch(command: list[str], home: Path, held: int) -> None:
+    guardian = [sys.executable, "-I", "-S", valkey_guardian.__file__, str(home), str(WATCH_S)]
     try:
-        with open(os.devnull, "r+b") as null:
+        with open(home / LOG, "ab", opener=_private) as log:
             subprocess.run(
-                command, cwd=home, pass_fds=(held,), stdin=null, stdout=null, stderr=null, check=False
+                [*guardian, *command],
+                cwd=home,
+                pass_fds=(held,),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C in the starter's terminal does not reach it
+                check=False,
             )
     finally:
         os.close(held)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _server_lock(home: Path, timeout_s: float) -> int:

@@ -5,7 +5,6 @@ Nothing here knows of fields or keys. `model_store.columns` applies the same rul
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TypeAlias
 
+from model_store.bounded import json_value
 from model_store.errors import FieldValueError
 
 Scalar: TypeAlias = str | bytes | int | float | bool
@@ -122,8 +122,8 @@ def _members_in_text(text: str, separator: str | None) -> Sequence[Scalar] | Wei
     if not text.startswith(("[", "{")):
         return text.split(separator or ",")
     try:
-        members = json.loads(text)
-    except (ValueError, RecursionError):  # the latter: arrays in arrays, thousands deep
+        members = json_value(text)
+    except ValueError:
         kind = "array" if text.startswith("[") else "object"
         raise FieldValueError(f"got {_shown(text)}, which begins like a JSON {kind} but is none") from None
     return members if isinstance(members, dict) else [member for member in members if member is not None]

@@ -51,7 +51,10 @@ class Serving:
     """By variant: the fields of an answer that name model, version and variant, as bytes of a RankResponse."""
     lines: Lines = field(init=False)
     """Makes what the log of impressions says of an answer."""
-    request_raw_field: str | None = field(init=False)
+    user_raw_field: str | None = field(init=False)
+    """Where a request's user.raw_keys go: the user's raw field; without one, the context's."""
+    context_raw_field: str | None = field(init=False)
+    """Where its context.raw_keys go: the context's raw field; without one, the user's."""
     item_raw_field: str | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,9 +79,10 @@ class Serving:
         form = Form(self.model.spec, plan)
         bind(self, "lines", Lines.of(self.name, self.version, form, self.catalogue, self.wanted))
         bind(self, "item_fields", frozenset(f.name for f in plan.item_fields))
-        raw = [f for f in plan.fields if f.kind == "raw"]
-        bind(self, "request_raw_field", next((f.name for f in raw if f.side != "item"), None))
-        bind(self, "item_raw_field", next((f.name for f in raw if f.side == "item"), None))
+        raw = {f.side: f.name for f in reversed(plan.fields) if f.kind == "raw"}
+        bind(self, "user_raw_field", raw.get("user", raw.get("context")))
+        bind(self, "context_raw_field", raw.get("context", raw.get("user")))
+        bind(self, "item_raw_field", raw.get("item"))
 
     @classmethod
     def bind(cls, parts: Parts) -> Serving:

@@ -87,7 +87,7 @@ class Settings:
     shadow_sample: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raise StoreError for a name that no model can have, ServerError for none or one twice."""
+        """Raise UsageError for a name that no model can have, ServerError for none or one twice."""
         object.__setattr__(self, "models", tuple(self.models))
         object.__setattr__(self, "impressions", tuple(self.impressions))
         for name in self.models:

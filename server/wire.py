@@ -84,9 +84,15 @@ def fields(request: RankRequest, serving: Serving) -> Fields:
     if context.sets or context.numbers or context.weighted_sets:
         _add_sets_and_numbers("context", context, merged)
     if user.raw_keys or context.raw_keys:
-        keys = [*user.raw_keys, *context.raw_keys]
-        check_members("user.raw_keys, context.raw_keys", keys)
-        merged[serving.request_raw_field or RAW_KEYS] = keys
+        check_members("user.raw_keys, context.raw_keys", [*user.raw_keys, *context.raw_keys])
+        raw: dict[str, list[str]] = {}
+        for name, keys in (
+            (serving.user_raw_field, user.raw_keys),
+            (serving.context_raw_field, context.raw_keys),
+        ):
+            if keys:
+                raw.setdefault(name or RAW_KEYS, []).extend(keys)
+        merged.update(raw)
     check_fields("user, context", merged)
     return merged
 
@@ -172,8 +178,8 @@ def wrong_value(request: RankRequest, serving: Serving) -> InvalidRequest | None
 
 
 def _values(request: RankRequest, serving: Serving) -> Iterator[tuple[str, str | None, Value]]:
-    yield from _feature_values("user", request.user, serving.request_raw_field)
-    yield from _feature_values("context", request.context, serving.request_raw_field)
+    yield from _feature_values("user", request.user, serving.user_raw_field)
+    yield from _feature_values("context", request.context, serving.context_raw_field)
     for index, item in enumerate(request.items):
         yield from _feature_values(f"items[{index}].features", item.features, serving.item_raw_field)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +42,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
     """Name bytes that are no text by their length: a packed file holds the time, and all xdist workers must agree."""
     return f"{argname} of {len(val)} bytes" if isinstance(val, bytes) and not val.isascii() else None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_running() -> Iterator[None]:
+    """Ends the processes that a test or a fixture started and, because it failed half way, did not end."""
+    yield
+    for task in Path("/proc/self/task").glob("*/children"):
+        for pid in map(int, task.read_text().split()):
+            with suppress(OSError):
+                command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
+                if not command or "multiprocessing" in command:
+                    continue  # it has ended, or ends with this process
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                warnings.warn(f"ended process {pid}, which a test left running: {command}", stacklevel=1)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_store.errors import InputError
+from model_store.errors import UsageError
 from model_store.terminal import note, progress, warn
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def initial_model(spec: ModelSpec, init_from: str | None, store: str) -> Artefac
         return read_named(spec.model.name, store).artefact
     if init_from.isascii() and init_from.isdigit():
         return read_named(f"{spec.model.name}:{init_from}", store).artefact
-    raise InputError(
+    raise UsageError(
         f"--init-from {init_from!r}: expected a version of {spec.model.name!r} in the store such as 7, "
         f"{ACTIVE!r}, or a file ending in .arrow"
     )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from model_store.errors import InputError, Stopped
+from model_store.errors import Stopped
 from model_store.terminal import (
     DEFAULT_STORE,
     JsonOption,
@@ -176,9 +175,7 @@ def train(
         batch_bytes=batch_bytes,
     )
     # Outputs are looked at first: a wrong path or URL should not cost a training run, nor a log.
-    _keep_what_is_read(
-        (save, report, rejects, metrics), [str(spec), *expand(inputs), *filter(None, (items, users))]
-    )
+    expand(inputs)
     if save is not None and save.suffix == ".json":
         raise typer.BadParameter("a model is saved as .arrow; `ftrie store export` writes the JSON form")
     for path in filter(None, (save, report, metrics)):
@@ -210,11 +207,3 @@ def _publishing(
     if not threshold < float("inf"):
         raise typer.BadParameter("--publish-threshold is a weight, from 0 up")
     return Publishing(Every.parse(every), snapshot_every, threshold, activate, keep or None)
-
-
-def _keep_what_is_read(outputs: Iterable[Path | None], inputs: Iterable[str | Path]) -> None:
-    existing = [path for path in outputs if path is not None and path.is_file()]
-    for name in map(Path, inputs if existing else ()):
-        for path in existing:
-            if name.exists() and path.samefile(name):
-                raise InputError(f"{path} is an input of this run; write to another file")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from model_store.errors import InputError, SpecError
+from model_store.errors import SpecError
 from model_store.terminal import (
     DEFAULT_STORE,
     JsonOption,
@@ -91,8 +91,6 @@ def evaluate(
         raise SpecError(
             "--position: the model's spec has no input.request, so rows make no requests to be ordered"
         )
-    for path in filter(None, (predictions, rejects)):
-        _keep_what_is_read(path, [model, *inputs, *filter(None, (spec, items, users))])
     announce_kernels()
     writing = PredictionFile(predictions, chosen) if predictions is not None else nullcontext()
     with RejectLog(rejects, strict) as reject_log, writing as file, progress("scoring") as bar:
@@ -118,12 +116,6 @@ def _variant(artefact: Artefact, name: str | None) -> int:
     if name is not None and name not in names:
         raise SpecError(f"--variant: no variant {name!r}; the model has: {', '.join(names)}")
     return 0 if name is None else names.index(name)
-
-
-def _keep_what_is_read(output: Path, inputs: list[Any]) -> None:
-    for name in inputs:
-        if output.is_file() and Path(name).exists() and Path(name).samefile(output):
-            raise InputError(f"{output} is an input of this run; write to another file")
 
 
 def _show_evaluation(name: str, judged: Evaluation) -> None:

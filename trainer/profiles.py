@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
+from model_store.bounded import json_value
 from model_store.errors import FieldValueError, InputError
 from model_store.values import text_of
 from trainer.sources import LogReader
@@ -82,7 +83,7 @@ class Profile:
         """How often each member of the lists, or of the weighted sets, occurs."""
         found: Counter[str] = Counter()
         for text, rows in self.counts.items():
-            members = json.loads(text) if text.startswith(("[", "{")) else [text]
+            members = json_value(text) if text.startswith(("[", "{")) else [text]
             for member in members:
                 found[_text(member)] += rows
         return found
@@ -188,7 +189,7 @@ def _number(text: str) -> float | None:
 
 def _is_json_list(text: str) -> bool:
     try:
-        return text.startswith("[") and isinstance(json.loads(text), list)
+        return text.startswith("[") and isinstance(json_value(text), list)
     except ValueError:
         return False
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from model_store.errors import InputError
 from model_store.terminal import JsonOption, counted, note, print_json
 
 if TYPE_CHECKING:
@@ -46,8 +45,6 @@ def report(
     from trainer.report.reading import read_runs
 
     runs = read_runs(metrics)
-    if any(output.exists() and path.samefile(output) for path in metrics):
-        raise InputError(f"{output} is an input; write to another file")
     page = svg_page(runs) if output.suffix == ".svg" else html_page(runs)
     write_whole(output, page.encode())
     for run in runs:

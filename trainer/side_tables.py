@@ -74,20 +74,22 @@ def _load(
         raise SpecError(
             f"input.{name} is missing: --{what} needs the log column with the id of each row's {name}"
         )
-    ids: list[bytes] = []
+    ids: dict[bytes, int] = {}
     columns: dict[str, list[bytes | None]] = {}
     for row, (record_id, record) in enumerate(read_records(path, usual_ids, id_column)):
-        ids.append(record_id.encode())
+        before = ids.setdefault(record_id.encode(), row)
+        if before != row:
+            raise InputError(
+                f"{path}: the id {record_id!r} is there twice, in records {before + 1:,} and {row + 1:,}; "
+                "expected each once"
+            )
         for name, value in record.items():
             column = columns.setdefault(name, [])
             column += [None] * (row - len(column))
             column.append(value.encode())
-    if len(set(ids)) != len(ids):
-        twice = next(record_id for record_id in ids if ids.count(record_id) > 1)
-        raise InputError(f"{path}: the id {twice.decode()!r} is there twice; expected each once")
     whole = {name: column + [None] * (len(ids) - len(column)) for name, column in columns.items()}
     arrays = {column: pa.array(values, pa.binary()) for column, values in whole.items()}
-    return SideTable(what, _sha256(path), key, pa.array(ids, pa.binary()), arrays)
+    return SideTable(what, _sha256(path), key, pa.array(list(ids), pa.binary()), arrays)
 
 
 def _sha256(path: Path) -> str:

@@ -7,7 +7,6 @@ or the request alone.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from google.protobuf.json_format import ParseDict, ParseError
 
 from ctr.v1.ranking_pb2 import RankRequest
+from model_store.bounded import json_value
 from model_store.errors import InputError
 
 
@@ -61,10 +61,10 @@ def due(requests: Requests, rate: float | None, pace: float | None) -> Iterator[
 
 def _parsed(path: Path, number: int, line: bytes) -> tuple[float | None, bytes]:
     try:
-        document = json.loads(line)
+        document = json_value(line)
         request = document.get("request", document)
         at = document.get("at") if request is not document else None
         message = ParseDict(request, RankRequest()).SerializeToString()
         return None if at is None else float(at), message
-    except (ValueError, TypeError, AttributeError, ParseError) as error:
+    except (ValueError, TypeError, AttributeError, ParseError, RecursionError) as error:
         raise InputError(f"{path}:{number}: no ctr.v1.RankRequest as JSON: {error}") from None

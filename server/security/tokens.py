@@ -16,7 +16,6 @@ import hashlib
 import hmac
 import threading
 import time
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import Literal
 import grpc
 import structlog
 
+from model_store.bounded import toml_document
 from model_store.errors import ServerError
 
 Role = Literal["rank", "feedback", "admin"]
@@ -126,10 +126,10 @@ class Guard:
 def _read(path: Path) -> tuple[tuple[str, bytes], ...]:
     """(role, digest) of every token. No message holds a word of the file: it might be a token."""
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
+        document = toml_document(path.read_text("utf-8"))
     except OSError as error:
         raise ServerError(f"cannot read the tokens {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+    except ValueError:  # of TOML, or of UTF-8
         raise ServerError(f'{path} is not TOML; expected lines such as rank = ["TOKEN"]') from None
     if not document or not document.keys() <= set(ROLES):
         raise ServerError(f"{path}: expected lists of tokens under one or more of {', '.join(ROLES)}")

@@ -35,11 +35,12 @@ def whole(shared_shop: SharedShop) -> Iterator[WholeShop]:
 def valkey(tmp_path: Path) -> Iterator[Valkey]:
     """A running Valkey of the test's own, with the shop's first version active."""
     running = Valkey(tmp_path)
-    with Store.open(running.url) as store:
-        shop.fill(store)
-    yield running
-    running.go_on()
-    running.kill()
+    try:
+        with Store.open(running.url) as store:
+            shop.fill(store)
+        yield running
+    finally:
+        running.kill()
 
 
 @pytest.fixture

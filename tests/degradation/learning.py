@@ -145,11 +145,11 @@ class OfFiles:
     """A trainer that learns from a file that grows, and publishes to a store of its own."""
 
     def __init__(self, folder: Path, *flags: str, within: Sequence[str] = (), spec: str = SPEC) -> None:
-        self.valkey = Valkey(folder)
         self.file = folder / "shown.jsonl"
         self.day = Day()
         self.more()
         sources: list[str | Path] = ["--from", self.file, "--idle", "0.1"]
+        self.valkey = Valkey(folder)
         self.trainer = Learning(folder, self.valkey.url, [*sources, *flags], spec, within)
 
     def more(self) -> None:
@@ -171,10 +171,14 @@ class OfStreams:
     """A trainer that learns from the streams of its store."""
 
     def __init__(self, folder: Path, *flags: str, spec: str = SPEC) -> None:
-        self.valkey = Valkey(folder)
         self.day = Day()
-        self.more()
-        self.trainer = Learning(folder, self.valkey.url, flags, spec)
+        self.valkey = Valkey(folder)
+        try:
+            self.more()
+            self.trainer = Learning(folder, self.valkey.url, flags, spec)
+        except BaseException:
+            self.valkey.kill()
+            raise
 
     def more(self, count: int = 50) -> None:
         """The stream grows."""

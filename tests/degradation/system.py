@@ -69,8 +69,13 @@ class Valkey:
         }
         words = [word for name, value in options.items() for word in (f"--{name}", value)]
         self.process = subprocess.Popen([str(get_binary_path()), *words], stdout=subprocess.DEVNULL)
-        if not load_delay_us:
+        if load_delay_us:
+            return
+        try:
             eventually(self.answers, "an answer of Valkey")
+        except BaseException:
+            self.kill()
+            raise
 
     def answers(self) -> bool:
         """Whether it does."""

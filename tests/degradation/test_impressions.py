@@ -35,9 +35,10 @@ def other_valkey(folder: Path) -> Iterator[Valkey]:
     """A Valkey for impressions alone."""
     folder.mkdir()
     other = Valkey(folder, free_port())
-    yield other
-    other.go_on()
-    other.kill()
+    try:
+        yield other
+    finally:
+        other.kill()
 
 
 @pytest.mark.slow

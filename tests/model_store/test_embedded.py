@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,7 +22,7 @@ from redis.retry import Retry
 from model_store import embedded, valkey_server
 from model_store.embedded import EmbeddedValkey
 from model_store.errors import StoreError, StoreUnavailable
-from model_store.file_lock import is_held
+from model_store.file_lock import is_held, lock
 from model_store.valkey_server import LOCK, LOG, PID, SOCKET
 from tests.model_store.models import python
 
@@ -43,6 +46,30 @@ def home() -> Iterator[Path]:
     yield folder
     EmbeddedValkey.join(folder).close()
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def watched_closely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guardians that are started here look for users all the time."""
+    monkeypatch.setattr(valkey_server, "WATCH_S", 0.001)
+
+
+def abandon(held: EmbeddedValkey) -> None:
+    """Let go of the server as the kernel does for a killed process."""
+    atexit.unregister(held.close)
+    assert held._users_fd is not None
+    os.close(held._users_fd)
+
+
+def await_end(home: Path) -> None:
+    """Wait until no server and no guardian of the directory runs any more."""
+    os.close(lock(home / LOCK, fcntl.LOCK_EX))
+
+
+def pending_sigterm(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    pending = next(line for line in status.splitlines() if line.startswith("ShdPnd"))
+    return bool(int(pending.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def is_up(home: Path) -> bool:
@@ -114,16 +141,123 @@ def test_two_holds_of_one_process_count_as_two(home: Path) -> None:
     assert not is_up(home)
 
 
-def test_after_a_killed_user_the_next_one_finds_the_data_and_turns_off_the_light(home: Path) -> None:
+def test_a_server_ends_by_itself_when_its_last_user_was_killed(home: Path, watched_closely: None) -> None:
+    held = EmbeddedValkey.join(home)
     with python(USER, str(home)) as killed:
-        run_id = hello(killed)
+        hello(killed)
+        with redis.Redis(unix_socket_path=str(held.socket)) as client:
+            client.set("kept", "yes")
+        held.close()
+        assert is_up(home)
         killed.kill()
-        killed.wait()
-    assert is_up(home)
-    with python(LEAVE_NORMALLY, str(home)) as next_user:
-        assert hello(next_user) == run_id
-        leave(next_user)
-    assert not is_up(home)
+    await_end(home)
+    assert not (home / PID).exists()  # a clean shutdown
+    assert value(home, "kept") == b"yes"
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_server_whose_folder_is_gone_ends_by_itself(
+    tmp_path: Path, watched_closely: None, replaced: bool
+) -> None:
+    home = Path(tempfile.mkdtemp(prefix="ftrie-"))
+    held = EmbeddedValkey.join(home)
+    lock_file = (home / LOCK).open("rb")
+    shutil.rmtree(home)
+    if replaced:
+        successor = EmbeddedValkey.join(home)
+    fcntl.flock(lock_file, fcntl.LOCK_EX)  # returns when the server and its guardian have ended
+    lock_file.close()
+    held.close()
+    if replaced:
+        assert is_up(home)
+        successor.close()
+        assert not is_up(home)
+        shutil.rmtree(home)
+
+
+def test_who_joins_while_the_server_ends_gets_a_new_one_with_the_data(
+    home: Path, watched_closely: None
+) -> None:
+    held = EmbeddedValkey.join(home)
+    with redis.Redis(unix_socket_path=str(held.socket)) as client:
+        client.set("kept", "yes")
+    server = int((home / PID).read_text())
+    os.kill(server, signal.SIGSTOP)
+    abandon(held)
+    while not pending_sigterm(server):
+        pass  # then the guardian waits for it to end
+    assert is_held(home / "start.lock")
+    with ThreadPoolExecutor() as pool:
+        joining = pool.submit(EmbeddedValkey.join, home)
+        while not is_held(home / "users.lock"):
+            pass
+        os.kill(server, signal.SIGCONT)
+        joined = joining.result()
+    assert int((home / PID).read_text()) != server
+    assert value(home, "kept") == b"yes"
+    joined.close()
+
+
+# Every child joins, counts itself, and leaves or is killed, while the guardian looks all the time.
+HASTE = """
+import os, random, signal, sys, time, redis
+from model_store import valkey_server
+from model_store.embedded import EmbeddedValkey
+valkey_server.WATCH_S = 0.001
+dice = random.Random(1)
+
+def visit(leaves, pause):
+    held = EmbeddedValkey.join(sys.argv[1])
+    with redis.Redis(unix_socket_path=str(held.socket)) as client:
+        client.incr("visits")
+    time.sleep(pause)
+    if not leaves:
+        os.kill(os.getpid(), signal.SIGKILL)
+    held.close()
+
+ended = []
+for _ in range(int(sys.argv[2])):
+    children = []
+    for _ in range(dice.randint(1, 3)):
+        leaves, pause = dice.random() < 0.3, dice.random() * 0.01
+        child = os.fork()
+        if child == 0:
+            try:
+                visit(leaves, pause)
+            except BaseException as error:
+                print(repr(error), file=sys.stderr, flush=True)
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    ended += [os.waitpid(child, 0)[1] for child in children]
+print(len(ended), sum(status not in (0, signal.SIGKILL) for status in ended))
+"""
+
+
+@pytest.mark.parametrize("rounds", [4, pytest.param(60, marks=pytest.mark.slow)])
+def test_many_that_join_leave_and_are_killed_lose_nothing(home: Path, rounds: int) -> None:
+    with python(HASTE, str(home), str(rounds)) as users:
+        output, _ = users.communicate()
+    visits, failed = map(int, output.split())
+    assert failed == 0
+    await_end(home)
+    assert value(home, "visits") == str(visits).encode()
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o000])
+def test_what_the_store_writes_is_open_to_its_owner_only(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    home = Path(tempfile.mkdtemp(prefix="ftrie-")) / "s"
+    try:
+        EmbeddedValkey.join(home).close()
+        assert not any(path.stat().st_mode & 0o077 for path in [home, *home.rglob("*")])
+        (home / "appendonlydir").chmod(0o755)  # as an earlier ftrie left it
+        (home / LOG).chmod(0o644)
+        EmbeddedValkey.join(home).close()
+        assert not any(path.stat().st_mode & 0o077 for path in [home, *home.rglob("*")])
+    finally:
+        os.umask(before)
+        shutil.rmtree(home.parent)
 
 
 def test_a_killed_user_does_not_keep_the_server_from_the_last_one(home: Path) -> None:

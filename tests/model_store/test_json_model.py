@@ -169,17 +169,18 @@ def test_a_spec_is_inferred_from_keys_of_our_grammar_and_the_rest_is_raw() -> No
         "price": "number",
         "brand": "category",
         "raw": "raw",
+        "user_raw": "raw",
         "item_raw": "raw",
     }
     assert [cross.fields for cross in spec.crosses] == [("age", "brand")]
-    assert {field.side for name, field in spec.fields.items() if name != "item_raw"} == {"context"}
-    assert spec.fields["item_raw"].side == "item"
+    sides = {name: field.side for name, field in spec.fields.items() if field.side != "context"}
+    assert sides == {"user_raw": "user", "item_raw": "item"}
     assert list(spec.variants) == ["base"]
 
 
 def test_a_cross_that_cannot_be_one_of_ours_is_raw() -> None:
     for key in (b"a*a=1*2", b"a*b*c*d*e=1*2*3*4*5", b"a*b=1", b"=1", b"a**b=1*2*3"):
-        assert [field.kind for field in infer_spec("m", [key]).fields.values()] == ["raw", "raw"], key
+        assert [field.kind for field in infer_spec("m", [key]).fields.values()] == ["raw", "raw", "raw"], key
     both_ways = infer_spec("m", [b"a*b=1*2", b"b*a=2*1"])
     assert (len(both_ways.crosses), both_ways.fields["raw"].kind) == (1, "raw")
 
@@ -189,6 +190,7 @@ def test_a_field_named_raw_does_not_hide_the_raw_keys() -> None:
     assert {name: field.kind for name, field in spec.fields.items()} == {
         "raw": "category",
         "raw_": "raw",
+        "user_raw": "raw",
         "item_raw": "raw",
     }
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from model_store import chunks, model_versions
-from model_store.errors import ArtefactError, StaleEpoch, StoreError, VersionNotFound
+from model_store.errors import ArtefactError, StaleEpoch, StoreError, UsageError, VersionNotFound
 from model_store.manifest import Manifest
 from model_store.model_versions import ModelVersions
 from model_store.store import Store
@@ -387,7 +387,7 @@ def test_wait_gives_the_same_id_back_when_nothing_happens(store_url: str) -> Non
 
 @pytest.mark.parametrize("name", ["", "a b", "a{b}", "ä", "a" * 129, "a\n"])
 def test_a_name_that_cannot_stand_in_a_key_is_refused(store: Store, name: str) -> None:
-    with pytest.raises(StoreError, match="1 to 128 letters, digits"):
+    with pytest.raises(UsageError, match="1 to 128 letters, digits"):
         store.model(name)
 
 

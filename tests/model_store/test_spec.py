@@ -52,7 +52,7 @@ def test_a_spec_survives_json():
         ("[model", "not valid TOML"),
         (f'{HEAD}[fields]\n"" = {{ column = "age" }}\n', "fields: a name may not be empty"),
         ('[model]\nname = "a"\n', "input: missing; it is required"),
-        (HEAD.replace("ads", "a b"), "model.name: got 'a b'"),
+        (HEAD.replace("ads", "a b"), "model.name: got the model name 'a b'"),
         (HEAD + "foo = 1\n", "input.foo: no such key; allowed here: label, weight"),
         (
             HEAD + "[learner]\nalpha = -1\n",

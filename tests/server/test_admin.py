@@ -38,6 +38,8 @@ class Served:
             self.process = subprocess.Popen(
                 [*command, *ports], cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True
             )
+
+    def await_ready(self) -> None:
         assert self.process.stdout is not None
         ready = self.process.stdout.readline()
         assert ready, self._log.read_text()
@@ -56,6 +58,7 @@ def serve(store_url: str, shop_store: Store, tmp_path: Path) -> Iterator[Callabl
 
     def begun(*flags: str) -> Served:
         started.append(Served(store_url, tmp_path, *flags))
+        started[-1].await_ready()
         return started[-1]
 
     yield begun

@@ -93,3 +93,11 @@ def test_a_table_needs_the_columns_that_join_it(files):
     (files / "twice.csv").write_text("item_id,brand\n7,a\n7,b\n")
     with pytest.raises(InputError, match="the id '7' is there twice"):
         SideTable.of_items(files / "twice.csv", parse_spec(SPEC).input)
+
+
+def test_a_late_duplicate_is_found_without_comparing_each_id_with_each(files):
+    ids = [*range(150_000), 149_998]  # takes minutes where it is searched again for every id
+    (files / "late.csv").write_text("item_id,brand\n" + "".join(f"{each},a\n" for each in ids))
+    message = "the id '149998' is there twice, in records 149,999 and 150,001; expected each once"
+    with pytest.raises(InputError, match=message):
+        SideTable.of_items(files / "late.csv", parse_spec(SPEC).input)

@@ -112,7 +112,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 def _hold(path: Path) -> int:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
         return lock(path / _LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise CheckpointError(

@@ -154,7 +154,7 @@ class Segments:
 
     def _open(self) -> None:
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             for begun in self._folder.glob(f"*{pack.BEGUN}"):
                 begun.unlink()
         except OSError as error:

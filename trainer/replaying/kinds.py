@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from model_store.bounded import json_value
 from model_store.errors import InputError
 from trainer.sources.inputs import STDIN, expand
 from trainer.sources.streams import ByteStream
@@ -50,7 +50,7 @@ def _kind_of(log: str, label: str) -> str:
 def is_event(line: bytes, label: str) -> bool:
     """True for the JSON of an impression or of feedback, and not for that of a row with a label."""
     try:
-        row = json.loads(line)
+        row = json_value(line)
     except ValueError:
         return False
     if not isinstance(row, dict) or label in row or "request_id" not in row:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from model_store.bounded import json_value
 from model_store.errors import InputError
 from trainer.watching.records import FORMAT, FORMAT_VERSION, Detail, End, Header, Line, Window
 
@@ -59,7 +59,7 @@ def _read(path: Path) -> RunMetrics:
 
 def _header(path: Path, line: bytes) -> Header:
     try:
-        found = json.loads(line)
+        found = json_value(line)
     except ValueError:
         found = None
     if not isinstance(found, dict) or found.get("format") != FORMAT:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from model_store.bounded import toml_document
 from model_store.errors import SpecError
 from model_store.learner_section import LearnerSection
 from model_store.spec import MAX_VARIANTS, ModelSpec, spec_from_json
@@ -123,8 +123,8 @@ def _value(text: str, given: str) -> Value:
     if not text:
         raise SpecError(f"--try {given}: a value is missing")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = toml_document(f"value = {text}")["value"]
+    except ValueError:
         return text
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise SpecError(f"--try {given}: {text} is neither a number nor a word")

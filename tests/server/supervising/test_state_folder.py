@@ -110,3 +110,9 @@ def test_settings_travel_as_json() -> None:
 def test_nobody_looks_for_a_supervisor_where_there_is_no_folder() -> None:
     assert not has_supervisor("")
     assert not os.path.exists("lock")
+
+
+def test_a_new_folder_is_open_to_its_owner_only(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path / "state")
+    folder.close()
+    assert (tmp_path / "state").stat().st_mode & 0o077 == 0

@@ -106,3 +106,10 @@ def test_a_folder_that_cannot_be_made_is_an_error_of_its_own(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot be used for checkpoints: Not a directory"):
         newest(tmp_path / "file" / "below")
+
+
+def test_a_new_folder_is_open_to_its_owner_only_and_one_that_was_there_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir(mode=0o755)
+    for name, mode in (("new", 0o700), ("shared", 0o755)):
+        with CheckpointFolder(tmp_path / name, pytest.fail):
+            assert (tmp_path / name).stat().st_mode & 0o777 == mode

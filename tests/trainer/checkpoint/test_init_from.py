@@ -9,7 +9,7 @@ import pytest
 
 from ftrie.cli import run
 from model_store.artefact import Artefact
-from model_store.errors import ArtefactError, InputError, SpecError, VersionNotFound
+from model_store.errors import ArtefactError, SpecError, UsageError, VersionNotFound
 from model_store.store import Store
 from tests.trainer.checkpoint.runs import Training, rows, write_log, write_spec
 from trainer.checkpoint.file import read_description
@@ -65,7 +65,7 @@ def test_a_checkpoint_wins(tmp_path: Path, spec: Path, log: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("value", "error", "said"),
     [
-        ("1.5", InputError, "expected a version of 'shop' in the store such as 7, 'active', or a file"),
+        ("1.5", UsageError, "expected a version of 'shop' in the store such as 7, 'active', or a file"),
         ("nowhere.arrow", ArtefactError, "nowhere.arrow"),
         ("7", VersionNotFound, "7"),
         ("active", VersionNotFound, "shop"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from model_store.errors import InputError
+from model_store.errors import UsageError
 from trainer.checkpoint.schedule import Every, Schedule
 
 
@@ -24,7 +24,7 @@ def test_rows_and_times_are_told_apart(text: str, every: Every) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "0m", "m", "5 m", "-5", "1.5h", "1d", "٣"])
 def test_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="expected a number of rows such as 100000, or a time"):
+    with pytest.raises(UsageError, match="expected a number of rows such as 100000, or a time"):
         Every.parse(text)
 
 

@@ -1,0 +1,134 @@
+"""The files that each command reads and writes, and the check before it runs that no output names an input.
+
+Truncating an input cannot be undone, so the check comes before anything is opened. It compares resolved paths and
+inodes, after globs are expanded. A test compares FILES with the parameters of all commands.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from glob import glob, has_magic
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from model_store.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Files:
+    """Parameters of a command that name files or folders: what it writes, and what it reads."""
+
+    writes: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+
+
+_LOG = ("inputs", "items", "users", "spec")
+_ACCESS = ("tls_ca", "tls_cert", "tls_key")
+
+FILES = {
+    "init": Files(("output",), ("source",)),
+    "train": Files(("report", "metrics", "rejects", "save", "checkpoint"), (*_LOG, "init_from")),
+    "trainer": Files(("checkpoint", "save"), ("spec", "more", "sources", "init_from")),
+    "checkpoint": Files((), ("folder",)),
+    "tune": Files(("output",), _LOG),
+    "report": Files(("output",), ("metrics",)),
+    "evaluate": Files(("predictions", "rejects"), (*_LOG, "model")),
+    "audit": Files((), (*_LOG, "model")),
+    "replay": Files(("rejects", "save", "report"), ("spec", "logs", "policy", "items", "users")),
+    "store import": Files((), ("file", "spec")),
+    "store export": Files(("file",)),
+    "store load users": Files((), ("file",)),
+    "store load items": Files((), ("file",)),
+    "store load candidates": Files((), ("file",)),
+    "serve": Files(
+        ("state", "shadow_log", "record", "impressions"), ("tls_cert", "tls_key", "tls_client_ca", "tokens")
+    ),
+    "rank": Files((), _ACCESS),
+    "explain": Files((), _ACCESS),
+    "feedback": Files((), (*_ACCESS, "file")),
+    "admin status": Files((), _ACCESS),
+    "admin versions": Files((), _ACCESS),
+    "admin activate": Files((), _ACCESS),
+    "admin rollback": Files((), _ACCESS),
+    "admin reload": Files((), _ACCESS),
+    "demo": Files(("keep",)),
+    "live": Files(("folder", "picture")),
+    "simulate": Files((), _ACCESS),
+    "bench serve": Files((), (*_ACCESS, "requests")),
+}
+# What may stand before a path (sources of `ftrie trainer` and `ftrie replay`, sinks of `ftrie serve`).
+_PREFIXES = ("rows=", "impressions=", "clicks=", "file:")
+_MAY_BE_NEW = ("sources", "more")  # a source may be a file that does not exist yet
+
+
+def checked(words: str, command: typer.core.TyperCommand) -> Callable[..., Any]:
+    """The callback of a command, which first refuses outputs that name an input."""
+    assert command.callback is not None
+    callback, files = command.callback, FILES[words]
+
+    @functools.wraps(callback)
+    def check_and_call(**values: Any) -> Any:
+        refuse_overwriting(command, files, values)
+        return callback(**values)
+
+    return check_and_call
+
+
+def refuse_overwriting(command: typer.core.TyperCommand, files: Files, values: dict[str, Any]) -> None:
+    """Raise UsageError if one of `files.writes` names the same file as one of `files.reads`, or as another of its own.
+
+    A file that would be written into a folder that is read is refused too: it would be read as a log.
+    """
+    shown = {option.name: option for option in command.params}
+    written: list[tuple[str, str, Path]] = []
+    for name in files.writes:
+        for text, path in _paths(values.get(name)):
+            if path.exists() and not (path.is_file() or path.is_dir()):
+                continue  # a device or a pipe
+            flag = f"{_flag(shown[name])} {text}"
+            for reads in files.reads:
+                for read_text, read in _paths(values.get(reads)):
+                    in_folder = path.parent == read and read.is_dir() and shown[name].metavar != "DIR"
+                    to_come = path == read and reads in _MAY_BE_NEW
+                    if _same(path, read) or in_folder or to_come:
+                        raise UsageError(
+                            f"{flag}: {text} is an input of this run ({_flag(shown[reads])} {read_text}); "
+                            "write to another file"
+                        )
+            for other_flag, _, other in written:
+                if path == other or _same(path, other):
+                    raise UsageError(f"{other_flag} and {flag} name the same file; write to two files")
+            written.append((flag, text, path))
+
+
+def _paths(value: Any) -> Iterator[tuple[str, Path]]:
+    """The files that a parameter's value may name, each as it was given and as a resolved path."""
+    for given in value if isinstance(value, list | tuple) else [value]:
+        text = str(given) if given is not None else ""
+        for prefix in _PREFIXES:
+            text = text.removeprefix(prefix)
+        if text in ("", "-") or "\0" in text:
+            continue
+        names = {text, text.partition("@")[0], text.partition("#")[0]} - {""}
+        if has_magic(text):
+            names.update(glob(text, recursive=True))
+        for name in sorted(names):
+            yield str(given), Path(name).resolve()
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False  # one of them does not exist
+
+
+def _flag(option: Any) -> str:
+    """How a parameter is named in a message: --rejects, or INPUT."""
+    if isinstance(option, typer.core.TyperOption):
+        return str(max(option.opts, key=len))
+    return str(option.metavar or option.name.upper()).rstrip("…")

@@ -1,0 +1,144 @@
+"""No output of a command names an input, whichever command and however the two are spelled."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from ftrie.cli import run
+from ftrie.files import FILES, refuse_overwriting
+from model_store.errors import UsageError
+from tests.ftrie.test_cli import commands
+
+COMMANDS = dict(commands())
+LOG = "click,age\n1,25\n0,31\n"
+NAMES_FILES = re.compile(r"FILE|PATH|DIR|TOML|SPEC|SOURCE|SINK|INPUT|LOG\b|METRICS")
+PAIRS = [(words, out, read) for words, files in FILES.items() for out in files.writes for read in files.reads]
+
+
+def parameter(words: str, name: str) -> Any:
+    return next(each for each in COMMANDS[words].params if each.name == name)
+
+
+def refused(words: str, **values: Any) -> str:
+    """The message with which these values are refused."""
+    with pytest.raises(UsageError) as error:
+        refuse_overwriting(COMMANDS[words], FILES[words], values)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_every_parameter_that_names_a_file_is_known_as_written_or_read(words: str) -> None:
+    named = {
+        each.name
+        for each in COMMANDS[words].params
+        if "Path" in str(each.type_descriptor.annotation) or NAMES_FILES.search(each.metavar or "")
+    }
+    files = FILES.get(words)
+    known = {*files.writes, *files.reads} if files else set()
+    assert named - known == set(), f"add them to ftrie.files.FILES[{words!r}]"
+    assert known <= {each.name for each in COMMANDS[words].params}
+
+
+def test_the_files_are_of_commands_that_exist() -> None:
+    assert set(FILES) <= set(COMMANDS)
+
+
+def as_link(path: Path) -> str:
+    path.with_name("link").symlink_to(path)
+    return str(path.with_name("link"))
+
+
+def as_hard_link(path: Path) -> str:
+    os.link(path, path.with_name("hard"))
+    return str(path.with_name("hard"))
+
+
+SPELLINGS: dict[str, Callable[[Path], str]] = {
+    "same": str,
+    "relative": lambda path: os.path.relpath(path),
+    "dotted": lambda path: str(path.parent / "." / "x" / ".." / path.name),
+    "link": as_link,
+    "hard-link": as_hard_link,
+    "glob": lambda path: str(path.parent / "*.csv"),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_an_output_that_is_an_input_is_refused_in_every_command(tmp_path: Path, spelling: str) -> None:
+    (tmp_path / "x").mkdir()
+    log = tmp_path / "a.csv"
+    log.write_text(LOG)
+    name = SPELLINGS[spelling](log)
+    for words, out, read in PAIRS:
+        message = refused(words, **{out: log, read: [name]})
+        assert str(log) in message and f"is an input of this run ({flag(words, read)} {name})" in message
+        assert message.startswith(flag(words, out))
+
+
+def flag(words: str, name: str) -> str:
+    option = parameter(words, name)
+    if isinstance(option, typer.core.TyperOption):
+        return str(max(option.opts, key=len))
+    return str(option.metavar).rstrip("…")
+
+
+def test_prefixes_and_suffixes_of_names_are_understood(tmp_path: Path) -> None:
+    log = tmp_path / "a.jsonl"
+    log.write_text("")
+    for name in (f"rows={log}", f"clicks={log}", f"{log}#clicks"):
+        assert "is an input" in refused("trainer", save=log, sources=[name])
+    assert "is an input" in refused("replay", save=log, policy=[f"{log}@base"])
+    assert "is an input" in refused("serve", impressions=[f"file:{log}"], tokens=str(log))
+    assert "is an input" in refused("trainer", save=tmp_path / "new", sources=[str(tmp_path / "new")])
+    assert "is an input" in refused("trainer", save=tmp_path / "new", sources=[str(tmp_path)])
+
+
+def test_two_outputs_are_two_files(tmp_path: Path) -> None:
+    message = refused("train", report=tmp_path / "new", rejects=tmp_path / "new")
+    assert message == (
+        f"--report {tmp_path}/new and --rejects {tmp_path}/new name the same file; write to two files"
+    )
+
+
+def test_other_files_devices_and_names_of_models_are_no_inputs(tmp_path: Path) -> None:
+    log, new = tmp_path / "a.csv", tmp_path / "new"
+    log.write_text(LOG)
+    null = Path(os.devnull)
+    for values in (
+        {"inputs": [str(log), "-", "c/*.csv"], "predictions": new, "rejects": None},
+        {"inputs": [str(log)], "predictions": null, "rejects": null},
+        {"model": str(new), "predictions": new},
+    ):
+        refuse_overwriting(COMMANDS["evaluate"], FILES["evaluate"], values)
+    refuse_overwriting(
+        COMMANDS["trainer"], FILES["trainer"], {"sources": [str(tmp_path)], "checkpoint": tmp_path / "state"}
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["evaluate", "m.arrow", "c/*.csv", "--rejects", "c/a.csv"],
+        ["replay", "s.toml", "c/a.csv", "--rejects", "c/a.csv"],
+        ["replay", "s.toml", "c/a.csv", "--report", "c/a.csv"],
+        ["trainer", "s.toml", "--from", "c/a.csv", "--save", "c/a.csv"],
+        ["tune", "s.toml", "c/a.csv", "-o", "c/a.csv", "--force"],
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_nothing_is_truncated_before_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "a.csv").write_text(LOG)
+    assert run(arguments) == 2
+    assert "c/a.csv is an input of this run" in capsys.readouterr().err
+    assert (tmp_path / "c" / "a.csv").read_text() == LOG
