@@ -16,6 +16,7 @@ from model_store.terminal import (
     print_json,
     print_table,
     progress,
+    warn,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def versions(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOpti
     from model_store.store import Store
 
     with Store.open(store) as opened:
-        listed = opened.model(model).versions()
+        listed = opened.model(model, warn).versions()
     if as_json:
         print_json(
             [
@@ -106,8 +107,8 @@ def activate(
     from model_store.store import Store
 
     with Store.open(store) as opened:
-        before = opened.model(model).activate(version, force=force)
-        pinned = opened.model(model).pin.version()
+        before = opened.model(model, warn).activate(version, force=force)
+        pinned = opened.model(model, warn).pin.version()
     _say_active(model, version, before, as_json)
     _say_pinned(model, pinned)
 
@@ -125,8 +126,8 @@ def rollback(
     from model_store.store import Store
 
     with Store.open(store) as opened:
-        now_active, before = opened.model(model).go_back(version)
-        pinned = opened.model(model).pin.version()
+        now_active, before = opened.model(model, warn).go_back(version)
+        pinned = opened.model(model, warn).pin.version()
     _say_active(model, now_active, before, as_json)
     _say_pinned(model, pinned)
 
@@ -136,7 +137,7 @@ def resume(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption
     from model_store.store import Store
 
     with Store.open(store) as opened:
-        pinned = opened.model(model).pin.resume()
+        pinned = opened.model(model, warn).pin.resume()
     if as_json:
         print_json({"model": model, "pinned": pinned})
     elif pinned is None:
@@ -156,7 +157,7 @@ def gc(
     from model_store.store import Store
 
     with Store.open(store) as opened:
-        deleted = opened.model(model).gc(keep, dry_run=dry_run)
+        deleted = opened.model(model, warn).gc(keep, dry_run=dry_run)
     if as_json:
         print_json({"model": model, "deleted": deleted, "dry_run": dry_run})
     else:
@@ -182,7 +183,7 @@ def import_(
     from model_store.store import Store
 
     with Store.open(store) as opened:
-        versions = opened.model(model)
+        versions = opened.model(model, warn)
         read = read_model(file, spec, versions)
         if read.remark:
             note(read.remark)
@@ -227,7 +228,7 @@ def export(
         raise typer.BadParameter(f"--delta writes what is stored: no {JSON}, and no --variant")
     check_ending(file)
     with Store.open(store) as opened:
-        versions = opened.model(model)
+        versions = opened.model(model, warn)
         chosen = versions.active_or_fail() if version is None else version
         if as_delta:
             _export_delta(versions, chosen, file, as_json)

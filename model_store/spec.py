@@ -285,7 +285,7 @@ def spec_from_json(text: str, source: str = "spec") -> ModelSpec:
     """Read back what `ModelSpec.to_json` wrote. Raises SpecError."""
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise SpecError(f"{source}: not valid JSON: {error}") from None
     return _validate(document, source)
 

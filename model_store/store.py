@@ -9,6 +9,7 @@ from model_store.connection import StoreConnection
 from model_store.model_versions import ModelVersions
 from model_store.records import Records
 from model_store.redis_keys import ModelKeys
+from model_store.stored_values import Report, silent
 
 if TYPE_CHECKING:
     from model_store.dead_letters import DeadLetters
@@ -54,9 +55,12 @@ class Store:
         """The redis client; it answers in bytes and raises redis-py's own exceptions."""
         return self._connection.client
 
-    def model(self, name: str) -> ModelVersions:
-        """The versions of one model, which need not exist yet. Raises StoreError for an impossible name."""
-        return ModelVersions(self._connection, name)
+    def model(self, name: str, on_junk: Report = silent) -> ModelVersions:
+        """The versions of one model, which need not exist yet. Raises StoreError for an impossible name.
+
+        on_junk: is told, once each, what was left out because it could not be read.
+        """
+        return ModelVersions(self._connection, name, on_junk)
 
     def impressions(self, model: str) -> EventStream:
         """The stream of what was shown. Raises StoreError for an impossible name."""
