@@ -1,6 +1,8 @@
 -- What every script of this folder begins with. A value that its key cannot hold ends a script before it has changed
 -- anything, with the answer {"junk", key, what stood there, what is right}.
 
+local MOST_COUNTED = 1e12 -- no version and no epoch is higher
+
 local function type_of(key)
   return redis.call('TYPE', key)['ok']
 end
@@ -31,7 +33,7 @@ local function counter(key)
   end
   local text = redis.call('GET', key)
   local value = number(text)
-  if not value then
+  if not value or value > MOST_COUNTED then
     return nil, {'junk', key, text, 'a whole number'}
   end
   return value
@@ -48,7 +50,8 @@ local function lease_of(key)
   for _, name in ipairs({'epoch', 'until_ms', 'seen_ms', 'rows', 'resumed', 'pinned'}) do
     local text = redis.call('HGET', key, name)
     lease[name] = number(text ~= '' and text)
-    if not lease[name] or (text == '' and name ~= 'pinned') then
+    local is_time = name == 'until_ms' or name == 'seen_ms' or name == 'rows'
+    if not lease[name] or (text == '' and name ~= 'pinned') or (not is_time and lease[name] > MOST_COUNTED) then
       return nil, {'junk', key .. ' ' .. name, text, 'a whole number'}
     end
   end

@@ -41,6 +41,7 @@ def register(app: typer.Typer) -> None:
     store.command("rollback", epilog="Example: ftrie store rollback ads")(rollback)
     store.command("resume", epilog="Example: ftrie store resume ads")(resume)
     store.command("gc", epilog="Example: ftrie store gc ads --keep 3 --dry-run")(gc)
+    store.command("check", epilog="Example: ftrie store check ads --repair")(check)
     inspect_cli.register(store)
     store.command("import", epilog="Example: ftrie store import ads model.json --spec ads.toml")(import_)
     store.command("export", epilog="Example: ftrie store export ads model.arrow --version 7")(export)
@@ -163,6 +164,43 @@ def gc(
     else:
         listed = ", ".join(map(str, deleted)) or "nothing"
         print(f"{model}: {'would delete' if dry_run else 'deleted'} {listed}")
+
+
+def check(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...", help="Which models; by default all, and users, items and candidates too."
+        ),
+    ] = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Put right what is wrong.")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Look for keys that hold what they should not, and repair them. Exit code 5 while something is wrong.
+
+    Reads the bytes of every version. A trainer and servers may run meanwhile.
+    """
+    from dataclasses import asdict
+
+    from model_store.errors import StoreError
+    from model_store.store import Store
+    from model_store.terminal import counted
+
+    with Store.open(store) as opened:
+        findings = opened.check(models or (), repair=repair)
+    wrong = sum(not each.repaired for each in findings)
+    if as_json:
+        print_json({"findings": [asdict(each) for each in findings], "wrong": wrong})
+    elif findings:
+        rows = [[each.key, each.found, each.expected, each.repair] for each in findings]
+        print_table(["key", "found", "right is", "repaired" if repair else "--repair does"], rows)
+    else:
+        print("all keys hold what they should")
+    if wrong:
+        remedy = "nothing repairs them" if repair else "run it again with --repair"
+        note(f"{counted(wrong, 'value')} that should not be there; {remedy}")
+        raise typer.Exit(StoreError.exit_code)
 
 
 def import_(

@@ -30,7 +30,7 @@ from model_store.errors import (
 from model_store.lease import TrainerLease, held, taken_over
 from model_store.manifest import CHUNK_BYTES, DELTA, SNAPSHOT, Manifest, now
 from model_store.published_versions import PublishedVersions, listed, parents_of
-from model_store.stored_values import MOST, Report, counter, silent, unreadable, version_numbers
+from model_store.stored_values import MOST_COUNTED, Report, counter, silent, unreadable, version_numbers
 
 if TYPE_CHECKING:
     from model_store.artefact import Artefact
@@ -148,7 +148,7 @@ class ModelVersions(PublishedVersions):
     def served_before(self, version: int) -> int | None:
         """The last version older than `version` that was active, is whole and not refused; None without one."""
         sound = self._sound()
-        return next((each for each in self._history() if each < version and each in sound), None)
+        return next((each for each in self.history() if each < version and each in sound), None)
 
     def gc(self, keep: int = KEEP, *, dry_run: bool = False) -> list[int]:
         """Delete all but the newest `keep` versions, the active one and the one a rollback would go to.
@@ -213,11 +213,11 @@ class ModelVersions(PublishedVersions):
                     f"{key}: got {number - 1}, expected at least {above}; counting goes on from there"
                 )
                 number = int(self._client.incrby(key, above + 1 - number))
-        if number > MOST:
-            raise unreadable(key, f"got {number}, expected a whole number up to {MOST}")
+        if number > MOST_COUNTED:
+            raise unreadable(key, f"got {number}, expected a whole number up to {MOST_COUNTED}")
         return number
 
-    def _history(self) -> list[int]:
+    def history(self) -> list[int]:
         """What was active before, latest first."""
         with self._store.answers(self.keys.history):
             members = self._client.lrange(self.keys.history, 0, -1)
@@ -287,7 +287,7 @@ class ModelVersions(PublishedVersions):
 
     def _previous(self) -> int | None:
         try:
-            history = self._history()
+            history = self.history()
         except UnreadableValue as error:
             self._report(f"{error}; the newest version before the active one is gone back to")
             history = []

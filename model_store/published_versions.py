@@ -97,7 +97,7 @@ class PublishedVersions:
         try:
             return self.active()
         except UnreadableValue as error:
-            last = self._last_activated()
+            last = self.last_activated()
             instead = (
                 "nothing else names the active version"
                 if last is None
@@ -106,7 +106,7 @@ class PublishedVersions:
             self._report(f"{error}; {instead}")
             return last
 
-    def _last_activated(self) -> int | None:
+    def last_activated(self) -> int | None:
         """The version of the latest event that names one which is still there."""
         try:
             with self._store.answers(self.keys.events):
@@ -169,9 +169,9 @@ class PublishedVersions:
             raise VersionNotFound(
                 f"{self.model} has no version {version}; its versions: {listed(self._numbers())}"
             )
-        return self._manifest_of(version, found)
+        return self.read_manifest(version, found)
 
-    def _manifest_of(self, version: int, found: Mapping[bytes, bytes]) -> Manifest:
+    def read_manifest(self, version: int, found: Mapping[bytes, bytes]) -> Manifest:
         """Read a manifest's HASH. Raises ArtefactError that names the version and the cure."""
         try:
             manifest = Manifest.from_hash(found)
@@ -193,7 +193,7 @@ class PublishedVersions:
             if isinstance(found, RedisError):
                 raise self._store.translated(found, key)
             there = {n.encode(): each for n, each in zip(_LISTED, found, strict=True) if each is not None}
-            manifest = self._manifest_of(version, _NOT_LISTED | there)
+            manifest = self.read_manifest(version, _NOT_LISTED | there)
         except (ArtefactError, UnreadableValue) as error:
             self._report(str(error))
             when = published or datetime.fromtimestamp(0, UTC)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from model_store.event_streams import EventStream
     from model_store.feedback import Feedback
     from model_store.lease import TrainerLease
+    from model_store.store_check import Finding
 
 
 class Store:
@@ -101,8 +103,18 @@ class Store:
     def trainer_lease(self, model: str, owner: str) -> TrainerLease:
         """The lease of a model's trainer, not yet taken. Raises StoreError for an impossible name."""
         from model_store.lease import TrainerLease
+    from model_store.store_check import Finding
 
         return TrainerLease(self._connection, model, owner)
+
+    def check(self, models: Sequence[str] = (), *, repair: bool = False) -> list[Finding]:
+        """What the keys of these models hold and should not; of all models, and the records, where none is named.
+
+        repair: put it right. Raises StoreError for an impossible name, StoreUnavailable.
+        """
+        from model_store.store_check import check
+
+        return check(self._connection, models, repair=repair)
 
     def ping(self) -> None:
         """Raise StoreUnavailable unless the store answers."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MOST = 2**53 - 1
 """Scripts in the store count in doubles: a larger number would be rounded there."""
+MOST_COUNTED = 10**12
+"""No version and no epoch is higher: a version a millisecond for thirty years."""
 
 Report = Callable[[str], None]
 Record = TypeVar("Record", bound="DataclassInstance")
@@ -38,11 +40,11 @@ def silent(text: str) -> None:
 # -- numbers
 
 
-def number(value: str | bytes, least: int = 0) -> int:
+def number(value: str | bytes, least: int = 0, most: int = MOST) -> int:
     """A whole number as every writer writes it: decimal digits, no sign, no leading zero. Raises ValueError."""
     text = value if isinstance(value, str) else value.decode("ascii", "replace")
-    if not _NUMBER.fullmatch(text) or not least <= int(text) <= MOST:
-        raise ValueError(f"got {shown(value)}, expected a whole number from {least} to {MOST}")
+    if not _NUMBER.fullmatch(text) or not least <= int(text) <= most:
+        raise ValueError(f"got {shown(value)}, expected a whole number from {least} to {most}")
     return int(text)
 
 
@@ -74,7 +76,7 @@ def time_of(seconds: float) -> datetime | None:
 
 def _checked(key: str, value: bytes, least: int) -> int:
     try:
-        return number(value, least)
+        return number(value, least, MOST_COUNTED)
     except ValueError as error:
         raise unreadable(key, str(error)) from None
 
