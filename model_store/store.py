@@ -103,7 +103,6 @@ class Store:
     def trainer_lease(self, model: str, owner: str) -> TrainerLease:
         """The lease of a model's trainer, not yet taken. Raises StoreError for an impossible name."""
         from model_store.lease import TrainerLease
-    from model_store.store_check import Finding
 
         return TrainerLease(self._connection, model, owner)
 

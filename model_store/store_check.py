@@ -1,8 +1,9 @@
 """Finds keys of the store that hold what they should not, and repairs them: `ftrie store check`.
 
-Each finding says what stood there, what is right, and what was or would be done. Nothing is guessed where the store itself
-knows: a manifest is made again from the version's bytes, the list of versions from the manifests, the active pointer from
-the events. What nobody can restore is removed, or marked as refused so that nothing goes back to it. docs/operating.md.
+Each finding says what stood there, what is right, and what was or would be done. Nothing is guessed where the store
+itself knows: a manifest is made again from the version's bytes, the list of versions from the manifests, the active
+pointer from the events. What cannot be restored is removed, or marked as refused so that nothing goes back to it.
+docs/operating.md says how it is used.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class _Findings:
         repair: str,
         change: Callable[[Any], object] | None,
     ) -> bool:
-        """Judge a key; where it is wrong, note it, and have `change` repair it in one transaction. True if it was wrong.
+        """Judge a key; where it is wrong, note it, and have `change` repair it in one transaction. True if it was.
 
         change: None where nothing can be done.
         """
@@ -187,7 +188,7 @@ def _check_records(findings: _Findings, keys: Sequence[bytes]) -> None:
 
 
 class _ModelCheck:
-    """One model. `run` looks at everything in an order in which what is looked at first is what the rest is judged by."""
+    """One model. `run` looks first at what the rest is judged by."""
 
     def __init__(
         self, findings: _Findings, connection: StoreConnection, model: str, suffixes: Iterable[bytes]
@@ -238,7 +239,7 @@ class _ModelCheck:
             try:
                 version = version_number(key, member)
             except UnreadableValue:
-                judge = self._member_judge(member, lambda score: f"the member {shown(member)}")
+                judge = self._member_judge(member, _always(f"the member {shown(member)}"))
                 self._findings.add(
                     key, judge, "numbers of versions", "the member is removed", _zrem(key, member)
                 )
@@ -775,6 +776,10 @@ def _not_a_number(raw: bytes, most: int | None = None) -> str | None:
         return None if most is None or number(raw) <= most else shown(raw)
     except ValueError:
         return shown(raw)
+
+
+def _always(found: str) -> Callable[[float], str | None]:
+    return lambda score: found
 
 
 def _among(members: Callable[[], list[bytes]], member: bytes) -> Judge:
