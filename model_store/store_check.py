@@ -39,6 +39,8 @@ from model_store.redis_keys import (
 )
 from model_store.refusals import GuardRecord
 from model_store.stored_values import (
+    MOST,
+    MOST_COUNTED,
     counter,
     number,
     online_cell,
@@ -51,9 +53,10 @@ from model_store.stored_values import (
 BATCH = 1_000
 DAMAGED = "damaged: "
 """How the reason of a refused version begins whose bytes nobody can restore."""
-_AHEAD_MS = (
-    3_600_000  # a lease or a stream that is further ahead of the store's clock was not written by ftrie
-)
+_AHEAD = 1_000_000
+"""A counter that is further ahead of what it has counted was set by hand."""
+_AHEAD_MS = 3_600_000
+"""So far a lease may be ahead of the store's clock."""
 _MODEL = re.compile(rb"ftrie:\{([A-Za-z0-9._-]{1,128})\}:(.+)", re.DOTALL)
 _MANIFEST = re.compile(rb"version:([1-9]\d{0,11})")
 _ONLINE = re.compile(rb"online:\d+")
@@ -202,6 +205,8 @@ class _ModelCheck:
         self._sound: dict[int, Manifest] = {}
         """The versions that can be served, as their manifests are or would be after the repair."""
         self._epochs = [0]
+        last = [self._counter(key) or 0 for key in (self._keys.epoch, self._keys.active_epoch)]
+        self._highest_epoch = min(MOST_COUNTED, max(last) + _AHEAD) if any(last) else MOST_COUNTED
 
     def run(self) -> None:
         keys = self._keys
@@ -354,7 +359,8 @@ class _ModelCheck:
         except (ArtefactError, StoreError) as error:
             return None, str(error)
         parent = model.parent if isinstance(model, Delta) else _said(fields, b"parent")
-        made = manifest_of(model, data, version, parent, _said(fields, b"epoch") or 0)
+        epoch = _said(fields, b"epoch") or 0
+        made = manifest_of(model, data, version, parent, epoch if epoch <= self._highest_epoch else 0)
         size = len(parts[0]) if parts else made.chunk_bytes
         if len(parts) > 1 and any(len(each) != size for each in parts[1:-1]):
             return None, "its chunks are not of one size"
@@ -544,15 +550,17 @@ class _ModelCheck:
         epoch = self._counter(keys.epoch) or 0
         top = max(epoch, floor) if epoch >= floor else max(floor, last)
         newest = max(self._numbers(), default=0)
+        if floor and top > floor + _AHEAD:
+            top = max(floor, last if last <= floor + _AHEAD else 0)
         for key, least, most, right in (
-            (keys.sequence, newest, None, newest),
-            (keys.epoch, floor, None, top),
+            (keys.sequence, newest, newest + _AHEAD if newest else MOST_COUNTED, newest),
+            (keys.epoch, floor, floor + _AHEAD if floor else MOST_COUNTED, top),
             (keys.active_epoch, 0, top, floor),
         ):
             self._findings.add(
                 key,
                 self._counter_judge(key, least, most),
-                f"a whole number from {least}" + (f" to {most}" if most is not None else ""),
+                f"a whole number from {least} to {most}",
                 f"set to {right}",
                 _set(key, right),
             )
@@ -564,12 +572,12 @@ class _ModelCheck:
         except UnreadableValue:
             return None
 
-    def _counter_judge(self, key: str, least: int, most: int | None) -> Judge:
+    def _counter_judge(self, key: str, least: int, most: int) -> Judge:
         def judge() -> str | None:
             value = self._counter(key)
             if value is None:
                 return self._shown_string(key)
-            return None if least <= value and (most is None or value <= most) else str(value)
+            return None if least <= value <= most else str(value)
 
         return judge
 
@@ -582,16 +590,18 @@ class _ModelCheck:
         for name in _LEASE:
             is_time = name in ("until_ms", "seen_ms")
 
-            def judge(raw: bytes, is_time: bool = is_time) -> str | None:
-                return _not_a_number(raw, latest_ms if is_time else None)
+            most = latest_ms if is_time else None if name == "rows" else self._highest_epoch
+
+            def judge(raw: bytes, most: int | None = most) -> str | None:
+                return _not_a_number(raw, most)
 
             expected = "a time that is near" if is_time else "a whole number"
             again = "the field is removed; the trainer writes it again"
             self._field(key, name, judge, expected, again, _hdel(key, name))
-        active = self._hash_pin()
+        active, there = self._hash_pin(), self._numbers()
 
         def pinned(raw: bytes) -> str | None:
-            return _not_a_number(raw) if raw else None
+            return None if not raw or int(_said({b"": raw}, b"") or 0) in there else shown(raw)
 
         pin = _hset(key, "pinned", active)
         self._field(key, "pinned", pinned, "a version, or nothing", f"set to {active!r}", pin)
@@ -605,11 +615,13 @@ class _ModelCheck:
         return "" if active is None else str(active)
 
     def _guard(self) -> None:
-        key = self._keys.guard
+        key, latest_us = self._keys.guard, 1000 * (_now_ms(self._store) + _AHEAD_MS)
         for name in vars(GuardRecord()):
 
             def judge(raw: bytes, name: str = name) -> str | None:
                 told: list[str] = []
+                if name == "when_us" and (_said({b"": raw}, b"") or 0) > latest_us:
+                    return shown(raw)
                 record(key, {name.encode(): raw}, GuardRecord(), told.append)
                 return shown(raw) if told else None
 
@@ -773,7 +785,7 @@ def _recent(text: str) -> str:
 
 def _not_a_number(raw: bytes, most: int | None = None) -> str | None:
     try:
-        return None if most is None or number(raw) <= most else shown(raw)
+        return None if number(raw) <= (MOST if most is None else most) else shown(raw)
     except ValueError:
         return shown(raw)
 
