@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -67,7 +68,7 @@ class Manifest:
             _check_chunks(numbers)
             return cls(
                 **numbers,
-                sha256=text["sha256"],
+                sha256=_sha256(text["sha256"]),
                 spec=text["spec"],
                 spec_sha256=text["spec_sha256"],
                 metrics=metrics_from_json(text["metrics"]),
@@ -97,6 +98,7 @@ class Manifest:
         return [self.chunk_bytes] * full + ([rest] if rest else [])
 
 
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _NUMBERS = {"version": 1, "format": 1, "rows": 0, "size": 0, "chunks": 0, "chunk_bytes": 1, "epoch": 0}
 """The fields that are whole numbers, and the least that each may be."""
 
@@ -119,6 +121,12 @@ def _check_chunks(numbers: Mapping[str, int]) -> None:
         )
     if chunks > MOST_CHUNKS:
         raise ValueError(f"chunks: got {chunks}, expected at most {MOST_CHUNKS}")
+
+
+def _sha256(text: str) -> str:
+    if not _SHA256.fullmatch(text):
+        raise ValueError(f"sha256: got {shown(text)}, expected 64 hexadecimal digits")
+    return text
 
 
 def _created(text: str) -> datetime:

@@ -55,6 +55,7 @@ DAMAGED = "damaged: "
 """How the reason of a refused version begins whose bytes nobody can restore."""
 _AHEAD = 1_000_000
 """A counter that is further ahead of what it has counted was set by hand."""
+_MOST_ENTRIES = 100_000
 _AHEAD_MS = 3_600_000
 """So far a lease may be ahead of the store's clock."""
 _MODEL = re.compile(rb"ftrie:\{([A-Za-z0-9._-]{1,128})\}:(.+)", re.DOTALL)
@@ -187,7 +188,7 @@ def _check_records(findings: _Findings, keys: Sequence[bytes]) -> None:
         if of_kind:
             findings.types(of_kind, kinds)
         if whole and prefix == ITEMS_CHANGES and of_kind:
-            _check_clock(findings, prefix.decode())
+            _check_clock(findings, prefix.decode(), keep=False)
 
 
 class _ModelCheck:
@@ -216,7 +217,7 @@ class _ModelCheck:
                 [getattr(keys, name).encode()], [kind], rebuilt if name == "versions" else "removed"
             )
         for name in ("events", "impressions", "clicks"):
-            _check_clock(self._findings, getattr(keys, name))
+            _check_clock(self._findings, getattr(keys, name), keep=name != "events")
         feedback = [s for s in self._suffixes if s.startswith(b"feedback:")]
         for begin in range(0, len(feedback), BATCH):
             self._findings.types([self._full(s) for s in feedback[begin : begin + BATCH]], ["string"])
@@ -391,7 +392,9 @@ class _ModelCheck:
         """The fields of the stored manifest that are not as they should be. One of an earlier ftrie may lack some."""
         fields = self._fields(version)
         expected = {name.encode(): value.encode() for name, value in right.to_hash().items()}
-        optional = (b"kind", b"content", b"through_us", b"recent", b"refused")
+        optional = {b"through_us", b"recent", b"refused"}
+        if not right.is_delta:  # an ftrie without deltas has published it
+            optional |= {b"kind", b"content"}
         wrong = [
             f"{name.decode()} {shown(fields[name])}" if name in fields else f"no {name.decode()}"
             for name, value in expected.items()
@@ -728,17 +731,13 @@ def readable_part(fields: dict[bytes, bytes]) -> Experiment:
     return Experiment.from_hash(kept)
 
 
-def _check_clock(findings: _Findings, key: str) -> None:
-    """A stream whose last id is far ahead of the clock gives later entries a wrong time, and may take none at all."""
+def _check_clock(findings: _Findings, key: str, *, keep: bool) -> None:
+    """A stream whose last id is far ahead of the clock gives later entries a wrong time, and may take none at all.
+
+    keep: make it again of its other entries; else it is removed, and whoever reads it begins anew.
+    """
     store = findings.store
     latest_ms = _now_ms(store) + 24 * _AHEAD_MS
-
-    def ahead() -> tuple[list[bytes], bytes]:
-        """The entries that are too late, of the last 1,000, and the id of the last that is not."""
-        with store.answers(key):
-            entries = [entry for entry, _ in store.client.xrevrange(key, count=BATCH)]
-        late = [entry for entry in entries if int(entry.partition(b"-")[0]) > latest_ms]
-        return late, entries[len(late)] if len(late) < len(entries) else b"0-1"
 
     def judge() -> str | None:
         try:
@@ -751,12 +750,14 @@ def _check_clock(findings: _Findings, key: str) -> None:
         return f"the last id {last.decode()}" if int(last.partition(b"-")[0]) > latest_ms else None
 
     def change(pipe: Any) -> None:
-        late, last = ahead()
-        if late:
-            pipe.xdel(key, *late)
-        pipe.execute_command("XSETID", key, last)
+        entries = store.client.xrevrange(key, count=_MOST_ENTRIES) if keep else []
+        pipe.delete(key)
+        for entry, fields in reversed(entries):
+            if int(entry.partition(b"-")[0]) <= latest_ms:
+                pipe.xadd(key, fields, id=entry)
 
-    findings.add(key, judge, "an id of the present", "entries of the future are removed", change)
+    again = f"made again of its other entries, the latest {_MOST_ENTRIES:,} of them"
+    findings.add(key, judge, "an id of the present", again if keep else "removed", change)
 
 
 def _now_ms(store: StoreConnection) -> int:

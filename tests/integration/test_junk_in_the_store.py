@@ -332,6 +332,8 @@ def is_repaired(whole: Whole, junk: Junk) -> None:
     assert whole.store.check() == []
     lost = {int(junk.key.split(":")[3])} if ":chunk:" in junk.key else set()
     lost |= {2} if 1 in lost else set()  # the delta stands on it
+    if junk.name.startswith("refused="):  # whatever stands there is a reason
+        lost.add(int(junk.key.split(":")[3]))
     there = versions.versions()
     good = [info.version for info in there if not info.refused]
     assert set(good) | lost >= {1, 2, 3}, (found, there)
