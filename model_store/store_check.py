@@ -661,7 +661,7 @@ class _ModelCheck:
                 return
             fields = self._client.hgetall(key)
         try:
-            newer = number(fields.get(b"format", b"")) > FORMAT
+            newer = FORMAT < number(fields.get(b"format", b"")) < FORMAT + 1_000
         except ValueError:
             newer = False
 
