@@ -12,42 +12,61 @@
 --             {"stale", epoch of the last activation} · {"fenced", epoch, host, process} another trainer has the model
 --             {"held", host, process, ms since it was heard of} a trainer has it, and the writer is not that one
 --             {"pinned", version} an operator has chosen that one, and the writer is the trainer (see resume.lua)
+--             {"junk", key, what stood there, what is right} (see checks.lua)
+-- After ok, the keys that held what they should not, and were left out of it or written over: what was active before is
+-- then not known, or the history or the events are not written. An operator's order writes over a junk active_epoch too.
 --
 -- The history lists what was active before, latest first. Going back takes the target, and all that came after it,
 -- off the list, so that the next rollback goes further back.
 
 local version, epoch, way = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local last_epoch = tonumber(redis.call('GET', KEYS[2]) or '0')
-local lease = redis.call('HMGET', KEYS[5], 'epoch', 'until_ms', 'seen_ms', 'host', 'process', 'pinned', 'resumed')
-local fence = tonumber(lease[1] or '0')
-local is_trainer = ARGV[5] == 'writer' and fence > 0 and epoch == fence
-if is_trainer and (lease[6] or '') ~= '' then
-  return {'pinned', tonumber(lease[6])}
+local skipped = {}
+local last_epoch, junk = counter(KEYS[2])
+if junk and ARGV[5] == 'writer' then
+  return junk
+elseif junk then
+  last_epoch = 0
+  skipped[1] = KEYS[2]
 end
-local is_resumed = is_trainer and last_epoch <= tonumber(lease[7] or '0')
+local lease, no_lease = lease_of(KEYS[5])
+if no_lease then
+  return no_lease
+end
+local fence = lease.epoch
+local is_trainer = ARGV[5] == 'writer' and fence > 0 and epoch == fence
+if is_trainer and lease.pinned > 0 then
+  return {'pinned', lease.pinned}
+end
+local is_resumed = is_trainer and last_epoch <= lease.resumed
 if epoch < last_epoch and not is_resumed then
   return {'stale', last_epoch}
 end
 if epoch < fence then
-  return {'fenced', fence, lease[4], lease[5]}
+  return {'fenced', fence, lease.host, lease.process}
 end
 if fence > 0 and epoch > fence and ARGV[5] == 'writer' then
   local time = redis.call('TIME')
   local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-  if now < tonumber(lease[2]) then
-    return {'held', lease[4], lease[5], now - tonumber(lease[3])}
+  if now < lease.until_ms then
+    return {'held', lease.host, lease.process, now - lease.seen_ms}
   end
 end
 
 local key = 6
 for place = 0, #ARGV - 6 do
-  local manifest = redis.call('HMGET', KEYS[key], 'size', 'chunk_bytes')
-  if not manifest[1] then
+  local manifest = type_of(KEYS[key]) == 'hash' and redis.call('HMGET', KEYS[key], 'size', 'chunk_bytes')
+  if not manifest or not manifest[1] then
     return {'absent', place}
   end
-  local left, chunk_bytes, chunks = tonumber(manifest[1]), tonumber(manifest[2]), tonumber(ARGV[6 + place])
+  local left, chunk_bytes, chunks = number(manifest[1]), number(manifest[2]), tonumber(ARGV[6 + place])
+  if not left or not chunk_bytes then
+    return {'junk', KEYS[key], manifest[1] .. ' and ' .. (manifest[2] or ''), 'size and chunk_bytes'}
+  end
   for i = 1, chunks do
-    local expected, there = math.min(left, chunk_bytes), redis.call('STRLEN', KEYS[key + i])
+    local expected, there = math.min(left, chunk_bytes), 0
+    if type_of(KEYS[key + i]) == 'string' then
+      there = redis.call('STRLEN', KEYS[key + i])
+    end
     if there ~= expected then
       return {'chunk', place, i - 1, expected, there}
     end
@@ -60,12 +79,18 @@ redis.call('SET', KEYS[2], string.format('%d', math.max(epoch, last_epoch)))
 if ARGV[5] == 'operator' and fence > 0 then
   redis.call('HSET', KEYS[5], 'pinned', version)
 end
-local before = redis.call('GET', KEYS[1])
+local before = type_of(KEYS[1]) == 'string' and redis.call('GET', KEYS[1])
 if before == version then
-  return {'ok', before}
+  return {'ok', before, unpack(skipped)}
+end
+if (before and (number(before) or 0) < 1) or not is(KEYS[1], 'string') then
+  before = nil
+  skipped[#skipped + 1] = KEYS[1]
 end
 
-if way == 'rollback' then
+if not is(KEYS[3], 'list') then
+  skipped[#skipped + 1] = KEYS[3]
+elseif way == 'rollback' then
   local history = redis.call('LRANGE', KEYS[3], 0, -1)
   for i = 1, #history do
     if history[i] == version then
@@ -78,5 +103,8 @@ elseif before then
   redis.call('LTRIM', KEYS[3], 0, tonumber(ARGV[4]) - 1)
 end
 redis.call('SET', KEYS[1], version)
-redis.call('XADD', KEYS[4], 'MAXLEN', '~', 1000, '*', 'way', way, 'version', version, 'before', before or '')
-return {'ok', before or ''}
+local event = redis.pcall('XADD', KEYS[4], 'MAXLEN', '~', 1000, '*', 'way', way, 'version', version, 'before', before or '')
+if type(event) == 'table' and event.err then
+  skipped[#skipped + 1] = KEYS[4]
+end
+return {'ok', before or '', unpack(skipped)}

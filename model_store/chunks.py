@@ -6,10 +6,11 @@ import hashlib
 from collections.abc import Callable
 
 from model_store.connection import StoreConnection
-from model_store.errors import ArtefactError
-from model_store.manifest import Manifest
+from model_store.errors import ArtefactError, UnreadableValue
+from model_store.manifest import MOST_CHUNKS, Manifest
 from model_store.redis_keys import ModelKeys
 
+_PROBED = 256
 UPLOAD_EXPIRY_S = 3600  # what a publisher leaves that dies before its version is visible
 
 Progress = Callable[[int, int], None]
@@ -35,8 +36,11 @@ def download(store: StoreConnection, keys: ModelKeys, manifest: Manifest) -> byt
     sizes = manifest.chunk_sizes()
     parts = []
     for index, key in enumerate(keys.chunks(manifest.version, len(sizes))):
-        with store.answers():
-            parts.append(store.client.get(key) or b"")
+        try:
+            with store.answers(key):
+                parts.append(store.client.get(key) or b"")
+        except UnreadableValue as error:
+            raise ArtefactError(f"version {manifest.version} is damaged: {error}") from None
         if len(parts[index]) != sizes[index]:
             raise incomplete(manifest.version, index, sizes[index], len(parts[index]))
     data = b"".join(parts)
@@ -47,6 +51,21 @@ def download(store: StoreConnection, keys: ModelKeys, manifest: Manifest) -> byt
             f"its chunks have {found}; publish it again"
         )
     return data
+
+
+def chunks_there(store: StoreConnection, keys: ModelKeys, version: int) -> int:
+    """How many chunks of a version are in the store, by their keys: one more than the last index that is there."""
+    count = 0
+    for begin in range(0, MOST_CHUNKS, _PROBED):
+        probed = keys.chunks(version, begin + _PROBED)[begin:]
+        with store.answers(), store.client.pipeline(transaction=False) as pipe:
+            for key in probed:
+                pipe.exists(key)
+            there = [index for index, found in enumerate(pipe.execute()) if found]
+        if not there:
+            break
+        count = begin + there[-1] + 1
+    return count
 
 
 def incomplete(version: int, chunk: int, expected: int, there: int) -> ArtefactError:

@@ -41,6 +41,7 @@ def register(app: typer.Typer) -> None:
     store.command("rollback", epilog="Example: ftrie store rollback ads")(rollback)
     store.command("resume", epilog="Example: ftrie store resume ads")(resume)
     store.command("gc", epilog="Example: ftrie store gc ads --keep 3 --dry-run")(gc)
+    store.command("check", epilog="Example: ftrie store check ads --repair")(check)
     inspect_cli.register(store)
     store.command("import", epilog="Example: ftrie store import ads model.json --spec ads.toml")(import_)
     store.command("export", epilog="Example: ftrie store export ads model.arrow --version 7")(export)
@@ -54,7 +55,7 @@ def versions(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOpti
     from model_store.store import Store
 
     with Store.open(store) as opened:
-        listed = opened.model(model).versions()
+        listed = opened.model(model, warn).versions()
     if as_json:
         print_json(
             [
@@ -107,8 +108,8 @@ def activate(
     from model_store.store import Store
 
     with Store.open(store) as opened:
-        before = opened.model(model).activate(version, force=force)
-        pinned = opened.model(model).pin.version()
+        before = opened.model(model, warn).activate(version, force=force)
+        pinned = opened.model(model, warn).pin.version()
     _say_active(model, version, before, as_json)
     _say_pinned(model, pinned)
 
@@ -126,8 +127,8 @@ def rollback(
     from model_store.store import Store
 
     with Store.open(store) as opened:
-        now_active, before = opened.model(model).go_back(version)
-        pinned = opened.model(model).pin.version()
+        now_active, before = opened.model(model, warn).go_back(version)
+        pinned = opened.model(model, warn).pin.version()
     _say_active(model, now_active, before, as_json)
     _say_pinned(model, pinned)
 
@@ -137,7 +138,7 @@ def resume(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption
     from model_store.store import Store
 
     with Store.open(store) as opened:
-        pinned = opened.model(model).pin.resume()
+        pinned = opened.model(model, warn).pin.resume()
     if as_json:
         print_json({"model": model, "pinned": pinned})
     elif pinned is None:
@@ -157,12 +158,49 @@ def gc(
     from model_store.store import Store
 
     with Store.open(store) as opened:
-        deleted = opened.model(model).gc(keep, dry_run=dry_run)
+        deleted = opened.model(model, warn).gc(keep, dry_run=dry_run)
     if as_json:
         print_json({"model": model, "deleted": deleted, "dry_run": dry_run})
     else:
         listed = ", ".join(map(str, deleted)) or "nothing"
         print(f"{model}: {'would delete' if dry_run else 'deleted'} {listed}")
+
+
+def check(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...", help="Which models; by default all, and users, items and candidates too."
+        ),
+    ] = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Put right what is wrong.")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Look for keys that hold what they should not, and repair them. Exit code 5 while something is wrong.
+
+    Reads the bytes of every version. A trainer and servers may run meanwhile.
+    """
+    from dataclasses import asdict
+
+    from model_store.errors import StoreError
+    from model_store.store import Store
+    from model_store.terminal import counted
+
+    with Store.open(store) as opened:
+        findings = opened.check(models or (), repair=repair)
+    wrong = sum(not each.repaired for each in findings)
+    if as_json:
+        print_json({"findings": [asdict(each) for each in findings], "wrong": wrong})
+    elif findings:
+        rows = [[each.key, each.found, each.expected, each.repair] for each in findings]
+        print_table(["key", "found", "right is", "repaired" if repair else "--repair does"], rows)
+    else:
+        print("all keys hold what they should")
+    if wrong:
+        remedy = "nothing repairs them" if repair else "run it again with --repair"
+        note(f"{counted(wrong, 'value')} that should not be there; {remedy}")
+        raise typer.Exit(StoreError.exit_code)
 
 
 def import_(
@@ -187,7 +225,7 @@ def import_(
     from model_store.store import Store
 
     with Store.open(store) as opened:
-        versions = opened.model(model)
+        versions = opened.model(model, warn)
         read = read_model(file, spec, versions)
         if read.remark:
             note(read.remark)
@@ -244,7 +282,7 @@ def export(
         raise typer.BadParameter(f"--delta writes what is stored: no {JSON}, and no --variant")
     check_ending(file)
     with Store.open(store) as opened:
-        versions = opened.model(model)
+        versions = opened.model(model, warn)
         chosen = versions.active_or_fail() if version is None else version
         if as_delta:
             _export_delta(versions, chosen, file, as_json)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -28,11 +29,13 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from model_store.embedded import EmbeddedValkey
-from model_store.errors import StoreError, StoreUnavailable
+from model_store.errors import StoreError, StoreUnavailable, UnreadableValue
+from model_store.stored_values import cure, shown, unreadable
 
 SCHEMES = ("redis", "rediss", "unix")
 EMBEDDED = "embedded:"
 LONGEST_BLOCK_S = 2.0
+_UNREADABLE = re.compile(r"WRONGTYPE|not an integer|would overflow|not a valid float")
 _TAKES_NO_WRITES = re.compile(r"-?(OOM|READONLY|MISCONF|NOREPLICAS) ")
 
 
@@ -64,15 +67,22 @@ class StoreConnection:
         return pool.connection_class(**pool.connection_kwargs)
 
     @contextmanager
-    def answers(self) -> Iterator[None]:
-        """Around every use of `client`: redis-py's exceptions leave as StoreUnavailable or StoreError."""
+    def answers(self, key: str = "") -> Iterator[None]:
+        """Around every use of `client`: redis-py's exceptions leave as StoreUnavailable or StoreError.
+
+        key: the one that is used, for the message where it holds what it should not (UnreadableValue).
+        """
         try:
             yield
         except RedisError as error:
-            raise self.translated(error) from error
+            raise self.translated(error, key) from error
 
-    def translated(self, error: RedisError) -> StoreError:
-        """Our exception for one of redis-py's."""
+    def script(self, name: str) -> Script:
+        """The script of this name beside this file, ready to be run."""
+        return Script(self, name)
+
+    def translated(self, error: RedisError, key: str = "") -> StoreError:
+        """Our exception for one of redis-py's. key: as in `answers`."""
         if isinstance(error, AuthenticationError):
             return StoreUnavailable(
                 f"{self.shown_url} refused the name or password ({error}); "
@@ -90,10 +100,13 @@ class StoreConnection:
             )
         if isinstance(error, OutOfMemoryError | ReadOnlyError):  # redis-py has cut the word off
             return StoreUnavailable(f"{self.shown_url} takes no writes now: {error}")
-        return self.refused(str(error))
+        return self.refused(str(error), key)
 
-    def refused(self, text: str) -> StoreError:
+    def refused(self, text: str, key: str = "") -> StoreError:
         """Our exception for an error that the store gave as answer. It may take writes again: full, or a replica."""
+        if _UNREADABLE.search(text):
+            found = f"{self.shown_url} answered with an error: {text}; {cure('')} finds the key"
+            return unreadable(key, text) if key else UnreadableValue(found)
         if _TAKES_NO_WRITES.search(text):
             return StoreUnavailable(f"{self.shown_url} takes no writes now: {text}")
         return StoreError(f"{self.shown_url} answered with an error: {text}")
@@ -134,6 +147,29 @@ class StoreConnection:
             )
         except ValueError as error:
             raise StoreError(f"cannot read the store's URL {self.shown_url!r}: {error}") from error
+
+
+class Script:
+    """A Lua script that runs in the store, after `checks.lua`. Thread safety: all methods, any thread."""
+
+    def __init__(self, store: StoreConnection, name: str) -> None:
+        folder = Path(__file__).parent
+        self._store = store
+        self._run = store.client.register_script(
+            f"{(folder / 'checks.lua').read_text()}\n{(folder / f'{name}.lua').read_text()}"
+        )
+
+    def __call__(self, keys: Sequence[str], words: Sequence[Any] = ()) -> Any:
+        """Run it. Raises StoreUnavailable, StoreError, and UnreadableValue for a key that holds what it should not.
+
+        In the last case nothing has changed.
+        """
+        with self._store.answers():
+            answer = self._run(keys, words)
+        if isinstance(answer, list) and answer and answer[0] == b"junk":
+            _, key, got, expected = answer
+            raise unreadable(key.decode(), f"got {shown(got)}, expected {expected.decode()}")
+        return answer
 
 
 def _without_password(url: str) -> str:

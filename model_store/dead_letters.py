@@ -43,7 +43,7 @@ class DeadLetters:
 
     def add(self, number: int, letters: Sequence[Letter]) -> None:
         """Write letters `number`, `number` + 1, …, from 1 on; those that are there already change nothing."""
-        with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
+        with self._store.answers(self.key), self._client.pipeline(transaction=False) as pipe:
             for place, letter in enumerate(letters):
                 pipe.execute_command(
                     "XADD", self.key, "MAXLEN", "~", KEPT, f"{number + place}-1", *_fields(letter)
@@ -60,7 +60,7 @@ class DeadLetters:
 
     def latest(self, count: int) -> Iterator[tuple[int, Letter]]:
         """The latest `count` letters by their numbers, latest first."""
-        with self._store.answers():
+        with self._store.answers(self.key):
             entries = self._client.xrevrange(self.key, count=count)
         for entry, fields in entries:
             yield int(entry.partition(b"-")[0]), _letter(fields)

@@ -67,6 +67,10 @@ class SourceUnavailable(FtrieError):
     exit_code = 5
 
 
+class UnreadableValue(StoreError):
+    """A key of the store holds a value, or a type, that it should not; `ftrie store check --repair` repairs it."""
+
+
 class VersionNotFound(StoreError):
     """The store holds no such model or version."""
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from redis.exceptions import RedisError, ResponseError
 
 from model_store.connection import StoreConnection
-from model_store.errors import StoreError
+from model_store.stored_values import unreadable
 
 LENGTH = 1_000_000
 """Entries that a stream keeps, about, unless its writer says otherwise."""
@@ -92,7 +92,7 @@ class EventStream:
         """
         if not payloads:
             return 0
-        with self._store.answers(), self._client.pipeline(transaction=True) as pipe:
+        with self._store.answers(self.key), self._client.pipeline(transaction=True) as pipe:
             for payload in payloads:
                 pipe.execute_command("XADD", self.key, "MAXLEN", "~", self.length, "*", JSON_FIELD, payload)
             if self._is_trim_due():
@@ -145,12 +145,12 @@ def entry_id(text: bytes) -> EntryId:
 
 
 def _checked(key: str, answers: list[Any]) -> list[Any]:
-    """The answers; None for one about a stream that is not there. Raises StoreError where something else is there."""
+    """The answers; None for one about a stream that is not there. Raises UnreadableValue for another type."""
     for place, answer in enumerate(answers):
         if isinstance(answer, ResponseError) and "no such key" in str(answer):
             answers[place] = None
         elif isinstance(answer, ResponseError) and "WRONGTYPE" in str(answer):
-            raise StoreError(f"{key}: expected a stream, got a key of another type; remove it ({answer})")
+            raise unreadable(key, f"expected a stream, got a key of another type ({answer})")
         elif isinstance(answer, RedisError):
             raise answer
     return answers

@@ -16,6 +16,7 @@ from typing import Any
 from model_store.errors import ExperimentError
 from model_store.redis_keys import MAX_ID_BYTES
 from model_store.spec import MAX_VARIANTS, SHARE_TOLERANCE
+from model_store.stored_values import number
 
 FORMAT = 1
 MAX_PINS = 10_000
@@ -151,10 +152,10 @@ class Experiment:
         except UnicodeDecodeError as error:
             raise ExperimentError(f"got {error.object[:40]!r}, which is not UTF-8") from None
         try:
-            if (version := int(text["format"])) > FORMAT:
+            if (version := number(text["format"])) > FORMAT:
                 raise ExperimentError(f"format: got {version}, this ftrie reads up to {FORMAT}: upgrade it")
             return cls(
-                revision=int(text["revision"]),
+                revision=number(text["revision"]),
                 state=text["state"],
                 winner=text["winner"],
                 shares=_object("shares", text["shares"]),
@@ -162,11 +163,11 @@ class Experiment:
                 pins={n.removeprefix(PIN): variant for n, variant in text.items() if n.startswith(PIN)},
                 shadows=_names("shadows", text["shadows"]),
                 objective=text["objective"],
-                updated=datetime.fromisoformat(text["updated"]),
+                updated=_moment(text["updated"]),
             )
         except KeyError as error:
             raise ExperimentError(f"there is no field {error}") from None
-        except ValueError as error:
+        except (OverflowError, RecursionError, TypeError, ValueError) as error:
             raise ExperimentError(str(error)) from None
 
 
@@ -207,6 +208,13 @@ def _check_text(part: str, text: str, most: int) -> None:
         raise ExperimentError(f"{part}: got {text!r}; expected Unicode text") from None
     if size > most:
         raise ExperimentError(f"{part}: got {size:,} bytes; expected at most {most:,}")
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ExperimentError(f"updated: got {text!r}; expected a time with its zone")
+    return moment
 
 
 def _object(part: str, text: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from model_store.terminal import DEFAULT_STORE, JsonOption, StoreOption, print_json, print_table
+from model_store.terminal import DEFAULT_STORE, JsonOption, StoreOption, print_json, print_table, warn
 
 if TYPE_CHECKING:
     from model_store.artefact import Artefact
@@ -39,7 +39,7 @@ def inspect(
     from model_store.store import Store
 
     with Store.open(store) as opened:
-        versions = opened.model(model)
+        versions = opened.model(model, warn)
         manifest = versions.manifest(versions.active_or_fail() if version is None else version)
         chain = versions.chain(manifest.version)
         artefact = versions.materialise(manifest.version)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from model_store.lookups import Lookups, packed
+from model_store.lookups import Lookups, is_of_another_type, packed
 from model_store.redis_keys import ITEMS_CHANGES, ITEMS_EPOCH, ITEMS_GENERATION, is_id
 
 IDS_AN_ENTRY = 100
@@ -27,12 +27,14 @@ class ItemsState:
     """What a server knows the items by.
 
     epoch: random, dies with the store's data; "" where the store may not be written to. reread: what a writer has put
-    there to have all items read again. position: the last entry of the stream, None if there is none.
+    there to have all items read again. position: the last entry of the stream, None if there is none. junk: keys of
+    another type than they should be.
     """
 
     epoch: str
     reread: str
     position: str | None
+    junk: tuple[str, ...] = ()
 
     @property
     def generation(self) -> int:
@@ -57,13 +59,25 @@ class ItemChanges:
             pipe.execute_command("XADD", ITEMS_CHANGES, "MAXLEN", "~", ENTRIES_KEPT, "*", *words)
 
     def state(self) -> ItemsState:
-        """What the items are now; gives the data an epoch if it has none. Raises StoreUnavailable, StoreError."""
-        epoch, reread, last = self._ask(
+        """What the items are now; gives the data an epoch if it has none. Raises StoreUnavailable, StoreError.
+
+        A key of another type counts as one that is not there: without the stream changes are not followed, and the
+        items are read again once there is one.
+        """
+        commands = (
             packed(b"GET", ITEMS_EPOCH),
             packed(b"GET", ITEMS_GENERATION),
             packed(b"XREVRANGE", ITEMS_CHANGES, b"+", b"-", b"COUNT", b"1"),
         )
-        return ItemsState(epoch or self._new_epoch(), reread or "", last[0][0] if last else None)
+        answers = self._lookups.ask(b"".join(commands), len(commands))
+        epoch, reread, last = (
+            None if is_of_another_type(each) else self._lookups.checked(each) for each in answers
+        )
+        keys = (ITEMS_EPOCH, ITEMS_GENERATION, ITEMS_CHANGES)
+        junk = tuple(
+            key.decode() for key, each in zip(keys, answers, strict=True) if is_of_another_type(each)
+        )
+        return ItemsState(epoch or self._new_epoch(), reread or "", last[0][0] if last else None, junk)
 
     def since(self, position: str) -> tuple[dict[str, None], str] | None:
         """The ids that changed after `position`, each once, and the position then; None if some may be missing.
@@ -72,9 +86,10 @@ class ItemChanges:
         """
         changed: dict[str, None] = {}
         while True:
-            (entries,) = self._ask(
-                packed(b"XRANGE", ITEMS_CHANGES, position.encode(), b"+", b"COUNT", b"%d" % ENTRIES_A_READ)
+            (answer,) = self._lookups.ask(
+                packed(b"XRANGE", ITEMS_CHANGES, position.encode(), b"+", b"COUNT", b"%d" % ENTRIES_A_READ), 1
             )
+            entries = None if is_of_another_type(answer) else self._lookups.checked(answer)
             if not entries or entries[0][0] != position:
                 return None  # trimmed past us, or another stream
             for _, words in entries[1:]:
@@ -89,11 +104,6 @@ class ItemChanges:
             packed(b"SET", ITEMS_EPOCH, secrets.token_hex(8).encode(), b"NX") + packed(b"GET", ITEMS_EPOCH), 2
         )
         return asked[1] if type(asked[1]) is str else ""
-
-    def _ask(self, *commands: bytes) -> list[Any]:
-        return [
-            self._lookups.checked(answer) for answer in self._lookups.ask(b"".join(commands), len(commands))
-        ]
 
 
 def _ids(words: Sequence[str]) -> list[str]:

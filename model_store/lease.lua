@@ -8,30 +8,40 @@
 -- Returns {"ok", epoch, rows that this owner has told last}
 --         {"held", host, process, ms since it was heard of}   another owner's lease runs
 --         {"stale", epoch, host, process}                     another has taken it since
+--         {"junk", key, what stood there, what is right}      see checks.lua
 --
 -- Times are the store's own clock. The HASH stays when the lease has run out or was given back: it is the fence.
 
-local verb, owner, epoch = ARGV[1], ARGV[2], ARGV[3]
+local verb, owner, epoch = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local there, junk = lease_of(KEYS[1])
+if junk then
+  return junk
+end
+local last_epoch, no_epoch = counter(KEYS[2])
+if no_epoch then
+  return no_epoch
+end
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-local there = redis.call('HMGET', KEYS[1], 'owner', 'epoch', 'until_ms', 'seen_ms', 'host', 'process', 'rows')
 
-local same, rows = there[1] == owner, ARGV[7]
-if (verb == 'take' or verb == 'look') and there[1] and not same and now < tonumber(there[3]) then
-  return {'held', there[5], there[6], now - tonumber(there[4])}
+local same, rows = there.owner == owner, ARGV[7]
+if (verb == 'take' or verb == 'look') and there.owner and not same and now < there.until_ms then
+  return {'held', there.host, there.process, now - there.seen_ms}
 end
 if verb == 'look' then
   return {'ok', 0, 0}
 elseif verb == 'take' then
-  epoch = string.format('%d', redis.call('INCRBY', KEYS[2], 1))
-  rows = same and there[7] or '0'
-elseif there[2] and there[2] ~= epoch then
-  return {'stale', tonumber(there[2]), there[5], there[6]}
-elseif not there[2] and tonumber(redis.call('GET', KEYS[2]) or '0') < tonumber(epoch) then
-  redis.call('SET', KEYS[2], epoch) -- the store has lost its data: who comes next must come after this one
+  epoch = math.max(last_epoch, there.epoch) + 1
+  redis.call('SET', KEYS[2], string.format('%.0f', epoch))
+  rows = same and string.format('%.0f', there.rows) or '0'
+elseif there.epoch > 0 and there.epoch ~= epoch then
+  return {'stale', there.epoch, there.host, there.process}
+elseif there.epoch == 0 and last_epoch < epoch then
+  -- the store has lost its data: who comes next must come after this one
+  redis.call('SET', KEYS[2], string.format('%.0f', epoch))
 end
 
 local ends = verb == 'release' and now or now + tonumber(ARGV[4])
-redis.call('HSET', KEYS[1], 'owner', owner, 'epoch', epoch, 'until_ms', string.format('%.0f', ends),
+redis.call('HSET', KEYS[1], 'owner', owner, 'epoch', string.format('%.0f', epoch), 'until_ms', string.format('%.0f', ends),
   'seen_ms', string.format('%.0f', now), 'host', ARGV[5], 'process', ARGV[6], 'rows', rows)
-return {'ok', tonumber(epoch), tonumber(rows)}
+return {'ok', epoch, tonumber(rows)}

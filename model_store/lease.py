@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import socket
-from pathlib import Path
 from typing import Any
 
 from model_store.connection import StoreConnection
@@ -40,8 +39,7 @@ class TrainerLease:
         """
         self._keys = ModelKeys(model)
         self._rows = 0
-        self._store = connection
-        self._run = connection.client.register_script(Path(__file__).with_name("lease.lua").read_text())
+        self._run = connection.script("lease")
 
     def take(self) -> int:
         """Become the model's trainer; returns the epoch, higher than any before.
@@ -83,8 +81,7 @@ class TrainerLease:
             os.getpid(),
             self._rows,
         ]
-        with self._store.answers():
-            answer: list[Any] = self._run([self._keys.trainer, self._keys.epoch], words)
+        answer: list[Any] = self._run([self._keys.trainer, self._keys.epoch], words)
         return answer
 
     def _checked(self, answer: list[Any]) -> None:

@@ -17,7 +17,7 @@ from model_store.redis_keys import CANDIDATES, ITEM, USER, record_key
 
 MAX_MEMBERS = 10_001
 """Members of a LIST or ZSET that are read: one more than any request may have."""
-NO_HASH = "WRONGTYPE"
+WRONG_TYPE = "WRONGTYPE"
 AWAY = ("LOADING", "MASTERDOWN", "NOAUTH", "WRONGPASS", "CLUSTERDOWN", "TRYAGAIN")
 
 Record = dict[str, str]
@@ -64,7 +64,7 @@ class Lookups:
         """The records of many items, None where there is no HASH."""
         command = b"".join([packed(b"HGETALL", record_key(ITEM, item)) for item in ids])
         answers = self.ask(command, len(ids), wait_s) if ids else []
-        return [None if _is_no_hash(flat) else _record(self.checked(flat)) or None for flat in answers]
+        return [None if is_of_another_type(flat) else _record(self.checked(flat)) or None for flat in answers]
 
     def candidates(self, name: str, wait_s: float | None = None) -> list[str] | None:
         """A candidate set: a LIST in its order, a SET by bytes, a ZSET by rank; None if there is none.
@@ -129,8 +129,9 @@ def _bulk(word: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(word), word)
 
 
-def _is_no_hash(answer: Answer) -> bool:
-    return type(answer) is AnsweredError and str(answer).startswith(NO_HASH)
+def is_of_another_type(answer: Answer) -> bool:
+    """Whether the key that was asked for holds another type than the command is for."""
+    return type(answer) is AnsweredError and str(answer).startswith(WRONG_TYPE)
 
 
 def _record(flat: Sequence[str]) -> Record:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from model_store.errors import ArtefactError
+from model_store.stored_values import number, shown
 
 CHUNK_BYTES = 8 << 20
+MOST_CHUNK_BYTES = 512 << 20  # what a Redis string may hold
+MOST_CHUNKS = 65_536
 SNAPSHOT, DELTA = "snapshot", "delta"
 Metrics = Mapping[str, Mapping[str, float]]
 
@@ -58,25 +62,21 @@ class Manifest:
     @classmethod
     def from_hash(cls, fields: Mapping[bytes, bytes]) -> Manifest:
         """Read a HASH. Raises ArtefactError naming a field that is missing or cannot be read."""
-        text = {name.decode(): value.decode() for name, value in fields.items()}
         try:
+            text = {name.decode(): value.decode() for name, value in fields.items()}
+            numbers = {name: _number(name, text[name], least) for name, least in _NUMBERS.items()}
+            _check_chunks(numbers)
             return cls(
-                version=int(text["version"]),
-                format=int(text["format"]),
-                rows=int(text["rows"]),
-                size=int(text["size"]),
-                chunks=int(text["chunks"]),
-                chunk_bytes=int(text["chunk_bytes"]),
-                epoch=int(text["epoch"]),
-                sha256=text["sha256"],
+                **numbers,
+                sha256=_sha256(text["sha256"]),
                 spec=text["spec"],
                 spec_sha256=text["spec_sha256"],
                 metrics=metrics_from_json(text["metrics"]),
-                parent=int(text["parent"]) if text["parent"] else None,
-                created=datetime.fromisoformat(text["created"]),
+                parent=_number("parent", text["parent"], 1) if text["parent"] else None,
+                created=_created(text["created"]),
                 kind=_kind(text),
                 content=text.get("content", ""),
-                through_us=int(text["through_us"]) if text.get("through_us") else None,
+                through_us=_number("through_us", text["through_us"]) if text.get("through_us") else None,
                 recent=text.get("recent", ""),
                 refused=text.get("refused", ""),
             )
@@ -96,6 +96,46 @@ class Manifest:
         """Bytes of each chunk, in order."""
         full, rest = divmod(self.size, self.chunk_bytes)
         return [self.chunk_bytes] * full + ([rest] if rest else [])
+
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_NUMBERS = {"version": 1, "format": 1, "rows": 0, "size": 0, "chunks": 0, "chunk_bytes": 1, "epoch": 0}
+"""The fields that are whole numbers, and the least that each may be."""
+
+
+def _number(name: str, text: str, least: int = 0) -> int:
+    try:
+        return number(text, least)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _check_chunks(numbers: Mapping[str, int]) -> None:
+    """Raise ValueError unless there are as many chunks as the size makes, and no more than a version may have."""
+    size, chunks, chunk_bytes = (numbers[name] for name in ("size", "chunks", "chunk_bytes"))
+    if chunk_bytes > MOST_CHUNK_BYTES:
+        raise ValueError(f"chunk_bytes: got {chunk_bytes}, expected at most {MOST_CHUNK_BYTES}")
+    if chunks != -(-size // chunk_bytes):
+        raise ValueError(
+            f"chunks: got {chunks}, expected {-(-size // chunk_bytes)} of {chunk_bytes} bytes for size {size}"
+        )
+    if chunks > MOST_CHUNKS:
+        raise ValueError(f"chunks: got {chunks}, expected at most {MOST_CHUNKS}")
+
+
+def _sha256(text: str) -> str:
+    if not _SHA256.fullmatch(text):
+        raise ValueError(f"sha256: got {shown(text)}, expected 64 hexadecimal digits")
+    return text
+
+
+def _created(text: str) -> datetime:
+    created = datetime.fromisoformat(text)
+    if created.tzinfo is None or not 1970 <= created.year < 9999:
+        raise ValueError(
+            f"created: got {shown(text)}, expected a time with its zone, such as 2024-05-01T08:00:00+00:00"
+        )
+    return created
 
 
 def _kind(fields: Mapping[str, str]) -> str:
@@ -128,10 +168,11 @@ def metrics_to_json(metrics: Metrics) -> str:
 
 def metrics_from_json(text: str) -> dict[str, dict[str, float]]:
     """Read `metrics_to_json`'s text; null becomes NaN. Raises ValueError for anything else."""
-    parsed = json.loads(text)
-    if not isinstance(parsed, dict) or not all(isinstance(values, dict) for values in parsed.values()):
-        raise ValueError("metrics are not an object of objects")
-    return {
-        variant: {name: math.nan if value is None else float(value) for name, value in values.items()}
-        for variant, values in parsed.items()
-    }
+    try:
+        parsed = json.loads(text)
+        return {
+            variant: {name: math.nan if value is None else float(value) for name, value in values.items()}
+            for variant, values in parsed.items()
+        }
+    except (AttributeError, OverflowError, RecursionError, TypeError, ValueError):
+        raise ValueError(f"metrics: got {shown(text)}, expected an object of objects of numbers") from None

@@ -11,12 +11,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import WatchError
 
-from model_store.chunks import Progress, incomplete, upload
+from model_store.chunks import Progress, chunks_there, incomplete, upload
 from model_store.connection import StoreConnection
 from model_store.errors import (
     ArtefactError,
@@ -24,12 +23,14 @@ from model_store.errors import (
     Pinned,
     StaleEpoch,
     StoreError,
+    UnreadableValue,
     VersionNotFound,
     VersionRefused,
 )
 from model_store.lease import TrainerLease, held, taken_over
 from model_store.manifest import CHUNK_BYTES, DELTA, SNAPSHOT, Manifest, now
 from model_store.published_versions import PublishedVersions, listed, parents_of
+from model_store.stored_values import MOST_COUNTED, Report, counter, silent, unreadable, version_numbers
 
 if TYPE_CHECKING:
     from model_store.artefact import Artefact
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 WRITER, OPERATOR, OVERRULING = "writer", "operator", "overruling"
 HISTORY = 100
 KEEP = 5
+NEWEST = 10
+"""So many of the versions published last are looked at for the highest number."""
 
 
 class ModelVersions(PublishedVersions):
@@ -49,10 +52,10 @@ class ModelVersions(PublishedVersions):
     StaleEpoch.
     """
 
-    def __init__(self, connection: StoreConnection, model: str) -> None:
-        super().__init__(connection, model)
-        self._publish = self._client.register_script(_script("publish.lua"))
-        self._activate = self._client.register_script(_script("activate.lua"))
+    def __init__(self, connection: StoreConnection, model: str, on_junk: Report = silent) -> None:
+        super().__init__(connection, model, on_junk)
+        self._publish = connection.script("publish")
+        self._activate = connection.script("activate")
 
     # -- writing
 
@@ -88,12 +91,11 @@ class ModelVersions(PublishedVersions):
         """
         model, parent = _with_parent(model, parent)
         data = model.to_bytes()
-        with self._store.answers():
-            version = int(self._client.incr(self.keys.sequence))
-            manifest = _manifest(model, data, version, parent, epoch)
-            manifest = replace(manifest, through_us=through_us, recent=recent, refused=refused)
-            upload(self._store, self.keys, manifest, data, on_progress)
-            self._make_visible(manifest, getattr(model, "parent_content", ""))
+        version = self._next_version()
+        manifest = manifest_of(model, data, version, parent, epoch)
+        manifest = replace(manifest, through_us=through_us, recent=recent, refused=refused)
+        upload(self._store, self.keys, manifest, data, on_progress)
+        self._make_visible(manifest, getattr(model, "parent_content", ""))
         return version
 
     def publish_and_activate(
@@ -138,17 +140,15 @@ class ModelVersions(PublishedVersions):
         target = self._previous() if version is None else version
         if target is None:
             raise VersionNotFound(
-                f"{self.model} has no version before the active one ({self.active() or 'none is active'}); "
+                f"{self.model} has no version before the active one ({self.known_active() or 'none is active'}); "
                 f"its versions: {listed(self._numbers())}"
             )
         return target, self._verify_and_point(target, epoch, "rollback")
 
     def served_before(self, version: int) -> int | None:
         """The last version older than `version` that was active, is whole and not refused; None without one."""
-        with self._store.answers():
-            history = [int(each) for each in self._client.lrange(self.keys.history, 0, -1)]
         sound = self._sound()
-        return next((each for each in history if each < version and each in sound), None)
+        return next((each for each in self.history() if each < version and each in sound), None)
 
     def gc(self, keep: int = KEEP, *, dry_run: bool = False) -> list[int]:
         """Delete all but the newest `keep` versions, the active one and the one a rollback would go to.
@@ -192,9 +192,36 @@ class ModelVersions(PublishedVersions):
         self._verify(manifest)
         return self._point_to(version, self._next_epoch(), way, OPERATOR)
 
+    def _next_version(self) -> int:
+        """A number above those of the versions there are, also where the sequence has been set back."""
+        with self._store.answers(self.keys.versions):
+            newest = self._client.zrevrange(self.keys.versions, 0, NEWEST)
+        return self._count(
+            self.keys.sequence, max(version_numbers(self.keys.versions, newest, self._report), default=0)
+        )
+
     def _next_epoch(self) -> int:
-        with self._store.answers():
-            return int(self._client.incr(self.keys.epoch))
+        """An epoch above all that were given out, also where the counter has been set back."""
+        return self._count(self.keys.epoch, self._fence())
+
+    def _count(self, key: str, above: int) -> int:
+        """The next number of a counter that only grows. Raises UnreadableValue."""
+        with self._store.answers(key):
+            number = int(self._client.incr(key))
+            if number <= above:
+                self._report(
+                    f"{key}: got {number - 1}, expected at least {above}; counting goes on from there"
+                )
+                number = int(self._client.incrby(key, above + 1 - number))
+        if number > MOST_COUNTED:
+            raise unreadable(key, f"got {number}, expected a whole number up to {MOST_COUNTED}")
+        return number
+
+    def history(self) -> list[int]:
+        """What was active before, latest first."""
+        with self._store.answers(self.keys.history):
+            members = self._client.lrange(self.keys.history, 0, -1)
+        return version_numbers(self.keys.history, members, self._report)
 
     def _verify(self, manifest: Manifest) -> None:
         """Raise ArtefactError unless the version's bytes are whole, and it can be put together."""
@@ -212,11 +239,15 @@ class ModelVersions(PublishedVersions):
                 self.keys.manifest(manifest.version),
                 *self.keys.chunks(manifest.version, manifest.chunks),
             ]
-        with self._store.answers():
-            words = [version, epoch, way, HISTORY, who, *(each.chunks for each in chain)]
-            answer = self._activate(keys, words)
+        words = [version, epoch, way, HISTORY, who, *(each.chunks for each in chain)]
+        answer = self._activate(keys, words)
         self._check(answer, chain)
-        return int(answer[1]) if answer[1] else None
+        _, before, *skipped = answer
+        for key in skipped:
+            self._report(
+                f"{unreadable(key.decode(), 'held what it should not')}; version {version} was activated all the same"
+            )
+        return int(before) if before else None
 
     def _check(self, answer: Sequence[Any], chain: Sequence[Manifest]) -> None:
         """Raise what a script's answer stands for, unless it is ok. chain: the version, its parent, …"""
@@ -255,10 +286,12 @@ class ModelVersions(PublishedVersions):
                 )
 
     def _previous(self) -> int | None:
-        active = self.active()
-        with self._store.answers():
-            history = [int(version) for version in self._client.lrange(self.keys.history, 0, -1)]
-        return _rollback_target(active, history, self._sound())
+        try:
+            history = self.history()
+        except UnreadableValue as error:
+            self._report(f"{error}; the newest version before the active one is gone back to")
+            history = []
+        return _rollback_target(self.known_active(), history, self._sound())
 
     def _sound(self) -> list[int]:
         """The versions that may be gone back to: whole, and not refused."""
@@ -270,10 +303,15 @@ class ModelVersions(PublishedVersions):
 
     def _fence(self) -> int:
         """The lowest epoch that may activate now: the trainer's, or that of the last activation."""
-        with self._store.answers():
-            last = self._client.get(self.keys.active_epoch)
-            trainer = self._client.hget(self.keys.trainer, "epoch")
-        return max(int(last or 0), int(trainer or 0))
+        with self._store.answers(self.keys.trainer):
+            trainer = counter(f"{self.keys.trainer} epoch", self._client.hget(self.keys.trainer, "epoch"))
+        try:
+            with self._store.answers(self.keys.active_epoch):
+                last = counter(self.keys.active_epoch, self._client.get(self.keys.active_epoch))
+        except UnreadableValue as error:  # activate.lua decides what that means for whom
+            self._report(str(error))
+            last = 0
+        return max(last, trainer)
 
     def _collect(self, keep: int, dry_run: bool) -> list[int] | None:
         from model_store.chains import needed_by
@@ -281,9 +319,17 @@ class ModelVersions(PublishedVersions):
         with self._store.answers(), self._client.pipeline(transaction=True) as pipe:
             pipe.watch(self.keys.active, self.keys.history, self.keys.versions)
             numbers = self._numbers()
-            watched = self.refusals.record()
-            spared = (self.active(), self._previous(), watched.good, watched.candidate)
-            kept = needed_by({*numbers[-keep:], *filter(None, spared)}, parents_of(self.versions()))
+            watched = self.refusals.record(strict=True)
+            active = (
+                self.known_active() or self.active()
+            )  # raises where the pointer is junk and nothing else tells
+            spared = (active, self._previous(), watched.good, watched.candidate)
+            infos = self.versions()
+            wanted = {*numbers[-keep:], *filter(None, spared)}
+            kept = wanted | needed_by(wanted, parents_of(infos))
+            # What a damaged version needs is not known, and it may be repaired: what is older than it stays.
+            mended = max((info.version for info in infos if info.damaged and info.version in kept), default=0)
+            kept |= {version for version in numbers if version < mended}
             gone = [version for version in numbers if version not in kept]
             doomed = [key for version in gone for key in self._keys_of(version)]
             if gone and not dry_run:
@@ -297,8 +343,13 @@ class ModelVersions(PublishedVersions):
         return gone
 
     def _keys_of(self, version: int) -> list[str]:
-        chunks = self._client.hget(self.keys.manifest(version), "chunks")
-        return [self.keys.manifest(version), *self.keys.chunks(version, int(chunks or 0))]
+        try:
+            chunks = self.manifest(version).chunks
+        except VersionNotFound:
+            chunks = 0
+        except ArtefactError:  # what it says is not known: the chunks that are there
+            chunks = chunks_there(self._store, self.keys, version)
+        return [self.keys.manifest(version), *self.keys.chunks(version, chunks)]
 
 
 def _rollback_target(active: int | None, history: Sequence[int], versions: Sequence[int]) -> int | None:
@@ -321,7 +372,10 @@ def _with_parent(model: Artefact | Delta, parent: int | None) -> tuple[Artefact 
     return (model if named == model.parent else replace(model, parent=named)), named
 
 
-def _manifest(model: Artefact | Delta, data: bytes, version: int, parent: int | None, epoch: int) -> Manifest:
+def manifest_of(
+    model: Artefact | Delta, data: bytes, version: int, parent: int | None, epoch: int
+) -> Manifest:
+    """The manifest of a model whose bytes are `data`, created now."""
     from model_store.delta import Delta
 
     return Manifest(
@@ -341,7 +395,3 @@ def _manifest(model: Artefact | Delta, data: bytes, version: int, parent: int | 
         kind=DELTA if isinstance(model, Delta) else SNAPSHOT,
         content=model.content,
     )
-
-
-def _script(name: str) -> str:
-    return Path(__file__).with_name(name).read_text()

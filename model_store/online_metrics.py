@@ -10,10 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from redis.exceptions import RedisError
 
 from model_store.connection import StoreConnection
-from model_store.errors import StoreError
+from model_store.errors import UnreadableValue
 from model_store.redis_keys import ModelKeys
+from model_store.stored_values import Report, online_cell, silent
 
 KEPT_S = 8 * 86_400
 CTR_UNIT = 1e-9
@@ -58,7 +62,9 @@ Cell = tuple[int, int, str]
 class OnlineMetrics:
     """The online metrics of one model. Every method raises StoreUnavailable if the store does not answer."""
 
-    def __init__(self, connection: StoreConnection, keys: ModelKeys) -> None:
+    def __init__(self, connection: StoreConnection, keys: ModelKeys, on_junk: Report = silent) -> None:
+        """on_junk: is told what cannot be read, and is left out."""
+        self._on_junk = on_junk
         self._store = connection
         self._client = connection.client
         self._keys = keys
@@ -79,31 +85,32 @@ class OnlineMetrics:
             pipe.execute()
 
     def read(self, minutes: Sequence[int]) -> Iterator[tuple[Cell, OnlineSums]]:
-        """All that is known of these minutes, in their order. Raises StoreError for a record that cannot be read."""
+        """All that is known of these minutes, in their order. A field that cannot be read is left out and reported."""
         for begin in range(0, len(minutes), _MINUTES_A_TRIP):
             few = minutes[begin : begin + _MINUTES_A_TRIP]
             with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
                 for minute in few:
                     pipe.hgetall(self._keys.online(minute))
-                answers = pipe.execute()
+                answers = pipe.execute(raise_on_error=False)
             for minute, answer in zip(few, answers, strict=True):
-                for field, value in sorted(answer.items()):
-                    yield _cell(minute, field), _sums(self._keys.online(minute), value)
+                yield from self._cells(minute, answer)
+
+    def _cells(self, minute: int, answer: Any) -> Iterator[tuple[Cell, OnlineSums]]:
+        key = self._keys.online(minute)
+        if isinstance(answer, RedisError):
+            refused = self._store.translated(answer, key)
+            if not isinstance(refused, UnreadableValue):
+                raise refused
+            self._on_junk(f"{refused}; this minute is left out")
+            return
+        for field, value in sorted(answer.items()):
+            try:
+                version, variant, numbers = online_cell(key, field, value, SUMS)
+            except UnreadableValue as error:
+                self._on_junk(f"{error}; it is left out")
+            else:
+                yield (minute, version, variant), OnlineSums(*numbers)
 
 
 def _field(cell: Cell) -> str:
     return f"{cell[1]}:{cell[2]}"  # a variant may have a colon of its own, a version none
-
-
-def _cell(minute: int, field: bytes) -> Cell:
-    version, _, variant = field.decode("utf-8", "surrogateescape").partition(":")
-    return minute, int(version), variant
-
-
-def _sums(key: str, value: bytes) -> OnlineSums:
-    """Members that a later ftrie has added are passed over."""
-    try:
-        found = json.loads(value)
-        return OnlineSums(**{name: int(found[name]) for name in SUMS})
-    except (KeyError, TypeError, ValueError):
-        raise StoreError(f"{key}: got {value[:80]!r}, expected sums as docs/redis_keys.md has them") from None

@@ -6,10 +6,9 @@ published meanwhile; what was chosen is served until someone says `ftrie store r
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from model_store.connection import StoreConnection
 from model_store.redis_keys import ModelKeys
+from model_store.stored_values import version_number
 
 
 class Pin:
@@ -19,16 +18,14 @@ class Pin:
         self._store = connection
         self._client = connection.client
         self._keys = keys
-        self._resume = self._client.register_script(Path(__file__).with_name("resume.lua").read_text())
+        self._resume = connection.script("resume")
 
     def version(self) -> int | None:
         """The version that an operator has chosen over the trainer's; None without one."""
-        with self._store.answers():
+        with self._store.answers(self._keys.trainer):
             pinned = self._client.hget(self._keys.trainer, "pinned")
-        return int(pinned) if pinned else None
+        return version_number(f"{self._keys.trainer} pinned", pinned) if pinned else None
 
     def resume(self) -> int | None:
         """Let the trainer activate again, this one or the next; returns the version that was pinned."""
-        with self._store.answers():
-            pinned = self._resume([self._keys.trainer, self._keys.active_epoch])
-        return int(pinned) if pinned else None
+        return int(self._resume([self._keys.trainer, self._keys.active_epoch])) or None

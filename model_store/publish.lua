@@ -6,17 +6,29 @@
 --       4 the writer's epoch, 0 without one · 5… each chunk's bytes, in order · then the manifest's field, value, …
 --
 -- Returns {"ok"}, or what stands in the way: {"chunk", 0, index, bytes expected, bytes there}, {"orphan"} the parent is
--- gone, {"other", content} the parent is another model, {"fenced", epoch, host, process} another trainer has the model.
+-- gone, {"other", content} the parent is another model, {"fenced", epoch, host, process} another trainer has the model,
+-- {"junk", key, what stood there, what is right} (see checks.lua).
 
 local epoch = tonumber(ARGV[4])
-local lease = redis.call('HMGET', KEYS[4], 'epoch', 'host', 'process') -- see lease.lua
-if epoch > 0 and epoch < tonumber(lease[1] or '0') then
-  return {'fenced', tonumber(lease[1]), lease[2], lease[3]}
+if epoch > 0 then
+  local lease, junk = lease_of(KEYS[4])
+  if junk then
+    return junk
+  elseif epoch < lease.epoch then
+    return {'fenced', lease.epoch, lease.host, lease.process}
+  end
+end
+if type_of(KEYS[1]) ~= 'none' then
+  return {'junk', KEYS[1], 'a ' .. type_of(KEYS[1]), 'no key: this version is new'}
+end
+local fits, junk = is(KEYS[2], 'zset')
+if not fits then
+  return junk
 end
 
 if ARGV[3] ~= '' then
-  local parent = redis.call('HMGET', KEYS[3], 'sha256', 'content')
-  if not parent[1] then
+  local parent = type_of(KEYS[3]) == 'hash' and redis.call('HMGET', KEYS[3], 'sha256', 'content')
+  if not parent or not parent[1] then
     return {'orphan'}
   end
   if parent[2] and parent[2] ~= '' and parent[2] ~= ARGV[3] then

@@ -78,12 +78,3 @@ def record_key(prefix: bytes, record_id: str) -> bytes:
     if not 0 < len(encoded) <= MAX_ID_BYTES:
         raise StoreError(f"got an id of {len(encoded)} bytes; expected 1 to {MAX_ID_BYTES}")
     return prefix + encoded
-
-
-def whole_number(key: str | bytes, value: bytes) -> int:
-    """What a key that holds a whole number holds. Raises StoreError naming the key and what stood there."""
-    try:
-        return int(value)
-    except ValueError:
-        name = key if isinstance(key, str) else key.decode()
-        raise StoreError(f"{name}: got {value[:40]!r}, expected a whole number") from None

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from model_store.connection import StoreConnection
+from model_store.errors import UnreadableValue
 from model_store.redis_keys import ModelKeys
+from model_store.stored_values import Report, record, silent
 
 REFUSED, ROLLED_BACK = "refused", "rolled_back"
 
@@ -37,19 +38,22 @@ class GuardRecord:
 class Refusals:
     """The guard's record of one model. Every method raises StoreUnavailable if the store does not answer."""
 
-    def __init__(self, connection: StoreConnection, keys: ModelKeys) -> None:
+    def __init__(self, connection: StoreConnection, keys: ModelKeys, on_junk: Report = silent) -> None:
+        """on_junk: is told of fields that cannot be read."""
+        self._on_junk = on_junk
         self._store = connection
         self._client = connection.client
         self._keys = keys
-        self._mark = self._client.register_script(Path(__file__).with_name("refuse.lua").read_text())
+        self._mark = connection.script("refuse")
 
-    def record(self) -> GuardRecord:
-        """What guards did so far."""
-        with self._store.answers():
+    def record(self, *, strict: bool = False) -> GuardRecord:
+        """What guards did so far. A field that cannot be read counts as never written, and is reported.
+
+        strict: raise UnreadableValue for such a field.
+        """
+        with self._store.answers(self._keys.guard):
             found = self._client.hgetall(self._keys.guard)
-        text = {name.decode(): value.decode() for name, value in found.items()}
-        kinds = {name: type(value) for name, value in vars(GuardRecord()).items()}
-        return GuardRecord(**{name: kind(text[name]) for name, kind in kinds.items() if name in text})
+        return record(self._keys.guard, found, GuardRecord(), _refuse if strict else self._on_junk)
 
     def now_us(self) -> int:
         """The store's clock, microseconds since 1970."""
@@ -59,26 +63,25 @@ class Refusals:
 
     def count(self) -> None:
         """One version more was refused."""
-        with self._store.answers():
+        with self._store.answers(self._keys.guard):
             self._client.hincrby(self._keys.guard, REFUSED, 1)
 
     def mark(self, versions: Sequence[int], reason: str) -> int:
         """Mark those of the versions that are there and not marked yet; returns how many."""
         if not versions:
             return 0
-        with self._store.answers():
-            return int(self._mark([self._keys.manifest(version) for version in versions], [reason]))
+        return int(self._mark([self._keys.manifest(version) for version in versions], [reason]))
 
     def watch(self, candidate: int, good: int) -> None:
         """Note the version that is watched, and the last one found good. gc spares both."""
-        with self._store.answers():
+        with self._store.answers(self._keys.guard):
             self._client.hset(self._keys.guard, mapping={"candidate": candidate, "good": good})
 
     def went_back(self, origin: int, target: int, reason: str) -> None:
         """Note a rollback, now."""
         now_us = self.now_us()
         fields = {"when_us": now_us, "origin": origin, "target": target, "reason": reason}
-        with self._store.answers(), self._client.pipeline(transaction=True) as pipe:
+        with self._store.answers(self._keys.guard), self._client.pipeline(transaction=True) as pipe:
             pipe.hset(self._keys.guard, mapping=fields | {"candidate": target})
             pipe.hincrby(self._keys.guard, ROLLED_BACK, 1)
             pipe.execute()
@@ -90,3 +93,7 @@ class Refusals:
             pipe.hset(self._keys.manifest(version), REFUSED, "")
             pipe.hset(self._keys.guard, mapping=clear | {"candidate": version})
             pipe.execute()
+
+
+def _refuse(junk: str) -> None:
+    raise UnreadableValue(junk)

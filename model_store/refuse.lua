@@ -7,8 +7,8 @@
 
 local marked = 0
 for _, manifest in ipairs(KEYS) do
-  local refused = redis.call('HGET', manifest, 'refused')
-  if redis.call('EXISTS', manifest) == 1 and (not refused or refused == '') then
+  local refused = type_of(manifest) == 'hash' and redis.call('HGET', manifest, 'refused')
+  if type_of(manifest) == 'hash' and (not refused or refused == '') then
     redis.call('HSET', manifest, 'refused', ARGV[1])
     marked = marked + 1
   end

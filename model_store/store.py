@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +10,14 @@ from model_store.connection import StoreConnection
 from model_store.model_versions import ModelVersions
 from model_store.records import Records
 from model_store.redis_keys import ModelKeys
+from model_store.stored_values import Report, silent
 
 if TYPE_CHECKING:
     from model_store.dead_letters import DeadLetters
     from model_store.event_streams import EventStream
     from model_store.feedback import Feedback
     from model_store.lease import TrainerLease
+    from model_store.store_check import Finding
 
 
 class Store:
@@ -54,9 +57,12 @@ class Store:
         """The redis client; it answers in bytes and raises redis-py's own exceptions."""
         return self._connection.client
 
-    def model(self, name: str) -> ModelVersions:
-        """The versions of one model, which need not exist yet. Raises StoreError for an impossible name."""
-        return ModelVersions(self._connection, name)
+    def model(self, name: str, on_junk: Report = silent) -> ModelVersions:
+        """The versions of one model, which need not exist yet. Raises StoreError for an impossible name.
+
+        on_junk: is told, once each, what was left out because it could not be read.
+        """
+        return ModelVersions(self._connection, name, on_junk)
 
     def impressions(self, model: str) -> EventStream:
         """The stream of what was shown. Raises StoreError for an impossible name."""
@@ -99,6 +105,15 @@ class Store:
         from model_store.lease import TrainerLease
 
         return TrainerLease(self._connection, model, owner)
+
+    def check(self, models: Sequence[str] = (), *, repair: bool = False) -> list[Finding]:
+        """What the keys of these models hold and should not; of all models, and the records, where none is named.
+
+        repair: put it right. Raises StoreError for an impossible name, StoreUnavailable.
+        """
+        from model_store.store_check import check
+
+        return check(self._connection, models, repair=repair)
 
     def ping(self) -> None:
         """Raise StoreUnavailable unless the store answers."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from model_store.connection import StoreConnection
@@ -29,9 +28,7 @@ class StoredExperiment:
         self._store = connection
         self._keys = keys
         self._model = model
-        self._replace = connection.client.register_script(
-            Path(__file__).with_name("experiment.lua").read_text()
-        )
+        self._replace = connection.script("experiment")
         self._last: tuple[tuple[Any, ...], Experiment] | None = None
 
     def read(self) -> Experiment | None:
@@ -40,7 +37,10 @@ class StoredExperiment:
         Pins are read again only when the revision, another field or their number has changed: a server asks each
         second, and there may be 10,000 of them.
         """
-        with self._store.answers(), self._store.client.pipeline(transaction=True) as pipe:
+        with (
+            self._store.answers(self._keys.experiment),
+            self._store.client.pipeline(transaction=True) as pipe,
+        ):
             pipe.hmget(self._keys.experiment, *FIXED)
             pipe.hlen(self._keys.experiment)
             fixed, size = pipe.execute()
@@ -82,8 +82,7 @@ class StoredExperiment:
     def _put(self, experiment: Experiment, revision: str) -> Experiment:
         fresh = replace(experiment, updated=now())
         words = [word for pair in fresh.to_hash().items() for word in pair]
-        with self._store.answers():
-            answer = self._replace([self._keys.experiment, self._keys.events], [revision, *words])
+        answer = self._replace([self._keys.experiment, self._keys.events], [revision, *words])
         if answer[0] == b"changed":
             raise self._changed(experiment.revision, answer[1].decode())
         return replace(fresh, revision=int(answer[1]))

@@ -88,7 +88,9 @@ class ModelAdminService:
         """The RPC."""
         name = self._name(request.model)
         with Store.open(self._store_url) as store:
-            return pb.ListVersionsResponse(versions=map(wire.version, store.model(name).versions()))
+            return pb.ListVersionsResponse(
+                versions=map(wire.version, store.model(name, _found_junk).versions())
+            )
 
     def ActivateVersion(
         self, request: pb.ActivateVersionRequest, context: Context
@@ -97,7 +99,7 @@ class ModelAdminService:
         name = self._name(request.model)
         _check_version(request.version)
         with Store.open(self._store_url) as store:
-            before = store.model(name).activate(request.version)
+            before = store.model(name, _found_junk).activate(request.version)
         return pb.ActivateVersionResponse(version=request.version, before=before)
 
     def RollBack(self, request: pb.RollBackRequest, context: Context) -> pb.RollBackResponse:
@@ -107,7 +109,7 @@ class ModelAdminService:
         if target is not None:
             _check_version(target)
         with Store.open(self._store_url) as store:
-            version, before = store.model(name).go_back(target)
+            version, before = store.model(name, _found_junk).go_back(target)
         return pb.RollBackResponse(version=version, before=before)
 
     def Reload(self, request: pb.ReloadRequest, context: Context) -> pb.ReloadResponse:
@@ -124,7 +126,7 @@ class ModelAdminService:
         """The RPC."""
         name = self._name(request.model)
         with Store.open(self._store_url) as store:
-            record = store.model(name).experiment()
+            record = store.model(name, _found_junk).experiment()
         followed = self._server.followed(name)
         return pb.GetExperimentResponse(
             experiment=None if record is None else wire.experiment(record),
@@ -138,7 +140,7 @@ class ModelAdminService:
         name = self._name(request.model)
         wanted = wire.record_of(request.experiment)
         with Store.open(self._store_url) as store:
-            versions = store.model(name)
+            versions = store.model(name, _found_junk)
             spec = assigned_by_spec(versions)
             if spec is not None:
                 Assignment(name, spec.variants, spec.spec_shares, wanted)
@@ -162,6 +164,10 @@ class ModelAdminService:
         if name not in served:
             raise ModelNotServed(f"model: this server serves {listed}, not {name!r}")
         return name
+
+
+def _found_junk(text: str) -> None:
+    _log.error("the store holds what it should not", error=text)
 
 
 def _check_version(version: int) -> None:

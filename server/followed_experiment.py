@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from model_store.errors import StoreError, StoreUnavailable
+from model_store.errors import ArtefactError, SpecError, StoreError, StoreUnavailable
 from model_store.experiments import Experiment
 from model_store.model_versions import ModelVersions
 from model_store.spec import spec_from_json
+from model_store.stored_values import cure
 from server.experiments import Assignment
 from server.metrics.families import EXPERIMENT_REFUSED, EXPERIMENT_REVISION
 from server.metrics.meter import Meter
@@ -103,7 +104,13 @@ def assigned_by_spec(versions: ModelVersions) -> Assignment | None:
     active = versions.active()
     if active is None:
         return None
-    variants = spec_from_json(versions.manifest(active).spec).variants
+    try:
+        variants = spec_from_json(versions.manifest(active).spec).variants
+    except SpecError as error:
+        raise ArtefactError(
+            f"version {active} of {versions.model} has a spec that cannot be read: {error}; "
+            f"{cure(versions.keys.active)} makes it again from its bytes"
+        ) from None
     return Assignment(versions.model, tuple(variants), [variant.share for variant in variants.values()])
 
 

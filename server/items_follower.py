@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import structlog
 
 from model_store.item_changes import ItemsState
 from model_store.lookups import Record
 from model_store.records import BATCH, Records
+from model_store.stored_values import cure
 
 SHARED_LENGTH = 32
 """Values up to this long are kept once however many items have them: brands and colours, not titles."""
@@ -59,6 +61,12 @@ class ItemFollower:
         """
         before = self._state
         state = self._records.item_changes.state()
+        if state.junk and state.junk != (before.junk if before else ()):
+            _log.error(
+                "the store holds what it should not, so changes of items may be missed",
+                keys=state.junk,
+                cure=cure(""),
+            )
         if before is None or (before.epoch, before.reread) != (state.epoch, state.reread):
             return self._read_all(state, "start" if before is None else "asked for, or the store was emptied")
         if before.position == state.position:
@@ -69,7 +77,7 @@ class ItemFollower:
         if found is None:
             return self._read_all(state, "the stream does not reach back to the last look")
         changed, position = found
-        return self._apply(changed | self._include, ItemsState(state.epoch, state.reread, position))
+        return self._apply(changed | self._include, replace(state, position=position))
 
     def _read_all(self, state: ItemsState, why: str) -> bool:
         """Read every item; `state` was taken before, so what changes meanwhile is read again at the next poll."""

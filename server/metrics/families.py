@@ -108,7 +108,7 @@ FAMILIES = {
             REFUSED_VERSIONS,
             "counter",
             ("model", "reason"),
-            "Versions that could not be taken: damaged, newer (format), gone, memory or failed",
+            "Versions that could not be taken: damaged, newer (format), gone, memory, unreadable or failed",
         ),
         Family(STORE_AWAY, "gauge", ("model",), "1 while the supervisor cannot reach the store"),
         Family(FROM_DISK, "gauge", ("model",), "1 while what is served came from the last good copy on disk"),

@@ -54,7 +54,7 @@ def report(
         raise typer.BadParameter(f"--since ({begin:%F %T}) is not before --until ({end:%F %T})")
     begin = max(begin, now - LONGEST)  # what came before has expired
     with Store.open(store) as opened:
-        versions = opened.model(model)
+        versions = opened.model(model, warn)
         cells = list(versions.online.read(range(_minute(begin), _minute(end) + 1)))
         shares = _shares(versions, begin) if cells else {}
     found = outcomes(cells, shares, base, effect)

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 
 import structlog
 
-from model_store.errors import FtrieError, StoreUnavailable
+from model_store.errors import FtrieError, StoreUnavailable, UnreadableValue
 from model_store.model_versions import ModelVersions
 from model_store.store import Store
 from server.followed_experiment import FollowedExperiment
@@ -120,7 +120,7 @@ class Follower(threading.Thread):
     def _follow(self, store: Store) -> None:
         """Look whenever there may be something to see, until stopped. Raises StoreUnavailable."""
         self._served.builder.opened(store)
-        versions = store.model(self._model)
+        versions = store.model(self._model, self._found_junk)
         event = versions.last_event()
         self._check(versions)
         self._served.store_is_away(False)
@@ -148,7 +148,11 @@ class Follower(threading.Thread):
     def _check(self, versions: ModelVersions) -> None:
         """Bring what is served up to the store's state. Raises StoreUnavailable."""
         self._hear()
-        active = versions.active()
+        try:
+            active = versions.active()
+        except UnreadableValue as error:
+            self._served.pointer_is_junk(error)
+            return
         if active is None:
             self._served.none_is_active()
             return
@@ -174,6 +178,9 @@ class Follower(threading.Thread):
         elif first:
             _log.exception("following failed, starting over", model=self._model)
         self._served.start_from_disk(problem)
+
+    def _found_junk(self, text: str) -> None:
+        _log.error("the store holds what it should not", model=self._model, error=text)
 
     def _hear(self) -> None:
         """What workers have reported: buffers that are free, items that were found late."""

@@ -9,12 +9,19 @@ from collections.abc import Callable
 
 import structlog
 
-from model_store.errors import ArtefactError, FtrieError, NewerFormat, VersionNotFound
+from model_store.errors import ArtefactError, FtrieError, NewerFormat, UnreadableValue, VersionNotFound
 from server.metrics.families import REFUSED_VERSIONS
 from server.metrics.meter import Meter
 from server.supervising.pauses import REFUSED_VERSION
 
-DAMAGED, NEWER, GONE, MEMORY, OTHER = "damaged", "newer", "gone", "memory", "failed"
+DAMAGED, NEWER, GONE, MEMORY, UNREADABLE, OTHER = (
+    "damaged",
+    "newer",
+    "gone",
+    "memory",
+    "unreadable",
+    "failed",
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -22,6 +29,7 @@ _REASONS: tuple[tuple[type[BaseException], str], ...] = (
     (VersionNotFound, GONE),
     (NewerFormat, NEWER),
     (ArtefactError, DAMAGED),
+    (UnreadableValue, UNREADABLE),
     (MemoryError, MEMORY),
     (
         OSError,
@@ -55,11 +63,11 @@ class Refusals:
         with self._lock:
             return dict(self._counts)
 
-    def resting(self, version: int) -> bool:
-        """Whether `version` was refused lately, and is to be left alone for now."""
+    def resting(self, version: int | None) -> bool:
+        """Whether `version` was refused lately, and is to be left alone for now. None: what names the version."""
         return version == self._version and self._now() < self._again_at
 
-    def refuse(self, version: int, error: Exception, still_serving: int | None) -> None:
+    def refuse(self, version: int | None, error: Exception, still_serving: int | None) -> None:
         """Count one refusal; log it unless it was the last one's cause too."""
         reason = reason_of(error)
         with self._lock:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from model_store.errors import FtrieError
+from model_store.errors import FtrieError, UnreadableValue
 from model_store.experiments import Experiment
 from model_store.manifest import Manifest
 from model_store.model_versions import ModelVersions
@@ -121,6 +121,14 @@ class ServedModel:
         """This version cannot be taken."""
         self.refusals.refuse(version, error, self.status.version)
         problem = f"version {version} was refused ({reason_of(error)})"
+        self.status = replace(self.status, refused=self.refusals.counts, problem=problem)
+        self.start_from_disk(problem)
+
+    def pointer_is_junk(self, error: UnreadableValue) -> None:
+        """What names the active version cannot be read; what is served stays."""
+        if not self.refusals.resting(None):
+            self.refusals.refuse(None, error, self.status.version)
+        problem = f"the active version cannot be read ({reason_of(error)}): {error}"
         self.status = replace(self.status, refused=self.refusals.counts, problem=problem)
         self.start_from_disk(problem)
 

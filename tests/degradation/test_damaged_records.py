@@ -70,6 +70,27 @@ def test_item_record_is_of_another_type(whole: WholeShop, recovered: Recovered) 
     assert whole.ask().version == version
 
 
+def test_stream_of_changed_items_is_of_another_type(whole: WholeShop, recovered: Recovered) -> None:
+    client = whole.store.client
+    client.delete("ftrie:items:changes")
+    client.set("ftrie:items:changes", "no STREAM")
+    version = whole.publish(seed=4)
+    asked = {"candidates": ["item-1", "new"], "variant": "base"}
+    eventually(lambda: whole.client.rank(**asked).version == version, "a new version all the same")
+    answer = whole.client.rank(**asked)
+    assert answer.unknown_items == ("new",)
+    assert {item.id: item.score for item in answer.items}["item-1"] == pytest.approx(
+        whole.score("item-1", version)
+    )
+    assert whole.running.healthy()
+    assert whole.metric("ftrie_ready", model="shop") == 1
+    assert [each.key for each in whole.store.check(repair=True)] == ["ftrie:items:changes"]
+    whole.store.records.put_items([("new", {"brand": "b1"})])
+    recovered.from_now()
+    recovered.when(lambda: whole.client.rank(**asked).unknown_items == (), "the item is known")
+    whole.store.records.put_items([("new", {})])
+
+
 def test_candidate_set_is_of_another_type(whole: WholeShop, recovered: Recovered) -> None:
     whole.store.client.set("ftrie:candidates:odd", "no LIST")
     with pytest.raises(RankFailed, match="expected a LIST, SET or ZSET") as failed:

@@ -9,7 +9,7 @@ from tests.degradation.system import eventually
 from tests.degradation.whole_shop import WholeShop
 from tests.server import shop
 
-DAMAGED, GONE, NEWER = "damaged", "gone", "newer"
+DAMAGED, GONE, NEWER, UNREADABLE = "damaged", "gone", "newer", "unreadable"
 
 
 class Published:
@@ -108,6 +108,27 @@ def test_manifest_is_garbage(whole: WholeShop, recovered: Recovered) -> None:
 
 def test_pointer_names_a_version_that_is_gone(whole: WholeShop, recovered: Recovered) -> None:
     damaged_snapshot(whole, recovered, remove, GONE)
+
+
+def test_pointer_is_junk(whole: WholeShop, recovered: Recovered) -> None:
+    published = Published(whole, recovered)
+    refusals = published.refusals(UNREADABLE)
+    published.client.set(published.keys.active, "abc")
+    eventually(lambda: published.refusals(UNREADABLE) > refusals, "a refusal of the pointer")
+    problem = whole.running.model()["problem"]
+    assert "active: got 'abc'" in problem and "ftrie store check shop --repair" in problem
+    answer = whole.ask()
+    assert (answer.version, answer.items, answer.degraded) == (
+        published.before.version,
+        published.before.items,
+        (),
+    )
+    assert whole.running.healthy()
+    assert all(each.repaired for each in whole.store.check([shop.NAME], repair=True))
+    assert whole.versions.active() == published.before.version
+    recovered.from_now()
+    recovered.when(lambda: whole.running.model()["problem"] == "", "all is well")
+    assert whole.follows()
 
 
 def test_version_is_mended(whole: WholeShop, recovered: Recovered) -> None:

@@ -393,5 +393,5 @@ def test_a_name_that_cannot_stand_in_a_key_is_refused(store: Store, name: str) -
 
 def test_a_pointer_that_is_no_number_is_named(ads: ModelVersions, store: Store) -> None:
     store.client.set(ads.keys.active, "newest")
-    with pytest.raises(StoreError, match=r"ftrie:\{ads\}:active: got b'newest', expected a whole number"):
+    with pytest.raises(StoreError, match=r"ftrie:\{ads\}:active: got 'newest', expected a whole number"):
         ads.active()

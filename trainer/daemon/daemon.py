@@ -13,7 +13,14 @@ from dataclasses import replace
 from typing import TypeVar
 
 from model_store.backoff import Backoff
-from model_store.errors import LeaseHeld, SourceUnavailable, Stopped, StoreError, StoreUnavailable
+from model_store.errors import (
+    LeaseHeld,
+    SourceUnavailable,
+    Stopped,
+    StoreError,
+    StoreUnavailable,
+    UnreadableValue,
+)
 from model_store.spec import ModelSpec
 from model_store.store import Store
 from model_store.terminal import note, print_json, warn
@@ -74,7 +81,7 @@ class Daemon:
             Keeper(asked.folder, asked.every, self._spec, resume=True, on_warning=warn)
         )
         self._store = stack.enter_context(self._until_there(lambda: Store.open(asked.store)))
-        self._versions = self._store.model(self._spec.model.name)
+        self._versions = self._store.model(self._spec.model.name, warn)
         self._out: GoingOut | None = None
         self._tenure: Tenure | None = None
         if asked.publish is None:
@@ -162,7 +169,7 @@ class Daemon:
             self._tell()
 
     def _look_at_active(self) -> None:
-        self._active = self._versions.active()
+        self._active = self._versions.known_active()
 
     def _beside_none(self, chore: Chore) -> Chore:
         """The chore, but not while another trainer has the model: then what it writes is that one's to write."""
@@ -197,14 +204,18 @@ class Daemon:
             self._exposed.show(status)
 
     def _until_there(self, ask: Callable[[], T]) -> T:
-        """What `ask` gives once the store answers and no other trainer has the model. Raises Stopped, LeaseHeld."""
+        """What `ask` gives once the store answers and no other trainer has the model. Raises Stopped, LeaseHeld.
+
+        A key that holds what it should not is waited for like a store that is away: somebody repairs it. With --once it
+        is raised (UnreadableValue).
+        """
         backoff, began, said = Backoff(), time.monotonic(), -SAY_AGAIN_S
         while True:
             try:
                 return ask()
-            except (StoreUnavailable, SourceUnavailable) as error:
+            except (StoreUnavailable, SourceUnavailable, UnreadableValue) as error:
                 waited = time.monotonic() - began
-                if self._asked.once and waited > ONCE_WAITS_S:
+                if self._asked.once and (waited > ONCE_WAITS_S or isinstance(error, UnreadableValue)):
                     raise
                 if waited - said >= SAY_AGAIN_S:
                     warn(f"{error}; waiting for it" + (f", for {waited:.0f} s by now" if said >= 0 else ""))

@@ -15,7 +15,7 @@ from threading import Condition, Thread
 
 import numpy as np
 
-from model_store.errors import SourceUnavailable, StoreUnavailable
+from model_store.errors import SourceUnavailable, StoreUnavailable, UnreadableValue
 from trainer.events.events import BAD, NEVER_US, Events, Int64s, Lag, Source, Stretch
 from trainer.events.parse import Parser
 
@@ -121,7 +121,9 @@ class Reader:
         while not self._stopping:
             try:
                 stretch = self.source.read()
-            except (StoreUnavailable, SourceUnavailable) as error:
+            except (StoreUnavailable, SourceUnavailable, UnreadableValue) as error:
+                if self._once and isinstance(error, UnreadableValue):
+                    raise
                 self._still.forget()
                 if str(error) not in said:
                     said.add(str(error))
@@ -172,7 +174,7 @@ class Reader:
         self._lag_at = time.monotonic()
         try:
             lag = self.source.lag()
-        except (StoreUnavailable, SourceUnavailable):
+        except (StoreUnavailable, SourceUnavailable, UnreadableValue):
             return
         with self._changed:
             self.lag = lag

@@ -76,7 +76,7 @@ class Guard:
 
     def _served(self) -> RecentFigures | None:
         """The figures of the active version; None where none is active, or it has none."""
-        active = self._versions.active()
+        active = self._versions.known_active()
         if active is None:
             return None
         try:

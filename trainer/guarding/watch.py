@@ -64,7 +64,7 @@ class Watch:
         bounds = self._bounds
         if bounds is None or bounds.online_calibration == "off":
             return None
-        active = self._versions.active()
+        active = self._versions.known_active()
         if active is None:
             return None
         record = self._versions.refusals.record()

@@ -166,7 +166,7 @@ def test_a_store_that_is_away_costs_versions_and_what_they_held_goes_out_with_th
     assert shop.materialise(shop.versions()[-1].version).to_bytes() == publisher.model.artefact().to_bytes()
 
 
-def _refuse() -> None:
+def _refuse(key: str = "") -> None:
     raise StoreUnavailable("the store is away")
 
 

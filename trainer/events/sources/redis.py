@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from model_store.errors import StoreUnavailable
+from model_store.errors import StoreUnavailable, UnreadableValue
 from model_store.event_streams import EntryId, EventStream, Read
 from trainer.events.events import NEVER_US, Int64s, Lag, Place, Stretch
 from trainer.events.sources.continuity import Continuity
@@ -95,7 +95,7 @@ class StreamSource:
         """Entries added and not yet read, and how old the first of them is at most. Unknown while the store is away."""
         try:
             info = self._stream.info()
-        except StoreUnavailable:
+        except (StoreUnavailable, UnreadableValue):
             return Lag()
         if info.last_id <= self._after:
             return Lag(events=0, seconds=0.0)

@@ -1,0 +1,835 @@
+"""Finds keys of the store that hold what they should not, and repairs them: `ftrie store check`.
+
+Each finding says what stood there, what is right, and what was or would be done. Nothing is guessed where the store
+itself knows: a manifest is made again from the version's bytes, the list of versions from the manifests, the active
+pointer from the events. What cannot be restored is removed, or marked as refused so that nothing goes back to it.
+docs/operating.md says how it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC
+from itertools import islice
+from typing import Any
+
+from redis.exceptions import WatchError
+
+from model_store.chains import chain_of
+from model_store.chunks import chunks_there
+from model_store.connection import StoreConnection
+from model_store.errors import ArtefactError, ExperimentError, NewerFormat, StoreError, UnreadableValue
+from model_store.experiments import FORMAT, PIN, Experiment
+from model_store.guard_figures import RecentFigures
+from model_store.manifest import MOST_CHUNK_BYTES, Manifest, now
+from model_store.model_versions import ModelVersions, manifest_of
+from model_store.online_metrics import SUMS
+from model_store.redis_keys import (
+    CANDIDATES,
+    ITEM,
+    ITEMS_CHANGES,
+    ITEMS_EPOCH,
+    ITEMS_GENERATION,
+    USER,
+    ModelKeys,
+)
+from model_store.refusals import GuardRecord
+from model_store.stored_values import (
+    MOST,
+    MOST_COUNTED,
+    counter,
+    number,
+    online_cell,
+    record,
+    shown,
+    time_of,
+    version_number,
+)
+
+BATCH = 1_000
+DAMAGED = "damaged: "
+"""How the reason of a refused version begins whose bytes nobody can restore."""
+_AHEAD = 1_000_000
+"""A counter that is further ahead of what it has counted was set by hand."""
+_MOST_ENTRIES = 100_000
+_AHEAD_MS = 3_600_000
+"""So far a lease may be ahead of the store's clock."""
+_MODEL = re.compile(rb"ftrie:\{([A-Za-z0-9._-]{1,128})\}:(.+)", re.DOTALL)
+_MANIFEST = re.compile(rb"version:([1-9]\d{0,11})")
+_ONLINE = re.compile(rb"online:\d+")
+_TYPES = {
+    "versions": "zset",
+    "history": "list",
+    "events": "stream",
+    "experiment": "hash",
+    "impressions": "stream",
+    "clicks": "stream",
+    "dead": "stream",
+    "trainer": "hash",
+    "guard": "hash",
+}
+"""Keys of a model that are removed if they are of another type; those of versions and counters are looked at apart."""
+_RECORDS = {
+    USER: ("hash",),
+    ITEM: ("hash",),
+    CANDIDATES: ("list", "set", "zset"),
+    ITEMS_CHANGES: ("stream",),
+    ITEMS_EPOCH: ("string",),
+    ITEMS_GENERATION: ("string",),
+}
+_LEASE = ("epoch", "until_ms", "seen_ms", "rows", "resumed")
+
+Judge = Callable[[], str | None]
+"""What stands at a key and should not; None if all is well."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A key that holds what it should not: what stood there, what is right, what is done about it; whether it was."""
+
+    key: str
+    found: str
+    expected: str
+    repair: str
+    repaired: bool
+
+
+def check(connection: StoreConnection, models: Sequence[str], *, repair: bool) -> list[Finding]:
+    """Look at all keys of these models, of all models and the records where none is named; with `repair`, repair them.
+
+    Raises StoreUnavailable, StoreError. Running time O(keys of the store + bytes of the models).
+    """
+    findings = _Findings(connection, repair)
+    found: dict[str, list[bytes]] = {name: [] for name in models}
+    for name in models:
+        ModelKeys(name)  # raises StoreError for an impossible one
+    with connection.answers():
+        keys = connection.client.scan_iter(match=b"ftrie:*", count=BATCH)
+        while batch := list(islice(keys, BATCH)):
+            for key in batch:
+                if (of_model := _MODEL.fullmatch(key)) and (not models or of_model[1].decode() in found):
+                    found.setdefault(of_model[1].decode(), []).append(of_model[2])
+            if not models:
+                _check_records(findings, [key for key in batch if not _MODEL.fullmatch(key)])
+    for name, suffixes in sorted(found.items()):
+        _ModelCheck(findings, connection, name, suffixes).run()
+    return findings.found
+
+
+class _Findings:
+    """Collects findings, and repairs each at once, if nobody has changed the key meanwhile."""
+
+    def __init__(self, connection: StoreConnection, repair: bool) -> None:
+        self.found: list[Finding] = []
+        self.repair = repair
+        self.store = connection
+        self._client = connection.client
+
+    def add(
+        self,
+        key: str | bytes,
+        judge: Judge,
+        expected: str,
+        repair: str,
+        change: Callable[[Any], object] | None,
+    ) -> bool:
+        """Judge a key; where it is wrong, note it, and have `change` repair it in one transaction. True if it was.
+
+        change: None where nothing can be done.
+        """
+        name = key if isinstance(key, str) else key.decode("utf-8", "backslashreplace")
+        while (found := judge()) is not None:
+            repaired = self.repair and change is not None
+            if repaired and change is not None:
+                with self.store.answers(name), self._client.pipeline(transaction=True) as pipe:
+                    pipe.watch(key)
+                    if judge() != found:
+                        continue
+                    pipe.multi()
+                    change(pipe)
+                    try:
+                        pipe.execute()
+                    except WatchError:
+                        continue
+            self.found.append(Finding(name, found, expected, repair, repaired))
+            return True
+        return False
+
+    def types(self, keys: Sequence[bytes], kinds: Sequence[str], repair: str = "removed") -> None:
+        """All these keys are of one of these types; others are removed."""
+        with self.store.answers(), self._client.pipeline(transaction=False) as pipe:
+            for key in keys:
+                pipe.type(key)
+            there = [answer.decode() for answer in pipe.execute()]
+        for key, kind in zip(keys, there, strict=True):
+            if kind not in ("none", *kinds):
+                self.add(key, self.type_judge(key, kinds), f"a {' or '.join(kinds)}", repair, _unlink(key))
+
+    def type_judge(self, key: str | bytes, kinds: Sequence[str]) -> Judge:
+        """Whether the key is missing or of one of these types."""
+
+        def judge() -> str | None:
+            with self.store.answers():
+                kind = self._client.type(key).decode()
+            return None if kind in ("none", *kinds) else f"a {kind}"
+
+        return judge
+
+
+def _check_records(findings: _Findings, keys: Sequence[bytes]) -> None:
+    """Users, items, candidate sets and what tells of items."""
+    for prefix, kinds in _RECORDS.items():
+        whole = prefix in (ITEMS_CHANGES, ITEMS_EPOCH, ITEMS_GENERATION)
+        of_kind = [key for key in keys if (key == prefix if whole else key.startswith(prefix))]
+        if of_kind:
+            findings.types(of_kind, kinds)
+        if whole and prefix == ITEMS_CHANGES and of_kind:
+            _check_clock(findings, prefix.decode(), keep=False)
+
+
+class _ModelCheck:
+    """One model. `run` looks first at what the rest is judged by."""
+
+    def __init__(
+        self, findings: _Findings, connection: StoreConnection, model: str, suffixes: Iterable[bytes]
+    ) -> None:
+        self._findings = findings
+        self._store = connection
+        self._client = connection.client
+        self._versions = ModelVersions(connection, model)
+        self._keys = ModelKeys(model)
+        self._suffixes = sorted(suffixes)
+        self._sound: dict[int, Manifest] = {}
+        """The versions that can be served, as their manifests are or would be after the repair."""
+        self._epochs = [0]
+        last = [self._counter(key) or 0 for key in (self._keys.epoch, self._keys.active_epoch)]
+        self._highest_epoch = min(MOST_COUNTED, max(last) + _AHEAD) if any(last) else MOST_COUNTED
+
+    def run(self) -> None:
+        keys = self._keys
+        for name, kind in _TYPES.items():
+            rebuilt = "removed, and built again from the manifests"
+            self._findings.types(
+                [getattr(keys, name).encode()], [kind], rebuilt if name == "versions" else "removed"
+            )
+        for name in ("events", "impressions", "clicks"):
+            _check_clock(self._findings, getattr(keys, name), keep=name != "events")
+        feedback = [s for s in self._suffixes if s.startswith(b"feedback:")]
+        for begin in range(0, len(feedback), BATCH):
+            self._findings.types([self._full(s) for s in feedback[begin : begin + BATCH]], ["string"])
+        self._members()
+        for version in sorted(self._numbers()):
+            self._version(version)
+        self._chains()
+        self._history()
+        self._guard()
+        self._lease()
+        self._active()
+        self._counters()
+        self._experiment()
+        self._online()
+
+    def _full(self, suffix: bytes) -> bytes:
+        return self._keys.versions.removesuffix("versions").encode() + suffix
+
+    # -- versions
+
+    def _members(self) -> None:
+        """`versions` holds numbers, each with a time."""
+        key = self._keys.versions
+        for member, seconds in self._scored():
+            try:
+                version = version_number(key, member)
+            except UnreadableValue:
+                judge = self._member_judge(member, _always(f"the member {shown(member)}"))
+                self._findings.add(
+                    key, judge, "numbers of versions", "the member is removed", _zrem(key, member)
+                )
+                continue
+            if time_of(seconds) is None:
+                when = self._created(version)
+                self._findings.add(
+                    key,
+                    self._member_judge(
+                        member,
+                        lambda score: f"the time {score} of a version" if time_of(score) is None else None,
+                    ),
+                    "seconds since 1970",
+                    f"version {version} gets the time of its manifest",
+                    _zadd(key, version, when),
+                )
+
+    def _member_judge(self, member: bytes, judge: Callable[[float], str | None]) -> Judge:
+        def now_there() -> str | None:
+            with self._store.answers():
+                score = self._client.zscore(self._keys.versions, member)
+            return None if score is None else judge(score)
+
+        return now_there
+
+    def _scored(self) -> list[tuple[bytes, float]]:
+        try:
+            with self._store.answers(self._keys.versions):
+                found: list[tuple[bytes, float]] = self._client.zrange(
+                    self._keys.versions, 0, -1, withscores=True
+                )
+        except UnreadableValue:  # of another type, and not to be repaired
+            return []
+        return found
+
+    def _numbers(self) -> set[int]:
+        """The versions that are listed, or have a manifest."""
+        listed = {
+            int(member)
+            for member, _ in self._scored()
+            if _MANIFEST.fullmatch(b"version:" + member) is not None
+        }
+        return listed | {int(found[1]) for s in self._suffixes if (found := _MANIFEST.fullmatch(s))}
+
+    def _created(self, version: int) -> float:
+        try:
+            return self._versions.manifest(version).created.timestamp()
+        except (ArtefactError, StoreError):
+            return now().timestamp()
+
+    def _version(self, version: int) -> None:
+        """A version's manifest says what its bytes are, and it is listed."""
+        key, listing = self._keys.manifest(version), self._keys.versions
+        fields = self._fields(version)
+        if not fields and not chunks_there(self._store, self._keys, version):
+            judge = self._member_judge(
+                b"%d" % version, lambda score: f"version {version}, of which nothing is there"
+            )
+            self._findings.add(
+                listing, judge, "versions that are there", "it is removed", _zrem(listing, version)
+            )
+            return
+        right, damage = self._right_manifest(version, fields)
+        if right is None:
+            self._beyond_repair(version, fields, damage)
+            return
+        change = _replace(key, right.to_hash())
+        self._findings.add(
+            key, lambda: self._wrong(version, right), "what the bytes say", "made again from them", change
+        )
+        self._epochs.append(right.epoch)
+        if not right.refused.startswith(DAMAGED):
+            self._sound[version] = right
+
+        def not_listed() -> str | None:
+            with self._store.answers():
+                if not self._client.exists(key) or self._client.type(listing) not in (b"zset", b"none"):
+                    return None
+                return None if self._client.zscore(listing, version) is not None else f"no version {version}"
+
+        published = right.created.timestamp()
+        self._findings.add(
+            listing, not_listed, f"version {version}", "it is listed", _zadd(listing, version, published)
+        )
+
+    def _fields(self, version: int) -> dict[bytes, bytes]:
+        """The manifest's HASH; of another type it says nothing, but is there."""
+        try:
+            with self._store.answers(self._keys.manifest(version)):
+                found: dict[bytes, bytes] = self._client.hgetall(self._keys.manifest(version))
+        except UnreadableValue:
+            return {b"": b""}
+        return found
+
+    def _right_manifest(self, version: int, fields: dict[bytes, bytes]) -> tuple[Manifest | None, str]:
+        """The manifest as the bytes have it, with what only the one that is there can say; or why there is none."""
+        from model_store.arrow_format import decode
+        from model_store.delta import Delta
+
+        try:
+            there: Manifest | None = self._versions.read_manifest(version, fields)
+        except ArtefactError:
+            there = None
+        if there is not None and there.refused.startswith(DAMAGED):
+            return there, ""  # found before
+        try:
+            parts = self._bytes(version)
+            data = b"".join(parts)
+            model = decode(data)
+        except NewerFormat as error:
+            return there, str(error)
+        except (ArtefactError, StoreError) as error:
+            return None, str(error)
+        parent = model.parent if isinstance(model, Delta) else _said(fields, b"parent")
+        epoch = _said(fields, b"epoch") or 0
+        made = manifest_of(model, data, version, parent, epoch if epoch <= self._highest_epoch else 0)
+        size = len(parts[0]) if parts else made.chunk_bytes
+        if len(parts) > 1 and any(len(each) != size for each in parts[1:-1]):
+            return None, "its chunks are not of one size"
+        chunk_bytes = size if len(parts) > 1 else _said(fields, b"chunk_bytes") or 0
+        if not len(data) <= chunk_bytes <= MOST_CHUNK_BYTES and len(parts) == 1:
+            chunk_bytes = made.chunk_bytes
+        if there is not None and hashlib.sha256(data).hexdigest() != there.sha256:
+            return None, f"its bytes have another SHA-256 than the manifest's {there.sha256[:12]}…"
+        made = replace(
+            made,
+            chunk_bytes=chunk_bytes,
+            chunks=len(parts),
+            created=there.created if there else self._listed_time(version, fields) or made.created,
+            through_us=_said(fields, b"through_us"),
+            refused=_text(fields, b"refused"),
+            recent=_recent(_text(fields, b"recent")),
+        )
+        return made, ""
+
+    def _listed_time(self, version: int, fields: dict[bytes, bytes]) -> Any:
+        with self._store.answers():
+            kind = self._client.type(self._keys.versions)
+            score = self._client.zscore(self._keys.versions, version) if kind == b"zset" else None
+        when = None if score is None else time_of(score)
+        return None if when is None else when.astimezone(UTC).replace(microsecond=0)
+
+    def _wrong(self, version: int, right: Manifest) -> str | None:
+        """The fields of the stored manifest that are not as they should be. One of an earlier ftrie may lack some."""
+        fields = self._fields(version)
+        expected = {name.encode(): value.encode() for name, value in right.to_hash().items()}
+        optional = {b"through_us", b"recent", b"refused"}
+        if not right.is_delta:  # an ftrie without deltas has published it
+            optional |= {b"kind", b"content"}
+        wrong = [
+            f"{name.decode()} {shown(fields[name])}" if name in fields else f"no {name.decode()}"
+            for name, value in expected.items()
+            if fields.get(name, value if name in optional else None) != value
+        ]
+        return f"a manifest with {', '.join(wrong)}" if wrong else None
+
+    def _beyond_repair(self, version: int, fields: dict[bytes, bytes], damage: str) -> None:
+        """Neither can be made from the other: nothing should go back to this version."""
+        key = self._keys.manifest(version)
+        try:
+            self._versions.read_manifest(version, fields)
+        except ArtefactError:
+            count = chunks_there(self._store, self._keys, version)
+            gone = [key, *self._keys.chunks(version, count)]
+
+            def remove(pipe: Any) -> None:
+                pipe.unlink(*gone)
+                pipe.zrem(self._keys.versions, version)
+
+            unreadable = "a manifest that cannot be read, of bytes that cannot be read"
+            self._findings.add(
+                key,
+                lambda: unreadable if self._fields(version) == fields else None,
+                "a version",
+                "it is removed",
+                remove,
+            )
+            return
+        reason = f"{DAMAGED}{damage}"
+        self._findings.add(
+            key,
+            lambda: None if _text(self._fields(version), b"refused").startswith(DAMAGED) else damage,
+            "bytes that are whole",
+            "the version is refused, so that nothing goes back to it; publish it again",
+            lambda pipe: pipe.hset(key, "refused", reason),
+        )
+
+    def _bytes(self, version: int) -> list[bytes]:
+        """The chunks that are there. Raises UnreadableValue for one of another type."""
+        parts = []
+        for key in self._keys.chunks(version, chunks_there(self._store, self._keys, version)):
+            with self._store.answers(key):
+                parts.append(self._client.get(key) or b"")
+        return parts
+
+    def _chains(self) -> None:
+        """A delta can be put together only of versions that are whole."""
+        parents = {
+            version: manifest.parent if manifest.is_delta else None
+            for version, manifest in self._sound.items()
+        }
+        for version in sorted(self._sound):
+            try:
+                chain_of(version, parents)
+            except ArtefactError as error:
+                key, reason = self._keys.manifest(version), f"{DAMAGED}{error}"
+                self._findings.add(
+                    key,
+                    self._text_judge(key, reason, str(error)),
+                    "a delta of versions that are whole",
+                    "the version is refused, so that nothing goes back to it",
+                    _hset(key, "refused", reason),
+                )
+                del self._sound[version], parents[version]
+
+    def _text_judge(self, key: str, reason: str, found: str) -> Judge:
+        def judge() -> str | None:
+            with self._store.answers(key):
+                return None if self._client.hget(key, "refused") == reason.encode() else found
+
+        return judge
+
+    # -- what points at versions
+
+    def _history(self) -> None:
+        key = self._keys.history
+
+        def members() -> list[bytes]:
+            try:
+                with self._store.answers(key):
+                    found: list[bytes] = self._client.lrange(key, 0, -1)
+            except UnreadableValue:
+                return []
+            return found
+
+        for member in dict.fromkeys(members()):
+            try:
+                version_number(key, member)
+            except UnreadableValue:
+                judge = _among(members, member)
+                self._findings.add(
+                    key, judge, "numbers of versions", "the member is removed", _lrem(key, member)
+                )
+
+    def _active(self) -> None:
+        """The active version is one that is there, and whole."""
+        key = self._keys.active
+
+        def judge() -> str | None:
+            try:
+                version = self._versions.active()
+            except UnreadableValue:
+                return self._shown_string(key)
+            if version is None or version in self._sound:
+                return None
+            is_there = version in self._numbers()
+            return f"{version}, which is {'damaged' if is_there else 'not there'}"
+
+        target = self._right_active()
+
+        def change(pipe: Any) -> None:
+            if target is None:
+                pipe.delete(key)
+                return
+            pipe.set(key, target)
+            if self._client.type(self._keys.events) in (b"stream", b"none"):
+                pipe.xadd(self._keys.events, {"way": "repair", "version": target}, maxlen=1000)
+
+        expected = "a version that is whole" if target is None else str(target)
+        repair = "removed: no version can be served" if target is None else f"version {target} is active"
+        self._findings.add(key, judge, expected, repair, change)
+
+    def _right_active(self) -> int | None:
+        """The version that was activated last, as far as anything tells; of versions that are whole."""
+
+        def candidates() -> Iterator[int | None]:
+            yield self._versions.last_activated()
+            yield self._hash_number(self._keys.trainer, "pinned")
+            with suppress(StoreError):
+                yield from self._versions.history()
+            yield self._hash_number(self._keys.guard, "good")
+            yield from sorted((v for v, each in self._sound.items() if not each.refused), reverse=True)
+
+        return next((each for each in candidates() if each in self._sound), None)
+
+    def _hash_number(self, key: str, field: str) -> int | None:
+        try:
+            with self._store.answers(key):
+                return number(self._client.hget(key, field) or b"")
+        except (UnreadableValue, ValueError):
+            return None
+
+    def _shown_string(self, key: str) -> str:
+        with self._store.answers():
+            kind = self._client.type(key).decode()
+            return shown(self._client.get(key) or b"") if kind == "string" else f"a {kind}"
+
+    # -- counters
+
+    def _counters(self) -> None:
+        """`sequence` is not below any version, `epoch` not below any epoch, `active_epoch` not above it."""
+        keys = self._keys
+        floor = max([*self._epochs, self._hash_number(keys.trainer, "epoch") or 0])
+        last = self._counter(keys.active_epoch) or 0
+        epoch = self._counter(keys.epoch) or 0
+        top = max(epoch, floor) if epoch >= floor else max(floor, last)
+        newest = max(self._numbers(), default=0)
+        if floor and top > floor + _AHEAD:
+            top = max(floor, last if last <= floor + _AHEAD else 0)
+        for key, least, most, right in (
+            (keys.sequence, newest, newest + _AHEAD if newest else MOST_COUNTED, newest),
+            (keys.epoch, floor, floor + _AHEAD if floor else MOST_COUNTED, top),
+            (keys.active_epoch, 0, top, floor),
+        ):
+            self._findings.add(
+                key,
+                self._counter_judge(key, least, most),
+                f"a whole number from {least} to {most}",
+                f"set to {right}",
+                _set(key, right),
+            )
+
+    def _counter(self, key: str) -> int | None:
+        try:
+            with self._store.answers(key):
+                return counter(key, self._client.get(key))
+        except UnreadableValue:
+            return None
+
+    def _counter_judge(self, key: str, least: int, most: int) -> Judge:
+        def judge() -> str | None:
+            value = self._counter(key)
+            if value is None:
+                return self._shown_string(key)
+            return None if least <= value <= most else str(value)
+
+        return judge
+
+    # -- records
+
+    def _lease(self) -> None:
+        """Numbers are numbers, and no time is ahead of the clock: a lease that no trainer renews would never end."""
+        key = self._keys.trainer
+        latest_ms = _now_ms(self._store) + _AHEAD_MS
+        for name in _LEASE:
+            is_time = name in ("until_ms", "seen_ms")
+
+            most = latest_ms if is_time else None if name == "rows" else self._highest_epoch
+
+            def judge(raw: bytes, most: int | None = most) -> str | None:
+                return _not_a_number(raw, most)
+
+            expected = "a time that is near" if is_time else "a whole number"
+            again = "the field is removed; the trainer writes it again"
+            self._field(key, name, judge, expected, again, _hdel(key, name))
+        active, there = self._hash_pin(), self._numbers()
+
+        def pinned(raw: bytes) -> str | None:
+            return None if not raw or int(_said({b"": raw}, b"") or 0) in there else shown(raw)
+
+        pin = _hset(key, "pinned", active)
+        self._field(key, "pinned", pinned, "a version, or nothing", f"set to {active!r}", pin)
+
+    def _hash_pin(self) -> str:
+        """What an operator's order has pinned is what was activated last."""
+        try:
+            active = self._versions.known_active()
+        except StoreError:
+            active = None
+        return "" if active is None else str(active)
+
+    def _guard(self) -> None:
+        key, latest_us = self._keys.guard, 1000 * (_now_ms(self._store) + _AHEAD_MS)
+        for name in vars(GuardRecord()):
+
+            def judge(raw: bytes, name: str = name) -> str | None:
+                told: list[str] = []
+                if name == "when_us" and (_said({b"": raw}, b"") or 0) > latest_us:
+                    return shown(raw)
+                record(key, {name.encode(): raw}, GuardRecord(), told.append)
+                return shown(raw) if told else None
+
+            expected = "what docs/redis_keys.md has"
+            self._field(key, name, judge, expected, "the field is removed", _hdel(key, name))
+
+    def _field(
+        self,
+        key: str,
+        name: str,
+        judge: Callable[[bytes], str | None],
+        expected: str,
+        repair: str,
+        change: Callable[[Any], object],
+    ) -> None:
+        """One field of a HASH, if it is there."""
+
+        def now_there() -> str | None:
+            try:
+                with self._store.answers(key):
+                    raw = self._client.hget(key, name)
+            except UnreadableValue:
+                return None  # of another type: found as such
+            wrong = None if raw is None else judge(raw)
+            return None if wrong is None else f"{name} {wrong}"
+
+        self._findings.add(key, now_there, expected, repair, change)
+
+    def _experiment(self) -> None:
+        """Of an experiment that cannot be read, what can be is kept."""
+        key = self._keys.experiment
+        with self._store.answers():
+            if self._client.type(key) != b"hash":
+                return
+            fields = self._client.hgetall(key)
+        try:
+            newer = FORMAT < number(fields.get(b"format", b"")) < FORMAT + 1_000
+        except ValueError:
+            newer = False
+
+        def judge() -> str | None:
+            try:
+                self._versions.experiments.read()
+            except UnreadableValue:
+                return None
+            except StoreError as error:
+                return str(error).removeprefix(f"{key}: ").partition("; `")[0]
+            return None
+
+        kept = readable_part(fields)
+        content = kept.to_hash() | {"revision": str(kept.revision + 1)}
+        repair = (
+            "upgrade ftrie" if newer else "what can be read is kept; the rest is that of an empty experiment"
+        )
+        self._findings.add(key, judge, "an experiment", repair, None if newer else _replace(key, content))
+
+    def _online(self) -> None:
+        keys = [self._full(s) for s in self._suffixes if _ONLINE.fullmatch(s)]
+        for begin in range(0, len(keys), BATCH):
+            self._findings.types(keys[begin : begin + BATCH], ["hash"])
+        for key in keys:
+            for field, value in self._hash(key).items():
+                try:
+                    online_cell(key.decode(), field, value, SUMS)
+                except UnreadableValue:
+                    judge = self._cell_judge(key, field, value)
+                    self._findings.add(
+                        key, judge, "VERSION:VARIANT and sums", "the field is removed", _hdel(key, field)
+                    )
+
+    def _cell_judge(self, key: bytes, field: bytes, value: bytes) -> Judge:
+        return lambda: f"{shown(field)}: {shown(value)}" if self._hash(key).get(field) == value else None
+
+    def _hash(self, key: bytes) -> dict[bytes, bytes]:
+        try:
+            with self._store.answers(key.decode()):
+                found: dict[bytes, bytes] = self._client.hgetall(key)
+        except UnreadableValue:
+            return {}
+        return found
+
+
+def readable_part(fields: dict[bytes, bytes]) -> Experiment:
+    """An experiment made of those fields of a damaged record that can be read."""
+
+    def fits(more: dict[bytes, bytes]) -> bool:
+        try:
+            Experiment.from_hash(kept | more)
+        except (ExperimentError, UnicodeDecodeError):
+            return False
+        return True
+
+    empty = Experiment().to_hash() | {"revision": "0"}
+    kept = {name.encode(): value.encode() for name, value in empty.items()}
+    pins = {name: value for name, value in fields.items() if name.startswith(PIN.encode())}
+    groups = [
+        {b"state", b"winner"},
+        *({name.encode()} for name in empty if name not in ("state", "winner", "format")),
+    ]
+    parts = [{name: fields[name] for name in group if name in fields} for group in groups]
+    good = {name: value for name, value in pins.items() if fits({name: value})}
+    for part in (*parts, good):
+        kept |= part if fits(part) else {}
+    return Experiment.from_hash(kept)
+
+
+def _check_clock(findings: _Findings, key: str, *, keep: bool) -> None:
+    """A stream whose last id is far ahead of the clock gives later entries a wrong time, and may take none at all.
+
+    keep: make it again of its other entries; else it is removed, and whoever reads it begins anew.
+    """
+    store = findings.store
+    latest_ms = _now_ms(store) + 24 * _AHEAD_MS
+
+    def judge() -> str | None:
+        try:
+            with store.answers(key):
+                if not store.client.exists(key):
+                    return None
+                last = store.client.xinfo_stream(key)["last-generated-id"]
+        except UnreadableValue:
+            return None
+        return f"the last id {last.decode()}" if int(last.partition(b"-")[0]) > latest_ms else None
+
+    def change(pipe: Any) -> None:
+        entries = store.client.xrevrange(key, count=_MOST_ENTRIES) if keep else []
+        pipe.delete(key)
+        for entry, fields in reversed(entries):
+            if int(entry.partition(b"-")[0]) <= latest_ms:
+                pipe.xadd(key, fields, id=entry)
+
+    again = f"made again of its other entries, the latest {_MOST_ENTRIES:,} of them"
+    findings.add(key, judge, "an id of the present", again if keep else "removed", change)
+
+
+def _now_ms(store: StoreConnection) -> int:
+    with store.answers():
+        return int(store.client.time()[0]) * 1000
+
+
+def _said(fields: dict[bytes, bytes], name: bytes) -> int | None:
+    """A number of a manifest, None where it says none."""
+    try:
+        return number(fields[name], 0 if name == b"epoch" else 1)
+    except (KeyError, ValueError):
+        return None
+
+
+def _text(fields: dict[bytes, bytes], name: bytes) -> str:
+    return fields.get(name, b"").decode("utf-8", "replace")
+
+
+def _recent(text: str) -> str:
+    try:
+        return text if not text or RecentFigures.from_json(text) else ""
+    except (ArtefactError, RecursionError):
+        return ""
+
+
+def _not_a_number(raw: bytes, most: int | None = None) -> str | None:
+    try:
+        return None if number(raw) <= (MOST if most is None else most) else shown(raw)
+    except ValueError:
+        return shown(raw)
+
+
+def _always(found: str) -> Callable[[float], str | None]:
+    return lambda score: found
+
+
+def _among(members: Callable[[], list[bytes]], member: bytes) -> Judge:
+    return lambda: f"the member {shown(member)}" if member in members() else None
+
+
+def _unlink(key: str | bytes) -> Callable[[Any], object]:
+    return lambda pipe: pipe.unlink(key)
+
+
+def _set(key: str, value: int) -> Callable[[Any], object]:
+    return lambda pipe: pipe.set(key, value)
+
+
+def _zrem(key: str, member: bytes | int) -> Callable[[Any], object]:
+    return lambda pipe: pipe.zrem(key, member)
+
+
+def _zadd(key: str, version: int, seconds: float) -> Callable[[Any], object]:
+    return lambda pipe: pipe.zadd(key, {str(version): int(seconds)})
+
+
+def _lrem(key: str, member: bytes) -> Callable[[Any], object]:
+    return lambda pipe: pipe.lrem(key, 0, member)
+
+
+def _hset(key: str, field: str, value: str) -> Callable[[Any], object]:
+    return lambda pipe: pipe.hset(key, field, value)
+
+
+def _hdel(key: str | bytes, field: str | bytes) -> Callable[[Any], object]:
+    return lambda pipe: pipe.hdel(key, field)
+
+
+def _replace(key: str, fields: dict[str, str]) -> Callable[[Any], object]:
+    def change(pipe: Any) -> None:
+        pipe.delete(key)
+        pipe.hset(key, mapping=fields)
+
+    return change

@@ -1,0 +1,391 @@
+"""Every key of docs/redis_keys.md with wrong types and wrong values: nothing dies of it, and `store check` repairs it.
+
+The keys are those of the document: a new one is fuzzed by itself, or fails here until `filled` writes it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from ftrie.admin import AdminClient, AdminFailed
+from ftrie.client import Client, RankFailed
+from model_store.dead_letters import Letter
+from model_store.errors import FtrieError
+from model_store.feedback import Event
+from model_store.online_metrics import OnlineSums
+from model_store.store import Store
+from server.admin import ModelAdminService
+from server.followed_experiment import FollowedExperiment
+from server.lifecycle import Server
+from server.settings import Settings
+from server.supervising import follower
+from server.supervising.status import SupervisorStatus
+from tests.model_store.test_redis_keys import ROWS, pattern_of
+from tests.server import shop
+from trainer.checkpoint.schedule import Every
+from trainer.daemon.asked import Asked
+from trainer.daemon.daemon import run as run_trainer
+
+TYPES = ("string", "list", "set", "zset", "hash", "stream")
+NUMBERS = (
+    b"abc",
+    b"",
+    b"-1",
+    b"1e9",
+    b"0",
+    b"999999999999",
+    b"999999999999999999999999",
+    b"\xff\xfe",
+    b" 7",
+    b"07",
+)
+TEXTS = (b"abc", b"", b"\xff\xfe", b"[" * 100_000, b"null", b"1e999", b'{"a": 1' + b"0" * 400 + b"}")
+FUTURE = "9999999999999-0"
+READ_BY_A_TRAINER = [f"ftrie:{{model}}:{name}" for name in ("active", "trainer", "epoch", "impressions")]
+WAIT_S = 30.0
+MINUTE = 28_000_000
+IMPRESSION = {
+    "request_id": "r1",
+    "ts": 1714550400.0,
+    "cookie": "u1",
+    "version": 1,
+    "variant": "base",
+    "age": "20",
+    "device": "u1",
+    "likes": ["red"],
+    "hour": "2024-05-01T08:00:00",
+    "distance": 2.5,
+    "items": [
+        {"id": "item-1", "ctr": 0.1, "features": {"brand": "b1", "tags": ["red"], "price": 3.0}},
+        {"id": "item-2", "ctr": 0.1, "features": {"brand": "b2", "tags": [], "price": 6.0}},
+    ],
+}
+
+
+def filled(store: Store) -> None:
+    """Everything that ftrie writes, once: a snapshot, a delta of it, a snapshot that is active, and the records."""
+    versions = store.model(shop.NAME)
+    shop.fill(store)
+    delta = shop.artefact(2).changes_since(shop.artefact(1), version=1)
+    versions.activate(versions.publish(delta, epoch=versions.begin()))
+    versions.activate(versions.publish(shop.artefact(3)))
+    versions.experiments.change(
+        lambda before: before.pinned({"u1": "base"}).divided({"base": 0.5, "plain": 0.5})
+    )
+    versions.refusals.watch(3, 1)
+    versions.refusals.went_back(2, 1, "a test")
+    versions.online.write({(MINUTE, 3, "base"): OnlineSums(requests=1)})
+    store.client.persist(versions.keys.online(MINUTE))
+    store.impressions(shop.NAME).append([json.dumps(IMPRESSION).encode()])
+    feedback = store.feedback()
+    feedback.report(shop.NAME, [Event("r1", "item-1")])
+    feedback.close()
+    store.dead_letters(shop.NAME).add(1, [Letter("source", "place", "reason", b"{}")])
+    lease = store.trainer_lease(shop.NAME, "folder")
+    lease.take()
+    lease.release()
+    versions.activate(3)  # pins it
+    store.records.items_generation()
+    store.client.set("ftrie:items:generation", "1")
+
+
+@dataclass(frozen=True)
+class Junk:
+    """What is done to the store."""
+
+    key: str
+    name: str
+    words: tuple[tuple[bytes | str, ...], ...]
+
+    def put(self, store: Store) -> None:
+        for command in self.words:
+            store.client.execute_command(*command)
+
+
+def junk_of(store: Store) -> list[Junk]:
+    """All junk there is for the keys of the document."""
+    found = []
+    keys = sorted(key.decode() for key in store.client.scan_iter())
+    for pattern, types in ROWS:
+        there = [key for key in keys if is_of(key, pattern)]
+        assert there, f"{pattern}: `filled` writes no such key, so junk in it would go unnoticed"
+        for key in there[:4]:
+            found += wrong_types(key, [kind for kind in TYPES if kind not in types])
+            found += wrong_values(store, key)
+    return found
+
+
+def wrong_types(key: str, kinds: list[str]) -> Iterator[Junk]:
+    write: dict[str, tuple[bytes | str, ...]] = {
+        "string": ("SET", key, b"abc"),
+        "list": ("RPUSH", key, b"abc"),
+        "set": ("SADD", key, b"abc"),
+        "zset": ("ZADD", key, "1", b"abc"),
+        "hash": ("HSET", key, b"abc", b"abc"),
+        "stream": ("XADD", key, "*", b"abc", b"abc"),
+    }
+    for kind in kinds:
+        yield Junk(key, f"a {kind}", (("DEL", key), write[kind]))
+
+
+def wrong_values(store: Store, key: str) -> Iterator[Junk]:
+    kind = store.client.type(key)
+    if kind == b"string":
+        values = NUMBERS if b"chunk" not in key.encode() else TEXTS
+        for value in values:
+            yield Junk(key, f"{value[:9]!r}", (("SET", key, value),))
+    elif kind == b"hash":
+        for field, there in sorted(store.client.hgetall(key).items()):
+            for value in NUMBERS if there.isdigit() else TEXTS:
+                yield Junk(key, f"{field.decode()}={value[:9]!r}", (("HSET", key, field, value),))
+            yield Junk(key, f"no {field.decode()}", (("HDEL", key, field),))
+        yield Junk(key, "another field", (("HSET", key, b"\xff\xfe", b"\xff\xfe"),))
+    elif kind == b"list":
+        for value in NUMBERS:
+            yield Junk(key, f"{value[:9]!r}", (("LPUSH", key, value),))
+    elif kind == b"zset":
+        for value in NUMBERS:
+            yield Junk(key, f"{value[:9]!r}", (("ZADD", key, "1", value),))
+        for score in ("inf", "-inf", "-1", "1e300"):
+            yield Junk(key, f"score {score}", (("ZADD", key, score, store.client.zrange(key, 0, 0)[0]),))
+    elif kind == b"stream":
+        yield Junk(key, "other fields", (("XADD", key, "*", b"\xff", b"\xff", b"version", b"abc"),))
+        yield Junk(key, "not JSON", (("XADD", key, "*", b"json", b"[" * 100_000),))
+        if not key.endswith((":dead",)):
+            yield Junk(key, "a future id", (("XADD", key, FUTURE, b"version", b"abc"),))
+
+
+class Whole:
+    """A store with everything in it, a server and an admin service on it; each test begins with all of it as it was."""
+
+    def __init__(self, url: str, store: Store, folder: Path) -> None:
+        self.url, self.store, self.folder = url, store, folder
+        store.client.flushall()
+        filled(store)
+        self.there = {key: store.client.dump(key) for key in store.client.scan_iter()}
+        self.ttl = {key: max(0, store.client.pttl(key)) for key in self.there}
+        self.junk = junk_of(store)
+        self.server = Server(Settings((shop.NAME,), url, drain_s=1.0, store_budget_s=1.0, user_ttl_s=0.0))
+        self.server.startup()
+        assert self.server.ready.wait(170)
+        self.client = Client(self.server.address, timeout_s=WAIT_S)
+        self.grpc = grpc.server(ThreadPoolExecutor(2))
+        self.grpc.add_generic_rpc_handlers((ModelAdminService(Administered(self.server), url).handlers(),))
+        port = self.grpc.add_insecure_port("127.0.0.1:0")
+        self.grpc.start()
+        self.admin = AdminClient(f"127.0.0.1:{port}", WAIT_S)
+        self.runs = 0
+        store.model(shop.NAME).pin.resume()
+        self.train()  # loads the kernels
+
+    def as_it_was(self) -> None:
+        """The store as `filled` has left it, in one step."""
+        with self.store.client.pipeline(transaction=True) as pipe:
+            pipe.flushall()
+            for key, dumped in self.there.items():
+                pipe.restore(key, self.ttl[key], dumped)
+            pipe.execute()
+        self.look()
+
+    def look(self) -> None:
+        assert self.server._feed.look_now(shop.NAME, WAIT_S)
+
+    def train(self) -> None:
+        """A trainer's whole life, on what is in the streams."""
+        self.runs += 1
+        asked = Asked(
+            store=self.url,
+            sources=("store",),
+            folder=self.folder / f"run-{self.runs}",
+            every=Every.parse("1h"),
+            init_from=None,
+            save=None,
+            publish=Every.parse("1h"),
+            snapshot=1,
+            threshold=0.0,
+            activate=True,
+            keep=50,
+            once=True,
+            wait=False,
+            idle_s=1.0,
+            memory_bytes=1 << 20,
+            max_lag_s=30.0,
+            say_every_s=60.0,
+            metrics_port=None,
+        )
+        run_trainer(shop.spec(), asked, as_json=False)
+
+    def close(self) -> None:
+        self.client.close()
+        self.admin.close()
+        self.grpc.stop(0)
+        self.server.drain()
+        self.server.shutdown()
+
+
+class Administered:
+    """A server in this process, as the admin service needs it."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def status(self) -> SupervisorStatus:
+        return SupervisorStatus(self._server.address, True, False, self._server.status(), ())
+
+    def followed(self, model: str) -> FollowedExperiment:
+        return self._server._feed.followed(model)
+
+    def look_now(self, model: str, timeout_s: float) -> bool:
+        return self._server._feed.look_now(model, timeout_s)
+
+
+@pytest.fixture(scope="module")
+def whole(valkey_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
+    with pytest.MonkeyPatch.context() as patch, Store.open(valkey_url) as store:
+        patch.setattr(follower, "WAIT_S", 0.01)
+        made = Whole(valkey_url, store, tmp_path_factory.mktemp("trainers"))
+        yield made
+        made.close()
+
+
+def asked_of_the_store(whole: Whole) -> list[tuple[str, Callable[[], object]]]:
+    """What every command does. Each may be refused with a message, and in no other way."""
+    versions = whole.store.model(shop.NAME)
+    return [
+        ("versions", versions.versions),
+        ("inspect", lambda: versions.materialise(versions.active_or_fail())),
+        ("check", whole.store.check),
+        ("report", lambda: list(versions.online.read([MINUTE]))),
+        ("experiment", versions.experiment),
+        ("dead", lambda: list(whole.store.dead_letters(shop.NAME).latest(5))),
+        ("gc --dry-run", lambda: versions.gc(2, dry_run=True)),
+        ("resume", versions.pin.resume),
+        ("train", whole.train),
+        ("activate", lambda: versions.activate(2)),
+        ("rollback", versions.rollback),
+        ("publish", lambda: versions.publish(shop.artefact(4))),
+        ("gc", lambda: versions.gc(50)),
+    ]
+
+
+def asked_of_the_server(whole: Whole) -> list[tuple[str, Callable[[], object]]]:
+    admin = whole.admin
+    return [
+        ("ListVersions", admin.versions),
+        ("GetStatus", admin.status),
+        ("GetExperiment", admin.experiment),
+        ("Reload", admin.reload),
+        ("RollBack", lambda: admin.roll_back(shop.NAME)),
+        ("ActivateVersion", lambda: admin.activate(shop.NAME, 3)),
+        ("Rank set", lambda: whole.client.rank(cookie="u1", candidate_set="front page")),
+    ]
+
+
+def status_of(call: Callable[[], object]) -> grpc.StatusCode:
+    try:
+        call()
+    except (AdminFailed, RankFailed) as error:
+        return error.code
+    return grpc.StatusCode.OK
+
+
+def survives(whole: Whole, junk: Junk, *, trains: bool = True) -> None:
+    """Everything is asked while the junk is there; then it is repaired, and all is as it should be.
+
+    trains: run a trainer with the junk there, and another after the repair.
+    """
+    whole.as_it_was()
+    junk.put(whole.store)
+    for name, ask in asked_of_the_store(whole):
+        with suppress(FtrieError):  # anything else fails the test
+            if trains or name != "train":
+                ask()
+    whole.as_it_was()
+    junk.put(whole.store)
+    for name, ask in asked_of_the_server(whole):
+        assert status_of(ask) is not grpc.StatusCode.INTERNAL, name
+    answer = whole.client.rank(cookie="u1", candidates=["item-1"], variant="base")
+    assert answer.version in (1, 2, 3)
+
+    whole.as_it_was()
+    junk.put(whole.store)
+    is_repaired(whole, junk)
+    if trains:
+        whole.train()
+
+
+def is_repaired(whole: Whole, junk: Junk) -> None:
+    versions = whole.store.model(shop.NAME)
+    dry, found = whole.store.check(), whole.store.check(repair=True)
+    assert all(each.repaired for each in found), found
+    assert not any(each.repaired for each in dry) and bool(dry) == bool(found), (dry, found)
+    assert whole.store.check() == []
+    lost = {int(junk.key.split(":")[3])} if ":chunk:" in junk.key else set()
+    lost |= {2} if 1 in lost else set()  # the delta stands on it
+    if junk.name.startswith("refused="):  # whatever stands there is a reason
+        lost.add(int(junk.key.split(":")[3]))
+    there = versions.versions()
+    good = [info.version for info in there if not info.refused]
+    assert set(good) | lost >= {1, 2, 3}, (found, there)
+    for version, seed in ((1, 1), (2, 2), (3, 3)):
+        if version in good:
+            assert versions.materialise(version).content == shop.artefact(seed).content
+    active = versions.active()
+    assert active in good and (active == 3 or 3 in lost or junk.key.endswith("}:active")), (active, found)
+    whole.look()
+    serves(whole, active)
+
+    if others := [each for each in good if each != active]:
+        assert versions.activate(others[0]) == active
+        assert versions.rollback() == active
+    versions.pin.resume()
+    newest = versions.publish_and_activate(shop.artefact(4))
+    assert newest == max(info.version for info in versions.versions())
+    versions.gc(50)
+    whole.look()
+    serves(whole, newest)
+    assert whole.admin.versions().versions[-1].version == newest
+
+
+def serves(whole: Whole, version: int) -> None:
+    pause = threading.Event()
+    deadline = time.monotonic() + WAIT_S
+    while whole.client.rank(candidates=["item-1"]).version != version:
+        assert time.monotonic() < deadline, f"version {version} is not served"
+        pause.wait(0.01)
+    [status] = whole.server.status()
+    assert status.problem == ""
+
+
+@pytest.mark.parametrize("key", [key for key, _ in ROWS])
+def test_junk_kills_nothing_and_is_repaired(whole: Whole, key: str) -> None:
+    """A selection: one wrong type, and one wrong value."""
+    of_key = [junk for junk in whole.junk if is_of(junk.key, key)]
+    types = [junk for junk in of_key if junk.name.startswith("a ")]
+    values = [junk for junk in of_key if not junk.name.startswith("a ")]
+    survives(whole, types[0], trains=key in READ_BY_A_TRAINER)
+    survives(whole, values[len(values) // 2], trains=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("key", [key for key, _ in ROWS])
+def test_all_junk_kills_nothing_and_is_repaired(whole: Whole, key: str) -> None:
+    for junk in whole.junk:
+        if is_of(junk.key, key):
+            survives(whole, junk)
+
+
+def is_of(key: str, row: str) -> bool:
+    return re.fullmatch(pattern_of(row).pattern.replace("ads", shop.NAME), key) is not None

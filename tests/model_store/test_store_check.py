@@ -1,0 +1,233 @@
+"""Junk in the store: what each method does while it is there, and `ftrie store check`, which repairs it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from ftrie.cli import run
+from model_store.errors import ArtefactError, StaleEpoch, UnreadableValue
+from model_store.model_versions import ModelVersions
+from model_store.store import Store
+from tests.model_store.models import model
+
+SEVERAL = 3
+
+
+@pytest.fixture
+def ads(store: Store) -> ModelVersions:
+    """Versions 1 to 3, of which 3 is active."""
+    ads = store.model("ads")
+    for number in range(SEVERAL):
+        ads.publish_and_activate(model(weights=[number + 1.0] * 5))
+    return ads
+
+
+@pytest.mark.parametrize("junk", [b"abc", b"", b"0", b"-1", b"\xff", b"07"])
+def test_a_junk_pointer_stays_off_the_history_and_every_command_goes_on(
+    store: Store, ads: ModelVersions, junk: bytes
+) -> None:
+    told: list[str] = []
+    ads = store.model("ads", told.append)
+    store.client.set(ads.keys.active, junk)
+    with pytest.raises(
+        UnreadableValue, match=r"ftrie:\{ads\}:active: got .*`ftrie store check ads --repair`"
+    ):
+        ads.active()
+    assert [info.active for info in ads.versions()] == [False, False, True]
+    assert ads.gc(1, dry_run=True) == [1]
+    assert ads.active_through_us() == 0
+    assert ads.rollback() == 2
+    store.client.set(ads.keys.active, junk)
+    assert ads.activate(3) is None
+    assert store.client.lrange(ads.keys.history, 0, -1) == [b"1"]
+    assert "version 3 was the last activated" in told[0]
+    assert any("version 3 was activated all the same" in text for text in told)
+
+
+def test_a_pointer_that_is_a_list_is_written_over(store: Store, ads: ModelVersions) -> None:
+    store.client.delete(ads.keys.active)
+    store.client.rpush(ads.keys.active, "x")
+    assert ads.rollback() == 2
+    assert ads.active() == 2
+
+
+def test_a_script_that_refuses_has_changed_nothing(store: Store, ads: ModelVersions) -> None:
+    store.client.hset(ads.keys.trainer, "epoch", "abc")
+    before = {key: store.client.dump(key) for key in store.client.scan_iter() if b"epoch" not in key}
+    with pytest.raises(UnreadableValue, match=r"ftrie:\{ads\}:trainer epoch: got 'abc'"):
+        ads.activate(1)
+    with pytest.raises(UnreadableValue, match="trainer epoch"):
+        store.trainer_lease("ads", "one").take()
+    with pytest.raises(UnreadableValue, match="trainer epoch"):
+        ads.pin.resume()
+    assert {key: store.client.dump(key) for key in before} == before
+
+
+def test_a_sequence_that_was_set_back_overwrites_no_version(store: Store, ads: ModelVersions) -> None:
+    store.client.set(ads.keys.sequence, 0)
+    assert ads.publish(model()) == SEVERAL + 1
+    assert ads.materialise(1).content == model(weights=[1.0] * 5).content
+
+
+def test_an_epoch_that_was_set_back_fences_nobody_off(store: Store, ads: ModelVersions) -> None:
+    lease = store.trainer_lease("ads", "one")
+    lease.take()
+    lease.release()
+    store.client.set(ads.keys.epoch, 0)
+    ads.activate(1)
+    assert ads.active() == 1
+    store.client.set(ads.keys.epoch, 0)
+    assert store.trainer_lease("ads", "two").take() > lease.epoch
+    with pytest.raises(StaleEpoch):
+        lease.renew()
+
+
+@pytest.mark.parametrize(
+    ("field", "junk"),
+    [
+        ("rows", "abc"),
+        ("size", "1e9"),
+        ("chunk_bytes", "0"),
+        ("chunks", "999999999999"),
+        ("version", "7"),
+        ("created", "yesterday"),
+        ("created", "2024-05-01"),
+        ("metrics", "[" * 100_000),
+        ("metrics", '{"a": {"b": []}}'),
+        ("sha256", b"\xff"),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_a_junk_manifest_is_listed_as_damaged_and_made_again_from_its_bytes(
+    store: Store, ads: ModelVersions, field: str, junk: str | bytes
+) -> None:
+    good = ads.manifest(2)
+    store.client.hset(ads.keys.manifest(2), field, junk)
+    with pytest.raises(ArtefactError, match=r"ftrie store check ads --repair"):
+        ads.manifest(2)
+    if field != "metrics":  # which a list does not read
+        assert [(info.version, info.damaged) for info in ads.versions()] == [
+            (1, False),
+            (2, True),
+            (3, False),
+        ]
+        assert ads.rollback() == 1
+        assert ads.gc(2, dry_run=True) == []  # what a damaged version needs is not known
+    [finding] = store.check(repair=True)
+    assert (finding.key, finding.repaired) == (ads.keys.manifest(2), True)
+    assert field in finding.found
+    assert ads.manifest(2) == good or field == "created"
+    assert ads.materialise(2).content == good.content
+    assert store.check() == []
+
+
+def test_members_that_are_no_versions_are_left_out_reported_and_removed(
+    store: Store, ads: ModelVersions
+) -> None:
+    store.client.zadd(ads.keys.versions, {"abc": 1, b"\xff": 2, "1": float("inf")})
+    store.client.lpush(ads.keys.history, "abc")
+    told: list[str] = []
+    ads = store.model("ads", told.append)
+    assert [info.version for info in ads.versions()] == [1, 2, 3]
+    assert ads.rollback() == 2
+    assert len([text for text in told if "'abc'" in text]) == 2
+    store.client.rpush(ads.keys.history, "abc")
+    assert len(store.check()) == 4
+    assert all(each.repaired for each in store.check(repair=True))
+    assert store.client.zrange(ads.keys.versions, 0, -1) == [b"1", b"2", b"3"]
+
+
+def test_a_list_of_versions_of_another_type_is_built_again(store: Store, ads: ModelVersions) -> None:
+    before = store.client.zrange(ads.keys.versions, 0, -1, withscores=True)
+    store.client.set(ads.keys.versions, "x")
+    with pytest.raises(UnreadableValue, match="versions: WRONGTYPE"):
+        ads.versions()
+    with pytest.raises(UnreadableValue, match="versions: WRONGTYPE"):
+        ads.publish(model())
+    store.check(["ads"], repair=True)
+    assert store.client.zrange(ads.keys.versions, 0, -1, withscores=True) == before
+
+
+def test_a_version_beyond_repair_is_refused_and_the_one_before_it_active(
+    store: Store, ads: ModelVersions
+) -> None:
+    store.client.set(ads.keys.chunks(3, 1)[0], b"junk")
+    found = store.check(repair=True)
+    assert [each.key for each in found] == [ads.keys.manifest(3), ads.keys.active]
+    assert ads.active() == 2
+    assert ads.versions()[2].refused.startswith("damaged: ")
+    assert store.check() == []
+    assert ads.rollback() == 1
+
+
+def test_a_pinned_version_a_lease_and_a_guard_are_repaired_field_by_field(
+    store: Store, ads: ModelVersions
+) -> None:
+    lease = store.trainer_lease("ads", "one")
+    lease.take()
+    ads.activate(2)
+    ads.refusals.watch(2, 1)
+    store.client.hset(ads.keys.trainer, mapping={"until_ms": "9" * 15, "pinned": "abc"})
+    store.client.hset(ads.keys.guard, "candidate", "abc")
+    assert ads.refusals.record().good == 1
+    with pytest.raises(UnreadableValue, match="candidate: got 'abc'"):
+        ads.gc(1)
+    assert [each.found.split()[0] for each in store.check(repair=True)] == ["candidate", "until_ms", "pinned"]
+    assert ads.pin.version() == 2
+    lease.renew()
+    assert store.check() == []
+
+
+def test_an_experiment_keeps_what_can_be_read_of_it(store: Store, ads: ModelVersions) -> None:
+    ads.experiments.change(lambda before: before.pinned({"u": "base"}))
+    store.client.hset(ads.keys.experiment, "shares", "half and half")
+    [finding] = store.check(repair=True)
+    assert "half and half" in finding.found
+    kept = ads.experiment()
+    assert kept is not None and (dict(kept.pins), kept.shares) == ({"u": "base"}, {})
+
+
+def test_the_command_lists_repairs_and_tells_by_its_exit_code(
+    store: Store, store_url: str, ads: ModelVersions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check: Callable[..., int] = lambda *more: run(["store", "check", *more, "--store", store_url])  # noqa: E731
+    assert check() == 0
+    assert capsys.readouterr().out == "all keys hold what they should\n"
+    store.client.set(ads.keys.active, "abc")
+    store.client.set("ftrie:user:u", "no hash")
+    assert check("ads", "--json") == 5
+    listed = json.loads(capsys.readouterr().out)
+    assert listed == {
+        "findings": [
+            {
+                "key": "ftrie:{ads}:active",
+                "found": "'abc'",
+                "expected": "3",
+                "repair": "version 3 is active",
+                "repaired": False,
+            }
+        ],
+        "wrong": 1,
+    }
+    assert check() == 5
+    said = capsys.readouterr()
+    assert "ftrie:user:u" in said.out and "--repair does" in said.out
+    assert "2 values that should not be there; run it again with --repair" in said.err
+    assert check("--repair") == 0
+    assert ads.active() == 3
+    assert check() == 0
+
+
+@pytest.mark.parametrize(
+    "command", [["rollback", "ads"], ["gc", "ads"], ["versions", "ads"], ["activate", "ads", "1"]]
+)
+def test_commands_beside_junk_say_what_stood_there_and_the_cure(
+    store: Store, store_url: str, ads: ModelVersions, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.client.set(ads.keys.active, "abc")
+    assert run(["store", *command, "--store", store_url]) == 0
+    said = capsys.readouterr().err
+    assert "active" in said and "`ftrie store check ads --repair`" in said
