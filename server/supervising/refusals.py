@@ -10,17 +10,19 @@ from collections.abc import Callable
 import structlog
 
 from model_store.errors import ArtefactError, FtrieError, NewerFormat, VersionNotFound
+from server.layers.state import AllEqual
 from server.metrics.families import REFUSED_VERSIONS
 from server.metrics.meter import Meter
 from server.supervising.pauses import REFUSED_VERSION
 
-DAMAGED, NEWER, GONE, MEMORY, OTHER = "damaged", "newer", "gone", "memory", "failed"
+DAMAGED, NEWER, GONE, EQUAL, MEMORY, OTHER = "damaged", "newer", "gone", "equal", "memory", "failed"
 
 _log = structlog.get_logger(__name__)
 
 _REASONS: tuple[tuple[type[BaseException], str], ...] = (
     (VersionNotFound, GONE),
     (NewerFormat, NEWER),
+    (AllEqual, EQUAL),
     (ArtefactError, DAMAGED),
     (MemoryError, MEMORY),
     (
