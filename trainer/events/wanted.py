@@ -32,7 +32,7 @@ RESERVED: dict[str, tuple[Path, str]] = {
     UNKNOWN: ((ITEMS, "unknown"), "whole"),
 }
 """Columns that every joined row has, for online metrics and, UNKNOWN, for what is learned: where they stand, and as
-what: "whole" is int64, "number" float64, "text" binary; null where the event has none. A spec's columns begin otherwise."""
+what: "whole" is int64, "number" float64, "text" binary; null where the event has none. No spec has a column with @."""
 
 _OBJECTS = frozenset({ITEMS, CONTEXT, USER})  # on an event's top, never values themselves
 _SCALAR: dict[str, Form] = {"number": "number", "set": "set", "raw": "set"}
