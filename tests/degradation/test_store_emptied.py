@@ -129,7 +129,8 @@ def test_store_is_emptied_and_restored_under_load(tmp_path: Path, recovered: Rec
         running.await_ready()
         load = Load(running.address)
         load.start()
-        trainer = Learning(tmp_path, valkey.url, ["--init-from", "active", "--every", "1s"], SPEC)
+        (tmp_path / "trainer").mkdir()
+        trainer = Learning(tmp_path / "trainer", valkey.url, ["--init-from", "active", "--every", "1s"], SPEC)
         try:
             eventually(lambda: trainer.has("examples", 100), "it learns", COMPILE_S)
             eventually(lambda: (running.model()["version"] or 0) > 2, "its versions are served", LONG_S)
