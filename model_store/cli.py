@@ -99,7 +99,9 @@ def activate(
     version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The version to serve.")],
     force: Annotated[
         bool,
-        typer.Option("--force", help="Even one that a guard has refused; the trainer goes on from it."),
+        typer.Option(
+            "--force", help="Even one that a guard or a server has refused; the trainer goes on from it."
+        ),
     ] = False,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,

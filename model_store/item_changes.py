@@ -51,6 +51,16 @@ class ItemChanges:
         self._lookups = lookups
 
     @staticmethod
+    def identify(pipe: Any) -> None:
+        """Give the data an epoch if it has none, by a redis-py pipeline."""
+        pipe.set(ITEMS_EPOCH, secrets.token_hex(8), nx=True)
+
+    @staticmethod
+    def ask_for_all(pipe: Any) -> None:
+        """Order servers to read all items again and to keep none that the store lacks, by a redis-py pipeline."""
+        pipe.set(ITEMS_GENERATION, secrets.token_hex(8))
+
+    @staticmethod
     def add(pipe: Any, ids: Sequence[str]) -> None:
         """Add the notice that these items changed to a redis-py pipeline."""
         for start in range(0, len(ids), IDS_AN_ENTRY):
@@ -78,6 +88,11 @@ class ItemChanges:
             key.decode() for key, each in zip(keys, answers, strict=True) if is_of_another_type(each)
         )
         return ItemsState(epoch or self._new_epoch(), reread or "", last[0][0] if last else None, junk)
+
+    def epoch(self) -> str:
+        """The epoch of the store's data alone, as `state` has it. Raises StoreUnavailable, StoreError."""
+        (epoch,) = self._ask(packed(b"GET", ITEMS_EPOCH))
+        return epoch or self._new_epoch()
 
     def since(self, position: str) -> tuple[dict[str, None], str] | None:
         """The ids that changed after `position`, each once, and the position then; None if some may be missing.

@@ -31,6 +31,7 @@ class JoinSection(Section):
     late_within: Time = "1h"
     positive: Literal["click", "conversion"] = "click"
     max_pending: int = Field(default=2_000_000, ge=1, le=MOST_PENDING)
+    unknown_items: Literal["skip", "learn"] = "skip"
 
     @model_validator(mode="after")
     def _window_is_open(self) -> Self:

@@ -5,7 +5,7 @@
 -- ARGV  1 "take", "renew", "release", or "look", which changes nothing · 2 owner · 3 epoch, 0 to take or look
 --       4 how long it runs, ms · 5 host · 6 process · 7 rows
 --
--- Returns {"ok", epoch, rows that this owner has told last}
+-- Returns {"ok", epoch, rows that this owner has told last, 1 if the store had lost the lease that it renews}
 --         {"held", host, process, ms since it was heard of}   another owner's lease runs
 --         {"stale", epoch, host, process}                     another has taken it since
 --         {"junk", key, what stood there, what is right}      see checks.lua
@@ -24,24 +24,28 @@ end
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 
-local same, rows = there.owner == owner, ARGV[7]
-if (verb == 'take' or verb == 'look') and there.owner and not same and now < there.until_ms then
+local same, rows, lost = there.owner == owner, ARGV[7], 0
+local others = there.owner and not same and now < there.until_ms
+if (verb == 'take' or verb == 'look') and others then
   return {'held', there.host, there.process, now - there.seen_ms}
 end
 if verb == 'look' then
-  return {'ok', 0, 0}
+  return {'ok', 0, 0, 0}
 elseif verb == 'take' then
   epoch = math.max(last_epoch, there.epoch) + 1
   redis.call('SET', KEYS[2], string.format('%.0f', epoch))
   rows = same and string.format('%.0f', there.rows) or '0'
-elseif there.epoch > 0 and there.epoch ~= epoch then
+elseif there.epoch > epoch or (there.epoch ~= epoch and others) then
   return {'stale', there.epoch, there.host, there.process}
-elseif there.epoch == 0 and last_epoch < epoch then
-  -- the store has lost its data: who comes next must come after this one
-  redis.call('SET', KEYS[2], string.format('%.0f', epoch))
+elseif there.epoch < epoch then
+  -- The store has lost its data, or a backup of an earlier day was restored: who comes next must come after this one.
+  lost = 1
+  if last_epoch < epoch then
+    redis.call('SET', KEYS[2], string.format('%.0f', epoch))
+  end
 end
 
 local ends = verb == 'release' and now or now + tonumber(ARGV[4])
 redis.call('HSET', KEYS[1], 'owner', owner, 'epoch', string.format('%.0f', epoch), 'until_ms', string.format('%.0f', ends),
   'seen_ms', string.format('%.0f', now), 'host', ARGV[5], 'process', ARGV[6], 'rows', rows)
-return {'ok', epoch, tonumber(rows)}
+return {'ok', epoch, tonumber(rows), lost}

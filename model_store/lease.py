@@ -37,6 +37,8 @@ class TrainerLease:
 
         0 where another owner was the last to hold the lease.
         """
+        self.losses = 0
+        """How often a renewal found that the store had lost the lease, and with it all data or the latest of it."""
         self._keys = ModelKeys(model)
         self._rows = 0
         self._run = connection.script("lease")
@@ -49,7 +51,7 @@ class TrainerLease:
         answer = self._ask("take", 0)
         if answer[0] == b"held":
             raise LeaseHeld(held(self.model, *answer[1:]))
-        _, self.epoch, self.earlier_rows = answer
+        _, self.epoch, self.earlier_rows, _ = answer
         self._rows = self.earlier_rows
         return self.epoch
 
@@ -59,7 +61,9 @@ class TrainerLease:
         Raises StaleEpoch if another trainer has taken it.
         """
         self._rows = self._rows if rows is None else rows
-        self._checked(self._ask("renew", self.epoch))
+        answer = self._ask("renew", self.epoch)
+        self._checked(answer)
+        self.losses += answer[3]
 
     def release(self) -> None:
         """Give it back, so that nobody has to wait. Raises StaleEpoch if another trainer has it."""

@@ -42,11 +42,18 @@ def items(
     id_column: Annotated[
         str | None, typer.Option(metavar="NAME", help="By default item, item_id or id.")
     ] = None,
+    only: Annotated[
+        bool,
+        typer.Option(
+            "--only",
+            help="Have servers read all items again, and forget those that the store lacks.",
+        ),
+    ] = False,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
     """Load item records, one a row; a row replaces the item's whole record. Running servers follow."""
-    _load("items", file, id_column, store, as_json)
+    _load("items", file, id_column, store, as_json, only=only)
 
 
 def candidates(
@@ -68,7 +75,9 @@ def candidates(
         print(f"candidates {name}: {len(ids):,} ids from {file}")
 
 
-def _load(kind: str, file: Path, id_column: str | None, store: str, as_json: bool) -> None:
+def _load(
+    kind: str, file: Path, id_column: str | None, store: str, as_json: bool, *, only: bool = False
+) -> None:
     from model_store.store import Store
     from model_store.tables import ITEM_IDS, USER_IDS, read_records
 
@@ -76,6 +85,8 @@ def _load(kind: str, file: Path, id_column: str | None, store: str, as_json: boo
     with Store.open(store) as opened, progress(f"load {kind}", unit="rows") as bar:
         put = opened.records.put_users if kind == "users" else opened.records.put_items
         rows = put(records, bar.update)
+        if only:
+            opened.records.only_these_items()
     if as_json:
         print_json({"kind": kind, "rows": rows})
     else:

@@ -27,7 +27,7 @@ class Manifest:
     digest of the whole model either way, empty where an older ftrie has published it. through_us: of a model that is
     learned from streams, microseconds since 1970 by their clock: all that came to them before is learned from.
     recent: what a guard judged it by, `guard_figures`' JSON, empty where there is none. refused: why it is not to be
-    served, empty if it may be.
+    served, empty if it may be. forced: an operator wants it served although all candidates may score the same.
     """
 
     version: int
@@ -48,6 +48,7 @@ class Manifest:
     through_us: int | None = None
     recent: str = ""
     refused: str = ""
+    forced: bool = False
 
     def to_hash(self) -> dict[str, str]:
         """The HASH's fields; `from_hash` reads them back."""
@@ -57,6 +58,7 @@ class Manifest:
             "parent": "" if self.parent is None else str(self.parent),
             "through_us": "" if self.through_us is None else str(self.through_us),
             "created": self.created.isoformat(),
+            "forced": "1" if self.forced else "",
         }
 
     @classmethod
@@ -79,6 +81,7 @@ class Manifest:
                 through_us=_number("through_us", text["through_us"]) if text.get("through_us") else None,
                 recent=text.get("recent", ""),
                 refused=text.get("refused", ""),
+                forced=bool(text.get("forced")),
             )
         except KeyError as error:
             raise ArtefactError(f"the manifest has no field {error}; publish the version again") from None

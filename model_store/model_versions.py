@@ -112,15 +112,22 @@ class ModelVersions(PublishedVersions):
 
         With no `epoch` this is an operator's order: the version's bytes are verified, and every writer that
         began before is fenced off; a trainer is until `pin.resume`. Either way all that a delta is put together from
-        must be there. `force` serves one that a guard has refused: it counts as sound from then on, and no writer is
-        fenced off. Raises VersionNotFound, ArtefactError, StaleEpoch, VersionRefused; then nothing has changed.
+        must be there. `force` serves one that a guard or a server has refused: it counts as sound from then on. Where a
+        guard had refused it, or it is active already, no writer is fenced off. Raises VersionNotFound, ArtefactError,
+        StaleEpoch, VersionRefused; then nothing has changed.
         """
-        if force and epoch is None and (manifest := self.manifest(version)).refused:
+        if not force or epoch is not None:
+            return self._verify_and_point(version, epoch, "activate")
+        manifest = self.manifest(version)
+        if manifest.refused or version == self.active():
             self._verify(manifest)
             before = self._point_to(version, self._fence(), "activate", OVERRULING)
-            self.refusals.overruled(version)
-            return before
-        return self._verify_and_point(version, epoch, "activate")
+            if manifest.refused:
+                self.refusals.overruled(version)
+        else:
+            before = self._verify_and_point(version, None, "activate")
+        self.refusals.force(version)
+        return before
 
     def rollback(self, version: int | None = None) -> int:
         """Go back to `version`, by default to what was active before; returns the version now active.

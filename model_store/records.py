@@ -67,6 +67,11 @@ class Records(Lookups):
         """
         return self._put(ITEM, records, on_progress)
 
+    def only_these_items(self) -> None:
+        """Have servers read all items again and forget those that the store lacks, kept or not."""
+        with self._store.answers():
+            self.item_changes.ask_for_all(self._store.client)
+
     def put_candidates(self, name: str, ids: Iterable[str]) -> int:
         """Replace a candidate set by this list; returns its length. Raises StoreError for a bad id."""
         key = record_key(CANDIDATES, name)
@@ -92,6 +97,8 @@ class Records(Lookups):
                         pipe.hset(key, mapping=_encoded(record))
                 if prefix == ITEM:
                     self.item_changes.add(pipe, [record_id for record_id, _ in batch])
+                if not done:
+                    self.item_changes.identify(pipe)
                 pipe.execute()
             done += len(batch)
             if on_progress is not None:

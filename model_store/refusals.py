@@ -86,6 +86,11 @@ class Refusals:
             pipe.hincrby(self._keys.guard, ROLLED_BACK, 1)
             pipe.execute()
 
+    def force(self, version: int) -> None:
+        """An operator wants this version, which is there, served even if all candidates score the same."""
+        with self._store.answers():
+            self._client.hset(self._keys.manifest(version), "forced", "1")
+
     def overruled(self, version: int) -> None:
         """An operator wants this version served: it is refused no more, and no cooldown is under way."""
         clear = {"when_us": 0, "origin": 0, "target": 0}

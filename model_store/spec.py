@@ -36,6 +36,7 @@ SHARE_TOLERANCE = 1e-6
 WEIGHT = "weight"
 _CATEGORIES: Mapping[str, str | None] = MappingProxyType({})
 _CAME_LATER = ("join", "guard")
+_MEMBERS_CAME_LATER = (("join", "unknown_items"),)
 
 
 class ModelSpec(Section):
@@ -183,12 +184,17 @@ class ModelSpec(Section):
     def to_json(self) -> str:
         """Canonical JSON: the same spec gives the same text, so that its hash names it.
 
-        Sections that came later stand there only where they say something: older specs keep their hash.
+        Sections and members that came later stand there only where they say something: older specs keep their hash.
         """
         document = self.model_dump(mode="json")
         for name in _CAME_LATER:
             if getattr(self, name) == type(self).model_fields[name].default:
                 del document[name]
+        for section, name in _MEMBERS_CAME_LATER:
+            if section in document and document[section] is not None:
+                default = type(getattr(self, section)).model_fields[name].default
+                if document[section][name] == default:
+                    del document[section][name]
         return json.dumps(document, separators=(",", ":"), sort_keys=False)
 
     def without_guard(self) -> ModelSpec:

@@ -34,6 +34,11 @@ class Asking:
         self._users = users
         self._shadow_log = shadow_log
 
+    def forget(self) -> None:
+        """Keep no user and no set that the store lacks."""
+        self._users.forget()
+        self._sets.forget()
+
     def question(self, call: Call) -> Question:
         """The question, complete. Raises InvalidRequest, CandidateSetNotFound, StoreUnavailable or DeadlinePassed."""
         message, serving = call.message, call.serving

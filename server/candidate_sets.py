@@ -60,8 +60,16 @@ class CandidateSets:
             if kept is None:
                 raise
             return kept.ids, [f"{PART}: stale, read {self._now() - kept.read_at:.0f} s ago: {error}"]
+        if ids is None and kept is not None and kept.ids and self._reads.lost_sets(kept.read_at, context):
+            age_s = self._now() - kept.read_at  # not kept anew: each request looks whether it is there again
+            return kept.ids, [f"{PART}: stale, read {age_s:.0f} s ago: the store lost its data"]
         self._keep(name, _Kept(ids, self._now()))
         return ids, []
+
+    def forget(self) -> None:
+        """Read every set again, and keep none that the store lacks."""
+        with self._lock:
+            self._kept, self._ids = {}, 0
 
     def _keep(self, name: str, kept: _Kept) -> None:
         with self._lock:

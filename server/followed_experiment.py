@@ -61,6 +61,13 @@ class FollowedExperiment:
         before, asked, unreadable = self.problem, self.asked, ""
         try:
             asked = versions.experiment()
+            if (
+                asked is None and self.asked is not None
+            ):  # a record is never deleted: the store has lost its data
+                asked = self.asked
+                unreadable = (
+                    f"the store has lost the experiment; revision {asked.revision} stays: set it again"
+                )
         except StoreUnavailable:
             raise
         except StoreError as error:

@@ -1,8 +1,11 @@
 """Keeps the store's item records in memory, up to date by the stream of changes. For the one thread that follows.
 
 All items are read at the start, and again where the stream cannot tell what changed: it was trimmed past our position,
-the store was emptied, or somebody asked for it. A change costs what the changed items cost. Nothing here builds a
+the store lost its data, or somebody asked for it. A change costs what the changed items cost. Nothing here builds a
 catalogue, and nothing runs in a request.
+
+A store that lost its data (another epoch) takes no items from a server: those that it lacks are kept as they were,
+until they are written again, removed by a notice, or an operator orders all items to be read again.
 """
 
 from __future__ import annotations
@@ -32,7 +35,15 @@ class ItemFollower:
         self._items = _Items()
         self._state: ItemsState | None = None
         self._include: dict[str, None] = {}
+        self._kept: set[str] = set()
+        self._last_order = ""
         self._generation = self._moves = 0
+        self.orders = 0
+        """How many orders to read all items again were followed."""
+        self.is_ordered = False
+        """Whether the items are as an order has found them, or as changed since by notices."""
+        self.began_empty = False
+        """Whether the first reading found no item, and none has come since: perhaps the store has lost them."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -41,6 +52,11 @@ class ItemFollower:
     def generation(self) -> int:
         """Another number after each poll that changed the items, and in any other store; 0 before the first."""
         return self._generation
+
+    @property
+    def kept(self) -> int:
+        """How many of the items are kept though the store, which has lost its data, lacks them."""
+        return len(self._kept)
 
     def items(self) -> Iterator[tuple[str, Record]]:
         """Every item once. Do not `poll` meanwhile."""
@@ -67,25 +83,60 @@ class ItemFollower:
                 keys=state.junk,
                 cure=cure(""),
             )
-        if before is None or (before.epoch, before.reread) != (state.epoch, state.reread):
-            return self._read_all(state, "start" if before is None else "asked for, or the store was emptied")
+        if before is None:
+            return self._read_all(state, "start")
+        if state.reread and state.reread != self._last_order:
+            return self._read_all(state, "asked for", ordered=True)
+        if before.epoch != state.epoch:
+            return self._read_all(state, "the store lost its data", lost=True)
+        if before.reread != state.reread:
+            return self._read_all(state, "the generation was removed")
         if before.position == state.position:
             return self._apply(dict(self._include), state)
         if before.position is None:
             return self._read_all(state, "the stream is new")
         found = self._records.item_changes.since(before.position)
         if found is None:
-            return self._read_all(state, "the stream does not reach back to the last look")
+            # Without an epoch, which a replica may lack, a store without items is one that lost its data.
+            unsure = not state.epoch
+            return self._read_all(state, "the stream does not reach back to the last look", if_none=unsure)
         changed, position = found
         return self._apply(changed | self._include, replace(state, position=position))
 
-    def _read_all(self, state: ItemsState, why: str) -> bool:
-        """Read every item; `state` was taken before, so what changes meanwhile is read again at the next poll."""
+    def _read_all(
+        self,
+        state: ItemsState,
+        why: str,
+        *,
+        lost: bool = False,
+        if_none: bool = False,
+        ordered: bool = False,
+    ) -> bool:
+        """Read every item; `state` was taken before, so what changes meanwhile is read again at the next poll.
+
+        lost: keep the items that the store lacks; if_none: keep them if it has no item at all. Those that were kept
+        before stay so, unless this was ordered.
+        """
         items = _Items()
         for item, record in self._records.scan_items():
             items.put(item, record)
-        self._items, self._state, self._include = items, state, {}
+        kept = set[str]()
+        all_stay = lost or (if_none and not len(items))
+        may_stay = not ordered and (all_stay or bool(self._kept))
+        for item, record in self._items if may_stay else ():
+            if item not in items and (all_stay or item in self._kept):
+                items.put(item, record)
+                kept.add(item)
+        self.is_ordered = ordered
+        self.orders += ordered
+        self._last_order = state.reread or self._last_order
+        self.began_empty = self._state is None and not len(items)
+        self._items, self._state, self._include, self._kept = items, state, {}, kept
         self._moved(state)
+        if kept:
+            _log.error(
+                "the store lost its data: items are kept as they were", kept=len(kept), items=len(items)
+            )
         _log.info("items read", items=len(items), why=why)
         return True
 
@@ -96,6 +147,8 @@ class ItemFollower:
         moved = False
         for item, record in zip(ids, records, strict=True):
             moved |= self._items.put(item, record)
+        self._kept.difference_update(ids)
+        self.began_empty = self.began_empty and not len(self._items)
         self._state, self._include = state, {}
         if moved:
             self._moved(state)
@@ -115,6 +168,9 @@ class _Items:
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def __contains__(self, item: str) -> bool:
+        return item in self._values
 
     def __iter__(self) -> Iterator[tuple[str, Record]]:
         for item, (names, values) in self._values.items():

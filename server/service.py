@@ -56,6 +56,10 @@ class RankingService:
         self._asking = Asking(reads, users or UserFeatures(reads, meter=self._meter), shadow_log)
         self.draining = False
 
+    def forget(self) -> None:
+        """Keep no user and no candidate set that the store lacks."""
+        self._asking.forget()
+
     def handlers(self) -> grpc.GenericRpcHandler[Received | DecodeError, bytes]:
         """What a grpc server is given. Answers are bytes already."""
         rank = grpc.unary_unary_rpc_method_handler(self.Rank, request_deserializer=received)

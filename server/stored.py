@@ -7,14 +7,16 @@ failure means.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import grpc
 
-from model_store.errors import StoreUnavailable
+from model_store.errors import StoreError, StoreUnavailable
 from model_store.lookups import HashFields
 from model_store.records import Records
 from model_store.store import Store
@@ -76,11 +78,25 @@ class Source:
         self._budget_s = budget_s
         self._breaker = Breaker()
         self._store: Store | None = None
+        self._epoch = ""
+        self._lost_at = -math.inf
 
     def connect(self) -> None:
         """Open the store unless it is open. Raises StoreUnavailable. For one thread at a time."""
         if self._store is None:
-            self._store = Store.open(self._url, timeout_s=self._budget_s)
+            store = Store.open(self._url, timeout_s=self._budget_s)
+            with suppress(StoreError):  # without it no loss is noticed, and an empty answer is taken as it is
+                self._epoch = store.records.item_changes.epoch()
+            self._store = store
+
+    def has_lost(self, read_at: float, wait_s: float) -> bool:
+        """Whether the store has lost its data since `read_at` (monotonic clock). Asks it. Raises StoreUnavailable."""
+        if not self._epoch:
+            return False
+        epoch = self.read(lambda records, wait: records.item_changes.epoch(), wait_s)
+        if epoch and epoch != self._epoch:
+            self._epoch, self._lost_at = epoch, time.monotonic()
+        return read_at < self._lost_at
 
     def close(self) -> None:
         """Close the store."""
@@ -143,6 +159,10 @@ class StoredReads:
     def user_values(self, cookie: str, wanted: HashFields, wait_s: float) -> list[str | None]:
         """The values of some fields of a user's record. `wait_s`: of `users`. Raises StoreError."""
         return self.users.read(lambda records, wait: records.user_values(cookie, wanted, wait), wait_s)
+
+    def lost_sets(self, read_at: float, context: grpc.ServicerContext) -> bool:
+        """Whether the store of candidate sets has lost its data since `read_at`. Raises as `items`."""
+        return self._records.has_lost(read_at, self._records.wait_s(context))
 
     def items(self, ids: Sequence[str], context: grpc.ServicerContext) -> list[dict[str, str] | None]:
         """One record or None an id, in one round trip. Raises StoreError or DeadlinePassed."""

@@ -1,8 +1,9 @@
 """The user's side of a request: stored features under those given inline, field by field.
 
 The store is asked only if a cookie is given and some user-side field is not inline, and then once for all requests of
-that cookie at a time, and not again while what it said is fresh. Where it does not answer, what it said last serves;
-where it never said anything, the request goes on with what it brought. Both say so. Nothing here knows of candidates.
+that cookie at a time, and not again while what it said is fresh. Where it does not answer, or has lost its data, what
+it said last serves; where it never said anything, the request goes on with what it brought. Both say so. Nothing here
+knows of candidates.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ class UserFeatures:
         self._ttl_s = ttl_s
         self._shelves: dict[str, _Shelf] = {}
 
+    def forget(self) -> None:
+        """Read every user again, and keep none that the store lacks."""
+        self._shelves.clear()
+
     def complete(
         self, cookie: str, inline: Fields, serving: Serving, context: grpc.ServicerContext
     ) -> tuple[Fields, list[str]]:
@@ -88,11 +93,11 @@ class UserFeatures:
         if user is not None and user.fresh_until > time.monotonic():
             user.used = True
             self._meter.count(USER_CACHE, "hit")
-            return user, []
+            return user, (_lost(user) if user.lost_at else [])
         try:
             read = self._read(shelf, cookie, context)
-            self._meter.count(USER_CACHE, "miss")
-            return read, []
+            self._meter.count(USER_CACHE, "stale" if read.lost_at else "miss")
+            return read, (_lost(read) if read.lost_at else [])
         except StoreError as error:
             self._meter.count(USER_CACHE, "failed" if user is None else "stale")
             if user is None:
@@ -143,9 +148,27 @@ class UserFeatures:
     def _ask(self, shelf: _Shelf, cookie: str, wait_s: float) -> StoredUser:
         values = self._reads.user_values(cookie, shelf.wanted.hash_fields, wait_s)
         user = StoredUser(cookie, values, time.monotonic() + self._ttl_s)
+        if all(value is None for value in values):
+            user = self._kept(shelf, user, wait_s)
         if len(cookie) <= LONGEST_KEPT_COOKIE:
             shelf.cache.put(user)
         return user
+
+    def _kept(self, shelf: _Shelf, user: StoredUser, wait_s: float) -> StoredUser:
+        """The user, of whom the store has nothing; as known before if that is because the store lost its data."""
+        before = shelf.cache.get(user.cookie)
+        if before is None or all(value is None for value in before.values):
+            return user
+        read_at = before.lost_at or before.fresh_until - self._ttl_s
+        if not self._reads.users.has_lost(read_at, wait_s):
+            return user
+        return StoredUser(user.cookie, before.values, user.fresh_until, read_at)
+
+
+def _lost(user: StoredUser) -> list[str]:
+    """What `degraded` says of a user whose record the store has lost."""
+    age_s = time.monotonic() - user.lost_at
+    return [f"{PART}: stale, read {age_s:.0f} s ago: the store lost its data, and has no record of this user"]
 
 
 def drop_misfits(fields: Fields, serving: Serving, part: str = PART) -> tuple[Fields, list[str]]:

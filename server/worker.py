@@ -169,6 +169,8 @@ class Worker:
         match body["do"]:
             case "degraded":
                 current.degraded = tuple(body["texts"])
+            case "forget":
+                self._service.forget()
             case "experiment":
                 asked = body["experiment"]
                 current.ask_for(None if asked is None else Experiment.from_json(asked))

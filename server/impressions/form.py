@@ -18,7 +18,7 @@ from server.impressions.values import Printer, printed_unknown, printer, quoted
 from server.model import id_fields
 
 OF_THE_LINE = ("request_id", "ts", "cookie", "model", "version", "variant")
-OF_THE_ITEM = ("id", "position", "ctr", "propensity")
+OF_THE_ITEM = ("id", "position", "ctr", "propensity", "unknown")
 """A field called `position` is learned with the position that was shown, whatever it was scored with: as is the custom
 where clicks depend on places, and answers should not."""
 EMPTY = '""'
@@ -56,6 +56,8 @@ class Form:
     item: tuple[Member, ...] = field(init=False)
     id_members: tuple[Member, ...] = field(init=False)
     """Members of an item that have its own id as value where it has no other."""
+    tells_items: bool = field(init=False)
+    """Whether the model has fields of the item beyond its id: then an unknown item was scored without them."""
     _known: frozenset[str] = field(init=False)
     _taken: frozenset[str] = field(init=False)
 
@@ -70,6 +72,7 @@ class Form:
         items = [f for f in self.plan.item_fields if f.name not in ids]
         bind(self, "item", _members(items, of_the_row.union(OF_THE_ITEM) - {"position"}))
         bind(self, "id_members", _members((f for f in fields if f.name in ids), frozenset()))
+        bind(self, "tells_items", bool(items))
         bind(self, "_known", frozenset(f.name for f in self.plan.request_fields))
         names = {name for f in fields for name in (f.name, f.column)}
         bind(self, "_taken", names | of_the_row | {given.label, given.item, *OF_THE_ITEM})
@@ -88,14 +91,15 @@ class Form:
                     context.append(f"{quoted(name)}:{text}")
         return ",".join(user), ",".join(context)
 
-    def shown(self, item_id: str, values: Mapping[str, Value]) -> str:
-        """`id` and `features` of an item, without braces around. Raises FieldValueError."""
+    def shown(self, item_id: str, values: Mapping[str, Value], *, unknown: bool = False) -> str:
+        """`id` and `features` of an item, and `unknown` if it is, without braces around. Raises FieldValueError."""
         features = [text for member in self.item if (text := member.of(values)) is not None]
         for member in self.id_members:
             text = member.of(values) or self._by_id(member, item_id)
             if text is not None:
                 features.append(text)
-        return f'"id":{quoted(item_id)},"features":{{{",".join(features)}}}'
+        mark = ',"unknown":1' if unknown and self.tells_items else ""
+        return f'"id":{quoted(item_id)},"features":{{{",".join(features)}}}{mark}'
 
     def stored(self, features: Mapping[str, Value]) -> dict[str, Value]:
         """From the `features` of a line back to values by the names of fields."""

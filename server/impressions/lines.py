@@ -6,7 +6,7 @@ waits, counts or writes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -125,22 +125,24 @@ class Lines:
         which: by what the items are known; theirs are set.
         """
         made: list[bytes] = []
+        unknown = frozenset(ranking.unknown_items)
         for place, row in enumerate(rows.tolist()):
             if row < 0:
-                which[place], fragment = self._spelled(ranking, place, row)
+                which[place], fragment = self._spelled(ranking, place, row, unknown)
                 made.append(fragment)
                 rows[place] = -len(made)
         return Fragments.of(made)
 
-    def _spelled(self, ranking: Ranking, place: int, row: int) -> tuple[int | str, bytes]:
-        """What an item is known by, and its fragment."""
+    def _spelled(self, ranking: Ranking, place: int, row: int, unknown: Set[str]) -> tuple[int | str, bytes]:
+        """What an item is known by, and its fragment. unknown: those of which the store told nothing."""
         if row == NO_ITEM:
             item: Spelled = (ranking.candidates[int(ranking.order[place])], {})
         else:
             item = ranking.extra[FIRST_SPELLED - row]
         item_id, features = item
         if not isinstance(features, StoredItem):
-            return item_id, self.form.shown(item_id, features).encode()
+            is_unknown = not features and item_id in unknown
+            return item_id, self.form.shown(item_id, features, unknown=is_unknown).encode()
         stored = self.form.stored(self._fragments().features_at(features.row))
         return features.row, self.form.shown(item_id, {**stored, **features.given}).encode()
 

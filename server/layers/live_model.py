@@ -53,17 +53,27 @@ class LiveModel:
         return max(len(state.fresh), state.gone) > self._patience * enough
 
     def load(
-        self, version: int, sha256: str, artefact: Artefact, catalogue: Catalogue, items_generation: int = 0
+        self,
+        version: int,
+        sha256: str,
+        artefact: Artefact,
+        catalogue: Catalogue,
+        items_generation: int = 0,
+        *,
+        allow_equal: bool = True,
     ) -> Parts:
-        """A snapshot. O(its bytes + items). Raises ArtefactError, OSError."""
+        """A snapshot. O(its bytes + items). Raises ArtefactError, OSError; AllEqual as `State.changed`."""
         state = State.of(artefact, catalogue, self._state)
+        if self._state is not None and not allow_equal:
+            self._state.apart.check(state.apart)
         self._forget_rebuild()
         return self._serve(state, version, sha256, items_generation)
 
-    def apply(self, version: int, sha256: str, delta: Delta) -> Parts:
+    def apply(self, version: int, sha256: str, delta: Delta, *, allow_equal: bool = True) -> Parts:
         """A delta. O(its rows + the keys that are fresh + items).
 
-        Raises ArtefactError if it is of another parent, or does not make the content that it should; OSError.
+        Raises ArtefactError if it is of another parent, or does not make the content that it should; OSError; AllEqual
+        as `State.changed`.
         """
         parts, state = self.parts, self._present()
         if delta.parent != parts.version or delta.parent_content != parts.content:
@@ -71,15 +81,24 @@ class LiveModel:
                 f"version {version} changes version {delta.parent} (content {delta.parent_content}), but "
                 f"{parts.version} ({parts.content}) is loaded; fetch the versions between, or a snapshot"
             )
-        changed = state.changed(delta)
+        changed = state.changed(delta, allow_equal=allow_equal)
         if self._rebuilding is not None:
             self._rebuilding.follow(delta)
         return self._serve(changed, version, sha256, parts.items_generation)
 
-    def with_catalogue(self, catalogue: Catalogue, items_generation: int = 0) -> Parts:
-        """The same version over other items. O(items)."""
-        parts, state = self.parts, self._present()
-        state = state.with_catalogue(catalogue)
+    @property
+    def catalogue(self) -> Catalogue | None:
+        """The items of the latest parts; None if there are none yet."""
+        return None if self._state is None else self._state.items.catalogue
+
+    def with_catalogue(
+        self, catalogue: Catalogue, items_generation: int = 0, *, allow_equal: bool = True
+    ) -> Parts:
+        """The same version over other items. O(items). Raises AllEqual as `State.changed`."""
+        parts, before = self.parts, self._present()
+        state = before.with_catalogue(catalogue)
+        if not allow_equal:
+            before.apart.check(state.apart)
         return self._serve(state, parts.version, parts.sha256, items_generation)
 
     def rebuild(self) -> Parts:

@@ -17,6 +17,7 @@ from model_store.content import Content
 from model_store.delta import Delta
 from model_store.errors import ArtefactError
 from server.catalogue import Catalogue
+from server.interning.kernels import NO_HALF
 from server.layers.base import Base
 from server.layers.buffers import Buffers
 from server.layers.fresh import fresh_of_part, no_fresh, part_of_fresh, with_rows
@@ -27,8 +28,55 @@ from server.layers.parts import Parts
 from server.layers.values import Values
 from server.mapped import Mapped
 from server.model import Model
+from server.scoring.items import ItemTable
 
 Array = npt.NDArray[Any]
+
+
+class AllEqual(ArtefactError):
+    """A change would give every candidate the same score, where they differ now."""
+
+
+@dataclass(frozen=True)
+class Apart:
+    """What tells candidates apart. items: whether the catalogue's items can score differently; None for fewer than two.
+
+    model: whether it has any key with an item's field, for items that requests spell out.
+    """
+
+    items: bool | None
+    model: bool
+
+    @classmethod
+    def of(cls, model: Model, items_part: Mapped) -> Apart:
+        """Of a model and what it knows of the items. O(items); O(keys) where no item has a sum of its own."""
+        table = ItemTable.of_arrays(items_part.arrays)
+        by_model = bool(len(model.terms.item) or len(model.terms.groups))
+        if len(table.codes) < 2:
+            return cls(None, by_model)
+        own = bool((table.own != table.own[:, :1]).any())
+        return cls(own or bool((table.codes != table.codes[:1]).any() and _crosses_count(model)), by_model)
+
+    def check(self, after: Apart) -> None:
+        """Raise AllEqual if nothing tells candidates apart any more."""
+        if after.items:
+            return
+        if self.items and after.items is False:
+            raise AllEqual("every item of the catalogue would have the same score, and they differ now")
+        if self.model and not after.model:
+            raise AllEqual(
+                "no key of the model has a field of the item, so every candidate would score the same"
+            )
+
+
+def _crosses_count(model: Model) -> bool:
+    """Whether any cross of the request with an item has a weight."""
+    for layer in (model.base, model.fresh):
+        slots = np.flatnonzero(layer.halves.half != NO_HALF)
+        slots = layer.halves.at[slots] if len(layer.halves.at) else slots
+        if layer.values.weights[:, slots].any():
+            return True
+    return False
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +91,7 @@ class State:
     items_part: Mapped
     content: Content
     calibration: Calibration | None
+    apart: Apart
     gone: int = 0
 
     @classmethod
@@ -59,15 +108,17 @@ class State:
         """That of parts which another process made. O(keys + items)."""
         base = Base.of_part(parts.base)
         buffers = Buffers(parts.values)
+        fresh = fresh_of_part(base, buffers.values, parts.fresh)
         return cls(
             base_part=parts.base,
             buffers=buffers,
-            fresh=fresh_of_part(base, buffers.values, parts.fresh),
+            fresh=fresh,
             fresh_part=parts.fresh,
             items=KnownItems.of_part(parts.catalogue, base),
             items_part=parts.items,
             content=Content.parse(parts.content),
             calibration=calibration_of(parts.items),
+            apart=Apart.of(Model.of(0, base, buffers.values, fresh, None), parts.items),
             gone=_unused(buffers.values),
         )
 
@@ -86,15 +137,19 @@ class State:
         fresh = no_fresh(base, values)
         model = Model.of(0, base, buffers.values, fresh, calibration)
         made = items_part(model, items, None)
-        return cls(base_part, buffers, fresh, None, items, made, content, calibration, _unused(values))
+        apart = Apart.of(model, made)
+        return cls(base_part, buffers, fresh, None, items, made, content, calibration, apart, _unused(values))
 
     @property
     def base(self) -> Base:
         """The base, bound."""
         return Base.of_part(self.base_part)
 
-    def changed(self, delta: Delta) -> State:
-        """The state after a delta. Raises ArtefactError if it does not make the content that it should; OSError."""
+    def changed(self, delta: Delta, *, allow_equal: bool = False) -> State:
+        """The state after a delta. Raises ArtefactError if it does not make the content that it should; OSError.
+
+        AllEqual if it leaves nothing that tells candidates apart, unless that is allowed.
+        """
         if delta.spec.sha256 != self.base.spec.sha256:
             raise ArtefactError("the delta is of another spec than the model; fetch a snapshot")
         rows = Rows(delta.key_data, delta.key_offsets, Values.of(delta))
@@ -114,6 +169,9 @@ class State:
         if fresh is not self.fresh:
             fresh_part = part_of_fresh(fresh) if len(fresh) else None
         gone = self.gone + _unused(rows.values.take(known)) - _unused(before.take(known))
+        apart = Apart.of(model, made)
+        if not allow_equal:
+            self.apart.check(apart)
         self.buffers.serve()
         return replace(
             self,
@@ -122,6 +180,7 @@ class State:
             items_part=made,
             content=content,
             calibration=delta.calibration,
+            apart=apart,
             gone=gone,
         )
 
@@ -132,7 +191,8 @@ class State:
     def with_items(self, items: KnownItems) -> State:
         """Likewise, over items that are packed."""
         model = Model.of(0, self.base, self.buffers.values, self.fresh, self.calibration)
-        return replace(self, items=items, items_part=items_part(model, items, None))
+        made = items_part(model, items, None)
+        return replace(self, items=items, items_part=made, apart=Apart.of(model, made))
 
     def rebuilt(self, values: Values) -> State:
         """The same version, whose base has these values, without a fresh layer. O(bytes + items)."""

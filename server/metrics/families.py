@@ -49,6 +49,8 @@ RELOADS = "ftrie_reloads_total"
 RELOAD_SECONDS = "ftrie_reload_seconds_total"
 REFUSED_VERSIONS = "ftrie_refused_versions_total"
 STORE_AWAY = "ftrie_store_away"
+ITEMS_KEPT = "ftrie_items_kept"
+ITEMS_REFUSED = "ftrie_items_refused"
 FROM_DISK = "ftrie_serving_from_disk"
 LAST_GOOD_FAILED = "ftrie_last_good_failed"
 MODEL_VERSION = "ftrie_model_version"
@@ -108,9 +110,21 @@ FAMILIES = {
             REFUSED_VERSIONS,
             "counter",
             ("model", "reason"),
-            "Versions that could not be taken: damaged, newer (format), gone, memory, unreadable or failed",
+            "Versions that could not be taken: damaged, newer (format), gone, equal, memory, unreadable or failed",
         ),
         Family(STORE_AWAY, "gauge", ("model",), "1 while the supervisor cannot reach the store"),
+        Family(
+            ITEMS_KEPT,
+            "gauge",
+            ("model",),
+            "Items kept as they were: the store lost its data, and lacks them",
+        ),
+        Family(
+            ITEMS_REFUSED,
+            "gauge",
+            ("model",),
+            "1 while the store's items are refused: all would score the same",
+        ),
         Family(FROM_DISK, "gauge", ("model",), "1 while what is served came from the last good copy on disk"),
         Family(LAST_GOOD_FAILED, "gauge", ("model",), "1 while the last good model cannot be kept on disk"),
         Family(MODEL_VERSION, "gauge", ("model",), "The version that is served"),

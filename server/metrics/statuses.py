@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from server.metrics.families import (
     FROM_DISK,
+    ITEMS_KEPT,
+    ITEMS_REFUSED,
     LAST_GOOD_FAILED,
     MODEL_PUBLISHED,
     MODEL_VERSION,
@@ -21,6 +23,8 @@ def note_status(meter: Meter, status: SupervisorStatus) -> None:
     for model in status.models:
         meter.set(READY, model.name, value=float(_is_served(model.name, status)))
         meter.set(STORE_AWAY, model.name, value=float(model.store_away))
+        meter.set(ITEMS_KEPT, model.name, value=float(model.kept_items))
+        meter.set(ITEMS_REFUSED, model.name, value=float(model.items_refused))
         meter.set(FROM_DISK, model.name, value=float(model.source == "disk"))
         meter.set(LAST_GOOD_FAILED, model.name, value=float(bool(model.disk_problem)))
         if model.version is not None:

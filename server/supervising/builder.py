@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from model_store.errors import ArtefactError, VersionNotFound
-from model_store.features import FeaturePlan
+from model_store.features import FeaturePlan, FieldPlan
 from model_store.manifest import DELTA, SNAPSHOT, Manifest
 from server.catalogue import Catalogue
 from server.impressions.form import Form
@@ -23,6 +23,7 @@ from server.items_follower import ItemFollower
 from server.layers.base import Base
 from server.layers.live_model import LiveModel
 from server.layers.parts import Parts
+from server.layers.state import AllEqual
 from server.supervising.given_back import give_back
 
 if TYPE_CHECKING:
@@ -50,8 +51,11 @@ class Builder:
         self._items: ItemFollower | None = None
         self._plan: FeaturePlan | None = None
         self._catalogue_due = 0.0
+        self._refused_items: int | None = None
         self.parts: Parts | None = None
         """What was built last."""
+        self.items_refused = ""
+        """Why the store's items are not taken; empty if they are."""
 
     @property
     def keys(self) -> int:
@@ -65,6 +69,18 @@ class Builder:
     def items(self) -> int:
         """How many items the catalogue holds."""
         return 0 if self.parts is None else len(self.parts.catalogue.arrays["tokens.values"])
+
+    @property
+    def kept_items(self) -> int:
+        """How many items are served as they were, since the store has lost its data and lacks them."""
+        if self._items is None or self.parts is None:
+            return 0
+        return self.items if self._lost_before_start() else self._items.kept
+
+    @property
+    def items_orders(self) -> int:
+        """How many orders to read all items again were followed."""
+        return 0 if self._items is None else self._items.orders
 
     def variants_and_shares(self) -> tuple[Sequence[str], Sequence[float]]:
         """The variants of the spec, and their shares of traffic."""
@@ -130,7 +146,9 @@ class Builder:
             if self.parts.version not in chain[-MOST_DELTAS:]:
                 return None
             delta = _joined(versions, chain[chain.index(self.parts.version) + 1 :])
-            return self._live.apply(manifest.version, manifest.sha256, delta)
+            return self._live.apply(manifest.version, manifest.sha256, delta, allow_equal=manifest.forced)
+        except AllEqual:
+            raise
         except (ArtefactError, VersionNotFound) as error:
             _log.warning(
                 "deltas do not lead there, taking the snapshot",
@@ -144,7 +162,19 @@ class Builder:
     def _by_snapshot(self, versions: ModelVersions, manifest: Manifest) -> Parts:
         artefact = versions.materialise(manifest.version)
         catalogue, generation = self._catalogue(artefact.spec)
-        return self._live.load(manifest.version, manifest.sha256, artefact, catalogue, generation)
+        version = manifest.version, manifest.sha256, artefact
+        try:
+            return self._live.load(
+                *version, catalogue, generation, allow_equal=manifest.forced or self._items_are_ordered()
+            )
+        except AllEqual as error:
+            held = self._live.catalogue
+            if held is None or held is catalogue or not _same_fields(held.fields, catalogue.fields):
+                raise
+            # With the items of before it may tell them apart: then it is these items that do not.
+            parts = self._live.load(*version, held, generation, allow_equal=False)
+            self._refuse_items(generation, error)
+            return parts
 
     # -- items
 
@@ -158,13 +188,34 @@ class Builder:
         if self._items is None or self.parts is None or time.monotonic() < self._catalogue_due:
             return False
         self._items.poll()
+        if self._items.generation == self._refused_items:
+            return False
         return self._items.generation != self.parts.items_generation or self._lacks_fragments()
 
-    def with_new_items(self) -> None:
-        """The same version over the items as the store has them now."""
+    def with_new_items(self, *, allow_equal: bool = False) -> bool:
+        """The same version over the items as the store has them now; False if these are refused (`items_refused`)."""
         assert self.parts is not None
         catalogue, generation = self._catalogue(Base.of_part(self.parts.base).spec)
-        self._built(self._live.with_catalogue(catalogue, generation))
+        allow_equal = allow_equal or self._items_are_ordered()
+        try:
+            self._built(self._live.with_catalogue(catalogue, generation, allow_equal=allow_equal))
+        except AllEqual as error:
+            self._refuse_items(generation, error)
+            return False
+        return True
+
+    def _refuse_items(self, generation: int, error: AllEqual) -> None:
+        """Serve on the items of before, until the store's are others again."""
+        self._refused_items, self.items_refused = generation, str(error)
+        _log.error("items refused", model=self._model, error=str(error), still_serving=self.items)
+
+    def _items_are_ordered(self) -> bool:
+        """Whether an operator has ordered the items to be taken as they are."""
+        return self._items is not None and self._items.is_ordered
+
+    def _lost_before_start(self) -> bool:
+        """Whether the store had no item from the first look on, and what is served (from disk) has some."""
+        return self._items is not None and self._items.began_empty and self.items > 0
 
     def _lacks_fragments(self) -> bool:
         """Whether what was on disk is of a server that logged no impressions."""
@@ -176,7 +227,11 @@ class Builder:
         assert self._items is not None
         began = time.monotonic()
         self._items.poll()
+        self._refused_items, self.items_refused = None, ""
         plan = FeaturePlan.of(spec)
+        held = self._live.catalogue
+        if self._lost_before_start() and held is not None and _same_fields(held.fields, plan.item_fields):
+            return held, self._items.generation
         form = Form(spec, plan) if self._with_fragments else None
         catalogue = Catalogue.build(plan, self._items.items(), form)
         took_s = time.monotonic() - began
@@ -185,6 +240,11 @@ class Builder:
             _log.warning("stored values left out", model=self._model, first=catalogue.problems)
         _log.info("catalogue built", model=self._model, items=len(catalogue), s=round(took_s, 3))
         return catalogue, self._items.generation
+
+
+def _same_fields(these: Sequence[FieldPlan], others: Sequence[FieldPlan]) -> bool:
+    """Whether items have the same tokens by both."""
+    return [(f.name, f.spec) for f in these] == [(f.name, f.spec) for f in others]
 
 
 def _joined(versions: ModelVersions, way: list[int]) -> Delta:

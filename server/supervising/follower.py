@@ -155,6 +155,7 @@ class Follower(threading.Thread):
             return
         if active is None:
             self._served.none_is_active()
+            self._served.follow_items()
             return
         self.experiment.check(versions)
         if self._served.refusals.resting(active):

@@ -6,6 +6,7 @@ To a worker, by `do`:
   serve       parts (see `parts_body`) and serial; the descriptors are those of the blocks, in the order of BLOCKS
   experiment  model, experiment: the record in the store, or null
   degraded    model, texts: what every answer says in `degraded`
+  forget      model: keep no user and no candidate set that the store lacks; an operator has ordered it
   ping        answered by pong
   drain       refuse: tell callers UNAVAILABLE first, since nobody else will answer on this port
 

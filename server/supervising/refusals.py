@@ -10,24 +10,20 @@ from collections.abc import Callable
 import structlog
 
 from model_store.errors import ArtefactError, FtrieError, NewerFormat, UnreadableValue, VersionNotFound
+from server.layers.state import AllEqual
 from server.metrics.families import REFUSED_VERSIONS
 from server.metrics.meter import Meter
 from server.supervising.pauses import REFUSED_VERSION
 
-DAMAGED, NEWER, GONE, MEMORY, UNREADABLE, OTHER = (
-    "damaged",
-    "newer",
-    "gone",
-    "memory",
-    "unreadable",
-    "failed",
-)
+DAMAGED, NEWER, GONE, EQUAL = "damaged", "newer", "gone", "equal"
+MEMORY, UNREADABLE, OTHER = "memory", "unreadable", "failed"
 
 _log = structlog.get_logger(__name__)
 
 _REASONS: tuple[tuple[type[BaseException], str], ...] = (
     (VersionNotFound, GONE),
     (NewerFormat, NEWER),
+    (AllEqual, EQUAL),
     (ArtefactError, DAMAGED),
     (UnreadableValue, UNREADABLE),
     (MemoryError, MEMORY),

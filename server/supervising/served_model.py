@@ -19,6 +19,7 @@ from model_store.manifest import Manifest
 from model_store.model_versions import ModelVersions
 from server.followed_experiment import FollowedExperiment
 from server.layers.parts import Parts
+from server.layers.state import AllEqual
 from server.metrics.families import RELOAD_SECONDS, RELOADS
 from server.metrics.meter import Meter
 from server.supervising.builder import Builder
@@ -26,7 +27,7 @@ from server.supervising.keeper import Keeper
 from server.supervising.refusals import Refusals, reason_of
 from server.supervising.status import ModelStatus, Source
 
-PART = "model"
+PART, ITEMS_PART = "model", "items"
 STORE: Source = "store"
 DISK: Source = "disk"
 ITEMS, RESTORED, REBUILT = "items", "restored", "rebuilt"
@@ -66,7 +67,9 @@ class ServedModel:
         self._keeper = keeper
         self._meter = meter
         self._said_none = False
-        self._said_degraded = ""
+        self._degraded: dict[str, str] = {}
+        self._problems: dict[str, str] = {}
+        self._items_orders = 0
 
     # -- what the store names
 
@@ -77,11 +80,21 @@ class ServedModel:
         if parts is None and self._disk_has(manifest):
             pass
         elif parts is None or (parts.version, parts.sha256) != (manifest.version, manifest.sha256):
-            self._deliver(self.builder.bring_to(versions, manifest), began)
-        elif self.builder.items_moved():
-            self.builder.with_new_items()
-            self._deliver(ITEMS, began)
+            before = self._begin_with_disk() if parts is None else None
+            kind = self.builder.bring_to(versions, manifest)
+            if before is not None:
+                self.builder.freed(before.values.uid)  # it was delivered to nobody
+            self._deliver(kind, began)
+        else:
+            self.follow_items(manifest)
         self._is_asked_for(manifest)
+
+    def follow_items(self, manifest: Manifest | None = None) -> None:
+        """Serve the items as they are now. Raises StoreUnavailable. manifest: of the version that is served."""
+        began, forced = time.monotonic(), manifest is not None and manifest.forced
+        if self.builder.items_moved() and self.builder.with_new_items(allow_equal=forced):
+            self._deliver(ITEMS, began)
+        self._note_items()
 
     def rebuild_if_due(self) -> None:
         """Put a second trie that has grown into the first: the same answers, looked up in one."""
@@ -106,14 +119,16 @@ class ServedModel:
         )
         self._meter.count(RELOADS, self._model, kind)
         self._meter.count(RELOAD_SECONDS, self._model, kind, by=time.monotonic() - began)
+        self._note_items()
         self._receiver.deliver(parts)  # last: whoever is ready by it finds all the rest done
 
     def _is_asked_for(self, manifest: Manifest) -> None:
         """What is served is what the store names, wherever it came from: no answer need say anything."""
         self.refusals.succeeded()
-        self._say_degraded("")
+        self._say_degraded(PART, "")
+        self._note_problem(PART, "")
         published = manifest.created.timestamp()
-        self.status = replace(self.status, source=STORE, problem="", kind=manifest.kind, published=published)
+        self.status = replace(self.status, source=STORE, kind=manifest.kind, published=published)
 
     # -- what cannot be served
 
@@ -121,7 +136,10 @@ class ServedModel:
         """This version cannot be taken."""
         self.refusals.refuse(version, error, self.status.version)
         problem = f"version {version} was refused ({reason_of(error)})"
-        self.status = replace(self.status, refused=self.refusals.counts, problem=problem)
+        if isinstance(error, AllEqual):
+            problem += f": {error}; to serve it: ftrie store activate {self._model} {version} --force"
+        self.status = replace(self.status, refused=self.refusals.counts)
+        self._note_problem(PART, problem)
         self.start_from_disk(problem)
 
     def pointer_is_junk(self, error: UnreadableValue) -> None:
@@ -142,7 +160,7 @@ class ServedModel:
         else:
             _log.error("no version is active any more", model=self._model, still_serving=self.status.version)
         problem = "the store names no active version"
-        self.status = replace(self.status, problem=problem)
+        self._note_problem(PART, problem)
         self.start_from_disk(problem)
 
     def store_is_away(self, away: bool) -> None:
@@ -158,7 +176,7 @@ class ServedModel:
         parts = self._keeper.last_good(self._model)
         if parts is not None:
             # Said before it is delivered: no answer of it is without.
-            self._say_degraded(f"{problem}; version {parts.version} is from this server's disk")
+            self._say_degraded(PART, f"{problem}; version {parts.version} is from this server's disk")
             if self._restore(parts):
                 self.status = replace(self.status, source=DISK)
                 _log.warning("serving from disk", model=self._model, version=parts.version, why=problem)
@@ -170,23 +188,59 @@ class ServedModel:
         parts = self._keeper.last_good(self._model, manifest.sha256)
         return parts is not None and parts.version == manifest.version and self._restore(parts)
 
+    def _begin_with_disk(self) -> Parts | None:
+        """Build on the copy on disk, of whatever version: its items stay where the store has lost them."""
+        parts = self._keeper.last_good(self._model) if self._keeper is not None else None
+        return parts if parts is not None and self._built_from_disk(parts) else None
+
     def _restore(self, parts: Parts) -> bool:
         began = time.monotonic()
+        if not self._built_from_disk(parts):
+            return False
+        self._deliver(RESTORED, began)
+        return True
+
+    def _built_from_disk(self, parts: Parts) -> bool:
         try:
             self.builder.restore(parts)
         except (FtrieError, OSError, MemoryError) as error:
             _log.error("the last good model on disk is of no use", model=self._model, error=str(error))
             return False
-        self._deliver(RESTORED, began)
         return True
 
     # -- messages to the workers
 
-    def _say_degraded(self, text: str) -> None:
-        """Have every answer say this from now on; "" for nothing."""
-        if text != self._said_degraded:
-            self._said_degraded = text
-            texts = [f"{PART}: {text}"] if text else []
+    def _note_items(self) -> None:
+        """Say whether the items are those of the store, and let workers forget what they keep where that is ordered."""
+        kept, refused, problem = self.builder.kept_items, self.builder.items_refused, ""
+        if kept:
+            problem = (
+                f"the store lost its data: {kept:,} items that it lacks are kept as they were; load them again, or to "
+                "keep none: ftrie store load items FILE --only"
+            )
+        elif refused:
+            problem = (
+                f"the store's items are refused: {refused}; to take them: ftrie store load items FILE --only"
+            )
+        self.status = replace(self.status, kept_items=kept, items_refused=bool(refused))
+        self._note_problem(ITEMS_PART, problem)
+        self._say_degraded(ITEMS_PART, problem)
+        if self._items_orders != self.builder.items_orders:
+            self._items_orders = self.builder.items_orders
+            self._receiver.tell(self._model, {"do": "forget", "model": self._model})
+
+    def _note_problem(self, part: str, text: str) -> None:
+        """Show this as the problem of one part from now on; "" for none."""
+        if text != self._problems.get(part, ""):
+            self._problems[part] = text
+            problem = "; ".join(filter(None, self._problems.values()))
+            self.status = replace(self.status, problem=problem)
+
+    def _say_degraded(self, part: str, text: str) -> None:
+        """Have every answer say this of a part from now on; "" for nothing."""
+        if text != self._degraded.get(part, ""):
+            self._degraded[part] = text
+            texts = [f"{part}: {text}" for part, text in self._degraded.items() if text]
             self._receiver.tell(self._model, {"do": "degraded", "model": self._model, "texts": texts})
 
     def _tell_experiment(self, asked: Experiment | None) -> None:

@@ -33,6 +33,10 @@ class ModelStatus:
     """How often a version could not be taken, by reason."""
     problem: str = ""
     """Why what the store asks for is not what is served; "" if it is."""
+    kept_items: int = 0
+    """Items that are served as they were, since the store has lost its data and lacks them."""
+    items_refused: bool = False
+    """Whether the store's items are not taken, since all of them would have the same score."""
     disk_problem: str = ""
     """Why the last good model could not be kept on disk; "" if it was, or is not to be."""
 

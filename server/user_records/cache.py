@@ -20,12 +20,16 @@ class StoredUser:
     """One user's record as it was read, empty if there was none. Made ready when first used, in the form then needed.
 
     fresh_until: seconds on the monotonic clock. used: set by whoever uses it, taken back by the cache's hand.
+    lost_at: when it was read last, if the store has lost it since; else 0.
     """
 
-    __slots__ = ("_fields", "_tokens", "cookie", "fresh_until", "place", "used", "values")
+    __slots__ = ("_fields", "_tokens", "cookie", "fresh_until", "lost_at", "place", "used", "values")
 
-    def __init__(self, cookie: str, values: Sequence[str | None], fresh_until: float) -> None:
+    def __init__(
+        self, cookie: str, values: Sequence[str | None], fresh_until: float, lost_at: float = 0.0
+    ) -> None:
         self.cookie, self.values, self.fresh_until = cookie, tuple(values), fresh_until
+        self.lost_at = lost_at
         self.used, self.place = False, -1
         self._fields: dict[str, Value] | None = None
         self._tokens: ReadyTokens | None = None

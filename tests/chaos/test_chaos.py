@@ -123,7 +123,7 @@ def balance(loop: WholeLoop, status: dict[str, dict[str, int]]) -> None:
     assert join["impressions"] == counts["impressions"] == join["closed"] + join["duplicate_impressions"]
     assert join["rows"] == join["positives"] + join["negatives"]
     assert join["rows"] + join["corrections"] == (
-        counts["examples"] + counts["bad_rows"] + counts["subsampled"]
+        counts["examples"] + counts["bad_rows"] + counts["subsampled"] + counts["unknown_items"]
     )
 
 

@@ -125,8 +125,10 @@ def test_store_was_flushed(whole: WholeShop, recovered: Recovered) -> None:
 def stays_as_it_was_until_filled(whole: WholeShop, version: int, recovered: Recovered) -> None:
     """The model stays, and is told from another one of the same number."""
     eventually(lambda: "no active version" in whole.running.model()["problem"], "the problem's name")
+    eventually(lambda: says(whole, "", "items: the store lost its data"), "what answers lack")
+    assert "the store lost its data" in whole.running.model()["problem"]
+    eventually(lambda: whole.metric("ftrie_items_kept", model="shop") == len(shop.ITEMS), "the metric")
     assert whole.ask().version == version
-    assert whole.degraded() == ()
     assert {item.id for item in whole.client.rank(candidates=CANDIDATES).items} == set(shop.ITEMS)
     assert whole.running.healthy()
     with pytest.raises(RankFailed) as failed:

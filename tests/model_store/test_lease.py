@@ -119,6 +119,42 @@ def test_a_store_that_has_lost_its_data_gets_the_lease_back_from_its_holder(stor
     assert lease(store, "a").take() > holder.epoch
 
 
+def test_a_loss_of_the_stores_data_is_counted_once(store: Store) -> None:
+    holder = lease(store, "a")
+    holder.take()
+    holder.renew()
+    assert holder.losses == 0
+    store.client.flushall()
+    holder.renew()
+    holder.renew()
+    assert holder.losses == 1
+
+
+def test_a_restored_backup_of_the_days_before_costs_nobody_the_lease(store: Store) -> None:
+    holder = lease(store, "a")
+    holder.take()
+    backup = {key: store.client.dump(key) for key in store.client.keys("ftrie:*")}
+    holder.take()  # restarted since
+    for key, value in backup.items():
+        store.client.restore(key, 0, value, replace=True)
+    holder.renew()
+    assert holder.losses == 1
+    with pytest.raises(LeaseHeld):
+        lease(store, "b").take()
+    assert lease(store, "a").take() > holder.epoch
+
+
+def test_who_slept_while_the_store_was_emptied_finds_its_successor(store: Store) -> None:
+    slow, quick = lease(store, "a"), lease(store, "b")
+    for _ in range(3):
+        slow.take()
+    store.client.flushall()
+    quick.take()
+    with pytest.raises(StaleEpoch):
+        slow.renew()
+    quick.renew()
+
+
 # -- the fence
 
 

@@ -225,6 +225,9 @@ def test_users_items_and_candidates_are_loaded(
     (tmp_path / "home.txt").write_text("i2\ni1\n")
     assert ask("load", "users", tmp_path / "u.csv") == {"kind": "users", "rows": 2}
     assert ask("load", "items", tmp_path / "i.jsonl", "--id-column", "sku") == {"kind": "items", "rows": 1}
+    assert store.records.item_changes.state().reread == ""
+    assert ask("load", "items", tmp_path / "i.jsonl", "--id-column", "sku", "--only")["rows"] == 1
+    assert store.records.item_changes.state().reread != ""
     assert ask("load", "candidates", "home", tmp_path / "home.txt") == {"candidates": "home", "ids": 2}
     assert store.records.user("u2") == {"age": "31"}
     assert store.records.items(["i1"]) == [{"tags": '["a", "b"]'}]

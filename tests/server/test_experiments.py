@@ -121,6 +121,12 @@ def test_an_emptied_store_moves_nobody(
         store.client.flushall()
         eventually(lambda: any(line["event"] == "no version is active any more" for line in logs))
     assert set(variants(client).values()) == {"plain"}
+    with capture_logs() as logs:
+        shop.publish(store, seed=2)
+        eventually(lambda: any("has lost the experiment" in str(line.get("error")) for line in logs))
+    assert set(variants(client).values()) == {"plain"}
+    in_force(change(store, shares={"base": 1.0}))
+    assert set(variants(client).values()) == {"base"}
 
 
 def test_each_model_of_a_server_has_an_experiment_of_its_own(

@@ -97,22 +97,56 @@ def test_the_first_notice_in_a_store_without_a_stream_has_everything_read_again(
     assert len(follower) == 2
 
 
-def test_an_emptied_store_has_no_items_and_a_refilled_one_its_own(
+def test_items_that_an_emptied_store_lacks_are_kept_until_they_are_written_again(
     store: Store, follower: ItemFollower
 ) -> None:
     store.client.flushall()
+    follower.poll()
+    assert dict(follower.items()) == {"a": {"n": "1"}, "b": {"n": "2", "brand": "x"}}
+    assert follower.kept == 2
+    store.records.put_items([("a", {"n": "7"}), ("c", {"n": "3"})])
     assert follower.poll()
-    assert len(follower) == 0
-    store.client.hset("ftrie:item:z", "n", "1")
-    store.client.incr(ITEMS_GENERATION)
+    assert dict(follower.items()) == {"a": {"n": "7"}, "b": {"n": "2", "brand": "x"}, "c": {"n": "3"}}
+    assert follower.kept == 1
+    store.records.put_items([("b", {})])  # removed by a notice
     assert follower.poll()
+    assert (sorted(dict(follower.items())), follower.kept) == (["a", "c"], 0)
+
+
+def test_an_order_ends_the_keeping_of_items(store: Store, follower: ItemFollower) -> None:
+    store.client.flushall()
+    follower.poll()
+    assert (follower.kept, follower.orders) == (2, 0)
+    store.records.only_these_items()
+    assert follower.poll()
+    assert (len(follower), follower.kept, follower.orders) == (0, 0, 1)
+
+
+def test_items_of_a_restored_backup_are_taken_and_newer_ones_kept(
+    store: Store, follower: ItemFollower
+) -> None:
+    backup = {key: store.client.dump(key) for key in store.client.keys("ftrie:*")}
+    store.records.put_items([("c", {"n": "3"})])
+    assert follower.poll()
+    store.client.flushall()
+    follower.poll()
+    store.client.flushall()
+    for key, value in backup.items():
+        store.client.restore(key, 0, value)
+    assert follower.poll()
+    assert sorted(dict(follower.items())) == ["a", "b", "c"]
+    assert follower.kept == 1
+
+
+def test_a_store_that_was_emptied_and_refilled_between_two_looks_keeps_what_it_lacks(
+    store: Store, follower: ItemFollower
+) -> None:
     seen = follower.generation
-    store.client.flushall()  # emptied and filled between two looks, its counter where it was
-    store.client.hset("ftrie:item:other", "n", "2")
-    store.client.incr(ITEMS_GENERATION)
+    store.client.flushall()
+    store.client.hset("ftrie:item:a", "n", "2")
     assert follower.poll()
-    assert dict(follower.items()) == {"other": {"n": "2"}}
-    assert follower.generation != seen
+    assert dict(follower.items()) == {"a": {"n": "2"}, "b": {"n": "2", "brand": "x"}}
+    assert (follower.kept, follower.generation != seen) == (1, True)
 
 
 def test_a_store_that_stalls_costs_nothing_but_time(store: Store, store_url: str) -> None:
@@ -153,4 +187,9 @@ def test_whatever_happens_the_items_are_those_of_a_fresh_reading(store: Store, s
         if draw.random() < 0.4:
             follower.poll()
     follower.poll()
-    assert dict(follower.items()) == dict(store.records.scan_items())
+    there, held = dict(store.records.scan_items()), dict(follower.items())
+    assert {item: held[item] for item in there} == there
+    assert len(held) - len(there) == follower.kept
+    store.records.only_these_items()
+    follower.poll()
+    assert dict(follower.items()) == there

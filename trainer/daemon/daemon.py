@@ -21,6 +21,7 @@ from model_store.errors import (
     StoreUnavailable,
     UnreadableValue,
 )
+from model_store.lease import TrainerLease
 from model_store.spec import ModelSpec
 from model_store.store import Store
 from model_store.terminal import note, print_json, warn
@@ -84,9 +85,11 @@ class Daemon:
         self._versions = self._store.model(self._spec.model.name, warn)
         self._out: GoingOut | None = None
         self._tenure: Tenure | None = None
+        self._lease: TrainerLease | None = None
+        self._losses = 0
         if asked.publish is None:
             return
-        lease = self._store.trainer_lease(self._spec.model.name, owner_of(asked.folder))
+        lease = self._lease = self._store.trainer_lease(self._spec.model.name, owner_of(asked.folder))
         self._epoch = self._until_there(lease.take)
         how = Publishing(asked.publish, asked.snapshot, asked.threshold, asked.activate, asked.keep)
         self._out = GoingOut(Publisher(self._versions, how, warn, epoch=self._epoch), lease.earlier_rows)
@@ -158,6 +161,7 @@ class Daemon:
         learner = self._learner
         if self._tenure is not None:
             self._tenure.check()
+        self._notice_loss()
         if self._out is not None:
             self._out.after_step(learner.model, learner.counts.through_us, learner.behind)
         if learner.save_is_due():
@@ -167,6 +171,19 @@ class Daemon:
         if now >= self._next_status:
             self._next_status = now + self._asked.say_every_s
             self._tell()
+
+    def _notice_loss(self) -> None:
+        """Say aloud that the store has lost its data, and publish anew what it held."""
+        if self._lease is None or self._out is None or self._lease.losses == self._losses:
+            return
+        self._losses = self._lease.losses
+        name = self._spec.model.name
+        warn(
+            f"THE STORE LOST ITS DATA, or is back at an earlier state: versions of {name}, its experiment and pins, "
+            "items, users and unread events may be gone. What was learned is not: it is published again as a snapshot. "
+            "Restore a backup, or load items and users again (docs/operating.md, A store that lost its data)"
+        )
+        self._out.store_lost_its_data()
 
     def _look_at_active(self) -> None:
         self._active = self._versions.known_active()
@@ -197,6 +214,7 @@ class Daemon:
             rolled_back=self._watch.rolled_back if self._watch is not None else 0,
             active=self._active,
             inactive=self._out.publisher.inactive if self._out is not None else "",
+            store_losses=self._losses,
             store_away=self._chores.failing,
         )
         self._say(status)

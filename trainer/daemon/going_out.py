@@ -28,6 +28,12 @@ class GoingOut:
         self.version: int | None = None
         self._backoff = Backoff(first_s=0.5, longest_s=10.0)
         self._not_before = 0.0
+        self._is_lost = False
+
+    def store_lost_its_data(self) -> None:
+        """Publish all that is learned again, as soon as that may be."""
+        self._is_lost = True
+        self.publisher.start_over()
 
     def begin(self, model: LearningModel, through_us: int = 0) -> None:
         """Count from here; `through_us`: through when the active version has learned, where the run goes on."""
@@ -38,6 +44,8 @@ class GoingOut:
     def after_step(self, model: LearningModel, through_us: int, behind: bool) -> None:
         """Publish, if it is due and there is something new. Raises nothing."""
         is_out = model.rows <= self.rows or 0 < through_us <= self._through_us  # labelled rows have no time
+        if self._is_lost:
+            is_out = not model.rows
         if is_out or time.monotonic() < self._not_before:
             return
         self.publisher.through_us = through_us
@@ -54,7 +62,7 @@ class GoingOut:
     def finish(self, model: LearningModel, through_us: int) -> int | None:
         """Publish what is left, all that was held back; None if nothing was learned. Raises what prevents it."""
         # Nothing was learned by this run, and an earlier one has published what the checkpoint holds.
-        is_out = model.rows == self._begun_rows and 0 < through_us <= self._through_us
+        is_out = model.rows == self._begun_rows and 0 < through_us <= self._through_us and not self._is_lost
         if not model.rows or model.rows < self.rows or is_out:
             return self.version
         self.publisher.through_us = through_us
@@ -64,6 +72,7 @@ class GoingOut:
 
     def _went_out(self, model: LearningModel) -> None:
         self._backoff.succeeded()
+        self._is_lost = False
         self.rows = model.rows
         self._through_us = 0
         self.version = self.publisher.version

@@ -33,8 +33,8 @@ class Counts:
     """What became of the events so far; over all runs that went on from one another.
 
     rows: labelled rows, where there are no events; bad_events: those that could not be read; examples: learned from;
-    bad_rows: rows that are no examples; subsampled: rows that were not drawn. through_us: the order time of the last
-    event taken.
+    bad_rows: rows that are no examples; subsampled: rows that were not drawn; unknown_items: rows of items of which the
+    server knew nothing. through_us: the order time of the last event taken.
     """
 
     impressions: int = 0
@@ -44,6 +44,7 @@ class Counts:
     examples: int = 0
     bad_rows: int = 0
     subsampled: int = 0
+    unknown_items: int = 0
     through_us: int = 0
 
     @property
@@ -125,7 +126,7 @@ class EventLoop:
         self._merger = merger
         self._on_joined = on_joined
         joined_rows = self.counts.examples + self.counts.bad_rows + self.counts.subsampled
-        self._examples = JoinedExamples(model.maker, segments, joined_rows)
+        self._examples = JoinedExamples(model.maker, segments, joined_rows, self.counts.unknown_items)
 
     def step(self, wait_s: float = 0.0) -> bool:
         """Take the next events; False if none come within `wait_s` seconds. Raises what the sources raise."""
@@ -206,6 +207,7 @@ class EventLoop:
             counts.bad_rows += len(bad)
             for row in bad:
                 self.letters.add(JOIN, "", row.reason, row.json)
+        counts.unknown_items = self._examples.unknown_items
 
 
 def _named(part: str, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:

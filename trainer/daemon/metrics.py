@@ -51,6 +51,18 @@ FAMILIES = (
         "ftrie_trainer_inactive", "gauge", (), "1 while an order keeps what is published from being served"
     ),
     Family("ftrie_trainer_store_away", "gauge", (), "1 while the store does not answer, or takes no writes"),
+    Family(
+        "ftrie_trainer_store_losses_total",
+        "counter",
+        (),
+        "how often the store was found without the trainer's lease, so without its data",
+    ),
+    Family(
+        "ftrie_trainer_unknown_items_total",
+        "counter",
+        (),
+        "rows not learned from, as the server knew nothing of the item",
+    ),
     Family("ftrie_trainer_failed_checkpoints_total", "counter", (), "checkpoints that could not be written"),
     Family("ftrie_trainer_keys", "gauge", (), "keys in the value table"),
     Family("ftrie_trainer_logloss", "gauge", (), "progressive log-loss of the first variant's last window"),
@@ -115,6 +127,8 @@ def _samples(status: Status) -> dict[str, list[Sample]]:
         "ftrie_trainer_active_version": _known(status.active),
         "ftrie_trainer_inactive": [((), bool(status.inactive))],
         "ftrie_trainer_store_away": [((), status.store_away)],
+        "ftrie_trainer_store_losses_total": [((), status.store_losses)],
+        "ftrie_trainer_unknown_items_total": [((), status.counts["unknown_items"])],
         "ftrie_trainer_failed_checkpoints_total": [((), status.failed_checkpoints)],
         "ftrie_trainer_keys": [((), status.keys)],
         "ftrie_trainer_logloss": _known(status.logloss),

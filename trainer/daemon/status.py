@@ -19,7 +19,8 @@ class Status:
     events, examples: since the first run; rate: events a second since the last status. logloss: of the last window.
     version: the last one published here; active: the one served now; inactive: why what is published is not, by an
     operator's order. lags: by source. join: the join's counts. rolled_back: how often the guard went back. store_away:
-    it did not answer, or refused, when it was last told something. behind: a source is read later than --max-lag says.
+    it did not answer, or refused, when it was last told something. store_losses: how often it was found without the
+    lease that it had, and so without its data. behind: a source is read later than --max-lag says.
     """
 
     model: str
@@ -40,6 +41,7 @@ class Status:
     active: int | None = None
     inactive: str = ""
     store_away: bool = False
+    store_losses: int = 0
     behind: bool = False
     ended: bool = False
 
@@ -70,6 +72,9 @@ class Status:
         parts = [f"{refused:,} REFUSED"] if refused else []
         parts += [f"{self.rolled_back:,} ROLLED BACK"] if self.rolled_back else []
         parts += [f"INACTIVE: an operator has chosen version {self.active}"] if self.inactive else []
+        parts += [f"STORE LOST ITS DATA ({self.store_losses:,}x)"] if self.store_losses else []
+        unknown = self.counts.get("unknown_items", 0)
+        parts += [f"{unknown:,} rows of UNKNOWN ITEMS skipped"] if unknown else []
         return parts + (["STORE AWAY"] if self.store_away else [])
 
     def _lag(self) -> str:

@@ -18,6 +18,7 @@ from trainer.events.events import BAD, CLICK, CONVERSION, FEEDBACK, IMPRESSION, 
 from trainer.events.forms import digests
 from trainer.events.kernels import find_twice
 from trainer.events.raw import MAX_ITEMS, Raw
+from trainer.events.wanted import UNKNOWN
 from trainer.times import parse_times
 
 AHEAD_US = 300_000_000
@@ -60,7 +61,10 @@ def _without(
 ) -> Events:
     """Those that are good as they are, those that are not without values and rows."""
     kind = np.where(raw.lengths >= 0, IMPRESSION, FEEDBACK).astype(np.uint8)
-    columns, numbers = raw.columns, np.array(sorted(bad), np.int64)
+    columns, numbers = dict(raw.columns), np.array(sorted(bad), np.int64)
+    marks = columns[UNKNOWN]
+    if marks.null_count == len(marks):  # as nearly always: then it takes no room
+        columns[UNKNOWN] = pa.nulls(len(marks))
     kind[numbers] = BAD
     if numbers.size and (raw.lengths[numbers] > 0).any():
         kept = np.repeat(kind != BAD, np.diff(first))

@@ -21,7 +21,7 @@ Path = tuple[str, ...]
 
 ITEMS, FEATURES, CONTEXT, USER = "items", "features", "context", "user"
 VERSION, VARIANT, MODEL = "@version", "@variant", "@model"
-CTR, PROPENSITY, POSITION = "@ctr", "@propensity", "@position"
+CTR, PROPENSITY, POSITION, UNKNOWN = "@ctr", "@propensity", "@position", "@unknown"
 RESERVED: dict[str, tuple[Path, str]] = {
     VERSION: (("version",), "whole"),
     VARIANT: (("variant",), "text"),
@@ -29,9 +29,10 @@ RESERVED: dict[str, tuple[Path, str]] = {
     CTR: ((ITEMS, "ctr"), "number"),
     PROPENSITY: ((ITEMS, "propensity"), "number"),
     POSITION: ((ITEMS, "position"), "whole"),
+    UNKNOWN: ((ITEMS, "unknown"), "whole"),
 }
-"""Columns that every joined row has, for online metrics: where they stand, and as what: "whole" is int64, "number"
-float64, "text" binary; null where the event has none. No column of a spec begins with @."""
+"""Columns that every joined row has, for online metrics and, UNKNOWN, for what is learned: where they stand, and as
+what: "whole" is int64, "number" float64, "text" binary; null where the event has none. No spec has a column with @."""
 
 _OBJECTS = frozenset({ITEMS, CONTEXT, USER})  # on an event's top, never values themselves
 _SCALAR: dict[str, Form] = {"number": "number", "set": "set", "raw": "set"}

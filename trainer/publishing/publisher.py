@@ -110,6 +110,10 @@ class Publisher:
         """Count from here."""
         self._schedule.restart(model.rows)
 
+    def start_over(self) -> None:
+        """The store has lost what was published: the next version is a snapshot, without a parent."""
+        self._line = None
+
     def try_again(self) -> None:
         """Activate the last version that an operator's order has kept inactive, if it may be by now.
 
@@ -169,6 +173,7 @@ class Publisher:
             version = self._versions.publish(change.delta, **self._described(verdict))
         except (VersionNotFound, ArtefactError) as error:
             self._warn(f"version {line.version} is no parent any more ({error}); a snapshot goes out instead")
+            self.start_over()
             return None
         line.went_out(change, version)
         self._deltas += 1

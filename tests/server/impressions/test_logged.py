@@ -196,6 +196,17 @@ def test_an_item_that_only_the_store_has_yet_is_logged_with_its_record(
     }
 
 
+def test_an_item_of_which_nothing_is_known_is_marked(
+    logging: Server, store: Store, eventually: Eventually
+) -> None:
+    with Client(logging.address) as client:
+        client.rank(candidates=["item-1", "nobody knows it"], items={"spelled": {}}, request_id="r1")
+    eventually(lambda: len(in_store(store)) == 1)
+    (event,) = in_store(store)
+    marks = {item["id"]: item.get("unknown") for item in event["items"]}
+    assert marks == {"item-1": None, "nobody knows it": 1, "spelled": None}
+
+
 def test_a_changed_item_is_logged_as_it_is_served(
     logging: Server, store: Store, eventually: Eventually
 ) -> None:

@@ -43,19 +43,19 @@ def clicked(request: str, item: str, ts: int) -> dict[str, Any]:
 class Running:
     """A learner of one file of events, without a store."""
 
-    def __init__(self, log: Path, folder: Path, every: str, stack: ExitStack) -> None:
+    def __init__(self, log: Path, folder: Path, every: str, stack: ExitStack, spec: ModelSpec = SPEC) -> None:
         self._log = log
-        keeper = stack.enter_context(Keeper(folder, Every.parse(every), SPEC, resume=True))
+        keeper = stack.enter_context(Keeper(folder, Every.parse(every), spec, resume=True))
         saved = Saved(keeper.take(), [str(log)])
-        sources = open_sources([str(log)], SPEC, None, saved.places)
+        sources = open_sources([str(log)], spec, None, saved.places)
         segments = Segments(folder / SEGMENTS, 1 << 20)
-        merger = Merger(sources, Wanted.of(SPEC), segments, places=saved.places)
+        merger = Merger(sources, Wanted.of(spec), segments, places=saved.places)
         stack.callback(merger.close)
-        model = LearningModel(ExampleMaker(SPEC))
-        loop = EventLoop(merger, Join(SPEC.join), segments, model, Letters(None), counts=saved.counts)
+        model = LearningModel(ExampleMaker(spec))
+        loop = EventLoop(merger, Join(spec.join), segments, model, Letters(None), counts=saved.counts)
         if saved.checkpoint is not None:
             loop.restore(saved.checkpoint.arrays)
-        self.learner = Learner(SPEC, loop, sources, [str(log)], keeper, saved, 30.0, None)
+        self.learner = Learner(spec, loop, sources, [str(log)], keeper, saved, 30.0, None)
 
     def take(self, event: dict[str, Any]) -> None:
         """Log an event, learn from it, and write a checkpoint."""
@@ -72,9 +72,9 @@ class Running:
 
 
 @contextmanager
-def running(folder: Path, every: str = "1h") -> Iterator[Running]:
+def running(folder: Path, every: str = "1h", spec: ModelSpec = SPEC) -> Iterator[Running]:
     with ExitStack() as stack:
-        yield Running(folder / "events.jsonl", folder / "state", every, stack)
+        yield Running(folder / "events.jsonl", folder / "state", every, stack, spec)
 
 
 def test_checkpoints_of_the_same_row_take_no_rows_from_those_before(tmp_path: Path) -> None:

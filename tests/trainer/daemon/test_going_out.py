@@ -66,3 +66,20 @@ def test_what_is_older_than_the_newest_version_stays_in(store: Store) -> None:
     learn(model, rows(50, seed=3))
     out.after_step(model, 1_001, behind=False)
     assert out.version is not None
+
+
+def test_a_store_that_lost_its_data_gets_all_again_at_once_and_whole(store: Store) -> None:
+    versions, model = store.model("shop"), learner()
+    out = going_out(versions, earlier_rows=0)
+    out.begin(model)
+    learn(model, rows(50, seed=1))
+    out.after_step(model, 1, behind=False)
+    learn(model, rows(50, seed=2))
+    out.after_step(model, 2, behind=False)
+    store.client.flushall()
+    out.store_lost_its_data()
+    assert out.finish(model, 2) is not None  # though nothing was learned since
+    (only,) = versions.versions()
+    assert (only.kind, only.parent) == ("snapshot", None)
+    assert versions.active() == only.version
+    assert versions.materialise(only.version).content == model.artefact().content

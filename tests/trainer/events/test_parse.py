@@ -451,7 +451,7 @@ def test_the_items_column_is_its_id_unless_it_was_served_with_another_value() ->
 
 
 def test_reserved_columns_have_what_the_server_logged() -> None:
-    item = {"id": "a", "position": 2, "ctr": 0.25, "propensity": 1}
+    item = {"id": "a", "position": 2, "ctr": 0.25, "propensity": 1, "unknown": 1}
     events = parsed(event(model="m", version=7, variant="base", items=[item, {"id": "b"}]))
     got = {name: events.columns[name].to_pylist() for name in RESERVED}
     assert got == {
@@ -461,6 +461,7 @@ def test_reserved_columns_have_what_the_server_logged() -> None:
         "@ctr": [0.25, None],
         "@propensity": [1.0, None],
         "@position": [2, None],
+        "@unknown": [1, None],
     }
 
 

@@ -132,6 +132,7 @@ def test_a_lost_parent_costs_a_snapshot(run: Callable[..., Any], shop: ModelVers
     store.client.flushall()
     publisher.go_on(400)
     assert kinds(shop) == "s"
+    assert shop.versions()[0].parent is None
     assert "version 3 is no parent any more" in warnings[0]
     assert "a snapshot goes out instead" in warnings[0]
     publisher.go_on(500)
