@@ -91,7 +91,8 @@ class ItemChanges:
 
     def epoch(self) -> str:
         """The epoch of the store's data alone, as `state` has it. Raises StoreUnavailable, StoreError."""
-        (epoch,) = self._ask(packed(b"GET", ITEMS_EPOCH))
+        (answer,) = self._lookups.ask(packed(b"GET", ITEMS_EPOCH), 1)
+        epoch = None if is_of_another_type(answer) else self._lookups.checked(answer)
         return epoch or self._new_epoch()
 
     def since(self, position: str) -> tuple[dict[str, None], str] | None:
