@@ -21,7 +21,8 @@ class Beginning:
 
     spec: as given; resolved: by the first log; columns: what is read from the log; sides: SHA-256 of the files of items
     and users; initial: of the model begun with. read: how far each file was read; rows_read: rows delivered, learned
-    from or not; subsampled: of them, not drawn; seconds: what all the runs took.
+    from or not; subsampled: of them, not drawn; minus_labels: rows whose label is written as -1; seconds: what all the
+    runs took.
     """
 
     spec: ModelSpec
@@ -32,6 +33,7 @@ class Beginning:
     read: tuple[ReadFile, ...] = ()
     rows_read: int = 0
     subsampled: int = 0
+    minus_labels: int = 0
     seconds: float = 0.0
 
 
@@ -85,6 +87,7 @@ def go_on(
         seconds=before.seconds,
         rows_read=before.rows_read,
         subsampled=before.subsampled,
+        minus_labels=before.minus_labels,
     )
 
 

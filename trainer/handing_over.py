@@ -24,7 +24,7 @@ def hand_over(
     """Save and publish the model, as asked. A model of no rows replaces nothing, a broken-off one is only saved.
 
     A run that a signal stopped hands over nothing: its checkpoint has the state, and it is to go on. A run that has
-    published while it learned publishes what is left.
+    published while it learned publishes what is left. Nothing is published where too many rows were rejected.
     """
     if (save is None and store is None) or isinstance(run.failure, Stopped):
         return
@@ -42,6 +42,9 @@ def hand_over(
     if save is not None:
         artefact().write(save)
     if store is None or run.failure is not None:
+        return
+    if run.withheld:
+        run.failure = InputError(run.withheld)
         return
     versions = store.model(run.model.spec.model.name)
     try:

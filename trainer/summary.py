@@ -28,7 +28,7 @@ def show(report: Report, as_json: bool) -> None:
         + (f"; version {report.version}" if report.version is not None else "")
         + _published(report)
     )
-    for line in (_reasons(report), _size(report)):
+    for line in (_reasons(report), _labels(report), _size(report)):
         if line:
             print(line)
     change = ["difference"] if len(report.variants) > 1 else []
@@ -74,6 +74,11 @@ def _reasons(report: Report) -> str:
     counts = [f"{reason} ({count:,})" for reason, count in report.reasons.items()]
     more = [f"and {len(counts) - _MOST_REASONS} more"] if len(counts) > _MOST_REASONS else []
     return f"rejected for: {', '.join(counts[:_MOST_REASONS] + more)}" if counts else ""
+
+
+def _labels(report: Report) -> str:
+    """That labels were written as -1 and +1, where they were."""
+    return "labels are read as -1/+1: -1 is no click" if report.labels.get("-1") else ""
 
 
 def _size(report: Report) -> str:

@@ -9,7 +9,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from model_store.errors import ArtefactError, FtrieError, Pinned, StaleEpoch, StoreError, VersionNotFound
+from model_store.errors import (
+    ArtefactError,
+    FtrieError,
+    InputError,
+    Pinned,
+    StaleEpoch,
+    StoreError,
+    VersionNotFound,
+)
 from model_store.model_versions import KEEP, ModelVersions
 from trainer.checkpoint.schedule import Every, Schedule
 from trainer.guarding.guard import Guard
@@ -55,6 +63,8 @@ class Publishes(Protocol):
     """What a run asks of whoever publishes it."""
 
     counts: Published
+    withheld: str
+    """Why nothing may go out for now; empty if it may. Set by the run before each `after_batch`."""
 
     def begin(self, model: LearningModel) -> None:
         """The run begins: the model may be that of a checkpoint, or begun with another."""
@@ -83,6 +93,8 @@ class Publisher:
         """Take the writer's epoch, if its versions are to be activated and none is given. Raises StoreUnavailable."""
         self.counts = Published()
         self.through_us: int | None = None  # told by who learns from streams: see `Manifest`
+        self.withheld = ""  # told by the run: see `Publishes`
+        self._told_withheld = False
         self._versions = versions
         self._how = how
         self._warn = on_warning
@@ -123,6 +135,12 @@ class Publisher:
         if not self._schedule.is_due(model.rows):
             return
         self._schedule.restart(model.rows)
+        if self.withheld:
+            if not self._told_withheld:
+                self._warn(self.withheld)
+            self._told_withheld = True
+            return
+        self._told_withheld = False
         try:
             self._publish(model, last=False)
         except FtrieError as error:
@@ -132,9 +150,12 @@ class Publisher:
     def finish(self, model: LearningModel) -> int:
         """Publish what is left at the end of a run, with all that was held back; return the last version.
 
-        Raises what prevents it, StaleEpoch if another writer has overtaken this one, Pinned if an operator's order
-        keeps it inactive, and VersionRefused if it is not served because the guard refused it.
+        Raises what prevents it, InputError while it is `withheld`, StaleEpoch if another writer has overtaken this
+        one, Pinned if an operator's order keeps it inactive, and VersionRefused if it is not served because the guard
+        refused it.
         """
+        if self.withheld:
+            raise InputError(self.withheld)
         version = self._publish(model, last=True)
         if stays := self._stale or self._pinned:
             raise stays

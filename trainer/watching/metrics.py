@@ -20,7 +20,7 @@ from model_store.spec import ModelSpec
 from trainer.admission.eviction import NO_TIME
 from trainer.hashing.examples import Examples
 from trainer.watching.figures import Group, reliability
-from trainer.watching.kernels import LOSS, ROWS, WEIGHT, Watched, close_cluster, watch
+from trainer.watching.kernels import CLICKED, LOSS, ROWS, WEIGHT, Watched, close_cluster, watch
 from trainer.watching.metrics_file import MetricsFile
 from trainer.watching.records import Detail, End, GroupMetrics, Header, SliceMetrics, VariantMetrics, Window
 from trainer.watching.slices.definition import Slice
@@ -109,6 +109,11 @@ class ProgressiveMetrics:
     def rows(self) -> int:
         """Rows so far."""
         return int(self._tally.counts[0, ROWS])
+
+    @property
+    def clicked(self) -> int:
+        """Rows with a click so far."""
+        return int(self._tally.counts[0, CLICKED])
 
     def logloss(self, variant: int = 0) -> float | None:
         """Mean log-loss so far of the variant with this index."""
