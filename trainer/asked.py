@@ -71,7 +71,7 @@ def learn(spec: ModelSpec, inputs: list[str], asked: Asked, publisher: Publisher
         with progress("learning") as bar:
 
             def show(at: Progress) -> None:
-                fields = {"log-loss": at.logloss} if at.logloss is not None else {}
+                fields = {"recent log-loss": at.logloss} if at.logloss is not None else {}
                 bar.update(at.rows, total=at.expected_rows, **fields, keys=at.keys)
 
             run = train(
@@ -88,6 +88,7 @@ def learn(spec: ModelSpec, inputs: list[str], asked: Asked, publisher: Publisher
                 force=asked.force,
                 on_progress=show,
                 on_note=note,
+                on_warning=warn,
             )
     for warning in run.report.warnings:
         warn(warning)

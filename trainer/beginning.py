@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy.typing as npt
 
 from model_store.artefact import Artefact
 from model_store.errors import CheckpointError, InputError, SpecError
@@ -91,10 +94,24 @@ def go_on(
     )
 
 
+class Restorable(Protocol):
+    """What takes over the arrays of a checkpoint."""
+
+    def restore(self, arrays: Mapping[str, npt.NDArray[Any]], /) -> None:
+        """Take them over. KeyError, ValueError, TypeError or IndexError where they are not what it wrote."""
+
+
 def begin_with(
-    initial: Artefact, model: LearningModel, beginning: Beginning, on_note: Callable[[str], None]
-) -> Beginning:
-    """Give a new model the keys of a published one. SpecError if none is of the spec, or its learner cannot."""
+    initial: Artefact,
+    model: LearningModel,
+    on_note: Callable[[str], None],
+    on_warning: Callable[[str], None],
+) -> str:
+    """Give a new model the keys of a published one; returns its SHA-256.
+
+    Raises SpecError if no key is of the spec, or its learner cannot begin so. Where most keys are of other fields or
+    crosses, that is a warning: the model begins with little.
+    """
     taken = model.warm_start(initial)
     features = features_of_keys(initial, model.maker)
     if (features == NO_FEATURE).any() and not (features > 0).any():  # 0 is the bias, a key of every model
@@ -102,21 +119,38 @@ def begin_with(
             "no key of the model to begin with is of a field or cross of this spec: it was learned from the fields "
             f"{', '.join(initial.spec.fields)}; this spec has {', '.join(model.spec.fields)}"
         )
-    on_note(
+    begun = (
         f"beginning with {taken:,} of the {initial.rows:,} keys of the model of {initial.spec.model.name!r}"
     )
-    return replace(beginning, initial=initial.sha256)
+    if 2 * int((features == NO_FEATURE).sum()) > initial.rows:
+        on_warning(
+            f"{begun}: most are of fields or crosses that this spec does not have. That model was learned from "
+            f"{_owners(initial.spec)}; this spec has {_owners(model.spec)}"
+        )
+    else:
+        on_note(begun)
+    return initial.sha256
 
 
-def restore(model: LearningModel, earlier: Checkpoint) -> None:
-    """Give a new model the state of a checkpoint. CheckpointError if it is not of this ftrie's learners."""
+def restore(what: Restorable, earlier: Checkpoint) -> None:
+    """Give a new model, or a trainer's loop, the state of a checkpoint. CheckpointError if it is of another layout."""
     try:
-        model.restore(earlier.arrays)
-    except (KeyError, ValueError) as error:
-        raise CheckpointError(
-            f"{earlier.path} does not hold the state of this ftrie's learners ({error}); it was written by ftrie "
-            f"{earlier.description.ftrie}: go on with that one, or begin anew with another folder"
-        ) from error
+        what.restore(earlier.arrays)
+    except (KeyError, ValueError, TypeError, IndexError) as error:
+        raise of_another_layout(earlier, error) from error
+
+
+def of_another_layout(earlier: Checkpoint, error: Exception) -> CheckpointError:
+    """A sound checkpoint that does not hold what this ftrie needs of it."""
+    missing = f"no {error}" if isinstance(error, KeyError) else str(error)
+    return CheckpointError(
+        f"{earlier.path} does not hold the state of this ftrie's learners ({missing}); it was written by ftrie "
+        f"{earlier.description.ftrie}: go on with that one, or begin anew with another folder"
+    )
+
+
+def _owners(spec: ModelSpec) -> str:
+    return ", ".join([*spec.fields, *("*".join(cross.fields) for cross in spec.crosses)])
 
 
 def _check_sides(earlier: Collection[str], now: Collection[str]) -> None:

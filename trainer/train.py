@@ -133,6 +133,7 @@ def train(
     force: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_note: Callable[[str], None] = lambda text: None,
+    on_warning: Callable[[str], None] = lambda text: None,
 ) -> Run:
     """Learn every variant of `spec` in one pass over `inputs`, in order.
 
@@ -155,7 +156,7 @@ def train(
         if earlier is not None:
             restore(model, earlier)
         elif initial is not None:
-            beginning = begin_with(initial, model, beginning, on_note)
+            beginning = replace(beginning, initial=begin_with(initial, model, on_note, on_warning))
         del earlier  # its arrays are in the model now
         if publisher is not None:
             publisher.begin(model)
@@ -200,7 +201,7 @@ def _report(learning: Learning, rejects: RejectLog, keeper: Keeper | None) -> Re
         rejected=rejects.count,
         reasons=dict(rejects.counts),
         labels=labels,
-        warnings=_label_warnings(labels),
+        warnings=(*_label_warnings(labels), *model.warnings.finish()),
         subsampled=learning.subsampled,
         seconds=learning.seconds,
         keys=model.table.used,

@@ -34,7 +34,7 @@ class Counts:
 
     rows: labelled rows, where there are no events; bad_events: those that could not be read; examples: learned from;
     bad_rows: rows that are no examples; subsampled: rows that were not drawn. through_us: the order time of the last
-    event taken.
+    event taken. minus_labels: examples of labelled rows whose label is written as -1.
     """
 
     impressions: int = 0
@@ -45,6 +45,7 @@ class Counts:
     bad_rows: int = 0
     subsampled: int = 0
     through_us: int = 0
+    minus_labels: int = 0
 
     @property
     def events(self) -> int:

@@ -109,6 +109,11 @@ class Publisher:
         self._deltas = 0
 
     @property
+    def model(self) -> str:
+        """The name of the model whose versions these are."""
+        return self._versions.model
+
+    @property
     def version(self) -> int | None:
         """The last version that this run has published."""
         return self._line.version if self._line is not None else None
