@@ -81,7 +81,7 @@ class GoingOut:
             return ""
         bad = counts.bad_rows - self._before.bad_rows
         rows = bad + counts.examples - self._before.examples
-        name = self.publisher.model
+        name = self.publisher.model_name
         where = [
             f"of the rows since the last publication; `ftrie store dead {name}` lists them with their reasons"
         ]

@@ -11,12 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ftrie.cli import run
 from model_store.store import Store
 from tests.trainer.test_model_warnings import SPEC, log_of, write_log
-from trainer.checkpoint import Every
+from trainer.checkpoint import Every, file
+from trainer.checkpoint.folder import checkpoints_in
 from trainer.daemon import quiet
 from trainer.daemon.asked import Asked
 from trainer.daemon.daemon import Daemon, Lines
@@ -222,3 +224,70 @@ def test_a_trainer_that_waits_for_its_fields_says_why(
             pass
         store.event_stream("ftrie:{m}:impressions").append([SHOWN])
         assert statuses.get(timeout=60).model == "m"
+
+
+def save_model(folder: Path, spec: str, rows: list[dict[str, bytes]], name: str) -> str:
+    (folder / "other.toml").write_text(spec)
+    log = write_log(folder / "other.csv", rows)
+    assert run(["train", str(folder / "other.toml"), log, "--save", str(folder / name)]) == 0
+    return str(folder / name)
+
+
+OTHER = NUMBERLESS + "[fields]\nprice = {}\nshop = { column = 'site' }\n[learner]\nl1 = 0.0\n"
+
+
+def test_a_trainer_refuses_to_begin_with_a_foreign_model_in_the_words_of_train(
+    tmp_path: Path, trained: Callable[..., Any], store: Store, store_url: str, capsys
+) -> None:
+    foreign = save_model(tmp_path, OTHER, log_of(60), "foreign.arrow")
+    source = write_rows(tmp_path / "a.csv", ["1", "0"] * 20)
+    assert run(["store", "import", "m", foreign, "--store", store_url]) == 0
+    capsys.readouterr()
+    code, _, err = trained(source, "--init-from", "active")
+    assert code == 2
+    said = json.loads(err.splitlines()[-1])["error"]["message"]
+    assert "no key of the model to begin with is of a field or cross of this spec" in said
+    assert store.model("m").active() == 1
+    assert run(["train", str(tmp_path / "m.toml"), str(tmp_path / "a.csv"), "--init-from", foreign]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_model_most_of_whose_keys_are_of_other_fields_is_warned_of(
+    tmp_path: Path, trained: Callable[..., Any], capsys
+) -> None:
+    foreign = save_model(
+        tmp_path, OTHER.replace("shop = { column = 'site' }", "site = {}"), log_of(60), "f.arrow"
+    )
+    capsys.readouterr()
+    code, _, err = trained(write_rows(tmp_path / "a.csv", ["1", "0"] * 20), "--init-from", foreign)
+    assert code == 0
+    (said,) = [json.loads(line)["warning"] for line in err.splitlines()]
+    assert "most are of fields or crosses that this spec does not have" in said
+    assert "learned from price, site; this spec has site" in said
+
+
+@pytest.mark.parametrize(
+    "lacking", ["coordinates.marks", "metrics.tally.counts", "table", "sources", "counts"]
+)
+def test_a_checkpoint_of_an_older_layout_is_an_error_that_says_what_to_do(
+    lacking: str, tmp_path: Path, trained: Callable[..., Any]
+) -> None:
+    source = write_rows(tmp_path / "a.csv", ["1", "0"] * 20)
+    assert trained(source, "--no-publish")[0] == 0
+    path = checkpoints_in(tmp_path / "state")[0]
+    description, mapped = file.read(path)
+    arrays = {name: np.array(array) for name, array in mapped.items()}
+    if lacking == "table":
+        arrays["coordinates.table.slots"] = arrays["coordinates.table.slots"][:, :1]
+    elif lacking == "sources":
+        del description["stream"]["sources"]
+    elif lacking == "counts":
+        description["stream"]["counts"]["long_gone"] = 1
+    else:
+        del arrays[lacking]
+    with path.open("wb") as out:
+        file.write(out, description, arrays)
+    code, _, err = trained(source, "--no-publish")
+    assert code == 7
+    assert f"{path} does not hold the state of this ftrie's learners" in err
+    assert "it was written by ftrie" in err and "begin anew with another folder" in err
