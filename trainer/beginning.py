@@ -63,8 +63,11 @@ def _expected_later(
     known = {*reader.columns(), *(name for table in tables for name in table.columns)}
     columns = dict.fromkeys(field.column or name for name, field in spec.fields.items())
     later = tuple(name for name in columns if name not in known and reader.may_have(name))
-    if later:
-        on_note(f"no row at the log's beginning has {', '.join(later)}: without a value until one does")
+    missing = [
+        name for name in later if name not in reader.kinds()
+    ]  # an object is there, though no column yet
+    if missing:
+        on_note(f"no row at the log's beginning has {', '.join(missing)}: without a value until one does")
     return later
 
 
