@@ -24,13 +24,25 @@ from model_store.values import (
 )
 
 _ABSENT = b""
+EXPECTED_LABELS = "1, 0, -1, true or false"
+LABELS = {
+    **dict.fromkeys((b"1", b"+1", b"1.0", b"+1.0", b"true"), 1.0),
+    **dict.fromkeys((b"0", b"0.0", b"false"), 0.0),
+    **dict.fromkeys((b"-1", b"-1.0"), -1.0),
+}
 
 
 def parse_labels(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
-    """Labels as 0.0 and 1.0, and the (row, reason) of those that are none of 1, 0, true, false."""
+    """Labels as 0.0 and 1.0 (-1 is 0.0), and the (row, reason) of those that are none of 1, 0, -1, true, false."""
+    labels, bad = signed_labels(array)
+    return np.maximum(labels, 0.0), bad
+
+
+def signed_labels(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
+    """`parse_labels` where a label that is written as -1 stays -1.0."""
     array = plain(array)
     if pa.types.is_list(array.type):
-        return np.zeros(len(array)), _all_bad(array, "1, 0, true or false")
+        return np.zeros(len(array)), _all_bad(array, EXPECTED_LABELS)
     return _by_unique(array, _label, 0.0)
 
 
@@ -142,9 +154,9 @@ def addresses(texts: Sequence[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[
 
 def _label(value: Any) -> float:
     text = text_of(value) if value is not None else b""
-    label = {b"1": 1.0, b"true": 1.0, b"1.0": 1.0, b"0": 0.0, b"false": 0.0, b"0.0": 0.0}.get(text.lower())
+    label = LABELS.get(text.lower())
     if label is None:
-        raise FieldValueError(f"got {text[:40].decode(errors='replace')!r}, expected 1, 0, true or false")
+        raise FieldValueError(f"got {text[:40].decode(errors='replace')!r}, expected {EXPECTED_LABELS}")
     return label
 
 

@@ -79,6 +79,16 @@ class VersionRefused(StoreError):
     """A guard has refused the version, and nobody has overruled it."""
 
 
+class NotActivated(StoreError):
+    """A version was published, and the store failed before it was activated."""
+
+    def __init__(self, model: str, version: int, error: StoreError) -> None:
+        super().__init__(
+            f"version {version} is published and stays inactive, since the store failed before it was activated: "
+            f"{error}; activate it by: ftrie store activate {model} {version}"
+        )
+
+
 class StaleEpoch(StoreError):
     """Another writer has taken over this model since this one began."""
 

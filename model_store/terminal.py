@@ -139,9 +139,9 @@ def harmless(text: str) -> str:
     return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
-def counted(number: int, thing: str) -> str:
-    """1 window, 1,234 windows: a number of things in English, the plural by an s."""
-    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+def counted(number: int, thing: str, things: str | None = None) -> str:
+    """1 window, 1,234 windows: a number of things in English; without `things` the plural is by an s."""
+    return f"{number:,} {thing if number == 1 else things or thing + 's'}"
 
 
 class _Silent:

@@ -44,6 +44,7 @@ class Asked:
     format: str | None
     threads: int | None
     batch_bytes: int
+    force: bool
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def learn(spec: ModelSpec, inputs: list[str], asked: Asked, publisher: Publisher
         with progress("learning") as bar:
 
             def show(at: Progress) -> None:
-                fields = {"log-loss": at.logloss} if at.logloss is not None else {}
+                fields = {"recent log-loss": at.logloss} if at.logloss is not None else {}
                 bar.update(at.rows, total=at.expected_rows, **fields, keys=at.keys)
 
             run = train(
@@ -84,9 +85,13 @@ def learn(spec: ModelSpec, inputs: list[str], asked: Asked, publisher: Publisher
                 keeper=opened.keeper,
                 initial=initial_model(spec, asked.init_from, asked.store) if begins else None,
                 publisher=publisher,
+                force=asked.force,
                 on_progress=show,
                 on_note=note,
+                on_warning=warn,
             )
+    for warning in run.report.warnings:
+        warn(warning)
     if run.absent:
         note(
             f"no column was found for the optional fields {', '.join(run.absent)}; no row has a value of them"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy.typing as npt
 
 from model_store.artefact import Artefact
 from model_store.errors import CheckpointError, InputError, SpecError
@@ -21,7 +24,8 @@ class Beginning:
 
     spec: as given; resolved: by the first log; columns: what is read from the log; sides: SHA-256 of the files of items
     and users; initial: of the model begun with. read: how far each file was read; rows_read: rows delivered, learned
-    from or not; subsampled: of them, not drawn; seconds: what all the runs took.
+    from or not; subsampled: of them, not drawn; minus_labels: rows whose label is written as -1; seconds: what all the
+    runs took.
     """
 
     spec: ModelSpec
@@ -32,6 +36,7 @@ class Beginning:
     read: tuple[ReadFile, ...] = ()
     rows_read: int = 0
     subsampled: int = 0
+    minus_labels: int = 0
     seconds: float = 0.0
 
 
@@ -58,8 +63,11 @@ def _expected_later(
     known = {*reader.columns(), *(name for table in tables for name in table.columns)}
     columns = dict.fromkeys(field.column or name for name, field in spec.fields.items())
     later = tuple(name for name in columns if name not in known and reader.may_have(name))
-    if later:
-        on_note(f"no row at the log's beginning has {', '.join(later)}: without a value until one does")
+    missing = [
+        name for name in later if name not in reader.kinds()
+    ]  # an object is there, though no column yet
+    if missing:
+        on_note(f"no row at the log's beginning has {', '.join(missing)}: without a value until one does")
     return later
 
 
@@ -85,13 +93,28 @@ def go_on(
         seconds=before.seconds,
         rows_read=before.rows_read,
         subsampled=before.subsampled,
+        minus_labels=before.minus_labels,
     )
 
 
+class Restorable(Protocol):
+    """What takes over the arrays of a checkpoint."""
+
+    def restore(self, arrays: Mapping[str, npt.NDArray[Any]], /) -> None:
+        """Take them over. KeyError, ValueError, TypeError or IndexError where they are not what it wrote."""
+
+
 def begin_with(
-    initial: Artefact, model: LearningModel, beginning: Beginning, on_note: Callable[[str], None]
-) -> Beginning:
-    """Give a new model the keys of a published one. SpecError if none is of the spec, or its learner cannot."""
+    initial: Artefact,
+    model: LearningModel,
+    on_note: Callable[[str], None],
+    on_warning: Callable[[str], None],
+) -> str:
+    """Give a new model the keys of a published one; returns its SHA-256.
+
+    Raises SpecError if no key is of the spec, or its learner cannot begin so. Where most keys are of other fields or
+    crosses, that is a warning: the model begins with little.
+    """
     taken = model.warm_start(initial)
     features = features_of_keys(initial, model.maker)
     if (features == NO_FEATURE).any() and not (features > 0).any():  # 0 is the bias, a key of every model
@@ -99,21 +122,38 @@ def begin_with(
             "no key of the model to begin with is of a field or cross of this spec: it was learned from the fields "
             f"{', '.join(initial.spec.fields)}; this spec has {', '.join(model.spec.fields)}"
         )
-    on_note(
+    begun = (
         f"beginning with {taken:,} of the {initial.rows:,} keys of the model of {initial.spec.model.name!r}"
     )
-    return replace(beginning, initial=initial.sha256)
+    if 2 * int((features == NO_FEATURE).sum()) > initial.rows:
+        on_warning(
+            f"{begun}: most are of fields or crosses that this spec does not have. That model was learned from "
+            f"{_owners(initial.spec)}; this spec has {_owners(model.spec)}"
+        )
+    else:
+        on_note(begun)
+    return initial.sha256
 
 
-def restore(model: LearningModel, earlier: Checkpoint) -> None:
-    """Give a new model the state of a checkpoint. CheckpointError if it is not of this ftrie's learners."""
+def restore(what: Restorable, earlier: Checkpoint) -> None:
+    """Give a new model, or a trainer's loop, the state of a checkpoint. CheckpointError if it is of another layout."""
     try:
-        model.restore(earlier.arrays)
-    except (KeyError, ValueError) as error:
-        raise CheckpointError(
-            f"{earlier.path} does not hold the state of this ftrie's learners ({error}); it was written by ftrie "
-            f"{earlier.description.ftrie}: go on with that one, or begin anew with another folder"
-        ) from error
+        what.restore(earlier.arrays)
+    except (KeyError, ValueError, TypeError, IndexError) as error:
+        raise of_another_layout(earlier, error) from error
+
+
+def of_another_layout(earlier: Checkpoint, error: Exception) -> CheckpointError:
+    """A sound checkpoint that does not hold what this ftrie needs of it."""
+    missing = f"no {error}" if isinstance(error, KeyError) else str(error)
+    return CheckpointError(
+        f"{earlier.path} does not hold the state of this ftrie's learners ({missing}); it was written by ftrie "
+        f"{earlier.description.ftrie}: go on with that one, or begin anew with another folder"
+    )
+
+
+def _owners(spec: ModelSpec) -> str:
+    return ", ".join([*spec.fields, *("*".join(cross.fields) for cross in spec.crosses)])
 
 
 def _check_sides(earlier: Collection[str], now: Collection[str]) -> None:

@@ -135,6 +135,10 @@ def train(
             help="Begin with a published model: its version in the store, `active`, or a FILE.arrow.",
         ),
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Publish even if more than a tenth of the rows were rejected."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Learn every variant of SPEC in one pass over click logs; save or publish the model.
@@ -173,6 +177,7 @@ def train(
         format=input_format,
         threads=threads,
         batch_bytes=batch_bytes,
+        force=force,
     )
     # Outputs are looked at first: a wrong path or URL should not cost a training run, nor a log.
     expand(inputs)

@@ -63,6 +63,7 @@ class _Rehearsal:
 
     def __init__(self) -> None:
         self.counts = Published()
+        self.withheld = ""
 
     def begin(self, model: LearningModel) -> None:
         """Nothing is learned yet."""

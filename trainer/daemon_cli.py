@@ -111,6 +111,10 @@ def trainer(
         str,
         typer.Option(metavar="HOST", help="The address for --metrics-port; 0.0.0.0 for all of the machine."),
     ] = "127.0.0.1",
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Publish even if more than a tenth of the labelled rows were rejected."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Learn from impressions and clicks as they come, and publish what is learned, all the time.
@@ -150,6 +154,7 @@ def trainer(
         say_every_s=say_every,
         metrics_port=metrics_port,
         metrics_host=metrics_host,
+        force=force,
     )
     run(model_spec, asked, as_json)
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from model_store.cells import EXPECTED_LABELS
 from model_store.errors import SpecError
 from model_store.spec import WEIGHT
 from trainer.column_names import (
@@ -27,7 +28,7 @@ from trainer.column_names import (
     short_name,
     words,
 )
-from trainer.profiles import Profile
+from trainer.profiles import Profile, can_be_label
 
 Role = Literal["label", "weight", "timestamp", "request", "cookie", "item", "ignore", "field"]
 ROLES_WITH_ONE_COLUMN: tuple[Role, ...] = ("label", "weight", "timestamp", "request", "cookie", "item")
@@ -81,7 +82,11 @@ def _label(profiles: Sequence[Profile], wanted: str | None) -> Guess:
     varied = [profile for profile in binary if profile.distinct > 1]
     if len(varied) == 1:
         return Guess(varied[0], "label", f"the only column of 0 and 1: {_click_rate(varied[0])}")
-    which = f"{_list(varied)} could be it" if varied else "no column holds only 0 and 1, or true and false"
+    which = (
+        f"{_list(varied)} could be it"
+        if varied
+        else "no column holds only 0 and 1, -1 and 1, or true and false"
+    )
     raise SpecError(
         f"cannot tell which column is the label: {which}; name it with --label; columns: {_list(profiles)}"
     )
@@ -92,9 +97,9 @@ def _wanted_label(profiles: Sequence[Profile], wanted: str) -> Guess:
         if profile.name == wanted and profile.is_label:
             return Guess(profile, "label", _click_rate(profile))
         if profile.name == wanted:
-            odd = [text for text in profile.counts if text.lower() not in ("0", "1", "true", "false")]
+            odd = [text for text in profile.counts if not can_be_label(text)]
             got = ", ".join(map(repr, odd[:3])) if odd else "empty cells"
-            raise SpecError(f"column {wanted!r} cannot be the label: expected 1, 0, true or false, got {got}")
+            raise SpecError(f"column {wanted!r} cannot be the label: expected {EXPECTED_LABELS}, got {got}")
     raise SpecError(f"--label: no column {wanted!r} in the log; it has {_list(profiles)}")
 
 

@@ -7,7 +7,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_store.errors import InputError, Stopped, StoreError, VersionRefused
+from model_store.errors import (
+    InputError,
+    LeaseHeld,
+    NotActivated,
+    StaleEpoch,
+    Stopped,
+    StoreError,
+    VersionRefused,
+)
 from model_store.terminal import note, warn
 
 if TYPE_CHECKING:
@@ -24,7 +32,7 @@ def hand_over(
     """Save and publish the model, as asked. A model of no rows replaces nothing, a broken-off one is only saved.
 
     A run that a signal stopped hands over nothing: its checkpoint has the state, and it is to go on. A run that has
-    published while it learned publishes what is left.
+    published while it learned publishes what is left. Nothing is published where too many rows were rejected.
     """
     if (save is None and store is None) or isinstance(run.failure, Stopped):
         return
@@ -43,11 +51,14 @@ def hand_over(
         artefact().write(save)
     if store is None or run.failure is not None:
         return
+    if run.withheld:
+        run.failure = InputError(run.withheld)
+        return
     versions = store.model(run.model.spec.model.name)
     try:
         version = publisher.finish(run.model) if publisher else _publish(run, versions, artefact(), activate)
         run.report = replace(run.report, version=version)
-    except VersionRefused as error:
+    except (VersionRefused, NotActivated) as error:
         run.failure = error
     except StoreError as error:
         run.failure = error
@@ -62,10 +73,15 @@ def _publish(run: Run, versions: ModelVersions, artefact: Artefact, activate: bo
     verdict = guard.judge(run.model, artefact.rows)
     epoch = versions.begin() if activate else 0
     version = versions.publish(artefact, epoch=epoch, recent=verdict.recent, refused=verdict.refused)
-    guard.tell(version, verdict)
-    if activate and verdict.may_be_served:
-        versions.activate(version, epoch=epoch)
-    elif activate:
+    try:
+        guard.tell(version, verdict)
+        if activate and verdict.may_be_served:
+            versions.activate(version, epoch=epoch)
+    except (LeaseHeld, StaleEpoch):
+        raise
+    except StoreError as error:
+        raise NotActivated(versions.model, version, error) from error
+    if activate:
         guard.check(version, verdict)
     return version
 

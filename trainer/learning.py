@@ -17,7 +17,7 @@ from trainer.checkpoint.keeper import Keeper
 from trainer.hashing.examples import Examples
 from trainer.model import LearningModel
 from trainer.publishing.publisher import Publishes
-from trainer.rejects import RejectLog
+from trainer.rejects import RejectLog, too_many_rejected
 from trainer.sources import LogReader, Position, ReadFile
 from trainer.stopping import StopSignals
 
@@ -33,15 +33,20 @@ class Learning:
         keeper: Keeper | None,
         beginning: Beginning,
         publisher: Publishes | None = None,
+        *,
+        force: bool = False,
     ) -> None:
+        """`force`: publish however many rows were rejected."""
         self.model = model
         self.subsampled = beginning.subsampled
+        self.minus_labels = beginning.minus_labels
         self._rows_read = beginning.rows_read
         self._reader = reader
         self._rejects = rejects
         self._keeper = keeper
         self._beginning = beginning
         self._publisher = publisher
+        self._force = force
         self._began = time.perf_counter()
         self._stop: Position | None = None
         self._resumable = True
@@ -50,6 +55,23 @@ class Learning:
     def seconds(self) -> float:
         """Spent so far, by the runs before this one too."""
         return self._beginning.seconds + time.perf_counter() - self._began
+
+    @property
+    def rejected_share(self) -> float:
+        """The part of the rows so far that was rejected: unreadable ones of all, bad ones of those that were drawn."""
+        bad = self._rows_read - self.subsampled - self.model.rows
+        unreadable = self._rejects.count - bad
+        readable, good = _share(self._rows_read, unreadable), _share(self.model.rows, bad)
+        return 1.0 - readable * good
+
+    @property
+    def withheld(self) -> str:
+        """Why nothing may be published: too many rows were rejected. Empty if it may be."""
+        if self._force:
+            return ""
+        reasons = [str(each) for each in self._rejects.first] or list(self._rejects.counts)
+        remedy = "--rejects FILE lists the rows"
+        return too_many_rejected(self.rejected_share, self._rejects.count, reasons, remedy)
 
     def learn_all(self, stream: Iterator[Examples], on_batch: Callable[[], None]) -> FtrieError | None:
         """Learn from the stream to its end, or to the error that ends it, which is returned.
@@ -80,6 +102,7 @@ class Learning:
             self._learn_batch(examples)
             on_batch()
             if self._publisher is not None:
+                self._publisher.withheld = self.withheld
                 self._publisher.after_batch(self.model)
             if self._keeper is not None and self._keeper.is_due(self.model.rows):
                 self._save(self._read_so_far())
@@ -89,6 +112,7 @@ class Learning:
         self._stop, self._resumable = examples.stop, examples.resumable
         self._rows_read += examples.rows_read
         self.subsampled += examples.subsampled
+        self.minus_labels += examples.minus_labels
 
     def _read_so_far(self) -> tuple[ReadFile, ...]:
         if self._stop is None:
@@ -110,6 +134,7 @@ class Learning:
             read=read,
             rows_read=self._rows_read,
             subsampled=self.subsampled,
+            minus_labels=self.minus_labels,
             reject_counts=dict(self._rejects.counts_as_met),
             rejects=Written.to(self._rejects.path, self._rejects.sync()),
             metrics=self._metrics_written(),
@@ -124,6 +149,10 @@ class Learning:
             return Written()
         file.sync()
         return Written.to(file.path, file.offset)
+
+
+def _share(part: int, rest: int) -> float:
+    return part / (part + rest) if part + rest else 1.0
 
 
 def _explained(stopped: Stopped, rows: int) -> Stopped:

@@ -29,6 +29,7 @@ from trainer.hashing.kernels import key_tokens, write_keys
 from trainer.table import TableKeys, ValueTable
 from trainer.warm_start import warm_start
 from trainer.watching.metrics import Watching
+from trainer.watching.warnings import ModelWarnings
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -49,7 +50,8 @@ class Memory:
 class LearningModel:
     """All variants of a spec, learning in one pass.
 
-    `about_to_drop` may be set, to be told of keys whose time is over: see `ValueTable.evict`.
+    `about_to_drop` may be set, to be told of keys whose time is over: see `ValueTable.evict`. `warnings`: what somebody
+    should look at.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class LearningModel:
         self.calibrator = Calibrator.of(maker.spec)
         self.recent = Recent.of(maker.spec)
         self._prefixes, self._prefix_starts = prefix_table(maker.prefixes)
+        self.warnings = ModelWarnings(self)
 
     @property
     def table(self) -> ValueTable:
@@ -98,6 +101,7 @@ class LearningModel:
             self.calibrator.update(scores, examples)
         if self.recent is not None:
             self.recent.update(scores, examples)
+        self.warnings.after_batch(examples)
 
     def warm_start(self, artefact: Artefact) -> int:
         """Begin with a published model: see `trainer/warm_start.py`. Returns how many of its keys were taken over."""
@@ -171,6 +175,7 @@ class LearningModel:
         if self.recent is not None:
             self.recent.restore(_part(state, "recent."))
         self.evicted = int(state["evicted"][0])
+        self.warnings.restart()
 
     def _weights(self, keys: TableKeys) -> npt.NDArray[np.float32]:
         """Every key's weights as they are published: float32[keys, own]; with q2.13, at the nearest of its steps."""

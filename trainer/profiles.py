@@ -16,13 +16,13 @@ from functools import cached_property
 from typing import Any
 
 from model_store.bounded import json_value
+from model_store.cells import LABELS
 from model_store.errors import FieldValueError, InputError
 from model_store.values import text_of
 from trainer.sources import LogReader
 
 SAMPLE_ROWS = 10_000
 _BATCH_BYTES = 1024 * 1024
-_LABELS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 _TIME_FORMATS = (
     "%Y%m%d%H%M%S",
     "%Y%m%d%H%M",
@@ -91,12 +91,12 @@ class Profile:
     @cached_property
     def is_label(self) -> bool:
         """True if every value, and there is one in each row, says yes or no."""
-        return self.filled == len(self.texts) > 0 and all(text.lower() in _LABELS for text in self.counts)
+        return self.filled == len(self.texts) > 0 and all(map(can_be_label, self.counts))
 
     @property
     def labels(self) -> list[int]:
         """The values as 1 and 0; only of a column that `is_label`."""
-        return [_LABELS[text.lower()] for text in self.texts]
+        return [int(LABELS[text.lower().encode()] > 0.0) for text in self.texts]
 
     @cached_property
     def numbers(self) -> list[float] | None:
@@ -142,6 +142,11 @@ class Profile:
     def days(self) -> int:
         """How many days the values of a time column lie on."""
         return len({moment.date() for moment in _moments(list(self.counts), self.time_format) or []})
+
+
+def can_be_label(text: str) -> bool:
+    """True if training reads the text as a label."""
+    return text.lower().encode() in LABELS
 
 
 def take_sample(name: str, format: str | None = None, rows: int = SAMPLE_ROWS) -> tuple[Profile, ...]:

@@ -1,4 +1,4 @@
-"""Rows that could not be learnt from: what one is, and the file that lists them.
+"""Rows that could not be learnt from: what one is, the file that lists them, and how many are too many to publish.
 
 Where rows are judged is elsewhere: the sources reject what they cannot read, the pipeline what it cannot
 learn from.
@@ -17,6 +17,10 @@ from types import TracebackType
 from typing import TextIO
 
 from model_store.errors import InputError, OutputError
+
+MOST_REJECTED = 0.1
+"""A model is not published where a larger part of its rows was rejected."""
+_FIRST_REASONS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,8 @@ class RejectLog:
 
     Each line is flushed as it is written, so the file can be followed while training runs. With `strict` the
     first reject raises InputError, after it has been written. A run that goes on has `counts` already, and a file
-    that is cut back to `resume_at` bytes. One thread only.
+    that is cut back to `resume_at` bytes. `first` holds the first reject of each of the first three categories met.
+    One thread only.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class RejectLog:
         self.path = path
         self._strict = strict
         self._counts: Counter[str] = Counter(counts or {})
+        self.first: list[Reject] = []
         self._file = _open(path, resume_at)
 
     @property
@@ -88,6 +94,8 @@ class RejectLog:
 
     def add(self, reject: Reject) -> None:
         """Count and write one reject; InputError if strict, OutputError if it cannot be written."""
+        if not self._counts[reject.category] and len(self.first) < _FIRST_REASONS:
+            self.first.append(reject)
         self._counts[reject.category] += 1
         if self._file is not None:
             self._write(_as_json(reject) + "\n")
@@ -121,6 +129,17 @@ class RejectLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def too_many_rejected(share: float, rejected: int, reasons: Iterable[str], remedy: str) -> str:
+    """Why nothing is published where this share of the rows was rejected, in one sentence; empty if it may be."""
+    if share <= MOST_REJECTED:
+        return ""
+    return (
+        f"{rejected:,} rows were rejected, {100 * share:.3g} % of those read: nothing is published where more than "
+        f"{100 * MOST_REJECTED:.0f} % are ({'; '.join(reasons)}). Correct the log or the spec ({remedy}), or publish "
+        "all the same with --force"
+    )
 
 
 def _open(path: Path | None, resume_at: int) -> TextIO | None:

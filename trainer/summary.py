@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from model_store.terminal import print_json, print_table
@@ -28,18 +29,23 @@ def show(report: Report, as_json: bool) -> None:
         + (f"; version {report.version}" if report.version is not None else "")
         + _published(report)
     )
-    for line in (_reasons(report), _size(report)):
+    for line in (_reasons(report), _labels(report), _size(report)):
         if line:
             print(line)
-    change = ["difference"] if len(report.variants) > 1 else []
+    show_variants(report.variants)
+    _show_calibration(report)
+
+
+def show_variants(variants: Mapping[str, VariantMetrics]) -> None:
+    """Print the metrics of all variants over all rows."""
+    change = ["difference"] if len(variants) > 1 else []
     print_table(
-        ["variant", "log-loss", *change, "AUC", "calibration", "normalized entropy"],
+        ["variant", "log-loss, all rows", *change, "AUC", "calibration", "normalized entropy"],
         [
             [name, m.logloss, *(_change(m) for _ in change), m.auc, m.calibration, m.normalized_entropy]
-            for name, m in report.variants.items()
+            for name, m in variants.items()
         ],
     )
-    _show_calibration(report)
 
 
 def _published(report: Report) -> str:
@@ -74,6 +80,11 @@ def _reasons(report: Report) -> str:
     counts = [f"{reason} ({count:,})" for reason, count in report.reasons.items()]
     more = [f"and {len(counts) - _MOST_REASONS} more"] if len(counts) > _MOST_REASONS else []
     return f"rejected for: {', '.join(counts[:_MOST_REASONS] + more)}" if counts else ""
+
+
+def _labels(report: Report) -> str:
+    """That labels were written as -1 and +1, where they were."""
+    return "labels are read as -1/+1: -1 is no click" if report.labels.get("-1") else ""
 
 
 def _size(report: Report) -> str:

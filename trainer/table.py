@@ -170,11 +170,16 @@ class ValueTable:
         return {"slots": slots, "used": used, "arena": self.arena[: self.arena_bytes], **own}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take over what `state` of a table of the same layout gave, whether or not it kept `seen`, the last word."""
+        """Take over what `state` of a table of the same layout gave, whether or not it kept `seen`, the last word.
+
+        ValueError for slots of another size.
+        """
         self.layout = self._empty(len(state["slots"]))
         self.moves += 1
         words = self.slots.view(np.uint64).reshape(self.slots.size, -1)
         known = state["slots"].shape[1] if self._kind in COMPACT else words.shape[1]
+        if abs(state["slots"].shape[1] - words.shape[1]) > (self._kind in COMPACT):
+            raise ValueError(f"slots of {state['slots'].shape[1]} words, expected {words.shape[1]}")
         words[:, :known] = state["slots"][:, : words.shape[1]]
         for name in self._own_names():
             getattr(self.layout, name)[:] = state[name]

@@ -7,7 +7,7 @@ The files beside it do one part each: `sources` reads, `examples` hashes, `pipel
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -51,7 +51,8 @@ class Report:
 
     `version` is the last one published, None until one is; `published` counts those that go out while a run learns.
     `rows` counts the rows learned from, `subsampled` those of requests without a click that were not drawn; `evicted`
-    counts keys dropped because their time to live was over. `reasons` counts the rejected rows by category, most first.
+    counts keys dropped because their time to live was over. `reasons` counts the rejected rows by category, most first;
+    `labels` those learned from by their label as the log has it. `warnings`: what somebody should look at.
     """
 
     rows: int
@@ -70,6 +71,8 @@ class Report:
     failed_checkpoints: int = 0
     damaged_checkpoints: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
+    labels: dict[str, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
         """The report's JSON form."""
@@ -77,6 +80,7 @@ class Report:
             "rows": self.rows,
             "rejected": self.rejected,
             "reasons": dict(self.reasons),
+            "labels": dict(self.labels),
             "subsampled": self.subsampled,
             "seconds": round(self.seconds, 6),
             "rows_per_second": round(self.rows / self.seconds, 1) if self.seconds else 0.0,
@@ -90,6 +94,7 @@ class Report:
             "variants": {name: metrics.as_dict() for name, metrics in self.variants.items()},
             "slices": {name: [each.as_dict() for each in values] for name, values in self.slices.items()},
             "calibration": {name: each.as_dict() for name, each in self.calibration.items()},
+            "warnings": list(self.warnings),
         }
 
     def write(self, path: Path) -> None:
@@ -101,13 +106,15 @@ class Report:
 class Run:
     """A run that has ended: its model, its report, the error that ended it early, if one did.
 
-    `absent` are the optional fields that no column was found for.
+    `absent` are the optional fields that no column was found for. `withheld`: why the model may not be published, since
+    too many rows were rejected; empty if it may.
     """
 
     model: LearningModel
     report: Report
     failure: FtrieError | None
     absent: tuple[str, ...]
+    withheld: str = ""
 
 
 def train(
@@ -123,8 +130,10 @@ def train(
     keeper: Keeper | None = None,
     initial: Artefact | None = None,
     publisher: Publishes | None = None,
+    force: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_note: Callable[[str], None] = lambda text: None,
+    on_warning: Callable[[str], None] = lambda text: None,
 ) -> Run:
     """Learn every variant of `spec` in one pass over `inputs`, in order.
 
@@ -133,8 +142,8 @@ def train(
     to its end stops the run: what was learned so far is in the Run, with the error as its `failure`. `watching` says
     which metrics are written where while it learns. `keeper` saves the state, and brings that of an earlier run to go
     on from; a run that begins may begin with the model `initial` instead of with none. `publisher` publishes while it
-    learns, but not at the end. Raises SpecError before
-    anything is learned where the spec does not fit the log.
+    learns, but not at the end; with `force` however many rows were rejected. Raises SpecError before anything is
+    learned where the spec does not fit the log.
     """
     for doubt in spec.doubts():
         on_note(doubt)
@@ -147,11 +156,11 @@ def train(
         if earlier is not None:
             restore(model, earlier)
         elif initial is not None:
-            beginning = begin_with(initial, model, beginning, on_note)
+            beginning = replace(beginning, initial=begin_with(initial, model, on_note, on_warning))
         del earlier  # its arrays are in the model now
         if publisher is not None:
             publisher.begin(model)
-        learning = Learning(model, reader, rejects, keeper, beginning, publisher)
+        learning = Learning(model, reader, rejects, keeper, beginning, publisher, force=force)
         batches = joined(reader.batches(beginning.columns), tables, maker.spec.wanted_columns())
         batches = with_requests(batches, maker.spec, beginning.rows_read)
         with examples_of(batches, maker, threads or default_threads()) as stream:
@@ -163,9 +172,9 @@ def train(
     found = {*beginning.columns, *(name for table in tables for name in table.columns)}
     absent = tuple(each.name for each in maker.plan.fields if each.column not in found)
     report = _report(learning, rejects, keeper)
-    return Run(
-        model, report if publisher is None else replace(report, published=publisher.counts), failure, absent
-    )
+    if publisher is not None:
+        report = replace(report, published=publisher.counts)
+    return Run(model, report, failure, absent, learning.withheld)
 
 
 def _progress(model: LearningModel, reader: LogReader) -> Progress:
@@ -174,12 +183,25 @@ def _progress(model: LearningModel, reader: LogReader) -> Progress:
     return Progress(model.rows, expected, model.metrics.recent_logloss(), model.table.used)
 
 
+def _label_warnings(labels: Mapping[str, int]) -> tuple[str, ...]:
+    if not (labels["-1"] and labels["0"]):
+        return ()
+    return (
+        f"the label is 0 in {labels['0']:,} rows and -1 in {labels['-1']:,}: both are read as no click; where one of "
+        "them means that the outcome is not known, leave those rows out of the log",
+    )
+
+
 def _report(learning: Learning, rejects: RejectLog, keeper: Keeper | None) -> Report:
     model = learning.model
+    clicked, minus = model.metrics.clicked, learning.minus_labels
+    labels = {"1": clicked, "0": model.rows - clicked - minus, "-1": minus}
     return Report(
         rows=model.rows,
         rejected=rejects.count,
         reasons=dict(rejects.counts),
+        labels=labels,
+        warnings=(*_label_warnings(labels), *model.warnings.finish()),
         subsampled=learning.subsampled,
         seconds=learning.seconds,
         keys=model.table.used,

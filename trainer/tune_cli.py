@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from model_store.errors import InputError, OutputError
-from model_store.terminal import JsonOption, note, print_json, print_table, progress
+from model_store.terminal import JsonOption, note, print_json, print_table, progress, warn
 
 if TYPE_CHECKING:
     from model_store.spec import ModelSpec
@@ -127,7 +127,20 @@ def _search(
         found = search(spec, candidates, log, judge)
     if not found.ranking:
         raise InputError(f"no row could be learned from ({found.rejected:,} rejected); nothing can be ranked")
+    for warning in _warnings(found):
+        warn(warning)
     return found
+
+
+def _warnings(found: Tuning) -> list[str]:
+    from trainer.rejects import MOST_REJECTED
+
+    if found.rejected_share <= MOST_REJECTED:
+        return []
+    return [
+        f"{found.rejected:,} rows were rejected, {100 * found.rejected_share:.3g} % of those read: the ranking is "
+        "that of the others alone; `ftrie train --rejects FILE` lists them"
+    ]
 
 
 def _compile(spec: ModelSpec, candidates: Sequence[Candidate], judge: Judge, formats: frozenset[str]) -> None:
@@ -153,6 +166,7 @@ def _show(found: Tuning, output: Path | None, as_json: bool) -> None:
                 "passes": found.passes,
                 "seconds": round(found.seconds, 6),
                 "output": str(output) if output is not None else None,
+                "warnings": _warnings(found),
             }
         )
         return

@@ -60,7 +60,9 @@ def test_with_several_candidates_the_user_is_asked() -> None:
 
 def test_a_label_that_is_none_is_refused() -> None:
     profiles = [Profile("a", ("0", "1")), Profile("b", ("0", "maybe"))]
-    with pytest.raises(SpecError, match="'b' cannot be the label: expected 1, 0, true or false, got 'maybe'"):
+    with pytest.raises(
+        SpecError, match="'b' cannot be the label: expected 1, 0, -1, true or false, got 'maybe'"
+    ):
         guess_all(profiles, "b")
     with pytest.raises(SpecError, match="no column 'c' in the log; it has a, b"):
         guess_all(profiles, "c")

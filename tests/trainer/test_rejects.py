@@ -12,7 +12,7 @@ from trainer.rejects import Reject, RejectLog
 
 ARITY = Reject("log.csv", 7, "wrong number of columns: got 3, expected 5")
 OTHER_ARITY = Reject("log.csv", 4, "wrong number of columns: got 1, expected 5")
-LABEL = Reject("log.csv", 9, "label: got 'x', expected 1, 0, true or false")
+LABEL = Reject("log.csv", 9, "label: got 'x', expected 1, 0, -1, true or false")
 
 
 def test_rejects_are_counted_by_category_most_frequent_first() -> None:

@@ -130,6 +130,15 @@ def test_a_field_may_name_a_namespace_that_comes_late_or_in_one_file_only(tmp_pa
     assert done.absent == ()
 
 
+def test_a_map_that_every_row_of_json_lines_has_is_not_taken_for_missing(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"label": 1, "importance": 1, "user": {"a": 0.5, "b": 2}, "ad": {"x": 1}}\n' * 20)
+    notes: list[str] = []
+    done = run(SPEC, path, on_note=notes.append)
+    assert {b"user=a", b"user=b", b"ad=x"} <= weights(done.model.artefact()).keys()
+    assert notes == []
+
+
 def test_a_spec_of_three_lines_learns_what_the_log_names(tmp_path: Path) -> None:
     path = tmp_path / "log.libffm"
     path.write_text("1 0:3:1 1:7:0.5\n0 0:4:1 1:7:1\n" * 40)

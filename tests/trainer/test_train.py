@@ -59,6 +59,7 @@ def test_the_command_saves_reports_and_lists_bad_rows(tmp_path, spec_file, capsy
     assert set(report) == {
         "rows", "rejected", "seconds", "rows_per_second", "keys", "nonzero", "version", "variants",
         "slices", "subsampled", "evicted", "checkpoints", "calibration", "memory", "reasons", "published",
+            "labels", "warnings",
     }  # fmt: skip
     assert (report["rows"], report["rejected"], report["version"]) == (299, 2, None)
     assert list(report["variants"]) == ["base", "plain", "lean"]
@@ -69,7 +70,7 @@ def test_the_command_saves_reports_and_lists_bad_rows(tmp_path, spec_file, capsy
     assert report["slices"] == {}
     rejects = [json.loads(line) for line in outputs["rejects.jsonl"].read_text().splitlines()]
     assert [(reject["file"], reject["line"]) for reject in rejects] == [(str(log), 9), (str(log), 302)]
-    assert rejects[0]["reason"] == "click: got 'yes', expected 1, 0, true or false"
+    assert rejects[0]["reason"] == "click: got 'yes', expected 1, 0, -1, true or false"
     assert Artefact.read(outputs["model.arrow"]).rows == report["nonzero"]
     assert "299 rows" in capsys.readouterr().out
 
@@ -122,7 +123,7 @@ def test_strict_stops_at_the_first_bad_row(tmp_path, spec_file, capsys):
         run(["train", str(spec_file), str(log), "--strict", "--save", str(tmp_path / "m.arrow")])
         == InputError.exit_code
     )
-    assert f"{log}:5: click: got '', expected 1, 0, true or false" in capsys.readouterr().err
+    assert f"{log}:5: click: got '', expected 1, 0, -1, true or false" in capsys.readouterr().err
 
 
 def test_a_missing_column_lists_those_there_are(tmp_path, spec_file, capsys):

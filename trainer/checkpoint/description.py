@@ -44,7 +44,8 @@ class Description:
 
     spec: canonical JSON as given; resolved: with its fields named by the first log; columns: what is read from the log.
     rows: learned from; keys: in the table; seconds: spent by all the runs so far. read: how far each file was read;
-    rows_read: rows delivered, learned from or not; subsampled: of them, not drawn. reject_counts: bad rows by category;
+    rows_read: rows delivered, learned from or not; subsampled: of them, not drawn; minus_labels: of those learned from,
+    with a label written as -1. reject_counts: bad rows by category;
     rejects, metrics: the files they are written to. sides: SHA-256 of the files of items and users; initial: of the
     model it began with. failed: checkpoints that could not be written; damaged: that could not be read. stream: what
     `ftrie trainer` keeps besides (`trainer.daemon.saving`), None for a run over logs.
@@ -61,6 +62,7 @@ class Description:
     read: tuple[ReadFile, ...]
     rows_read: int = 0
     subsampled: int = 0
+    minus_labels: int = 0
     reject_counts: dict[str, int] = field(default_factory=dict)
     rejects: Written = Written()
     metrics: Written = Written()

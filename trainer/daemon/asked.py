@@ -16,6 +16,7 @@ class Asked:
     it is written at the end. publish, snapshot: how often, None for never; keep: versions, None for all. once: end
     where the sources do; wait: while another trainer has the model. idle_s: how long a source without a clock may stand
     still before the others go on without it. max_lag_s: from when on it counts as behind. metrics_port: None for none.
+    force: publish however many rows were rejected.
     """
 
     store: str
@@ -37,3 +38,4 @@ class Asked:
     say_every_s: float
     metrics_port: int | None
     metrics_host: str = "127.0.0.1"
+    force: bool = False

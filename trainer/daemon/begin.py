@@ -9,6 +9,7 @@ from model_store.spec import ModelSpec, spec_from_json
 from model_store.store import Store
 from model_store.terminal import note, warn
 from trainer.asked import initial_model
+from trainer.beginning import begin_with, restore
 from trainer.checkpoint import Keeper
 from trainer.daemon.asked import Asked
 from trainer.daemon.compiling import compile_loop
@@ -95,7 +96,7 @@ def _letters(spec: ModelSpec, saved: Saved, store: Store) -> Letters:
 def _restored(loop: Loop, saved: Saved) -> str | None:
     """Give the loop the checkpoint's state; returns the SHA-256 of the model that the first run began with."""
     assert saved.checkpoint is not None
-    loop.restore(saved.checkpoint.arrays)
+    restore(loop, saved.checkpoint)
     return saved.checkpoint.description.initial
 
 
@@ -109,8 +110,7 @@ def _begun(model: LearningModel, asked: Asked) -> str | None:
                 "are learned from; --init-from begins with a published model, `ftrie replay` makes one of a log"
             )
         return None
-    note(f"beginning with {model.warm_start(initial):,} of the {initial.rows:,} keys of {asked.init_from}")
-    return initial.sha256
+    return begin_with(initial, model, note, warn)
 
 
 def _before(spec: ModelSpec, saved: Saved) -> ModelSpec | None:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from model_store.backoff import Backoff
 from model_store.errors import (
+    InputError,
     LeaseHeld,
     SourceUnavailable,
     Stopped,
@@ -38,6 +39,7 @@ from trainer.daemon.status import Status
 from trainer.daemon.tenure import Tenure
 from trainer.guarding.watch import Watch
 from trainer.publishing.publisher import Publisher, Publishing
+from trainer.summary import show_variants
 
 T = TypeVar("T")
 
@@ -48,12 +50,13 @@ ONCE_WAITS_S = 30.0
 STEP_S = 0.05
 """How long a step waits for events: as long as publishing, saving and signals may have to wait for it."""
 CHORES_EVERY_S = 1.0
+WARNINGS_EVERY_S = 1.0
 
 
 def run(spec: ModelSpec, asked: Asked, as_json: bool) -> None:
     """Be the trainer of a model until a signal comes or, with --once, the sources end. Raises FtrieError."""
     with StopAsked() as stop, ExitStack() as stack:
-        daemon = Daemon(spec, asked, stop, _say_json if as_json else _say)
+        daemon = Daemon(spec, asked, stop, _say_json if as_json else Lines())
         daemon.open(stack)
         daemon.begin(stack)
         daemon.go()
@@ -71,6 +74,8 @@ class Daemon:
         self._chores = Chores(CHORES_EVERY_S, warn)
         self._active: int | None = None
         self._next_status = time.monotonic() + asked.say_every_s
+        self._next_warnings = 0.0
+        self._warnings: dict[str, str] = {}
         self._exposed: Exposed | None = None
         self._watch: Watch | None = None
         self._is_beside = False
@@ -92,7 +97,9 @@ class Daemon:
         lease = self._lease = self._store.trainer_lease(self._spec.model.name, owner_of(asked.folder))
         self._epoch = self._until_there(lease.take)
         how = Publishing(asked.publish, asked.snapshot, asked.threshold, asked.activate, asked.keep)
-        self._out = GoingOut(Publisher(self._versions, how, warn, epoch=self._epoch), lease.earlier_rows)
+        self._out = GoingOut(
+            Publisher(self._versions, how, warn, epoch=self._epoch), lease.earlier_rows, force=asked.force
+        )
         out = self._out
         self._tenure = stack.enter_context(Tenure(lease, lambda: out.rows))
 
@@ -119,7 +126,7 @@ class Daemon:
         if self._out is not None:
             goes_on = saved.checkpoint is not None
             through_us = self._until_there(self._versions.active_through_us) if goes_on else 0
-            self._out.begin(self._learner.model, through_us)
+            self._out.begin(self._learner.model, through_us, self._learner.counts)
 
     def _begun(self, saved: Saved, stack: ExitStack) -> Learner:
         """The learner; what it holds open is closed by the stack, or at once where it could not begin."""
@@ -143,14 +150,16 @@ class Daemon:
         """Save, publish what is left, say what became of all."""
         learner = self._learner
         learner.save()
+        learner.model.warnings.finish()
+        self._look_for_warnings()
         if self._asked.save is not None:
             learner.model.artefact().write(self._asked.save)
         try:
             self._chores.run()  # first: what is published last may be refused
             if self._out is not None:
-                self._out.finish(learner.model, learner.counts.through_us)
+                self._out.finish(learner.model, learner.counts)
             self._look_at_active()
-        except StoreError as error:
+        except (StoreError, InputError) as error:
             if self._asked.once:
                 raise
             warn(f"{error}; what was learned is in {self._asked.folder}")
@@ -163,11 +172,14 @@ class Daemon:
             self._tenure.check()
         self._notice_loss()
         if self._out is not None:
-            self._out.after_step(learner.model, learner.counts.through_us, learner.behind)
+            self._out.after_step(learner.model, learner.counts, learner.behind)
         if learner.save_is_due():
             learner.save()
         self._chores.run_due()
         now = time.monotonic()
+        if now >= self._next_warnings:
+            self._next_warnings = now + WARNINGS_EVERY_S
+            self._look_for_warnings()
         if now >= self._next_status:
             self._next_status = now + self._asked.say_every_s
             self._tell()
@@ -184,6 +196,13 @@ class Daemon:
             "Restore a backup, or load items and users again (docs/operating.md, A store that lost its data)"
         )
         self._out.store_lost_its_data()
+
+    def _look_for_warnings(self) -> None:
+        """Say what is new; what goes on stands in each status."""
+        found = self._learner.warnings()
+        for kind in found.keys() - self._warnings.keys():
+            warn(found[kind])
+        self._warnings = found
 
     def _look_at_active(self) -> None:
         self._active = self._versions.known_active()
@@ -217,6 +236,8 @@ class Daemon:
             store_losses=self._losses,
             store_away=self._chores.failing,
         )
+        withheld = (status.withheld,) if status.withheld else ()
+        status = replace(status, warnings=(*withheld, *self._warnings.values()))
         self._say(status)
         if self._exposed is not None:
             self._exposed.show(status)
@@ -247,8 +268,21 @@ class Daemon:
                 raise Stopped("stopped while waiting for the store", self._stop.number)
 
 
-def _say(status: Status) -> None:
-    note(status.line())
+class Lines:
+    """Tells a person each status in a line, the same line once a minute, and the totals at the end."""
+
+    def __init__(self, every_s: float = SAY_AGAIN_S) -> None:
+        self._every_s = every_s
+        self._last, self._told_s = "", 0.0
+
+    def __call__(self, status: Status) -> None:
+        """Print what is new."""
+        line, now_s = status.line(), time.monotonic()
+        if line != self._last or status.ended or now_s - self._told_s >= self._every_s:
+            note(line)
+            self._last, self._told_s = line, now_s
+        if status.ended and status.examples:
+            show_variants(status.variants)
 
 
 def _say_json(status: Status) -> None:

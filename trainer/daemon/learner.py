@@ -16,6 +16,7 @@ from model_store.terminal import warn
 from trainer.checkpoint import Keeper
 from trainer.daemon.going_out import GoingOut
 from trainer.daemon.loop import Counts, Loop
+from trainer.daemon.quiet import Holds, Quiet
 from trainer.daemon.saving import Saved, Saving
 from trainer.daemon.status import Status
 from trainer.events.events import Lag
@@ -23,7 +24,7 @@ from trainer.model import LearningModel
 from trainer.online.online import Online
 
 
-class Named(Protocol):
+class Named(Holds, Protocol):
     """What is told of a source."""
 
     @property
@@ -62,6 +63,7 @@ class Learner:
         self._saved_rows = saved.checkpoint.description.rows if saved.checkpoint else -1
         self.behind = False
         self._disk_fails = set[str]()
+        self._quiet = Quiet(spec.model.name, sources, loop.counts)
 
     @property
     def model(self) -> LearningModel:
@@ -126,6 +128,19 @@ class Learner:
         """What the served versions came to."""
         return self._loop.online
 
+    def warnings(self) -> dict[str, str]:
+        """What somebody should look at now, by kind. To be asked every second or so."""
+        counts, found = self.counts, dict(self.model.warnings.texts)
+        self._quiet.look(counts)
+        if self._quiet.why:
+            found["quiet"] = self._quiet.why
+        if counts.minus_labels:
+            others = counts.examples - counts.minus_labels - self.model.metrics.clicked
+            found["labels"] = "labels are read as -1/+1: -1 is no click" + (
+                f", as 0 is ({others:,} rows)" if others else ""
+            )
+        return found
+
     def status(self, out: GoingOut | None, *, ended: bool) -> Status:
         """How it is now; asks the sources how far behind they are read."""
         loop, counts = self._loop, self._loop.counts
@@ -146,6 +161,9 @@ class Learner:
             counts=counts.as_dict(),
             join=loop.joined(),
             behind=self.behind,
+            normalized_entropy=self.model.warnings.normalized_entropy,
+            withheld=out.publisher.withheld if out is not None else "",
+            variants=self.model.metrics.summary() if ended else {},
             ended=ended,
         )
 

@@ -34,7 +34,8 @@ class Counts:
 
     rows: labelled rows, where there are no events; bad_events: those that could not be read; examples: learned from;
     bad_rows: rows that are no examples; subsampled: rows that were not drawn; unknown_items: rows of items of which the
-    server knew nothing. through_us: the order time of the last event taken.
+    server knew nothing. through_us: the order time of the last event taken. minus_labels: examples of labelled rows
+    whose label is written as -1.
     """
 
     impressions: int = 0
@@ -46,6 +47,7 @@ class Counts:
     subsampled: int = 0
     unknown_items: int = 0
     through_us: int = 0
+    minus_labels: int = 0
 
     @property
     def events(self) -> int:

@@ -66,6 +66,15 @@ FAMILIES = (
     Family("ftrie_trainer_failed_checkpoints_total", "counter", (), "checkpoints that could not be written"),
     Family("ftrie_trainer_keys", "gauge", (), "keys in the value table"),
     Family("ftrie_trainer_logloss", "gauge", (), "progressive log-loss of the first variant's last window"),
+    Family(
+        "ftrie_trainer_normalized_entropy",
+        "gauge",
+        (),
+        "of the worst variant in the last 1,000 rows or more; above 1.5 the model diverges",
+    ),
+    Family(
+        "ftrie_trainer_withheld", "gauge", (), "1 while nothing is published: too many rows were rejected"
+    ),
 )
 _KINDS = {"impressions": "impression", "feedback": "feedback", "bad_events": "bad"}
 _NOT_COUNTERS = ("pending", "pending_rows", "remembered", "waiting")
@@ -132,6 +141,8 @@ def _samples(status: Status) -> dict[str, list[Sample]]:
         "ftrie_trainer_failed_checkpoints_total": [((), status.failed_checkpoints)],
         "ftrie_trainer_keys": [((), status.keys)],
         "ftrie_trainer_logloss": _known(status.logloss),
+        "ftrie_trainer_normalized_entropy": _known(status.normalized_entropy),
+        "ftrie_trainer_withheld": [((), bool(status.withheld))],
     }
 
 

@@ -99,6 +99,7 @@ class RowLoop:
         examples = self.model.maker.make(replace(batch, first_row=counts.examples + counts.bad_rows))
         self.model.learn(examples)
         counts.examples += int(np.size(examples.rows))
+        counts.minus_labels += examples.minus_labels
         counts.bad_rows += len(examples.rejects)
         counts.rows += batch.rows + len(batch.rejects)
         for reject in examples.rejects:

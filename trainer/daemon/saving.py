@@ -17,6 +17,7 @@ from model_store.errors import CheckpointError, InputError
 from model_store.manifest import now
 from model_store.spec import ModelSpec
 from model_store.whole_file import write_whole
+from trainer.beginning import of_another_layout
 from trainer.checkpoint import Checkpoint, Keeper
 from trainer.checkpoint.description import Description
 from trainer.daemon.letters import Letters
@@ -30,12 +31,13 @@ SEGMENTS = "segments"
 
 
 class Saved:
-    """What an earlier run has kept; of a first run, nothing."""
+    """What an earlier run has kept; of a first run, nothing. `counts`: what became of the events so far."""
 
     def __init__(self, earlier: Checkpoint | None, sources: Sequence[str]) -> None:
-        """Raises CheckpointError for the checkpoint of a run over logs, InputError for one of other sources."""
+        """Raises CheckpointError for one of a run over logs or of another layout, InputError for other sources."""
         self.checkpoint = earlier
         self.stream: Mapping[str, Any] = {}
+        self.counts = Counts()
         if earlier is None:
             return
         if earlier.description.stream is None:
@@ -43,10 +45,15 @@ class Saved:
                 f"{earlier.path} is of a run of `ftrie train`; give --checkpoint another folder"
             )
         self.stream = earlier.description.stream
+        try:
+            self.counts = Counts(**self.stream.get("counts", {}))
+            before = list(self.stream["sources"])
+        except (KeyError, TypeError) as error:
+            raise of_another_layout(earlier, error) from error
         names = [known_as(name) for name in sources]
-        if names != self.stream["sources"]:
+        if names != before:
             raise InputError(
-                f"{earlier.path} was made with --from {' --from '.join(self.stream['sources'])}, got "
+                f"{earlier.path} was made with --from {' --from '.join(before)}, got "
                 f"{' --from '.join(names)}; give the same, or begin anew with another --checkpoint"
             )
 
@@ -54,11 +61,6 @@ class Saved:
     def places(self) -> list[Place]:
         """Where each source was read to."""
         return list(self.stream.get("places", ()))
-
-    @property
-    def counts(self) -> Counts:
-        """What became of the events so far."""
-        return Counts(**self.stream.get("counts", {}))
 
     def part(self, name: str) -> Any:
         """What `name` has kept; None of a first run."""

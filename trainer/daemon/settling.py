@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from model_store.errors import InputError, SpecError, Stopped
 from model_store.spec import ModelSpec
 from model_store.store import Store
 from model_store.terminal import note, warn
+from trainer.daemon import quiet
+from trainer.daemon.loop import Counts
 from trainer.daemon.signals import StopAsked
 from trainer.events.settling import settled
 from trainer.events.sources.lines import READ_BYTES
@@ -28,9 +31,12 @@ def settle(
     A spec without [fields] waits for an impression, and a field that none has so far for ENOUGH of them, but with
     `once`. Raises SpecError, InputError, StoreUnavailable, and Stopped if a signal comes meanwhile.
     """
-    told = ""
+    told, told_quiet, began_s = "", False, time.monotonic()
     while True:
         data = first_events(spec, names, store)
+        if not data and not told_quiet and time.monotonic() - began_s >= quiet.QUIET_S:
+            told_quiet = True
+            warn(_why_nothing(spec, names, store))
         try:
             return settled(spec, data)
         except SpecError as error:
@@ -48,6 +54,15 @@ def _is_enough(spec: ModelSpec, data: bytes) -> bool:
     """Whether waiting for more impressions would change nothing: one look brings about READ_BYTES of them at most."""
     shown = [len(line) for line in data.splitlines() if _SHOWN in line]
     return len(shown) >= ENOUGH or sum(shown) >= READ_BYTES // 2 if spec.fields else bool(shown)
+
+
+def _why_nothing(spec: ModelSpec, names: Sequence[str], store: Store) -> str:
+    sources = open_sources(names, spec, store, (), lambda text: None, once=True)
+    try:
+        return quiet.why_nothing(spec.model.name, sources, Counts())
+    finally:
+        for source in sources:
+            source.close()
 
 
 def settle_rows(spec: ModelSpec, source: RowSource, stop: StopAsked, *, once: bool = False) -> ModelSpec:

@@ -5,22 +5,26 @@ Nothing here changes how it goes. docs/trainer.md has each member.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from model_store.terminal import shown
 from trainer.events.events import Lag
+from trainer.watching.records import VariantMetrics
 
 
 @dataclass(frozen=True)
 class Status:
     """One moment of a trainer.
 
-    events, examples: since the first run; rate: events a second since the last status. logloss: of the last window.
+    events, examples: since the first run; rate: events a second since the last status. logloss: of the last window, of
+    all examples before the first has ended.
     version: the last one published here; active: the one served now; inactive: why what is published is not, by an
     operator's order. lags: by source. join: the join's counts. rolled_back: how often the guard went back. store_away:
     it did not answer, or refused, when it was last told something. store_losses: how often it was found without the
     lease that it had, and so without its data. behind: a source is read later than --max-lag says.
+    normalized_entropy: of the worst variant in the last 1,000 rows or more. withheld: why nothing is published.
+    warnings: all that somebody should look at now. variants: their metrics over all examples, in the last status alone.
     """
 
     model: str
@@ -43,11 +47,17 @@ class Status:
     store_away: bool = False
     store_losses: int = 0
     behind: bool = False
+    normalized_entropy: float | None = None
+    withheld: str = ""
+    warnings: tuple[str, ...] = ()
+    variants: dict[str, VariantMetrics] = field(default_factory=dict)
     ended: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        return {**vars(self), "lags": {name: vars(lag) for name, lag in self.lags.items()}}
+        lags = {name: vars(lag) for name, lag in self.lags.items()}
+        variants = {name: metrics.as_dict() for name, metrics in self.variants.items()}
+        return {**vars(self), "lags": lags, "warnings": list(self.warnings), "variants": variants}
 
     def line(self) -> str:
         """For a person, on one line."""
@@ -57,7 +67,7 @@ class Status:
             f"{self.keys:,} keys",
         ]
         if self.logloss is not None:
-            parts.append(f"log-loss {shown(self.logloss)}")
+            parts.append(f"recent log-loss {shown(self.logloss)}")
         if self.version is not None:
             parts.append(f"version {self.version}")
         parts += self._not_served()
@@ -75,6 +85,7 @@ class Status:
         parts += [f"STORE LOST ITS DATA ({self.store_losses:,}x)"] if self.store_losses else []
         unknown = self.counts.get("unknown_items", 0)
         parts += [f"{unknown:,} rows of UNKNOWN ITEMS skipped"] if unknown else []
+        parts += ["WITHHELD: too many rows were rejected"] if self.withheld else []
         return parts + (["STORE AWAY"] if self.store_away else [])
 
     def _lag(self) -> str:

@@ -88,6 +88,9 @@ class Source(Protocol):
     def lag(self) -> Lag:
         """Asked every few seconds."""
 
+    def holds(self) -> str:
+        """What there is in it, read or not, for a person who wonders why nothing comes. From any thread."""
+
     def close(self) -> None:
         """Give back what is open. May be called twice."""
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from model_store.cells import addresses, parse_labels, parse_weights
+from model_store.cells import addresses, parse_weights, signed_labels
 from model_store.columns import TokenColumn, token_columns
 from model_store.features import FeaturePlan
 from model_store.keys import MAX_KEY_BYTES
@@ -45,7 +45,8 @@ class Examples:
     rows: int32[m], their places in the batch; hashed: what learners take; tokens: where their keys' bytes come from;
     texts: the token texts of each field, which keep those bytes alive; stop: where reading goes on behind the batch,
     and a later run too if it is resumable; subsampled: rows that were not drawn; requests: uint64[m], a hash of each
-    row's request id, empty where the log has none; times: int64[m], microseconds since 1970, empty where not needed.
+    row's request id, empty where the log has none; times: int64[m], microseconds since 1970, empty where not needed;
+    minus_labels: rows whose label is written as -1, which is no click.
     """
 
     rows: npt.NDArray[np.int32]
@@ -59,6 +60,7 @@ class Examples:
     requests: npt.NDArray[np.uint64] = field(default_factory=lambda: _NO_IDS)
     times: npt.NDArray[np.int64] = field(default_factory=lambda: _NO_TIMES)
     resumable: bool = True
+    minus_labels: int = 0
 
 
 class ExampleMaker:
@@ -90,7 +92,8 @@ class ExampleMaker:
         columns = self._columns(drawn, bad)
         rows = _good_rows(drawn.rows, bad)
         tokens = lay_out(columns, drawn.rows, self.rules.raw, self._crosses, self.feature_rules.owner)
-        hashed = self._assemble(rows, labels[rows], _of_rows(weights, rows), tokens)
+        signed = labels[rows]
+        hashed = self._assemble(rows, np.maximum(signed, 0.0), _of_rows(weights, rows), tokens)
         self._set_apart(rows, hashed, tokens, columns)
         rejects = tuple(Reject(batch.file, int(drawn.lines[row]), bad[row]) for row in bad)
         return Examples(
@@ -105,6 +108,7 @@ class ExampleMaker:
             requests=_of_rows(sample.ids, rows),
             times=_of_rows(times, rows),
             resumable=batch.resumable,
+            minus_labels=int(np.count_nonzero(signed < 0.0)),
         )
 
     def _draw(self, batch: RowBatch) -> Sample:
@@ -114,9 +118,9 @@ class ExampleMaker:
         return self._sampling.draw(batch, ids) if self._sampling else Sample(batch, ids, _NO_NUMBERS, 0)
 
     def _outcomes(self, sample: Sample, bad: dict[int, str]) -> tuple[Any, Any, Any]:
-        """Labels; weights, empty where all are 1; and times, empty where nothing goes by them."""
+        """Labels, -1 among them; weights, empty where all are 1; and times, empty where nothing goes by them."""
         given, columns = self.spec.input, sample.batch.columns
-        labels, found = parse_labels(columns[given.label])
+        labels, found = signed_labels(columns[given.label])
         _note(bad, given.label, found)
         weights, times = sample.factors, _NO_TIMES
         if given.weight is not None:

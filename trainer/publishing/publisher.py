@@ -9,7 +9,17 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from model_store.errors import ArtefactError, FtrieError, Pinned, StaleEpoch, StoreError, VersionNotFound
+from model_store.errors import (
+    ArtefactError,
+    FtrieError,
+    InputError,
+    LeaseHeld,
+    NotActivated,
+    Pinned,
+    StaleEpoch,
+    StoreError,
+    VersionNotFound,
+)
 from model_store.model_versions import KEEP, ModelVersions
 from trainer.checkpoint.schedule import Every, Schedule
 from trainer.guarding.guard import Guard
@@ -35,7 +45,7 @@ class Publishing:
 
 @dataclass
 class Published:
-    """How many versions went out as what, and how many could not be published.
+    """How many versions went out as what, and how many could not be published; one that went out has not failed.
 
     Of those that went out, refused: by the guard; held: not activated, since a rollback was a moment ago.
     """
@@ -55,6 +65,8 @@ class Publishes(Protocol):
     """What a run asks of whoever publishes it."""
 
     counts: Published
+    withheld: str
+    """Why nothing may go out for now; empty if it may. Set by the run before each `after_batch`."""
 
     def begin(self, model: LearningModel) -> None:
         """The run begins: the model may be that of a checkpoint, or begun with another."""
@@ -83,6 +95,8 @@ class Publisher:
         """Take the writer's epoch, if its versions are to be activated and none is given. Raises StoreUnavailable."""
         self.counts = Published()
         self.through_us: int | None = None  # told by who learns from streams: see `Manifest`
+        self.withheld = ""  # told by the run: see `Publishes`
+        self._told_withheld = False
         self._versions = versions
         self._how = how
         self._warn = on_warning
@@ -91,10 +105,16 @@ class Publisher:
         self._epoch = epoch if epoch is not None else versions.begin() if how.activate else 0
         self._stale: StaleEpoch | None = None
         self._pinned: Pinned | None = None
+        self._failed: StoreError | None = None
         self._schedule = Schedule(how.every, 0)
         self._snapshots = Schedule(how.snapshot_every, 0) if isinstance(how.snapshot_every, Every) else None
         self._line: Line | None = None
         self._deltas = 0
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model whose versions these are."""
+        return self._versions.model
 
     @property
     def version(self) -> int | None:
@@ -115,11 +135,11 @@ class Publisher:
         self._line = None
 
     def try_again(self) -> None:
-        """Activate the last version that an operator's order has kept inactive, if it may be by now.
+        """Activate the last version that an operator's order or the store has kept inactive, if it may be by now.
 
         Raises what the store raises.
         """
-        if self._pinned is not None and self._line is not None and self._verdict.may_be_served:
+        if (self._pinned or self._failed) and self._line is not None and self._verdict.may_be_served:
             self._point_to(self._line.version)
 
     def after_batch(self, model: LearningModel) -> None:
@@ -127,6 +147,12 @@ class Publisher:
         if not self._schedule.is_due(model.rows):
             return
         self._schedule.restart(model.rows)
+        if self.withheld:
+            if not self._told_withheld:
+                self._warn(self.withheld)
+            self._told_withheld = True
+            return
+        self._told_withheld = False
         try:
             self._publish(model, last=False)
         except FtrieError as error:
@@ -136,11 +162,14 @@ class Publisher:
     def finish(self, model: LearningModel) -> int:
         """Publish what is left at the end of a run, with all that was held back; return the last version.
 
-        Raises what prevents it, StaleEpoch if another writer has overtaken this one, Pinned if an operator's order
-        keeps it inactive, and VersionRefused if it is not served because the guard refused it.
+        Raises what prevents it, InputError while it is `withheld`, StaleEpoch if another writer has overtaken this
+        one, Pinned if an operator's order keeps it inactive, and VersionRefused if it is not served because the guard
+        refused it. NotActivated if the store failed once it was published.
         """
+        if self.withheld:
+            raise InputError(self.withheld)
         version = self._publish(model, last=True)
-        if stays := self._stale or self._pinned:
+        if stays := self._stale or self._pinned or self._failed:
             raise stays
         if self._how.activate:
             self._guard.check(version, self._verdict)
@@ -201,11 +230,17 @@ class Publisher:
         return {"epoch": self._epoch, "through_us": self.through_us, **judged}
 
     def _activate(self, version: int, verdict: Verdict) -> None:
-        self._verdict = verdict
-        self._guard.tell(version, verdict)
+        """Make servers switch to a version that is out. That the store fails at it is told of, and tried again."""
+        self._verdict, self._failed = verdict, None
+        try:
+            self._guard.tell(version, verdict)
+            if self._how.activate and self._stale is None and verdict.may_be_served:
+                self._point_to(version)
+        except StoreError as error:
+            held = isinstance(error, LeaseHeld)  # which says itself that the version stays inactive
+            self._failed = error if held else NotActivated(self.model_name, version, error)
+            self._warn(f"{self._failed}; it is tried again, or the next version is activated")
         self.counts.refused, self.counts.held = self._guard.refused, self._guard.held
-        if self._how.activate and self._stale is None and verdict.may_be_served:
-            self._point_to(version)
 
     def _point_to(self, version: int) -> None:
         try:
@@ -220,7 +255,9 @@ class Publisher:
         else:
             if self._pinned is not None:
                 self._warn(f"the operator's order has been lifted: version {version} is active")
-            self._pinned = None
+            elif self._failed is not None:
+                self._warn(f"version {version} is active by now")
+            self._pinned = self._failed = None
 
     def _collect(self) -> None:
         """Delete versions beyond those to keep. That it cannot be done costs nothing but room in the store."""

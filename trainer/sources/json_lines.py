@@ -27,8 +27,8 @@ class JsonLinesFile:
     """One file of JSON objects, one a line.
 
     `columns` are the keys met in the first block, in order; a field `b` of an object under `a` is the column
-    `a.b`. Raises InputError for a file without an object. Told which columns are `objects`, it looks for nothing itself
-    and has no `columns`.
+    `a.b`. An object is a set, as `kinds` says, and no column until it is wanted. Raises InputError for a file without
+    an object. Told which columns are `objects`, it looks for nothing itself and has no `columns`.
     """
 
     def __init__(self, feed: Feed, objects: frozenset[str] | None = None) -> None:
@@ -36,7 +36,7 @@ class JsonLinesFile:
         self._schema: pa.Schema | None = None
         self._objects = objects or frozenset()
         self.columns = self._first_columns() if objects is None else ()
-        self.kinds: Mapping[str, str | None] = {}
+        self.kinds: Mapping[str, str | None] = dict.fromkeys(self._objects, "set")
         self._wanted_objects: frozenset[str] = frozenset()
 
     def may_have(self, column: str) -> bool:

@@ -63,6 +63,7 @@ class Tuning:
 
     ranking: tuple[Ranked, ...]
     rejected: int
+    rejected_share: float
     passes: int
     seconds: float
 
@@ -85,7 +86,9 @@ def tune(spec: ModelSpec, candidates: Sequence[Candidate], log: Log, judge: Judg
         ranked = _ranked(candidates, learned[0], judge.by)
         if stop is None or learned[0].rows < stop:  # the log ended in this rung, so that it was the last
             ranking = tuple(ranked + fallen)
-            return Tuning(ranking, learned[0].rejected, passes, time.perf_counter() - began)
+            rejected, read = learned[0].rejected, learned[0].rejected + learned[0].rows
+            share = rejected / read if read else 0.0
+            return Tuning(ranking, rejected, share, passes, time.perf_counter() - began)
         kept = math.ceil(len(places) / KEPT)
         fallen = ranked[kept:] + fallen
         places = [candidates.index(each.parameters) for each in ranked[:kept]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,17 @@ from model_store.spec import ModelSpec
 from trainer.admission.eviction import NO_TIME
 from trainer.hashing.examples import Examples
 from trainer.watching.figures import Group, reliability
-from trainer.watching.kernels import LOSS, ROWS, WEIGHT, Watched, close_cluster, watch
+from trainer.watching.kernels import (
+    CLICKED,
+    CLICKS,
+    LOSS,
+    PREDICTED,
+    ROWS,
+    WEIGHT,
+    Watched,
+    close_cluster,
+    watch,
+)
 from trainer.watching.metrics_file import MetricsFile
 from trainer.watching.records import Detail, End, GroupMetrics, Header, SliceMetrics, VariantMetrics, Window
 from trainer.watching.slices.definition import Slice
@@ -45,6 +55,25 @@ class Watching:
         metrics = ProgressiveMetrics(plan.variants, window=self.window, slices=slices, file=self.file)
         metrics.begin(spec)
         return metrics
+
+
+class Sums(NamedTuple):
+    """The sums of the rows so far; those of a later moment less an earlier one are of the rows between."""
+
+    rows: float
+    clicked: float
+    weight: float
+    clicks: float
+    loss: npt.NDArray[np.float64]
+
+    def __sub__(self, earlier: Sums) -> Sums:
+        return Sums(
+            self.rows - earlier.rows,
+            self.clicked - earlier.clicked,
+            self.weight - earlier.weight,
+            self.clicks - earlier.clicks,
+            self.loss - earlier.loss,
+        )
 
 
 class ProgressiveMetrics:
@@ -109,6 +138,33 @@ class ProgressiveMetrics:
     def rows(self) -> int:
         """Rows so far."""
         return int(self._tally.counts[0, ROWS])
+
+    @property
+    def clicked(self) -> int:
+        """Rows with a click so far."""
+        return int(self._tally.counts[0, CLICKED])
+
+    def sums(self) -> Sums:
+        """The sums of all rows so far, loss by variant; cheap."""
+        counts = self._tally.counts[0]
+        rows, clicked, weight, clicks = counts[[ROWS, CLICKED, WEIGHT, CLICKS]].tolist()
+        return Sums(rows, clicked, weight, clicks, self._tally.sums[0, LOSS].copy())
+
+    def equal_variants(self) -> list[tuple[int, int]]:
+        """Each variant whose predictions were those of an earlier one, row for row; with the first such one before it.
+
+        Judged by sums and histograms of the predictions, which no two different variants share to the last bit.
+        """
+        sums, pairs = self._tally.sums[0, [LOSS, PREDICTED]], list[tuple[int, int]]()
+        histograms = (self._tally.positives[0], self._tally.negatives[0])
+        for other in range(1, len(self.variants)):
+            for one in range(other):
+                if (sums[:, one] == sums[:, other]).all() and all(
+                    np.array_equal(each[one], each[other]) for each in histograms
+                ):
+                    pairs.append((one, other))
+                    break
+        return pairs
 
     def logloss(self, variant: int = 0) -> float | None:
         """Mean log-loss so far of the variant with this index."""

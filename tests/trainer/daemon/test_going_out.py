@@ -9,6 +9,7 @@ from tests.trainer.guarding.shop import rows
 from tests.trainer.logs import learn, model_of
 from trainer.checkpoint.schedule import Every
 from trainer.daemon.going_out import GoingOut
+from trainer.daemon.loop import Counts
 from trainer.model import LearningModel
 from trainer.publishing.publisher import Publisher, Publishing
 
@@ -31,8 +32,8 @@ def test_a_model_that_goes_on_stays_in_until_it_has_learned_again_what_is_out(st
     out = going_out(versions, earlier_rows=100)
     out.begin(model)
     learn(model, rows(50, seed=2))
-    out.after_step(model, 1, behind=False)
-    assert out.finish(model, 1) is not None  # 100 rows: what is out, and not less
+    out.after_step(model, Counts(through_us=1), behind=False)
+    assert out.finish(model, Counts(through_us=1)) is not None  # 100 rows: what is out, and not less
     assert len(versions.versions()) == 1
 
 
@@ -42,7 +43,7 @@ def test_a_model_that_begins_anew_goes_out_however_much_an_earlier_one_had_learn
     out = going_out(versions, earlier_rows=1_000)
     out.begin(model)
     learn(model, rows(50, seed=1))
-    out.after_step(model, 1, behind=False)
+    out.after_step(model, Counts(through_us=1), behind=False)
     assert out.version is not None
 
 
@@ -51,7 +52,7 @@ def test_labelled_rows_which_have_no_order_time_go_out_while_they_are_learned(st
     out = going_out(versions, earlier_rows=0)
     out.begin(model)
     learn(model, rows(50, seed=1))
-    out.after_step(model, 0, behind=False)
+    out.after_step(model, Counts(), behind=False)
     assert out.version is not None
 
 
@@ -61,10 +62,10 @@ def test_what_is_older_than_the_newest_version_stays_in(store: Store) -> None:
     out = going_out(versions, earlier_rows=0)
     out.begin(model, through_us=1_000)
     learn(model, rows(50, seed=2))
-    out.after_step(model, 1_000, behind=False)
+    out.after_step(model, Counts(through_us=1_000), behind=False)
     assert out.version is None
     learn(model, rows(50, seed=3))
-    out.after_step(model, 1_001, behind=False)
+    out.after_step(model, Counts(through_us=1_001), behind=False)
     assert out.version is not None
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
+from glob import glob
 from typing import Any, Protocol, TypeVar
 
 from model_store.errors import InputError
+from model_store.terminal import counted
 from trainer.events.events import Lag, Place
 from trainer.events.sources.census import Census
 from trainer.events.sources.lines import READ_BYTES
@@ -31,6 +34,18 @@ class Taken(Protocol):
 _TRIES = 10
 
 T = TypeVar("T", bound=Taken)
+
+
+def held_in(name: str) -> str:
+    """What lies under the name of a file, folder or glob now, in words."""
+    paths = [name] if os.path.exists(name) else glob(name, recursive=True)
+    files = [os.path.join(path, each) for path in paths if os.path.isdir(path) for each in os.listdir(path)]
+    files = [path for path in (*paths, *files) if os.path.isfile(path)]
+    if not files:
+        return f"there is no file {name}"
+    size = sum(os.path.getsize(path) for path in files)
+    what = f"the file {name} has" if files == [name] else f"{counted(len(files), 'file')} of {name} have"
+    return f"{what} {counted(size, 'byte')}, all whole lines of them read"
 
 
 class _Moved(Exception):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainer.events.events import NEVER_US, Int64s, Lag, Place, Stretch
-from trainer.events.sources.chain import FileChain
+from trainer.events.sources.chain import FileChain, held_in
 from trainer.events.sources.lines import BOM, is_blank, whole_lines
 from trainer.events.sources.opened import Opened
 from trainer.events.sources.records import Record, path_of
@@ -69,6 +69,10 @@ class FileSource:
     def lag(self) -> Lag:
         """Unread bytes; how old they are is not known."""
         return self._chain.lag()
+
+    def holds(self) -> str:
+        """Whether there is such a file; see Source."""
+        return held_in(self.name)
 
     def close(self) -> None:
         """Close all files. May be called twice."""

@@ -112,6 +112,17 @@ class PartitionSource:
         events = max(0, high - self._offset)
         return Lag(events=events, seconds=max(0.0, time.time() - self._floor_us / 1e6) if events else 0.0)
 
+    def holds(self) -> str:
+        """Up to which offset there are messages; see Source."""
+        consumer = self._consumer
+        high = (
+            -1
+            if consumer is None
+            else consumer.get_watermark_offsets(self._topic_partition(), cached=True)[1]
+        )
+        there = f"has messages up to offset {high:,}" if high >= 0 else "has not answered yet"
+        return f"{self.name} {there}, read to offset {self._offset or 0:,}"
+
     def close(self) -> None:
         """Leave the brokers. May be called twice."""
         if self._consumer is not None:

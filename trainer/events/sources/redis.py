@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from model_store.errors import StoreUnavailable, UnreadableValue
+from model_store.errors import StoreError, StoreUnavailable, UnreadableValue
 from model_store.event_streams import EntryId, EventStream, Read
+from model_store.terminal import counted
 from trainer.events.events import NEVER_US, Int64s, Lag, Place, Stretch
 from trainer.events.sources.continuity import Continuity
 from trainer.events.sources.lines import READ_BYTES, READ_EVENTS, lines_of
@@ -106,6 +107,17 @@ class StreamSource:
         now_us = self._clock[0] + (time.monotonic() - self._clock[1]) * 1e6
         oldest_ms = max(info.first_id[0], self._after[0])
         return Lag(events=events, seconds=max(0.0, now_us / 1e6 - oldest_ms / 1e3))
+
+    def holds(self) -> str:
+        """Whether the stream is there, and how much of it; see Source."""
+        try:
+            info = self._stream.info()
+        except StoreError as error:
+            return f"the stream {self.name} cannot be looked at ({error})"
+        if not info.length:
+            return f"the stream {self.name} is {'empty' if info.last_id > (0, 0) else 'not there'}"
+        read = "all read" if info.last_id <= self._after else "not all of them read"
+        return f"the stream {self.name} has {counted(info.length, 'entry', 'entries')}, {read}"
 
     def close(self) -> None:
         """Nothing is open: the store's connections are not this source's own."""

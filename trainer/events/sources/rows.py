@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from model_store.errors import SpecError
 from trainer.events.events import Lag, Place
-from trainer.events.sources.chain import FileChain
+from trainer.events.sources.chain import FileChain, held_in
 from trainer.events.sources.opened import Opened
 from trainer.events.sources.records import Record
 from trainer.events.sources.row_format import RowFormat
@@ -92,6 +92,10 @@ class RowSource:
     def lag(self) -> Lag:
         """Unread bytes; how old they are is not known."""
         return self._chain.lag()
+
+    def holds(self) -> str:
+        """Whether there is such a file; see Source."""
+        return held_in(self.name)
 
     def close(self) -> None:
         """Close all files. May be called twice."""

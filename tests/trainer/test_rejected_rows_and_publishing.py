@@ -1,0 +1,118 @@
+"""Labels written as -1 and +1, and models that are not published because too many of their rows were rejected."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from ftrie.cli import run
+from model_store.store import Store
+
+SPEC = '[model]\nname = "m"\n[input]\nlabel = "click"\n[fields]\nsite = {}\n'
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    (tmp_path / "m.toml").write_text(SPEC)
+    return str(tmp_path / "m.toml")
+
+
+def write_log(path: Path, labels: list[str]) -> str:
+    """A log in the format that the name says, one row a label."""
+    sites = [f"s{row % 5}" for row in range(len(labels))]
+    rows = list(zip(labels, sites, strict=True))
+    if path.suffix == ".parquet":
+        numbers = pa.array([int(label) for label in labels], pa.int8())
+        pyarrow.parquet.write_table(pa.table({"click": numbers, "site": sites}), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(f'{{"click": {label}, "site": "{site}"}}\n' for label, site in rows))
+    else:
+        comma = "\t" if path.suffix == ".tsv" else ","
+        path.write_text("".join(comma.join(row) + "\n" for row in [("click", "site"), *rows]))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.tsv", "log.jsonl", "log.parquet"])
+def test_labels_of_minus_one_and_one_are_learned_and_told(
+    name: str, spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = write_log(tmp_path / name, ["-1"] * 180 + ["1"] * 20)
+    assert run(["train", spec, log]) == 0
+    out = capsys.readouterr().out
+    assert "200 rows" in out and "0 rejected" in out
+    assert "labels are read as -1/+1: -1 is no click" in out
+    assert run(["train", spec, log, "--json"]) == 0
+    out, err = capsys.readouterr()
+    answer = json.loads(out)
+    assert (answer["labels"], answer["warnings"], err) == ({"1": 20, "0": 0, "-1": 180}, [], "")
+    assert answer["variants"]["base"]["normalized_entropy"] > 0.5  # of a click rate of 10 %
+
+
+def test_a_sign_before_the_one_is_a_click(spec: str, tmp_path: Path, capsys) -> None:
+    log = write_log(tmp_path / "log.csv", ["-1", "+1", "-1.0", "+1.0"])
+    assert run(["train", spec, log, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["labels"] == {"1": 2, "0": 0, "-1": 2}
+
+
+def test_a_log_that_mixes_0_and_minus_one_is_warned_of(spec: str, tmp_path: Path, capsys) -> None:
+    log = write_log(tmp_path / "log.csv", ["0"] * 50 + ["-1"] * 40 + ["1"] * 10)
+    assert run(["train", spec, log, "--json"]) == 0
+    out, err = capsys.readouterr()
+    answer = json.loads(out)
+    assert answer["labels"] == {"1": 10, "0": 50, "-1": 40}
+    assert json.loads(err)["warning"] == answer["warnings"][0]
+    assert "0 in 50 rows and -1 in 40: both are read as no click" in answer["warnings"][0]
+
+
+def test_init_takes_a_column_of_minus_one_and_one_for_the_label(tmp_path: Path, capsys) -> None:
+    log = write_log(tmp_path / "log.csv", ["-1", "1"] * 20)
+    assert run(["init", log, "--json"]) == 0
+    assert 'label = "click"' in json.loads(capsys.readouterr().out)["spec"]
+
+
+@pytest.mark.parametrize("flags", [["--activate"], ["--publish"], ["--activate", "--publish-every", "10"]])
+def test_a_model_most_of_whose_rows_were_rejected_is_not_published(
+    flags: list[str], spec: str, tmp_path: Path, store: Store, store_url: str, capsys
+) -> None:
+    log = write_log(tmp_path / "log.csv", ["no"] * 180 + ["1"] * 20)
+    command = ["train", spec, log, "--store", store_url, *flags]
+    assert run(command) == 3
+    err = capsys.readouterr().err
+    assert "180 rows were rejected, 90 % of those read: nothing is published" in err
+    assert f"{log}:2: click: got 'no', expected 1, 0, -1, true or false" in err
+    assert "--rejects FILE" in err and "--force" in err
+    assert store.model("m").versions() == []
+    assert run([*command, "--force"]) == 0
+    versions = store.model("m")
+    assert versions.versions()
+    assert (versions.active() is not None) == ("--activate" in flags)
+
+
+def test_a_tenth_of_the_rows_may_be_rejected(spec: str, tmp_path: Path, store: Store, store_url: str) -> None:
+    log = write_log(tmp_path / "log.csv", ["0", "0", "0", "1", "no", "0", "0", "0", "1", "0"] * 10)
+    assert run(["train", spec, log, "--store", store_url, "--activate"]) == 0
+    assert store.model("m").active() == 1
+
+
+def test_tune_warns_where_most_rows_were_rejected(spec: str, tmp_path: Path, capsys) -> None:
+    log = write_log(tmp_path / "log.csv", ["no"] * 180 + ["1", "0"] * 10)
+    assert run(["tune", spec, log, "--try", "alpha=0.1,1", "--json"]) == 0
+    out, err = capsys.readouterr()
+    (warning,) = json.loads(out)["warnings"]
+    assert warning.startswith("180 rows were rejected, 90 %") and json.loads(err)["warning"] == warning
+
+
+def test_rows_that_are_not_drawn_hide_no_rejected_ones(
+    tmp_path: Path, store: Store, store_url: str, capsys
+) -> None:
+    spec = tmp_path / "m.toml"
+    spec.write_text(SPEC + "[learner]\nsubsample = { unclicked = 0.05 }\n")
+    log = write_log(tmp_path / "log.csv", ["no"] * 1900 + ["1"] * 20)
+    assert run(["train", str(spec), log, "--store", store_url, "--publish"]) == 3
+    assert "nothing is published" in capsys.readouterr().err
+    mostly_good = ["0"] * 1900 + ["1"] * 20
+    assert run(["train", str(spec), write_log(tmp_path / "b.csv", mostly_good)]) == 0
