@@ -18,6 +18,8 @@ from trainer.requests.ids import Ids, request_ids
 from trainer.sources import Position, RowBatch
 
 MOST_ROWS = 1 << 16
+_REMEMBERED = 1 << 18
+"""Places for ids of requests that have ended, 8 bytes each; a later id takes the place of an earlier one."""
 
 Flags = npt.NDArray[np.bool_]
 
@@ -53,24 +55,48 @@ class _Open:
 
 
 class WholeRequests:
-    """Numbers the rows of a stream of batches and tells, of each row, whether its request has a click.
+    """Numbers the rows of a stream; where the spec samples requests, tells of each row whether its request has a click.
 
-    A run of more than 65,536 rows with one id is taken as several requests, so that no log fills the memory.
+    A run of more than MOST_ROWS rows with one id is taken as several requests, so that no log fills the memory: `cut`
+    counts where one was cut. `resumed` counts runs whose id had ended before, in this file or an earlier one, as far
+    as it is remembered: those are taken as requests of their own as well. Both are final once the stream has ended.
     """
 
     def __init__(self, spec: ModelSpec, first_row: int = 0) -> None:
         """`first_row`: how many rows of the stream earlier runs have read."""
         self._label, self._request = spec.input.label, spec.input.request
+        self._samples = spec.learner.subsample is not None
         self._rows = first_row
         self._open: _Open | None = None
+        self._ended = np.zeros(_REMEMBERED if self._samples and self._request else 0, np.uint64)
+        self._last = (0, 0)  # the id and the file of the last row
+        self.cut = self.resumed = 0
 
     def of(self, batches: Iterable[RowBatch]) -> Iterator[RowBatch]:
         """The same rows in the same order, in batches that also tell `first_row`, `clicked` and `resumable`."""
         for batch in batches:
             numbered = replace(batch, first_row=self._rows)
             self._rows += batch.rows
-            yield from self._tell(numbered)
+            if self._samples:
+                yield from self._tell(numbered)
+            else:
+                yield numbered
         yield from self._close()
+
+    def warnings(self) -> Iterator[str]:
+        """What is wrong with requests that were taken as several, for the user."""
+        column = repr(self._request)
+        if self.resumed:
+            yield (
+                f"{self.resumed:,} times a request went on after rows of another: learner.subsample took each run of "
+                "rows as a request of its own, so rows beside a click may be left out or weigh as if there were none; "
+                f"sort the log by {column}"
+            )
+        if self.cut:
+            yield (
+                f"{self.cut:,} times a request of more than {MOST_ROWS:,} rows was cut: learner.subsample took each "
+                f"part as a request of its own; does {column} name requests?"
+            )
 
     def _tell(self, batch: RowBatch) -> Iterator[RowBatch]:
         ids = request_ids(batch, self._request)
@@ -79,6 +105,7 @@ class WholeRequests:
             yield from self._close()
         before = self._open.rows if self._open is not None else 0
         starts = np.flatnonzero(_starts(ids, before))
+        self._look_for_parts(ids, starts, batch.stop.number)
         if not starts.size:
             yield from self._take_whole(batch, clicks)
             return
@@ -93,6 +120,24 @@ class WholeRequests:
             yield replace(_slice(batch, 0, cut), clicked=clicked, stop=_place_of(batch, cut))
         tail = _slice(batch, cut, batch.rows)
         self._open = _Open([tail], int(ids[-1]), tail.rows, bool(clicks[cut:].any()))
+
+    def _look_for_parts(self, ids: Ids, starts: npt.NDArray[np.int64], file: int) -> None:
+        """Count the requests that begin here and have been there before. O(starts log starts)."""
+        if not self._ended.size or not ids.size:
+            return
+        last, self._last = self._last, (int(ids[-1]), file)
+        if not starts.size:
+            return
+        begun, before = ids[starts], ids[starts - 1]
+        goes_on = begun == before
+        if not starts[0]:
+            goes_on[0] = last == (int(begun[0]), file)
+        self.cut += int(np.count_nonzero(goes_on))
+        begun = begun[~goes_on]
+        distinct = np.unique(begun)
+        places = (distinct % np.uint64(_REMEMBERED)).astype(np.int64)
+        self.resumed += int(begun.size - distinct.size + np.count_nonzero(self._ended[places] == distinct))
+        self._ended[places] = distinct
 
     def _take_whole(self, batch: RowBatch, clicks: Flags) -> Iterator[RowBatch]:
         """A batch in which no request begins."""
@@ -111,19 +156,6 @@ def _place_of(batch: RowBatch, row: int) -> Position:
     """The place of a row inside a batch: found by reading on from where the batch begins."""
     begin = batch.start or Position(batch.file, number=batch.stop.number)
     return begin.until(int(batch.lines[row]))
-
-
-def with_requests(batches: Iterable[RowBatch], spec: ModelSpec, first_row: int = 0) -> Iterator[RowBatch]:
-    """The batches with their `first_row`, by which a row without a request id is known; told of requests if sampled.
-
-    `first_row`: how many rows of the stream earlier runs have read.
-    """
-    if spec.learner.subsample is not None:
-        yield from WholeRequests(spec, first_row).of(batches)
-        return
-    for batch in batches:
-        yield replace(batch, first_row=first_row)
-        first_row += batch.rows
 
 
 def _starts(ids: Ids, before: int) -> Flags:
