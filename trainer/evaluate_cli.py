@@ -171,6 +171,11 @@ def _warn_of_requests(requests: RequestReport, column: str) -> None:
         warn(
             f"MRR and NDCG leave out {counted(without, 'request')} with a click but no unclicked row beside it"
         )
+    if requests.resumed:
+        warn(
+            f"{requests.resumed:,} times a request went on after rows of another, and counts as several; sort the log "
+            f"by {column!r}"
+        )
     if requests.too_long:
         warn(
             f"MRR and NDCG leave out {counted(requests.too_long, 'request')} of more than {MOST_ROWS:,} rows; "

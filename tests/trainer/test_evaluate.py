@@ -222,6 +222,20 @@ def test_a_request_whose_rows_are_all_clicked_is_left_out_and_counted(
     assert "leave out 1 request with a click but no unclicked row" in err
 
 
+def test_a_log_that_is_not_sorted_by_request_is_warned_of(
+    artefact: Artefact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row | {"request": f"r{number % 2}"} for number, row in enumerate(rows_of(6, seed=8))]
+    model, log = saved(artefact, tmp_path), write(tmp_path / "log.csv", rows)
+    assert run(["evaluate", str(model), str(log)]) == 0
+    said = capsys.readouterr().err
+    assert (
+        "4 times a request went on after rows of another, and counts as several; sort the log by 'request'"
+        in said
+    )
+    assert judged(capsys, model, log)["requests"]["resumed"] == 4
+
+
 def test_rows_without_a_request_id_are_requests_of_their_own_in_files_of_one_row_too(
     artefact: Artefact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

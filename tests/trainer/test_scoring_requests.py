@@ -82,7 +82,8 @@ def test_no_rows_make_no_requests() -> None:
 def test_a_request_that_comes_again_later_is_another_one() -> None:
     metrics = RequestMetrics(["base"], 10)
     metrics.update(np.array([1, 2, 1], np.uint64), np.zeros((3, 1)), np.ones(3))
-    assert metrics.report().requests == 3
+    report = metrics.report()
+    assert (report.requests, report.resumed) == (3, 1)
 
 
 def test_a_request_of_many_candidates_all_alike_has_the_expected_rank_of_chance() -> None:

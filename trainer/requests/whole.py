@@ -14,12 +14,10 @@ import numpy.typing as npt
 
 from model_store.cells import parse_labels
 from model_store.spec import ModelSpec
-from trainer.requests.ids import Ids, request_ids
+from trainer.requests.ids import Ids, Runs, request_ids
 from trainer.sources import Position, RowBatch
 
 MOST_ROWS = 1 << 16
-_REMEMBERED = 1 << 18
-"""Places for ids of requests that have ended, 8 bytes each; a later id takes the place of an earlier one."""
 
 Flags = npt.NDArray[np.bool_]
 
@@ -58,8 +56,8 @@ class WholeRequests:
     """Numbers the rows of a stream; where the spec samples requests, tells of each row whether its request has a click.
 
     A run of more than MOST_ROWS rows with one id is taken as several requests, so that no log fills the memory: `cut`
-    counts where one was cut. `resumed` counts runs whose id had ended before, in this file or an earlier one, as far
-    as it is remembered: those are taken as requests of their own as well. Both are final once the stream has ended.
+    counts where one was cut. `resumed` counts the requests that go on after others, which are taken as several too.
+    Both are final once the stream has ended.
     """
 
     def __init__(self, spec: ModelSpec, first_row: int = 0) -> None:
@@ -68,9 +66,13 @@ class WholeRequests:
         self._samples = spec.learner.subsample is not None
         self._rows = first_row
         self._open: _Open | None = None
-        self._ended = np.zeros(_REMEMBERED if self._samples and self._request else 0, np.uint64)
-        self._last = (0, 0)  # the id and the file of the last row
-        self.cut = self.resumed = 0
+        self._runs = Runs()
+        self.cut = 0
+
+    @property
+    def resumed(self) -> int:
+        """Of the requests so far, see Runs."""
+        return self._runs.resumed
 
     def of(self, batches: Iterable[RowBatch]) -> Iterator[RowBatch]:
         """The same rows in the same order, in batches that also tell `first_row`, `clicked` and `resumable`."""
@@ -105,7 +107,7 @@ class WholeRequests:
             yield from self._close()
         before = self._open.rows if self._open is not None else 0
         starts = np.flatnonzero(_starts(ids, before))
-        self._look_for_parts(ids, starts, batch.stop.number)
+        self.cut += starts.size - self._runs.add(ids, batch.stop.number)
         if not starts.size:
             yield from self._take_whole(batch, clicks)
             return
@@ -120,24 +122,6 @@ class WholeRequests:
             yield replace(_slice(batch, 0, cut), clicked=clicked, stop=_place_of(batch, cut))
         tail = _slice(batch, cut, batch.rows)
         self._open = _Open([tail], int(ids[-1]), tail.rows, bool(clicks[cut:].any()))
-
-    def _look_for_parts(self, ids: Ids, starts: npt.NDArray[np.int64], file: int) -> None:
-        """Count the requests that begin here and have been there before. O(starts log starts)."""
-        if not self._ended.size or not ids.size:
-            return
-        last, self._last = self._last, (int(ids[-1]), file)
-        if not starts.size:
-            return
-        begun, before = ids[starts], ids[starts - 1]
-        goes_on = begun == before
-        if not starts[0]:
-            goes_on[0] = last == (int(begun[0]), file)
-        self.cut += int(np.count_nonzero(goes_on))
-        begun = begun[~goes_on]
-        distinct = np.unique(begun)
-        places = (distinct % np.uint64(_REMEMBERED)).astype(np.int64)
-        self.resumed += int(begun.size - distinct.size + np.count_nonzero(self._ended[places] == distinct))
-        self._ended[places] = distinct
 
     def _take_whole(self, batch: RowBatch, clicks: Flags) -> Iterator[RowBatch]:
         """A batch in which no request begins."""

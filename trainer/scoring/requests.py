@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trainer.requests.ids import Runs
 from trainer.requests.whole import MOST_ROWS
 from trainer.scoring import kernels
 
@@ -33,7 +34,8 @@ class RequestReport:
     """The metrics of every order by name, and what they rest on. `k` is NDCG's.
 
     too_long: requests of more than MOST_ROWS rows, which are not looked at; clicked: others with a click; judged: those
-    of them that also have a row without one. single: requests of one row.
+    of them that also have a row without one. single: requests of one row. resumed: requests that went on after rows
+    of another, and count as several (see Runs).
     """
 
     requests: int
@@ -41,6 +43,7 @@ class RequestReport:
     judged: int
     single: int
     too_long: int
+    resumed: int
     k: int
     orders: dict[str, RankingMetrics]
 
@@ -53,6 +56,7 @@ class RequestMetrics:
         self._discounts = np.concatenate([[0.0], np.cumsum(1.0 / np.log2(np.arange(2, k + 2)))])
         self._open: tuple[Array, Array, Array] | None = None
         self._file = 0
+        self._runs = Runs()
         self._requests = self._clicked = self._judged = self._single = self._too_long = 0
         self._sums = np.zeros((len(self.orders), 2))
 
@@ -65,6 +69,7 @@ class RequestMetrics:
         if file != self._file:
             self._end()
             self._file = file
+        self._runs.add(requests, file)
         rows = (requests, scores, labels)
         if self._open is not None:
             rows = (
@@ -92,6 +97,7 @@ class RequestMetrics:
             judged=self._judged,
             single=self._single,
             too_long=self._too_long,
+            resumed=self._runs.resumed,
             k=self.k,
             orders=orders,
         )
