@@ -174,6 +174,11 @@ def _of_events(
             _show(bar, loop.model, None)
 
         replayed = replay_events(spec, logs, store, tap=tap, on_progress=show, on_note=note)
+    if replayed.rejected and not (replayed.counts["impressions"] or replayed.counts["feedback"]):
+        raise InputError(
+            f"{', '.join(logs)}: no line is an event ({next(iter(replayed.reasons))}), and none a row with the label "
+            f"{spec.input.label!r}"
+        )
 
     def read(spec: ModelSpec, models: Sequence[ModelSpec]) -> tuple[LoggedRows, Layout, list[ModelSpec]]:
         assert estimating is not None and tap is not None

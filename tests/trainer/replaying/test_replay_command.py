@@ -276,6 +276,26 @@ def test_an_item_that_does_not_fit_the_model_is_named(tmp_path: Path, capsys: Ca
     )
 
 
+def test_a_log_without_an_event_or_a_label_is_refused(spec: Path, tmp_path: Path, capsys: Capture) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"age": 1}\n' * 3)
+    said = refusal(capsys, spec, log)
+    assert "no line is an event (got neither items nor item" in said
+    assert "none a row with the label 'click'" in said
+
+
+def test_a_folder_may_be_called_like_a_kind_of_source(
+    events_spec: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path, name in zip(
+        write_events(tmp_path, lists_of(5, seed=1)), ("impressions", "clicks"), strict=True
+    ):
+        (tmp_path / name).mkdir()
+        path.rename(tmp_path / name / "log.jsonl")
+    assert answer(capsys, events_spec, "impressions", "clicks")["examples"] == 10
+
+
 def test_logs_of_two_kinds_are_refused(events_spec: Path, tmp_path: Path, capsys: Capture) -> None:
     impressions, _ = write_events(tmp_path, lists_of(5, seed=1))
     log = write_rows(tmp_path / "log.csv", rows_of(5, seed=1))
