@@ -13,10 +13,12 @@ from model_store.terminal import (
     DEFAULT_STORE,
     JsonOption,
     StoreOption,
+    counted,
     note,
     print_json,
     print_table,
     progress,
+    warn,
 )
 from trainer.scoring_flags import (
     FormatOption,
@@ -33,6 +35,7 @@ from trainer.scoring_flags import (
 if TYPE_CHECKING:
     from model_store.artefact import Artefact
     from trainer.scoring.evaluation import Evaluation
+    from trainer.scoring.requests import RequestReport
 
 
 def register(app: typer.Typer) -> None:
@@ -76,7 +79,7 @@ def evaluate(
     """Judge a published model on a log that it did not learn from: every variant, every row.
 
     Log-loss, AUC, calibration and normalized entropy of all rows; where rows carry a request (input.request), also the
-    mean reciprocal rank and NDCG of the requests with a click. The model does not change.
+    mean reciprocal rank and NDCG of the requests with a clicked and an unclicked row. The model does not change.
     """
     from model_store.named_model import read_named
     from trainer.rejects import RejectLog
@@ -109,6 +112,8 @@ def evaluate(
         )
     mark_kernels()
     (_evaluation_as_json if as_json else _show_evaluation)(named.name, judged)
+    if judged.requests is not None and (column := named.artefact.spec.input.request) is not None:
+        _warn_of_requests(judged.requests, column)
 
 
 def _variant(artefact: Artefact, name: str | None) -> int:
@@ -136,9 +141,38 @@ def _show_evaluation(name: str, judged: Evaluation) -> None:
     ]
     print_table(columns, rows)
     if (requests := judged.requests) is not None:
-        print(f"\n{requests.requests:,} requests, {requests.clicked:,} with a click")
+        print(
+            f"\n{requests.requests:,} requests, {requests.clicked:,} with a click; MRR and NDCG are means over "
+            f"{requests.judged:,} of them"
+        )
         orders = [[order, m.mrr, m.ndcg] for order, m in requests.orders.items()]
         print_table(["order", "MRR", f"NDCG@{requests.k}"], orders)
+
+
+def _warn_of_requests(requests: RequestReport, column: str) -> None:
+    """Say which requests the ranking metrics leave out."""
+    from trainer.requests.whole import MOST_ROWS
+
+    without = requests.clicked - requests.judged
+    if requests.requests > 1 and requests.single == requests.requests:
+        warn(
+            f"every request has one row, so there is no order to judge: input.request = {column!r} must name the "
+            "request that showed several rows together; no MRR and no NDCG"
+        )
+    elif without:
+        warn(
+            f"MRR and NDCG leave out {counted(without, 'request')} with a click but no unclicked row beside it"
+        )
+    if requests.resumed:
+        warn(
+            f"{requests.resumed:,} times a request went on after rows of another, and counts as several; sort the log "
+            f"by {column!r}"
+        )
+    if requests.too_long:
+        warn(
+            f"MRR and NDCG leave out {counted(requests.too_long, 'request')} of more than {MOST_ROWS:,} rows; "
+            f"does {column!r} name requests?"
+        )
 
 
 def _evaluation_as_json(name: str, judged: Evaluation) -> None:

@@ -123,7 +123,9 @@ def _by_format(profile: Profile) -> Guess | None:
     if profile.kind == WEIGHT:
         return Guess(profile, "weight", f"so the format has it; {_values(profile)}")
     if profile.kind is None and profile.filled and short_name(profile.name) in REQUESTS:
-        return Guess(profile, "request", f"so the format has it; {_values(profile)}")
+        return _request_of_one_row(profile) or Guess(
+            profile, "request", f"so the format has it; {_values(profile)}"
+        )
     if profile.kind is None:
         return Guess(profile, "ignore", f"names a row and says nothing of it; {_values(profile)}")
     return None
@@ -150,8 +152,20 @@ def _by_role_name(profile: Profile) -> Guess | None:
     for role, names in _NAMES.items():
         fits = not profile.lists and (role != "weight" or _is_weight(profile))
         if fits and short_name(profile.name) in names:
+            if role == "request" and (one_row := _request_of_one_row(profile)) is not None:
+                return one_row
             return Guess(profile, role, f"its name; {_values(profile)}", _SIDES.get(role, "context"))
     return None
+
+
+def _request_of_one_row(profile: Profile) -> Guess | None:
+    """Ignore a column that is called a request's id and has another value in every row."""
+    if not profile.is_unique:
+        return None
+    why = (
+        f"another value in every row, such as {profile.examples(1)[0]}: as the request, each row would be one"
+    )
+    return Guess(profile, "ignore", why)
 
 
 def _is_weight(profile: Profile) -> bool:

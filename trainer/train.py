@@ -24,7 +24,7 @@ from trainer.model import LearningModel, Memory
 from trainer.pipeline import default_threads, examples_of
 from trainer.publishing.publisher import Published, Publishes
 from trainer.rejects import RejectLog
-from trainer.requests.whole import with_requests
+from trainer.requests.whole import WholeRequests
 from trainer.side_tables import SideTable, joined
 from trainer.sources import LogReader
 from trainer.sources.reader import BATCH_BYTES
@@ -51,8 +51,10 @@ class Report:
 
     `version` is the last one published, None until one is; `published` counts those that go out while a run learns.
     `rows` counts the rows learned from, `subsampled` those of requests without a click that were not drawn; `evicted`
-    counts keys dropped because their time to live was over. `reasons` counts the rejected rows by category, most first;
-    `labels` those learned from by their label as the log has it. `warnings`: what somebody should look at.
+    counts keys dropped because their time to live was over. Where requests are sampled, `resumed_requests` and
+    `cut_requests` count what this run took as several (see WholeRequests). `reasons` counts the rejected rows by
+    category, most first; `labels` those learned from by their label as the log has it. `warnings`: what somebody should
+    look at.
     """
 
     rows: int
@@ -73,6 +75,8 @@ class Report:
     reasons: dict[str, int] = field(default_factory=dict)
     labels: dict[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    resumed_requests: int = 0
+    cut_requests: int = 0
 
     def as_dict(self) -> dict[str, object]:
         """The report's JSON form."""
@@ -82,6 +86,8 @@ class Report:
             "reasons": dict(self.reasons),
             "labels": dict(self.labels),
             "subsampled": self.subsampled,
+            "resumed_requests": self.resumed_requests,
+            "cut_requests": self.cut_requests,
             "seconds": round(self.seconds, 6),
             "rows_per_second": round(self.rows / self.seconds, 1) if self.seconds else 0.0,
             "keys": self.keys,
@@ -162,16 +168,18 @@ def train(
             publisher.begin(model)
         learning = Learning(model, reader, rejects, keeper, beginning, publisher, force=force)
         batches = joined(reader.batches(beginning.columns), tables, maker.spec.wanted_columns())
-        batches = with_requests(batches, maker.spec, beginning.rows_read)
-        with examples_of(batches, maker, threads or default_threads()) as stream:
+        requests = WholeRequests(maker.spec, beginning.rows_read)
+        with examples_of(requests.of(batches), maker, threads or default_threads()) as stream:
             failure = learning.learn_all(stream, lambda: on_progress(_progress(model, reader)))
         if failure is None:
             model.metrics.finish()
-        for warning in model.coordinates.admission.notes():
+        for warning in (*requests.warnings(), *model.coordinates.admission.notes()):
             on_note(warning)
     found = {*beginning.columns, *(name for table in tables for name in table.columns)}
     absent = tuple(each.name for each in maker.plan.fields if each.column not in found)
-    report = _report(learning, rejects, keeper)
+    report = replace(
+        _report(learning, rejects, keeper), resumed_requests=requests.resumed, cut_requests=requests.cut
+    )
     if publisher is not None:
         report = replace(report, published=publisher.counts)
     return Run(model, report, failure, absent, learning.withheld)

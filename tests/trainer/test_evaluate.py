@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -173,8 +174,10 @@ def test_metrics_of_rows_and_requests_are_those_of_their_definitions(
     definition, labels = Definition(artefact), [float(row["click"]) for row in rows]
     requests = [slice(first, first + 4) for first in range(0, 200, 4)]
     clicked = [each for each in requests if any(labels[each])]
+    ranked = [each for each in clicked if not all(labels[each])]
     assert (answer["rows"], answer["clicks"], answer["rejected"]) == (200, sum(labels), 0)
-    assert (answer["requests"]["requests"], answer["requests"]["clicked"]) == (50, len(clicked))
+    found = answer["requests"]
+    assert (found["requests"], found["clicked"], found["judged"]) == (50, len(clicked), len(ranked))
     for bit, name in enumerate(["base", "plain"]):
         both = [definition.of(row, bit) for row in rows]
         scores = [score for score, _ in both]
@@ -184,11 +187,64 @@ def test_metrics_of_rows_and_requests_are_those_of_their_definitions(
         assert metrics["auc"] == pytest.approx(naive_metrics.auc(scores, labels), abs=1e-3)
         assert metrics["calibration"] == pytest.approx(sum(ctr) / sum(labels))
         assert metrics["uncertainty"] == pytest.approx(np.mean([each for _, each in both]))
-        mrr = np.mean([naive_metrics.reciprocal_rank(scores[each], labels[each]) for each in clicked])
-        ndcg = np.mean([naive_metrics.ndcg(scores[each], labels[each], 3) for each in clicked])
+        mrr = np.mean([naive_metrics.reciprocal_rank(scores[each], labels[each]) for each in ranked])
+        ndcg = np.mean([naive_metrics.ndcg(scores[each], labels[each], 3) for each in ranked])
         assert (order["mrr"], order["ndcg"]) == pytest.approx((mrr, ndcg))
-    shown = [naive_metrics.reciprocal_rank([4, 3, 2, 1], labels[each]) for each in clicked]
+    shown = [naive_metrics.reciprocal_rank([4, 3, 2, 1], labels[each]) for each in ranked]
     assert answer["requests"]["orders"]["shown order"]["mrr"] == pytest.approx(np.mean(shown))
+
+
+def test_requests_of_one_row_have_no_order_to_judge(
+    artefact: Artefact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row | {"request": f"u{number}"} for number, row in enumerate(rows_of(40, seed=5))]
+    model, log = saved(artefact, tmp_path), write(tmp_path / "log.csv", rows)
+    assert run(["evaluate", str(model), str(log)]) == 0
+    out, err = capsys.readouterr()
+    assert re.search(r"^base +— +—$", out, re.MULTILINE)
+    assert "every request has one row" in err
+    assert "input.request = 'request'" in err
+    found = judged(capsys, model, log)["requests"]
+    assert (found["judged"], found["single"], found["orders"]["base"]) == (0, 40, {"mrr": None, "ndcg": None})
+    assert found["clicked"] == sum(int(row["click"]) for row in rows) > 0
+
+
+def test_a_request_whose_rows_are_all_clicked_is_left_out_and_counted(
+    artefact: Artefact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row | {"request": f"r{number // 2}"} for number, row in enumerate(rows_of(6, seed=6))]
+    for row, click in zip(rows, "110100", strict=True):
+        row["click"] = click
+    model, log = saved(artefact, tmp_path), write(tmp_path / "log.csv", rows)
+    assert run(["evaluate", str(model), str(log)]) == 0
+    out, err = capsys.readouterr()
+    assert "3 requests, 2 with a click; MRR and NDCG are means over 1 of them" in out
+    assert "leave out 1 request with a click but no unclicked row" in err
+
+
+def test_a_log_that_is_not_sorted_by_request_is_warned_of(
+    artefact: Artefact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row | {"request": f"r{number % 2}"} for number, row in enumerate(rows_of(6, seed=8))]
+    model, log = saved(artefact, tmp_path), write(tmp_path / "log.csv", rows)
+    assert run(["evaluate", str(model), str(log)]) == 0
+    said = capsys.readouterr().err
+    assert (
+        "4 times a request went on after rows of another, and counts as several; sort the log by 'request'"
+        in said
+    )
+    assert judged(capsys, model, log)["requests"]["resumed"] == 4
+
+
+def test_rows_without_a_request_id_are_requests_of_their_own_in_files_of_one_row_too(
+    artefact: Artefact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        row | {"request": "", "click": click} for row, click in zip(rows_of(2, seed=7), "01", strict=True)
+    ]
+    files = [write(tmp_path / f"{number}.csv", [row]) for number, row in enumerate(rows)]
+    found = judged(capsys, saved(artefact, tmp_path), *files)["requests"]
+    assert (found["requests"], found["single"], found["judged"]) == (2, 2, 0)
 
 
 def test_threads_and_files_change_nothing(
@@ -196,7 +252,7 @@ def test_threads_and_files_change_nothing(
 ) -> None:
     rows, model = rows_of(300, seed=3), saved(artefact, tmp_path)
     whole = write(tmp_path / "whole.csv", rows)
-    parts = [write(tmp_path / f"{begin}.csv", rows[begin : begin + 150]) for begin in (0, 150)]
+    parts = [write(tmp_path / f"{begin}.csv", rows[begin:end]) for begin, end in ((0, 148), (148, 300))]
     one, other = judged(capsys, model, whole, "--threads", 1), judged(capsys, model, *parts, "--threads", 3)
     assert other == one
 

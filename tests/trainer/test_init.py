@@ -85,6 +85,12 @@ def test_identities_are_known_by_name(name: str, role: str, side: str) -> None:
     assert (found.role, found.side) == (role, side)
 
 
+def test_a_request_id_that_is_another_in_every_row_is_none() -> None:
+    found = guess([f"r{number}" for number in range(40)], "request_id")
+    assert found.role == "ignore"
+    assert "as the request, each row would be one" in found.why
+
+
 @pytest.mark.parametrize(
     ("name", "side"),
     [

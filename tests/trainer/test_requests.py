@@ -103,12 +103,37 @@ def test_a_request_without_end_is_taken_as_several():
     cuts = ([len(rows)], [50_000] * 3, [MOST_ROWS - 1, 1, 1, len(rows)])
     found = []
     for sizes in cuts:
-        told = list(WholeRequests(spec.resolve(list(rows[0]))).of(batches_of(rows, sizes)))
+        requests = WholeRequests(spec.resolve(list(rows[0])))
+        told = list(requests.of(batches_of(rows, sizes)))
         found.append(np.concatenate([batch.clicked for batch in told]))
         assert sum(batch.rows for batch in told) == len(rows)
+        assert (requests.resumed, requests.cut) == (0, 2)
+        assert next(requests.warnings()).startswith("2 times a request of more than 65,536 rows was cut")
     expected = np.zeros(len(rows), bool)
     expected[MOST_ROWS : 2 * MOST_ROWS] = True
     assert all((clicked == expected).all() for clicked in found)
+
+
+@pytest.mark.parametrize("sizes", [[100], [1] * 100, [3, 2, 4, 100]])
+def test_a_request_that_goes_on_after_others_is_counted_and_warned_of(sizes):
+    names = [b"a", b"a", b"b", b"a", b"c", b"", b"", b"b", b"b"]
+    rows = [{"click": b"0", "rq": name, "f": b"1", "g": b"1"} for name in names]
+    requests = WholeRequests(spec_of().resolve(list(rows[0])))
+    assert sum(batch.rows for batch in requests.of(batches_of(rows, sizes))) == len(rows)
+    assert (requests.resumed, requests.cut) == (2, 0)
+    (warning,) = requests.warnings()
+    assert warning.startswith("2 times a request went on after rows of another")
+    assert warning.endswith("sort the log by 'rq'")
+
+
+def test_a_log_that_is_not_sorted_by_request_is_warned_of_by_the_run(tmp_path):
+    log = tmp_path / "log.csv"
+    log.write_text("click,rq,f,g\n" + "".join(f"{row == 7},r{row % 5},1,2\n" for row in range(20)).lower())
+    told = []
+    with RejectLog() as rejects:
+        report = train(spec_of(), [str(log)], rejects=rejects, on_note=told.append).report
+    assert (report.resumed_requests, report.cut_requests, report.rejected) == (15, 0, 0)
+    assert any("sort the log by 'rq'" in text for text in told)
 
 
 def test_a_request_ends_with_its_file():

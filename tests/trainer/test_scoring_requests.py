@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer import naive_metrics
+from trainer.requests.whole import MOST_ROWS
 from trainer.scoring.requests import RequestMetrics
 
 ROW = st.tuples(st.integers(0, 3), st.booleans())
@@ -32,9 +33,12 @@ def test_metrics_are_the_mean_over_all_orders_wherever_batches_end(
         metrics.update(ids[part], scores[part], labels[part])
     report = metrics.report()
     clicked = [each for each in requests if any(click for _, click in each)]
+    judged = [each for each in clicked if not all(click for _, click in each)]
+    single = sum(len(each) == 1 for each in requests)
     assert (report.requests, report.clicked, report.k) == (len(requests), len(clicked), k)
+    assert (report.judged, report.single, report.too_long) == (len(judged), single, 0)
     for name, sign in (("up", 1), ("down", -1)):
-        pairs = [([sign * s for s, _ in each], [float(c) for _, c in each]) for each in clicked]
+        pairs = [([sign * s for s, _ in each], [float(c) for _, c in each]) for each in judged]
         if not pairs:
             assert report.orders[name].mrr is None
             assert report.orders[name].ndcg is None
@@ -43,6 +47,28 @@ def test_metrics_are_the_mean_over_all_orders_wherever_batches_end(
             np.mean([naive_metrics.reciprocal_rank(*p) for p in pairs])
         )
         assert report.orders[name].ndcg == pytest.approx(np.mean([naive_metrics.ndcg(*p, k) for p in pairs]))
+
+
+def test_a_request_ends_with_its_file() -> None:
+    metrics = RequestMetrics(["base"], 10)
+    for file, label in enumerate([0.0, 1.0]):
+        metrics.update(np.array([1], np.uint64), np.zeros((1, 1)), np.array([label]), file)
+    report = metrics.report()
+    assert (report.requests, report.single, report.judged) == (2, 2, 0)
+
+
+def test_a_request_without_end_is_left_out_and_keeps_few_rows_in_memory() -> None:
+    metrics = RequestMetrics(["base"], 10)
+    size = MOST_ROWS // 2
+    labels = np.zeros(size)
+    labels[0] = 1
+    for _ in range(9):
+        metrics.update(np.ones(size, np.uint64), np.zeros((size, 1)), labels)
+        assert metrics._open is not None and metrics._open[0].size <= MOST_ROWS + 1
+    metrics.update(np.array([2, 2], np.uint64), np.array([[1.0], [0.0]]), np.array([1.0, 0.0]))
+    report = metrics.report()
+    assert (report.requests, report.clicked, report.judged, report.too_long) == (2, 1, 1, 1)
+    assert report.orders["base"].mrr == 1.0
 
 
 def test_no_rows_make_no_requests() -> None:
@@ -56,7 +82,8 @@ def test_no_rows_make_no_requests() -> None:
 def test_a_request_that_comes_again_later_is_another_one() -> None:
     metrics = RequestMetrics(["base"], 10)
     metrics.update(np.array([1, 2, 1], np.uint64), np.zeros((3, 1)), np.ones(3))
-    assert metrics.report().requests == 3
+    report = metrics.report()
+    assert (report.requests, report.resumed) == (3, 1)
 
 
 def test_a_request_of_many_candidates_all_alike_has_the_expected_rank_of_chance() -> None:

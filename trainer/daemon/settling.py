@@ -87,7 +87,7 @@ def settle_rows(spec: ModelSpec, source: RowSource, stop: StopAsked, *, once: bo
     return spec.resolve(columns)
 
 
-def first_events(spec: ModelSpec, names: Sequence[str], store: Store) -> bytes:
+def first_events(spec: ModelSpec, names: Sequence[str], store: Store | None) -> bytes:
     """What one read of each source brings, from its beginning; nothing is taken out of it."""
     sources = open_sources(names, spec, store, (), lambda text: None, once=True)
     try:

@@ -14,6 +14,8 @@ from model_store.spec import ModelSpec
 from model_store.store import Store
 from model_store.terminal import Progress, note, progress
 from trainer.compiling import compile_kernels, formats_of, kernels_are_ready
+from trainer.daemon.settling import first_events
+from trainer.events.settling import settled
 from trainer.model import LearningModel
 from trainer.rejects import RejectLog
 from trainer.replaying.choices import parse_choice
@@ -81,7 +83,7 @@ class Done:
 
 def run(spec: ModelSpec, logs: list[str], asked: Asked) -> Done:
     """Replay, then save, publish and estimate. Raises FtrieError."""
-    kind = kind_of(logs, spec.input.label)
+    kind = kind_of(logs, spec.input.label, asked.format)
     if asked.policies and STDIN in logs:
         raise InputError("standard input is read once, and estimates need the log a second time; name a file")
     if kind == EVENTS:
@@ -89,10 +91,13 @@ def run(spec: ModelSpec, logs: list[str], asked: Asked) -> Done:
     with ExitStack() as stack:
         needs_store = asked.publish or any(map(names_store, logs))
         store = stack.enter_context(Store.open(asked.store)) if needs_store else None
+        if kind == EVENTS:
+            spec = settled(spec, first_events(spec, logs, store))
         estimating = _estimating(spec, asked, kind) if asked.policies else None
-        _compile(spec, as_inputs(logs) if kind == ROWS else [], asked.format)
+        inputs = as_inputs(logs) if kind == ROWS else []
+        _compile(spec, inputs, asked.format)
         if kind == ROWS:
-            replayed, read = _of_rows(spec, as_inputs(logs), asked, estimating)
+            replayed, read = _of_rows(spec, inputs, asked, estimating)
         else:
             replayed, read = _of_events(spec, logs, asked, estimating, store)
         sha256, version = _hand_over(replayed, asked, store)
@@ -169,6 +174,11 @@ def _of_events(
             _show(bar, loop.model, None)
 
         replayed = replay_events(spec, logs, store, tap=tap, on_progress=show, on_note=note)
+    if replayed.rejected and not (replayed.counts["impressions"] or replayed.counts["feedback"]):
+        raise InputError(
+            f"{', '.join(logs)}: no line is an event ({next(iter(replayed.reasons))}), and none a row with the label "
+            f"{spec.input.label!r}"
+        )
 
     def read(spec: ModelSpec, models: Sequence[ModelSpec]) -> tuple[LoggedRows, Layout, list[ModelSpec]]:
         assert estimating is not None and tap is not None

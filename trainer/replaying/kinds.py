@@ -1,28 +1,28 @@
-"""Whether a log on the command line holds events, to be joined, or labelled rows: by its name or its first line."""
+"""Whether the logs on the command line hold events, to be joined, or labelled rows; and the files of rows."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from pathlib import Path
 
-import numpy as np
-
-from model_store.bounded import json_value
 from model_store.errors import InputError
-from trainer.sources.inputs import STDIN, expand
-from trainer.sources.streams import ByteStream
+from trainer.events.sources.listing import Listing
+from trainer.events.sources.opening import STORE, check_there
+from trainer.events.sources.row_opening import ROWS as _AS_ROWS
+from trainer.events.sources.row_opening import holds_rows
+from trainer.sources.inputs import STDIN
 
 EVENTS, ROWS = "events", "rows"
-STORE = "store"
-_STREAMS = ("redis://", "rediss://", "unix://", "embedded:", "kafka://")
-_ONE_KIND = ("impressions=", "clicks=")
-_AS_ROWS = "rows="
-_LONGEST_LINE = 1 << 22
 
 
-def kind_of(logs: Sequence[str], label: str) -> str:
-    """EVENTS or ROWS, of all logs. Raises InputError where they are not of one kind, or a file is not there."""
-    kinds = {log: _kind_of(log, label) for log in logs}
+def kind_of(logs: Sequence[str], label: str, format: str | None = None) -> str:
+    """EVENTS or ROWS, of all logs; format: as --format names it, which says that they are rows unless it is jsonl.
+
+    Raises InputError where they are not of one kind, or a file is not there.
+    """
+    check_there([log for log in logs if log != STDIN])
+    only_rows = format not in (None, "jsonl")
+    kinds = {log: ROWS if only_rows or log == STDIN or holds_rows(log, label) else EVENTS for log in logs}
     if len(set(kinds.values())) > 1:
         told = ", ".join(f"{log}: {kind}" for log, kind in kinds.items())
         raise InputError(f"expected logs of one kind, events or labelled rows; got {told}")
@@ -35,32 +35,14 @@ def names_store(log: str) -> bool:
 
 
 def as_inputs(logs: Sequence[str]) -> list[str]:
-    """Logs of rows without the prefix that may say so."""
-    return [log.removeprefix(_AS_ROWS) for log in logs]
+    """Logs of rows as files and globs: without the prefix, and of a folder its files, in the trainer's order."""
+    return [path for log in logs for path in _files(log.removeprefix(_AS_ROWS))]
 
 
-def _kind_of(log: str, label: str) -> str:
-    if log.startswith(_AS_ROWS) or log == STDIN:
-        return ROWS
-    if names_store(log) or log.startswith((*_STREAMS, *_ONE_KIND)) or Path(log).is_dir():
-        return EVENTS
-    return EVENTS if is_event(_first_line(expand([log])[0]), label) else ROWS
-
-
-def is_event(line: bytes, label: str) -> bool:
-    """True for the JSON of an impression or of feedback, and not for that of a row with a label."""
-    try:
-        row = json_value(line)
-    except ValueError:
-        return False
-    if not isinstance(row, dict) or label in row or "request_id" not in row:
-        return False
-    return isinstance(row.get("items"), list) or "item" in row
-
-
-def _first_line(name: str) -> bytes:
-    stream, buffer = ByteStream(name), np.empty(_LONGEST_LINE, np.uint8)
-    try:
-        return buffer[: stream.read_into(buffer)].tobytes().partition(b"\n")[0]
-    finally:
-        stream.close()
+def _files(name: str) -> list[str]:
+    if not os.path.isdir(name):
+        return [name]
+    files = [entry.path for entry in Listing(name).entries() or []]
+    if not files:
+        raise InputError(f"{name}: the folder has no file of rows")
+    return files

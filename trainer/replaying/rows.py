@@ -14,7 +14,7 @@ from trainer.pipeline import default_threads, examples_of
 from trainer.rejects import RejectLog
 from trainer.replaying.kinds import ROWS
 from trainer.replaying.replayed import Replayed
-from trainer.requests.whole import with_requests
+from trainer.requests.whole import WholeRequests
 from trainer.side_tables import SideTable, joined
 from trainer.sources import LogReader, RowBatch
 from trainer.times import parse_times, time_format
@@ -43,14 +43,15 @@ def replay_rows(
         stamp = spec.input.timestamp
         read = tuple(dict.fromkeys([*beginning.columns, *([stamp] if stamp in reader.columns() else [])]))
         batches = span.of(joined(reader.batches(read), tables, maker.spec.wanted_columns()))
-        with examples_of(
-            with_requests(batches, maker.spec, 0), maker, threads or default_threads()
-        ) as stream:
+        requests = WholeRequests(maker.spec)
+        with examples_of(requests.of(batches), maker, threads or default_threads()) as stream:
             for examples in stream:
                 rejects.add_all(examples.rejects)
                 model.learn(examples)
                 total, done = reader.total_bytes, reader.bytes_read()
                 on_progress(model, int(model.rows * total / done) if total and done else None)
+    for warning in requests.warnings():
+        on_note(warning)
     seconds = time.perf_counter() - began
     return Replayed(ROWS, model, model.rows, rejects.count, seconds, span.seconds, reasons=rejects.counts)
 

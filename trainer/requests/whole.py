@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from model_store.cells import parse_labels
 from model_store.spec import ModelSpec
-from trainer.requests.ids import Ids, request_ids
+from trainer.requests.ids import Ids, Runs, request_ids
 from trainer.sources import Position, RowBatch
 
 MOST_ROWS = 1 << 16
@@ -53,24 +53,52 @@ class _Open:
 
 
 class WholeRequests:
-    """Numbers the rows of a stream of batches and tells, of each row, whether its request has a click.
+    """Numbers the rows of a stream; where the spec samples requests, tells of each row whether its request has a click.
 
-    A run of more than 65,536 rows with one id is taken as several requests, so that no log fills the memory.
+    A run of more than MOST_ROWS rows with one id is taken as several requests, so that no log fills the memory: `cut`
+    counts where one was cut. `resumed` counts the requests that go on after others, which are taken as several too.
+    Both are final once the stream has ended.
     """
 
     def __init__(self, spec: ModelSpec, first_row: int = 0) -> None:
         """`first_row`: how many rows of the stream earlier runs have read."""
         self._label, self._request = spec.input.label, spec.input.request
+        self._samples = spec.learner.subsample is not None
         self._rows = first_row
         self._open: _Open | None = None
+        self._runs = Runs()
+        self.cut = 0
+
+    @property
+    def resumed(self) -> int:
+        """Of the requests so far, see Runs."""
+        return self._runs.resumed
 
     def of(self, batches: Iterable[RowBatch]) -> Iterator[RowBatch]:
         """The same rows in the same order, in batches that also tell `first_row`, `clicked` and `resumable`."""
         for batch in batches:
             numbered = replace(batch, first_row=self._rows)
             self._rows += batch.rows
-            yield from self._tell(numbered)
+            if self._samples:
+                yield from self._tell(numbered)
+            else:
+                yield numbered
         yield from self._close()
+
+    def warnings(self) -> Iterator[str]:
+        """What is wrong with requests that were taken as several, for the user."""
+        column = repr(self._request)
+        if self.resumed:
+            yield (
+                f"{self.resumed:,} times a request went on after rows of another: learner.subsample took each run of "
+                "rows as a request of its own, so rows beside a click may be left out or weigh as if there were none; "
+                f"sort the log by {column}"
+            )
+        if self.cut:
+            yield (
+                f"{self.cut:,} times a request of more than {MOST_ROWS:,} rows was cut: learner.subsample took each "
+                f"part as a request of its own; does {column} name requests?"
+            )
 
     def _tell(self, batch: RowBatch) -> Iterator[RowBatch]:
         ids = request_ids(batch, self._request)
@@ -79,6 +107,7 @@ class WholeRequests:
             yield from self._close()
         before = self._open.rows if self._open is not None else 0
         starts = np.flatnonzero(_starts(ids, before))
+        self.cut += starts.size - self._runs.add(ids, batch.stop.number)
         if not starts.size:
             yield from self._take_whole(batch, clicks)
             return
@@ -111,19 +140,6 @@ def _place_of(batch: RowBatch, row: int) -> Position:
     """The place of a row inside a batch: found by reading on from where the batch begins."""
     begin = batch.start or Position(batch.file, number=batch.stop.number)
     return begin.until(int(batch.lines[row]))
-
-
-def with_requests(batches: Iterable[RowBatch], spec: ModelSpec, first_row: int = 0) -> Iterator[RowBatch]:
-    """The batches with their `first_row`, by which a row without a request id is known; told of requests if sampled.
-
-    `first_row`: how many rows of the stream earlier runs have read.
-    """
-    if spec.learner.subsample is not None:
-        yield from WholeRequests(spec, first_row).of(batches)
-        return
-    for batch in batches:
-        yield replace(batch, first_row=first_row)
-        first_row += batch.rows
 
 
 def _starts(ids: Ids, before: int) -> Flags:

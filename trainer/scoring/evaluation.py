@@ -19,6 +19,7 @@ from model_store.spec import ModelSpec
 from trainer.hashing.examples import ExampleMaker, Examples
 from trainer.pipeline import default_threads, examples_of
 from trainer.rejects import RejectLog
+from trainer.requests.whole import WholeRequests
 from trainer.scoring.kernels import add_rows
 from trainer.scoring.log import LogToScore
 from trainer.scoring.predictions import PredictionFile
@@ -113,7 +114,7 @@ def evaluate(
     with log.opened(artefact.spec, wanted) as (spec, batches):
         maker = ScoringMaker(scorer, spec, judging.position)
         judge = _Judge(scorer, maker, judging)
-        with examples_of(batches, maker, threads or default_threads()) as stream:
+        with examples_of(WholeRequests(spec).of(batches), maker, threads or default_threads()) as stream:
             for examples in stream:
                 assert isinstance(examples, ScoredExamples)
                 rejects.add_all(examples.rejects)
@@ -141,7 +142,9 @@ class _Judge:
             self._raw.update(scores.score, examples)
         add_rows(scores.uncertainty, self._uncertainty)
         if self._requests is not None:
-            self._requests.update(examples.requests, self._orders(examples), examples.hashed.labels)
+            self._requests.update(
+                examples.requests, self._orders(examples), examples.hashed.labels, examples.stop.number
+            )
         if self._judging.predictions is not None:
             self._judging.predictions.add(examples)
 

@@ -18,7 +18,7 @@ from trainer.hashing.examples import ExampleMaker, Examples
 from trainer.model import LearningModel
 from trainer.pipeline import default_threads, examples_of
 from trainer.rejects import RejectLog
-from trainer.requests.whole import with_requests
+from trainer.requests.whole import WholeRequests
 from trainer.side_tables import SideTable, joined
 from trainer.sources import LogReader
 from trainer.tuning.candidates import Group
@@ -119,7 +119,7 @@ def _examples(
         beginning = begin(spec, reader, log.tables, note)
         maker = ExampleMaker(beginning.resolved)
         batches = joined(reader.batches(beginning.columns), log.tables, maker.spec.wanted_columns())
-        batches = with_requests(batches, maker.spec)
+        batches = WholeRequests(maker.spec).of(batches)
 
         def show(rows: int) -> None:
             total, read = reader.total_bytes, reader.bytes_read()

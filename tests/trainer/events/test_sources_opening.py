@@ -118,6 +118,13 @@ def test_rows_are_told_from_events_by_the_label(tmp_path: Path) -> None:
     assert are_rows([str(rows)], SPEC) and are_rows([str(table)], SPEC)
     assert are_rows([str(tmp_path / "later.csv")], SPEC) and are_rows([f"rows={tmp_path}"], SPEC)
     assert not are_rows([str(events)], SPEC) and not are_rows([str(tmp_path / "later")], SPEC)
+    (tmp_path / "day=1").mkdir()
+    (tmp_path / "day=1" / "part").write_bytes(b'{"age": 2}\n{"click": 0, "age": 2}\n')
+    unlabelled, sparse = tmp_path / "unlabelled.csv", tmp_path / "sparse.log"
+    unlabelled.write_bytes(b"age,item\n1,2\n")
+    sparse.write_bytes(b"1 |user a |item b\n")
+    for path in (tmp_path / "day=1", unlabelled, sparse):
+        assert are_rows([str(path)], SPEC), path
     assert not are_rows(["store"], SPEC) and not are_rows([f"clicks={rows}"], SPEC)
     with pytest.raises(InputError, match="name it alone"):
         are_rows([str(events), str(table)], SPEC)

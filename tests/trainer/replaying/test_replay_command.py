@@ -107,6 +107,41 @@ def test_what_a_stores_streams_hold_is_replayed(
     assert store.model("shop").active() is None
 
 
+def trained(spec: Path, folder: Path, store_url: str, *logs: Path) -> bytes:
+    """The model that `ftrie trainer` learns from the same logs."""
+    sources = [word for log in logs for word in ("--from", str(log))]
+    flags = ["--once", "--no-publish", "--store", store_url, "--checkpoint", str(folder / "state")]
+    saved = folder / "trained.arrow"
+    assert run(["trainer", str(spec), *sources, *flags, "--save", str(saved)]) == 0
+    return saved.read_bytes()
+
+
+def test_a_spec_without_fields_takes_those_of_the_events_as_the_trainer_does(
+    tmp_path: Path, store_url: str, capsys: Capture
+) -> None:
+    spec = tmp_path / "bare.toml"
+    spec.write_text('[model]\nname = "shop"\n[input]\nlabel = "click"\nitem = "item"\n[learner]\nl1 = 0.0\n')
+    logs = write_events(tmp_path, lists_of(50, seed=4))
+    found = answer(capsys, spec, *logs, "--save", tmp_path / "replayed.arrow", "--policy", "learning")
+    assert found["examples"] == 100
+    assert set(Artefact.read(tmp_path / "replayed.arrow").spec.fields) == {"age", "brand"}
+    assert (tmp_path / "replayed.arrow").read_bytes() == trained(spec, tmp_path, store_url, *logs)
+
+
+def test_a_folder_of_rows_is_replayed_as_the_trainer_reads_it(
+    spec: Path, tmp_path: Path, store_url: str, capsys: Capture
+) -> None:
+    folder = tmp_path / "day=1"
+    folder.mkdir()
+    rows = rows_of(60, seed=8)
+    write_rows(folder / "b.csv", rows[40:])
+    write_rows(folder / "a.csv", rows[:40])
+    found = answer(capsys, spec, folder, "--save", tmp_path / "replayed.arrow")
+    assert (found["kind"], found["examples"]) == ("rows", 60)
+    assert (tmp_path / "replayed.arrow").read_bytes() == trained(spec, tmp_path, store_url, folder)
+    assert answer(capsys, spec, f"rows={folder}")["sha256"] == found["sha256"]
+
+
 def slow_lists(lists: list[Row], included: Any) -> tuple[float, float]:
     """IPS and SNIPS of a policy that has item i among two with the chance included(i)."""
     weighted = weights = shown = 0.0
@@ -239,6 +274,26 @@ def test_an_item_that_does_not_fit_the_model_is_named(tmp_path: Path, capsys: Ca
     assert "item 'd' cannot be a candidate" in refusal(
         capsys, spec, log, "--items", items, "--policy", "learning"
     )
+
+
+def test_a_log_without_an_event_or_a_label_is_refused(spec: Path, tmp_path: Path, capsys: Capture) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"age": 1}\n' * 3)
+    said = refusal(capsys, spec, log)
+    assert "no line is an event (got neither items nor item" in said
+    assert "none a row with the label 'click'" in said
+
+
+def test_a_folder_may_be_called_like_a_kind_of_source(
+    events_spec: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path, name in zip(
+        write_events(tmp_path, lists_of(5, seed=1)), ("impressions", "clicks"), strict=True
+    ):
+        (tmp_path / name).mkdir()
+        path.rename(tmp_path / name / "log.jsonl")
+    assert answer(capsys, events_spec, "impressions", "clicks")["examples"] == 10
 
 
 def test_logs_of_two_kinds_are_refused(events_spec: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -86,7 +86,8 @@ def known_as(name: str) -> str:
 def check_there(names: Sequence[str]) -> None:
     """Raise InputError for a file, folder or glob that there is nothing of: for who will not wait for it."""
     for name in names:
-        path = name.partition("=")[2] if name.partition("=")[0] in (*KINDS, ROWS) else name
+        kind, equals, rest = name.partition("=")
+        path = rest if equals and kind in (*KINDS, ROWS) else name
         is_path = "://" not in path and not path.startswith(_STORES) and path.partition("#")[0] != STORE
         if is_path and not (os.path.exists(path) or glob(path, recursive=True) or glob(f"{escape(path)}.*")):
             raise InputError(f"{path}: there is no such file; name a file, folder or glob that is there")

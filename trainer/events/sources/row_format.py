@@ -32,7 +32,12 @@ class RowFormat:
     @classmethod
     def of(cls, path: str, head: bytes, objects: frozenset[str]) -> RowFormat:
         """That of a file that begins with `head`. Raises InputError for a format whose rows cannot be read on."""
-        name = _format_of(path, head)
+        name = format_of(path, head)
+        if name not in _GROWING:
+            raise InputError(
+                f"{path} is {name}: a trainer reads rows on from CSV, TSV and JSON lines; `ftrie train` reads the "
+                "others"
+            )
         if name == "jsonl":
             return cls(name, b"", 1, tuple(json_rows.columns(head)), objects)
         feed = _Window(path, head, is_all=False)
@@ -67,13 +72,9 @@ class RowFormat:
         return next(file.batches(wanted), None)
 
 
-def _format_of(path: str, head: bytes) -> str:
-    name = format_by_name(without_rotation(path)) or format_by_content(path, np.frombuffer(head, np.uint8))
-    if name not in _GROWING:
-        raise InputError(
-            f"{path} is {name}: a trainer reads rows on from CSV, TSV and JSON lines; `ftrie train` reads the others"
-        )
-    return name
+def format_of(path: str, head: bytes) -> str:
+    """The format of a file that begins with `head`. Raises InputError if neither its name nor `head` tells."""
+    return format_by_name(without_rotation(path)) or format_by_content(path, np.frombuffer(head, np.uint8))
 
 
 def _delimited(feed: Feed, name: str) -> DelimitedFile:

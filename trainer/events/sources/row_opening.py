@@ -1,4 +1,4 @@
-"""Which of the names that a user gives hold labelled rows instead of events, and opening those."""
+"""Which of the names that a user gives hold labelled rows instead of events, for trainer and replay; opening rows."""
 
 from __future__ import annotations
 
@@ -7,25 +7,55 @@ from collections.abc import Callable, Sequence
 from model_store.errors import InputError
 from model_store.spec import ModelSpec
 from trainer.events.events import Place
+from trainer.events.sources.chain import FileChain
+from trainer.events.sources.opening import KINDS, STORE
+from trainer.events.sources.row_format import format_of
 from trainer.events.sources.rows import RowSource
+from trainer.sources import json_rows
 from trainer.sources.formats import format_by_name
 
 ROWS = "rows="
+_JSON = (None, "jsonl")
 
 
 def are_rows(names: Sequence[str], spec: ModelSpec) -> bool:
-    """True if the names hold labelled rows: they say rows=PATH, or are files whose rows have the spec's label.
+    """True if the names hold labelled rows. Raises InputError where more than the one source of rows is named.
 
-    An event has no label: it is what the join makes of it. Raises InputError where rows and events are named together:
-    rows have no place in the order of events.
+    Rows have no place in the order of events.
     """
-    found = [name.startswith(ROWS) or _has_label(name, spec.input.label) for name in names]
+    found = [holds_rows(name, spec.input.label) for name in names]
     if any(found) and len(names) > 1:
         raise InputError(
             f"{names[found.index(True)]} holds labelled rows, which are read in the order of their files; name it "
             "alone: one file, folder or glob"
         )
     return any(found)
+
+
+def holds_rows(name: str, label: str) -> bool:
+    """True for rows=PATH, and for a path whose first file holds rows; where there is none yet, by its extension.
+
+    CSV, TSV, Parquet and the formats whose rows name their features hold nothing but rows. JSON lines hold rows if the
+    label is among the columns of their first 64 KiB: an event has no label, it is what the join makes of it.
+    """
+    kind, equals, _ = name.partition("=")
+    if equals and f"{kind}=" == ROWS:
+        return True
+    is_stream = "://" in name or name.partition("#")[0] == STORE or name.startswith("embedded:")
+    if is_stream or (equals and kind in KINDS):
+        return False
+    chain = FileChain(name, {}, lambda text: None, once=True, least_lines=2)
+    try:
+        found = chain.first()
+        if found is None:
+            return format_by_name(name) not in _JSON
+        record, opened = found
+        head = opened.head()
+        return format_of(record.path, head) not in _JSON or label in json_rows.columns(head)
+    except InputError:
+        return False
+    finally:
+        chain.close()
 
 
 def open_rows(
@@ -53,19 +83,3 @@ def open_rows(
         objects=frozenset(column for column, field in fields if field.kind == "set"),
         optional=frozenset(column for column, field in fields if field.optional),
     )
-
-
-def _has_label(name: str, label: str) -> bool:
-    """True if the first file that the name stands for has the label among its columns."""
-    if "://" in name or "=" in name or name == "store" or name.startswith(("embedded:", "store#")):
-        return False
-    source = RowSource(name, {}, lambda text: None, once=True)
-    try:
-        columns = source.columns()
-    except InputError:
-        return False
-    finally:
-        source.close()
-    if columns is None:
-        return format_by_name(name) in ("csv", "tsv")
-    return label in columns
