@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-RUNTIME := .venv/installed-embedded
+RUNTIME := .venv/installed
 DEV := .venv/installed-dev
 BENCH := .venv/installed-bench
 PEERS := .venv/installed-peers
@@ -73,8 +73,10 @@ proto: $(DEV)
 	@echo "Making .venv with $$($(PYTHON) -V)"
 	@$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
 
-# One stamp an extra, so that a changed pyproject.toml installs again.
-.venv/installed-%: pyproject.toml | .venv/bin/python
-	@echo "Installing ftrie[$*] into .venv (about a minute the first time)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[$*]'
+# One stamp for ftrie alone and one for each extra, so that a changed pyproject.toml installs again.
+EXTRA = $(patsubst .venv/installed-%,[%],$(@:.venv/installed=))
+
+$(RUNTIME) $(DEV) $(BENCH) $(PEERS): pyproject.toml | .venv/bin/python
+	@echo "Installing ftrie$(EXTRA) into .venv (about a minute the first time)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.$(EXTRA)'
 	@touch $@

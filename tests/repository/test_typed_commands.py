@@ -21,7 +21,11 @@ from tests.degradation.system import eventually, free_port
 from tests.repository.typed import Block, Shell, blocks_of, differences
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+]
 BLOCKS = {page: list(blocks_of(page, (ROOT / page).read_text("utf-8"))) for page in PAGES}
 TYPED = [page for page in PAGES if any(not block.not_run for block in BLOCKS[page])]
 ROWS = 40_000
@@ -103,7 +107,9 @@ def _program(path: Path, text: str) -> None:
 
 def test_only_what_cannot_run_here_is_left_out() -> None:
     given = {block.not_run: str(block) for blocks in BLOCKS.values() for block in blocks if block.not_run}
-    assert {given[reason] for reason in given.keys() - REASONS} == set(), "a reason that the test does not know"
+    assert {given[reason] for reason in given.keys() - REASONS} == set(), (
+        "a reason that the test does not know"
+    )
     assert REASONS - given.keys() == set(), "a reason that no document gives"
 
 
