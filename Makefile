@@ -9,7 +9,7 @@ DEV := .venv/installed-dev
 BENCH := .venv/installed-bench
 PEERS := .venv/installed-peers
 
-.PHONY: help setup demo live test test-all check lint types imports stubs bench proto
+.PHONY: help setup demo live test test-all check lint types imports stubs bench proto lock
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make check   lint, formatting, types, import direction, generated stubs"
 	@echo "make bench   measure against Vowpal Wabbit, scikit-learn, River, LitServe, marisa-trie and an empty gRPC handler"
 	@echo "make proto   regenerate the stubs in proto/ after changing a .proto file"
+	@echo "make lock    write down the exact versions that the image is built with, the newest that pyproject.toml allows"
 
 setup: $(RUNTIME)
 	@echo "ftrie is installed: $(BIN)/ftrie --help"
@@ -62,6 +63,12 @@ bench: $(BENCH) $(PEERS)
 
 proto: $(DEV)
 	@$(BIN)/python proto/generate.py
+
+lock: .venv/bin/python
+	@$(BIN)/python -m venv --clear .venv/lock
+	@.venv/lock/bin/python -m pip install -qq --disable-pip-version-check '.[kafka,otel]'
+	@.venv/lock/bin/python -m pip freeze --exclude ftrie > deploy/docker/constraints.txt
+	@rm -rf .venv/lock
 
 .venv/bin/python:
 	@command -v $(PYTHON) >/dev/null || { \
