@@ -1,4 +1,4 @@
-"""What is imported is declared in pyproject.toml, and what is declared is enough: a plain install runs its own defaults."""
+"""What is imported is declared in pyproject.toml, and that is enough: a plain install runs its own defaults."""
 
 from __future__ import annotations
 
@@ -154,6 +154,9 @@ def test_a_plain_install_runs_the_demo_in_another_folder(tmp_path: Path) -> None
         "--python", home / "bin/python", "install", "--no-deps", "--no-index", *wheels.glob("*.whl")
     )
     assert installed.returncode == 0, installed.stderr
+    # Compiled first, since the demo waits for its server only so long.
+    warm = [home / "bin/python", "-c", "from server.warm_up import warm_up; warm_up()"]
+    subprocess.run(warm, cwd=tmp_path, check=True)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     shown = subprocess.run(
@@ -182,3 +185,13 @@ def _link(installed: Distribution, site: Path) -> None:
             there.parent.mkdir(parents=True, exist_ok=True)
             if not there.exists():
                 there.symlink_to(Path(str(file.locate())))
+
+
+def test_the_image_is_built_with_an_exact_version_of_everything_it_needs() -> None:
+    """`make lock` writes it; it must allow what pyproject.toml asks for."""
+    pinned = dict(line.split("==") for line in CONSTRAINTS.read_text("utf-8").splitlines())
+    versions = {canonicalize_name(name): version for name, version in pinned.items()}
+    for line in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["otel"]]:
+        wanted = Requirement(line)
+        assert wanted.specifier.contains(versions[canonicalize_name(wanted.name)]), f"{line}: run `make lock`"
+    assert needed({"otel"}).keys() <= versions.keys()

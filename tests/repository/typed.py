@@ -1,7 +1,7 @@
 """Commands in documents: finding them, and typing them into a shell as a reader would.
 
-A block of commands is a fenced block without a language in which a line begins with `$ ` or its first line with the name of
-a program. Comments before the fence, which readers do not see, may say:
+A block of commands is a fenced block without a language in which a line begins with `$ ` or its first line with the
+name of a program. Comments before the fence, which readers do not see, may say:
 
     <!-- not run: REASON -->      this block cannot run in a test
     <!-- slow -->                 only in the slow tests
@@ -118,8 +118,8 @@ def _shape(line: str) -> str:
 class Shell:
     """A shell in one folder in which the commands of a page are typed, one after the other.
 
-    `replaced` maps patterns to what is put in their place: hosts, ports and folders only. Use it as a context; leaving it
-    ends what runs in the background with SIGTERM, the last first, and `exits` has how each ended.
+    `replaced` maps patterns to what is put in their place: hosts, ports and folders only. Use it as a context; leaving
+    it ends what runs in the background with SIGTERM, the last first, and `exits` has how each ended.
     """
 
     def __init__(

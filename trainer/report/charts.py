@@ -31,7 +31,8 @@ def curve_chart(
 ) -> Element:
     """Lines over rows, with bands where points have intervals; `reference` is a value worth a line of its own.
 
-    mark: a place on the lower axis where something happened, and what. says_beginning: print where the upright axis begins.
+    mark: a place on the lower axis where something happened, and what.
+    says_beginning: print where the upright axis begins.
     """
     legend, top = _legend(series)
     y = Scale.over([*_heights(series), *([] if reference is None else [reference])], HEIGHT - _BOTTOM, top)

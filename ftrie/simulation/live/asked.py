@@ -15,7 +15,7 @@ CHANGE_AT_S = 60.0
 
 
 def change_of(seconds: float | None) -> float:
-    """When tastes change in a run of this length, unless told: late enough to see what was, and soon enough for what comes."""
+    """The default second of the change: a run of any length shows what was before and what comes after."""
     return CHANGE_AT_S if seconds is None else min(CHANGE_AT_S, seconds / 4)
 
 

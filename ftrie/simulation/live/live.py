@@ -30,8 +30,10 @@ SETTLED_S = 30.0
 
 @dataclass
 class Whole:
-    """The outcome of a run. change_at: the second in which tastes changed, or were to; restarts, exit_codes: by process;
-    frozen_version: what the frozen model was a copy of.
+    """The outcome of a run.
+
+    change_at: the second in which tastes changed, or were to; restarts, exit_codes: by process; frozen_version: what
+    the frozen model was a copy of.
     """
 
     seconds: float = 0.0
