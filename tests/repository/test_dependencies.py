@@ -137,7 +137,7 @@ def needed(extras: set[str]) -> dict[str, Distribution]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # it may compile all kernels again, in another place
+@pytest.mark.timeout(900)  # it may compile all kernels again, in another place
 def test_a_plain_install_runs_the_demo_in_another_folder(tmp_path: Path) -> None:
     """A wheel in a virtual environment that has what the wheel declares, and nothing else of this one."""
     wheels = tmp_path / "wheels"

@@ -114,12 +114,22 @@ def test_only_what_cannot_run_here_is_left_out() -> None:
 
 
 def test_the_readme_s_commands_work_as_typed(shell: Shell) -> None:
+    """The click that is reported raises the rate that is served."""
     blocks = [block for block in BLOCKS["README.md"] if not block.not_run and not block.slow]
+    asked = next(each.text for each in blocks[0].commands if each.text.startswith("ftrie rank"))
+
+    def rate() -> float:
+        _, answer = shell.type(asked)
+        return float(next(line.split()[2] for line in answer.splitlines() if "books-1" in line))
+
     with shell:
-        _type(shell, blocks)
+        shell.run(blocks[0])
+        before = rate()
+        _type(shell, blocks[1:])
         with Store.open(f"embedded:{shell.folder / '.ftrie'}") as store:
-            active = store.model("shop").active
-            eventually(lambda: (active() or 0) > 3, "a version that has learned the click", 60)
+            version = store.model("shop").active
+            eventually(lambda: (version() or 0) > 3, "a version that has learned the click", 60)
+        eventually(lambda: rate() > before, "a higher rate by the click", 60)
     assert [code for _, code in shell.exits] == [0, 0], shell.exits
 
 
