@@ -134,6 +134,7 @@ def test_the_readme_s_commands_work_as_typed(shell: Shell) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # a page may start many processes, one after the other
 @pytest.mark.parametrize("page", TYPED)
 def test_the_commands_of_a_page_work_as_typed(page: str, shell: Shell) -> None:
     with shell:

@@ -161,17 +161,21 @@ class Shell:
         if STAYS.search(text):
             return self._start(text, stays=False)
         place = self.folder / ".now"
-        finished = subprocess.run(
+        with subprocess.Popen(
             ["bash", "-c", f"{text}\n code=$?; pwd > '{place}'; exit $code"],
             cwd=self._now,
             env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+            start_new_session=True,
+        ) as process:
+            try:
+                output, _ = process.communicate(timeout=TIMEOUT_S)
+            except BaseException:  # the test's own end, too: what the command started must not stay
+                os.killpg(process.pid, signal.SIGTERM)
+                raise
         self._now = Path(place.read_text("utf-8").strip())
-        return finished.returncode, finished.stdout.decode()
+        return process.returncode, output.decode()
 
     def _start(self, text: str, *, stays: bool) -> tuple[int, str]:
         """Start what does not end by itself; in the foreground it is ended once it is ready, as by Ctrl-C."""
