@@ -4,12 +4,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-RUNTIME := .venv/installed-embedded
+RUNTIME := .venv/installed
 DEV := .venv/installed-dev
 BENCH := .venv/installed-bench
 PEERS := .venv/installed-peers
 
-.PHONY: help setup demo live test test-all check lint types imports stubs bench proto
+.PHONY: help setup demo live test test-all check lint types imports stubs bench proto lock
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make check   lint, formatting, types, import direction, generated stubs"
 	@echo "make bench   measure against Vowpal Wabbit, scikit-learn, River, LitServe, marisa-trie and an empty gRPC handler"
 	@echo "make proto   regenerate the stubs in proto/ after changing a .proto file"
+	@echo "make lock    write down the exact versions that the image is built with, the newest that pyproject.toml allows"
 
 setup: $(RUNTIME)
 	@echo "ftrie is installed: $(BIN)/ftrie --help"
@@ -63,6 +64,12 @@ bench: $(BENCH) $(PEERS)
 proto: $(DEV)
 	@$(BIN)/python proto/generate.py
 
+lock: .venv/bin/python
+	@$(BIN)/python -m venv --clear .venv/lock
+	@.venv/lock/bin/python -m pip install -qq --disable-pip-version-check '.[kafka,otel]'
+	@.venv/lock/bin/python -m pip freeze --exclude ftrie > deploy/docker/constraints.txt
+	@rm -rf .venv/lock
+
 .venv/bin/python:
 	@command -v $(PYTHON) >/dev/null || { \
 	  echo "ftrie needs Python 3.11 or newer, and there is no $(PYTHON): install it (Debian: apt install python3 python3-venv)." >&2; exit 1; }
@@ -73,8 +80,10 @@ proto: $(DEV)
 	@echo "Making .venv with $$($(PYTHON) -V)"
 	@$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
 
-# One stamp an extra, so that a changed pyproject.toml installs again.
-.venv/installed-%: pyproject.toml | .venv/bin/python
-	@echo "Installing ftrie[$*] into .venv (about a minute the first time)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[$*]'
+# One stamp for ftrie alone and one for each extra, so that a changed pyproject.toml installs again.
+EXTRA = $(patsubst .venv/installed-%,[%],$(@:.venv/installed=))
+
+$(RUNTIME) $(DEV) $(BENCH) $(PEERS): pyproject.toml | .venv/bin/python
+	@echo "Installing ftrie$(EXTRA) into .venv (about a minute the first time)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.$(EXTRA)'
 	@touch $@

@@ -28,6 +28,7 @@ from trainer.tuning.candidates import candidates_of
 from trainer.tuning.halving import Judge, tune
 from trainer.tuning.passes import Log
 
+NEEDS = ("vowpalwabbit",)
 LOG = "avazu/clicks_2014-10-21_28.csv.gz"
 SPEC = Path(__file__).with_name("avazu.toml")
 JUDGED = 0.1

@@ -24,6 +24,7 @@ from trainer.rejects import RejectLog
 from trainer.train import train
 
 ALPHA, BETA, L1 = 0.16, 0.5, 1.0
+NEEDS = ("vowpalwabbit",)
 EXPECTED_KEYS = 1_000_000
 EQUAL_LOSS = 1e-4
 VW_BYTES = 16

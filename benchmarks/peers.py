@@ -27,6 +27,7 @@ from model_store.artefact import Artefact
 from model_store.store import Store
 
 CANDIDATES, REQUESTS, COMPARED = 200, 2000, 3
+NEEDS = ("vowpalwabbit",)
 TOLERANCE = 1e-5
 HTTP_CONNECTIONS = 32
 FIRST_CALLS, RUN_S = 40, 2.0

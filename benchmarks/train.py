@@ -20,6 +20,7 @@ from benchmarks.common import ROUNDS, Spread, alternate, ratio, report
 from benchmarks.streams import Stream, write_vw
 
 ALPHA, BETA, L1, L2 = 0.1, 1.0, 1.0, 0.0
+NEEDS = ("vowpalwabbit",)
 VARIANTS = (1, 2, 4, 8, 16, 32)
 
 _VW = """

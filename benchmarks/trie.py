@@ -26,6 +26,7 @@ from benchmarks import rank_model as shop
 from benchmarks.common import Spread, alternate, report
 from server.trie import FlatTrie
 
+NEEDS = ("marisa_trie",)
 COLUMNS = ("structure", "keys", "bytes a key", "build ns a key", "get ns", "get ns, many", "prefix ns")
 PROBES = 20_000
 PYGTRIE_STEP = 10

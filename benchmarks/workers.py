@@ -20,6 +20,7 @@ from benchmarks.processes import ALL_CORES, Running, pin, served
 from benchmarks.rank_requests import fill, framed, request
 from model_store.store import Store
 
+NEEDS = ("h2load",)
 CASES = {"1": (1, ()), "2": (2, ()), "1, --pin": (1, ("--pin",)), "2, --pin": (2, ("--pin",))}
 CANDIDATES, BODIES, SECONDS = 200, 2, 4
 GOAL = {"2": "≥ 1.7 ×"}

@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -16,10 +20,18 @@ import typer
 
 from ftrie import bench_serve_cli
 from model_store.errors import FtrieError
-from model_store.terminal import JsonOption, print_json
+from model_store.terminal import JsonOption, note, print_json
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 RESULTS = CHECKOUT / "benchmarks" / "results"
+REMEDIES = {
+    "vowpalwabbit": "pip install -e '.[bench]', or run `make bench`",
+    "marisa_trie": "pip install -e '.[bench]', or run `make bench`",
+    "h2load": "apt install nghttp2-client",
+}
+"""What a benchmark may need beside ftrie, a package or a program, and how it is installed."""
+
+_NEEDS = re.compile(r"^NEEDS = (.+)$", re.MULTILINE)
 
 
 def register(app: typer.Typer) -> None:
@@ -47,6 +59,19 @@ def benchmark_names() -> list[str]:
     return sorted(name for name, source in sources.items() if all(mark in source for mark in marks))
 
 
+def needs(name: str) -> tuple[str, ...]:
+    """What a benchmark says that it needs beside ftrie, by its constant NEEDS."""
+    found = _NEEDS.search((CHECKOUT / "benchmarks" / f"{name}.py").read_text("utf-8"))
+    return () if found is None else ast.literal_eval(found[1])
+
+
+def missing(name: str) -> list[str]:
+    """Of what a benchmark needs, what is not installed."""
+    return [
+        each for each in needs(name) if shutil.which(each) is None and importlib.util.find_spec(each) is None
+    ]
+
+
 def bench(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME", help="Which to run; default: all.")
@@ -55,7 +80,8 @@ def bench(
 ) -> None:
     """Measure ftrie beside its peers on the same bytes, print the tables and write benchmarks/results/*.json.
 
-    Needs a checkout of the project, installed with the extra `bench`.
+    Needs a checkout of the project. A benchmark whose packages or programs are not installed is refused; if all are
+    to run, it is left out, with a note.
     """
     known = benchmark_names()
     if not known:
@@ -65,9 +91,20 @@ def bench(
     for name in names or known:
         if name not in known:
             raise FtrieError(f"no benchmark is called {name!r}: expected one of {', '.join(known)}")
+    lacking = {name: absent for name in names or known if (absent := missing(name))}
+    said = [
+        f"the benchmark {name} needs {each}, which is not installed: {REMEDIES[each]}"
+        for name, absent in lacking.items()
+        for each in absent
+    ]
+    if names and said:
+        raise FtrieError("; ".join(said))
+    for sentence in said:
+        note(f"left out: {sentence}")
     began = time.time()
     for name in names or known:
-        _run(name, quiet=as_json)
+        if name not in lacking:
+            _run(name, quiet=as_json)
     if as_json:
         fresh = (path for path in sorted(RESULTS.glob("*.json")) if path.stat().st_mtime >= began)
         print_json([json.loads(path.read_text("utf-8")) for path in fresh])

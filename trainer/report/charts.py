@@ -27,10 +27,12 @@ def curve_chart(
     across: str = "rows",
     reference: float | None = None,
     mark: tuple[float, str] | None = None,
+    says_beginning: bool = False,
 ) -> Element:
     """Lines over rows, with bands where points have intervals; `reference` is a value worth a line of its own.
 
     mark: a place on the lower axis where something happened, and what.
+    says_beginning: print where the upright axis begins.
     """
     legend, top = _legend(series)
     y = Scale.over([*_heights(series), *([] if reference is None else [reference])], HEIGHT - _BOTTOM, top)
@@ -38,6 +40,9 @@ def curve_chart(
     x = Scale(0.0, max(point.x for each in series for point in each.points), _LEFT, WIDTH - _RIGHT)
     drawn = [] if reference is None else [_level(y(reference))]
     drawn += [] if mark is None else _marked(x(mark[0]), mark[1], top, HEIGHT - _BOTTOM)
+    if says_beginning:
+        words = f"the upright axis begins at {y.low:.2g}"
+        drawn.append(element("text", words, x=_LEFT, y=y.start + 34.0, class_="quiet"))
     for each in series:
         drawn += [_band(each, x, y), _line(each, x, y), *_marks(each, x, y, across)]
     return _picture(name, HEIGHT, [*_frame(x, y, across), *drawn, *legend], _curve_words(name, series))

@@ -11,6 +11,14 @@ FROZEN = f"{MODEL}-frozen"
 SERVERS = 2
 
 
+CHANGE_AT_S = 60.0
+
+
+def change_of(seconds: float | None) -> float:
+    """The default second of the change: a run of any length shows what was before and what comes after."""
+    return CHANGE_AT_S if seconds is None else min(CHANGE_AT_S, seconds / 4)
+
+
 @dataclass(frozen=True)
 class Asked:
     """The flags. Times in seconds; seconds is None for no end, frozen the share of visits for the frozen model."""

@@ -30,9 +30,14 @@ SETTLED_S = 30.0
 
 @dataclass
 class Whole:
-    """What came of a run. restarts, exit_codes: by process; frozen_version: what the frozen model was a copy of."""
+    """The outcome of a run.
+
+    change_at: the second in which tastes changed, or were to; restarts, exit_codes: by process; frozen_version: what
+    the frozen model was a copy of.
+    """
 
     seconds: float = 0.0
+    change_at: float = 0.0
     windows: list[dict[str, Any]] = field(default_factory=list)
     traffic: dict[str, Any] = field(default_factory=dict)
     before: dict[str, Any] = field(default_factory=dict)
@@ -115,6 +120,7 @@ class Live:
         changed = second > change_at
         return Whole(
             seconds=seconds,
+            change_at=change_at,
             windows=windows.all(),
             traffic=windows.summary,
             before=_as_json(windows, change_at - SETTLED_S, change_at if changed else 0.0),

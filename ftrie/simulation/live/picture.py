@@ -37,7 +37,7 @@ def drawn(windows: Sequence[dict[str, Any]], change_at: float) -> str:
     seen = [each for each in series if each.points]
     last = float(windows[-1]["second"])
     mark = (change_at, "tastes change") if change_at < last else None
-    chart = curve_chart(NAME, seen, across="seconds", mark=mark)
+    chart = curve_chart(NAME, seen, across="seconds", mark=mark, says_beginning=True)
     return as_svg(stacked([chart], VARIABLES + PICTURE))
 
 

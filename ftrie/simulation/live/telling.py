@@ -27,7 +27,7 @@ def _tell_rates(whole: Whole) -> None:
     rows = [
         (when, model, *(_percent(rates[key]) for key in ("ctr", "expected_ctr", "best_ctr")))
         for when, models in (
-            (f"{SETTLED_S:.0f} s before the change", whole.before),
+            (f"{min(SETTLED_S, whole.change_at):.0f} s before the change", whole.before),
             ("at the end", whole.last),
         )
         for model, rates in models.items()

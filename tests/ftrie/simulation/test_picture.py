@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from xml.etree import ElementTree
 
-from ftrie.simulation.live.asked import FROZEN
+from ftrie.simulation.live.asked import FROZEN, change_of
 from ftrie.simulation.live.picture import drawn
 from ftrie.simulation.live.seen import Windows, rates_of
 from ftrie.simulation.market import MODEL
@@ -26,6 +26,11 @@ def names(svg: str) -> list[str]:
 def test_the_loop_the_frozen_model_the_best_and_the_change_are_drawn() -> None:
     said = names(drawn([window(second) for second in range(1, 121)], change_at=60.0))
     assert {"best possible", "the loop", "frozen before the change", "tastes change"} <= set(said)
+    assert "the upright axis begins at 0.095" in said
+
+
+def test_tastes_change_within_a_run_of_any_length() -> None:
+    assert [change_of(seconds) for seconds in (None, 270.0, 60.0, 1.0)] == [60.0, 60.0, 15.0, 0.25]
 
 
 def test_a_run_that_ended_before_the_change_has_no_mark() -> None:

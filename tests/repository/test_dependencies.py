@@ -1,0 +1,197 @@
+"""What is imported is declared in pyproject.toml, and that is enough: a plain install runs its own defaults."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import Distribution, distribution, packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+PACKAGES = ("ftrie", "server", "trainer", "model_store", "proto/ctr")
+OURS = {"ftrie", "server", "trainer", "model_store", "ctr", "benchmarks"}
+FOR_DEVELOPERS = {"dev"}
+CONSTRAINTS = ROOT / "deploy/docker/constraints.txt"
+# How a distribution that may not be installed is imported, where that is not its name.
+IMPORTED_AS = {"scikit-learn": "sklearn"}
+
+
+def imports(package: str) -> Iterator[tuple[str, str, bool]]:
+    """Each import of something that is neither ours nor Python's: its whole name, where, and whether at once."""
+    for path in sorted((ROOT / package).rglob("*.py")):
+        tree = ast.parse(path.read_text("utf-8"))
+        at_once = {id(node) for node in _at_once(tree)}
+        for node in ast.walk(tree):
+            names = _imported(node)
+            for name in names:
+                top = name.partition(".")[0]
+                if top not in OURS and top not in sys.stdlib_module_names:
+                    yield name, f"{path.relative_to(ROOT)}:{node.lineno}", id(node) in at_once  # type: ignore[attr-defined]
+
+
+def _at_once(tree: ast.Module) -> Iterator[ast.AST]:
+    """The statements that a module cannot be imported without: not those in functions, `try` or `if TYPE_CHECKING`."""
+    waiting: list[ast.AST] = [*tree.body]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        lazy = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Try)
+        if not lazy and not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)):
+            waiting += ast.iter_child_nodes(node)
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return []
+
+
+def declared(extra: str = "") -> set[str]:
+    """The names of the distributions that ftrie, or one of its extras, asks for by itself."""
+    listed = PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]
+    return {canonicalize_name(Requirement(line).name) for line in listed}
+
+
+@cache
+def providers() -> dict[str, set[str]]:
+    """The installed distributions that have a module or a folder of a name, by name."""
+    return {
+        top: {canonicalize_name(each) for each in names} for top, names in packages_distributions().items()
+    }
+
+
+@cache
+def files_of(distribution_name: str) -> set[str]:
+    """The files of a distribution, as paths in site-packages."""
+    return {str(file) for file in distribution(distribution_name).files or ()}
+
+
+def distributions_of(name: str) -> set[str]:
+    """The installed distributions that an imported name may come from."""
+    top = name.partition(".")[0]
+    candidates = providers().get(top, set())
+    if len(candidates) < 2:
+        return candidates
+    # Several share the folder (google, opentelemetry): the one that has the module itself.
+    files = {f"{name.replace('.', '/')}{end}" for end in (".py", "/__init__.py")}
+    files |= {f"{name.rpartition('.')[0].replace('.', '/')}{end}" for end in (".py", "/__init__.py")}
+    return {each for each in candidates if files & files_of(each)}
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    plain, optional = declared(), declared("kafka") | declared("otel")
+    found = {}
+    for package in PACKAGES:
+        for name, where, at_once in imports(package):
+            allowed = plain if at_once else plain | optional
+            if not distributions_of(name) & allowed:
+                found.setdefault(name.partition(".")[0], where)
+    assert found == {}, "imported at these places, but pyproject.toml does not declare them"
+
+
+def test_every_extra_is_imported_by_something() -> None:
+    names = {
+        name.partition(".")[0] for package in (*PACKAGES, "benchmarks") for name, _, _ in imports(package)
+    }
+    for extra in PROJECT["optional-dependencies"].keys() - FOR_DEVELOPERS:
+        for wanted in declared(extra):
+            known = IMPORTED_AS.get(wanted, wanted.replace("-", "_"))
+            assert any(known.startswith(name) for name in names), (
+                f"nothing imports {wanted} of the extra {extra}"
+            )
+
+
+def needed(extras: set[str]) -> dict[str, Distribution]:
+    """Every distribution that a plain install brings, with those of some extras, by name."""
+    lines = PROJECT["dependencies"] + [
+        line for extra in extras for line in PROJECT["optional-dependencies"][extra]
+    ]
+    waiting, found = [Requirement(line) for line in lines], dict[str, Distribution]()
+    seen = set[tuple[str, frozenset[str]]]()
+    while waiting:
+        wanted = waiting.pop()
+        name = canonicalize_name(wanted.name)
+        if (name, frozenset(wanted.extras)) in seen:
+            continue
+        seen.add((name, frozenset(wanted.extras)))
+        found[name] = distribution(name)
+        for line in found[name].requires or ():
+            below = Requirement(line)
+            if any(
+                below.marker is None or below.marker.evaluate({"extra": extra})
+                for extra in ("", *wanted.extras)
+            ):
+                waiting.append(below)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # it may compile all kernels again, in another place
+def test_a_plain_install_runs_the_demo_in_another_folder(tmp_path: Path) -> None:
+    """A wheel in a virtual environment that has what the wheel declares, and nothing else of this one."""
+    wheels = tmp_path / "wheels"
+    built = _pip("wheel", "--no-deps", "--wheel-dir", wheels, ROOT)
+    if built.returncode != 0 and "Could not find a version" in built.stdout + built.stderr:
+        pytest.skip("building the wheel needs hatchling, and pip cannot fetch it here")
+    assert built.returncode == 0, built.stderr
+    home = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
+    site = next(home.glob("lib/python*/site-packages"))
+    for each in needed(set()).values():
+        _link(each, site)
+    installed = _pip(
+        "--python", home / "bin/python", "install", "--no-deps", "--no-index", *wheels.glob("*.whl")
+    )
+    assert installed.returncode == 0, installed.stderr
+    # Compiled first, since the demo waits for its server only so long.
+    warm = [home / "bin/python", "-c", "from server.warm_up import warm_up; warm_up()"]
+    subprocess.run(warm, cwd=tmp_path, check=True)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shown = subprocess.run(
+        [home / "bin/ftrie", "demo", "--rows", "20000"],
+        cwd=elsewhere,
+        env={"HOME": str(Path.home()), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "The running server now answers from version 2" in shown.stdout
+
+
+def _pip(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+
+
+def _link(installed: Distribution, site: Path) -> None:
+    """Put a distribution's files into another site-packages, as links."""
+    for file in installed.files or ():
+        if ".." not in file.parts and file.suffix != ".pyc":
+            there = site / file
+            there.parent.mkdir(parents=True, exist_ok=True)
+            if not there.exists():
+                there.symlink_to(Path(str(file.locate())))
+
+
+def test_the_image_is_built_with_an_exact_version_of_everything_it_needs() -> None:
+    """`make lock` writes it; it must allow what pyproject.toml asks for."""
+    pinned = dict(line.split("==") for line in CONSTRAINTS.read_text("utf-8").splitlines())
+    versions = {canonicalize_name(name): version for name, version in pinned.items()}
+    for line in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["otel"]]:
+        wanted = Requirement(line)
+        assert wanted.specifier.contains(versions[canonicalize_name(wanted.name)]), f"{line}: run `make lock`"
+    assert needed({"otel"}).keys() <= versions.keys()

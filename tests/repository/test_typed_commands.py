@@ -1,0 +1,167 @@
+"""Every block of commands in README.md and docs/ is typed, in order, in a folder prepared as the text says.
+
+What a document prints is compared loosely: its first line but for numbers, and its lines without any (tables' heads).
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from ftrie.cli import run
+from ftrie.demo import shop
+from ftrie.demo.shop import Shop
+from model_store.store import Store
+from tests.degradation.system import eventually, free_port
+from tests.repository.typed import Block, Shell, blocks_of, differences
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+]
+BLOCKS = {page: list(blocks_of(page, (ROOT / page).read_text("utf-8"))) for page in PAGES}
+TYPED = [page for page in PAGES if any(not block.not_run for block in BLOCKS[page])]
+ROWS = 40_000
+
+# Why a block may stand in a document and not be run here.
+REASONS = {
+    "installs, or runs the tests themselves",
+    "needs a certificate",
+    "needs a public data set",
+    "needs a version that a guard has refused",
+    "needs a server with real calls",
+    "needs the servers of another market",
+}
+
+
+@pytest.fixture(scope="session")
+def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `ftrie demo --keep shop` leaves, of fewer rows, with the model `ads` and its log beside it."""
+    folder = tmp_path_factory.mktemp("shop")
+    simulated = Shop(1)
+    for day in (1, 2):
+        shop.write_log(simulated.clicks(day, ROWS), folder / f"day-{day}.csv")
+    simulated.write_records(folder / "users.csv", folder / "items.csv")
+    spec = shop.SPEC.read_text("utf-8")
+    (folder / "shop.toml").write_text(spec)
+    (folder / "ads.toml").write_text(
+        spec.replace('name = "shop"', 'name = "ads"').replace(
+            "plain = {", 'lean = { share = 0.0, without = ["gender"] }\nplain = {'
+        )
+    )
+    (folder / "clicks").mkdir()
+    (folder / "clicks/1.csv.gz").write_bytes(gzip.compress((folder / "day-1.csv").read_bytes(), 1))
+    store = f"embedded:{folder / '.ftrie'}"
+    with Store.open(store):
+        for words in (
+            *(("train", folder / "shop.toml", folder / f"day-{day}.csv", "--activate") for day in (1, 2)),
+            ("train", folder / "ads.toml", folder / "day-1.csv", "--activate"),
+            *(("store", "load", kind, folder / f"{kind}.csv") for kind in ("users", "items")),
+        ):
+            assert run([*map(str, words), "--store", store]) == 0
+    return folder
+
+
+@pytest.fixture
+def shell(demo_folder: Path, tmp_path: Path) -> Shell:
+    """A shell in a copy of that folder, with free ports, and `redis-cli` for the folder's store."""
+    folder = tmp_path / "shop"
+    shutil.copytree(demo_folder, folder, ignore=shutil.ignore_patterns("*.sock", "*.lock", "*.pid"))
+    (folder / "log").mkdir()
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    _program(programs / "ftrie", "import ftrie.cli; ftrie.cli.main()")
+    _program(
+        programs / "redis-cli",
+        "import sys; from model_store.store import Store\n"
+        f"with Store.open('embedded:{folder}/.ftrie') as store: print(store.client.execute_command(*sys.argv[1:]))",
+    )
+    port = str(free_port())
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FTRIE_")} | {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}",
+        "FTRIE_SERVE_PORT": port,
+        "FTRIE_TRAINER_SAY_EVERY": "1",
+        **{f"FTRIE_{name}_ADDRESS": f"127.0.0.1:{port}" for name in ("RANK", "EXPLAIN", "FEEDBACK")},
+    }
+    replaced = {
+        r"(?<=--port )50051\b": port,
+        r"redis://[\w.]+:6379": f"embedded:{folder}/.ftrie",
+        r"/var/log/ftrie\b": f"{folder}/log",
+        r"--seconds 270\b": "--seconds 20",
+    }
+    return Shell(folder, environment, replaced)
+
+
+def _program(path: Path, text: str) -> None:
+    path.write_text(f"#!{sys.executable}\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_only_what_cannot_run_here_is_left_out() -> None:
+    given = {block.not_run: str(block) for blocks in BLOCKS.values() for block in blocks if block.not_run}
+    assert {given[reason] for reason in given.keys() - REASONS} == set(), (
+        "a reason that the test does not know"
+    )
+    assert REASONS - given.keys() == set(), "a reason that no document gives"
+
+
+def test_the_readme_s_commands_work_as_typed(shell: Shell) -> None:
+    """The click that is reported raises the rate that is served."""
+    blocks = [block for block in BLOCKS["README.md"] if not block.not_run and not block.slow]
+    asked = next(each.text for each in blocks[0].commands if each.text.startswith("ftrie rank"))
+
+    def rate() -> float:
+        _, answer = shell.type(asked)
+        return float(next(line.split()[2] for line in answer.splitlines() if "books-1" in line))
+
+    with shell:
+        shell.run(blocks[0])
+        before = rate()
+        _type(shell, blocks[1:])
+        with Store.open(f"embedded:{shell.folder / '.ftrie'}") as store:
+            version = store.model("shop").active
+            eventually(lambda: (version() or 0) > 3, "a version that has learned the click", 60)
+        eventually(lambda: rate() > before, "a higher rate by the click", 60)
+    assert [code for _, code in shell.exits] == [0, 0], shell.exits
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # a page may start many processes, one after the other
+@pytest.mark.parametrize("page", TYPED)
+def test_the_commands_of_a_page_work_as_typed(page: str, shell: Shell) -> None:
+    with shell:
+        _type(shell, [block for block in BLOCKS[page] if not block.not_run])
+    assert {code for _, code in shell.exits} <= {0}, shell.exits
+
+
+def _type(shell: Shell, blocks: list[Block]) -> None:
+    for block in blocks:
+        shell.run(block)
+
+
+def test_blocks_are_found_with_their_commands_outputs_and_comments() -> None:
+    text = "<!-- before: cd a -->\n<!-- slow -->\n```\n$ ftrie a \\\n  b &\nhead\n\n$ ftrie c\n```\n"
+    plain = "<!-- not run: why -->\n```\nftrie a  # x\nftrie b\n```\n```json\n{}\n```\n```\nno command\n```\n"
+    first, second = blocks_of("page", text + plain)
+    assert [(command.text, command.output) for command in first.commands] == [
+        ("ftrie a \\\n  b &", ("head",)),
+        ("ftrie c", ()),
+    ]
+    assert (first.before, first.slow, first.not_run) == (("cd a",), True, "")
+    assert [command.text for command in second.commands] == ["ftrie a  # x", "ftrie b"]
+    assert (second.before, second.slow, second.not_run) == ((), False, "why")
+
+
+def test_outputs_are_compared_but_for_their_numbers() -> None:
+    documented = ["3 rows in 0.1 s", "a   b", "─────", "1   2"]
+    assert differences(documented, "12 rows in 7 s\n a b\n──\n") == []
+    assert differences(documented, "12 rows in 7 s\n a c\n──\n") == ["a   b"]
+    assert differences(documented, "12 rows after 7 s\n a b\n──\n") == ["3 rows in 0.1 s"]
