@@ -67,9 +67,13 @@ def await_end(home: Path) -> None:
 
 
 def pending_sigterm(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/status").read_text()
-    pending = next(line for line in status.splitlines() if line.startswith("ShdPnd"))
-    return bool(int(pending.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+    return bool(int(status_of(pid)["ShdPnd"], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def status_of(pid: int) -> dict[str, str]:
+    """What the kernel says of a process, each value's first word."""
+    words = [line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
+    return {name.rstrip(":"): value for name, value, *_ in filter(lambda each: len(each) > 1, words)}
 
 
 def is_up(home: Path) -> bool:
@@ -183,6 +187,8 @@ def test_who_joins_while_the_server_ends_gets_a_new_one_with_the_data(
         client.set("kept", "yes")
     server = int((home / PID).read_text())
     os.kill(server, signal.SIGSTOP)
+    while status_of(server)["State"] != "T":
+        pass
     abandon(held)
     while not pending_sigterm(server):
         pass  # then the guardian waits for it to end
