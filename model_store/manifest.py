@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -65,7 +66,7 @@ class Manifest:
     def from_hash(cls, fields: Mapping[bytes, bytes]) -> Manifest:
         """Read a HASH. Raises ArtefactError naming a field that is missing or cannot be read."""
         try:
-            text = {name.decode(): value.decode() for name, value in fields.items()}
+            text = {name: fields[name.encode()].decode() for name in _FIELDS if name.encode() in fields}
             numbers = {name: _number(name, text[name], least) for name, least in _NUMBERS.items()}
             _check_chunks(numbers)
             return cls(
@@ -101,6 +102,7 @@ class Manifest:
         return [self.chunk_bytes] * full + ([rest] if rest else [])
 
 
+_FIELDS = tuple(each.name for each in dataclasses.fields(Manifest))
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NUMBERS = {"version": 1, "format": 1, "rows": 0, "size": 0, "chunks": 0, "chunk_bytes": 1, "epoch": 0}
 """The fields that are whole numbers, and the least that each may be."""
