@@ -57,4 +57,4 @@ class AdminPort:
 
     def stop(self) -> None:
         """Finish what has begun, for a second at most."""
-        self._grpc.stop(GRACE_S).wait()
+        self._grpc.stop(GRACE_S).wait(2 * GRACE_S)

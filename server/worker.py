@@ -39,6 +39,8 @@ from server.warming import warm_kernels, warmed
 REFUSE_S = 0.25
 """How long callers are told UNAVAILABLE before the port closes: grpc cancels what arrives once it is told to stop."""
 REPORT_EVERY_S = 1.0
+SWAPPER_ENDS_S = 2.0
+"""How long a version that is being bound is waited for at the end."""
 
 _log = structlog.get_logger(__name__)
 
@@ -137,7 +139,7 @@ class Worker:
         self._stopping.set()
         self._errands.put(None)
         if self._swapper.is_alive():
-            self._swapper.join()
+            self._swapper.join(SWAPPER_ENDS_S)
         self._observers.close()
         if self._impressions is not None:
             self._impressions.close()
