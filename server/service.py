@@ -129,7 +129,7 @@ class RankingService:
             self._impressions is not None and call.context.is_active()
         ):  # else nobody is there to be shown anything
             self._impressions.offer(call.request_id, call.serving, question, ranking)
-        if ranking.shadows and self._shadow_log is not None:
+        if ranking.shadows and self._shadow_log is not None and not call.message.brief.no_log:
             self._shadow_log.offer(Seen.of(call.request_id, call.serving, question.variant, ranking))
         self._meter.answered(
             call.serving,

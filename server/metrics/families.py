@@ -42,6 +42,7 @@ SHADOW_LOGGED = "ftrie_shadow_logged_total"
 IMPRESSIONS_LOGGED = "ftrie_impressions_logged_total"
 IMPRESSIONS_DROPPED = "ftrie_impressions_dropped_total"
 IMPRESSIONS_FAILED = "ftrie_impressions_failed_total"
+IMPRESSIONS_SKIPPED = "ftrie_impressions_skipped_total"
 IMPRESSIONS_WAITING = "ftrie_impressions_waiting"
 EXPERIMENT_REVISION = "ftrie_experiment_revision"
 EXPERIMENT_REFUSED = "ftrie_experiment_refused"
@@ -97,6 +98,12 @@ FAMILIES = {
             "counter",
             ("model", "sink", "reason"),
             "Impressions that a sink will never get: queue, sink, closed, catalogue or failed",
+        ),
+        Family(
+            IMPRESSIONS_SKIPPED,
+            "counter",
+            ("model", "reason"),
+            "Answers that are no impressions: variant (the request forced one) or no_log (it asked for that)",
         ),
         Family(IMPRESSIONS_FAILED, "counter", ("sink",), "Attempts to hand impressions over that failed"),
         Family(IMPRESSIONS_WAITING, "gauge", ("sink",), "Impressions that wait for a sink now"),
