@@ -9,7 +9,6 @@ from time import perf_counter_ns
 
 import grpc
 import structlog
-from google.protobuf.message import DecodeError
 
 from server import wire
 from server.asking import Asking
@@ -56,7 +55,7 @@ class RankingService:
         self._asking = Asking(reads, users or UserFeatures(reads, meter=self._meter), shadow_log)
         self.draining = False
 
-    def handlers(self) -> grpc.GenericRpcHandler[Received | DecodeError, bytes]:
+    def handlers(self) -> grpc.GenericRpcHandler[Received | InvalidRequest, bytes]:
         """What a grpc server is given. Answers are bytes already."""
         rank = grpc.unary_unary_rpc_method_handler(self.Rank, request_deserializer=received)
         explain = grpc.unary_unary_rpc_method_handler(
@@ -65,19 +64,20 @@ class RankingService:
         return grpc.method_handlers_generic_handler(SERVICE, {"Rank": rank, "Explain": explain})
 
     def Rank(
-        self, message: Received | DecodeError, context: grpc.ServicerContext, explain: bool = False
+        self, message: Received | InvalidRequest, context: grpc.ServicerContext, explain: bool = False
     ) -> bytes:
         """The RPC; with `explain`, Explain. Every failure leaves through the table in `server.errors`."""
         began_ns = perf_counter_ns()
-        if isinstance(message, DecodeError):
-            self._meter.failed("", grpc.StatusCode.INVALID_ARGUMENT.name)
-            abort(context, InvalidRequest(wire.UNREADABLE), "")
+        method = "Explain" if explain else "Rank"
+        if isinstance(message, InvalidRequest):
+            self._meter.failed("", method, grpc.StatusCode.INVALID_ARGUMENT.name)
+            abort(context, message, "")
         request_id = message.brief.request_id or os.urandom(REQUEST_ID_BYTES).hex()
         try:
             return self._answer(message, request_id, context, began_ns, explain)
         except Exception as error:
             status = status_of(error)
-            self._meter.failed(self._label(message.brief.model), status.name)
+            self._meter.failed(self._label(message.brief.model), method, status.name)
             if status is grpc.StatusCode.INTERNAL:
                 _log.error("rank failed", request_id=request_id, exc_info=error)
             abort(context, error, request_id)

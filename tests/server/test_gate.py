@@ -188,7 +188,7 @@ def test_refusals_and_places_are_counted(
     for _ in range(3):
         refused(running)
     taken = running.meter.take()
-    assert [REFUSED, ["overload"], 3] in taken["counts"]
+    assert [REFUSED, ["Wait", "overload"], 3] in taken["counts"]
     assert [PLACES, [], 5] in taken["gauges"]
 
 

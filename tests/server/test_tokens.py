@@ -50,7 +50,7 @@ def path(tmp_path: Path) -> Path:
 def test_a_token_opens_the_services_of_its_roles_alone(
     path: Path, token: str, status: grpc.StatusCode
 ) -> None:
-    with echo.serving(guard=Tokens(str(path)).guard("rank")) as address:
+    with echo.serving(tokens=Tokens(str(path))) as address:
         assert echo.outcome(address, Access(token=token)) is status
 
 
@@ -68,7 +68,7 @@ def test_the_scheme_is_read_in_any_case_and_other_metadata_are_passed_over(path:
 
 def test_health_needs_no_token(path: Path) -> None:
     with (
-        echo.serving(guard=Tokens(str(path)).guard("rank")) as address,
+        echo.serving(tokens=Tokens(str(path))) as address,
         grpc.insecure_channel(address) as channel,
     ):
         stub = health_pb2_grpc.HealthStub(channel)
@@ -76,17 +76,18 @@ def test_health_needs_no_token(path: Path) -> None:
 
 
 def test_a_role_without_tokens_lets_nobody_in(path: Path) -> None:
-    with echo.serving(guard=Tokens(str(path)).guard("feedback")) as address:
+    path.write_text(f'feedback = ["{BOTH}"]')
+    with echo.serving(tokens=Tokens(str(path))) as address:
         assert echo.outcome(address, Access(token=BOTH)) is grpc.StatusCode.PERMISSION_DENIED
 
 
 def test_refusals_are_counted_by_reason(path: Path) -> None:
     meter = Meter()
-    with echo.serving(guard=Tokens(str(path)).guard("rank"), meter=meter) as address:
+    with echo.serving(tokens=Tokens(str(path)), meter=meter) as address:
         for token in (ADMIN, "x" * 20, ""):
             echo.outcome(address, Access(token=token))
     counts = meter.take()["counts"]
-    assert sorted(counts) == [[REFUSED, ["forbidden"], 1], [REFUSED, ["unauthenticated"], 2]]
+    assert sorted(counts) == [[REFUSED, ["Echo", "forbidden"], 1], [REFUSED, ["Echo", "unauthenticated"], 2]]
 
 
 def test_a_changed_file_is_read_again_and_a_bad_one_is_not_believed(
@@ -110,7 +111,7 @@ def test_a_changed_file_is_read_again_and_a_bad_one_is_not_believed(
     ("text", "message"),
     [
         ("rank = [", "is not TOML"),
-        ("", "expected lists of tokens under one or more of rank, feedback, admin"),
+        ("", "expected lists of tokens under one or more of rank, explain, feedback, admin"),
         ('root = ["0123456789abcdef"]', "expected lists of tokens under"),
         ('rank = "0123456789abcdef"', "rank: expected a list of texts"),
         ('rank = ["secret"]', "of at least 16 letters"),
@@ -154,7 +155,7 @@ from ftrie.access import Access
 from server.security.tokens import Tokens
 from tests.server import echo
 tokens = Tokens(sys.argv[1])
-with echo.serving(guard=tokens.guard("rank")) as address:
+with echo.serving(tokens=tokens) as address:
     for token in sys.argv[2:]:
         print(echo.outcome(address, Access(token=token)), Access(token=token), vars(tokens))
 """
