@@ -48,7 +48,7 @@ class Asking:
         cookie = wire.check_id("cookie", request.cookie)
         assignment = call.current.assigned(serving)
         variant = _variant(request, serving, assignment, cookie or call.request_id)
-        options = Options.of(request, assignment.objective, call.request_id)
+        options = Options.of(request, assignment.objective, call.request_id, call.until_s)
         fields = self._completed(inline, cookie, call)
         shadows = self._shadows(assignment, variant, call) if assignment.shadows else ()
         return Question(fields, item_ids, spelled, variant, top_k, message, options, shadows)

@@ -7,6 +7,7 @@ Every other module raises, none of them names a status code.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
@@ -78,6 +79,12 @@ def status_of(error: Exception) -> grpc.StatusCode:
         if kind in STATUS_OF:
             return STATUS_OF[kind]
     return grpc.StatusCode.INTERNAL
+
+
+def check_deadline(until_s: float) -> None:
+    """Raise DeadlinePassed where it is later than `until_s` on the monotonic clock."""
+    if time.monotonic() > until_s:
+        raise DeadlinePassed("the deadline passed while the answer was computed")
 
 
 def unreadable(kind: type[Message]) -> InvalidRequest:

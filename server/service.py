@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Mapping
 from functools import partial
 from time import perf_counter_ns
@@ -90,9 +92,11 @@ class RankingService:
         began_ns: int,
         explain: bool,
     ) -> bytes:
-        if context.time_remaining() == 0:
+        left_s = context.time_remaining()
+        if left_s == 0:
             raise DeadlinePassed("the deadline passed while the call waited for a thread")
-        call = self._begun(message, request_id, context, explain)
+        until_s = math.inf if left_s is None else time.monotonic() + left_s
+        call = self._begun(message, request_id, context, explain, until_s)
         question = self._asking.question(call)
         candidates = len(question.item_ids) + len(question.spelled)
         asked_ns = perf_counter_ns()
@@ -110,7 +114,12 @@ class RankingService:
         return answer
 
     def _begun(
-        self, message: Received, request_id: str, context: grpc.ServicerContext, explain: bool
+        self,
+        message: Received,
+        request_id: str,
+        context: grpc.ServicerContext,
+        explain: bool,
+        until_s: float,
     ) -> Call:
         """The call, with what serves it: read here, once. Raises ModelNotServed, InvalidRequest or NotReady."""
         name = message.brief.model
@@ -120,7 +129,7 @@ class RankingService:
         serving = current.serving
         if serving is None or self.draining:
             raise self._not_ready(current)
-        return Call(message, request_id, context, current, serving, explain)
+        return Call(message, request_id, context, current, serving, explain, until_s)
 
     def _count(
         self, call: Call, question: Question, ranking: Ranking, candidates: int, began_ns: int
