@@ -64,7 +64,8 @@ class Question(TypedDict, total=False):
     candidates: ids of items in the store; items: items spelled out, id to features; candidate_set: a set's name in the
     store. user, context: features, of which a list is a set, a mapping to numbers a weighted set, and a list under
     `raw_keys` whole keys of a model made elsewhere. objective, filters, caps (field to how many), exploration:
-    docs/ranking.md.
+    docs/ranking.md. variant: forces one, for tests; no_log: for load tests. Neither leaves an impression
+    (docs/impressions.md).
     """
 
     cookie: str
@@ -80,6 +81,7 @@ class Question(TypedDict, total=False):
     filters: Sequence[Filter]
     caps: Mapping[str, int]
     exploration: Exploration | None
+    no_log: bool
 
 
 def request_of(model: str, **asked: Unpack[Question]) -> RankRequest:
@@ -94,6 +96,7 @@ def request_of(model: str, **asked: Unpack[Question]) -> RankRequest:
             top_k=asked.get("top_k"),
             variant=asked.get("variant"),
             objective=asked.get("objective", ""),
+            no_log=asked.get("no_log", False),
         )
         _add_features(request.user, asked.get("user"))
         _add_features(request.context, asked.get("context"))

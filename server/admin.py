@@ -16,7 +16,7 @@ from ctr.v1 import admin_pb2 as pb
 from model_store.errors import StoreUnavailable
 from model_store.store import Store
 from server import admin_wire as wire
-from server.errors import InvalidRequest, ModelNotServed, abort, status_of
+from server.errors import InvalidRequest, ModelNotServed, abort, readable, status_of
 from server.experiments import Assignment
 from server.followed_experiment import FollowedExperiment, assigned_by_spec
 from server.supervising.status import ModelStatus, SupervisorStatus
@@ -67,7 +67,7 @@ class ModelAdminService:
         methods = {
             method.__name__: grpc.unary_unary_rpc_method_handler(
                 _answering(method, logged),
-                request_deserializer=request.FromString,
+                request_deserializer=readable(request),
                 response_serializer=_serialized,
             )
             for logged, group in ((False, reading), (True, changing))
@@ -179,6 +179,8 @@ def _answering(method: Callable[[Any, Context], Any], logged: bool) -> Callable[
     """`method`, whose every failure leaves through the table in `server.errors`."""
 
     def answer(request: Any, context: Context) -> Any:
+        if isinstance(request, InvalidRequest):
+            abort(context, request, method.__name__)
         facts = {"call": method.__name__, "caller": context.peer()}
         try:
             answered = method(request, context)

@@ -10,10 +10,10 @@ import structlog
 
 from server.admin import SERVICE, Administered, ModelAdminService
 from server.gate import Gate
-from server.grpc_server import listen
+from server.grpc_server import MAX_STREAMS, listen
 from server.metrics.meter import Meter
 from server.pools import BoundedPool
-from server.reflection import add_reflection
+from server.reflection import reflection_gates
 from server.security import access
 from server.security.exposure import warn_if_exposed
 from server.settings import Settings
@@ -35,13 +35,20 @@ class AdminPort:
         pool = BoundedPool(THREADS, PLACES, "admin")
         service = ModelAdminService(server, settings.store)
         # A meter of its own: the one of ranking calls is not to show these.
-        gate = Gate(service.handlers(), pool, Meter(), access.guard(settings, "admin"))
+        tokens, meter = access.tokens(settings), Meter()
+        guard = tokens.guard("admin") if tokens else None
         self._grpc = grpc.server(
             pool,
-            handlers=[gate],
-            options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", MAX_REQUEST_BYTES)],
+            handlers=[
+                Gate(service.handlers(), pool, meter, guard),
+                *reflection_gates((SERVICE,), meter, guard),
+            ],
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+                ("grpc.max_concurrent_streams", MAX_STREAMS),
+            ],
         )
-        add_reflection(self._grpc, (SERVICE,))
         self.address = ""
 
     def start(self) -> str:
@@ -57,4 +64,4 @@ class AdminPort:
 
     def stop(self) -> None:
         """Finish what has begun, for a second at most."""
-        self._grpc.stop(GRACE_S).wait()
+        self._grpc.stop(GRACE_S).wait(2 * GRACE_S)

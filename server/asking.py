@@ -13,8 +13,9 @@ from google.protobuf.message import DecodeError
 from ctr.v1.ranking_pb2 import RankRequest
 from server import wire
 from server.candidate_sets import CandidateSets
-from server.errors import CandidateSetNotFound, InvalidRequest
+from server.errors import CandidateSetNotFound, InvalidRequest, unreadable
 from server.experiments import Assignment
+from server.explaining.answer import check_explainable
 from server.question import Call, Question
 from server.receiving.plain_features import PlainFeatures
 from server.receiving.request import Received
@@ -46,11 +47,13 @@ class Asking:
         inline = (None if call.explain else serving.plain.read(message)) or _in_python(message, serving)
         top_k = wire.top_k(request)
         item_ids, spelled = self._candidates(call)
+        if call.explain:
+            check_explainable(len(item_ids) + len(spelled))
         wire.check_id("request_id", call.request_id)
         cookie = wire.check_id("cookie", request.cookie)
         assignment = call.current.assigned(serving)
         variant = _variant(request, serving, assignment, cookie or call.request_id)
-        options = Options.of(request, assignment.objective, call.request_id)
+        options = Options.of(request, assignment.objective, call.request_id, call.until_s)
         fields = self._completed(inline, cookie, call)
         shadows = self._shadows(assignment, variant, call) if assignment.shadows else ()
         return Question(fields, item_ids, spelled, variant, top_k, message, options, shadows)
@@ -97,7 +100,7 @@ def _in_python(message: Received, serving: Serving) -> wire.Fields:
     try:
         return wire.fields(message.with_features(), serving)
     except DecodeError:
-        raise InvalidRequest(wire.UNREADABLE) from None
+        raise unreadable(RankRequest) from None
 
 
 def _variant(request: RankRequest, serving: Serving, assignment: Assignment, cookie: str) -> int:

@@ -11,11 +11,13 @@ from array import array
 from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from model_store.errors import FieldValueError
 from model_store.features import FeaturePlan
@@ -54,6 +56,12 @@ class Column:
                 high = middle
         found = low < len(self.text_offsets) - 1 and self.text_of(low) == text
         return low if found else NO_TEXT
+
+    @cached_property
+    def texts(self) -> pa.Array:
+        """The distinct texts as Arrow has them, over the same memory."""
+        buffers = [None, pa.py_buffer(self.text_offsets), pa.py_buffer(self.text)]
+        return pa.Array.from_buffers(pa.large_binary(), len(self.text_offsets) - 1, buffers)
 
     def text_of(self, code: int) -> bytes:
         """The text of a code. O(length)."""

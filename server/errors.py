@@ -7,9 +7,12 @@ Every other module raises, none of them names a status code.
 from __future__ import annotations
 
 import random
-from typing import NoReturn
+import time
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError, Message
 
 from model_store.errors import (
     ArtefactError,
@@ -22,6 +25,8 @@ from model_store.errors import (
     VersionNotFound,
 )
 from server.retry_info import worth_repeating
+
+M = TypeVar("M", bound=Message)
 
 REPEAT_AFTER_MS = (200, 1000)
 """While something is away; drawn at random, so that callers do not come back all at once."""
@@ -74,6 +79,29 @@ def status_of(error: Exception) -> grpc.StatusCode:
         if kind in STATUS_OF:
             return STATUS_OF[kind]
     return grpc.StatusCode.INTERNAL
+
+
+def check_deadline(until_s: float) -> None:
+    """Raise DeadlinePassed where it is later than `until_s` on the monotonic clock."""
+    if time.monotonic() > until_s:
+        raise DeadlinePassed("the deadline passed while the answer was computed")
+
+
+def unreadable(kind: type[Message]) -> InvalidRequest:
+    """For bytes that are no message of this kind."""
+    return InvalidRequest(f"request: not a {kind.DESCRIPTOR.full_name}, or a text in it is not UTF-8")
+
+
+def readable(kind: type[M]) -> Callable[[bytes], M | InvalidRequest]:
+    """A request deserializer that returns its error: where one raises, grpc answers INTERNAL."""
+
+    def read(message: bytes) -> M | InvalidRequest:
+        try:
+            return kind.FromString(message)
+        except DecodeError:
+            return unreadable(kind)
+
+    return read
 
 
 def abort_to_repeat(context: grpc.ServicerContext, error: Exception, request_id: str) -> NoReturn:

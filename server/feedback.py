@@ -12,7 +12,6 @@ from collections.abc import Collection, Sequence
 
 import grpc
 import structlog
-from google.protobuf.message import DecodeError
 
 from ctr.v1.feedback_pb2 import ReportRequest, ReportResponse
 from model_store.feedback import AGE_S, LENGTH, MOST_EVENTS, Event, Feedback, Reported
@@ -25,20 +24,21 @@ from server.errors import (
     NotReady,
     abort,
     abort_to_repeat,
+    readable,
     status_of,
 )
 from server.gate import PLACES_A_THREAD, Gate
 from server.metrics.families import FEEDBACK
 from server.metrics.meter import Meter
 from server.pools import BoundedPool
-from server.security.tokens import Guard
+from server.security.tokens import Tokens
 from server.stored import Source
 
 SERVICE = "ctr.v1.FeedbackService"
+METHOD = "Report"
 THREADS = 4
 WAIT_S = 1.0
 """How long the store may take with a report."""
-UNREADABLE = "request: not a ctr.v1.ReportRequest, or a text in it is not UTF-8"
 
 _log = structlog.get_logger(__name__)
 
@@ -85,30 +85,34 @@ class FeedbackService:
         self._meter = meter
         self.draining = False
 
-    def gate(self, guard: Guard | None) -> Gate:
+    def gate(self, tokens: Tokens | None) -> Gate:
         """What a grpc server is given: the handlers behind a gate, on threads of their own."""
         pool = BoundedPool(THREADS, PLACES_A_THREAD * THREADS, "report")
 
-        def report(message: ReportRequest | DecodeError, context: grpc.ServicerContext) -> ReportResponse:
+        def report(message: ReportRequest | InvalidRequest, context: grpc.ServicerContext) -> ReportResponse:
             return self.Report(message, context)
 
         report.experimental_thread_pool = pool  # type: ignore[attr-defined]
         handler = grpc.unary_unary_rpc_method_handler(
-            report, request_deserializer=_read, response_serializer=ReportResponse.SerializeToString
+            report,
+            request_deserializer=readable(ReportRequest),
+            response_serializer=ReportResponse.SerializeToString,
         )
-        handlers = grpc.method_handlers_generic_handler(SERVICE, {"Report": handler})
-        return Gate(handlers, pool, self._meter, guard)
+        handlers = grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})
+        return Gate(handlers, pool, self._meter, tokens.guard("feedback") if tokens else None)
 
-    def Report(self, message: ReportRequest | DecodeError, context: grpc.ServicerContext) -> ReportResponse:
+    def Report(
+        self, message: ReportRequest | InvalidRequest, context: grpc.ServicerContext
+    ) -> ReportResponse:
         """The RPC. Every failure leaves through the table in `server.errors`."""
-        if isinstance(message, DecodeError):
-            self._meter.failed("", grpc.StatusCode.INVALID_ARGUMENT.name)
-            abort(context, InvalidRequest(UNREADABLE), "")
+        if isinstance(message, InvalidRequest):
+            self._meter.failed("", METHOD, grpc.StatusCode.INVALID_ARGUMENT.name)
+            abort(context, message, "")
         try:
             return self._answer(message, context)
         except Exception as error:
             status = status_of(error)
-            self._meter.failed(self._label(message.model), status.name)
+            self._meter.failed(self._label(message.model), METHOD, status.name)
             if status is grpc.StatusCode.INTERNAL:
                 _log.error("report failed", exc_info=error)
             abort_to_repeat(context, error, "")
@@ -153,11 +157,3 @@ class FeedbackService:
     def _label(self, model: str) -> str:
         """The model of a failed call in the metrics: one that is served here, or ""."""
         return model if model in self._models else ""
-
-
-def _read(message: bytes) -> ReportRequest | DecodeError:
-    """The request; an error is handed on, since grpc would answer one that is raised with INTERNAL."""
-    try:
-        return ReportRequest.FromString(message)
-    except DecodeError as error:
-        return error

@@ -7,14 +7,15 @@ a call costs nothing: it answers with the method's handler, or with a `_Refusal`
 request stream, so that grpc does not wait for the message, and its pool runs it right there, in grpc's own thread.
 (`maximum_concurrent_rpcs` of grpc counts health checks too, and can tell nobody when to come back.)
 
-Nothing here computes, and nothing here knows what a service does. Health and reflection stand outside the gate.
+Nothing here computes, and nothing here knows what a service does. Health alone stands outside the gate.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -43,12 +44,17 @@ class Gate(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the 
         pool: BoundedPool,
         meter: Meter,
         guard: Guard | None = None,
+        own_guards: Mapping[str, Guard] = MappingProxyType({}),
     ) -> None:
-        """`guard` checks tokens before the load is looked at; None lets everybody in."""
+        """`guard` checks tokens before the load is looked at; None lets everybody in.
+
+        own_guards: by full name, the methods that have a guard of their own instead.
+        """
         self._handlers = handlers
         self._pool = pool
         self._meter = meter
         self._guard = guard
+        self._own_guards = own_guards
         self._overloaded = [_Refusal(_overload(pool.places)).handler() for _ in range(DRAWS)]
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
@@ -56,13 +62,14 @@ class Gate(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the 
         handler = self._handlers.service(details)
         if handler is None:
             return None
-        if self._guard is not None:
-            refused = self._guard.refusal(details.invocation_metadata)
+        guard = self._own_guards.get(details.method, self._guard)
+        if guard is not None:
+            refused = guard.refusal(details.invocation_metadata)
             if refused is not None:
-                self._meter.count(REFUSED, refused.reason)
+                self._meter.count(REFUSED, _name(details.method), refused.reason)
                 return _Refusal(Ended(refused.code, refused.message)).handler()
         if self._pool.is_full():
-            self._meter.count(REFUSED, "overload")
+            self._meter.count(REFUSED, _name(details.method), "overload")
             return random.choice(self._overloaded)
         return handler
 
@@ -95,6 +102,11 @@ class _Refusal:
     def handler(self) -> grpc.RpcMethodHandler[Any, Any]:
         """As grpc takes it."""
         return grpc.stream_unary_rpc_method_handler(self)
+
+
+def _name(method: str) -> str:
+    """A method's name without its service's."""
+    return method.rpartition("/")[2]
 
 
 def _overload(places: int) -> grpc.Status:

@@ -5,19 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2
 
 from model_store.errors import ServerError
+from server.errors import InvalidRequest, abort, readable
 from server.feedback import SERVICE as FEEDBACK_SERVICE
 from server.gate import PLACES_A_THREAD, Gate
 from server.metrics.families import IN_PROGRESS, PLACES
 from server.metrics.meter import Meter
 from server.pools import BoundedPool, PatientPool
-from server.reflection import add_reflection
-from server.security.tokens import Guard
+from server.reflection import reflection_gates
+from server.security.tokens import ROLES, Tokens
 from server.service import SERVICE
 
+EXPLAIN = f"/{SERVICE}/Explain"
 MAX_REQUEST_BYTES = 16 << 20
+MAX_STREAMS = 1000
+"""Calls at once on one connection, of all services together; a client holds back what is more."""
 KEEPALIVE_MS = 60_000
 """A connection that is silent for so long is asked whether anybody is there; else its calls would wait for hours."""
 
@@ -40,35 +44,61 @@ class Health(health.HealthServicer):
         for service in ("", SERVICE, FEEDBACK_SERVICE):
             self.set(service, status.SERVING if serving else status.NOT_SERVING)
 
-    def Check(self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext) -> Any:
+    def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """What a grpc server is given."""
+        read, write = (
+            readable(health_pb2.HealthCheckRequest),
+            health_pb2.HealthCheckResponse.SerializeToString,
+        )
+        check = grpc.unary_unary_rpc_method_handler(self.Check, read, write)
+        watch = grpc.unary_stream_rpc_method_handler(self.Watch, read, write)
+        return grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": check, "Watch": watch})
+
+    def Check(
+        self, request: health_pb2.HealthCheckRequest | InvalidRequest, context: grpc.ServicerContext
+    ) -> Any:
         """The status of one service."""
+        if isinstance(request, InvalidRequest):
+            abort(context, request, "")
         return super().Check(request, context)
+
+    def Watch(
+        self,
+        request: health_pb2.HealthCheckRequest | InvalidRequest,
+        context: grpc.ServicerContext,
+        send_response_callback: Any = None,
+    ) -> Any:
+        """The status of one service, and each that follows."""
+        if isinstance(request, InvalidRequest):
+            abort(context, request, "")
+        return super().Watch(request, context, send_response_callback)
 
     Check.experimental_thread_pool = PatientPool(2, "health")  # type: ignore[attr-defined]
 
 
 def grpc_server(
     ranking: grpc.GenericRpcHandler[Any, Any],
-    health_servicer: health.HealthServicer,
+    health_servicer: Health,
     threads: int,
     *,
     max_concurrency: int = 0,
     meter: Meter | None = None,
-    guard: Guard | None = None,
+    tokens: Tokens | None = None,
     feedback: Gate | None = None,
     shares_port: bool = False,
     connection_age_s: float = 0.0,
 ) -> grpc.Server:
     """The grpc server, not yet listening. `ranking` stands first: grpc asks its handlers in order for each call.
 
-    max_concurrency: calls at once, running or waiting (0: 32 a thread); more are refused. guard: who may rank; None
-    lets everybody. feedback: the other service's gate. shares_port: others may listen on the same port; without it a
-    second server there is an error. connection_age_s: when a connection is asked to be made anew (0: never); calls on
-    it end in peace.
+    max_concurrency: calls at once, running or waiting (0: 32 a thread); more are refused. tokens: who may rank, explain
+    and reflect; None lets everybody. feedback: the other service's gate. shares_port: others may listen on the same
+    port; without it a second server there is an error. connection_age_s: when a connection is asked to be made anew
+    (0: never); calls on it end in peace.
     """
     options: list[tuple[str, int]] = [
         ("grpc.so_reuseport", int(shares_port)),
         ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_MS // 3),
     ]
@@ -78,15 +108,15 @@ def grpc_server(
     meter = meter or Meter()
     meter.gauge(IN_PROGRESS, read=pool.in_progress)
     meter.set(PLACES, value=pool.places)
-    gates: list[grpc.GenericRpcHandler[Any, Any]] = [Gate(ranking, pool, meter, guard)]
+    rank, own = (tokens.guard("rank"), {EXPLAIN: tokens.guard("explain")}) if tokens else (None, {})
+    handlers: list[grpc.GenericRpcHandler[Any, Any]] = [Gate(ranking, pool, meter, rank, own)]
     services = [SERVICE, health.SERVICE_NAME]
     if feedback is not None:
-        gates.append(feedback)
+        handlers.append(feedback)
         services.append(FEEDBACK_SERVICE)
-    server = grpc.server(pool, handlers=gates, options=options)
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    add_reflection(server, services)
-    return server
+    handlers.append(health_servicer.handlers())
+    handlers += reflection_gates(services, meter, tokens.guard(*ROLES) if tokens else None)
+    return grpc.server(pool, handlers=handlers, options=options)
 
 
 def listen(

@@ -7,6 +7,7 @@ and its workers (`server.supervising`).
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ class Server:
 
     def shutdown(self) -> None:
         """Let go of the store. Call after `drain`."""
-        self._feed.close()
+        self._feed.close(time.monotonic() + self._settings.drain_s)
         self._worker.close()
         if self._state is not None:
             self._state.close()

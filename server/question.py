@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 class Call:
     """One call, from when it is known what serves it. For one thread.
 
-    degraded: what its answer must say was left out. store_ns, ranking_ns: how long these stages took.
+    until_s: its deadline on the monotonic clock. degraded: what its answer must say was left out. store_ns,
+    ranking_ns: how long these stages took.
     """
 
     message: Received
@@ -32,6 +34,7 @@ class Call:
     current: Current
     serving: Serving
     explain: bool
+    until_s: float
     degraded: list[str] = field(default_factory=list)
     store_ns: int = 0
     ranking_ns: int = 0
@@ -50,8 +53,11 @@ class Question:
     options: Options | None = None
     shadows: Sequence[int] = ()
 
-    def ask(self, serving: Serving) -> Ranking:
-        """Rank with `serving`, which need not be the one that the question was put to. Raises FieldValueError."""
+    def ask(self, serving: Serving, until_s: float = math.inf) -> Ranking:
+        """Rank with `serving`, which need not be the one that the question was put to.
+
+        Raises FieldValueError, and DeadlinePassed as `Ranker.rank`.
+        """
         fields = self.fields
         if isinstance(fields, PlainFeatures) and fields.reader is not serving.plain and self.message:
             fields = wire.fields(self.message.with_features(), serving)
@@ -64,4 +70,5 @@ class Question:
             self.top_k,
             options=self.options,
             shadows=self.shadows,
+            until_s=until_s,
         )

@@ -15,7 +15,7 @@ def ranked(call: Call, question: Question) -> Ranking:
     """Rank; what had to be left out is in call.degraded then. Raises InvalidRequest where the request is to blame."""
     asked = question.spelled  # late items are added to it, whose records nobody asked with
     try:
-        ranking = question.ask(call.serving)
+        ranking = question.ask(call.serving, call.until_s)
     except FieldValueError as error:
         ranking = _without_misfits(call, question, error)
     if ranking.unknown_items:
@@ -34,7 +34,7 @@ def _without_misfits(call: Call, question: Question, error: FieldValueError) -> 
     if not isinstance(question.fields, PlainFeatures):
         question.fields, problems = drop_misfits(question.fields, call.serving)
         call.degraded += problems
-    return question.ask(call.serving)
+    return question.ask(call.serving, call.until_s)
 
 
 def _with_late_items(call: Call, question: Question, ranking: Ranking) -> Ranking:
@@ -51,4 +51,4 @@ def _with_late_items(call: Call, question: Question, ranking: Ranking) -> Rankin
             late.append((item, fields))
     question.spelled = [*question.spelled, *late]
     question.item_ids = [item for item in question.item_ids if item not in records]
-    return question.ask(call.serving)
+    return question.ask(call.serving, call.until_s)

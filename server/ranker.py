@@ -7,6 +7,7 @@ holds no lock. Nothing here reads a store or knows the wire.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -130,13 +131,14 @@ class Ranker:
         *,
         options: Options | None = None,
         shadows: Sequence[int] = (),
+        until_s: float = math.inf,
     ) -> Ranking:
         """Score the items named and the items spelled out (id, features), with the request's `fields`.
 
         top_k None means all. `options` say what to order by, what to leave out and what to try out; `shadows` are
         variants to score as well, from the same walk. An item that the catalogue lacks is scored on what is known, and
         listed. Raises FieldValueError for a value that does not fit its field, and for an item's field among the
-        request's.
+        request's; DeadlinePassed where `options` are still followed after `until_s` (monotonic).
         """
         request: tuple[Array, ...]
         if isinstance(fields, PlainFeatures):
@@ -166,7 +168,9 @@ class Ranker:
         else:
             uncertainty = sums[-1] if unsure else None
             ids, rows, extra = candidates.ids, candidates.rows, candidates.extra
-            chosen = options.select(ids, rows, extra, sums[0], uncertainty, curve, self._attributes, top_k)
+            chosen = options.select(
+                ids, rows, extra, sums[0], uncertainty, curve, self._attributes, top_k, until_s
+            )
             ranking = _selected(chosen, candidates)
         ranking.unknown_fields = unknown_fields
         ranking.shadows = [_shadow(v, sums[1 + n], ranking) for n, v in enumerate(shadows)]

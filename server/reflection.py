@@ -1,34 +1,52 @@
-"""Server reflection, in both versions of its protocol and on threads of its own. What is served is elsewhere.
+"""Server reflection, in both versions of its protocol, behind a gate and on threads of its own.
 
 A tool may keep a reflection stream open for hours, and each open stream holds a thread: on the threads that rank, a
-few tools would stop the server. grpcio-reflection has v1alpha alone; v1 has the same messages under another name.
+few tools would stop the server. Here a stream that is open for 10 s and has no request is cancelled (`server.pools`),
+and one more than PLACES is refused. grpcio-reflection has v1alpha alone; v1 has the same messages under another name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from server.errors import InvalidRequest, abort, readable
+from server.gate import Gate
+from server.metrics.meter import Meter
+from server.pools import BoundedPool
+from server.security.tokens import Guard
+
 SERVICES = (reflection.SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
-STREAMS = 4
+THREADS = 4
+PLACES = 16
 
 
-def add_reflection(server: grpc.Server, services: Iterable[str]) -> None:
-    """Let `server` tell of `services` and of reflection itself, to at most STREAMS callers at a time."""
+def reflection_gates(services: Iterable[str], meter: Meter, guard: Guard | None) -> list[Gate]:
+    """What a grpc server is given to tell of `services` and of reflection itself."""
     servicer = reflection.ReflectionServicer(service_names=(*services, *SERVICES))
-    streams = partial(servicer.ServerReflectionInfo)
-    streams.experimental_thread_pool = ThreadPoolExecutor(  # type: ignore[attr-defined]
-        max_workers=STREAMS, thread_name_prefix="reflection"
-    )
+    pool = BoundedPool(THREADS, PLACES, "reflection")
+
+    def info(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
+        return servicer.ServerReflectionInfo(_readable(requests, context), context)
+
+    info.experimental_thread_pool = pool  # type: ignore[attr-defined]
     handler = grpc.stream_stream_rpc_method_handler(
-        streams,
-        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
-        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+        info,
+        readable(reflection_pb2.ServerReflectionRequest),
+        reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
-    for service in SERVICES:
-        methods = {"ServerReflectionInfo": handler}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+    methods = {"ServerReflectionInfo": handler}
+    return [
+        Gate(grpc.method_handlers_generic_handler(service, methods), pool, meter, guard)
+        for service in SERVICES
+    ]
+
+
+def _readable(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+    for request in requests:
+        if isinstance(request, InvalidRequest):
+            abort(context, request, "")
+        yield request

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Mapping
 from functools import partial
 from time import perf_counter_ns
 
 import grpc
 import structlog
-from google.protobuf.message import DecodeError
 
 from server import wire
 from server.asking import Asking
@@ -60,7 +61,7 @@ class RankingService:
         """Keep no user and no candidate set that the store lacks."""
         self._asking.forget()
 
-    def handlers(self) -> grpc.GenericRpcHandler[Received | DecodeError, bytes]:
+    def handlers(self) -> grpc.GenericRpcHandler[Received | InvalidRequest, bytes]:
         """What a grpc server is given. Answers are bytes already."""
         rank = grpc.unary_unary_rpc_method_handler(self.Rank, request_deserializer=received)
         explain = grpc.unary_unary_rpc_method_handler(
@@ -69,19 +70,20 @@ class RankingService:
         return grpc.method_handlers_generic_handler(SERVICE, {"Rank": rank, "Explain": explain})
 
     def Rank(
-        self, message: Received | DecodeError, context: grpc.ServicerContext, explain: bool = False
+        self, message: Received | InvalidRequest, context: grpc.ServicerContext, explain: bool = False
     ) -> bytes:
         """The RPC; with `explain`, Explain. Every failure leaves through the table in `server.errors`."""
         began_ns = perf_counter_ns()
-        if isinstance(message, DecodeError):
-            self._meter.failed("", grpc.StatusCode.INVALID_ARGUMENT.name)
-            abort(context, InvalidRequest(wire.UNREADABLE), "")
+        method = "Explain" if explain else "Rank"
+        if isinstance(message, InvalidRequest):
+            self._meter.failed("", method, grpc.StatusCode.INVALID_ARGUMENT.name)
+            abort(context, message, "")
         request_id = message.brief.request_id or os.urandom(REQUEST_ID_BYTES).hex()
         try:
             return self._answer(message, request_id, context, began_ns, explain)
         except Exception as error:
             status = status_of(error)
-            self._meter.failed(self._label(message.brief.model), status.name)
+            self._meter.failed(self._label(message.brief.model), method, status.name)
             if status is grpc.StatusCode.INTERNAL:
                 _log.error("rank failed", request_id=request_id, exc_info=error)
             abort(context, error, request_id)
@@ -94,9 +96,11 @@ class RankingService:
         began_ns: int,
         explain: bool,
     ) -> bytes:
-        if context.time_remaining() == 0:
+        left_s = context.time_remaining()
+        if left_s == 0:
             raise DeadlinePassed("the deadline passed while the call waited for a thread")
-        call = self._begun(message, request_id, context, explain)
+        until_s = math.inf if left_s is None else time.monotonic() + left_s
+        call = self._begun(message, request_id, context, explain, until_s)
         question = self._asking.question(call)
         candidates = len(question.item_ids) + len(question.spelled)
         asked_ns = perf_counter_ns()
@@ -114,7 +118,12 @@ class RankingService:
         return answer
 
     def _begun(
-        self, message: Received, request_id: str, context: grpc.ServicerContext, explain: bool
+        self,
+        message: Received,
+        request_id: str,
+        context: grpc.ServicerContext,
+        explain: bool,
+        until_s: float,
     ) -> Call:
         """The call, with what serves it: read here, once. Raises ModelNotServed, InvalidRequest or NotReady."""
         name = message.brief.model
@@ -124,7 +133,7 @@ class RankingService:
         serving = current.serving
         if serving is None or self.draining:
             raise self._not_ready(current)
-        return Call(message, request_id, context, current, serving, explain)
+        return Call(message, request_id, context, current, serving, explain, until_s)
 
     def _count(
         self, call: Call, question: Question, ranking: Ranking, candidates: int, began_ns: int
@@ -133,7 +142,7 @@ class RankingService:
             self._impressions is not None and call.context.is_active()
         ):  # else nobody is there to be shown anything
             self._impressions.offer(call.request_id, call.serving, question, ranking)
-        if ranking.shadows and self._shadow_log is not None:
+        if ranking.shadows and self._shadow_log is not None and not call.message.brief.no_log:
             self._shadow_log.offer(Seen.of(call.request_id, call.serving, question.variant, ranking))
         self._meter.answered(
             call.serving,

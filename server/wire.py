@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 MAX_CANDIDATES = 10_000
 MAX_ID_BYTES = 4096
 RAW_KEYS = "raw_keys"
-UNREADABLE = "request: not a ctr.v1.RankRequest, or a text in it is not UTF-8"
 
 Fields = dict[str, Value]
 Spelled = tuple[str, Fields]

@@ -25,7 +25,7 @@ from server.layers.parts import Parts
 from server.metrics.families import REFUSED_VERSIONS
 from server.metrics.meter import Meter
 from server.observing import Observers
-from server.security.access import credentials, guard
+from server.security.access import credentials, tokens
 from server.service import RankingService
 from server.serving import Serving
 from server.settings import Settings
@@ -39,6 +39,8 @@ from server.warming import warm_kernels, warmed
 REFUSE_S = 0.25
 """How long callers are told UNAVAILABLE before the port closes: grpc cancels what arrives once it is told to stop."""
 REPORT_EVERY_S = 1.0
+SWAPPER_ENDS_S = 2.0
+"""How long a version that is being bound is waited for at the end."""
 
 _log = structlog.get_logger(__name__)
 
@@ -82,14 +84,15 @@ class Worker:
         self._feedback = FeedbackService(self.models.keys(), self._feedback_store, self._meter)
         self._health = Health()
         self._observers = Observers(settings, self._meter)
+        callers = tokens(settings)
         self._grpc = grpc_server(
             self._observers.around(self._service.handlers()),
             self._health,
             settings.threads,
             max_concurrency=settings.max_concurrency,
             meter=self._meter,
-            guard=guard(settings, "rank"),
-            feedback=self._feedback.gate(guard(settings, "feedback")),
+            tokens=callers,
+            feedback=self._feedback.gate(callers),
             shares_port=shares_port,
             connection_age_s=settings.connection_age_s,
         )
@@ -137,7 +140,7 @@ class Worker:
         self._stopping.set()
         self._errands.put(None)
         if self._swapper.is_alive():
-            self._swapper.join()
+            self._swapper.join(SWAPPER_ENDS_S)
         self._observers.close()
         if self._impressions is not None:
             self._impressions.close()

@@ -1,7 +1,7 @@
 """The file of requests to replay, and when each is due. Nothing here calls a server.
 
 One JSON object a line: {"at": seconds, "request": a ctr.v1.RankRequest as JSON}, as `ftrie serve --record` writes them,
-or the request alone.
+or the request alone. Each is sent with `no_log`: no user sees the answers, so the server must not log impressions.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def _parsed(path: Path, number: int, line: bytes) -> tuple[float | None, bytes]:
         document = json_value(line)
         request = document.get("request", document)
         at = document.get("at") if request is not document else None
-        message = ParseDict(request, RankRequest()).SerializeToString()
-        return None if at is None else float(at), message
+        message = ParseDict(request, RankRequest())
+        message.no_log = True
+        return None if at is None else float(at), message.SerializeToString()
     except (ValueError, TypeError, AttributeError, ParseError, RecursionError) as error:
         raise InputError(f"{path}:{number}: no ctr.v1.RankRequest as JSON: {error}") from None

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from ctr.v1.ranking_pb2 import Contributions, ExplainedItem, ExplainRequest, ExplainResponse, KeyContribution
 from server import wire
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, unreadable
 from server.explaining.contributions import Contribution, Group, explained
 from server.explaining.tokens import item_tokens, request_tokens
 from server.receiving.plain_features import PlainFeatures
@@ -23,22 +23,26 @@ if TYPE_CHECKING:
 MAX_CANDIDATES = 100
 
 
-def request_within(message: bytes) -> Received | DecodeError:
+def request_within(message: bytes) -> Received | InvalidRequest:
     """The ranking request inside an ExplainRequest, or what is wrong with the bytes."""
     try:
         return Received(ExplainRequest.FromString(message).request.SerializeToString())
-    except DecodeError as error:
-        return error
+    except DecodeError:
+        return unreadable(ExplainRequest)
+
+
+def check_explainable(candidates: int) -> None:
+    """Raise InvalidRequest for more candidates than are explained."""
+    if candidates > MAX_CANDIDATES:
+        raise InvalidRequest(
+            f"request: {candidates} candidates; the limit for an explanation is {MAX_CANDIDATES}"
+        )
 
 
 def explanation(
     request_id: str, serving: Serving, question: Question, ranking: Ranking, degraded: Sequence[str]
 ) -> bytes:
-    """The answer as bytes. Raises InvalidRequest for more than MAX_CANDIDATES candidates. O(items · keys · length)."""
-    if len(ranking.candidates) > MAX_CANDIDATES:
-        raise InvalidRequest(
-            f"request: {len(ranking.candidates)} candidates; the limit for an explanation is {MAX_CANDIDATES}"
-        )
+    """The answer as bytes. O(items · keys · length)."""
     return ExplainResponse(
         request_id=request_id,
         model=serving.name,

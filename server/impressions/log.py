@@ -16,6 +16,7 @@ import structlog
 from server.impressions.lines import NoFragments, Shown
 from server.impressions.outbox import CLOSED, Line, Outbox
 from server.impressions.sinks import Sink, open_sinks
+from server.metrics.families import IMPRESSIONS_SKIPPED
 from server.metrics.meter import Meter
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ MOST_BYTES = 16 << 20
 CLOSE_S = 3.0
 PROBLEM_AGAIN_S = 60.0
 QUEUE, CATALOGUE, FAILED = "queue", "catalogue", "failed"
+NO_LOG, VARIANT = "no_log", "variant"
 
 _log = structlog.get_logger(__name__)
 
@@ -44,6 +46,7 @@ class ImpressionLog:
         """most: answers that may wait for the writer, and lines that may wait for each sink."""
         names = _names(sinks)
         self._outboxes = [Outbox(sink, name, most, meter) for sink, name in zip(sinks, names, strict=True)]
+        self._meter = meter
         self._most = most
         self._queue: SimpleQueue[Shown | None] = SimpleQueue()
         self._overflowed = self._overflow_told = False
@@ -61,12 +64,19 @@ class ImpressionLog:
     def offer(self, request_id: str, serving: Serving, question: Question, ranking: Ranking) -> None:
         """Take one answer, or drop it if too many wait. Returns at once, raises nothing.
 
+        An answer by a forced variant, or to a request with `no_log`, is no impression: it is counted and not taken.
         The longer messages are, the fewer may wait: those that do hold MOST_BYTES · (1 + ln most), and one message.
         """
+        size = 0
+        if question.message is not None:
+            request = question.message.brief
+            if request.no_log or request.HasField("variant"):
+                reason = NO_LOG if request.no_log else VARIANT
+                return self._meter.count(IMPRESSIONS_SKIPPED, serving.name, reason)
+            size = len(question.message.message)
         if self._closing.is_set():
             return self._drop(serving.name, CLOSED)
         waiting = self._queue.qsize()
-        size = 0 if question.message is None else len(question.message.message)
         if waiting < self._most and waiting * size < MOST_BYTES:
             self._queue.put(Shown(time.time(), request_id, serving.lines, question, ranking))
         else:

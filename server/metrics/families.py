@@ -42,6 +42,7 @@ SHADOW_LOGGED = "ftrie_shadow_logged_total"
 IMPRESSIONS_LOGGED = "ftrie_impressions_logged_total"
 IMPRESSIONS_DROPPED = "ftrie_impressions_dropped_total"
 IMPRESSIONS_FAILED = "ftrie_impressions_failed_total"
+IMPRESSIONS_SKIPPED = "ftrie_impressions_skipped_total"
 IMPRESSIONS_WAITING = "ftrie_impressions_waiting"
 EXPERIMENT_REVISION = "ftrie_experiment_revision"
 EXPERIMENT_REFUSED = "ftrie_experiment_refused"
@@ -72,13 +73,18 @@ FAMILIES = {
             (*_ANSWER, "stage"),
             "Time of those calls by stage: store (waiting for the store) or ranking",
         ),
-        Family(ERRORS, "counter", ("model", "status"), "Calls that ended with an error, by gRPC status"),
+        Family(
+            ERRORS,
+            "counter",
+            ("model", "method", "status"),
+            "Calls that ended with an error, by method (Rank, Explain or Report) and gRPC status",
+        ),
         Family(DEGRADED, "counter", ("model", "part"), "Reasons in `degraded`, by the part before the colon"),
         Family(
             REFUSED,
             "counter",
-            ("reason",),
-            "Calls refused before their message was read: overload, unauthenticated or forbidden",
+            ("method", "reason"),
+            "Calls refused before their message was read, by method: overload, unauthenticated or forbidden",
         ),
         Family(IN_PROGRESS, "gauge", (), "Calls in the workers now, running or waiting"),
         Family(PLACES, "gauge", (), "How many calls the workers take at once"),
@@ -99,6 +105,12 @@ FAMILIES = {
             "counter",
             ("model", "sink", "reason"),
             "Impressions that a sink will never get: queue, sink, closed, catalogue or failed",
+        ),
+        Family(
+            IMPRESSIONS_SKIPPED,
+            "counter",
+            ("model", "reason"),
+            "Answers that are no impressions: variant (the request forced one) or no_log (it asked for that)",
         ),
         Family(IMPRESSIONS_FAILED, "counter", ("sink",), "Attempts to hand impressions over that failed"),
         Family(IMPRESSIONS_WAITING, "gauge", ("sink",), "Impressions that wait for a sink now"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -13,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from model_store.errors import ServerError
+from server.grpc_server import address_of
 
 LONGEST_REQUEST_S = 5.0
 JSON = "application/json"
@@ -26,14 +28,14 @@ class MetricsPage:
     ) -> None:
         """`health` says {"ready": bool, …}; /healthz has status 503 where it is not. Raises ServerError."""
         try:
-            self._server = _Listener((host, port), _Handler)
+            self._server = _Listener(host.strip("[]"), port)
         except OSError as error:
             raise ServerError(
-                f"cannot listen on {host}:{port} for metrics ({error.strerror}): is the port taken? "
+                f"cannot listen on {address_of(host, port)} for metrics ({error.strerror}): is the port taken? "
                 "--metrics-port 0 chooses a free one"
             ) from error
         self._server.metrics, self._server.health = metrics, health
-        self.address = f"{host}:{self._server.server_address[1]}"
+        self.address = address_of(host, self._server.server_port)
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
 
@@ -47,6 +49,11 @@ class _Listener(ThreadingHTTPServer):
     daemon_threads = True
     metrics: CollectorRegistry
     health: Callable[[], Mapping[str, Any]]
+
+    def __init__(self, host: str, port: int) -> None:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family = found[0][0]  # the base class knows IPv4 alone
+        super().__init__((host, port), _Handler)
 
 
 class _Handler(BaseHTTPRequestHandler):

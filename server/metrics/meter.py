@@ -102,9 +102,9 @@ class Meter:
             for listener in self.listeners:
                 listener(serving, name, candidates, took_ns, degraded, request_id)
 
-    def failed(self, model: str, status: str) -> None:
+    def failed(self, model: str, method: str, status: str) -> None:
         """Count one error of a model that is served; "" where the request names none that is."""
-        self.count(ERRORS, model, status)
+        self.count(ERRORS, model, method, status)
 
     def count(self, name: str, *labels: str, by: float = 1) -> None:
         """Add to a counter of `families`."""

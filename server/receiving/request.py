@@ -11,6 +11,7 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from ctr.v1.ranking_pb2 import RankRequest
+from server.errors import InvalidRequest, unreadable
 from server.receiving.item_ids import ItemIds
 from server.receiving.kernels import FOUND, IRREGULAR, OPTIONS, REST, split
 
@@ -65,12 +66,12 @@ class Received:
         return RankRequest.FromString(self.message)
 
 
-def received(message: bytes) -> Received | DecodeError:
+def received(message: bytes) -> Received | InvalidRequest:
     """The request, or what is wrong with its bytes (grpc takes an exception here for our fault)."""
     try:
         return Received(message)
-    except DecodeError as error:
-        return error
+    except DecodeError:
+        return unreadable(RankRequest)
 
 
 def _scratch(size: int) -> tuple[Array, Array, Array]:

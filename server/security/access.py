@@ -1,4 +1,4 @@
-"""From `Settings` to what protects a port: credentials and a guard. What these do is in `tls` and `tokens`."""
+"""From `Settings` to what protects a port: credentials and tokens. What these do is in `tls` and `tokens`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import grpc
 
 from server.security.exposure import warn_if_exposed, warn_if_others_read
 from server.security.tls import TlsFiles
-from server.security.tokens import Guard, Role, Tokens
+from server.security.tokens import Tokens
 from server.settings import Settings
 
 
@@ -29,6 +29,6 @@ def credentials(settings: Settings) -> grpc.ServerCredentials | None:
     return files.credentials() if files else None
 
 
-def guard(settings: Settings, role: Role) -> Guard | None:
-    """Lets in the tokens of `role`; None lets everybody in. Raises ServerError."""
-    return Tokens(settings.tokens).guard(role) if settings.tokens else None
+def tokens(settings: Settings) -> Tokens | None:
+    """The tokens that callers need; None lets everybody in. Raises ServerError."""
+    return Tokens(settings.tokens) if settings.tokens else None

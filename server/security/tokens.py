@@ -3,6 +3,7 @@
 The file is TOML, one list a role; a token may stand under several:
 
     rank = ["…"]
+    explain = ["…"]
     feedback = ["…"]
     admin = ["…"]
 
@@ -27,8 +28,8 @@ import structlog
 from model_store.bounded import toml_document
 from model_store.errors import ServerError
 
-Role = Literal["rank", "feedback", "admin"]
-ROLES: tuple[Role, ...] = ("rank", "feedback", "admin")
+Role = Literal["rank", "explain", "feedback", "admin"]
+ROLES: tuple[Role, ...] = ("rank", "explain", "feedback", "admin")
 SHORTEST_TOKEN = 16
 LOOK_EVERY_S = 1.0
 HEADER = "authorization"
@@ -72,9 +73,9 @@ class Tokens:
         digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
         return frozenset(role for role, known in self._digests if hmac.compare_digest(known, digest))
 
-    def guard(self, role: Role) -> Guard:
-        """What lets in those with `role`."""
-        return Guard(self, role)
+    def guard(self, *roles: Role) -> Guard:
+        """What lets in those with one of `roles`."""
+        return Guard(self, roles)
 
     def _look(self) -> None:
         """Read the file again if it has changed; at most once a second. Where it is bad, what was read before holds."""
@@ -101,15 +102,14 @@ class Tokens:
 
 
 class Guard:
-    """Checks the metadata of calls for one role."""
+    """Checks the metadata of calls for one of several roles."""
 
-    def __init__(self, tokens: Tokens, role: Role) -> None:
+    def __init__(self, tokens: Tokens, roles: Sequence[Role]) -> None:
         self._tokens = tokens
-        self._role = role
+        self._roles = frozenset(roles)
+        wanted = " or ".join(map(repr, roles))
         self._forbidden = Refused(
-            "forbidden",
-            grpc.StatusCode.PERMISSION_DENIED,
-            f"this token has not the role {role!r}, which this service wants",
+            "forbidden", grpc.StatusCode.PERMISSION_DENIED, f"token lacks the required role {wanted}"
         )
 
     def refusal(self, metadata: Sequence[tuple[str, str | bytes]] | None) -> Refused | None:
@@ -117,7 +117,7 @@ class Guard:
         for name, value in metadata or ():
             if name == HEADER and isinstance(value, str) and value[: len(SCHEME)].lower() == SCHEME:
                 roles = self._tokens.roles(value[len(SCHEME) :])
-                if self._role in roles:
+                if roles & self._roles:
                     return None
                 return self._forbidden if roles else _WRONG_TOKEN
         return _NO_TOKEN

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from model_store.values import Value
 from server.attributes import NO_TEXT, Attributes, Column, number_of
@@ -15,6 +18,9 @@ from server.scoring.kernels import FIRST_SPELLED
 
 Array = npt.NDArray[Any]
 Spelled = tuple[str, Mapping[str, Value]]
+
+FEW = 64
+_EMPTY = pa.array([], pa.large_binary())
 
 ID = "id"
 """Stands for the candidate's own id, unless the catalogue's records have a field of this name."""
@@ -29,14 +35,36 @@ class Texts:
     numbered: Mapping[bytes, int]
     column: Column | None
 
-    def code_of(self, text: bytes) -> int:
+    def among(self, wanted: Collection[str | bytes]) -> Array:
+        """bool[len(owner)]: whether each text is one of those wanted.
+
+        A few are looked up among the catalogue's texts, each O(log texts) in Python. Many are put into a hash table, in
+        which every distinct text of the candidates is looked up: O(texts + wanted), by Arrow and without the GIL.
+        """
+        if len(wanted) <= FEW:
+            return np.isin(self.code, [self.code_of(text) for text in wanted])
+        texts, place = self.distinct
+        found = pc.is_in(texts, value_set=pa.array(wanted, pa.large_binary()))
+        return np.asarray(found.to_numpy(zero_copy_only=False))[place]
+
+    def code_of(self, text: str | bytes) -> int:
         """The code of a text; NO_TEXT, which no candidate has, if it is none of theirs."""
+        text = text.encode() if isinstance(text, str) else text
         code = NO_TEXT if self.column is None else self.column.code(text)
         return self.numbered.get(text, NO_TEXT) if code == NO_TEXT else code
 
+    @cached_property
+    def distinct(self) -> tuple[pa.Array, Array]:
+        """Each text once, in the order of the codes, and where each of `code` stands among them."""
+        codes, place = np.unique(self.code, return_inverse=True)
+        texts = _EMPTY if self.column is None else self.column.texts
+        if self.numbered:
+            texts = pa.concat_arrays([texts, pa.array(self.numbered, pa.large_binary())])
+        return texts.take(pa.array(codes)), place
+
 
 class Candidates:
-    """Columns over the candidates of one request, made when they are asked for. For one thread."""
+    """Columns over the candidates of one request, each made when it is first asked for. For one thread."""
 
     def __init__(
         self, attributes: Attributes, ids: Sequence[str], rows: Array, spelled: Sequence[Spelled]
@@ -46,6 +74,8 @@ class Candidates:
         self._ids = ids
         self._rows = rows
         self._spelled = spelled
+        self._numbers: dict[str, Array] = {}
+        self._texts: dict[str, Texts] = {}
         self._at = np.flatnonzero(rows <= FIRST_SPELLED) if spelled else np.empty(0, np.int64)
         self._known = rows >= 0
 
@@ -54,6 +84,17 @@ class Candidates:
 
     def numbers(self, name: str) -> Array:
         """float64[candidates], NaN where a candidate has no number in this field, or has several values."""
+        if name not in self._numbers:
+            self._numbers[name] = self._numbers_of(name)
+        return self._numbers[name]
+
+    def texts(self, name: str) -> Texts:
+        """Every text of every candidate in this field."""
+        if name not in self._texts:
+            self._texts[name] = self._texts_of(name)
+        return self._texts[name]
+
+    def _numbers_of(self, name: str) -> Array:
         found = np.full(len(self), np.nan)
         column = self._attributes.columns.get(name)
         if column is not None and column.start is None:
@@ -62,8 +103,7 @@ class Candidates:
             found[at] = number_of(features.get(name))
         return found
 
-    def texts(self, name: str) -> Texts:
-        """Every text of every candidate in this field."""
+    def _texts_of(self, name: str) -> Texts:
         column = self._attributes.columns.get(name)
         if column is None and name == ID:
             return self._own_ids()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ class AnyOf:
     """The field has one of these texts; of a set, some member is one of them."""
 
     field: str
-    texts: frozenset[bytes]
+    texts: Collection[str | bytes]
 
     def passes(self, candidates: Candidates) -> Array:
         """bool[candidates]."""
@@ -31,7 +32,7 @@ class NoneOf:
     """The field has none of these texts; a candidate without a value passes."""
 
     field: str
-    texts: frozenset[bytes]
+    texts: Collection[str | bytes]
 
     def passes(self, candidates: Candidates) -> Array:
         """bool[candidates]."""
@@ -55,8 +56,7 @@ class InRange:
 Condition = AnyOf | NoneOf | InRange
 
 
-def _has(found: Texts, wanted: frozenset[bytes], count: int) -> Array:
-    codes = [found.code_of(text) for text in wanted]
+def _has(found: Texts, wanted: Collection[str | bytes], count: int) -> Array:
     has = np.zeros(count, np.bool_)
-    has[found.owner[np.isin(found.code, codes)]] = True
+    has[found.owner[found.among(wanted)]] = True
     return has

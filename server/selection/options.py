@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ctr.v1.ranking_pb2 import Cap as CapMessage
 from ctr.v1.ranking_pb2 import Exploration as ExplorationMessage
 from ctr.v1.ranking_pb2 import Filter, RankRequest
-from server.errors import InvalidRequest, ObjectiveError
+from server.errors import InvalidRequest, ObjectiveError, check_deadline
 from server.objectives.objective import Objective
 from server.selection.candidates import Candidates, Spelled
 from server.selection.caps import Cap
@@ -39,10 +39,12 @@ class Options:
     request_id: str
 
     @classmethod
-    def of(cls, request: RankRequest, default_objective: str, request_id: str) -> Options | None:
+    def of(
+        cls, request: RankRequest, default_objective: str, request_id: str, until_s: float = math.inf
+    ) -> Options | None:
         """The options of a request to a model with this objective ("" for none); None where nothing is asked.
 
-        Raises InvalidRequest with the field's path.
+        Raises InvalidRequest with the field's path, DeadlinePassed where it is later than `until_s` (monotonic).
         """
         explores = request.HasField("exploration")
         objective = request.objective or default_objective
@@ -50,7 +52,7 @@ class Options:
             return None
         plan = Plan(
             _objective(objective),
-            _conditions(request.filters),
+            _conditions(request.filters, until_s),
             _caps(request.caps),
             _exploration(request.exploration) if explores else None,
         )
@@ -74,15 +76,19 @@ class Options:
         curve: Curve | None,
         attributes: Attributes,
         top_k: int | None,
+        until_s: float = math.inf,
     ) -> Selection:
         """Select from what the ranking kernel leaves, in the order of the candidates; copies what it keeps.
+
+        Raises DeadlinePassed between two steps where it is later than `until_s` (monotonic).
 
         rows int32[candidates]: a catalogue row, NO_ITEM, or FIRST_SPELLED - r for spelled[r]; scores and uncertainty
         (None unless `needs_uncertainty`) float64[candidates].
         """
         candidates = Candidates(attributes, ids, rows, spelled)
         wanted = uncertainty if self.needs_uncertainty else None
-        return self.plan.select(Scored(scores, wanted, curve), candidates, ids, top_k, self.request_id)
+        scored = Scored(scores, wanted, curve)
+        return self.plan.select(scored, candidates, ids, top_k, self.request_id, until_s)
 
 
 def _objective(text: str) -> Objective | None:
@@ -94,10 +100,14 @@ def _objective(text: str) -> Objective | None:
         raise ObjectiveError(f"objective: {error}") from None
 
 
-def _conditions(filters: Sequence[Filter]) -> tuple[Condition, ...]:
+def _conditions(filters: Sequence[Filter], until_s: float) -> tuple[Condition, ...]:
     if len(filters) > MAX_FILTERS:
         raise InvalidRequest(f"filters: got {len(filters)}; the limit is {MAX_FILTERS}")
-    return tuple(_condition(f"filters[{at}]", one) for at, one in enumerate(filters))
+    conditions = []
+    for at, one in enumerate(filters):
+        check_deadline(until_s)
+        conditions.append(_condition(f"filters[{at}]", one))
+    return tuple(conditions)
 
 
 def _condition(path: str, one: Filter) -> Condition:
@@ -110,8 +120,7 @@ def _condition(path: str, one: Filter) -> Condition:
     values = one.any_of.values if test == "any_of" else one.none_of.values
     if not 1 <= len(values) <= MAX_FILTER_VALUES:
         raise InvalidRequest(f"{path}.{test}: got {len(values)} values, expected 1 to {MAX_FILTER_VALUES}")
-    texts = frozenset(value.encode() for value in values)
-    return AnyOf(field, texts) if test == "any_of" else NoneOf(field, texts)
+    return AnyOf(field, tuple(values)) if test == "any_of" else NoneOf(field, tuple(values))
 
 
 def _in_range(path: str, field: str, one: Filter) -> InRange:

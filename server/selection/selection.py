@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.calibration import Curve
+from server.errors import check_deadline
 from server.objectives.objective import Objective
 from server.selection.candidates import Candidates
 from server.selection.caps import Cap, Groups
@@ -78,10 +80,19 @@ class Plan:
     exploration: Exploration | None
 
     def select(
-        self, scored: Scored, candidates: Candidates, ids: Sequence[str], top_k: int | None, request_id: str
+        self,
+        scored: Scored,
+        candidates: Candidates,
+        ids: Sequence[str],
+        top_k: int | None,
+        request_id: str,
+        until_s: float = math.inf,
     ) -> Selection:
-        """Select from all candidates of a request, whose `ids` stand in their order. Equal ones keep that order."""
-        kept = self._kept(candidates)
+        """Select from all candidates of a request, whose `ids` stand in their order. Equal ones keep that order.
+
+        Raises DeadlinePassed between two steps where it is later than `until_s` (monotonic).
+        """
+        kept = self._kept(candidates, until_s)
         some = scored.part(kept)
         moved = self._moved(some, ids, kept, request_id)
         valued = self._valued(some, candidates, kept)
@@ -89,8 +100,10 @@ class Plan:
         key = order_key(value, moved)
         order = np.argsort(-key, kind="stable")
         top = len(kept) if top_k is None else min(top_k, len(kept))
+        check_deadline(until_s)
         groups = _within(Groups.of(self.caps, candidates), kept) if self.caps else None
         taken = order[:top] if groups is None else groups.take(order, top)
+        check_deadline(until_s)
         notes = [] if self.objective is None else self._notes(self.objective, value, candidates, kept)
         return Selection(
             order=kept[taken],
@@ -104,9 +117,10 @@ class Plan:
             notes=notes,
         )
 
-    def _kept(self, candidates: Candidates) -> Array:
+    def _kept(self, candidates: Candidates, until_s: float) -> Array:
         passes = np.ones(len(candidates), np.bool_)
         for condition in self.conditions:
+            check_deadline(until_s)
             passes &= condition.passes(candidates)
         return np.flatnonzero(passes)
 

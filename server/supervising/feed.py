@@ -6,6 +6,7 @@ server that is one process (`server.lifecycle`).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -56,13 +57,17 @@ class Feed:
         for follower in self._followers.values():
             follower.stop()
 
-    def close(self) -> None:
-        """Wait for the followers to end, then write the last good models. Call after `stop`."""
+    def close(self, end_at_s: float) -> None:
+        """Wait for the followers to end, then write the last good models. Call after `stop`.
+
+        end_at_s: on the monotonic clock; what a disk has not taken by then is left, and logged.
+        """
+        grace_ends_s = min(end_at_s, time.monotonic() + GRACE_S)
         for follower in self._followers.values():
             if follower.is_alive():
-                follower.join(GRACE_S)
+                follower.join(max(0.0, grace_ends_s - time.monotonic()))
         if self._keeper is not None:
-            self._keeper.close()
+            self._keeper.close(end_at_s)
 
     def late(self, found: Mapping[str, Sequence[str]]) -> None:
         """By model: ids that requests have found in the store, and the catalogue lacks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Sequence
 
@@ -11,6 +12,8 @@ import structlog
 from server.grpc_server import address_of
 from server.settings import Settings
 from server.supervising.state_folder import Process, StateFolder
+
+REMEMBER_S = 1.0
 
 _log = structlog.get_logger(__name__)
 
@@ -24,6 +27,7 @@ class Inherited:
         self._workers = tuple(workers)
         self._ended_at: float | None = None
         self._remembered: object = None
+        self._writing = threading.Thread()  # none yet
 
     @classmethod
     def of(cls, state: StateFolder | None, settings: Settings) -> Inherited:
@@ -60,8 +64,24 @@ class Inherited:
                 worker.send(signal.SIGKILL)
 
     def remember(self, state: StateFolder, address: str, own: Sequence[Process]) -> None:
-        """Write down all that a successor would find, if it is not what was written before."""
+        """Write down all that a successor would find, if it is not what was written before.
+
+        In a thread that is waited for REMEMBER_S at most: the caller must hear signals also while the disk hangs.
+        """
         record = (address, *self._workers, *own)
-        if record != self._remembered:
-            self._remembered = record
-            state.remember(address, [*self._workers, *own])
+        if record == self._remembered or self._writing.is_alive():
+            return
+        self._remembered = record
+        self._writing = threading.Thread(
+            target=state.remember,
+            args=(address, [*self._workers, *own]),
+            name="write down workers",
+            daemon=True,
+        )
+        self._writing.start()
+        self._writing.join(REMEMBER_S)
+        if self._writing.is_alive():
+            _log.error(
+                "the disk does not answer: no successor will find the workers until it does",
+                folder=str(state.folder),
+            )

@@ -35,6 +35,7 @@ class Keeper(threading.Thread):
 
     def __init__(self, state: StateFolder, models: Sequence[str], distribution: Distribution) -> None:
         super().__init__(name="keep last good", daemon=True)
+        self._folder = state.folder
         self._folders = {name: LastGood(state.model(name), name) for name in models}
         self._experiments = KeptExperiments(state.experiments)
         self._told: dict[str, str | None] = {}
@@ -99,13 +100,20 @@ class Keeper(threading.Thread):
             self._save(model)
             self._rest(model, time.monotonic() - began)
 
-    def close(self) -> None:
-        """Write what has changed, and end."""
+    def close(self, end_at_s: float) -> None:
+        """Write what has changed, and end, waiting for the disk until `end_at_s` (monotonic) at most."""
+        began_s = time.monotonic()
         with self._changed:
             self._ending = True
             self._changed.notify()
         if self.is_alive():
-            self.join()
+            self.join(max(0.0, end_at_s - began_s))
+        if self.is_alive():  # a daemon thread: the process ends without it
+            _log.error(
+                "the disk does not answer: ending without the last changes on it",
+                folder=str(self._folder),
+                waited_s=round(time.monotonic() - began_s, 1),
+            )
 
     def _next(self) -> str | None:
         """Wait for a model that is due; None at the end."""

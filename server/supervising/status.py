@@ -60,14 +60,35 @@ class SupervisorStatus:
     """The server at one moment."""
 
     address: str
-    ready: bool
-    """Whether every model is served by every worker."""
+    begun: bool
+    """Whether every model has been served by every worker at once since this server started."""
     draining: bool
     models: tuple[ModelStatus, ...]
     workers: tuple[WorkerStatus, ...]
     successor_of: tuple[int, ...] = ()
     """Workers of a supervisor that died, which still answer until this one is ready."""
 
+    @property
+    def not_ready(self) -> str:
+        """Why no calls should be sent here now; "" if they should: one worker that serves every model is enough."""
+        if self.draining:
+            return "draining"
+        if self.begun and any(worker.state == "serving" for worker in self.workers):
+            return ""
+        workers = ", ".join(f"worker {worker.number} {worker.state}" for worker in self.workers)
+        problems = "".join(f"; {model.name}: {model.problem}" for model in self.models if model.problem)
+        what = (
+            "no worker serves every model"
+            if self.begun
+            else "starting: not all workers serve every model yet"
+        )
+        return f"{what} ({workers}){problems}"
+
+    @property
+    def ready(self) -> bool:
+        """Whether calls should be sent here now."""
+        return not self.not_ready
+
     def to_json(self) -> dict[str, Any]:
-        """Every field by its name."""
-        return asdict(self)
+        """Every field by its name, and `ready` with the reason if it is not."""
+        return {"ready": self.ready, "not_ready": self.not_ready, **asdict(self)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -51,7 +52,7 @@ class Supervisor:
         """`on_ready` is called once, when every model is served by every worker."""
         self._settings = settings
         self._on_ready = on_ready
-        self._ready = False
+        self._begun = False
         self._signals = 0
         self._kill: Callable[[], None] = lambda: None
         """Ends every worker at once; nothing before there is a crew."""
@@ -82,7 +83,7 @@ class Supervisor:
         """The server as it is now. Any thread."""
         return SupervisorStatus(
             address=self._port.address,
-            ready=self._ready,
+            begun=self._begun,
             draining=self._stopping.is_set(),
             models=self._feed.status(),
             workers=self._crew.status(),
@@ -145,11 +146,11 @@ class Supervisor:
         self._crew.tend()
         if self._state is not None:
             self._inherited.remember(self._state, self._port.address, self._crew.processes())
-        if not self._ready and self._crew.serves(self._settings.models):
-            self._ready = True
+        if not self._begun and self._crew.serves(self._settings.models):
+            self._begun = True
             self._crew.listen_now, self._crew.begun = False, True
             self._on_ready(self.status())
-        if self._ready:
+        if self._begun:
             self._inherited.end(self._settings.drain_s + KILL_AFTER_S)
 
     def counted(self, worker: str, meter: Mapping[str, Any], late: Mapping[str, Sequence[str]]) -> None:
@@ -164,17 +165,16 @@ class Supervisor:
     # -- the end
 
     def _drain(self) -> None:
-        """Have every worker finish, for a bounded time; the last good models are written meanwhile."""
+        """Have every worker finish, and the last good models written, for a bounded time in all."""
         _log.info("draining", at_most_s=self._settings.drain_s)
+        end_at_s = time.monotonic() + self._settings.drain_s + KILL_AFTER_S
         self._feed.stop()
         self._crew.drain(refuse=True)
         self._inherited.end(self._settings.drain_s + KILL_AFTER_S)
-        self._feed.close()
-        waited = 0.0
-        while self._crew.alive and waited < self._settings.drain_s + KILL_AFTER_S:
+        self._feed.close(end_at_s)
+        while self._crew.alive and time.monotonic() < end_at_s:
             self._crew.tend()
             threading.Event().wait(TICK_S / 4)
-            waited += TICK_S / 4
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1

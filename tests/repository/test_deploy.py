@@ -91,6 +91,13 @@ def test_every_alert_is_in_the_document_and_says_what_happens() -> None:
     assert all(alert["labels"]["severity"] and alert["annotations"]["summary"] for alert in alerts())
 
 
+def test_a_page_about_errors_or_refusals_is_about_the_method_that_it_means() -> None:
+    """A store that takes no feedback must not page as if ranking failed."""
+    for alert in alerts():
+        for name, labels in re.findall(r"(ftrie_(?:errors|refused)_total)\{([^}]*)\}", alert["expr"]):
+            assert "method=" in labels, (alert["alert"], name)
+
+
 def test_panels_do_not_lie_on_each_other() -> None:
     panels = json.loads((DEPLOY / "grafana/ftrie.json").read_text("utf-8"))["panels"]
     cells = [

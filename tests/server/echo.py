@@ -11,7 +11,7 @@ import grpc
 from ftrie.access import OPEN, Access
 from server.grpc_server import Health, grpc_server, listen
 from server.metrics.meter import Meter
-from server.security.tokens import Guard
+from server.security.tokens import Tokens
 
 METHOD = "/test.Echo/Echo"
 
@@ -25,14 +25,14 @@ def handlers() -> grpc.GenericRpcHandler[Any, Any]:
 @contextmanager
 def serving(
     *,
-    guard: Guard | None = None,
+    tokens: Tokens | None = None,
     credentials: grpc.ServerCredentials | None = None,
     meter: Meter | None = None,
 ) -> Iterator[str]:
     """An echo that listens on this machine; yields its address."""
     health = Health()
     health.say(serving=True)
-    server = grpc_server(handlers(), health, 2, meter=meter, guard=guard)
+    server = grpc_server(handlers(), health, 2, meter=meter, tokens=tokens)
     address = listen(server, "127.0.0.1", 0, credentials)
     server.start()
     try:

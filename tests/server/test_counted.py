@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ftrie.client import Client, RankFailed
+from ftrie.client import Client, Feedback, RankFailed, ReportFailed
 from model_store.store import Store
 from server.lifecycle import Server
 from server.metrics.exposition import registry
@@ -59,7 +59,7 @@ def test_what_is_degraded_is_counted_by_part(
     eventually(lambda: count(server, DEGRADED, model=shop.NAME, part="user_features") == 1)
 
 
-def test_errors_are_counted_by_status_and_never_under_a_name_from_a_request(
+def test_errors_are_counted_by_method_and_status_and_never_under_a_name_from_a_request(
     server: Server, client: Client, eventually: Eventually
 ) -> None:
     for arguments in (
@@ -69,7 +69,14 @@ def test_errors_are_counted_by_status_and_never_under_a_name_from_a_request(
     ):
         with pytest.raises(RankFailed):
             client.rank(**arguments)  # type: ignore[arg-type]
-    eventually(lambda: count(server, ERRORS) == 3)
-    assert count(server, ERRORS, model=shop.NAME, status="INVALID_ARGUMENT") == 1
-    assert count(server, ERRORS, model=shop.NAME, status="NOT_FOUND") == 1
-    assert count(server, ERRORS, model="", status="NOT_FOUND") == 1
+    with pytest.raises(RankFailed):
+        client.explain(candidates=[])
+    with pytest.raises(ReportFailed):
+        client.report("no such", [Feedback("r", "item-1")])
+    eventually(lambda: count(server, ERRORS) == 5)
+    assert count(server, ERRORS, method="Rank") == 3
+    assert count(server, ERRORS, method="Explain", model=shop.NAME, status="INVALID_ARGUMENT") == 1
+    assert count(server, ERRORS, method="Report", model="", status="NOT_FOUND") == 1
+    assert count(server, ERRORS, method="Rank", model=shop.NAME, status="INVALID_ARGUMENT") == 1
+    assert count(server, ERRORS, method="Rank", model=shop.NAME, status="NOT_FOUND") == 1
+    assert count(server, ERRORS, method="Rank", model="", status="NOT_FOUND") == 1

@@ -232,7 +232,7 @@ def test_what_became_of_events_is_counted(
     expected = {"accepted": 2, "duplicate": 1, "rejected": 1, "failed": 2}
 
     def counted(name: str) -> dict[str, float]:
-        return {labels[1]: number for found, labels, number in server.totals.counts() if found == name}
+        return {labels[-1]: number for found, labels, number in server.totals.counts() if found == name}
 
     eventually(lambda: counted(FEEDBACK) == expected)
     assert counted(ERRORS) == {"FAILED_PRECONDITION": 1, "INVALID_ARGUMENT": 1}

@@ -12,14 +12,17 @@ import grpc
 import pytest
 from google.rpc.error_details_pb2 import RetryInfo
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
+from server import grpc_server as grpc_server_module
 from server import pools
 from server.gate import RETRY_AFTER_MS
 from server.grpc_server import Health, grpc_server, listen
 from server.metrics.families import IN_PROGRESS, PLACES, REFUSED
 from server.metrics.meter import Meter
 from server.pools import BoundedPool
+from server.reflection import PLACES as REFLECTION_PLACES
 
 THREADS, WAITING = 2, 3
 BIG = b"x" * (8 << 20)
@@ -188,7 +191,7 @@ def test_refusals_and_places_are_counted(
     for _ in range(3):
         refused(running)
     taken = running.meter.take()
-    assert [REFUSED, ["overload"], 3] in taken["counts"]
+    assert [REFUSED, ["Wait", "overload"], 3] in taken["counts"]
     assert [PLACES, [], 5] in taken["gauges"]
 
 
@@ -212,6 +215,68 @@ def test_callers_who_send_no_message_hold_no_thread_for_long(
     assert running.wait(b"next", timeout=20) == b"next"
     stub = health_pb2_grpc.HealthStub(running.channel)
     stub.Check(health_pb2.HealthCheckRequest(), timeout=20)
+
+
+def reflecting(channel: grpc.Channel, open_until: threading.Event) -> Any:
+    """A stream of reflection with one question, open after its answer."""
+
+    def questions() -> Iterator[Any]:
+        yield reflection_pb2.ServerReflectionRequest(list_services="")
+        open_until.wait()
+
+    return reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(questions())
+
+
+def ended(stream: Any) -> grpc.StatusCode:
+    """How a stream ends, once its answers have been read."""
+    with pytest.raises(grpc.RpcError) as failed:
+        for _ in stream:
+            pass
+    code: grpc.StatusCode = failed.value.code()
+    return code
+
+
+def test_reflection_takes_so_many_streams_and_gives_up_those_that_ask_nothing(
+    running: Running, monkeypatch: pytest.MonkeyPatch, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    monkeypatch.setattr(pools, "LOOK_EVERY_S", 0.02)
+    over = threading.Event()
+    streams = [reflecting(running.channel, over) for _ in range(3 * REFLECTION_PLACES)]
+    refused: list[int] = []
+
+    def all_but_the_places_are_refused() -> bool:
+        for name, labels, number in running.meter.take()["counts"]:
+            assert (name, labels) == (REFUSED, ["ServerReflectionInfo", "overload"])
+            refused.append(number)
+        return sum(refused) == 2 * REFLECTION_PLACES
+
+    eventually(all_but_the_places_are_refused)
+    running.slow.go.set()
+    assert running.wait(b"ranked", timeout=20) == b"ranked"
+    monkeypatch.setattr(pools, "MESSAGE_WITHIN_S", 0.1)
+    codes = sorted(ended(stream).name for stream in streams)
+    assert codes == ["CANCELLED"] * REFLECTION_PLACES + ["RESOURCE_EXHAUSTED"] * 2 * REFLECTION_PLACES
+    over.set()
+    again = reflecting(running.channel, over)
+    assert next(again).list_services_response.service
+
+
+def test_a_connection_has_a_bounded_number_of_calls_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_server_module, "MAX_STREAMS", 3)
+    running = Running()
+    stub = health_pb2_grpc.HealthStub(running.channel)
+    request = health_pb2.HealthCheckRequest()
+    watches = [stub.Watch(request) for _ in range(3)]
+    assert {next(watch).status for watch in watches} == {health_pb2.HealthCheckResponse.SERVING}
+    with pytest.raises(grpc.RpcError) as failed:
+        stub.Check(request, timeout=0.5)  # held back by the client's own library
+    assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    with grpc.insecure_channel(running.address, [("grpc.use_local_subchannel_pool", 1)]) as another:
+        health_pb2_grpc.HealthStub(another).Check(request, timeout=20)
+    watches[0].cancel()
+    stub.Check(request, timeout=20)
+    running.channel.close()
+    running.server.stop(0).wait()
 
 
 def test_a_call_that_computes_for_long_is_left_alone(

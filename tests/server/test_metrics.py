@@ -77,7 +77,7 @@ def test_a_dead_worker_s_counts_stay_and_its_gauges_go() -> None:
     for source in ("w1", "w2"):
         meter = Meter()
         answer(meter)
-        meter.failed("shop", "INTERNAL")
+        meter.failed("shop", "Rank", "INTERNAL")
         meter.set(IN_PROGRESS, value=3)
         totals.add(source, over_json(meter.take()))
     assert samples(totals)[IN_PROGRESS, ()] == 6
@@ -85,7 +85,7 @@ def test_a_dead_worker_s_counts_stay_and_its_gauges_go() -> None:
     found = samples(totals)
     assert found[IN_PROGRESS, ()] == 3
     assert found["ftrie_call_seconds_count", ("shop", "1", "plain")] == 2
-    assert found[ERRORS, ("shop", "INTERNAL")] == 2
+    assert found[ERRORS, ("shop", "Rank", "INTERNAL")] == 2
 
 
 def test_only_the_latest_versions_have_series_and_the_sum_never_falls() -> None:

@@ -203,11 +203,12 @@ def test_an_overloaded_server_refuses_at_once_and_its_health_answers(
 
 
 @pytest.mark.slow
-def test_health_over_http_says_503_until_a_model_is_served(
+def test_health_over_http_tells_the_present(
     store: Store, store_url: str, eventually: Callable[[Callable[[], bool]], None]
 ) -> None:
+    """503 with the reason before a model is served, while no worker serves, and while draining; else 200."""
     command = [sys.executable, "-m", "ftrie", "serve", shop.NAME, "--store", store_url]
-    flags = ["--port", "0", "--metrics-port", "0"]
+    flags = ["--port", "0", "--metrics-port", "0", "--drain", "3", "--workers", "1"]
     with subprocess.Popen(
         [*command, *flags], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -217,17 +218,28 @@ def test_health_over_http_says_503_until_a_model_is_served(
             entry = json.loads(process.stderr.readline())
         threading.Thread(target=process.stderr.read, daemon=True).start()
 
-        def status() -> int:
+        def health() -> tuple[int, str]:
             try:
                 with urllib.request.urlopen(f"http://{entry['address']}/healthz", timeout=20) as page:
-                    return int(page.status)
+                    return int(page.status), json.load(page)["not_ready"]
             except urllib.error.HTTPError as error:
-                return error.code
+                return error.code, json.load(error)["not_ready"]
 
-        assert status() == 503
+        assert health()[0] == 503 and "starting" in health()[1]
         shop.fill(store)
-        eventually(lambda: status() == 200)
-        process.terminate()
+        eventually(lambda: health() == (200, ""))
+        with urllib.request.urlopen(f"http://{entry['address']}/healthz", timeout=20) as page:
+            before = json.load(page)
+        os.kill(before["workers"][0]["pid"], signal.SIGKILL)
+        eventually(lambda: health() == (503, "no worker serves every model (worker 0 gone)"))
+        eventually(lambda: health() == (200, ""))
+        with grpc.insecure_channel(before["address"]) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+            process.terminate()  # the open stream keeps the worker until --drain has passed
+            assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            assert health() == (503, "draining")
+            watch.cancel()
         assert process.wait(60) == 0
 
 

@@ -120,7 +120,9 @@ def test_once_the_experiment_has_no_shadows_nothing_is_logged(
     logged(log, eventually)
     experiments = shop_store.model(shop.NAME).experiments
     experiments.change(lambda e: replace(e, shadows=(), shares={"plain": 1.0}))
-    eventually(lambda: client.rank(cookie="c", candidates=["item-1"]).variant == "plain")
+    eventually(
+        lambda: client.rank(cookie="u1", candidates=["item-1"]).variant == "plain"
+    )  # by the spec: base
     client.rank(**ASKED, variant="base", request_id="without")  # type: ignore[arg-type]
     experiments.change(lambda e: replace(e, shadows=("plain",)))
 

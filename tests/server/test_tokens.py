@@ -13,18 +13,23 @@ import grpc
 import pytest
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from ftrie.access import Access
+from ftrie.cli import run
 from model_store.errors import ServerError
+from model_store.store import Store
+from server.lifecycle import Server
 from server.metrics.families import REFUSED
 from server.metrics.meter import Meter
 from server.security import tokens as tokens_module
 from server.security.access import check
 from server.security.tokens import Tokens
 from server.settings import Settings
-from tests.server import echo
+from tests.server import echo, shop
 
 RANK, ADMIN, BOTH = "rank-0123456789abcdef", "admin-0123456789abcdef", "both-0123456789abcdef"
+EXPLAIN = "explain-0123456789abcdef"
 FILE = f'rank = ["{RANK}", "{BOTH}"]\nadmin = ["{ADMIN}", "{BOTH}"]\n'
 
 
@@ -50,7 +55,7 @@ def path(tmp_path: Path) -> Path:
 def test_a_token_opens_the_services_of_its_roles_alone(
     path: Path, token: str, status: grpc.StatusCode
 ) -> None:
-    with echo.serving(guard=Tokens(str(path)).guard("rank")) as address:
+    with echo.serving(tokens=Tokens(str(path))) as address:
         assert echo.outcome(address, Access(token=token)) is status
 
 
@@ -68,7 +73,7 @@ def test_the_scheme_is_read_in_any_case_and_other_metadata_are_passed_over(path:
 
 def test_health_needs_no_token(path: Path) -> None:
     with (
-        echo.serving(guard=Tokens(str(path)).guard("rank")) as address,
+        echo.serving(tokens=Tokens(str(path))) as address,
         grpc.insecure_channel(address) as channel,
     ):
         stub = health_pb2_grpc.HealthStub(channel)
@@ -76,17 +81,54 @@ def test_health_needs_no_token(path: Path) -> None:
 
 
 def test_a_role_without_tokens_lets_nobody_in(path: Path) -> None:
-    with echo.serving(guard=Tokens(str(path)).guard("feedback")) as address:
+    path.write_text(f'feedback = ["{BOTH}"]')
+    with echo.serving(tokens=Tokens(str(path))) as address:
         assert echo.outcome(address, Access(token=BOTH)) is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_explaining_takes_a_role_of_its_own(
+    path: Path, shop_store: Store, start: Callable[..., Server], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its answer shows a user's stored features, which who may rank need not see."""
+    path.write_text(f'rank = ["{RANK}"]\nexplain = ["{EXPLAIN}"]')
+    server = start(tokens=str(path))
+    assert server.ready.wait(60)
+    asked = [shop.NAME, "--address", server.address, "--cookie", "u1", "--candidates", "item-1"]
+    codes = {
+        (command, role): run([command, *asked, "--token", token])
+        for command in ("rank", "explain")
+        for role, token in (("rank", RANK), ("explain", EXPLAIN))
+    }
+    assert {pair for pair, code in codes.items() if code == 0} == {("rank", "rank"), ("explain", "explain")}
+    said = capsys.readouterr().err
+    assert "PERMISSION_DENIED: token lacks the required role 'explain'" in said
+    assert "PERMISSION_DENIED: token lacks the required role 'rank'" in said
+
+
+@pytest.mark.parametrize(
+    ("token", "status"),
+    [(RANK, "OK"), (ADMIN, "OK"), (RANK + "x", "UNAUTHENTICATED"), ("", "UNAUTHENTICATED")],
+)
+def test_reflection_takes_a_token_of_any_role(path: Path, token: str, status: str) -> None:
+    access = Access(token=token)
+    with echo.serving(tokens=Tokens(str(path))) as address, access.channel(address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        request = reflection_pb2.ServerReflectionRequest(list_services="")
+        try:
+            next(stub.ServerReflectionInfo(iter([request]), timeout=20, metadata=access.metadata()))
+            found = "OK"
+        except grpc.RpcError as error:
+            found = error.code().name
+    assert found == status
 
 
 def test_refusals_are_counted_by_reason(path: Path) -> None:
     meter = Meter()
-    with echo.serving(guard=Tokens(str(path)).guard("rank"), meter=meter) as address:
+    with echo.serving(tokens=Tokens(str(path)), meter=meter) as address:
         for token in (ADMIN, "x" * 20, ""):
             echo.outcome(address, Access(token=token))
     counts = meter.take()["counts"]
-    assert sorted(counts) == [[REFUSED, ["forbidden"], 1], [REFUSED, ["unauthenticated"], 2]]
+    assert sorted(counts) == [[REFUSED, ["Echo", "forbidden"], 1], [REFUSED, ["Echo", "unauthenticated"], 2]]
 
 
 def test_a_changed_file_is_read_again_and_a_bad_one_is_not_believed(
@@ -110,7 +152,7 @@ def test_a_changed_file_is_read_again_and_a_bad_one_is_not_believed(
     ("text", "message"),
     [
         ("rank = [", "is not TOML"),
-        ("", "expected lists of tokens under one or more of rank, feedback, admin"),
+        ("", "expected lists of tokens under one or more of rank, explain, feedback, admin"),
         ('root = ["0123456789abcdef"]', "expected lists of tokens under"),
         ('rank = "0123456789abcdef"', "rank: expected a list of texts"),
         ('rank = ["secret"]', "of at least 16 letters"),
@@ -154,7 +196,7 @@ from ftrie.access import Access
 from server.security.tokens import Tokens
 from tests.server import echo
 tokens = Tokens(sys.argv[1])
-with echo.serving(guard=tokens.guard("rank")) as address:
+with echo.serving(tokens=tokens) as address:
     for token in sys.argv[2:]:
         print(echo.outcome(address, Access(token=token)), Access(token=token), vars(tokens))
 """

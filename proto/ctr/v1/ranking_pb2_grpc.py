@@ -70,7 +70,8 @@ class RankingServiceServicer:
     def Explain(self, request, context):
         """Explain says which keys made each candidate's score, and what each of them added. It costs a multiple of Rank.
 
-        Fails as Rank does. At most 100 candidates.
+        Fails as Rank does. At most 100 candidates. Where tokens are asked for, the caller needs the role explain: the answer
+        shows the user's stored features.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

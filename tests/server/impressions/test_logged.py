@@ -13,10 +13,11 @@ import grpc
 import pytest
 
 from ctr.v1.ranking_pb2 import RankRequest
+from ftrie.cli import run
 from ftrie.client import METHOD, AnyOf, Client, RankFailed, Thompson
 from model_store.store import Store
 from server.lifecycle import Server
-from server.metrics.families import IMPRESSIONS_DROPPED, IMPRESSIONS_LOGGED
+from server.metrics.families import IMPRESSIONS_DROPPED, IMPRESSIONS_LOGGED, IMPRESSIONS_SKIPPED
 from server.settings import Settings
 from tests.server import shop
 from tests.stalling import stalled
@@ -61,7 +62,6 @@ def test_an_answer_is_logged_as_it_was_given(
             candidates=list(shop.ITEMS),
             context=CONTEXT,
             top_k=3,
-            variant="base",
             request_id="r1",
         )
     eventually(lambda: len(in_store(store)) == 1 and file.exists() and len(in_file(file)) == 1)
@@ -73,7 +73,7 @@ def test_an_answer_is_logged_as_it_was_given(
         "cookie": "u1",
         "model": "shop",
         "version": 1,
-        "variant": "base",
+        "variant": answer.variant,
         "user": {"age": "20", "device": "u1", "likes": ["red", "blue"]},
         "context": {"hour": "2024-05-01T08:00:00", "distance": 2.5},
         "items": [
@@ -274,3 +274,25 @@ def test_a_file_is_for_its_owner_and_its_group(logging: Server, file: Path, even
         client.rank(candidates=["item-1"])
     eventually(file.exists)
     assert stat.S_IMODE(file.stat().st_mode) & ~0o640 == 0
+
+
+def test_load_tests_and_forced_variants_leave_no_impression_and_are_counted(
+    logging: Server, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    requests = tmp_path / "requests.jsonl"
+    requests.write_text('{"request": {"cookie": "u1", "item_ids": ["item-1"]}}\n')
+    flags = ["--requests", str(requests), "--rate", "50", "--duration", "0.1", "--json"]
+    assert run(["bench", "serve", logging.address, *flags]) == 0
+    replayed = json.loads(capsys.readouterr().out)["answered"]
+    with Client(logging.address) as client:
+        client.rank(candidates=["item-1"], no_log=True)
+        client.rank(candidates=["item-1"], variant="base")
+        client.rank(candidates=["item-1"], variant="base", no_log=True)
+        client.rank(candidates=["item-1"], request_id="the only one")
+    logging.drain()
+    logging.shutdown()
+    assert [event["request_id"] for event in in_store(store)] == ["the only one"]
+    assert replayed > 0
+    skipped = {("shop", "no_log"): replayed + 2, ("shop", "variant"): 1}
+    assert counted(logging, IMPRESSIONS_SKIPPED) == skipped
+    assert counted(logging, IMPRESSIONS_DROPPED) == {}

@@ -50,11 +50,12 @@ def test_a_writer_that_is_behind_costs_impressions_that_are_counted_and_told_onc
         log.close()
     counts = {(name, *labels): number for name, labels, number in meter.take()["counts"]}
     logged = counts.pop((IMPRESSIONS_LOGGED, "whole", "file"))
-    assert logged == len(in_file(file)) == 5
-    assert sum(counts.values()) == 95
-    assert (
-        counts[IMPRESSIONS_DROPPED, "whole", "file", "queue"] >= 94
-    )  # the sixth, if the writer has the first in hand
+    # Five wait. A sixth if the writer has the first in hand: its sink then has room for it, if the first is written
+    # before the other five come, or else drops it.
+    assert logged == len(in_file(file))
+    assert 5 <= logged <= 6
+    assert logged + sum(counts.values()) == 100
+    assert counts[IMPRESSIONS_DROPPED, "whole", "file", "queue"] >= 94
     assert "impressions dropped: too many wait for the writer" in [line["event"] for line in told]
 
 

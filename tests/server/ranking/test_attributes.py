@@ -17,6 +17,7 @@ from model_store.values import Value
 from server.attributes import MAX_NAMES, MAX_TEXT_BYTES, Attributes, AttributeWriter
 from server.catalogue import Catalogue
 from server.scoring.kernels import FIRST_SPELLED, NO_ITEM
+from server.selection import candidates as candidates_module
 from server.selection.candidates import Candidates
 from server.selection.conditions import AnyOf, InRange, NoneOf
 
@@ -159,6 +160,18 @@ def test_columns_equal_a_slow_reading_of_the_records(records: list[Record], data
             members = attributes.members(name, record.get(name))
             mine = texts.code[texts.owner == at].tolist()
             assert sorted(mine) == sorted(texts.code_of(text) for text in members)
+        wanted = data.draw(st.frozensets(TEXTS.filter(bool), min_size=1))
+        with (
+            pytest.MonkeyPatch.context() as few
+        ):  # both ways of finding the wanted texts, against a slow reading
+            for most in (0, candidates_module.FEW):
+                few.setattr(candidates_module, "FEW", most)
+                passed = AnyOf(name, tuple(wanted)).passes(found).tolist()
+                assert passed == [
+                    bool({text.encode() for text in wanted} & set(attributes.members(name, record.get(name))))
+                    for record in all_records
+                ]
+                assert NoneOf(name, tuple(wanted)).passes(found).tolist() == [not one for one in passed]
         if name != "tags":
             assert nan_is_none(found.numbers(name)) == [
                 slow_number(record.get(name)) for record in all_records

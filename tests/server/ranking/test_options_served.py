@@ -204,7 +204,8 @@ def test_spelled_out_late_and_unknown_items_are_explained(shop_store: Store, cli
 
 def test_an_explanation_of_many_candidates_and_of_nonsense_is_refused(client: Client) -> None:
     with pytest.raises(RankFailed, match="101 candidates; the limit for an explanation is 100") as raised:
-        client.explain(candidates=[f"i{number}" for number in range(101)])
+        # Before it is ranked, which would find a number that is none.
+        client.explain(candidates=[f"i{number}" for number in range(101)], context={"distance": "far"})
     assert raised.value.code is grpc.StatusCode.INVALID_ARGUMENT
     with pytest.raises(RankFailed, match=r"item_ids\[1\]: empty"):
         client.explain(candidates=["a", ""])

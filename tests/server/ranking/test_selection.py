@@ -15,7 +15,7 @@ from model_store.calibration import PowerCurve
 from model_store.features import FeaturePlan
 from model_store.spec import parse_spec
 from server.attributes import AttributeWriter
-from server.errors import InvalidRequest
+from server.errors import DeadlinePassed, InvalidRequest
 from server.selection.candidates import Candidates
 from server.selection.caps import Cap
 from server.selection.conditions import AnyOf, Condition, InRange, NoneOf
@@ -270,6 +270,20 @@ def test_a_wrong_option_is_refused_with_its_path(message: dict[str, Any], text: 
     with pytest.raises(InvalidRequest) as raised:
         Options.of(RankRequest(**message), "", "r")
     assert str(raised.value).startswith(text)
+
+
+def test_filters_stop_at_the_deadline_while_they_are_read_and_while_they_are_tested() -> None:
+    message = RankRequest(filters=[{"field": "seller", "any_of": {"values": ["a"]}}])
+    with pytest.raises(DeadlinePassed):
+        Options.of(message, "", "r", until_s=0.0)
+    options = Options.of(message, "", "r", until_s=math.inf)
+    assert options is not None
+    records: list[Record] = [{"seller": "a"}]
+    found = candidates(records)
+    scored = Scored(np.zeros(1), None, None)
+    with pytest.raises(DeadlinePassed):
+        options.plan.select(scored, found, ids(records), None, "r", until_s=0.0)
+    assert options.plan.select(scored, found, ids(records), None, "r").order.tolist() == [0]
 
 
 def test_widths_of_every_policy_are_read() -> None:
