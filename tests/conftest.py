@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -17,6 +19,19 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from model_store.store import Store
 
+ROOT = Path(__file__).resolve().parents[1]
+
+# What nearly every test needs compiled: the server's kernels, and those of a trainer of one and of several variants.
+COMPILE = (
+    "from server.warming import warm_kernels; warm_kernels()",
+    """if True:
+    from model_store.spec import parse_spec
+    from trainer.daemon.compiling import compile_loop
+    one = '[model]\\nname = "m"\\n[input]\\nlabel = "click"\\nrequest = "r"\\n'
+    for variants in ("", "[variants]\\na = { share = 0.5 }\\nb = { share = 0.5 }\\n"):
+        compile_loop(parse_spec(one + variants))
+    """,
+)
 
 # A shell starts background jobs with SIGINT ignored, nohup any job with SIGHUP ignored. Children would inherit that,
 # and tests that interrupt one would wait for ever; so that they start with the defaults:
@@ -37,6 +52,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how long tests/chaos kills processes under traffic (default 40, or FTRIE_CHAOS_SECONDS)",
     )
     parser.addoption("--chaos-seed", type=int, default=1, help="which processes tests/chaos kills, and when")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile the common kernels before the workers of xdist start: each of them would compile them all."""
+    if getattr(session.config.option, "numprocesses", None) and not hasattr(session.config, "workerinput"):
+        environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}"}
+        compiling = [
+            subprocess.Popen(
+                [sys.executable, "-c", code],
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+            for code in COMPILE
+        ]
+        for process in compiling:
+            _, errors = process.communicate()
+            if process.returncode:
+                raise pytest.UsageError(f"the kernels could not be compiled:\n{errors.decode()}")
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
