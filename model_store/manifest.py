@@ -82,7 +82,7 @@ class Manifest:
                 through_us=_number("through_us", text["through_us"]) if text.get("through_us") else None,
                 recent=text.get("recent", ""),
                 refused=text.get("refused", ""),
-                forced=bool(text.get("forced")),
+                forced=text.get("forced") == "1",
             )
         except KeyError as error:
             raise ArtefactError(f"the manifest has no field {error}; publish the version again") from None

@@ -377,6 +377,7 @@ class _ModelCheck:
             created=there.created if there else self._listed_time(version, fields) or made.created,
             through_us=_said(fields, b"through_us"),
             refused=_text(fields, b"refused"),
+            forced=_text(fields, b"forced") == "1",
             recent=_recent(_text(fields, b"recent")),
         )
         return made, ""
@@ -392,7 +393,7 @@ class _ModelCheck:
         """The fields of the stored manifest that are not as they should be. One of an earlier ftrie may lack some."""
         fields = self._fields(version)
         expected = {name.encode(): value.encode() for name, value in right.to_hash().items()}
-        optional = {b"through_us", b"recent", b"refused"}
+        optional = {b"through_us", b"recent", b"refused", b"forced"}
         if not right.is_delta:  # an ftrie without deltas has published it
             optional |= {b"kind", b"content"}
         wrong = [

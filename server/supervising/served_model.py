@@ -147,7 +147,8 @@ class ServedModel:
         if not self.refusals.resting(None):
             self.refusals.refuse(None, error, self.status.version)
         problem = f"the active version cannot be read ({reason_of(error)}): {error}"
-        self.status = replace(self.status, refused=self.refusals.counts, problem=problem)
+        self.status = replace(self.status, refused=self.refusals.counts)
+        self._note_problem(PART, problem)
         self.start_from_disk(problem)
 
     def none_is_active(self) -> None:
