@@ -152,6 +152,7 @@ class Follower(threading.Thread):
             active = versions.active()
         except UnreadableValue as error:
             self._served.pointer_is_junk(error)
+            self._served.follow_items()
             return
         if active is None:
             self._served.none_is_active()
