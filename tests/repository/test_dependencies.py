@@ -18,7 +18,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 PACKAGES = ("ftrie", "server", "trainer", "model_store", "proto/ctr")
-OURS = {"ftrie", "server", "trainer", "model_store", "ctr", "benchmarks"}
+# The last one is known to type checkers only.
+OURS = {"ftrie", "server", "trainer", "model_store", "ctr", "benchmarks", "_typeshed"}
 FOR_DEVELOPERS = {"dev"}
 CONSTRAINTS = ROOT / "deploy/docker/constraints.txt"
 # How a distribution that may not be installed is imported, where that is not its name.

@@ -72,7 +72,9 @@ class Machine:
         (folder / "etc/ads.toml").write_text(spec)
         roles = "".join(f'{role} = ["{TOKEN}"]\n' for role in ("rank", "feedback"))
         (folder / "etc/tokens.toml").write_text(roles)
-        rows = Shop(1).clicks(1, 2_000).log.to_pylist()
+        simulated = Shop(1)
+        simulated.write_records(folder / "users.csv", folder / "items.csv")
+        rows = simulated.clicks(1, 2_000).log.to_pylist()
         log = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / "logs/clicks.jsonl.gz").write_bytes(gzip.compress(log.encode(), 1))
 
@@ -115,6 +117,8 @@ def test_servers_answer_and_the_trainer_learns_from_what_they_show(
     valkey = Valkey(tmp_path)
     try:
         with Store.open(valkey.url) as store, _shell(machine, stack, valkey.url) as shell:
+            # A trainer learns nothing from items that the server had no records of.
+            assert run(["store", "load", "items", f"{tmp_path}/items.csv", "--store", valkey.url]) == 0
             _run(shell, command(training, "train"))
             _run(shell, command(serving, "serve"), background=True)
             with urllib.request.urlopen(f"http://127.0.0.1:{machine.ports['9464']}/healthz") as health:
