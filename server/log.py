@@ -57,10 +57,10 @@ class _Patient:
 
     def write(self, text: str) -> None:
         """Write, if anybody still reads."""
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # a closed file's is a ValueError
             self._stream.write(text)
 
     def flush(self) -> None:
         """Flush, if anybody still reads."""
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             self._stream.flush()

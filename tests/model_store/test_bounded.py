@@ -55,7 +55,7 @@ DEPTHS = [300, 960, 100_000]
         ("tune SPEC l.csv --try alpha=NESTED", "alpha", "", {2}),
         ("report FILE", "m.jsonl", "NESTED\n", {3}),
         ("init FILE", "l.jsonl", '{"click": 1, "a": NESTED}\n', {0, 3}),
-        ("replay SPEC FILE", "l.jsonl", '{"request_id": NESTED}\n', {3}),
+        ("replay SPEC FILE", "l.jsonl", '{"request_id": NESTED}\n', {2}),
         ("feedback ads --file FILE --timeout 0.1", "e.jsonl", '{"request_id": NESTED}\n', {3}),
         ("bench serve 127.0.0.1:1 --requests FILE", "r.jsonl", '{"cookie": NESTED}\n', {3}),
         ("serve ads --tokens FILE --port 0", "t.toml", "rank = NESTED\n", {6}),

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from ftrie.cli import run
-from model_store.errors import InputError
+from model_store.errors import InputError, UsageError
 from tests.trainer.test_watching import NAMES, lines_of, windows_of
 from tests.trainer.watching import made_up, watch_all
 from trainer.report.page import html_page, svg_page
@@ -206,7 +206,7 @@ def test_the_answer_as_json_has_the_totals_and_the_slices(metrics_file, tmp_path
 
 def test_a_report_never_replaces_what_it_reads(metrics_file, capsys):
     before = metrics_file.read_bytes()
-    assert run(["report", str(metrics_file), "-o", str(metrics_file)]) == 3
+    assert run(["report", str(metrics_file), "-o", str(metrics_file)]) == UsageError.exit_code
     assert metrics_file.read_bytes() == before
     assert run(["report", str(metrics_file.parent / "nothing.jsonl")]) == 3
     assert "cannot read" in capsys.readouterr().err

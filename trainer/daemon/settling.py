@@ -38,7 +38,7 @@ def settle(
             told_quiet = True
             warn(_why_nothing(spec, names, store))
         try:
-            return settled(spec, data)
+            return settled(spec, data, names)
         except SpecError as error:
             if once or _is_enough(spec, data):
                 raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from model_store.errors import SpecError
@@ -30,16 +30,17 @@ def columns_seen(data: bytes) -> dict[str, FieldSpec]:
     return found
 
 
-def settled(spec: ModelSpec, data: bytes) -> ModelSpec:
+def settled(spec: ModelSpec, data: bytes, sources: Sequence[str] = ("the log",)) -> ModelSpec:
     """The spec resolved by the first impressions; without one, only by its own words.
 
     A spec without [fields] takes what the items' features, the user and the context have. Raises SpecError if there is
-    no impression to take them from, or if a field that is not optional stands in none of them.
+    no impression to take them from, naming the `sources` of `data`, or if a field that is not optional stands in none of them.
     """
     events = list(_impressions(data))
     if not spec.fields and not events:
         raise SpecError(
-            "fields: there are none, and no impression yet to take them from; name them, or log some first"
+            f"fields: there are none, and {', '.join(sources)}: no impression to take them from; "
+            "name them in [fields], or log some first"
         )
     named = spec.input.named_columns
     if not spec.fields:

@@ -92,7 +92,7 @@ def run(spec: ModelSpec, logs: list[str], asked: Asked) -> Done:
         needs_store = asked.publish or any(map(names_store, logs))
         store = stack.enter_context(Store.open(asked.store)) if needs_store else None
         if kind == EVENTS:
-            spec = settled(spec, first_events(spec, logs, store))
+            spec = settled(spec, first_events(spec, logs, store), logs)
         estimating = _estimating(spec, asked, kind) if asked.policies else None
         inputs = as_inputs(logs) if kind == ROWS else []
         _compile(spec, inputs, asked.format)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ftrie.cli import run
-from model_store.errors import CheckpointError, InputError
+from model_store.errors import CheckpointError, InputError, UsageError
 from model_store.spec import load_spec
 from model_store.spec_sections import FieldSpec
 from tests.matrix import slow_except
@@ -239,4 +239,4 @@ def test_how_to_keep_checkpoints_needs_a_folder(tmp_path: Path, flags: list[str]
 def test_an_interval_that_is_none_is_refused(tmp_path: Path, every: str) -> None:
     spec, log = write_spec(tmp_path / "shop.toml"), write_log(tmp_path / "a.csv", rows(5, 1))
     flags = [f"--checkpoint={tmp_path / 'c'}", f"--every={every}"]
-    assert run(["train", str(spec), str(log), *flags]) == InputError.exit_code
+    assert run(["train", str(spec), str(log), *flags]) == UsageError.exit_code

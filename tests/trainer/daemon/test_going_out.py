@@ -74,12 +74,12 @@ def test_a_store_that_lost_its_data_gets_all_again_at_once_and_whole(store: Stor
     out = going_out(versions, earlier_rows=0)
     out.begin(model)
     learn(model, rows(50, seed=1))
-    out.after_step(model, 1, behind=False)
+    out.after_step(model, Counts(through_us=1), behind=False)
     learn(model, rows(50, seed=2))
-    out.after_step(model, 2, behind=False)
+    out.after_step(model, Counts(through_us=2), behind=False)
     store.client.flushall()
     out.store_lost_its_data()
-    assert out.finish(model, 2) is not None  # though nothing was learned since
+    assert out.finish(model, Counts(through_us=2)) is not None  # though nothing was learned since
     (only,) = versions.versions()
     assert (only.kind, only.parent) == ("snapshot", None)
     assert versions.active() == only.version

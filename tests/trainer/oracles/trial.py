@@ -23,6 +23,8 @@ Weights = dict[bytes, tuple[float, ...]]
 class Recorder:
     """Stands where the metrics stand, and keeps every row's scores."""
 
+    rows = 0  # of metrics, which the warnings of a model judge: none
+
     def __init__(self, variants: int) -> None:
         self._variants = variants
         self._parts: list[npt.NDArray[np.float64]] = []

@@ -30,6 +30,7 @@ Capture = pytest.CaptureFixture[str]
 
 def answer(capsys: Capture, *arguments: str | Path) -> dict[str, Any]:
     """What `ftrie replay … --json` prints."""
+    capsys.readouterr()  # of commands before
     assert run(["replay", *map(str, arguments), "--json"]) == 0, capsys.readouterr().err
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
