@@ -34,12 +34,12 @@ def settled(spec: ModelSpec, data: bytes, sources: Sequence[str] = ("the log",))
     """The spec resolved by the first impressions; without one, only by its own words.
 
     A spec without [fields] takes what the items' features, the user and the context have. Raises SpecError if there is
-    no impression to take them from, naming the `sources` of `data`, or if a field that is not optional stands in none of them.
+    no impression to take them from, which names the `sources`, or if a field that is not optional stands in none.
     """
     events = list(_impressions(data))
     if not spec.fields and not events:
         raise SpecError(
-            f"fields: there are none, and {', '.join(sources)}: no impression to take them from; "
+            f"fields: there are none, and no impression yet in {', '.join(sources)} to take them from; "
             "name them in [fields], or log some first"
         )
     named = spec.input.named_columns
