@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
@@ -92,6 +93,16 @@ def nothing_left_running() -> Iterator[None]:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 warnings.warn(f"ended process {pid}, which a test left running: {command}", stacklevel=1)
+
+
+@pytest.fixture(autouse=True)
+def uncached_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Commands configure the log of their process: not for good here, or later tests capture nothing."""
+    configure = structlog.configure
+    for_now = {"cache_logger_on_first_use": False}
+    monkeypatch.setattr(structlog, "configure", lambda **how: configure(**how | for_now))
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -149,8 +149,8 @@ TIMES = st.one_of(st.just(""), st.integers(0, 2 * 10**9).map(str))
     ("options", "values"),
     [
         ('kind = "category"', TEXTS),
-        ('kind = "set", separator = "|"', TEXTS.filter(lambda t: not t.startswith("["))),
-        ('kind = "raw", separator = "|"', TEXTS.filter(lambda t: not t.startswith("["))),
+        ('kind = "set", separator = "|"', TEXTS.filter(lambda t: not t.startswith(("[", "{")))),
+        ('kind = "raw", separator = "|"', TEXTS.filter(lambda t: not t.startswith(("[", "{")))),
         ('kind = "number"', REALS),
         ('kind = "number", bucket = "log"', NUMBERS),
         ('kind = "time", part = "weekday", format = "epoch_s"', TIMES),

@@ -82,7 +82,7 @@ def test_a_narrow_terminal_folds_long_heads_and_no_figures() -> None:
 
 def test_a_bar_on_a_narrow_terminal_leaves_out_what_does_not_fit() -> None:
     program = LONG_WORK.replace("logloss=0.25", "logloss=0.25, keys=123456789, more=10**30")
-    last = _on_80_columns(program).splitlines()[-1]
+    last = [line for line in _on_80_columns(program).splitlines() if line.strip()][-1]
     assert "logloss 0.25000" in last
     assert "more" not in last
     assert re.search(r"ETA \d:\d\d:\d\d", last)

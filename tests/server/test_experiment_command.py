@@ -124,7 +124,7 @@ def test_shadows_a_winner_and_back_to_the_spec(ask: Callable[..., Any], store: S
         (["shadow", "ads", "other"], 2, "shadows: no variant 'other'"),
         (["shadow", "ads"], 2, "give either variants or --off"),
         (["stop", "ads", "--winner", "other"], 2, "winner: no variant 'other'"),
-        (["show", "a b"], 5, "got the model name 'a b'"),
+        (["show", "a b"], 2, "got the model name 'a b'"),
     ],
 )
 def test_a_mistake_is_told_and_nothing_changes(

@@ -77,7 +77,9 @@ def test_a_server_that_starts_without_its_store_divides_as_before(
 
     def second(server: Server, client: Client) -> None:
         assert variants(client) == {"plain"}
-        shop.fill(shop_store)  # the store is back, and knows of no experiment
+        shop.fill(shop_store)  # the store is back, and knows of no experiment: the last one stays in force
+        assert variants(client) == {"plain"}
+        shop_store.model(shop.NAME).experiments.clear()
         eventually(lambda: variants(client) == {"base", "plain"})
 
     life(first)
