@@ -40,8 +40,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # A first call compiles a kernel, which takes seconds: deadlines would measure the compiler.
-settings.register_profile("ftrie", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("ftrie")
+settings.register_profile("all", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("all"), max_examples=20)
+settings.load_profile("all")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,6 +54,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how long tests/chaos kills processes under traffic (default 40, or FTRIE_CHAOS_SECONDS)",
     )
     parser.addoption("--chaos-seed", type=int, default=1, help="which processes tests/chaos kills, and when")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw fewer examples where the slow tests are left out too."""
+    if config.option.markexpr == "not slow":
+        settings.load_profile("quick")
 
 
 @pytest.hookimpl(tryfirst=True)

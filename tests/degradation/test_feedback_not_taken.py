@@ -69,6 +69,7 @@ def test_feedback_while_the_store_refuses(whole: WholeShop, recovered: Recovered
     taken_once(whole, recovered, events)
 
 
+@pytest.mark.slow
 def test_feedback_while_the_store_stalls(whole: WholeShop, recovered: Recovered) -> None:
     events = clicks(whole)
     whole.valkey.stall()

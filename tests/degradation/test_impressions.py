@@ -91,6 +91,7 @@ def test_too_many_impressions_wait(valkey: Valkey, tmp_path: Path, recovered: Re
             assert {f"r{n}" for n in range(100, 110)} <= set(ids(store))
 
 
+@pytest.mark.slow
 def test_disk_of_impressions_is_full(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
     folder = tmp_path / "impressions"
     folder.mkdir()

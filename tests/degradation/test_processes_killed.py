@@ -36,6 +36,7 @@ def says_that_it_is_alone(running: Running) -> bool:
     return any(reason.startswith("model: ") for reason in reasons)
 
 
+@pytest.mark.slow
 def test_worker_killed_under_load(two_workers: Running, recovered: Recovered) -> None:
     running = two_workers
     restarts = running.metric("ftrie_worker_restarts_total")

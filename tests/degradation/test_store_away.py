@@ -55,6 +55,7 @@ def test_store_refuses(whole: WholeShop, recovered: Recovered) -> None:
     assert whole.metric("ftrie_store_away", model="shop") == 0
 
 
+@pytest.mark.slow
 def test_store_comes_back_and_reads_its_data(whole: WholeShop, recovered: Recovered) -> None:
     unread = whole.new_user()
     # While it loads, Valkey looks for callers after each KiB: many keys of that size, and a pause after each.
@@ -71,6 +72,7 @@ def test_store_comes_back_and_reads_its_data(whole: WholeShop, recovered: Recove
     recovered.when(whole.follows, "versions are followed")
 
 
+@pytest.mark.slow
 def test_store_stalls(whole: WholeShop, recovered: Recovered) -> None:
     unread = whole.new_user()
     whole.valkey.stall()

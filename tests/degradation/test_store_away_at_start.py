@@ -48,6 +48,7 @@ def serves_once_filled(running: Running, valkey: Valkey, recovered: Recovered, s
         assert running.metric("ftrie_ready", model="shop") == 1
 
 
+@pytest.mark.slow
 def test_store_away_at_start_and_nothing_on_disk(tmp_path: Path, recovered: Recovered) -> None:
     port = free_port()
     with serving(f"redis://127.0.0.1:{port}", tmp_path) as running:

@@ -43,6 +43,7 @@ def checkpoints(state: Path) -> list[Path]:
     return sorted(state.glob("*.checkpoint"))
 
 
+@pytest.mark.slow
 def test_disk_of_checkpoints_is_full(tmp_path: Path, recovered: Recovered) -> None:
     state = tmp_path / "state"
     state.mkdir()

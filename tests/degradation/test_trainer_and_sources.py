@@ -61,6 +61,7 @@ def test_stream_is_trimmed_before_it_was_read(system: OfStreams, recovered: Reco
     assert "deleted before they were read" in trainer.said()
 
 
+@pytest.mark.slow
 def test_streams_are_deleted(system: OfStreams, recovered: Recovered) -> None:
     with Store.open(system.valkey.url) as store:
         store.client.flushall()

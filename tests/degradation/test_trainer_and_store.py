@@ -84,6 +84,7 @@ def test_store_stalls_while_a_trainer_learns_from_files(of_files: OfFiles, recov
     publishes_again(of_files, recovered)
 
 
+@pytest.mark.slow
 def test_store_of_a_trainer_is_a_replica(of_files: OfFiles, recovered: Recovered) -> None:
     replica_of(of_files.valkey, "127.0.0.1", str(free_port()))
     learns_on_and_says_so(of_files)
@@ -98,6 +99,7 @@ def test_store_of_a_trainer_is_out_of_memory(of_files: OfFiles, recovered: Recov
     publishes_again(of_files, recovered)
 
 
+@pytest.mark.slow
 def test_store_refuses_a_trainer_that_learns_from_its_streams(
     of_streams: OfStreams, recovered: Recovered
 ) -> None:

@@ -65,6 +65,7 @@ def test_trainer_loses_its_lease(tmp_path: Path, recovered: Recovered) -> None:
             spare.kill()
 
 
+@pytest.mark.slow
 def test_guard_refuses_what_a_trainer_publishes(tmp_path: Path, recovered: Recovered) -> None:
     system = OfStreams(tmp_path, spec=SPEC + GUARDED)
     with ending(system), Store.open(system.valkey.url) as store:

@@ -129,6 +129,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("ftrie ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_training_that_is_terminated_stops_the_valkey_it_started(tmp_path: Path, number: int) -> None:
     spec, store = tmp_path / "ads.toml", tmp_path / "store"

@@ -27,6 +27,7 @@ def scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.slow
 def test_the_demo_learns_the_shop_and_the_server_follows_its_tastes(scratch: Path) -> None:
     finished = subprocess.run(
         [*DEMO, "--json"], env=_environment(scratch), capture_output=True, timeout=TIMEOUT_S, check=False

@@ -81,6 +81,7 @@ def test_a_served_click_rate_is_the_calibrated_one(
     assert f"{kind} calibration" in ftrie("store", "inspect", "ads", "--store", store_url)
 
 
+@pytest.mark.slow
 def test_a_log_too_short_for_curves_is_published_without_and_says_so(
     log: Path, tmp_path: Path, store: Store, store_url: str
 ) -> None:

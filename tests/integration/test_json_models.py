@@ -15,6 +15,7 @@ from tests.model_store.models import SPEC_TEXT
 SPEC = SPEC_TEXT + "[learner]\nl1 = 0.0\n"
 
 
+@pytest.mark.slow
 def test_a_model_made_elsewhere_ranks_items_by_their_whole_keys(
     tmp_path: Path, store: Store, store_url: str
 ) -> None:

@@ -137,6 +137,7 @@ def test_every_truncation_is_refused() -> None:
             Artefact.from_bytes(data[:size])
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_refused_or_lies_in_padding() -> None:
     artefact = large_model(200)
     data = artefact.to_bytes()

@@ -116,6 +116,7 @@ def test_processes_that_start_at_once_meet_in_one_server(home: Path) -> None:
     assert value(home, "left") == b"5"
 
 
+@pytest.mark.slow
 def test_processes_that_come_and_go_at_once_lose_nothing(home: Path) -> None:
     hasty = USER.replace("sys.stdin.readline()\n", "")
     with ExitStack() as stack:

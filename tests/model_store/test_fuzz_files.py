@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store import json_model
@@ -16,6 +16,7 @@ from model_store.delta import Delta
 from model_store.errors import ArtefactError, FtrieError, SpecError
 from model_store.inferred_spec import infer_spec
 from model_store.spec import parse_spec
+from tests.matrix import examples
 from tests.model_store.models import SPEC_TEXT, large_model, model
 
 BEFORE, AFTER = large_model(60, seed=1), large_model(60, seed=2)
@@ -43,7 +44,7 @@ def spliced(data: bytes, splices: list[tuple[float, int, bytes]]) -> bytes:
     return data
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(SPLICES)
 def test_a_damaged_artefact_is_refused_or_the_same_model(splices: list[tuple[float, int, bytes]]) -> None:
     try:
@@ -53,7 +54,7 @@ def test_a_damaged_artefact_is_refused_or_the_same_model(splices: list[tuple[flo
     assert read.to_bytes() == ARTEFACT
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(SPLICES)
 def test_a_damaged_delta_is_refused_or_the_same_delta(splices: list[tuple[float, int, bytes]]) -> None:
     try:
@@ -79,13 +80,13 @@ def imported(data: bytes) -> Artefact | None:
     return None
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(ANY_JSON | st.lists(ANY_JSON, max_size=4).map(lambda entries: {"type": "x", "list": entries}))
 def test_any_json_is_a_model_or_refused(document: Any) -> None:
     imported(json.dumps(document).encode())
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(SPLICES)
 def test_a_damaged_json_model_is_a_model_or_refused(splices: list[tuple[float, int, bytes]]) -> None:
     imported(spliced(JSON, splices))
@@ -109,7 +110,7 @@ def test_extreme_json_is_refused(data: bytes) -> None:
         json_model.parse(data)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(SPLICES)
 def test_a_damaged_spec_is_a_spec_or_refused(splices: list[tuple[float, int, bytes]]) -> None:
     text = spliced(SPEC_TEXT.encode(), splices).decode("utf-8", "replace")

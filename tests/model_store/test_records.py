@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from model_store.errors import StoreError
 from model_store.redis_keys import CANDIDATES
 from model_store.store import Store
+from tests.matrix import examples
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 RECORDS = st.dictionaries(TEXT, st.dictionaries(TEXT, TEXT, max_size=4), max_size=6)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(RECORDS)
 def test_records_of_any_text_are_read_back(store: Store, records: dict[str, dict[str, str]]) -> None:
     store.client.flushall()

@@ -98,6 +98,7 @@ with progress("train", total=50) as bar:
 """
 
 
+@pytest.mark.slow
 def test_an_estimate_that_is_corrected_still_gives_an_eta() -> None:
     ours, theirs = pty.openpty()
     with subprocess.Popen(

@@ -85,6 +85,7 @@ def code_of(call: Callable[[], object]) -> tuple[str, str]:
     return failed.value.code.name, str(failed.value)
 
 
+@pytest.mark.slow
 def test_the_status_names_the_version_its_workers_and_its_traffic(
     admin: AdminClient, served: Served, eventually: Eventually
 ) -> None:
@@ -135,6 +136,7 @@ def test_versions_are_listed_activated_and_rolled_back_and_answers_follow(
     ]
 
 
+@pytest.mark.slow
 def test_reload_takes_up_a_version_that_was_refused_a_moment_ago(
     admin: AdminClient, shop_store: Store, eventually: Eventually
 ) -> None:
@@ -151,6 +153,7 @@ def test_reload_takes_up_a_version_that_was_refused_a_moment_ago(
     assert (taken.version, taken.problem) == (second, "")
 
 
+@pytest.mark.slow
 def test_an_experiment_is_read_changed_and_visible_in_answers_without_a_restart(
     admin: AdminClient, served: Served, eventually: Eventually
 ) -> None:
@@ -174,6 +177,7 @@ def test_an_experiment_is_read_changed_and_visible_in_answers_without_a_restart(
         eventually(lambda: client.rank(cookie="anybody", candidates=["item-1"]).variant == "base")
 
 
+@pytest.mark.slow
 def test_a_worker_that_takes_the_place_of_a_dead_one_divides_as_it_did(
     admin: AdminClient, served: Served, eventually: Eventually
 ) -> None:
@@ -187,6 +191,7 @@ def test_a_worker_that_takes_the_place_of_a_dead_one_divides_as_it_did(
         assert {client.rank(cookie=f"c{n}", candidates=["item-1"]).variant for n in range(20)} == {"plain"}
 
 
+@pytest.mark.slow
 def test_a_change_that_cannot_be_is_told_apart_by_its_status(admin: AdminClient, shop_store: Store) -> None:
     def update(**parts: object) -> tuple[str, str]:
         return code_of(lambda: admin.update_experiment(pb.Experiment(**parts)))  # type: ignore[arg-type]
@@ -216,6 +221,7 @@ def test_a_change_that_cannot_be_is_told_apart_by_its_status(admin: AdminClient,
         assert (answered, text in message) == (code, True), message
 
 
+@pytest.mark.slow
 def test_an_experiment_that_does_not_fit_is_in_the_status_and_the_last_good_one_stays(
     admin: AdminClient, shop_store: Store, eventually: Eventually
 ) -> None:
@@ -249,6 +255,7 @@ def test_only_the_role_admin_may_call_over_tls_where_there_is_tls(
         assert code_of(plain.status)[0] == "UNAVAILABLE"
 
 
+@pytest.mark.slow
 def test_it_is_on_the_loopback_interface_on_a_port_of_its_own(served: Served) -> None:
     assert served.admin_address.startswith("127.0.0.1:")
     assert served.admin_address != served.address
@@ -257,6 +264,7 @@ def test_it_is_on_the_loopback_interface_on_a_port_of_its_own(served: Served) ->
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_the_command_prints_tables_and_json(
     served: Served, shop_store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:

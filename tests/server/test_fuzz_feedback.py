@@ -19,10 +19,11 @@ from ctr.v1.feedback_pb2 import FeedbackEvent, ReportRequest, ReportResponse
 from model_store.event_streams import EventStream
 from model_store.store import Store
 from server.lifecycle import Server
+from tests.matrix import examples
 from tests.server import shop
 
 CALLERS_FAULT = {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
-EXAMPLES = settings(max_examples=150, suppress_health_check=list(HealthCheck))
+EXAMPLES = settings(examples(150), suppress_health_check=list(HealthCheck))
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 IDS = ANY_TEXT | st.sampled_from(("r1", "item-1", "x" * 4096, "ü" * 2049, '"\n\\', "\0"))
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
@@ -138,7 +139,7 @@ def test_each_event_is_accepted_known_or_named_and_what_is_accepted_can_be_read_
         min_size=1,
     )
 )
-@settings(max_examples=100, suppress_health_check=list(HealthCheck))
+@settings(examples(100), suppress_health_check=list(HealthCheck))
 def test_an_entry_of_any_fields_is_read_as_one_line(store: Store, fields: dict[bytes, bytes]) -> None:
     stream: EventStream = store.event_stream("any")
     before = stream.info().last_id

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ctr.v1.ranking_pb2 import ExplainRequest, ExplainResponse, Features, RankRequest, RankResponse
 from ftrie.client import Client
 from server.lifecycle import Server
+from tests.matrix import examples
 
 CALLERS_FAULT = {
     grpc.StatusCode.OK,
@@ -24,7 +25,7 @@ CALLERS_FAULT = {
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.FAILED_PRECONDITION,
 }
-EXAMPLES = settings(max_examples=150, suppress_health_check=list(HealthCheck))
+EXAMPLES = settings(examples(150), suppress_health_check=list(HealthCheck))
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 FIELDS = st.sampled_from(("age", "device", "likes", "hour", "distance", "brand", "tags", "price", "moon"))

@@ -215,6 +215,7 @@ def test_a_taken_port_is_an_error_with_a_remedy(
     assert "is the port taken? --port 0 chooses a free one" in err
 
 
+@pytest.mark.slow
 def test_a_name_that_no_model_can_have_ends_the_command_at_once(store_url: str) -> None:
     command = [sys.executable, "-m", "ftrie", "serve", "my model", "--store", store_url, "--port", "0"]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

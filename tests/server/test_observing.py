@@ -124,6 +124,7 @@ def test_a_span_is_an_error_where_the_server_is_to_blame(
     assert span.events == ()
 
 
+@pytest.mark.slow
 def test_nothing_of_opentelemetry_is_imported_unless_traces_are_asked_for() -> None:
     script = (
         "import sys; from server.observing import Observers; from server.metrics.meter import Meter\n"

@@ -107,6 +107,7 @@ def tokens(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_server_with_tls_and_tokens_answers_those_alone_who_have_both(
     shop_store: Store,
     store_url: str,

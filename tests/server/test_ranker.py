@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.errors import FieldValueError
@@ -19,6 +19,7 @@ from model_store.values import Value
 from server.catalogue import Catalogue
 from server.model import Model
 from server.ranker import Ranker, Ranking
+from tests.matrix import examples
 from tests.server.slow_ranker import Weights, artefact_of, slow_scores
 
 FIELDS = {
@@ -104,7 +105,7 @@ def questions(draw: st.DrawFn) -> tuple[ModelSpec, Weights, dict[str, Value], li
     return spec, weights, request, items
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(questions(), st.integers(0, VARIANTS - 1), st.one_of(st.none(), st.integers(1, 7)))
 def test_scores_and_order_equal_the_slow_ranker(
     question: tuple[ModelSpec, Weights, dict[str, Value], list[dict[str, Value]]],

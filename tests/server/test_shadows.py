@@ -147,6 +147,7 @@ def test_two_workers_write_one_log_of_whole_lines(shop_store: Store, store_url: 
     assert sorted(line["request_id"] for line in lines) == sorted(requests)
 
 
+@pytest.mark.slow
 def test_a_log_that_cannot_be_written_is_told_at_the_start(
     shop_store: Store, store_url: str, tmp_path: Path
 ) -> None:

@@ -202,6 +202,7 @@ with echo.serving(tokens=tokens) as address:
 """
 
 
+@pytest.mark.slow
 def test_no_token_is_in_any_log_or_repr_even_where_grpc_tells_all(path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     tokens = (RANK, ADMIN, "wrong-0123456789abcdef")

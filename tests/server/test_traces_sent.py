@@ -55,6 +55,7 @@ def attributes(span: Span) -> dict[str, object]:
     return {pair.key: getattr(pair.value, pair.value.WhichOneof("value") or "") for pair in span.attributes}
 
 
+@pytest.mark.slow
 def test_calls_of_a_server_arrive_at_the_collector_when_it_has_ended_at_the_latest(
     shop_store: Store,
     store_url: str,

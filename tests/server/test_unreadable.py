@@ -16,6 +16,7 @@ from server import admin_port
 from server.lifecycle import Server
 from server.settings import Settings
 from server.supervising.status import SupervisorStatus
+from tests.matrix import examples
 from tests.server import shop
 
 ADMIN = [method.name for method in admin_pb2.DESCRIPTOR.services_by_name["ModelAdminService"].methods]
@@ -85,7 +86,7 @@ def extension(number: int) -> bytes:
     return request.SerializeToString()
 
 
-@settings(max_examples=12, suppress_health_check=list(HealthCheck))
+@settings(examples(12), suppress_health_check=list(HealthCheck))
 @given(message=st.binary(max_size=40))
 @example(b"")
 @example(b"\x0a\x01\xff")

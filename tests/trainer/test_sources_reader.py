@@ -68,6 +68,7 @@ def test_standard_input_of_any_format(
     assert reader.bytes_read() == len(pack(data))
 
 
+@pytest.mark.slow
 def test_standard_input_from_a_real_pipe() -> None:
     script = "from tests.trainer.reading import read; got = read('-', ['site']); print(got.lines[-1])"
     answer = subprocess.run(

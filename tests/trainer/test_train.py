@@ -135,6 +135,7 @@ def test_a_missing_column_lists_those_there_are(tmp_path, spec_file, capsys):
     )
 
 
+@pytest.mark.slow
 def test_a_log_that_breaks_off_keeps_what_was_learned_and_publishes_nothing(
     tmp_path, spec_file, store_url, store
 ):
@@ -167,6 +168,7 @@ def test_activate_publishes_and_activates(tmp_path, spec_file, store_url, store)
     assert [info.version for info in store.model("shop").versions()] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_published_is_kept(tmp_path, spec_file):
     url = f"embedded:{tmp_path}/s"
     log = write_csv(tmp_path / "log.csv", shop_rows(200, 4)).read_bytes()

@@ -76,6 +76,7 @@ def events(store: Store, stream: str) -> list[dict[str, Any]]:
     return [json.loads(payload) for payload in read.payloads]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("feedback", ["service", "stream"])
 def test_what_visitors_saw_and_clicked_is_in_the_streams(
     market: str, store: Store, tmp_path: Path, feedback: str
@@ -123,6 +124,7 @@ def test_a_killed_server_ends_no_visits_and_costs_no_click(market: str, store: S
     assert len(clicks) == len(set(clicks)) == acknowledged
 
 
+@pytest.mark.slow
 def test_a_store_that_is_about_to_come_back_is_waited_for(tmp_path: Path) -> None:
     valkey = Valkey(tmp_path)
     valkey.kill()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from ctr.v1.ranking_pb2 import RankRequest
 from model_store.artefact import Artefact
@@ -21,6 +21,7 @@ from server.layers.live_model import LiveModel
 from server.ranker import Ranker
 from server.selection.options import Options
 from server.serving import Serving
+from tests.matrix import examples
 from tests.server.layers.models import Records, runs
 from tests.server.slow_ranker import Weights, artefact_of
 from tests.server.test_ranker import VARIANTS
@@ -46,7 +47,7 @@ def followed(run: Run) -> tuple[Ranker, Artefact]:
     return Serving.bind(model.parts).ranker, artefacts[-1]
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(runs())
 def test_a_shadow_is_a_rank_with_its_variant_bit_for_bit(run: Run) -> None:
     _, _, requests, records = run
@@ -66,7 +67,7 @@ def test_a_shadow_is_a_rank_with_its_variant_bit_for_bit(run: Run) -> None:
             assert [shadow.variant for shadow in shadowed.shadows] == others
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(runs())
 def test_uncertainty_is_the_sum_of_the_rates_of_the_keys_used(run: Run) -> None:
     spec, _, requests, records = run
@@ -81,7 +82,7 @@ def test_uncertainty_is_the_sum_of_the_rates_of_the_keys_used(run: Run) -> None:
                 assert found == pytest.approx(slow_uncertainty(spec, rates, {**request, **item}, variant))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(runs())
 def test_uncertainty_after_deltas_is_the_snapshots_bit_for_bit(run: Run) -> None:
     _, _, requests, records = run

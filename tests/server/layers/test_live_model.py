@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.errors import ArtefactError
@@ -18,6 +18,7 @@ from server.layers.live_model import LiveModel
 from server.layers.parts import Parts
 from server.mapped import Mapped
 from server.serving import Serving
+from tests.matrix import examples
 from tests.server import shop
 from tests.server.layers.models import Records, answers, follow, fresh_ranker, live, runs, told
 from tests.server.slow_ranker import Weights, artefact_of
@@ -26,7 +27,7 @@ from tests.server.test_ranker import SHOP, parse
 Run = tuple[ModelSpec, list[Weights], list[dict[str, Value]], Records]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(runs())
 def test_after_every_delta_answers_are_those_of_the_snapshot_bit_for_bit(run: Run) -> None:
     spec, steps, requests, records = run
@@ -41,7 +42,7 @@ def test_after_every_delta_answers_are_those_of_the_snapshot_bit_for_bit(run: Ru
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@examples(40)
 @given(runs(), st.booleans())
 def test_rebuilding_restoring_and_new_items_change_no_answer(run: Run, rebuild: bool) -> None:
     spec, steps, requests, records = run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.features import FeaturePlan
@@ -16,6 +16,7 @@ from server.layers import live_model
 from server.layers.live_model import LiveModel
 from server.layers.state import State
 from server.serving import Serving
+from tests.matrix import examples
 from tests.server import shop
 from tests.server.layers.models import Records, answers, follow, fresh_ranker, live, runs
 from tests.server.slow_ranker import Weights, artefact_of
@@ -23,7 +24,7 @@ from tests.server.slow_ranker import Weights, artefact_of
 Run = tuple[ModelSpec, list[Weights], list[dict[str, Value]], Records]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(runs(), st.data())
 def test_deltas_go_on_while_a_base_is_built_and_answers_stay_the_snapshots(
     run: Run, data: st.DataObject

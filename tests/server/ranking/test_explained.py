@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model_store.features import FeaturePlan
@@ -18,6 +18,7 @@ from server.layers.live_model import LiveModel
 from server.model import Model
 from server.ranker import Ranker
 from server.serving import Serving
+from tests.matrix import examples
 from tests.server.slow_ranker import Weights, artefact_of
 from tests.server.test_ranker import SHOP, SHOP_WEIGHTS, VARIANTS, parse, questions
 
@@ -30,7 +31,7 @@ def added_up(groups: tuple[Group, ...]) -> float:
     return total
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(questions(), st.integers(0, VARIANTS - 1))
 def test_contributions_add_up_to_the_rankers_score_exactly(
     question: tuple[ModelSpec, Weights, dict[str, Value], list[dict[str, Value]]], variant: int

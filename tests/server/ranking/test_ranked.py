@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr.v1.ranking_pb2 import RankRequest
@@ -17,6 +17,7 @@ from server.catalogue import Catalogue
 from server.model import Model
 from server.ranker import Ranker
 from server.selection.options import Options
+from tests.matrix import examples
 from tests.server.slow_ranker import Weights, artefact_of
 from tests.server.test_ranker import SHOP, SHOP_WEIGHTS, VARIANTS, parse, questions
 
@@ -50,7 +51,7 @@ def slow_uncertainty(spec: ModelSpec, weights: Weights, example: dict[str, Value
     )
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(questions(), st.integers(0, VARIANTS - 1))
 def test_uncertainty_is_the_sum_of_the_rates_and_the_score_is_untouched(
     question: Question, variant: int
@@ -70,7 +71,7 @@ def test_uncertainty_is_the_sum_of_the_rates_and_the_score_is_untouched(
         assert found.uncertainties.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(questions(), st.integers(0, VARIANTS - 1), st.integers(1, 6))
 def test_an_objective_of_score_is_the_plain_order(question: Question, variant: int, top_k: int) -> None:
     spec, weights, request, items = question

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr.v1.ranking_pb2 import RankRequest
@@ -22,6 +22,7 @@ from server.selection.conditions import AnyOf, Condition, InRange, NoneOf
 from server.selection.exploration import Thompson, UpperConfidenceBound, normals
 from server.selection.options import MAX_CAPS, MAX_FILTER_VALUES, MAX_FILTERS, Options
 from server.selection.selection import Plan, Scored, Selection
+from tests.matrix import examples
 from tests.server.ranking.slow_selection import Record, number_in, slow_select
 
 PLAN = FeaturePlan.of(
@@ -74,7 +75,7 @@ CONDITION: st.SearchStrategy[Condition] = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     st.lists(st.tuples(st.sampled_from([-1.0, 0.0, 0.5, 2.0]), RECORD), max_size=14),
     st.lists(CONDITION, max_size=2),
@@ -306,7 +307,7 @@ WILD = [
 
 
 @pytest.mark.filterwarnings("error")
-@settings(max_examples=200)
+@examples(200)
 @given(
     st.lists(st.tuples(st.sampled_from([-1.0, 1.0]), EXTREME, EXTREME, RECORD), min_size=1, max_size=8),
     st.sampled_from(WILD),

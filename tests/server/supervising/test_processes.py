@@ -68,6 +68,7 @@ def test_many_versions_leave_neither_files_nor_memory_behind(two_workers: Runnin
         assert late[1] <= early[1] + 4
 
 
+@pytest.mark.slow
 def test_the_workers_are_told_apart_in_status_and_log(two_workers: Running) -> None:
     assert two_workers.process.stdout is not None
     line = json.loads(two_workers.process.stdout.readline())

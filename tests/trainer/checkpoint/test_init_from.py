@@ -32,6 +32,7 @@ def begun_with(tmp_path: Path, spec: Path, log: Path, name: str, *flags: str) ->
     return Artefact.read(training.folder / "save.arrow")
 
 
+@pytest.mark.slow
 def test_a_file_and_a_version_and_the_active_one_begin_the_same_model(
     tmp_path: Path, spec: Path, log: Path, store: Store, store_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

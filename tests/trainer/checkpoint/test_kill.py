@@ -93,6 +93,7 @@ def test_a_run_killed_at_any_byte_of_a_checkpoint_goes_on_from_the_one_before(tm
     assert training.outcome() == expected
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_any_operation_on_its_files_goes_on(tmp_path: Path) -> None:
     spec, logs, expected = logs_and_outcome(tmp_path, "ftrl", 300)
     training = Training(tmp_path / "resumed", spec)
@@ -125,6 +126,7 @@ def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path: Path) -> None:
     assert outcome == expected
 
 
+@pytest.mark.slow
 def test_a_run_that_a_signal_stops_says_so_and_keeps_all_it_learned(tmp_path: Path) -> None:
     spec, logs, expected = logs_and_outcome(tmp_path, "subsample", 3000)
     training = Training(tmp_path / "resumed", spec)

@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.trainer.checkpoint.runs import Training, rows, undisturbed, write_log, write_spec
 from trainer.checkpoint.folder import checkpoints_in
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.slow
 def test_a_stop_does_not_wait_for_the_pipe(tmp_path: Path) -> None:
     spec = write_spec(tmp_path / "shop.toml")
     log = write_log(tmp_path / "a.csv", rows(2000, 1))

@@ -54,6 +54,7 @@ def test_every_format_goes_on_bit_by_bit(tmp_path: Path, kind: str) -> None:
     assert training.outcome() == expected
 
 
+@pytest.mark.slow
 def test_standard_input_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = write_spec(tmp_path / "shop.toml")
     log = write_log(tmp_path / "a.csv", rows(4000, 1))

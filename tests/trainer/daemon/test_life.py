@@ -16,6 +16,7 @@ from tests.simulated import event_logs
 from tests.trainer.daemon.running import NAME, Trainer
 
 
+@pytest.mark.slow
 def test_sigterm_saves_publishes_and_gives_the_lease_back(
     store: Store, store_url: str, tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ def test_a_field_that_the_first_impressions_lack_is_waited_for(
     trainer.terminate()
 
 
+@pytest.mark.slow
 def test_a_field_that_a_hundred_impressions_lack_is_a_mistake(
     store: Store, store_url: str, tmp_path: Path
 ) -> None:
@@ -49,6 +50,7 @@ def test_a_field_that_a_hundred_impressions_lack_is_a_mistake(
     assert "fields.device: no impression so far has 'device'; they have: " in said
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_there_is_named_where_nothing_is_waited_for(
     store_url: str, tmp_path: Path
 ) -> None:

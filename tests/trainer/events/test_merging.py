@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.errors import InputError, StoreUnavailable
 from model_store.spec import parse_spec
 from model_store.terminal import ask_json, json_asked
+from tests.matrix import examples
 from tests.trainer.events.sources import Listed, Tables, lines_of
 from trainer.events import reading
 from trainer.events.events import BAD, Lag, Merged, Place
@@ -96,7 +97,7 @@ def streams(draw: st.DrawFn) -> list[tuple[list[bytes], list[int] | None]]:
     return found
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(held=streams(), data=st.data())
 def test_any_split_into_reads_gives_the_same_order(held: Any, data: st.DataObject) -> None:
     whole = merged_by([Listed(f"s{n}", lines, came) for n, (lines, came) in enumerate(held)])
@@ -107,7 +108,7 @@ def test_any_split_into_reads_gives_the_same_order(held: Any, data: st.DataObjec
     assert merged_by(split, read_ahead=data.draw(st.sampled_from((1, 2_000, 1 << 20)))) == whole
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     held=streams(),
     stops=st.lists(st.integers(0, 3), max_size=3),

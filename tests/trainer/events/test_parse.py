@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.columns import TokenColumn, token_columns
 from model_store.features import FeaturePlan
 from model_store.spec import parse_spec
+from tests.matrix import examples
 from tests.trainer.events.sources import block_of, lines_of
 from trainer.events.events import BAD, CLICK, CONVERSION, FEEDBACK, IMPRESSION, Events
 from trainer.events.judging import judged
@@ -212,13 +213,13 @@ def blocks(draw: st.DrawFn) -> list[bytes]:
     return lines
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(lines=blocks())
 def test_by_blocks_and_line_by_line_give_the_same(lines: list[bytes]) -> None:
     assert_same(parse(*block_of(lines), WANTED), line_by_line(lines))
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(lines=blocks(), others=blocks())
 def test_what_was_read_before_changes_no_value(lines: list[bytes], others: list[bytes]) -> None:
     parser = Parser(WANTED)
@@ -226,7 +227,7 @@ def test_what_was_read_before_changes_no_value(lines: list[bytes], others: list[
     assert_same(parser.parse(*block_of(lines)), line_by_line(lines))
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(
     lines=blocks(),
     place=st.integers(0, 8),
@@ -247,7 +248,7 @@ BROKEN = st.sampled_from(
 )
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(
     lines=blocks().filter(bool), copies=st.integers(20, 60), broken=st.lists(BROKEN, min_size=1, max_size=4)
 )
@@ -259,7 +260,7 @@ def test_the_pieces_of_a_long_block_give_what_it_gives_line_by_line(
     assert_same(parsed(*long), line_by_line(long))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(lines=blocks().filter(bool), data=st.data())
 def test_lines_with_bytes_changed_are_read_as_line_by_line(lines: list[bytes], data: st.DataObject) -> None:
     changed = []

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.errors import InputError
 from server.rotating_file import RotatingFile
+from tests.matrix import examples
 from trainer.events.events import NEVER_US, Place
 from trainer.events.sources import census
 from trainer.events.sources.files import FileSource
@@ -451,6 +452,7 @@ for number in range(int(sys.argv[2])):
 """
 
 
+@pytest.mark.slow
 def test_every_line_of_a_rotating_file_that_another_process_writes_is_read_once(log: Path) -> None:
     count = 3000
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(log), str(count)])
@@ -545,7 +547,7 @@ class Life:
                     path.rename(f"{self.log}.{number + 1}{end}")
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(steps=STEPS)
 def test_whatever_happens_to_the_files_every_line_is_read_once_and_in_order(
     steps: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory

@@ -110,6 +110,7 @@ def test_a_timestamp_that_falls_counts_as_the_one_before(brokers: Brokers) -> No
     assert numbers_of(rest) == [2] and rest.arrived_us.tolist() == [(FIRST_MS + 100) * 1000]
 
 
+@pytest.mark.slow
 def test_reading_can_go_on_from_every_place(brokers: Brokers) -> None:
     brokers.put("clicks", *range(5))
     source, *others = opened(brokers, once=True)
@@ -173,6 +174,7 @@ def test_a_group_is_told_what_was_read(brokers: Brokers) -> None:
     assert found.offset == 3
 
 
+@pytest.mark.slow
 def test_brokers_that_do_not_answer_are_away_and_nothing_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_client, "ANSWER_S", 0.5)
     config = {"bootstrap.servers": "127.0.0.1:1"}

@@ -65,6 +65,7 @@ def test_publishing_on_the_way_changes_nothing_in_what_is_learned(
     assert store.model("shop").active() is None
 
 
+@pytest.mark.slow
 def test_a_state_goes_on_whether_or_not_the_run_before_it_published(
     tmp_path: Path, store: Store, store_url: str
 ) -> None:
