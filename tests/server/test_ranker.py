@@ -69,7 +69,7 @@ def specs(draw: st.DrawFn) -> ModelSpec:
     return parse(FIELDS, some, variants=variants, learner={"values": values})
 
 
-def examples(side: str) -> st.SearchStrategy[dict[str, Value]]:
+def values_of(side: str) -> st.SearchStrategy[dict[str, Value]]:
     names = [name for name, field in FIELDS.items() if (field["side"] == "item") == (side == "item")]
     return st.fixed_dictionaries(
         {}, optional={name: VALUES[FIELDS[name].get("kind", "category")] for name in names}
@@ -100,7 +100,7 @@ def used(weight: float | tuple[float, ...], bits: int) -> float | tuple[float, .
 @st.composite
 def questions(draw: st.DrawFn) -> tuple[ModelSpec, Weights, dict[str, Value], list[dict[str, Value]]]:
     spec = draw(specs())
-    request, items = draw(examples("request")), draw(st.lists(examples("item"), max_size=5))
+    request, items = draw(values_of("request")), draw(st.lists(values_of("item"), max_size=5))
     weights = draw(models(spec, [{**request, **item} for item in [*items, {}]]))
     return spec, weights, request, items
 
