@@ -54,6 +54,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how long tests/chaos kills processes under traffic (default 40, or FTRIE_CHAOS_SECONDS)",
     )
     parser.addoption("--chaos-seed", type=int, default=1, help="which processes tests/chaos kills, and when")
+    parser.addoption(
+        "--fuzz-cases",
+        type=int,
+        default=8,
+        help="values put at each key of the store (1000: all that there are)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
