@@ -99,6 +99,12 @@ def replay(
         Path | None, typer.Option(metavar="FILE.arrow", help="Write the learned model to this file.")
     ] = None,
     publish: Annotated[bool, typer.Option("--publish", help="Publish the learned model.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Publish even if more than a tenth of the rows or events were rejected."
+        ),
+    ] = False,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write what --json prints to this file.")
     ] = None,
@@ -138,6 +144,7 @@ def replay(
         threads=threads,
         save=save,
         publish=publish,
+        force=force,
         store=store,
     )
     show(run(load_spec(spec), logs, asked), report, as_json)

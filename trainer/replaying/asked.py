@@ -17,7 +17,7 @@ from trainer.compiling import compile_kernels, formats_of, kernels_are_ready
 from trainer.daemon.settling import first_events
 from trainer.events.settling import settled
 from trainer.model import LearningModel
-from trainer.rejects import RejectLog
+from trainer.rejects import RejectLog, too_many_rejected
 from trainer.replaying.choices import parse_choice
 from trainer.replaying.columns import Layout
 from trainer.replaying.estimating import Estimates, Estimating, Read
@@ -57,6 +57,7 @@ class Asked:
     threads: int | None
     save: Path | None
     publish: bool
+    force: bool
     store: str
 
 
@@ -216,6 +217,11 @@ def _hand_over(replayed: Replayed, asked: Asked, store: Store | None) -> tuple[s
     artefact = replayed.model.artefact()
     if asked.save is not None:
         artefact.write(asked.save)
+    if asked.publish and not asked.force:
+        share = replayed.rejected / (replayed.rejected + replayed.examples)
+        withheld = too_many_rejected(share, replayed.rejected, replayed.reasons, "then replay again")
+        if withheld:
+            raise InputError(withheld)
     version = None
     if asked.publish and store is not None:
         version = store.model(artefact.spec.model.name).publish(artefact)

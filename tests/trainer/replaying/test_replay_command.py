@@ -12,6 +12,8 @@ import pytest
 
 from ftrie.cli import run
 from model_store.artefact import Artefact
+from model_store.errors import InputError
+from model_store.spec import load_spec
 from model_store.store import Store
 from tests.trainer.replaying.rows import (
     ITEMS,
@@ -141,6 +143,21 @@ def test_a_folder_of_rows_is_replayed_as_the_trainer_reads_it(
     assert (found["kind"], found["examples"]) == ("rows", 60)
     assert (tmp_path / "replayed.arrow").read_bytes() == trained(spec, tmp_path, store_url, folder)
     assert answer(capsys, spec, f"rows={folder}")["sha256"] == found["sha256"]
+
+
+def test_a_replay_of_which_too_many_rows_are_rejected_is_not_published_unless_forced(
+    spec: Path, tmp_path: Path, store: Store, store_url: str, capsys: Capture
+) -> None:
+    log = tmp_path / "bad.csv"
+    write_rows(
+        log, [row if index % 5 else row | {"click": "?"} for index, row in enumerate(rows_of(60, seed=8))]
+    )
+    publish = ["replay", str(spec), str(log), "--publish", "--store", store_url]
+    assert run(publish) == InputError.exit_code
+    assert "12 rows were rejected, 20 % of those read" in capsys.readouterr().err
+    assert not store.model(load_spec(spec).model.name).versions()
+    assert run([*publish, "--force"]) == 0
+    assert len(store.model(load_spec(spec).model.name).versions()) == 1
 
 
 def slow_lists(lists: list[Row], included: Any) -> tuple[float, float]:
