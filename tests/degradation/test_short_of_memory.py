@@ -55,7 +55,7 @@ def test_no_memory_to_build_a_version(valkey: Valkey, tmp_path: Path, recovered:
         whole.answers_as(1, seed=1)
         version = whole.versions.publish(large(rows=3_000_000))
         with little_memory(running.process.pid, room=24 * MIB):
-            whole.versions.activate(version)
+            whole.versions.activate(version, force=True)  # it scores all candidates alike
             stays_at_the_first(whole, "version refused")
             assert "memory" in running.model()["problem"]
         recovered.from_now()
@@ -72,7 +72,7 @@ def test_no_memory_in_a_worker(valkey: Valkey, tmp_path: Path, recovered: Recove
         for _ in range(20):  # so that every thread is there which is needed to answer
             assert whole.degraded("u1") == () and running.healthy()
         with little_memory(running.workers()[0], room=120 * MIB):
-            whole.versions.activate(version)
+            whole.versions.activate(version, force=True)  # it scores all candidates alike
             stays_at_the_first(whole, "parts refused")
             assert "memory" in running.status()["workers"][0]["refused"]["shop"]
         recovered.from_now()
