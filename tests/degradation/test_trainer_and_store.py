@@ -92,6 +92,7 @@ def test_store_of_a_trainer_is_a_replica(of_files: OfFiles, recovered: Recovered
     publishes_again(of_files, recovered)
 
 
+@pytest.mark.slow
 def test_store_of_a_trainer_is_out_of_memory(of_files: OfFiles, recovered: Recovered) -> None:
     configured(of_files.valkey, "maxmemory", "1")
     learns_on_and_says_so(of_files)

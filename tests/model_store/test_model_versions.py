@@ -13,6 +13,7 @@ from model_store.errors import ArtefactError, StaleEpoch, StoreError, UsageError
 from model_store.manifest import Manifest
 from model_store.model_versions import ModelVersions
 from model_store.store import Store
+from tests.matrix import slow_except
 from tests.model_store.models import KEYS, large_model, model, python
 
 CHUNK_BYTES = 512
@@ -94,7 +95,7 @@ with Store.open(sys.argv[1]) as store:
 """
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", slow_except(range(1), range(4)))
 def test_a_publisher_killed_at_any_moment_leaves_nothing_half_visible(
     store: Store, store_url: str, seed: int
 ) -> None:

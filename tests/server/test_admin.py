@@ -234,6 +234,7 @@ def test_an_experiment_that_does_not_fit_is_in_the_status_and_the_last_good_one_
     assert (division.revision, [s.share for s in division.shares]) == (good.revision, [0.0, 1.0])
 
 
+@pytest.mark.slow
 def test_only_the_role_admin_may_call_over_tls_where_there_is_tls(
     serve: Callable[..., Served], tmp_path: Path
 ) -> None:

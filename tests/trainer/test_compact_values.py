@@ -87,6 +87,7 @@ def test_a_value_beyond_the_range_stays_at_its_end():
     assert weights[b"age=30"] == (-4.0,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ogd", "ftrl"])
 def test_the_mean_over_seeds_is_the_exact_weight(algorithm):
     """One example, so that nothing learned depends on the rounding: its error must vanish on average."""

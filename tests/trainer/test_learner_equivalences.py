@@ -8,7 +8,6 @@ import pytest
 from model_store.learner_section import LearnerSection
 from model_store.spec import ModelSpec
 from model_store.spec_sections import Variant
-from tests.matrix import slow_except
 from tests.trainer.logs import learn, model_of, shop_rows, shop_spec
 from tests.trainer.oracles.trial import by_kernel
 from tests.trainer.test_learners import CASES, EVERY, RATES, assert_same_bits, gappy_rows, spec_of
@@ -33,6 +32,7 @@ def test_ftrl_without_regularization_at_a_constant_rate_is_gradient_descent(valu
     assert_equal_learners(constant | {"algorithm": "ftrl"}, constant | {"algorithm": "ogd"}, values=values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", ["single", "per_variant"])
 @pytest.mark.parametrize("k", [1, 4])
 def test_truncated_gradient_whose_pull_is_theta_is_simple_truncation(k, values):
@@ -42,15 +42,17 @@ def test_truncated_gradient_whose_pull_is_theta_is_simple_truncation(k, values):
     assert any(weight == 0.0 for weight in np.concatenate(list(weights.values())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", ["single", "per_variant"])
-@pytest.mark.parametrize("rate", slow_except(["gradients"], EVERY))
+@pytest.mark.parametrize("rate", EVERY)
 def test_truncated_gradient_of_every_weight_at_every_example_is_fobos_with_l1(rate, values):
     common = {"rate": rate, "alpha": 0.3, "beta": 0.9, "l1": 0.02}
     unbounded = common | {"algorithm": "truncated_gradient", "theta": float("inf"), "k": 1}
     assert_equal_learners(unbounded, common | {"algorithm": "fobos"}, values=values)
 
 
-@pytest.mark.parametrize("rate", slow_except(["gradients"], EVERY))
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", EVERY)
 @pytest.mark.parametrize(
     "idle",
     [
@@ -77,7 +79,8 @@ def learners():
     for algorithm, cases in CASES.items():
         for rate in RATES.get(algorithm, EVERY):
             section = {"algorithm": algorithm, "rate": rate, "alpha": 0.3, "beta": 0.7, "l1": 0.0} | cases[-1]
-            marks = () if rate == RATES.get(algorithm, EVERY)[0] else pytest.mark.slow
+            quick = algorithm in ("ftrl", "fobos") and rate == RATES.get(algorithm, EVERY)[0]
+            marks = () if quick else pytest.mark.slow
             yield pytest.param(section, id=f"{algorithm}-{rate}", marks=marks)
 
 

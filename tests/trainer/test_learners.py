@@ -134,6 +134,7 @@ def test_rows_without_weight_teach_nothing_but_are_examples():
         assert_same(spec_of(section, 3), rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["fobos", "truncated_gradient"])
 @pytest.mark.parametrize("rate", ["global", "constant"])
 def test_a_key_that_returns_after_thousands_of_rows_has_shrunk_as_the_textbook_says(algorithm, rate):
@@ -149,6 +150,7 @@ def test_a_key_that_returns_after_thousands_of_rows_has_shrunk_as_the_textbook_s
     assert b"tags=rare" in weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", ["single", "per_variant"])
 @pytest.mark.parametrize(("rate", "l2"), [("constant", 1.0), ("global", 8.0)])
 def test_fobos_shrinks_through_hundreds_of_orders_of_magnitude(rate, l2, values):

@@ -223,6 +223,7 @@ def test_a_changed_item_is_logged_as_it_is_served(
     eventually(logged_anew)
 
 
+@pytest.mark.slow
 def test_a_copy_on_disk_of_a_server_that_logged_nothing_is_completed(
     shop_store: Store, start: Start, tmp_path: Path, eventually: Eventually
 ) -> None:

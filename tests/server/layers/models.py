@@ -16,7 +16,7 @@ from server.layers.live_model import LiveModel
 from server.model import Model
 from server.ranker import Ranker, Ranking
 from tests.server.slow_ranker import Weights, artefact_of
-from tests.server.test_ranker import VARIANTS, examples, models, specs
+from tests.server.test_ranker import VARIANTS, models, specs, values_of
 
 Records = list[tuple[str, dict[str, Value]]]
 
@@ -25,8 +25,8 @@ Records = list[tuple[str, dict[str, Value]]]
 def runs(draw: st.DrawFn) -> tuple[ModelSpec, list[Weights], list[dict[str, Value]], Records]:
     """A spec, a model and those that follow it, requests, and items; any key may come, change or go at any step."""
     spec = draw(specs())
-    requests = draw(st.lists(examples("request"), min_size=1, max_size=2))
-    items = draw(st.lists(examples("item"), max_size=4))
+    requests = draw(st.lists(values_of("request"), min_size=1, max_size=2))
+    items = draw(st.lists(values_of("item"), max_size=4))
     known = [{**request, **item} for request in requests for item in [*items, {}]]
     steps = draw(st.lists(models(spec, known), min_size=2, max_size=5))
     used = [{key: entry for key, entry in step.items() if entry[1]} for step in steps]

@@ -188,6 +188,7 @@ def test_brokers_that_do_not_answer_are_away_and_nothing_is_skipped(monkeypatch:
     source.close()
 
 
+@pytest.mark.slow
 def test_brokers_that_went_away_after_the_end_are_noticed(brokers: Brokers) -> None:
     child = subprocess.Popen(
         [
