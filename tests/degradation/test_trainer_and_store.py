@@ -114,6 +114,7 @@ def test_store_refuses_a_trainer_that_learns_from_its_streams(
     assert of_streams.trainer.status()["events"] == of_streams.day.given
 
 
+@pytest.mark.slow
 def test_store_stalls_while_a_trainer_learns_from_its_streams(
     of_streams: OfStreams, recovered: Recovered
 ) -> None:

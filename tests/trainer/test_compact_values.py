@@ -45,7 +45,7 @@ def hash_of(key: bytes) -> int:
 
 @pytest.mark.parametrize("values", ["single", "per_variant"])
 @pytest.mark.parametrize("rate", slow_except(["counts"], ["counts", "constant"]))
-@pytest.mark.parametrize("algorithm", slow_except(["ogd", "ftrl"], LEARNERS))
+@pytest.mark.parametrize("algorithm", slow_except(["ftrl"], LEARNERS))
 def test_every_value_is_rounded_as_the_textbook_says(algorithm, rate, values):
     spec, rows = spec_of(section_of(algorithm, rate), 3, values), gappy_rows(200, 17)
     scores, weights = by_kernel(spec, rows)
@@ -56,7 +56,7 @@ def test_every_value_is_rounded_as_the_textbook_says(algorithm, rate, values):
 
 
 @pytest.mark.parametrize("rate", slow_except(["counts"], ["gradients", "counts", "constant"]))
-@pytest.mark.parametrize("algorithm", slow_except(["ogd", "ftrl"], LEARNERS))
+@pytest.mark.parametrize("algorithm", slow_except(["ftrl"], LEARNERS))
 def test_coarse_values_stay_near_the_exact_ones(algorithm, rate):
     rows = gappy_rows(300, 3)
     coarse, _ = by_kernel(spec_of(section_of(algorithm, rate), 3), rows)

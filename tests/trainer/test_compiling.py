@@ -117,6 +117,7 @@ def test_a_name_that_does_not_tell_its_format_may_be_of_any(tmp_path):
     assert formats_of(["-"], "tsv") == {"tsv"}
 
 
+@pytest.mark.slow
 def test_each_format_is_compiled_for_itself():
     spec = parse_spec(HEAD)
     compile_kernels(spec, ["csv", "vw"], slices=True)

@@ -36,6 +36,7 @@ def test_a_weight_beyond_a_float32_is_an_error_that_names_the_key_and_a_remedy()
         model.artefact()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "learner",
     [

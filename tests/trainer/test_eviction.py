@@ -134,6 +134,7 @@ def test_a_key_that_returns_starts_afresh():
     assert (z, n) == pytest.approx((-error, error**2), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_the_compact_table_forgets_too():
     rows = rows_of(20_000, 5)
     extra = 'precision = "q2.13"\nrate = "counts"\n'

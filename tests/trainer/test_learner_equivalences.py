@@ -8,6 +8,7 @@ import pytest
 from model_store.learner_section import LearnerSection
 from model_store.spec import ModelSpec
 from model_store.spec_sections import Variant
+from tests.matrix import slow_except
 from tests.trainer.logs import learn, model_of, shop_rows, shop_spec
 from tests.trainer.oracles.trial import by_kernel
 from tests.trainer.test_learners import CASES, EVERY, RATES, assert_same_bits, gappy_rows, spec_of
@@ -26,7 +27,7 @@ def assert_equal_learners(one, other, variants=3, values="single"):
     return weights
 
 
-@pytest.mark.parametrize("values", ["single", "per_variant"])
+@pytest.mark.parametrize("values", slow_except(["single"], ["single", "per_variant"]))
 def test_ftrl_without_regularization_at_a_constant_rate_is_gradient_descent(values):
     constant = {"rate": "constant", "alpha": 0.2, "beta": 1.6, "l1": 0.0}
     assert_equal_learners(constant | {"algorithm": "ftrl"}, constant | {"algorithm": "ogd"}, values=values)
@@ -132,6 +133,7 @@ def test_twice_the_importance_is_twice_the_gradient():
         assert heavier[key] == pytest.approx(weight, rel=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_the_rate_of_counts_does_not_depend_on_the_variants():
     section = LearnerSection(rate="counts", values="per_variant")
     alone, shared = (

@@ -187,6 +187,7 @@ def test_a_table_that_grows_in_between_changes_no_bit(algorithm, values):
         assert weights_of(small) == weights_of(large)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", ["single", "per_variant"])
 def test_fobos_settles_keys_that_came_with_the_batch_in_which_its_marks_wear_out(values):
     section = {"algorithm": "fobos", "rate": "global", "alpha": 1000.0, "l1": 1e-5, "l2": 10.0}

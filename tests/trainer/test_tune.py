@@ -74,6 +74,7 @@ def test_candidates_of_one_variants_parameters_share_a_pass_and_are_ranked(log):
     assert aucs == sorted(aucs, reverse=True)
 
 
+@pytest.mark.slow
 def test_algorithms_learn_side_by_side(log):
     found = by_parameters(tuned(ONE_VARIANT, log, ["algorithm=ftrl,ogd,rda", "alpha=0.1,0.4"]))
     text = ONE_VARIANT[: ONE_VARIANT.index("[learner]")]

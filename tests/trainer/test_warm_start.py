@@ -8,6 +8,7 @@ import pytest
 from model_store.errors import SpecError
 from model_store.spec import parse_spec
 from model_store.spec_sections import Variant
+from tests.matrix import slow_except
 from tests.trainer.logs import SPEC, learn, model_of, shop_rows
 
 LEARNERS = ["ogd", "truncation", "truncated_gradient", "fobos", "ftrl"]
@@ -26,7 +27,7 @@ def weights_by_key(artefact):
 
 
 @pytest.mark.parametrize("values", ["single", "per_variant"])
-@pytest.mark.parametrize("learner", LEARNERS)
+@pytest.mark.parametrize("learner", slow_except(["ftrl"], LEARNERS))
 def test_a_model_that_was_taken_over_is_the_model_that_was_published(learner, values):
     rows = shop_rows(400, 3)
     spec = spec_of(learner, values)

@@ -55,7 +55,7 @@ def weights(artefact: Artefact) -> dict[bytes, Any]:
     return dict(zip(artefact.key_list(), artefact.weight.astype(np.float64), strict=True))
 
 
-@pytest.mark.parametrize("name", slow_except(["ftrl", "own values", "bloom"], LEARNERS))
+@pytest.mark.parametrize("name", slow_except(["ftrl", "bloom"], LEARNERS))
 def test_every_delta_makes_the_snapshot_bit_for_bit(name: str) -> None:
     draw = random.Random(name)
     model, served, line = begun(spec_of(name), ROWS[:1000])
@@ -95,6 +95,7 @@ def test_following_a_model_does_not_change_what_it_learns() -> None:
         assert (followed.state()[name] == array).all(), name
 
 
+@pytest.mark.slow
 def test_where_slots_do_not_say_when_they_were_touched_all_keys_are_looked_at() -> None:
     model = learn(model_of(spec_of("q2.13"), tuple(ROWS[0])), ROWS[:1000])
     served, line = model.artefact(), Line(model, model.artefact(), version=1)

@@ -13,6 +13,7 @@ import pytest
 from ftrie.cli import run
 from model_store.artefact import Artefact
 from model_store.store import Store
+from tests.matrix import slow_except
 from tests.trainer.checkpoint.children import finish, start
 from tests.trainer.checkpoint.runs import Training, rows, write_log, write_spec
 
@@ -26,7 +27,9 @@ def report_of(training: Training) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.parametrize("name", ["ftrl", "fobos, rows to live", "own values in 16 bits by counts"])
+@pytest.mark.parametrize(
+    "name", slow_except(["ftrl"], ["ftrl", "fobos, rows to live", "own values in 16 bits by counts"])
+)
 def test_the_last_version_is_the_model_and_each_before_can_be_put_together(
     tmp_path: Path, store: Store, store_url: str, name: str
 ) -> None:

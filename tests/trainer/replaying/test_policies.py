@@ -86,6 +86,7 @@ def slow_chance(choice: Choice, scores: dict[str, float], item: str) -> float:
     return float((1 - epsilon) * (item == best) + epsilon / len(scores))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", [Greedy(), Softmax(0.7), EpsilonGreedy(0.25)])
 def test_a_models_estimates_are_those_of_scores_taken_row_by_row(
     artefact: Artefact, choice: Choice, tmp_path: Path
