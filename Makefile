@@ -35,9 +35,9 @@ live: $(RUNTIME)
 # Two commands because the exhaustive tests take five times as long; docs/testing.md has the durations.
 PYTEST := $(BIN)/pytest --dist worksteal --numprocesses
 
-# One process more than cores: many of these tests wait for others.
+# Two processes more than cores: many of these tests wait for others.
 test: $(DEV)
-	@$(PYTEST) $$(( $$($(BIN)/python -c 'import os; print(os.cpu_count())') + 1 )) -m "not slow"
+	@$(PYTEST) $$(( $$($(BIN)/python -c 'import os; print(os.cpu_count())') + 2 )) -m "not slow"
 
 test-all: $(DEV)
 	@$(PYTEST) auto
