@@ -307,8 +307,8 @@ def test_a_stopped_server_is_not_replaced_but_reported(home: Path, monkeypatch: 
     server = int((home / PID).read_text())
     os.kill(server, signal.SIGSTOP)
     try:
-        monkeypatch.setattr(valkey_server, "START_TIMEOUT_S", 0.05)
-        with pytest.raises(StoreUnavailable, match="has not answered"):
+        with monkeypatch.context() as hurried, pytest.raises(StoreUnavailable, match="has not answered"):
+            hurried.setattr(valkey_server, "START_TIMEOUT_S", 0.05)
             EmbeddedValkey.join(home)
     finally:
         os.kill(server, signal.SIGCONT)
