@@ -51,7 +51,8 @@ class Rebuilding:
         made = self._made
         if self._since:
             before = made.buffers.served.uid
-            made = made.changed(reduce(Delta.followed_by, self._since))
+            # Each of these deltas was accepted when it was applied: equal candidates are no reason to refuse it now.
+            made = made.changed(reduce(Delta.followed_by, self._since), allow_equal=True)
             made.buffers.released(before)  # nobody was ever given it
         return made if made.items is now.items else made.with_items(now.items)
 

@@ -80,6 +80,17 @@ def test_a_snapshot_that_comes_meanwhile_is_what_counts() -> None:
     assert model.parts is parts
 
 
+def test_a_delta_that_was_accepted_meanwhile_though_it_makes_items_equal_is_kept() -> None:
+    model, spec = loaded(), shop.spec()
+    before = shop.artefact(1)
+    work = model.begin_rebuild()
+    equal = artefact_of(spec, {b"age=20": (0.5, 1)})
+    model.apply(2, "", equal.changes_since(before, version=1), allow_equal=True)
+    work()
+    assert model.finish_rebuild() is model.parts
+    assert model.parts.version == 2
+
+
 def test_a_rebuild_without_memory_leaves_what_is_served_and_is_not_tried_again_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
