@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from model_store.errors import ArtefactError
-from server import trie_file
 from server.kernels import (
     CHILDREN_MASK,
     CHILDREN_SHIFT,
@@ -168,19 +166,6 @@ class FlatTrie:
         below = weights[cursor.begin : cursor.stop].astype(np.float64)
         return PrefixStatistics(len(below), float(below.sum()), float(np.abs(below).sum()))
 
-    def save(self, path: str | Path) -> None:
-        """Write to one file, whole or not at all. O(nbytes)."""
-        trie_file.write(Path(path), self._sizes(), self.arrays)
-
-    @classmethod
-    def load(cls, path: str | Path, mmap: bool = True) -> FlatTrie:
-        """Verify and open a file that `save` wrote; mapped, processes share it. O(nbytes): the checksum.
-
-        Raises ArtefactError if the file is missing, damaged, cut short or of another format.
-        """
-        _, arrays = trie_file.read(Path(path), _layout, map_it=mmap)
-        return cls(*arrays)
-
     @property
     def walked(self) -> tuple[Array, Array, Array]:
         """nodes, first_byte and key_data: what a walk in a kernel reads."""
@@ -190,9 +175,6 @@ class FlatTrie:
     def arrays(self) -> tuple[Array, Array, Array, Array]:
         """key_data, key_offsets, nodes and first_byte: all that a trie is."""
         return self.key_data, self.key_offsets, self.nodes, self.first_byte
-
-    def _sizes(self) -> trie_file.Sizes:
-        return trie_file.Sizes(len(self), len(self.nodes), len(self.key_data))
 
     def _check(self) -> None:
         """Assert every invariant, slowly. O(total key bytes)."""
@@ -223,15 +205,6 @@ class FlatTrie:
                 assert self.key(begin)[depth + length] == byte
                 begins[c] = (begin, end, depth + length)
         assert (next_child, len(begins), ends_seen) == (len(self.nodes), 0, len(self))
-
-
-def _layout(sizes: trie_file.Sizes) -> list[tuple[npt.DTypeLike, tuple[int, ...]]]:
-    return [
-        (np.uint8, (sizes.key_bytes,)),
-        (np.uint32, (sizes.keys + 1,)),
-        (np.uint32, (sizes.nodes, 4)),
-        (np.uint8, (sizes.nodes,)),
-    ]
 
 
 def _plain(array: Array, dtype: npt.DTypeLike) -> Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,9 @@ from model_store.errors import SpecError
 from model_store.one_variant import one_variant
 from model_store.store import Store
 from server.catalogue import Catalogue
-from server.interning.halves import Halves
 from server.lifecycle import Server
 from server.model import Model
 from server.ranker import Ranker
-from server.scoring.terms import Terms
-from server.trie import FlatTrie
 from tests.server import shop
 from tests.server.slow_ranker import Weights, artefact_of
 from tests.server.test_ranker import SHOP, parse
@@ -120,19 +116,6 @@ def test_swaps_between_shared_and_own_weights_fail_no_call_and_mix_no_answer(
         if given:
             wanted = expected(shop.VARIANTS.index(name), seed, values, **USER)
             assert given[0] == pytest.approx(wanted, abs=1e-6)
-
-
-def test_a_mapped_trie_serves_the_same_bits_to_every_variant(tmp_path: Path) -> None:
-    model = Model.build(shop.artefact(values=OWN), 1)
-    model.base.trie.save(tmp_path / "keys.trie")
-    trie = FlatTrie.load(tmp_path / "keys.trie", mmap=True)
-    base = replace(model.base, trie=trie, halves=Halves.of(model.plan, trie))
-    mapped = replace(model, base=base, terms=Terms.of(model.plan, base, model.fresh))
-    one, other = ranker_of(model), ranker_of(mapped)
-    for variant in range(len(shop.VARIANTS)):
-        assert ranked(other, variant) == ranked(one, variant)
-        assert ranked(one, variant) == pytest.approx(expected(variant, **USER), abs=1e-6)
-    assert ranked(one, 0) != ranked(one, 1)
 
 
 def test_thirty_two_variants_have_thirty_two_scores() -> None:

@@ -1,9 +1,8 @@
-"""FlatTrie against pygtrie.CharTrie, its invariants, and its file."""
+"""FlatTrie against pygtrie.CharTrie, and its invariants."""
 
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pygtrie
@@ -110,60 +109,6 @@ def test_offsets_that_do_not_fit_the_data_are_refused(offsets: list[int]) -> Non
 def test_a_slot_outside_the_trie_is_an_error() -> None:
     with pytest.raises(IndexError, match="slots 0 to 0"):
         FlatTrie.of([b"a"]).key(1)
-
-
-@pytest.mark.parametrize("mmap", [True, False])
-@pytest.mark.parametrize("keys", [[], [b""], [b"age=25", b"age=31", b"brand=nike"]])
-def test_a_saved_trie_comes_back_whole(tmp_path: Path, keys: list[bytes], mmap: bool) -> None:
-    path = tmp_path / "keys.trie"
-    FlatTrie.of(keys).save(path)
-    loaded = FlatTrie.load(path, mmap=mmap)
-    loaded._check()
-    assert [key for key, _ in loaded.items()] == keys
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_damaged_file_is_refused_whatever_byte_is_flipped(tmp_path: Path) -> None:
-    path = tmp_path / "keys.trie"
-    FlatTrie.of([b"age=25", b"age=31"]).save(path)
-    whole = path.read_bytes()
-    for position in range(len(whole)):
-        damaged = bytearray(whole)
-        damaged[position] ^= 0x10
-        path.write_bytes(damaged)
-        with pytest.raises(ArtefactError):
-            FlatTrie.load(path)
-
-
-@pytest.mark.parametrize("length", [0, 7, 127, 128, -1])
-def test_a_file_cut_short_is_refused(tmp_path: Path, length: int) -> None:
-    path = tmp_path / "keys.trie"
-    FlatTrie.of([b"age=25", b"age=31"]).save(path)
-    path.write_bytes(path.read_bytes()[:length])
-    for mmap in (True, False):
-        with pytest.raises(ArtefactError):
-            FlatTrie.load(path, mmap=mmap)
-
-
-def test_a_missing_file_is_an_artefact_error(tmp_path: Path) -> None:
-    with pytest.raises(ArtefactError, match="No such file"):
-        FlatTrie.load(tmp_path / "absent.trie")
-
-
-def test_a_failed_save_leaves_the_old_file_and_nothing_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "keys.trie"
-    FlatTrie.of([b"old"]).save(path)
-
-    def full(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="disk full"):
-        FlatTrie.of([b"new"]).save(path)
-    assert FlatTrie.load(path).get(b"old") == 0
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_many_keys_build_and_answer() -> None:

@@ -1,8 +1,7 @@
-"""docs/trie.md says what the code does: the drawn trie, the rows of nodes, the file's header."""
+"""docs/trie.md says what the code does: the drawn trie and the rows of nodes."""
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
 from server.kernels import (
@@ -16,7 +15,6 @@ from server.kernels import (
     TERMINAL_SHIFT,
 )
 from server.trie import Cursor, FlatTrie
-from server.trie_file import ALIGNMENT, FORMAT_VERSION, HEADER_BYTES, MAGIC, SIZES, START
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "trie.md").read_text("utf-8")
 
@@ -61,27 +59,3 @@ def test_the_rows_of_nodes_are_as_written() -> None:
     assert [(int(offset), int(size), columns[name]) for offset, size, name, _ in rows] == [
         (4 * column, 4, column) for column in range(4)
     ]
-
-
-def test_the_header_is_as_written(tmp_path: Path) -> None:
-    rows = table("| offset | size | field | meaning |\n|---|---|---|---|\n| 0 | 8 |")
-    places = {name: (int(offset), int(size)) for offset, size, name, _ in rows}
-    assert sum(size for _, size in places.values()) == HEADER_BYTES
-    trie = FlatTrie.of(drawn_keys())
-    trie.save(tmp_path / "keys.trie")
-    data = (tmp_path / "keys.trie").read_bytes()
-
-    def number(name: str) -> int:
-        offset, size = places[name]
-        return int.from_bytes(data[offset : offset + size], "little")
-
-    assert bytes.fromhex(rows[0][3].split(",")[0].strip("`")) == MAGIC == data[:8]
-    assert number("version") == FORMAT_VERSION == int(rows[1][3])
-    assert number("header") == HEADER_BYTES == int(rows[2][3].split(",")[0])
-    assert places["sha256"] == (START.size - 32, 32)
-    assert places["keys"][0] == START.size
-    sizes = struct.unpack_from("<QQQ", data, places["keys"][0])
-    assert sizes == (number("keys"), number("nodes"), number("key_bytes")) == (5, 9, 50)
-    assert places[""] == (START.size + SIZES.size, HEADER_BYTES - START.size - SIZES.size)
-    arrays = (trie.key_data, trie.key_offsets, trie.nodes, trie.first_byte)
-    assert len(data) == HEADER_BYTES + sum(-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 import server.interning.kernels
@@ -22,7 +20,6 @@ from server.model import Model
 from server.ranker import Ranker
 from server.selection.warm_up import options_for_warming
 from server.serving import Serving
-from server.trie import FlatTrie
 from server.warm_up import warm_up
 from tests.server import shop
 from tests.server.slow_ranker import artefact_of
@@ -48,7 +45,7 @@ def compiled() -> dict[str, int]:
     return {n: len(k.signatures) for n, k in kernels.items() if not k.targetoptions.get("forceinline")}
 
 
-def test_nothing_is_compiled_after_warm_up(tmp_path: Path) -> None:
+def test_nothing_is_compiled_after_warm_up() -> None:
     warm_up()
     before = compiled()
     assert {name for name, count in before.items() if count == 0} == set()
@@ -71,11 +68,9 @@ def test_nothing_is_compiled_after_warm_up(tmp_path: Path) -> None:
         [1.0, 0.5],
         [0.25, 0.25],
     ]
-    model.base.trie.save(tmp_path / "keys.trie")
-    for mmap in (True, False):
-        loaded = FlatTrie.load(tmp_path / "keys.trie", mmap=mmap)
-        assert loaded.get_many(np.frombuffer(b"bias", np.uint8), np.array([0, 4])).tolist() == [1]
-        assert loaded.longest_prefix(b"biased") == 1
+    trie = model.base.trie
+    assert trie.get_many(np.frombuffer(b"bias", np.uint8), np.array([0, 4])).tolist() == [1]
+    assert trie.longest_prefix(b"biased") == 1
     assert compiled() == before
 
 
