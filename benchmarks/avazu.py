@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.common import click_log, report
-from model_store.spec import ModelSpec, load_spec
-from trainer.tuning.candidates import candidates_of
-from trainer.tuning.halving import Judge, tune
-from trainer.tuning.passes import Log
+from model_store.spec.spec import ModelSpec, load_spec
+from trainer.tune.candidates import candidates_of
+from trainer.tune.halving import Judge, tune
+from trainer.tune.passes import Log
 
 NEEDS = ("vowpalwabbit",)
 LOG = "avazu/clicks_2014-10-21_28.csv.gz"

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from model_store.artefact import Artefact
-from model_store.content import Content
-from model_store.delta import Delta
+from model_store.artefact.artefact import Artefact, Delta
+from model_store.artefact.rows import Content
 
 SCALE = 0.05
 """Standard deviation of the new weights."""

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from model_store.terminal import print_table
+from ftrie.terminal import print_table
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 5

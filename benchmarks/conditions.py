@@ -14,10 +14,10 @@ import numpy as np
 
 from benchmarks.common import ROUNDS, report
 from ctr.v1.ranking_pb2 import RankRequest
-from model_store.features import FeaturePlan
-from model_store.spec import parse_spec
-from server.attributes import AttributeWriter
-from server.selection.options import Options
+from model_store.features.features import FeaturePlan
+from model_store.spec.spec import parse_spec
+from server.model.attributes import AttributeWriter
+from server.ranking.select.options import Options
 
 SPEC = '[model]\nname = "m"\n[input]\nlabel = "click"\n[fields]\nsku = { side = "item" }\n'
 CASES = ((1, 3, 200), (1, 3, 10_000), (4, 100, 10_000), (32, 10_000, 10_000))

@@ -19,12 +19,12 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.common import ROUNDS, Spread, report
-from model_store.spec import ModelSpec, parse_spec
+from model_store.spec.spec import ModelSpec, parse_spec
+from trainer.events.columns import Wanted
 from trainer.events.events import NEVER_US, Int64s, Lag, Place, Stretch
-from trainer.events.line_by_line import read_lines
-from trainer.events.merging import Merger
+from trainer.events.line_parser import read_lines
+from trainer.events.merge import Merger
 from trainer.events.parse import Parser
-from trainer.events.wanted import Wanted
 
 COLUMNS = ("what", "MB", "MB/s", "low", "high", "events/s", "M rows/s")
 IMPRESSIONS, ITEMS, FEATURES = 20_000, 10, 8

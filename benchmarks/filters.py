@@ -11,10 +11,10 @@ import argparse
 import numpy as np
 
 from benchmarks.common import report
-from model_store.learner_section import Inclusion
-from trainer.admission.kernels import admit_each
-from trainer.admission.policy import Admission
-from trainer.admission.rules import FeatureRules
+from model_store.spec.learner_section import Inclusion
+from trainer.examples.rules import FeatureRules
+from trainer.learn.admission import Admission
+from trainer.learn.admission_kernels import admit_each
 
 COUNTS = (2, 3, 5, 17)
 RATES = (0.1, 0.01, 0.001)

@@ -16,20 +16,20 @@ from time import thread_time_ns
 from benchmarks import rank_model as shop
 from benchmarks.common import ROUNDS, Spread, report
 from benchmarks.rank_requests import request
-from model_store.features import FeaturePlan
-from server.catalogue import Catalogue
-from server.impressions.form import Form
+from model_store.features.features import FeaturePlan
 from server.impressions.lines import Shown
 from server.impressions.log import ImpressionLog
 from server.impressions.outbox import BATCH
 from server.impressions.sinks import FileSink, StreamSink
-from server.metrics.meter import Meter
-from server.model import Model
-from server.question import Question
-from server.ranker import Ranker
-from server.receiving.request import Received
-from server.serving import Serving
-from server.user_records.cache import StoredUser
+from server.model.catalogue import Catalogue
+from server.model.event_form import Form
+from server.model.model import Model
+from server.ranking.features import StoredUser
+from server.ranking.query import Question
+from server.ranking.ranker import Ranker
+from server.ranking.request import Received
+from server.ranking.served import Serving
+from server.telemetry.meter import Meter
 
 CALLS, CANDIDATES = 1000, 200
 

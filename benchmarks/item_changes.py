@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 from benchmarks import rank_model as shop
 from benchmarks.common import ROUNDS, Spread, report
-from model_store.features import FeaturePlan
+from model_store.features.features import FeaturePlan
 from model_store.store import Store
-from server.catalogue import Catalogue
-from server.items_follower import ItemFollower
+from server.model.catalogue import Catalogue
+from server.sync.item_sync import ItemFollower
 
 ITEMS, CHANGED = 100_000, 10
 

@@ -21,10 +21,10 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.common import ROUNDS, Spread, report
-from model_store.join_section import JoinSection
+from model_store.spec.sections import JoinSection
 from trainer.events.events import CLICK, FEEDBACK, IMPRESSION, Merged
-from trainer.joining.join import Join, Joined
-from trainer.joining.segments import Segments
+from trainer.join.join import Join, Joined
+from trainer.join.rows import Segments
 
 COLUMNS = (
     "what",

@@ -22,11 +22,11 @@ from benchmarks import large_model
 from benchmarks.changes import SCALE, deltas
 from benchmarks.common import ROUNDS, Spread, report
 from benchmarks.processes import Running, served
-from ftrie.client import Client
-from model_store.artefact import Artefact
-from model_store.features import FeaturePlan
-from model_store.model_versions import ModelVersions
+from ftrie.client.client import Client
+from model_store.artefact.artefact import Artefact
+from model_store.features.features import FeaturePlan
 from model_store.store import Store
+from model_store.versions.model_versions import ModelVersions
 
 CHANGED, NEW = 9_000, 1_000
 WORKERS = (1, 2, 4)
@@ -54,8 +54,8 @@ def dict_bytes(artefact: Artefact) -> int:
 
 def parts_bytes(artefact: Artefact) -> tuple[int, int]:
     """What the server's trie takes, and a buffer of its weights, variants and rates."""
-    from server.catalogue import Catalogue
-    from server.layers.live_model import LiveModel
+    from server.model.catalogue import Catalogue
+    from server.model.live_model import LiveModel
 
     catalogue = Catalogue.build(FeaturePlan.of(large_model.spec()), large_model.items()[:1])
     parts = LiveModel(NAME).load(1, "", artefact, catalogue)

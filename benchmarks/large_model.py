@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from model_store.arrow_columns import columns_of
-from model_store.artefact import Artefact
-from model_store.spec import ModelSpec, parse_spec
+from model_store.artefact.artefact import Artefact
+from model_store.artefact.rows import columns_of
+from model_store.spec.spec import ModelSpec, parse_spec
 
 KEYS = 10_000_000
 ITEMS = 100_000

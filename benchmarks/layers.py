@@ -17,15 +17,14 @@ import numpy as np
 
 from benchmarks import large_model
 from benchmarks.common import ROUNDS, Spread, report
-from model_store.artefact import Artefact
-from model_store.content import Content
-from model_store.delta import Delta
-from model_store.features import FeaturePlan
+from model_store.artefact.artefact import Artefact, Delta
+from model_store.artefact.rows import Content
+from model_store.features.features import FeaturePlan
 from model_store.store import Store
-from server.catalogue import Catalogue
-from server.layers.live_model import LiveModel
-from server.serving import Serving
-from server.warm_up import warm_up
+from server.model.catalogue import Catalogue
+from server.model.live_model import LiveModel
+from server.ranking.served import Serving
+from server.ranking.warmup import warm_up
 
 CHANGED, NEW = 9_000, 1_000
 T = TypeVar("T")

@@ -16,11 +16,10 @@ from typing import Any
 
 from benchmarks.common import report
 from benchmarks.processes import Running
-from ftrie.simulation.live.asked import Asked
-from ftrie.simulation.live.bootstrap import bootstrap
-from ftrie.simulation.live.crew import Crew
-from ftrie.simulation.live.seen import Windows
-from ftrie.simulation.market import Market
+from ftrie.demo.live_options import Asked
+from ftrie.demo.live_processes import Crew, bootstrap
+from ftrie.demo.live_windows import Windows
+from ftrie.demo.market import Market
 
 RATES = (100, 200, 400, 800, 1200, 1600)
 WARM_S, MEASURED_S = 12.0, 20.0

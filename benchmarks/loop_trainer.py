@@ -19,21 +19,21 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import ROUNDS, Spread, report
-from ftrie.simulation.market import AGES, BRANDS, CATEGORIES, DEVICES, GENDERS, MODEL, SPEC, Market
-from ftrie.simulation.visitors import CLICK, Seen
-from ftrie.simulation.visits import Habits, visit
-from model_store.spec import load_spec
+from ftrie.demo.market import MODEL, SPEC, Market
+from ftrie.demo.shop import AGES, BRANDS, CATEGORIES, DEVICES, GENDERS
+from ftrie.demo.visitors import CLICK, Habits, Seen, visit
+from model_store.spec.spec import load_spec
 from model_store.store import Store
 from trainer.checkpoint import Every
-from trainer.daemon import daemon
-from trainer.daemon.asked import Asked
-from trainer.daemon.examples import JoinedExamples
-from trainer.events.merging import Merger
+from trainer.events.merge import Merger
 from trainer.events.parse import Parser
-from trainer.events.sources.redis import StreamSource
-from trainer.joining.join import Join
-from trainer.model import LearningModel
-from trainer.online.online import Online
+from trainer.events.redis import StreamSource
+from trainer.join.join import Join
+from trainer.learn.model import LearningModel
+from trainer.publish.online_metrics import Online
+from trainer.runs import daemon
+from trainer.runs.daemon_options import Asked
+from trainer.runs.stream import JoinedExamples
 
 VISITS = 50_000
 SHOWN = 6

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from benchmarks.common import report
 from benchmarks.streams import TailStream, write_vw
-from model_store.spec import parse_spec
-from trainer.model import LearningModel
-from trainer.rejects import RejectLog
-from trainer.train import train
+from model_store.spec.spec import parse_spec
+from trainer.learn.model import LearningModel
+from trainer.logs.rejects import RejectLog
+from trainer.runs.train import train
 
 ALPHA, BETA, L1 = 0.16, 0.5, 1.0
 NEEDS = ("vowpalwabbit",)

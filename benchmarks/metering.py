@@ -9,8 +9,8 @@ from time import perf_counter_ns
 from types import SimpleNamespace
 from typing import Any
 
-from server.metrics.families import USER_CACHE
-from server.metrics.meter import Meter
+from server.telemetry.families import USER_CACHE
+from server.telemetry.meter import Meter
 
 CALLS = 200_000
 ROUNDS = 5

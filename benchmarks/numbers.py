@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from benchmarks import common
-from model_store.terminal import shown
+from model_store.errors import shown
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "numbers.md"
 WORDS = Path(__file__).with_name("numbers_page.md")

@@ -23,7 +23,7 @@ from benchmarks.rank_requests import TOP_K, call, fill, loaded, request
 from benchmarks.rivals import asking, shared_model, vowpal_wabbit, vw_daemon
 from benchmarks.rivals.asking import Bodies, Rates
 from ctr.v1.ranking_pb2 import RankRequest
-from model_store.artefact import Artefact
+from model_store.artefact.artefact import Artefact
 from model_store.store import Store
 
 CANDIDATES, REQUESTS, COMPARED = 200, 2000, 3

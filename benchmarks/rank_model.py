@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from model_store.artefact import Artefact
-from model_store.spec import ModelSpec, parse_spec
+from model_store.artefact.artefact import Artefact
+from model_store.spec.spec import ModelSpec, parse_spec
 
 NAME = "bench"
 KEYS = 1_000_000

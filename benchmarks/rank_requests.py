@@ -13,8 +13,8 @@ from pathlib import Path
 from benchmarks import rank_model as shop
 from benchmarks.processes import LOAD_CORE, ROOT, pin
 from ctr.v1.ranking_pb2 import RankRequest
-from ftrie.client import METHOD
-from model_store.artefact import Artefact
+from ftrie.client.client import METHOD
+from model_store.artefact.artefact import Artefact
 from model_store.store import Store
 
 TOP_K = 10

@@ -20,10 +20,10 @@ import numpy as np
 
 from benchmarks import rank_model as shop
 from benchmarks.common import ROUNDS, Spread, alternate, report
-from server.catalogue import Catalogue
-from server.model import Model
-from server.ranker import Ranker
-from server.warm_up import warm_up
+from server.model.catalogue import Catalogue
+from server.model.model import Model
+from server.ranking.ranker import Ranker
+from server.ranking.warmup import warm_up
 
 COLUMNS = ("what", "unit", "median", "low", "high")
 ITEMS = 100_000

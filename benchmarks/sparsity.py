@@ -15,10 +15,10 @@ from pathlib import Path
 
 from benchmarks.common import report
 from benchmarks.streams import TailStream
-from model_store.spec import parse_spec
-from trainer.tuning.candidates import candidates_of
-from trainer.tuning.halving import Judge, tune
-from trainer.tuning.passes import Log
+from model_store.spec.spec import parse_spec
+from trainer.tune.candidates import candidates_of
+from trainer.tune.halving import Judge, tune
+from trainer.tune.passes import Log
 
 SLACK = 0.0025
 SPEC = '[model]\nname = "bench"\n[input]\nlabel = "click"\n'

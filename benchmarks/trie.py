@@ -24,7 +24,7 @@ import pygtrie
 
 from benchmarks import rank_model as shop
 from benchmarks.common import Spread, alternate, report
-from server.trie import FlatTrie
+from model_store.trie.trie import FlatTrie
 
 NEEDS = ("marisa_trie",)
 COLUMNS = ("structure", "keys", "bytes a key", "build ns a key", "get ns", "get ns, many", "prefix ns")

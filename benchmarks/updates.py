@@ -32,9 +32,8 @@ from benchmarks.changes import deltas
 from benchmarks.common import Spread, report
 from benchmarks.processes import ALL_CORES, LOAD_CORE, ROOT, free_port, pin, served
 from benchmarks.rank_requests import CONNECTIONS, call, fill, framed, request
-from ftrie.client import METHOD, Client
-from model_store.artefact import Artefact
-from model_store.delta import Delta
+from ftrie.client.client import METHOD, Client
+from model_store.artefact.artefact import Artefact, Delta
 from model_store.store import Store
 
 WINDOW_S, GUARD_S, EVERY_S, VISIBLE_S = 9.0, 0.5, 1.0, 30.0

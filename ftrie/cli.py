@@ -21,34 +21,34 @@ from typer.exceptions import TyperException
 
 import ftrie
 from ftrie.files import FILES, checked
+from ftrie.terminal import ask_json, json_asked
 from model_store.errors import FtrieError
-from model_store.terminal import ask_json, json_asked
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 # In the order of a first day with ftrie, which is the order of `ftrie --help`.
 COMMAND_MODULES = (
-    "trainer.init_cli",
-    "trainer.cli",
-    "trainer.daemon_cli",
-    "trainer.checkpoint_cli",
-    "trainer.tune_cli",
-    "trainer.report_cli",
-    "trainer.evaluate_cli",
-    "trainer.audit_cli",
-    "trainer.replay_cli",
-    "model_store.cli",
-    "server.cli",
-    "server.experiment_cli",
-    "ftrie.rank_cli",
-    "ftrie.explain_cli",
-    "ftrie.feedback_cli",
-    "ftrie.admin_cli",
-    "ftrie.demo.cli",
-    "ftrie.simulation.live_cli",
-    "ftrie.simulation.cli",
-    "ftrie.bench_cli",
+    "ftrie.commands.init",
+    "ftrie.commands.train",
+    "ftrie.commands.trainer",
+    "ftrie.commands.checkpoint",
+    "ftrie.commands.tune",
+    "ftrie.commands.report",
+    "ftrie.commands.evaluate",
+    "ftrie.commands.audit",
+    "ftrie.commands.replay",
+    "ftrie.commands.store",
+    "ftrie.commands.serve",
+    "ftrie.commands.experiment",
+    "ftrie.commands.rank",
+    "ftrie.commands.explain",
+    "ftrie.commands.feedback",
+    "ftrie.commands.admin",
+    "ftrie.commands.demo",
+    "ftrie.commands.live",
+    "ftrie.commands.simulate",
+    "ftrie.commands.bench",
 )
 
 

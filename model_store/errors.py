@@ -6,6 +6,8 @@ maps them to exit codes through `exit_code`.
 
 from __future__ import annotations
 
+import re
+
 
 class FtrieError(Exception):
     """Base of all errors that are answered with a message instead of a traceback."""
@@ -129,3 +131,29 @@ class ServerError(FtrieError):
     """A server could not start, or a server answered with an error."""
 
     exit_code = 6
+
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def shown(value: object) -> str:
+    """Format a value for a reader: 1,234,567 · 0.38749 · yes · — for None."""
+    if value is None:
+        return "—"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.5f}"
+    return harmless(str(value))
+
+
+def harmless(text: str) -> str:
+    """What users have sent, without orders to a terminal: control characters but line feeds and tabs are escaped."""
+    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def counted(number: int, thing: str, things: str | None = None) -> str:
+    """1 window, 1,234 windows: a number of things in English; without `things` the plural is by an s."""
+    return f"{number:,} {thing if number == 1 else things or thing + 's'}"

@@ -1,8 +1,9 @@
-"""How kernels are compiled and cached. The kernels themselves live in `kernels.py` modules and learner files.
+"""How kernels are compiled and cached. The kernels themselves live in `*_kernels.py` modules, learner and slot files.
 
-Numba's own cache notices a change in a kernel's file, but not in the file of another kernel that it inlines. So the
-cache is a folder named after a hash of every kernel source, of numba's version and of the processor: a change
-anywhere starts a new folder, and a stale kernel can never run.
+Numba's own cache notices a change in a kernel's file, but not in another file whose kernel it inlines or whose constant
+it freezes. So the cache is a folder named after a hash of every file with kernels, of every file of ours that these
+import, of numba's version and of the processor: a change in any of them starts a new folder, and a stale kernel never
+runs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import inspect
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
@@ -19,17 +21,34 @@ from typing import Any
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("model_store", "trainer", "server")
-_COMPILED_FOLDERS = ("learners", "slots")
+_KERNEL_FILES = ("*_kernels.py", "learners/*.py", "slots/*.py")
+_IMPORT = re.compile(r"^from ((?:model_store|trainer|server)[.\w]*) import (\(?[^)]*?(?:\)|$))", re.MULTILINE)
 _COMPLETE = "complete"
 
 
-def _kernel_sources() -> Iterator[Path]:
-    yield Path(__file__)
+def _kernel_sources() -> list[Path]:
+    """Every file with kernels, and every file of ours that they import: a kernel freezes the constants it reads."""
+    waiting = [Path(__file__).resolve()]
     for package in _PACKAGES:
-        folder = _ROOT / package
-        yield from sorted(folder.rglob("kernels.py"))
-        for compiled in _COMPILED_FOLDERS:
-            yield from sorted((folder / compiled).glob("*.py"))
+        waiting += (path for pattern in _KERNEL_FILES for path in (_ROOT / package).rglob(pattern))
+    sources: set[Path] = set()
+    while waiting:
+        path = waiting.pop()
+        if path not in sources:
+            sources.add(path)
+            waiting += _imported(path.read_text("utf-8"))
+    return sorted(sources)
+
+
+def _imported(source: str) -> Iterator[Path]:
+    """The files of ours that a module's source imports from, wherever in it."""
+    for module, names in _IMPORT.findall(source):
+        folder = _ROOT.joinpath(*module.split("."))
+        candidates = [
+            folder.with_suffix(".py"),
+            *(folder / f"{name}.py" for name in re.findall(r"\w+", names)),
+        ]
+        yield from (path for path in candidates if path.is_file())
 
 
 def _fingerprint() -> str:

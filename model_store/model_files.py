@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from model_store import json_model
-from model_store.arrow_format import decode
-from model_store.artefact import Artefact
-from model_store.delta import Delta
+from model_store.artefact import json_model
+from model_store.artefact.arrow_format import decode
+from model_store.artefact.artefact import Artefact, Delta
+from model_store.artefact.json_model import JsonModel
 from model_store.errors import ArtefactError, SpecError
-from model_store.inferred_spec import infer_spec
-from model_store.json_model import JsonModel
-from model_store.model_versions import ModelVersions
-from model_store.spec import ModelSpec, load_spec, spec_from_json
+from model_store.spec.inferred_spec import infer_spec
+from model_store.spec.spec import ModelSpec, load_spec, spec_from_json
+from model_store.versions.model_versions import ModelVersions
 from model_store.whole_file import write_whole
 
 ARROW, JSON = ".arrow", ".json"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from model_store import json_model
-from model_store.artefact import Artefact
+from model_store.artefact import json_model
+from model_store.artefact.artefact import Artefact
 from model_store.errors import ArtefactError, SpecError, UsageError
 from model_store.model_files import ARROW, JSON
-from model_store.spec import load_spec
+from model_store.spec.spec import load_spec
 
 
 @dataclass(frozen=True)

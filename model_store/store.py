@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from model_store.connection import StoreConnection
-from model_store.model_versions import ModelVersions
-from model_store.records import Records
-from model_store.redis_keys import ModelKeys
-from model_store.stored_values import Report, silent
+from model_store.records.records import Records
+from model_store.redis.connection import StoreConnection
+from model_store.redis.redis_keys import ModelKeys
+from model_store.redis.stored_values import Report, silent
+from model_store.versions.model_versions import ModelVersions
 
 if TYPE_CHECKING:
-    from model_store.dead_letters import DeadLetters
-    from model_store.event_streams import EventStream
-    from model_store.feedback import Feedback
-    from model_store.lease import TrainerLease
     from model_store.store_check import Finding
+    from model_store.streams.dead_letters import DeadLetters
+    from model_store.streams.event_streams import EventStream
+    from model_store.streams.feedback import Feedback
+    from model_store.versions.lease import TrainerLease
 
 
 class Store:
@@ -79,7 +79,7 @@ class Store:
 
         length, age_s: how many entries a stream keeps, about, and for how long.
         """
-        from model_store.feedback import AGE_S, LENGTH, Feedback
+        from model_store.streams.feedback import AGE_S, LENGTH, Feedback
 
         return Feedback(
             self._connection,
@@ -90,19 +90,19 @@ class Store:
 
     def event_stream(self, key: str) -> EventStream:
         """The stream of events at any key, which need not exist yet."""
-        from model_store.event_streams import EventStream
+        from model_store.streams.event_streams import EventStream
 
         return EventStream(self._connection, key)
 
     def dead_letters(self, model: str) -> DeadLetters:
         """Events of a model that could not be learned from. Raises StoreError for an impossible name."""
-        from model_store.dead_letters import DeadLetters
+        from model_store.streams.dead_letters import DeadLetters
 
         return DeadLetters(self._connection, model)
 
     def trainer_lease(self, model: str, owner: str) -> TrainerLease:
         """The lease of a model's trainer, not yet taken. Raises StoreError for an impossible name."""
-        from model_store.lease import TrainerLease
+        from model_store.versions.lease import TrainerLease
 
         return TrainerLease(self._connection, model, owner)
 

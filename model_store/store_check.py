@@ -19,16 +19,9 @@ from typing import Any
 
 from redis.exceptions import WatchError
 
-from model_store.chains import chain_of
-from model_store.chunks import chunks_there
-from model_store.connection import StoreConnection
 from model_store.errors import ArtefactError, ExperimentError, NewerFormat, StoreError, UnreadableValue
-from model_store.experiments import FORMAT, PIN, Experiment
-from model_store.guard_figures import RecentFigures
-from model_store.manifest import MOST_CHUNK_BYTES, Manifest, now
-from model_store.model_versions import ModelVersions, manifest_of
-from model_store.online_metrics import SUMS
-from model_store.redis_keys import (
+from model_store.redis.connection import StoreConnection
+from model_store.redis.redis_keys import (
     CANDIDATES,
     ITEM,
     ITEMS_CHANGES,
@@ -37,8 +30,7 @@ from model_store.redis_keys import (
     USER,
     ModelKeys,
 )
-from model_store.refusals import GuardRecord
-from model_store.stored_values import (
+from model_store.redis.stored_values import (
     MOST,
     MOST_COUNTED,
     counter,
@@ -49,6 +41,12 @@ from model_store.stored_values import (
     time_of,
     version_number,
 )
+from model_store.versions.chain import chain_of, chunks_there
+from model_store.versions.experiments import FORMAT, PIN, Experiment
+from model_store.versions.guard_record import GuardRecord
+from model_store.versions.manifest import MOST_CHUNK_BYTES, Manifest, RecentFigures, now
+from model_store.versions.model_versions import ModelVersions, manifest_of
+from model_store.versions.online_metrics import SUMS
 
 BATCH = 1_000
 DAMAGED = "damaged: "
@@ -342,8 +340,8 @@ class _ModelCheck:
 
     def _right_manifest(self, version: int, fields: dict[bytes, bytes]) -> tuple[Manifest | None, str]:
         """The manifest as the bytes have it, with what only the one that is there can say; or why there is none."""
-        from model_store.arrow_format import decode
-        from model_store.delta import Delta
+        from model_store.artefact.arrow_format import decode
+        from model_store.artefact.artefact import Delta
 
         try:
             there: Manifest | None = self._versions.read_manifest(version, fields)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from model_store.errors import ServerError
-from model_store.redis_keys import check_model_name
+from model_store.redis.redis_keys import check_model_name
 
 DEFAULT_THREADS = 8
 DEFAULT_DRAIN_S = 10.0

@@ -24,10 +24,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # What nearly every test needs compiled: the server's kernels, and those of a trainer of one and of several variants.
 COMPILE = (
-    "from server.warming import warm_kernels; warm_kernels()",
+    "from server.ranking.warmup import warm_kernels; warm_kernels()",
     """if True:
-    from model_store.spec import parse_spec
-    from trainer.daemon.compiling import compile_loop
+    from model_store.spec.spec import parse_spec
+    from trainer.runs.daemon_warmup import compile_loop
     one = '[model]\\nname = "m"\\n[input]\\nlabel = "click"\\nrequest = "r"\\n'
     for variants in ("", "[variants]\\na = { share = 0.5 }\\nb = { share = 0.5 }\\n"):
         compile_loop(parse_spec(one + variants))

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ftrie.simulation.market import DEVICES, Market, looked_at
-from ftrie.simulation.visits import Habits, Visit, visit
+from ftrie.demo.market import Market, looked_at
+from ftrie.demo.shop import DEVICES
+from ftrie.demo.visitors import Habits, Visit, visit
 
 BEGAN_S = 1_700_000_000
 DAY = 6912

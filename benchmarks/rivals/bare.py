@@ -25,11 +25,11 @@ Rank = Callable[[dict[str, str], list[str], int], Any]
 
 def ftrie(path: Path) -> Rank:
     """The server's ranker, one call from features and ids to the best ids."""
-    from model_store.artefact import Artefact
-    from server.catalogue import Catalogue
-    from server.model import Model
-    from server.ranker import Ranker
-    from server.warm_up import warm_up
+    from model_store.artefact.artefact import Artefact
+    from server.model.catalogue import Catalogue
+    from server.model.model import Model
+    from server.ranking.ranker import Ranker
+    from server.ranking.warmup import warm_up
 
     warm_up()
     model = Model.build(Artefact.read(path), 1)

@@ -13,7 +13,7 @@ import grpc
 
 from benchmarks.rivals.scorers import SCORERS, Scorer, best
 from ctr.v1.ranking_pb2 import RankedItem, RankRequest, RankResponse
-from server.service import SERVICE
+from server.rpc.ranking_service import SERVICE
 from server.settings import DEFAULT_THREADS
 
 

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from benchmarks import rank_model as shop
-from model_store.arrow_columns import columns_of
-from model_store.artefact import Artefact
+from model_store.artefact.artefact import Artefact
+from model_store.artefact.rows import columns_of
 
 BITS = 24
 LETTERS = dict(zip(shop.FIELDS, "abcdefghijklmn", strict=True))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rivals import shared_model
-from model_store.artefact import Artefact
+from model_store.artefact.artefact import Artefact
 
 RANKING = "--csoaa_ldf multiline --csoaa_rank"
 

@@ -15,21 +15,18 @@ import numpy.typing as npt
 
 from ctr.v1.ranking_pb2 import Features
 from model_store.errors import FtrieError
-from model_store.values import Value
-from server.catalogue import Catalogue
-from server.impressions.form import Form
-from server.impressions.fragments import Fragments
-from server.impressions.kernels import SKIPPED, room_for, write_items
-from server.impressions.values import quoted
-from server.receiving.plain_features import PlainFeatures
-from server.scoring.kernels import FIRST_SPELLED, NO_ITEM
-from server.stored_item import Spelled, StoredItem
-from server.user_records.wanted import WantedFields
+from model_store.features.values import Value
+from server.impressions.lines_kernels import SKIPPED, room_for, write_items
+from server.model.catalogue import Catalogue
+from server.model.event_form import Form, Fragments, quoted
+from server.model.stored_item import Spelled, StoredItem
+from server.ranking.features import PlainFeatures, WantedFields
+from server.ranking.scoring_kernels import FIRST_SPELLED, NO_ITEM
 
 if TYPE_CHECKING:
-    from server.question import Question
-    from server.ranker import Ranking
-    from server.receiving.request import Received
+    from server.ranking.query import Question
+    from server.ranking.ranker import Ranking
+    from server.ranking.request import Received
 
 
 Array = npt.NDArray[Any]

@@ -16,13 +16,13 @@ import structlog
 from server.impressions.lines import NoFragments, Shown
 from server.impressions.outbox import CLOSED, Line, Outbox
 from server.impressions.sinks import Sink, open_sinks
-from server.metrics.families import IMPRESSIONS_SKIPPED
-from server.metrics.meter import Meter
+from server.telemetry.families import IMPRESSIONS_SKIPPED
+from server.telemetry.meter import Meter
 
 if TYPE_CHECKING:
-    from server.question import Question
-    from server.ranker import Ranking
-    from server.serving import Serving
+    from server.ranking.query import Question
+    from server.ranking.ranker import Ranking
+    from server.ranking.served import Serving
     from server.settings import Settings
 
 LINGER_S = 0.02

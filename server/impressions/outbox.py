@@ -16,13 +16,13 @@ import structlog
 from model_store.backoff import Backoff
 from model_store.errors import FtrieError
 from server.impressions.sinks import Sink
-from server.metrics.families import (
+from server.telemetry.families import (
     IMPRESSIONS_DROPPED,
     IMPRESSIONS_FAILED,
     IMPRESSIONS_LOGGED,
     IMPRESSIONS_WAITING,
 )
-from server.metrics.meter import Meter
+from server.telemetry.meter import Meter
 
 BATCH = 64
 """Lines at a time: to send so many takes the interpreter from the calls for a third of a millisecond."""

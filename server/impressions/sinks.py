@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from model_store.connection import EMBEDDED, SCHEMES, StoreConnection
 from model_store.errors import OutputError, ServerError, StoreUnavailable
+from model_store.redis.connection import EMBEDDED, SCHEMES, StoreConnection
 from model_store.store import Store
-from server.rotating_file import RotatingFile
+from server.telemetry.rotating_file import RotatingFile
 
 if TYPE_CHECKING:
-    from model_store.event_streams import EventStream
+    from model_store.streams.event_streams import EventStream
     from server.settings import Settings
 
 STORE = "store"

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from ftrie.simulation.first_day import load_records, write_log
-from ftrie.simulation.market import Market, Sizes, Tastes
-from model_store.artefact import Artefact
+from ftrie.demo.first_day import load_records, write_log
+from ftrie.demo.market import Market, Sizes, Tastes
+from model_store.artefact.artefact import Artefact
 from model_store.store import Store
 from tests.chaos.loop import COMPILE_S, MODEL, SPEC, WINDOW_S, Server, WholeLoop
 from tests.degradation.system import eventually

@@ -15,11 +15,11 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from model_store.errors import StoreError
-from model_store.model_versions import ModelVersions
 from model_store.store import Store
+from model_store.versions.model_versions import ModelVersions
 from tests.degradation.system import COMPILE_S, Valkey, eventually, free_port
 from tests.simulated import event_logs
-from tests.trainer.daemon.running import NAME, SPEC
+from tests.trainer.runs.running import NAME, SPEC
 
 TAIL_BYTES = 16_384
 LONG_S = 90.0  # what waits for a store that stalls is told so only after some seconds, several times over

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from ctr.v1.ranking_pb2 import RankRequest, RankResponse
-from ftrie.client import METHOD
+from ftrie.client.client import METHOD
 from tests.degradation.system import eventually
 from tests.server import shop
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from ftrie.client import RankFailed
-from model_store.experiments import Experiment
+from ftrie.client.client import RankFailed
+from model_store.versions.experiments import Experiment
 from tests.degradation.recovered import Recovered
 from tests.degradation.system import eventually
 from tests.degradation.whole_shop import SET, WholeShop

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from model_store.artefact import Artefact
-from model_store.keys import BIAS
+from model_store.artefact.artefact import Artefact
+from model_store.spec.keys import BIAS
 from tests.degradation.recovered import Recovered
 from tests.degradation.system import eventually
 from tests.degradation.whole_shop import WholeShop

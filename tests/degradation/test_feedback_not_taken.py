@@ -8,7 +8,7 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from ftrie.client import Feedback, ReportFailed
+from ftrie.client.feedback import Feedback, ReportFailed
 from tests.degradation.recovered import Recovered
 from tests.degradation.system import eventually, free_port
 from tests.degradation.whole_shop import WholeShop

@@ -13,7 +13,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from grpc_status import rpc_status
 
 from ctr.v1.ranking_pb2 import RankRequest
-from ftrie.client import METHOD
+from ftrie.client.client import METHOD
 from tests.degradation.conftest import PLACES, THREADS
 from tests.degradation.recovered import Recovered
 from tests.degradation.system import eventually

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_store.artefact import Artefact
+from model_store.artefact.artefact import Artefact
 from model_store.store import Store
 from tests.degradation.recovered import Recovered
 from tests.degradation.system import Running, Valkey, eventually, serving

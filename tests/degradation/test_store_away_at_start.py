@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from ftrie.client import RankFailed
+from ftrie.client.client import RankFailed
 from model_store.store import Store
 from tests.degradation.recovered import Recovered
 from tests.degradation.system import Running, Valkey, eventually, free_port, serving

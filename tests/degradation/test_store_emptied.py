@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ftrie.client import Client, Feedback, ReportFailed
-from model_store.artefact import Artefact
-from model_store.features import FeaturePlan
-from model_store.spec import ModelSpec, parse_spec
+from ftrie.client.client import Client
+from ftrie.client.feedback import Feedback, ReportFailed
+from model_store.artefact.artefact import Artefact
+from model_store.features.features import FeaturePlan
+from model_store.spec.spec import ModelSpec, parse_spec
 from model_store.store import Store
 from tests.degradation.learning import LONG_S, Learning
 from tests.degradation.recovered import Recovered

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftrie.client import RankFailed
+from ftrie.client.client import RankFailed
 from model_store.errors import StoreError, StoreUnavailable
 from model_store.store import Store
 from tests.degradation.recovered import Recovered

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from model_store.manifest import SNAPSHOT
-from model_store.redis_keys import ModelKeys
+from model_store.artefact.arrow_format import SNAPSHOT
+from model_store.redis.redis_keys import ModelKeys
 from model_store.store import Store
 from tests.degradation.learning import (
     LONG_S,
@@ -23,7 +23,7 @@ from tests.degradation.learning import (
 from tests.degradation.recovered import Recovered
 from tests.degradation.system import Valkey, eventually
 from tests.simulated import event_logs
-from tests.trainer.daemon.running import NAME
+from tests.trainer.runs.running import NAME
 
 AN_HOUR_MS = 3_600_000
 MANY = 40_000  # so many that they are not all read ahead before the first line of status

@@ -14,9 +14,9 @@ import pytest
 import typer
 
 from ftrie.cli import build, run
-from model_store.file_lock import is_held
-from model_store.terminal import json_asked
-from model_store.valkey_server import LOCK, SOCKET
+from ftrie.terminal import json_asked
+from model_store.locks import is_held
+from model_store.redis.embedded import LOCK, SOCKET
 
 FTRIE = (sys.executable, "-m", "ftrie")
 HEAVY = ("numba", "pyarrow", "grpc", "redis", "numpy")

@@ -10,8 +10,8 @@ import pytest
 from ftrie.cli import run
 from model_store import errors
 from model_store.errors import SpecError, UsageError
-from model_store.redis_keys import ModelKeys
-from model_store.spec import parse_spec
+from model_store.redis.redis_keys import ModelKeys
+from model_store.spec.spec import parse_spec
 from server.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]

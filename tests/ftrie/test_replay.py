@@ -13,12 +13,11 @@ import grpc
 import pytest
 
 from ctr.v1.ranking_pb2 import RankRequest
+from ftrie.bench_serve import WIDTH, drawn, due, histogram, read
 from ftrie.cli import run
-from ftrie.client import METHOD
-from ftrie.replay.report import WIDTH, drawn, histogram
-from ftrie.replay.requests import due, read
+from ftrie.client.client import METHOD
 from model_store.errors import InputError
-from server.grpc_server import Health, grpc_server, listen
+from server.rpc.grpc_server import Health, grpc_server, listen
 
 LINES = """\
 {"at": 12.5, "request": {"cookie": "second", "item_ids": ["a"], "context": {"numbers": {"x": 2.5}}}}

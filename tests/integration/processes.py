@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from model_store.artefact import Artefact
-from model_store.features import FeaturePlan
+from model_store.artefact.artefact import Artefact
+from model_store.features.features import FeaturePlan
+from model_store.features.values import Value
 from model_store.store import Store
-from model_store.values import Value
 
 ROOT = Path(__file__).resolve().parents[2]
 FTRIE = [sys.executable, "-m", "ftrie"]

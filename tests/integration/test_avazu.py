@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ftrie.client import Client
+from ftrie.client.client import Client
 from model_store.store import Store
 from tests.integration.processes import Oracle, ftrie, serving
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ftrie.client import Client
+from ftrie.client.client import Client
 from model_store.store import Store
 from tests.integration.processes import ftrie, serving
 from tests.model_store.models import SPEC_TEXT

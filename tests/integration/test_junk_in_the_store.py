@@ -19,24 +19,24 @@ from pathlib import Path
 import grpc
 import pytest
 
-from ftrie.admin import AdminClient, AdminFailed
-from ftrie.client import Client, RankFailed
-from model_store.dead_letters import Letter
+from ftrie.client.admin import AdminClient, AdminFailed
+from ftrie.client.client import Client, RankFailed
 from model_store.errors import FtrieError
-from model_store.feedback import Event
-from model_store.online_metrics import OnlineSums
 from model_store.store import Store
-from server.admin import ModelAdminService
-from server.followed_experiment import FollowedExperiment
-from server.lifecycle import Server
+from model_store.streams.dead_letters import Letter
+from model_store.streams.feedback import Event
+from model_store.versions.online_metrics import OnlineSums
+from server.rpc.admin_service import ModelAdminService
 from server.settings import Settings
-from server.supervising import follower
-from server.supervising.status import SupervisorStatus
-from tests.model_store.test_redis_keys import ROWS, pattern_of
+from server.sync import model_sync as follower
+from server.sync.experiment_sync import FollowedExperiment
+from server.telemetry.status import SupervisorStatus
+from tests.model_store.redis.test_redis_keys import ROWS, pattern_of
 from tests.server import shop
-from trainer.checkpoint.schedule import Every
-from trainer.daemon.asked import Asked
-from trainer.daemon.daemon import run as run_trainer
+from tests.server.one_process import Server
+from trainer.checkpoint.keeper import Every
+from trainer.runs.daemon import run as run_trainer
+from trainer.runs.daemon_options import Asked
 
 TYPES = ("string", "list", "set", "zset", "hash", "stream")
 NUMBERS = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ftrie.client import Client
+from ftrie.client.client import Client
 from model_store.store import Store
 from tests.integration.processes import Oracle, ftrie, serving
 

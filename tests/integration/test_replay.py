@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ftrie.client import Client, Thompson
+from ftrie.client.client import Client
+from ftrie.client.messages import Thompson
 from model_store.store import Store
 from tests.integration.processes import ftrie, serving
 

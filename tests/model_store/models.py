@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from model_store.artefact import Artefact
-from model_store.spec import ModelSpec, parse_spec
+from model_store.artefact.artefact import Artefact
+from model_store.spec.spec import ModelSpec, parse_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 

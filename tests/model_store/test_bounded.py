@@ -11,7 +11,7 @@ import pytest
 from ftrie.cli import run
 from model_store import bounded
 from model_store.errors import InputError
-from model_store.tables import read_ids, read_records
+from model_store.records.tables import read_ids, read_records
 
 SPEC = '[model]\nname = "ads"\n[input]\nlabel = "click"\n'
 

@@ -21,9 +21,19 @@ for value in vars(module).values():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "first", ["numba", "model_store.kernels", "trainer.learners.loops", "trainer.train", "server.kernels"]
+    "first",
+    [
+        "numba",
+        "model_store.hash_kernels",
+        "trainer.learn.learners.loops",
+        "trainer.runs.train",
+        "model_store.trie.trie_kernels",
+    ],
 )
-@pytest.mark.parametrize("module", ["trainer.learners.loops", "trainer.kernels", "server.scoring.kernels"])
+@pytest.mark.parametrize(
+    "module",
+    ["trainer.learn.learners.loops", "trainer.learn.table_kernels", "server.ranking.scoring_kernels"],
+)
 def test_kernels_are_cached_under_the_hash_of_all_sources_whatever_is_imported_first(first, module):
     code = f"import {first}\n{SHOW}"
     finished = subprocess.run(

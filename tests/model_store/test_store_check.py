@@ -9,8 +9,8 @@ import pytest
 
 from ftrie.cli import run
 from model_store.errors import ArtefactError, StaleEpoch, UnreadableValue
-from model_store.model_versions import ModelVersions
 from model_store.store import Store
+from model_store.versions.model_versions import ModelVersions
 from tests.model_store.models import model
 
 SEVERAL = 3

@@ -6,8 +6,8 @@ import ast
 import re
 from pathlib import Path
 
-from server.metrics.families import FAMILIES
-from trainer.daemon.metrics import FAMILIES as TRAINERS
+from server.telemetry.families import FAMILIES
+from trainer.runs.metrics import FAMILIES as TRAINERS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/degradation.md"

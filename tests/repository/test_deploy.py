@@ -15,8 +15,8 @@ import typer
 import yaml
 
 from ftrie.cli import build
-from server.metrics.families import FAMILIES
-from trainer.daemon.metrics import FAMILIES as TRAINERS
+from server.telemetry.families import FAMILIES
+from trainer.runs.metrics import FAMILIES as TRAINERS
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

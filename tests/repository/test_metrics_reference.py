@@ -1,11 +1,11 @@
-"""docs/metrics_reference.md is the table of server.metrics.families. What a server serves is in test_operated."""
+"""docs/metrics_reference.md is the table of server.telemetry.families. What a server serves is in test_operated."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from server.metrics.families import BUCKETS_MS, FAMILIES
+from server.telemetry.families import BUCKETS_MS, FAMILIES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/metrics_reference.md"
 ROW = re.compile(r"^\| `(ftrie_\w+)` \| (\w+) \| (.+?) \| .+ \|$", re.MULTILINE)

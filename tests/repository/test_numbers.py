@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import avazu, common, numbers
-from model_store.spec import load_spec
+from model_store.spec.spec import load_spec
 
 
 def test_the_page_is_what_the_results_make_it() -> None:

@@ -8,12 +8,16 @@ from pathlib import Path
 import pytest
 
 from model_store.errors import InputError, SourceUnavailable, StoreError
-from model_store.spec import ModelSpec
-from trainer.events.sources import census, handles, kafka_client, listing, opening
-from trainer.events.sources.lines import READ_BYTES, READ_EVENTS
-from trainer.events.sources.opening import open_sources
-from trainer.sources.feed import MAX_ROW_BYTES
-from trainer.sources.positions import HEAD_BYTES
+from model_store.spec.spec import ModelSpec
+from trainer.events import kafka as kafka_client
+from trainer.events import open_sources as opening
+from trainer.events.events import READ_BYTES, READ_EVENTS
+from trainer.events.open_sources import open_sources
+from trainer.logs import file_listing as listing
+from trainer.logs import file_tracker as census
+from trainer.logs import open_files as handles
+from trainer.logs.positions import HEAD_BYTES
+from trainer.logs.streams import MAX_ROW_BYTES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "sources.md").read_text("utf-8")

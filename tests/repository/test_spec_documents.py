@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_store import kernels, learner_section, spec
-from model_store import spec_sections as sections
-from model_store.features import FeaturePlan
-from model_store.guard_section import GuardSection
-from model_store.join_section import JoinSection
-from model_store.values import log_bucket
-from trainer.slots import layouts
+from model_store import hash_kernels as kernels
+from model_store.features.features import FeaturePlan
+from model_store.features.values import log_bucket
+from model_store.spec import learner_section, sections, spec
+from model_store.spec.sections import GuardSection, JoinSection
+from trainer.learn.slots import layouts
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

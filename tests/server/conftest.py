@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ftrie.client import Client
+from ftrie.client.client import Client
 from model_store.store import Store
-from server.lifecycle import Server
 from server.settings import Settings
 from tests.server import shop
+from tests.server.one_process import Server
 
 
 @pytest.fixture

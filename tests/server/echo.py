@@ -8,10 +8,10 @@ from typing import Any
 
 import grpc
 
-from ftrie.access import OPEN, Access
-from server.grpc_server import Health, grpc_server, listen
-from server.metrics.meter import Meter
-from server.security.tokens import Tokens
+from ftrie.client.access import OPEN, Access
+from server.rpc.grpc_server import Health, grpc_server, listen
+from server.rpc.security import Tokens
+from server.telemetry.meter import Meter
 
 METHOD = "/test.Echo/Echo"
 

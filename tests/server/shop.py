@@ -14,11 +14,11 @@ from functools import cache
 
 import numpy as np
 
-from model_store.artefact import Artefact
-from model_store.features import FeaturePlan
-from model_store.spec import ModelSpec, parse_spec
+from model_store.artefact.artefact import Artefact
+from model_store.features.features import FeaturePlan
+from model_store.features.values import Value
+from model_store.spec.spec import ModelSpec, parse_spec
 from model_store.store import Store
-from model_store.values import Value
 
 NAME = "shop"
 VARIANTS = ("base", "plain")

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from model_store.artefact import Artefact
-from model_store.features import FeaturePlan
-from model_store.spec import ModelSpec
-from model_store.values import Value
+from model_store.artefact.artefact import Artefact
+from model_store.features.features import FeaturePlan
+from model_store.features.values import Value
+from model_store.spec.spec import ModelSpec
 
 # key → its weight, or each variant's own, and the variants' bits
 Weights = Mapping[bytes, tuple[float | tuple[float, ...], int]]

@@ -6,7 +6,6 @@ a log is read.
 """
 
 from trainer.checkpoint.description import Description
-from trainer.checkpoint.keeper import Checkpoint, Keeper
-from trainer.checkpoint.schedule import Every
+from trainer.checkpoint.keeper import Checkpoint, Every, Keeper
 
 __all__ = ["Checkpoint", "Description", "Every", "Keeper"]

@@ -15,8 +15,8 @@ from typing import Any, Self
 from pydantic import TypeAdapter, ValidationError
 
 from model_store.errors import CheckpointError
-from model_store.spec import ModelSpec, spec_from_json
-from trainer.sources.positions import ReadFile
+from model_store.spec.spec import ModelSpec, spec_from_json
+from trainer.logs.positions import ReadFile
 
 SHOWN_DIFFERENCES = 8
 
@@ -48,7 +48,7 @@ class Description:
     with a label written as -1. reject_counts: bad rows by category;
     rejects, metrics: the files they are written to. sides: SHA-256 of the files of items and users; initial: of the
     model it began with. failed: checkpoints that could not be written; damaged: that could not be read. stream: what
-    `ftrie trainer` keeps besides (`trainer.daemon.saving`), None for a run over logs.
+    `ftrie trainer` keeps besides (`trainer.runs.saved_state`), None for a run over logs.
     """
 
     ftrie: str

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from model_store.errors import CheckpointError, StoreError
-from model_store.file_lock import lock
+from model_store.locks import lock
 from trainer.checkpoint import file
 from trainer.checkpoint.file import Arrays, Damaged
 

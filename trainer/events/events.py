@@ -6,13 +6,15 @@ parsed; the merger puts those of all sources into one order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from trainer.logs.streams import up_to_last_line_end
 
 BAD, IMPRESSION, FEEDBACK = 0, 1, 2
 CLICK, CONVERSION = 1, 2
@@ -155,3 +157,68 @@ class Merged:
 
     def __len__(self) -> int:
         return self.kind.size
+
+
+# --- What reading a block of lines brings, whichever way it was read, before anyone has judged the events ---
+
+
+MAX_ITEMS = 10_000
+MAX_LINE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Events as read. Texts are binary arrays, null where an event has none.
+
+    request, item, event_id, what (the member `event`): texts, one an event; ts: of a plain kind; lengths: int64, items
+    of each event, -1 where it has no list of them. Over the items of all: ids, texts; columns: all that are wanted, in
+    their forms. bad: events that cannot be read and have neither values nor items, and why.
+    """
+
+    request: pa.Array
+    ts: pa.Array
+    item: pa.Array
+    event_id: pa.Array
+    what: pa.Array
+    lengths: npt.NDArray[np.int64]
+    ids: pa.Array
+    columns: Mapping[str, pa.Array]
+    bad: Mapping[int, str] = field(default_factory=dict)
+
+
+# --- Events as lines: payloads put end to end, and the whole lines of a piece of a file. Knows nothing of
+# sources ---
+
+
+READ_BYTES = 1024 * 1024
+"""About how much one read of a source brings at most; one event may be longer."""
+READ_EVENTS = 1000
+BOM = b"\xef\xbb\xbf"
+
+
+def lines_of(payloads: Sequence[bytes]) -> tuple[bytes, Int64s]:
+    """Payloads without line feeds, one a line; int64[n + 1]: where each begins."""
+    starts = np.zeros(len(payloads) + 1, np.int64)
+    np.cumsum([len(payload) + 1 for payload in payloads], out=starts[1:])
+    return b"\n".join([*payloads, b""]), starts
+
+
+def on_one_line(payload: bytes) -> bytes:
+    """JSON without line feeds: between its members a space is as good; within a text there cannot be one."""
+    return payload.replace(b"\n", b" ") if b"\n" in payload else payload
+
+
+def whole_lines(piece: bytes) -> tuple[bytes, Int64s]:
+    """The front of a piece that ends with its last line feed; int64[n + 1]: where each line begins in it."""
+    found = up_to_last_line_end(np.frombuffer(piece, np.uint8))
+    ends = np.flatnonzero(found == ord("\n")) + 1
+    return piece[: found.size], np.concatenate(([0], ends)).astype(np.int64)
+
+
+def is_blank(data: bytes, starts: Int64s) -> npt.NDArray[np.bool_]:
+    """bool[n]: lines that hold nothing but their end."""
+    length = np.diff(starts)
+    blank: npt.NDArray[np.bool_] = length == 1
+    for line in np.flatnonzero(length == 2).tolist():
+        blank[line] = data[starts[line]] == ord("\r")
+    return blank

@@ -12,7 +12,7 @@ from threading import Semaphore
 
 import pytest
 
-from ftrie.client import Client, RankFailed
+from ftrie.client.client import Client, RankFailed
 from model_store.store import Store
 from tests.degradation.system import Running, eventually, serving
 from tests.server import shop

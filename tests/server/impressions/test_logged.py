@@ -14,12 +14,13 @@ import pytest
 
 from ctr.v1.ranking_pb2 import RankRequest
 from ftrie.cli import run
-from ftrie.client import METHOD, AnyOf, Client, RankFailed, Thompson
+from ftrie.client.client import METHOD, Client, RankFailed
+from ftrie.client.messages import AnyOf, Thompson
 from model_store.store import Store
-from server.lifecycle import Server
-from server.metrics.families import IMPRESSIONS_DROPPED, IMPRESSIONS_LOGGED, IMPRESSIONS_SKIPPED
 from server.settings import Settings
+from server.telemetry.families import IMPRESSIONS_DROPPED, IMPRESSIONS_LOGGED, IMPRESSIONS_SKIPPED
 from tests.server import shop
+from tests.server.one_process import Server
 from tests.stalling import stalled
 
 Start = Callable[..., Server]

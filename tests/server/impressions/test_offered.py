@@ -17,8 +17,8 @@ from server.impressions import log as log_module
 from server.impressions import sinks
 from server.impressions.lines import Lines, Shown
 from server.impressions.log import ImpressionLog
-from server.metrics.families import IMPRESSIONS_DROPPED, IMPRESSIONS_LOGGED
-from server.metrics.meter import Meter
+from server.telemetry.families import IMPRESSIONS_DROPPED, IMPRESSIONS_LOGGED
+from server.telemetry.meter import Meter
 from tests.server.impressions import whole_spec
 
 

@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 from model_store.errors import StoreUnavailable
 from server.impressions import outbox
 from server.impressions.outbox import Outbox
-from server.metrics.families import IMPRESSIONS_DROPPED, IMPRESSIONS_FAILED, IMPRESSIONS_LOGGED
-from server.metrics.meter import Meter
+from server.telemetry.families import IMPRESSIONS_DROPPED, IMPRESSIONS_FAILED, IMPRESSIONS_LOGGED
+from server.telemetry.meter import Meter
 
 Eventually = Callable[[Callable[[], bool]], None]
 

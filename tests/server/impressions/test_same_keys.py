@@ -14,22 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.errors import FieldValueError
-from model_store.features import Token
-from model_store.kernels import hash_keys
-from server.explaining.tokens import item_tokens, request_tokens
-from server.question import Question
-from server.receiving.plain_features import PlainFeatures
-from server.serving import Serving
-from server.user_records.cache import StoredUser
-from server.users import drop_misfits
+from model_store.features.features import Token
+from model_store.hash_kernels import hash_keys
+from server.ranking.explain import item_tokens, request_tokens
+from server.ranking.features import PlainFeatures, StoredUser
+from server.ranking.query import Question
+from server.ranking.served import Serving
+from server.ranking.users import drop_misfits
 from tests.server.impressions import whole_spec
 from tests.server.impressions.drawn import CONTEXT, ITEM, STORED, USER, features, request
+from trainer.events.columns import Wanted
 from trainer.events.events import IMPRESSION
 from trainer.events.parse import parse
-from trainer.events.wanted import Wanted
-from trainer.hashing.examples import ExampleMaker
-from trainer.sources import RowBatch
-from trainer.sources.positions import Position
+from trainer.examples.hashing import ExampleMaker
+from trainer.logs.batch import RowBatch
+from trainer.logs.positions import Position
 
 Keys = list[tuple[bytes, float, int]]
 SERVING = whole_spec.serving()

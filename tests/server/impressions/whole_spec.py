@@ -8,20 +8,19 @@ from typing import Any
 import numpy as np
 
 from ctr.v1.ranking_pb2 import RankRequest
-from model_store.artefact import Artefact
-from model_store.features import FeaturePlan
-from model_store.spec import ModelSpec, parse_spec
-from model_store.values import Value
-from server.catalogue import Catalogue
-from server.impressions.form import Form
+from model_store.artefact.artefact import Artefact
+from model_store.features.features import FeaturePlan
+from model_store.features.values import Value
+from model_store.spec.spec import ModelSpec, parse_spec
 from server.impressions.lines import Shown
-from server.model import Model
-from server.question import Question
-from server.ranker import Ranker
-from server.receiving.plain_features import PlainFeatures
-from server.receiving.request import Received
-from server.serving import Serving
-from server.user_records.cache import StoredUser
+from server.model.catalogue import Catalogue
+from server.model.event_form import Form
+from server.model.model import Model
+from server.ranking.features import PlainFeatures, StoredUser
+from server.ranking.query import Question
+from server.ranking.ranker import Ranker
+from server.ranking.request import Received
+from server.ranking.served import Serving
 
 SPEC = """
 [model]
@@ -93,7 +92,7 @@ def serving(with_fragments: bool = True) -> Serving:
 
 def question(serving: Serving, request: RankRequest, user: StoredUser | None, *, plain: bool) -> Question:
     """What a call makes of a request, and of what is stored of its user; with `plain` as tokens."""
-    from server import wire
+    from server.ranking import wire
 
     message = Received(request.SerializeToString())
     fields: wire.Fields | PlainFeatures | None

@@ -6,8 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from server.selection.caps import Cap
-from server.selection.conditions import AnyOf, Condition, InRange, NoneOf
+from server.ranking.select.filters import AnyOf, Cap, Condition, InRange, NoneOf
 
 Record = Mapping[str, str]
 

@@ -8,19 +8,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from model_store.features import FeaturePlan
-from model_store.spec import ModelSpec
-from model_store.values import Value
-from server.catalogue import Catalogue
-from server.explaining.contributions import ROUNDING, Group, _rest, explained
-from server.explaining.tokens import item_tokens, request_tokens
-from server.layers.live_model import LiveModel
-from server.model import Model
-from server.ranker import Ranker
-from server.serving import Serving
+from model_store.features.features import FeaturePlan
+from model_store.features.values import Value
+from model_store.spec.spec import ModelSpec
+from server.model.catalogue import Catalogue
+from server.model.live_model import LiveModel
+from server.model.model import Model
+from server.ranking.explain import ROUNDING, Group, _rest, explained, item_tokens, request_tokens
+from server.ranking.ranker import Ranker
+from server.ranking.served import Serving
 from tests.matrix import examples
+from tests.server.ranking.test_ranker import SHOP, SHOP_WEIGHTS, VARIANTS, parse, questions
 from tests.server.slow_ranker import Weights, artefact_of
-from tests.server.test_ranker import SHOP, SHOP_WEIGHTS, VARIANTS, parse, questions
 
 
 def added_up(groups: tuple[Group, ...]) -> float:

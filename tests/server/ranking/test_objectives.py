@@ -13,9 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import InvalidRequest, ObjectiveError
-from server.objectives.objective import Objective
-from server.objectives.operations import FUNCTIONS
-from server.objectives.parser import MAX_CHARACTERS, MAX_DEPTH, MAX_STEPS, PREDICTIONS
+from server.ranking.select.objective import (
+    FUNCTIONS,
+    MAX_CHARACTERS,
+    MAX_DEPTH,
+    MAX_STEPS,
+    PREDICTIONS,
+    Objective,
+)
 
 NAN = math.nan
 ITEMS = {

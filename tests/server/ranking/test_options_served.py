@@ -10,11 +10,12 @@ import grpc
 import pytest
 
 from ctr.v1.ranking_pb2 import Cap, Exploration, Filter, RankRequest
-from ftrie.client import AnyOf, Between, Client, NoneOf, RankFailed, Thompson, UpperConfidenceBound
+from ftrie.client.client import Client, RankFailed
+from ftrie.client.messages import AnyOf, Between, NoneOf, Thompson, UpperConfidenceBound
 from model_store.store import Store
-from server.lifecycle import Server
-from server.receiving.request import Received
+from server.ranking.request import Received
 from tests.server import shop
+from tests.server.one_process import Server
 
 CONTEXT: dict[str, Any] = {"hour": "2024-05-01T08:00:00", "distance": 2.5}
 ALL = list(shop.ITEMS)
@@ -138,7 +139,7 @@ def test_thompson_is_decided_by_the_request_id_and_its_propensities_are_frequenc
 def test_the_experiments_objective_holds_where_a_request_names_none(
     shop_store: Store, server: Server, client: Client, eventually: Callable[[Callable[[], bool]], None]
 ) -> None:
-    from model_store.experiments import Experiment
+    from model_store.versions.experiments import Experiment
 
     shop_store.model(shop.NAME).set_experiment(Experiment(objective="-score"))
     eventually(lambda: client.rank(**asked()).items[0].objective is not None)

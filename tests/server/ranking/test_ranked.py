@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr.v1.ranking_pb2 import RankRequest
-from model_store.features import FeaturePlan
-from model_store.spec import ModelSpec
-from model_store.values import Value
-from server.catalogue import Catalogue
-from server.model import Model
-from server.ranker import Ranker
-from server.selection.options import Options
+from model_store.features.features import FeaturePlan
+from model_store.features.values import Value
+from model_store.spec.spec import ModelSpec
+from server.model.catalogue import Catalogue
+from server.model.model import Model
+from server.ranking.ranker import Ranker
+from server.ranking.select.options import Options
 from tests.matrix import examples
+from tests.server.ranking.test_ranker import SHOP, SHOP_WEIGHTS, VARIANTS, parse, questions
 from tests.server.slow_ranker import Weights, artefact_of
-from tests.server.test_ranker import SHOP, SHOP_WEIGHTS, VARIANTS, parse, questions
 
 Question = tuple[ModelSpec, Weights, dict[str, Value], list[dict[str, Value]]]
 

@@ -11,17 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr.v1.ranking_pb2 import RankRequest
-from model_store.calibration import PowerCurve
-from model_store.features import FeaturePlan
-from model_store.spec import parse_spec
-from server.attributes import AttributeWriter
+from model_store.artefact.calibration import PowerCurve
+from model_store.features.features import FeaturePlan
+from model_store.spec.spec import parse_spec
 from server.errors import DeadlinePassed, InvalidRequest
-from server.selection.candidates import Candidates
-from server.selection.caps import Cap
-from server.selection.conditions import AnyOf, Condition, InRange, NoneOf
-from server.selection.exploration import Thompson, UpperConfidenceBound, normals
-from server.selection.options import MAX_CAPS, MAX_FILTER_VALUES, MAX_FILTERS, Options
-from server.selection.selection import Plan, Scored, Selection
+from server.model.attributes import AttributeWriter
+from server.ranking.select.exploration import Thompson, UpperConfidenceBound, normals
+from server.ranking.select.filters import AnyOf, Candidates, Cap, Condition, InRange, NoneOf
+from server.ranking.select.options import MAX_CAPS, MAX_FILTER_VALUES, MAX_FILTERS, Options
+from server.ranking.select.selection import Plan, Scored, Selection
 from tests.matrix import examples
 from tests.server.ranking.slow_selection import Record, number_in, slow_select
 

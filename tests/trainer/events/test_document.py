@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from model_store.spec import parse_spec
+from model_store.spec.spec import parse_spec
 from tests.trainer.events.sources import block_of
 from tests.trainer.events.test_parse import REASONS, TS, parsed, told
-from trainer.events.judging import AHEAD_US
-from trainer.events.line_by_line import RESERVED_TYPES
+from trainer.events.columns import ITEMS, RESERVED, Wanted, places_of
+from trainer.events.columns import Path as Place
+from trainer.events.events import MAX_ITEMS, MAX_LINE_BYTES
+from trainer.events.line_parser import RESERVED_TYPES
 from trainer.events.parse import parse
-from trainer.events.raw import MAX_ITEMS, MAX_LINE_BYTES
-from trainer.events.reading import FIRST_WAIT_S, LONGEST_WAIT_S
-from trainer.events.wanted import ITEMS, RESERVED, Wanted, places_of
-from trainer.events.wanted import Path as Place
+from trainer.events.read_ahead import FIRST_WAIT_S, LONGEST_WAIT_S
+from trainer.events.validate import AHEAD_US
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/events.md").read_text("utf-8")
 SPEC = parse_spec(

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftrie.terminal import ask_json, json_asked
 from model_store.errors import InputError, StoreUnavailable
-from model_store.spec import parse_spec
-from model_store.terminal import ask_json, json_asked
+from model_store.spec.spec import parse_spec
 from tests.matrix import examples
 from tests.trainer.events.sources import Listed, Tables, lines_of
-from trainer.events import reading
+from trainer.events import read_ahead as reading
+from trainer.events.columns import Wanted
 from trainer.events.events import BAD, Lag, Merged, Place
-from trainer.events.merging import Merger
-from trainer.events.wanted import Wanted
+from trainer.events.merge import Merger
 
 SPEC = parse_spec(
     '[model]\nname = "m"\n[input]\nlabel = "click"\n[fields]\nbrand = {}\nprice = {kind = "number"}'

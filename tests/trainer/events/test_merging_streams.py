@@ -9,13 +9,13 @@ from collections.abc import Generator
 import numpy as np
 import pytest
 
-from model_store.spec import parse_spec
+from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from tests.trainer.events.sources import Tables
+from trainer.events.columns import Wanted
 from trainer.events.events import FEEDBACK, IMPRESSION, Place
-from trainer.events.merging import Merger
-from trainer.events.sources.opening import open_sources
-from trainer.events.wanted import Wanted
+from trainer.events.merge import Merger
+from trainer.events.open_sources import open_sources
 
 SPEC = parse_spec('[model]\nname = "ads"\n[input]\nlabel = "click"\n[fields]\nbrand = {}\n')
 WANTED = Wanted.of(SPEC)

@@ -15,16 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.columns import TokenColumn, token_columns
-from model_store.features import FeaturePlan
-from model_store.spec import parse_spec
+from model_store.features.columns import TokenColumn, token_columns
+from model_store.features.features import FeaturePlan
+from model_store.spec.spec import parse_spec
 from tests.matrix import examples
 from tests.trainer.events.sources import block_of, lines_of
+from trainer.events.columns import RESERVED, Wanted
 from trainer.events.events import BAD, CLICK, CONVERSION, FEEDBACK, IMPRESSION, Events
-from trainer.events.judging import judged
-from trainer.events.line_by_line import read_lines
+from trainer.events.line_parser import read_lines
 from trainer.events.parse import Parser, parse
-from trainer.events.wanted import RESERVED, Wanted
+from trainer.events.validate import judged
 
 SPEC = parse_spec(
     """

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from model_store.errors import SpecError
-from model_store.spec import ModelSpec, parse_spec
-from trainer.events.settling import settled
-from trainer.events.wanted import RESERVED, Wanted
+from model_store.spec.spec import ModelSpec, parse_spec
+from trainer.events.columns import RESERVED, Wanted
+from trainer.events.fields import settled
 
 HEAD = '[model]\nname = "m"\n[input]\nlabel = "click"\n'
 

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.errors import InputError
-from server.rotating_file import RotatingFile
+from server.telemetry.rotating_file import RotatingFile
 from tests.matrix import examples
 from trainer.events.events import NEVER_US, Place
-from trainer.events.sources import census
-from trainer.events.sources.files import FileSource
+from trainer.events.files import FileSource
+from trainer.logs import file_tracker as census
 
 
 def event(number: int) -> bytes:
@@ -142,7 +142,7 @@ def test_long_lines_are_read_whole(log: Path) -> None:
 
 
 def test_a_line_that_never_ends_is_refused(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.events.sources.chain.MAX_ROW_BYTES", 1 << 20)
+    monkeypatch.setattr("trainer.events.files.MAX_ROW_BYTES", 1 << 20)
     append(log, event(1), b"x" * (3 << 20))
     reading = Reading(log)
     reading.step()
@@ -444,7 +444,7 @@ def test_every_line_is_read_once_while_another_process_moves_the_files_on(
 
 WRITER = """
 import sys
-from server.rotating_file import RotatingFile
+from server.telemetry.rotating_file import RotatingFile
 from tests.trainer.events.test_sources_files import event
 file = RotatingFile(sys.argv[1], 6000, 50)
 for number in range(int(sys.argv[2])):

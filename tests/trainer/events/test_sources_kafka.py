@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from model_store.errors import InputError, SourceUnavailable
-from model_store.spec import ModelSpec
+from model_store.spec.spec import ModelSpec
+from trainer.events import kafka as kafka_client
 from trainer.events.events import NEVER_US, Place, Source, Stretch
-from trainer.events.sources import kafka_client
-from trainer.events.sources.kafka import PartitionSource
-from trainer.events.sources.kafka_names import kafka_name
-from trainer.events.sources.opening import open_sources
+from trainer.events.kafka import PartitionSource, kafka_name
+from trainer.events.open_sources import open_sources
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 SPEC = ModelSpec.model_validate({"model": {"name": "ads"}, "input": {"label": "click"}})

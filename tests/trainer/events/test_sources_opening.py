@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from model_store.errors import InputError, StoreError
-from model_store.spec import ModelSpec
+from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from trainer.events.events import Place, Source
-from trainer.events.sources.opening import known_as, open_sources
-from trainer.events.sources.row_opening import are_rows, open_rows
+from trainer.events.open_sources import are_rows, known_as, open_rows, open_sources
 
 SPEC = ModelSpec.model_validate({"model": {"name": "ads"}, "input": {"label": "click"}})
 EVENT = b'{"request_id": "r1", "item": "a", "ts": 1}\n'

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from model_store.event_streams import EntryId, EventStream, Read
 from model_store.store import Store
+from model_store.streams.event_streams import EntryId, EventStream, Read
 from trainer.events.events import NEVER_US, Place, Stretch
-from trainer.events.sources.redis import StreamSource
+from trainer.events.redis import StreamSource
 
 KEY = "ftrie:{ads}:clicks"
 

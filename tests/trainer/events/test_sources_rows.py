@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from model_store.errors import InputError, SpecError
 from trainer.events.events import Place
-from trainer.events.sources import census
-from trainer.events.sources.rows import RowSource
-from trainer.sources import LogReader, RowBatch
+from trainer.events.rows import RowSource
+from trainer.logs import file_tracker as census
+from trainer.logs.batch import RowBatch
+from trainer.logs.reader import LogReader
 
 WANTED = ("click", "age", "tags")
 # A row over two lines, a blank line, a row that is too short.

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from model_store.features import FeaturePlan
-from model_store.learner_section import LearnerSection
-from model_store.spec import ModelSpec
-from tests.trainer.logs import learn, model_of
+from model_store.features.features import FeaturePlan
+from model_store.spec.learner_section import LearnerSection
+from model_store.spec.spec import ModelSpec
+from tests.trainer.click_logs import learn, model_of
 from tests.trainer.oracles import learner_of
 from tests.trainer.oracles.dense import Oracle, Parameters
-from trainer.model import LearningModel
+from trainer.learn.model import LearningModel
 
 Rows = Sequence[Mapping[str, bytes]]
 Weights = dict[bytes, tuple[float, ...]]

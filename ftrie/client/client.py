@@ -1,0 +1,124 @@
+"""The Python client: plain values in, frozen dataclasses out. Nothing here reads a file or prints.
+
+with Client("127.0.0.1:50051") as client:
+    ranking = client.rank("ads", cookie="u1", candidates=["a", "b"], context={"hour": 21}, top_k=1)
+    print(ranking.items[0].id, ranking.items[0].ctr)
+    client.report("ads", [Feedback(ranking.request_id, ranking.items[0].id)])  # once it was clicked
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Unpack
+
+import grpc
+
+from ctr.v1.feedback_pb2 import ReportRequest, ReportResponse
+from ctr.v1.ranking_pb2 import ExplainRequest, ExplainResponse, RankRequest, RankResponse
+from ftrie.client.access import OPEN, Access, CallFailed
+from ftrie.client.feedback import Feedback, Report, ReportFailed
+from ftrie.client.feedback import request_of as report_of
+from ftrie.client.messages import (
+    AnyOf,
+    Between,
+    Explanation,
+    FeatureValues,
+    NoneOf,
+    Question,
+    RankedItem,
+    Ranking,
+    Thompson,
+    UpperConfidenceBound,
+    request_of,
+)
+
+__all__ = [
+    "AnyOf", "Between", "Client", "Explanation", "FeatureValues", "Feedback", "NoneOf", "RankFailed", "RankedItem",
+    "Ranking", "Report", "ReportFailed", "Thompson", "UpperConfidenceBound",
+]  # fmt: skip
+
+METHOD = "/ctr.v1.RankingService/Rank"
+EXPLAIN = "/ctr.v1.RankingService/Explain"
+REPORT = "/ctr.v1.FeedbackService/Report"
+DEFAULT_TIMEOUT_S = 5.0
+
+
+class RankFailed(CallFailed):
+    """A call to rank or to explain failed; `code` is the gRPC status."""
+
+
+class Client:
+    """A connection to one server. Thread safety: may be shared by all threads."""
+
+    def __init__(self, address: str, timeout_s: float = DEFAULT_TIMEOUT_S, access: Access = OPEN) -> None:
+        """`address` is host:port; `access` says whether by TLS and with which token. Connects on the first call.
+
+        Raises ServerError where `access` does not do for the address.
+        """
+        self.address = address
+        self._timeout_s = timeout_s
+        self._channel = access.channel(address)
+        self._metadata = access.metadata()
+        self._rank = self._channel.unary_unary(
+            METHOD,
+            request_serializer=RankRequest.SerializeToString,
+            response_deserializer=RankResponse.FromString,
+        )
+        self._explain = self._channel.unary_unary(
+            EXPLAIN,
+            request_serializer=ExplainRequest.SerializeToString,
+            response_deserializer=ExplainResponse.FromString,
+        )
+        self._report = self._channel.unary_unary(
+            REPORT,
+            request_serializer=ReportRequest.SerializeToString,
+            response_deserializer=ReportResponse.FromString,
+        )
+
+    def rank(self, model: str = "", *, timeout_s: float | None = None, **asked: Unpack[Question]) -> Ranking:
+        """Rank candidates: `candidates` by id, `items` spelled out (id to features), or a `candidate_set` by its name.
+
+        `ftrie.client.messages.Question` tells of every keyword. Raises RankFailed with the server's message and status,
+        FieldValueError for text that is not Unicode.
+        """
+        request = request_of(model, **asked)
+        return Ranking.of(self._call(self._rank, request, timeout_s))
+
+    def explain(
+        self, model: str = "", *, timeout_s: float | None = None, **asked: Unpack[Question]
+    ) -> Explanation:
+        """Rank at most 100 candidates and say which keys made each score. Arguments and errors as of `rank`."""
+        request = ExplainRequest(request=request_of(model, **asked))
+        return Explanation.of(self._call(self._explain, request, timeout_s))
+
+    def report(self, model: str, events: Iterable[Feedback], *, timeout_s: float | None = None) -> Report:
+        """Report what was clicked, 1 to 1,000 events: those accepted are in the store when this returns.
+
+        Raises ReportFailed with the server's message and status: report the same events again, each counts once.
+        Raises FieldValueError for text that is not Unicode, or an event of an unknown kind.
+        """
+        request = report_of(model, events)
+        return Report.of(self._call(self._report, request, timeout_s, ReportFailed))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(
+        self, method: Any, request: Any, timeout_s: float | None, failed: type[CallFailed] = RankFailed
+    ) -> Any:
+        try:
+            return method(
+                request, timeout=self._timeout_s if timeout_s is None else timeout_s, metadata=self._metadata
+            )
+        except grpc.RpcError as error:
+            raise failed.of(self.address, error) from error

@@ -1,0 +1,281 @@
+"""Answers of a server as frozen dataclasses. Their fields are those of `ctr.v1`, whose comments tell the meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, TypedDict, Unpack
+
+from ctr.v1.ranking_pb2 import Contributions as ContributionsMessage
+from ctr.v1.ranking_pb2 import ExplainResponse, Features, RankRequest, RankResponse
+from ctr.v1.ranking_pb2 import RankedItem as ItemMessage
+from model_store.errors import FieldValueError
+
+
+@dataclass(frozen=True, slots=True)
+class RankedItem:
+    """One candidate: its predicted click-through rate, and the score (logit) it comes from.
+
+    objective, uncertainty and propensity are None where nothing asked for them; so is an objective without a value.
+    """
+
+    id: str
+    ctr: float
+    score: float
+    objective: float | None = None
+    uncertainty: float | None = None
+    propensity: float | None = None
+
+    @classmethod
+    def of(cls, item: ItemMessage) -> RankedItem:
+        """From the wire."""
+        return cls(
+            item.id,
+            item.ctr,
+            item.score,
+            item.objective if item.HasField("objective") else None,
+            item.uncertainty if item.HasField("uncertainty") else None,
+            item.propensity if item.HasField("propensity") else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """An answer; the fields are those of `ctr.v1.RankResponse`."""
+
+    request_id: str
+    cookie: str
+    model: str
+    version: int
+    variant: str
+    items: tuple[RankedItem, ...]
+    degraded: tuple[str, ...]
+    unknown_items: tuple[str, ...]
+    unknown_fields: tuple[str, ...]
+
+    @classmethod
+    def of(cls, response: RankResponse) -> Ranking:
+        """From the wire."""
+        return cls(
+            request_id=response.request_id,
+            cookie=response.cookie,
+            model=response.model,
+            version=response.version,
+            variant=response.variant,
+            items=tuple(map(RankedItem.of, response.items)),
+            degraded=tuple(response.degraded),
+            unknown_items=tuple(response.unknown_items),
+            unknown_fields=tuple(response.unknown_fields),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KeyContribution:
+    """What one key of the model added to a score: weight · x."""
+
+    key: bytes
+    weight: float
+    x: float
+    contribution: float
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Contributions:
+    """The keys of one field or cross, of the bias, or of what rounding leaves over."""
+
+    name: str
+    sum: float
+    keys: tuple[KeyContribution, ...]
+
+    @classmethod
+    def of(cls, group: ContributionsMessage) -> Contributions:
+        """From the wire."""
+        keys = (KeyContribution(k.key, k.weight, k.x, k.contribution, k.rate) for k in group.keys)
+        return cls(group.name, group.sum, tuple(keys))
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedItem:
+    """One candidate and its groups; the contributions of all, added up one after the other, are its score exactly."""
+
+    item: RankedItem
+    groups: tuple[Contributions, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """An answer; the fields are those of `ctr.v1.ExplainResponse`."""
+
+    request_id: str
+    model: str
+    version: int
+    variant: str
+    items: tuple[ExplainedItem, ...]
+    degraded: tuple[str, ...]
+    unknown_items: tuple[str, ...]
+    unknown_fields: tuple[str, ...]
+
+    @classmethod
+    def of(cls, response: ExplainResponse) -> Explanation:
+        """From the wire."""
+        return cls(
+            request_id=response.request_id,
+            model=response.model,
+            version=response.version,
+            variant=response.variant,
+            items=tuple(
+                ExplainedItem(RankedItem.of(each.item), tuple(map(Contributions.of, each.groups)))
+                for each in response.items
+            ),
+            degraded=tuple(response.degraded),
+            unknown_items=tuple(response.unknown_items),
+            unknown_fields=tuple(response.unknown_fields),
+        )
+
+
+# --- From plain Python values to a `RankRequest`: what a caller asks, as the wire has it. Nothing here calls
+# a server ---
+
+
+RAW_KEYS = "raw_keys"  # a list under this name is whole keys, for the model's raw field
+
+Scalar: TypeAlias = str | int | float | bool
+FeatureValues: TypeAlias = Mapping[str, Scalar | Sequence[str] | Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    """Only items whose value of the field, or a member of its set, is one of these."""
+
+    field: str
+    values: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class NoneOf:
+    """No items whose value of the field, or a member of its set, is one of these."""
+
+    field: str
+    values: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """Only items whose number in the field lies between two bounds, both allowed; None is no bound."""
+
+    field: str
+    least: float | None = None
+    most: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UpperConfidenceBound:
+    """Order by score + width · uncertainty."""
+
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
+class Thompson:
+    """Order by a draw from N(score, (width · uncertainty)²), which the request_id decides."""
+
+    width: float
+
+
+Filter: TypeAlias = AnyOf | NoneOf | Between
+Exploration: TypeAlias = UpperConfidenceBound | Thompson
+
+
+class Question(TypedDict, total=False):
+    """What may be asked of a ranking; every part may be left out, but there must be candidates.
+
+    candidates: ids of items in the store; items: items spelled out, id to features; candidate_set: a set's name in the
+    store. user, context: features, of which a list is a set, a mapping to numbers a weighted set, and a list under
+    `raw_keys` whole keys of a model made elsewhere. objective, filters, caps (field to how many), exploration:
+    docs/ranking.md. variant: forces one, for tests; no_log: for load tests. Neither leaves an impression
+    (docs/impressions.md).
+    """
+
+    cookie: str
+    candidates: Sequence[str]
+    items: Mapping[str, FeatureValues] | None
+    candidate_set: str
+    user: FeatureValues | None
+    context: FeatureValues | None
+    top_k: int | None
+    variant: str | None
+    request_id: str
+    objective: str
+    filters: Sequence[Filter]
+    caps: Mapping[str, int]
+    exploration: Exploration | None
+    no_log: bool
+
+
+def request_of(model: str, **asked: Unpack[Question]) -> RankRequest:
+    """The message. Raises FieldValueError for text that is not Unicode."""
+    try:
+        request = RankRequest(
+            model=model,
+            request_id=asked.get("request_id", ""),
+            cookie=asked.get("cookie", ""),
+            item_ids=asked.get("candidates", ()),
+            candidate_set=asked.get("candidate_set", ""),
+            top_k=asked.get("top_k"),
+            variant=asked.get("variant"),
+            objective=asked.get("objective", ""),
+            no_log=asked.get("no_log", False),
+        )
+        _add_features(request.user, asked.get("user"))
+        _add_features(request.context, asked.get("context"))
+        for item_id, features in (asked.get("items") or {}).items():
+            _add_features(request.items.add(id=item_id).features, features)
+        for one in asked.get("filters", ()):
+            _add_filter(request, one)
+        for field, at_most in asked.get("caps", {}).items():
+            request.caps.add(field=field, at_most=at_most)
+        _add_exploration(request, asked.get("exploration"))
+    except UnicodeEncodeError as error:
+        raise FieldValueError(f"got {error.object!r}, which is not Unicode text; expected UTF-8") from None
+    return request
+
+
+def _add_features(features: Features, values: FeatureValues | None) -> None:
+    """Write `values` into the map that each belongs to."""
+    for name, value in (values or {}).items():
+        if isinstance(value, str):
+            features.values[name] = value
+        elif isinstance(value, bool):
+            features.values[name] = "true" if value else "false"
+        elif isinstance(value, int):
+            features.values[name] = str(value)
+        elif isinstance(value, float):
+            features.numbers[name] = value
+        elif isinstance(value, Mapping):
+            features.weighted_sets[name].members.update(value)
+        elif name == RAW_KEYS:
+            features.raw_keys.extend(value)
+        else:
+            features.sets[name].values.extend(value)
+
+
+def _add_exploration(request: RankRequest, exploration: Exploration | None) -> None:
+    if isinstance(exploration, UpperConfidenceBound):
+        request.exploration.ucb.width = exploration.width
+    elif exploration is not None:
+        request.exploration.thompson.width = exploration.width
+
+
+def _add_filter(request: RankRequest, one: Filter) -> None:
+    message = request.filters.add(field=one.field)
+    if isinstance(one, AnyOf):
+        message.any_of.values.extend(one.values)
+    elif isinstance(one, NoneOf):
+        message.none_of.values.extend(one.values)
+    else:
+        message.range.SetInParent()
+        if one.least is not None:
+            message.range.min = one.least
+        if one.most is not None:
+            message.range.max = one.most

@@ -1,0 +1,102 @@
+"""`ftrie checkpoint`: looks at a folder of checkpoints, also while a run has it. Changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ftrie.terminal import JsonOption, print_json, print_table
+
+if TYPE_CHECKING:
+    from trainer.checkpoint import Description
+
+
+def register(app: typer.Typer) -> None:
+    """Add `ftrie checkpoint`."""
+    app.command("checkpoint", epilog="Example: ftrie checkpoint state")(checkpoint)
+
+
+def checkpoint(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What --checkpoint was given.")],
+    as_json: JsonOption = False,
+) -> None:
+    """List the checkpoints of a run, newest first, each verified to the last byte, and how far its logs were read."""
+    from model_store.errors import CheckpointError
+    from trainer.checkpoint.folder import checkpoints_in
+
+    answers = [_answer(path) for path in checkpoints_in(folder) if path.exists()]  # a run may delete old ones
+    if not answers:
+        raise CheckpointError(
+            f"{folder} holds no checkpoint; expected files such as 000000000012345.checkpoint"
+        )
+    if as_json:
+        print_json(answers)
+    else:
+        _show(answers)
+    if all(answer["damaged"] for answer in answers):
+        raise CheckpointError(f"every checkpoint in {folder} is damaged; begin anew with another folder")
+
+
+def _answer(path: Path) -> dict[str, Any]:
+    from trainer.checkpoint.description import description_from_json
+    from trainer.checkpoint.file import Damaged, read
+
+    answer: dict[str, Any] = {"file": path.name}
+    try:
+        written, arrays = read(path)
+    except Damaged as error:
+        return answer | {"damaged": str(error)}
+    answer["bytes"] = path.stat().st_size
+    description = description_from_json(written, str(path))
+    sizes = {name: array.nbytes for name, array in arrays.items()}
+    return answer | {"damaged": None, **_told(description), "arrays": sizes}
+
+
+def _told(description: Description) -> dict[str, Any]:
+    from model_store.spec.spec import spec_from_json
+
+    return {
+        "model": spec_from_json(description.spec).model.name,
+        "rows": description.rows,
+        "keys": description.keys,
+        "rejected": sum(description.reject_counts.values()),
+        "seconds": round(description.seconds, 3),
+        "created": description.created,
+        "ftrie": description.ftrie,
+        "read": [
+            {
+                "file": each.path,
+                "line": each.position.line,
+                "offset": each.position.offset,
+                "finished": each.disk_bytes is not None,
+            }
+            for each in description.read
+        ],
+        "stream": _told_of_stream(description.stream) if description.stream is not None else None,
+    }
+
+
+def _told_of_stream(stream: dict[str, Any]) -> dict[str, Any]:
+    """What a trainer has kept besides: where it stands in its sources, and what became of the events."""
+    return {name: stream.get(name) for name in ("sources", "places", "counts", "join")}
+
+
+def _show(answers: list[dict[str, Any]]) -> None:
+    columns = ("file", "model", "rows", "keys", "rejected", "created", "bytes")
+    print_table(
+        [*columns, "verified"],
+        [[*(answer.get(name) for name in columns), answer["damaged"] or "yes"] for answer in answers],
+    )
+    sound = next((answer for answer in answers if not answer["damaged"]), None)
+    if sound is not None and sound["stream"] is not None:
+        print()
+        counts = {**sound["stream"]["counts"], **sound["stream"]["join"]}
+        print_table(["counted", "so far"], [[name, count] for name, count in counts.items()])
+    elif sound is not None:
+        print()
+        print_table(
+            ["read", "up to line", "finished"],
+            [[each["file"], each["line"], each["finished"]] for each in sound["read"]],
+        )

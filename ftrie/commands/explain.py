@@ -1,0 +1,128 @@
+"""`ftrie explain`: one Explain call from the command line, drawn as bars. The call itself is `ftrie.client.client`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ftrie.commands.flags import (
+    AddressOption,
+    CandidateSetOption,
+    CandidatesOption,
+    CapOption,
+    ContextOption,
+    CookieOption,
+    ExploreOption,
+    FilterOption,
+    ObjectiveOption,
+    RequestIdOption,
+    TimeoutOption,
+    TlsCaOption,
+    TlsCertOption,
+    TlsKeyOption,
+    TokenOption,
+    TopKOption,
+    UserOption,
+    VariantOption,
+    question_of,
+)
+from ftrie.terminal import JsonOption, print_json, print_table
+
+if TYPE_CHECKING:
+    from ftrie.client.messages import Contributions, ExplainedItem, Explanation
+
+BAR_WIDTH = 24
+UP, DOWN = "█", "░"
+
+
+def register(app: typer.Typer) -> None:
+    """Add `ftrie explain`."""
+    app.command(
+        "explain",
+        epilog="Example: ftrie explain ads --cookie u1 --candidates a,b --context hour=21 --top-k 1",
+    )(explain)
+
+
+def explain(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")],
+    address: AddressOption = "127.0.0.1:50051",
+    cookie: CookieOption = "",
+    candidates: CandidatesOption = "",
+    candidate_set: CandidateSetOption = "",
+    context: ContextOption = None,
+    user: UserOption = None,
+    top_k: TopKOption = None,
+    variant: VariantOption = None,
+    objective: ObjectiveOption = "",
+    filters: FilterOption = None,
+    caps: CapOption = None,
+    explore: ExploreOption = "",
+    request_id: RequestIdOption = "",
+    timeout: TimeoutOption = 5.0,
+    tls_ca: TlsCaOption = "",
+    tls_cert: TlsCertOption = "",
+    tls_key: TlsKeyOption = "",
+    token: TokenOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Ask a server which keys made each candidate's score; prints a table of bars an item, best first."""
+    from ftrie.client.access import Access
+    from ftrie.client.client import Client
+
+    asked = question_of(
+        cookie, candidates, candidate_set, context, user, top_k, variant, request_id, objective, filters, caps, explore
+    )  # fmt: skip
+    with Client(address, timeout, Access(tls_ca, tls_cert, tls_key, token)) as client:
+        explanation = client.explain(model, **asked)
+    if as_json:
+        print_json(_as_json(explanation))
+    else:
+        _show(explanation)
+
+
+def _as_json(explanation: Explanation) -> dict[str, Any]:
+    """The answer as it is; keys as text, in which bytes that are not UTF-8 are escaped."""
+    answer = asdict(explanation)
+    for item in answer["items"]:
+        for group in item["groups"]:
+            for key in group["keys"]:
+                key["key"] = _text(key["key"])
+    return answer
+
+
+def _text(key: bytes) -> str:
+    return key.decode("utf-8", "backslashreplace")
+
+
+def _show(explanation: Explanation) -> None:
+    for place, explained in enumerate(explanation.items, 1):
+        item = explained.item
+        title = f"{place}. {item.id}: ctr {item.ctr:.5f}, score {item.score:.5f}, the sum of"
+        print_table(("field or cross", "adds", "", "key", "weight", "x"), _rows(explained), title)
+        print()
+    print(f"{explanation.model} version {explanation.version}, variant {explanation.variant}")
+    for problem in explanation.degraded:
+        print(f"degraded: {problem}")
+    for names, what in ((explanation.unknown_items, "items"), (explanation.unknown_fields, "fields")):
+        if names:
+            print(f"unknown {what}: {', '.join(names)}")
+
+
+def _rows(explained: ExplainedItem) -> list[tuple[Any, ...]]:
+    """A row a group, what adds most first; one key stands beside its group, several below it."""
+    longest = max((abs(group.sum) for group in explained.groups), default=0.0) or 1.0
+    rows: list[tuple[Any, ...]] = []
+    for group in sorted(explained.groups, key=lambda group: -abs(group.sum)):
+        rows += _rows_of(group, longest)
+    return rows
+
+
+def _rows_of(group: Contributions, longest: float) -> list[tuple[Any, ...]]:
+    keys = [(_text(key.key), f"{key.weight:.5f}", f"{key.x:g}") for key in group.keys]
+    bar = (UP if group.sum > 0 else DOWN) * round(BAR_WIDTH * abs(group.sum) / longest)
+    if len(keys) == 1:
+        return [(group.name, group.sum, bar, *(keys[0] if keys[0][0] else ("", "", "")))]
+    below = [("", key.contribution, "", *shown) for key, shown in zip(group.keys, keys, strict=True)]
+    return [(group.name, group.sum, bar, "", "", ""), *below]

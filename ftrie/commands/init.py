@@ -1,0 +1,88 @@
+"""`ftrie init`: reads a log's first rows and writes a spec to start from. The guesses: `trainer.guess.guesses`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ftrie.terminal import JsonOption, note, print_json
+
+if TYPE_CHECKING:
+    from trainer.guess.guesses import Guess
+
+
+def register(app: typer.Typer) -> None:
+    """Add `ftrie init`."""
+    app.command("init", epilog="Example: ftrie init clicks.csv.gz --output ads.toml")(init)
+
+
+def init(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            help="A log file (CSV, TSV, JSON lines, Parquet, Vowpal Wabbit, libsvm, libffm); - is standard input.",
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the spec here, not to stdout."),
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The column that says whether there was a click.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
+    input_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help="csv, tsv, jsonl, parquet, vw, libsvm or libffm; default: told from the file.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Look at the first rows of a log and write a commented spec to start from.
+
+    Label, times, identities, numbers and lists are guessed from names and values; every guess says why.
+    """
+    from model_store.errors import InputError
+    from model_store.spec.spec import parse_spec
+    from trainer.guess.guesses import guess_all
+    from trainer.guess.profiles import take_sample
+    from trainer.guess.spec_writer import spec_text
+
+    if output is not None and output.exists() and not force:
+        raise InputError(f"{output} is already there; --force overwrites it")
+    guesses = guess_all(take_sample(source, input_format), label)
+    text = spec_text(source, guesses)
+    parse_spec(text, "the guessed spec")
+    if output is not None:
+        _write(output, text)
+    if as_json:
+        print_json({"spec": text, "columns": [_described(guess) for guess in guesses]})
+    elif output is None:
+        print(text, end="")
+    else:
+        note(f"wrote {output}; next: ftrie train {output} {source}")
+
+
+def _write(path: Path, text: str) -> None:
+    from model_store.whole_file import write_whole
+
+    write_whole(path, text.encode())
+
+
+def _described(guess: Guess) -> dict[str, Any]:
+    return {
+        "name": guess.name,
+        "role": guess.role,
+        "side": guess.side,
+        "kind": guess.kind,
+        "distinct": guess.profile.distinct,
+        "filled": guess.profile.filled,
+        "examples": guess.profile.examples(),
+        "why": guess.why,
+    }

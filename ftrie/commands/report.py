@@ -1,0 +1,73 @@
+"""`ftrie report`: flags and output. Reading and drawing live in `trainer.report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ftrie.terminal import JsonOption, note, print_json
+from model_store.errors import counted
+
+if TYPE_CHECKING:
+    from ftrie.report.series import RunMetrics
+
+
+def register(app: typer.Typer) -> None:
+    """Add `ftrie report`."""
+    app.command("report", epilog="Example: ftrie report monday.jsonl tuesday.jsonl -o report.html")(report)
+
+
+def report(
+    metrics: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="METRICS…", help="Files that `ftrie train --metrics` wrote; several are overlaid."
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Where the page goes; a name in .svg gets the pictures alone.",
+        ),
+    ] = Path("report.html"),
+    as_json: JsonOption = False,
+) -> None:
+    """Draw learning curves, calibration and slices of one or more runs to one page that needs nothing else.
+
+    A run may still be going on: the page shows what is there.
+    """
+    from ftrie.report.page import html_page, svg_page
+    from ftrie.report.series import read_runs
+    from model_store.whole_file import write_whole
+
+    runs = read_runs(metrics)
+    page = svg_page(runs) if output.suffix == ".svg" else html_page(runs)
+    write_whole(output, page.encode())
+    for run in runs:
+        for each in run.notes:
+            note(f"{run.name}: {each}")
+    if as_json:
+        print_json({"report": str(output), "runs": [_answer(run) for run in runs]})
+    else:
+        windows = sum(len(run.windows) for run in runs)
+        print(f"{output}: {counted(windows, 'window')} of {counted(len(runs), 'run')}")
+
+
+def _answer(run: RunMetrics) -> dict[str, object]:
+    total = run.windows[-1].total.as_dict() if run.windows else None
+    slices = run.detail.slices if run.detail else {}
+    return {
+        "name": run.name,
+        "model": run.header.model,
+        "rows": run.rows,
+        "windows": len(run.windows),
+        "ended": run.ended,
+        "notes": run.notes,
+        "total": total,
+        "slices": {name: [each.as_dict() for each in values] for name, values in slices.items()},
+    }

@@ -1,0 +1,340 @@
+"""`ftrie store`: what is published, what is served, and the way in and out. Flags and output only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ftrie.commands import (
+    store_inspect as inspect_cli,
+)
+from ftrie.commands import (
+    store_records as dead_letters_cli,
+)
+from ftrie.commands import (
+    store_records as load_cli,
+)
+from ftrie.terminal import (
+    DEFAULT_STORE,
+    JsonOption,
+    StoreOption,
+    note,
+    print_json,
+    print_table,
+    progress,
+    warn,
+)
+
+if TYPE_CHECKING:
+    from model_store.versions.model_versions import ModelVersions
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")]
+ModelFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help=".arrow is the artefact, .json the JSON form.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add `ftrie store`."""
+    store = typer.Typer(
+        name="store",
+        help="Look at published models, choose which is served, import, export and load.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+    )
+    store.command("versions", epilog="Example: ftrie store versions ads")(versions)
+    store.command("activate", epilog="Example: ftrie store activate ads 7")(activate)
+    store.command("rollback", epilog="Example: ftrie store rollback ads")(rollback)
+    store.command("resume", epilog="Example: ftrie store resume ads")(resume)
+    store.command("gc", epilog="Example: ftrie store gc ads --keep 3 --dry-run")(gc)
+    store.command("check", epilog="Example: ftrie store check ads --repair")(check)
+    inspect_cli.register(store)
+    store.command("import", epilog="Example: ftrie store import ads model.json --spec ads.toml")(import_)
+    store.command("export", epilog="Example: ftrie store export ads model.arrow --version 7")(export)
+    load_cli.register_load(store)
+    dead_letters_cli.register_dead(store)
+    app.add_typer(store)
+
+
+def versions(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    """List the published versions of a model, oldest first; of a delta the keys that changed, and its own bytes."""
+    from model_store.store import Store
+
+    with Store.open(store) as opened:
+        listed = opened.model(model, warn).versions()
+    if as_json:
+        print_json(
+            [
+                {
+                    "version": info.version,
+                    "active": info.active,
+                    "kind": info.kind,
+                    "parent": info.parent,
+                    "published": info.published.isoformat(),
+                    "rows": info.rows,
+                    "bytes": info.size,
+                    "sha256": info.sha256,
+                    "content": info.content,
+                    "refused": info.refused,
+                }
+                for info in listed
+            ]
+        )
+        return
+    print_table(
+        ["version", "active", "kind", "parent", "published", "keys", "bytes", "sha256", "refused"],
+        [
+            [
+                info.version,
+                "active" if info.active else "",
+                info.kind,
+                info.parent,
+                f"{info.published:%Y-%m-%d %H:%M:%S} UTC",
+                info.rows,
+                info.size,
+                info.sha256[:12],
+                info.refused,
+            ]
+            for info in listed
+        ],
+    )
+
+
+def activate(
+    model: Model,
+    version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The version to serve.")],
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Even one that a guard or a server has refused; the trainer goes on from it."
+        ),
+    ] = False,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve a version: verify its bytes, then point the model at it. Running servers follow."""
+    from model_store.store import Store
+
+    with Store.open(store) as opened:
+        before = opened.model(model, warn).activate(version, force=force)
+        pinned = opened.model(model, warn).pin.version()
+    _say_active(model, version, before, as_json)
+    _say_pinned(model, pinned)
+
+
+def rollback(
+    model: Model,
+    version: Annotated[
+        int | None,
+        typer.Argument(metavar="VERSION", min=1, help="Where to; by default what was active before."),
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Go back to the version that was active before, or to VERSION."""
+    from model_store.store import Store
+
+    with Store.open(store) as opened:
+        now_active, before = opened.model(model, warn).go_back(version)
+        pinned = opened.model(model, warn).pin.version()
+    _say_active(model, now_active, before, as_json)
+    _say_pinned(model, pinned)
+
+
+def resume(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    """Let the trainer's versions be served again, after an `activate` or `rollback` by hand."""
+    from model_store.store import Store
+
+    with Store.open(store) as opened:
+        pinned = opened.model(model, warn).pin.resume()
+    if as_json:
+        print_json({"model": model, "pinned": pinned})
+    elif pinned is None:
+        print(f"{model}: nothing was pinned; the trainer's versions are served as they come")
+    else:
+        print(f"{model}: the trainer's versions are served again; version {pinned} was pinned")
+
+
+def gc(
+    model: Model,
+    keep: Annotated[int, typer.Option(min=1, metavar="N", help="How many of the newest to keep.")] = 5,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete old versions, but never the active one, the one a rollback would go to, nor what a kept delta needs."""
+    from model_store.store import Store
+
+    with Store.open(store) as opened:
+        deleted = opened.model(model, warn).gc(keep, dry_run=dry_run)
+    if as_json:
+        print_json({"model": model, "deleted": deleted, "dry_run": dry_run})
+    else:
+        listed = ", ".join(map(str, deleted)) or "nothing"
+        print(f"{model}: {'would delete' if dry_run else 'deleted'} {listed}")
+
+
+def check(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...", help="Which models; by default all, and users, items and candidates too."
+        ),
+    ] = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Put right what is wrong.")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Look for keys that hold what they should not, and repair them. Exit code 5 while something is wrong.
+
+    Reads the bytes of every version. A trainer and servers may run meanwhile.
+    """
+    from dataclasses import asdict
+
+    from model_store.errors import StoreError, counted
+    from model_store.store import Store
+
+    with Store.open(store) as opened:
+        findings = opened.check(models or (), repair=repair)
+    wrong = sum(not each.repaired for each in findings)
+    if as_json:
+        print_json({"findings": [asdict(each) for each in findings], "wrong": wrong})
+    elif findings:
+        rows = [[each.key, each.found, each.expected, each.repair] for each in findings]
+        print_table(["key", "found", "right is", "repaired" if repair else "--repair does"], rows)
+    else:
+        print("all keys hold what they should")
+    if wrong:
+        remedy = "nothing repairs them" if repair else "run it again with --repair"
+        note(f"{counted(wrong, 'value')} that should not be there; {remedy}")
+        raise typer.Exit(StoreError.exit_code)
+
+
+def import_(
+    model: Model,
+    file: ModelFile,
+    spec: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TOML", help="The spec of a .json model; else the active version's, else inferred."
+        ),
+    ] = None,
+    keep: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Versions the store keeps, as `ftrie store gc`; 0 keeps all."),
+    ] = 5,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Publish a model from a file, and activate it. A delta goes onto the newest version that it changes."""
+    from model_store.artefact.arrow_format import DELTA
+    from model_store.model_files import read_model
+    from model_store.store import Store
+
+    with Store.open(store) as opened:
+        versions = opened.model(model, warn)
+        read = read_model(file, spec, versions)
+        if read.remark:
+            note(read.remark)
+        with progress(f"publish {model}", unit="bytes") as bar:
+            version = versions.publish_and_activate(
+                read.model, on_progress=lambda done, total: bar.update(done, total=total)
+            )
+        deleted = _collect(versions, keep)
+    if as_json:
+        kind = {"kind": DELTA, "parent": read.parent} if read.parent else {}
+        print_json({"model": model, "version": version, "rows": read.model.rows, "deleted": deleted, **kind})
+    else:
+        what = f"changed since version {read.parent} " if read.parent else ""
+        print(f"{model}: version {version} is active, {read.model.rows:,} keys {what}from {file}")
+
+
+def _collect(versions: ModelVersions, keep: int) -> list[int]:
+    """Delete old versions. The import is done: that this fails costs nothing but room in the store."""
+    from model_store.errors import StoreError
+
+    try:
+        return versions.gc(keep) if keep else []
+    except StoreError as error:
+        warn(f"old versions could not be deleted: {error}")
+        return []
+
+
+def export(
+    model: Model,
+    file: ModelFile,
+    version: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Which version; by default the active one.")
+    ] = None,
+    variant: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Only this variant, as a model of its own; .json needs it where each variant has its own weights.",
+        ),
+    ] = None,
+    as_delta: Annotated[
+        bool,
+        typer.Option("--delta", help="Write a delta as it is stored, not the whole model that it makes."),
+    ] = False,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a published version to a file, whole: a delta put together with the versions it needs."""
+    from model_store.artefact.inspection import one_variant
+    from model_store.model_files import JSON, check_ending, write_model
+    from model_store.store import Store
+
+    if as_delta and (check_ending(file) == JSON or variant is not None):
+        raise typer.BadParameter(f"--delta writes what is stored: no {JSON}, and no --variant")
+    check_ending(file)
+    with Store.open(store) as opened:
+        versions = opened.model(model, warn)
+        chosen = versions.active_or_fail() if version is None else version
+        if as_delta:
+            _export_delta(versions, chosen, file, as_json)
+            return
+        artefact = versions.materialise(chosen)
+    if variant is not None:
+        artefact = one_variant(artefact, variant)
+    write_model(artefact, file)
+    if artefact.calibration is not None and file.suffix == JSON:
+        note("the JSON form has no place for calibration: this file predicts as the model did before it")
+    if as_json:
+        print_json({"model": model, "version": chosen, "rows": artefact.rows, "file": str(file)})
+    else:
+        print(f"{model}: wrote version {chosen}, {artefact.rows:,} keys, to {file}")
+
+
+def _export_delta(versions: ModelVersions, version: int, file: Path, as_json: bool) -> None:
+    from model_store.artefact.artefact import Delta
+    from model_store.errors import ArtefactError
+    from model_store.whole_file import write_whole
+
+    delta = versions.fetch(version)
+    if not isinstance(delta, Delta):
+        raise ArtefactError(f"version {version} of {versions.model} is a snapshot; export it without --delta")
+    write_whole(file, delta.to_bytes())
+    if as_json:
+        facts = {"model": versions.model, "version": version, "rows": delta.rows, "file": str(file)}
+        print_json(facts | {"kind": "delta", "parent": delta.parent})
+    else:
+        print(
+            f"{versions.model}: wrote version {version}, {delta.rows:,} keys changed since {delta.parent}, to {file}"
+        )
+
+
+def _say_pinned(model: str, pinned: int | None) -> None:
+    if pinned is not None:
+        note(
+            f"version {pinned} stays: what a trainer publishes is not served until: ftrie store resume {model}"
+        )
+
+
+def _say_active(model: str, version: int, before: int | None, as_json: bool) -> None:
+    if as_json:
+        print_json({"model": model, "active": version, "before": before})
+    else:
+        print(f"{model}: version {version} is active" + (f" (before: {before})" if before else ""))

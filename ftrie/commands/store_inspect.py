@@ -1,0 +1,144 @@
+"""`ftrie store inspect`: a published version as tables or as JSON. `inspection` says what is worth showing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, print_json, print_table, warn
+
+if TYPE_CHECKING:
+    from model_store.artefact.artefact import Artefact
+    from model_store.artefact.inspection import WeightedKey
+    from model_store.versions.manifest import Manifest
+
+Table = tuple[list[str], list[list[Any]]]
+Facts = dict[str, Any]
+
+
+def register(store: typer.Typer) -> None:
+    """Add `ftrie store inspect`."""
+    store.command("inspect", epilog="Example: ftrie store inspect ads")(inspect)
+
+
+def inspect(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")],
+    version: Annotated[
+        int | None, typer.Argument(metavar="VERSION", min=1, help="By default the active one.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=0, metavar="N", help="How many of the heaviest keys.")] = 10,
+    variant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only what this variant uses and weighs.")
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a version: its manifest, metrics, keys per field and heaviest keys; of a delta the whole model it makes."""
+    from model_store.artefact.inspection import one_variant
+    from model_store.store import Store
+
+    with Store.open(store) as opened:
+        versions = opened.model(model, warn)
+        manifest = versions.manifest(versions.active_or_fail() if version is None else version)
+        chain = versions.chain(manifest.version)
+        artefact = versions.materialise(manifest.version)
+    if variant is not None:
+        artefact = one_variant(artefact, variant)
+    if as_json:
+        _as_json(model, manifest, _facts(manifest, chain), artefact, top)
+    else:
+        _as_tables(model, manifest, _facts(manifest, chain), artefact, top)
+
+
+def _as_tables(model: str, manifest: Manifest, facts: Facts, artefact: Artefact, top: int) -> None:
+    from model_store.artefact.inspection import heaviest, summaries
+
+    summed = [[each.name, each.keys, each.weight_sum, each.heaviest] for each in summaries(artefact)]
+    tables: list[Table] = [
+        (["manifest", model], [[name, str(value)] for name, value in facts.items()]),
+        *(
+            (["metric", variant], [[name, value] for name, value in values.items()])
+            for variant, values in artefact.metrics.items()
+        ),
+        *_recent(manifest),
+        (["field or cross", "keys", "sum |w|", "max |w|"], summed),
+        _heaviest(artefact, heaviest(artefact, top)),
+        *_curves(artefact),
+    ]
+    for columns, rows in tables:
+        print_table(columns, rows)
+        print()
+
+
+def _heaviest(artefact: Artefact, keys: list[WeightedKey]) -> Table:
+    """A column of weights, or where each variant has its own one for each that uses the key."""
+    if not artefact.per_variant:
+        return ["key", "weight", "variants"], [[k.key, k.weight, ", ".join(k.variants)] for k in keys]
+    names = list(artefact.spec.variants)
+    return ["key", *names], [[k.key, *(k.weights.get(name) for name in names)] for k in keys]
+
+
+def _curves(artefact: Artefact) -> list[Table]:
+    """The calibration, if there is one: what each curve makes of some predictions."""
+    from model_store.artefact.inspection import CURVE_AT, curve_lines
+
+    if (calibration := artefact.calibration) is None:
+        return []
+    heading = [
+        f"{calibration.kind} calibration",
+        calibration.by or "value",
+        *(f"{p:g} becomes" for p in CURVE_AT),
+    ]
+    return [(heading, [[line.variant, line.value, *line.ctr] for line in curve_lines(calibration)])]
+
+
+def _recent(manifest: Manifest) -> list[Table]:
+    """What a guard judged the version by, if one did."""
+    from model_store.versions.manifest import RecentFigures
+
+    if not manifest.recent:
+        return []
+    recent = RecentFigures.from_json(manifest.recent)
+    heading = [f"last {recent.examples:,} examples", "log-loss", "error", "predicted clicks", "clicks"]
+    rows = [[n, v.logloss, v.logloss_error, v.predicted, recent.clicks] for n, v in recent.variants.items()]
+    return [(heading, rows)]
+
+
+def _as_json(model: str, manifest: Manifest, facts: Facts, artefact: Artefact, top: int) -> None:
+    import json
+    from dataclasses import asdict
+
+    from model_store.artefact.arrow_format import plain_metrics
+    from model_store.artefact.inspection import heaviest, summaries
+
+    print_json(
+        {
+            "model": model,
+            **facts,
+            "recent": json.loads(manifest.recent) if manifest.recent else None,
+            "metrics": plain_metrics(artefact.metrics),
+            "keys": [asdict(each) for each in summaries(artefact)],
+            "top": [asdict(each) for each in heaviest(artefact, top)],
+            "calibration": artefact.calibration and json.loads(artefact.calibration.to_json()),
+        }
+    )
+
+
+def _facts(manifest: Manifest, chain: list[int]) -> Facts:
+    """What is stored of the version; `chain` are the versions that it is put together from, itself last."""
+    return {
+        "version": manifest.version,
+        "kind": manifest.kind,
+        "rows": manifest.rows,
+        "bytes": manifest.size,
+        "chunks": manifest.chunks,
+        "sha256": manifest.sha256,
+        "spec_sha256": manifest.spec_sha256,
+        "parent": manifest.parent,
+        "chain": chain,
+        "content": manifest.content,
+        "created": manifest.created.isoformat(),
+        "format": manifest.format,
+        "refused": manifest.refused,
+    }

@@ -1,0 +1,167 @@
+"""`ftrie trainer`: its flags. What it does is in `trainer.daemon`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption
+
+if TYPE_CHECKING:
+    from trainer.checkpoint import Every
+
+DEFAULT_FOLDER = ".ftrie/trainers"
+
+
+def register(app: typer.Typer) -> None:
+    """Add `ftrie trainer`."""
+    app.command(
+        "trainer",
+        epilog="Example: ftrie trainer ads.toml --store redis://localhost --activate --publish-every 1s",
+    )(trainer)
+
+
+def trainer(
+    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="The model spec, a TOML file.")],
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SOURCE", help="More sources: --from A B is --from A --from B."),
+    ] = None,
+    sources: Annotated[
+        list[str],
+        typer.Option(
+            "--from",
+            metavar="SOURCE",
+            help="Where events come from, repeatable: `store` (the model's two streams there, the default), "
+            "redis://…, a file, folder or glob that may grow, kafka://HOST:PORT/TOPIC, rows=PATH for labelled rows.",
+        ),
+    ] = [],  # noqa: B006
+    store: StoreOption = DEFAULT_STORE,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help=f"Keep the trainer's state here; default: {DEFAULT_FOLDER}/MODEL."),
+    ] = None,
+    every: Annotated[
+        str, typer.Option(metavar="N|30s", help="How often to keep it: examples, or a time.")
+    ] = "30s",
+    init_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERSION|FILE",
+            help="Begin with a published model: its version in the store, `active`, or a FILE.arrow; passed over where "
+            "there is a checkpoint.",
+        ),
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE.arrow", help="Write the model to this file at the end.")
+    ] = None,
+    activate: Annotated[
+        bool, typer.Option("--activate/--no-activate", help="Make servers switch to what is published.")
+    ] = True,
+    publish: Annotated[bool, typer.Option("--publish/--no-publish", help="Publish while learning.")] = True,
+    publish_every: Annotated[
+        str, typer.Option(metavar="1s|N", help="How often what changed goes out: a time, or examples.")
+    ] = "1s",
+    snapshot_every: Annotated[
+        str, typer.Option(metavar="1m|N", help="How often the whole model does: a time, or deltas.")
+    ] = "1m",
+    publish_threshold: Annotated[
+        float,
+        typer.Option(min=0.0, metavar="X", help="Hold a weight back until it has moved by more than X."),
+    ] = 0.0,
+    keep: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Versions the store keeps, as `ftrie store gc`; 0 keeps all."),
+    ] = 5,
+    once: Annotated[
+        bool, typer.Option("--once", help="Learn what the sources have, close all windows, and end.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait while another trainer has this model, instead of failing.")
+    ] = False,
+    idle: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="S",
+            help="Seconds a file or topic may stand still before the others go on without it.",
+        ),
+    ] = 2.0,
+    memory: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="MIB", help="MiB of waiting impressions in memory; the others are on disk."
+        ),
+    ] = 256,
+    max_lag: Annotated[
+        float,
+        typer.Option(
+            min=0.0, metavar="S", help="Behind by so many seconds it publishes more seldom, and says so."
+        ),
+    ] = 30.0,
+    say_every: Annotated[
+        float, typer.Option(min=0.1, metavar="S", help="Seconds between two lines of status.")
+    ] = 5.0,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics on this port.")
+    ] = None,
+    metrics_host: Annotated[
+        str,
+        typer.Option(metavar="HOST", help="The address for --metrics-port; 0.0.0.0 for all of the machine."),
+    ] = "127.0.0.1",
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Publish even if more than a tenth of the labelled rows were rejected."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Learn from impressions and clicks as they come, and publish what is learned, all the time.
+
+    Impressions and their clicks are joined by request and item within the spec's [join] window. The state is kept in
+    --checkpoint: killed at any moment and started again, it goes on as if nothing had happened. SIGTERM ends it in good
+    order. With --json each line of status is one line of JSON, the last one with "ended": true.
+    """
+    from model_store.spec.spec import load_spec
+    from model_store.whole_file import check_writable
+    from trainer.checkpoint import Every
+    from trainer.runs.daemon import run
+    from trainer.runs.daemon_options import Asked
+
+    model_spec = load_spec(spec)
+    if not publish_threshold < float("inf"):
+        raise typer.BadParameter("--publish-threshold is a weight, from 0 up")
+    if save is not None:
+        check_writable(save)
+    asked = Asked(
+        store=store,
+        sources=(*sources, *(more or ())) or ("store",),
+        folder=checkpoint or Path(DEFAULT_FOLDER) / model_spec.model.name,
+        every=Every.parse(every),
+        init_from=init_from,
+        save=save,
+        publish=Every.parse(publish_every) if publish else None,
+        snapshot=_snapshot(snapshot_every),
+        threshold=publish_threshold,
+        activate=activate,
+        keep=keep or None,
+        once=once,
+        wait=wait,
+        idle_s=idle,
+        memory_bytes=memory << 20,
+        max_lag_s=max_lag,
+        say_every_s=say_every,
+        metrics_port=metrics_port,
+        metrics_host=metrics_host,
+        force=force,
+    )
+    run(model_spec, asked, as_json)
+
+
+def _snapshot(text: str) -> int | Every:
+    """`30s`, `5m`: a time; `20`: so many deltas."""
+    from trainer.checkpoint import Every
+
+    every = Every.parse(text)
+    return every.rows if every.rows is not None else every

@@ -1,0 +1,310 @@
+"""What a model's variants came to in a stretch of time: from cells of the store to figures. Nothing here prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+
+from model_store.versions.online_metrics import CTR_UNIT, SQUARE_UNIT, Cell, OnlineSums
+
+MISMATCH_P = 0.001
+"""Below this a warning: one false one in a thousand reports, as is usual (Fabijan et al., KDD 2019)."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One variant, or all of them.
+
+    ctr, calibration: None where they are not defined; difference, needed, detectable: None for the base, for all, and
+    where either has too few clicks. needed: requests of the variant and the base together. versions: seen, rising.
+    """
+
+    sums: OnlineSums
+    ctr: float | None
+    ctr_interval: Interval | None
+    calibration: float | None
+    calibration_interval: Interval | None
+    versions: tuple[int, ...]
+    difference: Difference | None = None
+    needed: int | None = None
+    detectable: float | None = None
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Of one model and stretch of time. mismatch_p: how likely the requests fall so by chance, None if not judged."""
+
+    base: str | None
+    variants: Mapping[str, Outcome]
+    all: Outcome
+    minutes: int
+    mismatch_p: float | None
+    shares: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_mismatched(self) -> bool:
+        """Whether the requests do not fall as the shares say."""
+        return self.mismatch_p is not None and self.mismatch_p < MISMATCH_P
+
+
+def outcomes(
+    cells: Iterable[tuple[Cell, OnlineSums]],
+    shares: Mapping[str, float],
+    base: str | None,
+    effect: float,
+) -> Outcomes:
+    """Add up cells. shares: the variants' parts of the traffic, empty if they are not to be judged.
+
+    base: None for the first of the shares that was seen, or else the variant with most requests.
+    """
+    sums: dict[str, OnlineSums] = {}
+    versions: dict[str, set[int]] = {}
+    minutes = set()
+    for (minute, version, variant), each in cells:
+        sums[variant] = sums.get(variant, OnlineSums()) + each
+        versions.setdefault(variant, set()).add(version)
+        minutes.add(minute)
+    base = base if base is not None else _base(sums, shares)
+    place = {name: number for number, name in enumerate(shares)}
+    ordered = sorted(sums, key=lambda name: (name != base, place.get(name, len(place)), name))
+    against = sums.get(base, OnlineSums()) if base is not None else OnlineSums()
+    return Outcomes(
+        base=base,
+        variants={
+            name: _outcome(sums[name], versions[name], None if name == base else against, effect)
+            for name in ordered
+        },
+        all=_outcome(sum(sums.values(), OnlineSums()), set().union(*versions.values()), None, effect),
+        minutes=len(minutes),
+        mismatch_p=_mismatch(sums, shares),
+        shares=shares,
+    )
+
+
+def _base(sums: Mapping[str, OnlineSums], shares: Mapping[str, float]) -> str | None:
+    first = next((name for name in shares if name in sums), None)
+    return first or max(sums, key=lambda name: sums[name].requests, default=None)
+
+
+def _outcome(sums: OnlineSums, versions: set[int], base: OnlineSums | None, effect: float) -> Outcome:
+    rate, calibrated = click_rate(sums), calibration(sums)
+    against = _comparable(base) if base is not None else None
+    own = _comparable(sums)
+    return Outcome(
+        sums=sums,
+        ctr=rate.value if rate else None,
+        ctr_interval=click_rate_interval(sums),
+        calibration=calibrated.value if calibrated else None,
+        calibration_interval=calibrated.logarithmic() if calibrated and not is_tiny(sums) else None,
+        versions=tuple(sorted(versions)),
+        difference=difference(own, against),
+        needed=requests_needed(own, against, effect),
+        detectable=detectable(own, against),
+    )
+
+
+def _comparable(sums: OnlineSums) -> Ratio | None:
+    return None if is_tiny(sums) else click_rate(sums)
+
+
+def _mismatch(sums: Mapping[str, OnlineSums], shares: Mapping[str, float]) -> float | None:
+    judged = {name: share for name, share in shares.items() if share > 0.0}
+    counts = [sums.get(name, OnlineSums()).requests for name in judged]
+    return mismatch_p(counts, list(judged.values()))
+
+
+# --- A ratio of two sums over requests, and its 95 % interval: the click rate, and the calibration ---
+#
+# Rows of one request belong together, so the request is what is drawn: the interval is the delta method's for
+# a ratio of sums over clusters (Deng, Knoblich, Lu: Applying the Delta Method in Metric Analytics, KDD 2018,
+# section 3; Cochran 1977, section 6.3). Only sums are needed, so nothing here sees a request.
+
+
+NORMAL = NormalDist()
+Z_95 = NORMAL.inv_cdf(0.975)
+TINY = 10
+"""Fewer clicks than these, or shows without one, and a normal interval would be wrong."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A 95 % interval. high may be infinite."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """R = sum of y / sum of x over n clusters; variance: that of R, None where it is not known."""
+
+    value: float
+    variance: float | None
+    clusters: int
+
+    @classmethod
+    def of(cls, clusters: int, x: float, y: float, xx: float, yy: float, xy: float) -> Ratio | None:
+        """From the sums over clusters of x, y, x², y², x y; None where sum of x is 0.
+
+        Var R = n / (n - 1) sum of (y - R x)² / (sum of x)²: the residuals' sum is 0, and their squares need only sums.
+        """
+        if x <= 0.0:
+            return None
+        ratio = y / x
+        if clusters < 2:
+            return cls(ratio, None, clusters)
+        residuals = max(yy - 2.0 * ratio * xy + ratio * ratio * xx, 0.0)
+        return cls(ratio, clusters / (clusters - 1.0) * residuals / (x * x), clusters)
+
+    @property
+    def error(self) -> float | None:
+        """The standard error."""
+        return None if self.variance is None else math.sqrt(self.variance)
+
+    def normal(self) -> Interval | None:
+        """R ± 1.96 errors."""
+        if self.error is None:
+            return None
+        return Interval(self.value - Z_95 * self.error, self.value + Z_95 * self.error)
+
+    def logarithmic(self) -> Interval | None:
+        """R exp(± 1.96 errors of ln R): for a ratio that is compared with 1, and never below 0."""
+        if self.error is None or self.value <= 0.0:
+            return None
+        factor = math.exp(Z_95 * self.error / self.value)
+        return Interval(self.value / factor, self.value * factor)
+
+
+def click_rate(sums: OnlineSums) -> Ratio | None:
+    """Clicks per item shown; None where nothing was shown."""
+    squares = (sums.shown_squared, sums.clicks_squared, sums.shown_clicks)
+    return Ratio.of(sums.requests, sums.shown, sums.clicks, *squares)
+
+
+def click_rate_interval(sums: OnlineSums) -> Interval | None:
+    """Of the click rate: the delta method's, or Wilson's where clicks or shows without one are fewer than TINY."""
+    rate = click_rate(sums)
+    if rate is None:
+        return None
+    if is_tiny(sums):
+        return wilson(sums.clicks, sums.shown)
+    return rate.normal()
+
+
+def is_tiny(sums: OnlineSums) -> bool:
+    """Whether there are too few clicks, or shows without one, for a normal interval."""
+    return min(sums.clicks, sums.shown - sums.clicks) < TINY
+
+
+def calibration(sums: OnlineSums) -> Ratio | None:
+    """Clicks predicted per click; None without a click, and where some items have no ctr."""
+    if sums.without_ctr:
+        return None
+    c, cc, cy = sums.ctr_nano * CTR_UNIT, sums.ctr_squared * SQUARE_UNIT, sums.ctr_clicks * SQUARE_UNIT
+    return Ratio.of(sums.requests, sums.clicks, c, sums.clicks_squared, cc, cy)
+
+
+def wilson(successes: float, trials: float) -> Interval:
+    """The score interval of a share (Wilson 1927): right however few there are, with trials taken as independent."""
+    share, z = successes / trials, Z_95 * Z_95 / trials
+    middle = (share + z / 2.0) / (1.0 + z)
+    half = math.sqrt(share * (1.0 - share) * z + z * z / 4.0) / (1.0 + z)
+    return Interval(max(0.0, middle - half), min(1.0, middle + half))
+
+
+# --- Two variants' click rates against one another, how much more traffic would tell, and whether it fell as
+# it should ---
+#
+# Formulas only; what is compared with what, and how it looks, is elsewhere.
+
+
+POWER = 0.8
+Z_POWER = NORMAL.inv_cdf(POWER)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A variant's click rate less the base's. p: two-sided, of no difference at all.
+
+    relative: of the base's rate; its interval is exp of that of the logarithm of the two rates' ratio.
+    """
+
+    absolute: float
+    absolute_interval: Interval
+    relative: float
+    relative_interval: Interval
+    p: float
+
+
+def difference(own: Ratio | None, base: Ratio | None) -> Difference | None:
+    """Of independent requests; None where either is not known well enough.
+
+    The variance of the difference is the sum of both; that of ln (R / R0) is Var R / R² + Var R0 / R0².
+    """
+    if own is None or base is None or own.variance is None or base.variance is None:
+        return None
+    if own.value <= 0.0 or base.value <= 0.0 or own.variance + base.variance <= 0.0:
+        return None
+    absolute = own.value - base.value
+    half = Z_95 * math.sqrt(own.variance + base.variance)
+    ratio = own.value / base.value
+    factor = math.exp(Z_95 * math.sqrt(own.variance / own.value**2 + base.variance / base.value**2))
+    return Difference(
+        absolute=absolute,
+        absolute_interval=Interval(absolute - half, absolute + half),
+        relative=ratio - 1.0,
+        relative_interval=Interval(ratio / factor - 1.0, ratio * factor - 1.0),
+        p=2.0 * NORMAL.cdf(-abs(absolute) * Z_95 / half),
+    )
+
+
+def requests_needed(own: Ratio | None, base: Ratio | None, effect: float) -> int | None:
+    """How many requests of the two together show a relative change by `effect`, with 80 % power at the 5 % level.
+
+    (z.975 + z.8)² (v / f + v0 / (1 - f)) / (effect R0)², with v the variance of one request's share in R and f the part
+    of the requests that the variant gets now.
+    """
+    if own is None or base is None or own.variance is None or base.variance is None or base.value <= 0.0:
+        return None
+    both = own.clusters + base.clusters
+    spread = both * (own.variance + base.variance)  # v = clusters x Var R, and f = clusters / both
+    return math.ceil((Z_95 + Z_POWER) ** 2 * spread / (effect * base.value) ** 2)
+
+
+def detectable(own: Ratio | None, base: Ratio | None) -> float | None:
+    """The relative change that the requests there are would show, with 80 % power at the 5 % level."""
+    if own is None or base is None or own.variance is None or base.variance is None or base.value <= 0.0:
+        return None
+    return (Z_95 + Z_POWER) * math.sqrt(own.variance + base.variance) / base.value
+
+
+def mismatch_p(counts: Sequence[int], shares: Sequence[float]) -> float | None:
+    """How likely requests fall so far from these shares by chance: Pearson's chi-square test; None of one variant.
+
+    counts: of the variants with a share above 0; shares: these, in any unit.
+    """
+    total, whole = sum(counts), sum(shares)
+    if len(counts) < 2 or not total or not whole:
+        return None
+    expected = [total * share / whole for share in shares]
+    statistic = sum((count - e) ** 2 / e for count, e in zip(counts, expected, strict=True))
+    return chi_square_tail(statistic, len(counts) - 1)
+
+
+def chi_square_tail(statistic: float, freedom: int) -> float:
+    """P(X > statistic) of a chi-square variable: the finite series (Abramowitz and Stegun, 26.4.4 and 26.4.5)."""
+    half = statistic / 2.0
+    if freedom % 2 == 0:
+        term, total = math.exp(-half), 0.0
+        for k in range(freedom // 2):
+            total += term
+            term *= half / (k + 1)
+        return min(1.0, total)
+    total = math.erfc(math.sqrt(half))
+    term = math.exp(-half) * math.sqrt(half) * 2.0 / math.sqrt(math.pi)
+    for k in range(freedom // 2):
+        total += term
+        term *= half / (k + 1.5)
+    return min(1.0, total)

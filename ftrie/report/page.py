@@ -1,0 +1,195 @@
+"""The page: what it says and in which order. It needs no network and no scripts, and looks the same from a disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from xml.etree.ElementTree import Element
+
+from ftrie.report import series
+from ftrie.report.charts import curve_chart, dot_chart, reliability_chart, stacked
+from ftrie.report.elements import PAGE, PICTURE, VARIABLES, as_html, as_svg, element
+from ftrie.report.series import ENOUGH_CLICKS, MOST_POINTS, Figure, RunMetrics
+from model_store.errors import counted, shown
+from trainer.learn.metrics.records import VariantMetrics
+
+DRAWN_VALUES = 20
+OTHER = "(all others)"
+NOTHING = "(empty)"
+
+
+def html_page(runs: Sequence[RunMetrics]) -> str:
+    """The whole report as one HTML document."""
+    title = f"How {_models(runs)} learned"
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width,initial-scale=1"),
+        element("title", title),
+        element("style", VARIABLES + PAGE + PICTURE),
+    )
+    body = element("body", element("main", element("h1", title), *_runs(runs), *_sections(runs)))
+    return as_html(element("html", head, body, lang="en"))
+
+
+def svg_page(runs: Sequence[RunMetrics]) -> str:
+    """The pictures alone, below each other."""
+    pictures = [picture for _, picture, _ in _pictures(runs)]
+    for name in series.slice_names(runs):
+        pictures += [picture for picture, _ in _slice_pictures(runs, name)]
+    return as_svg(stacked(pictures, VARIABLES + PICTURE))
+
+
+def _windows(run: RunMetrics) -> str:
+    count = counted(len(run.windows), "window")
+    return f"{count} of {shown(run.header.window)}" if run.header.window else count
+
+
+def _models(runs: Sequence[RunMetrics]) -> str:
+    return " and ".join(dict.fromkeys(run.header.model for run in runs))
+
+
+def _runs(runs: Sequence[RunMetrics]) -> list[Element]:
+    """What each run was, and what it came to in all."""
+    made = []
+    for run in runs:
+        total = run.windows[-1].total if run.windows else None
+        said = f"{run.name}: {shown(run.rows)} rows in {_windows(run)}"
+        if total is not None:
+            said += f"; clicks {shown(total.clicks)} of a weight of {shown(total.weight)}, "
+            said += f"a click rate of {shown(total.click_rate)}"
+        made.append(element("p", said + ".", class_="quiet"))
+        made += [element("p", f"Note: {note}.", role="note") for note in run.notes]
+    made.append(_table(_HEADS, [row for run in runs for row in _total_rows(run, len(runs) > 1)], "All rows"))
+    made.append(
+        element(
+            "p",
+            "Every example was predicted before it was learned from. The difference is to the first variant on the "
+            "same rows, with its 95 % interval; AUC loss is the relative change of 1 − AUC.",
+            class_="quiet",
+        )
+    )
+    return made
+
+
+_HEADS = (
+    "variant",
+    "log-loss",
+    "difference",
+    "AUC",
+    "AUC loss",
+    "calibration",
+    "normalized entropy",
+    "mean p",
+)
+
+
+def _total_rows(run: RunMetrics, several: bool) -> list[list[str]]:
+    if not run.windows:
+        return []
+    variants = run.windows[-1].total.variants
+    return [
+        [f"{run.name} · {name}" if several else name, *_cells(metrics)] for name, metrics in variants.items()
+    ]
+
+
+def _cells(metrics: VariantMetrics) -> list[str]:
+    found = metrics.difference
+    change = percent = ""
+    if found is not None and found.logloss is not None:
+        change = f"{found.logloss:+.5f}"
+        if found.low is not None and found.high is not None:
+            change += f" [{found.low:+.5f}, {found.high:+.5f}]"
+    if found is not None and found.auc_loss_percent is not None:
+        percent = f"{found.auc_loss_percent:+.2f} %"
+    own = (metrics.calibration, metrics.normalized_entropy, metrics.mean_prediction)
+    return [shown(metrics.logloss), change, shown(metrics.auc), percent, *map(shown, own)]
+
+
+def _sections(runs: Sequence[RunMetrics]) -> list[Element]:
+    made = [element("h2", "Learning curves")]
+    if any(run.windows and run.windows[0].window.rows * MOST_POINTS < run.rows for run in runs):
+        made.append(
+            element(
+                "p", f"Neighbouring windows are averaged to at most {MOST_POINTS} points.", class_="quiet"
+            )
+        )
+    for heading, picture, caption in _pictures(runs):
+        if heading:
+            made.append(element("h2", heading))
+        made.append(_figure(picture, caption))
+    for name in series.slice_names(runs):
+        made += _slice(runs, name)
+    return made
+
+
+def _pictures(runs: Sequence[RunMetrics]) -> list[tuple[str, Element, str]]:
+    """The pictures of all rows: a heading where a new part begins, the picture, its caption."""
+    kinds: tuple[tuple[str, Figure, float | None, str], ...] = (
+        ("Log-loss", series.logloss, None, "Mean log-loss of each window."),
+        (
+            "Log-loss less the first variant's",
+            series.difference,
+            0.0,
+            "Mean over each window of the difference on the same rows; below 0 is better. Bands: 95 % intervals.",
+        ),
+        ("AUC", series.auc, None, "Area under the ROC curve of each window."),
+        ("Calibration", series.calibration, 1.0, "Σ p / Σ y of each window; above 1 is too much."),
+    )
+    made = []
+    for name, figure, reference, caption in kinds:
+        if curves := series.curves(runs, figure):
+            made.append(("", curve_chart(name, curves, reference=reference), caption))
+    if points := series.reliability(runs):
+        caption = (
+            "Bins of equal weight by prediction, all rows so far; bars: 95 % intervals of the click rate."
+        )
+        made.append(("Reliability", reliability_chart("Click rate by prediction", points), caption))
+    return made
+
+
+def _slice(runs: Sequence[RunMetrics], name: str) -> list[Element]:
+    said = (
+        f"Drawn are up to {DRAWN_VALUES} values with most rows, of those with {ENOUGH_CLICKS} clicks or more."
+    )
+    made = [element("h2", "By ", element("code", name)), element("p", said, class_="quiet")]
+    made += [_figure(picture, caption) for picture, caption in _slice_pictures(runs, name)]
+    rows = [
+        [_called(each.value), run.name, shown(each.rows), shown(each.click_rate), variant, *_cells(metrics)]
+        for run in runs
+        if run.detail
+        for each in run.detail.slices.get(name, [])
+        for variant, metrics in each.variants.items()
+    ]
+    heads = ("value", "run", "rows", "click rate", *_HEADS)
+    made.append(element("details", element("summary", "All figures"), _table(heads, rows, f"By {name}")))
+    return made
+
+
+def _slice_pictures(runs: Sequence[RunMetrics], name: str) -> list[tuple[Element, str]]:
+    values = series.slice_values(runs, name)[:DRAWN_VALUES]
+    called = [_called(value) for value in values]
+    kinds: tuple[tuple[str, Figure, float | None, str], ...] = (
+        ("log-loss less the first variant's", series.difference, 0.0, "Bars: 95 % intervals."),
+        ("calibration", series.calibration, 1.0, "Σ p / Σ y of the rows with each value."),
+        ("AUC", series.auc, None, "Within the rows with each value."),
+    )
+    made = []
+    for what, figure, reference, caption in kinds:
+        if found := series.of_slice(runs, name, values, figure):
+            made.append((dot_chart(f"{name}: {what}", called, found, reference), caption))
+    return made
+
+
+def _called(value: str | None) -> str:
+    return OTHER if value is None else value or NOTHING
+
+
+def _figure(picture: Element, caption: str) -> Element:
+    return element("figure", picture, element("figcaption", caption))
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> Element:
+    head = element("thead", element("tr", *(element("th", each, scope="col") for each in heads)))
+    body = element("tbody", *(element("tr", *(element("td", cell) for cell in row)) for row in rows))
+    table = element("table", element("caption", caption, class_="quiet"), head, body)
+    return element("div", table, class_="wide", tabindex="0", role="region", aria_label=caption)

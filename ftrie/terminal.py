@@ -1,0 +1,212 @@
+"""What every command shows on the terminal: progress, notes, tables, JSON, and the flags all commands share.
+
+Answers go to stdout, everything else to stderr. On a terminal progress is a bar, elsewhere a plain line now
+and then; with `--json` only the answer is printed. Nothing here knows what is being shown.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TextIO
+
+import typer
+
+from model_store.errors import harmless, shown
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+LINE_EVERY_S = 5.0
+BAR_EVERY_S = 0.1
+PIPE_WIDTH = 10_000
+MOST_WHOLE = 24
+BESIDE_DETAILS = 20
+DEFAULT_STORE = "embedded:.ftrie"
+
+_json_asked: ContextVar[bool] = ContextVar("json_asked", default=False)
+
+
+def json_asked() -> bool:
+    """Whether the running command was given `--json`."""
+    return _json_asked.get()
+
+
+def ask_json(asked: bool) -> bool:
+    """Remember that the answer is wanted as JSON, which silences progress and notes. Returns `asked`."""
+    _json_asked.set(asked)
+    return asked
+
+
+StoreOption = Annotated[
+    str,
+    typer.Option(
+        "--store",
+        envvar="FTRIE_STORE",
+        metavar="URL",
+        help="redis://…, rediss://…, unix://… or embedded:DIR, which starts or joins a Valkey in DIR.",
+    ),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", envvar="FTRIE_JSON", callback=ask_json, help="Print the answer as JSON.")
+]
+
+
+class Progress(Protocol):
+    """What `progress` hands out."""
+
+    def update(self, completed: int, *, total: int | None = None, **fields: float | str) -> None:
+        """Say how far the work is, cheaply; `total` corrects an estimate, `fields` are shown beside it."""
+
+
+@contextmanager
+def progress(description: str, total: int | None = None, unit: str = "rows") -> Iterator[Progress]:
+    """Show on stderr how work advances: a bar on a terminal, else a line every 5 s and one at the end."""
+    if json_asked():
+        yield _Silent()
+    elif sys.stderr.isatty():
+        with _Bar(description, total, unit) as bar:
+            yield bar
+    else:
+        lines = _Lines(description, total, unit, sys.stderr)
+        yield lines
+        lines.finish()
+
+
+def note(message: str) -> None:
+    """Print one line for the user on stderr, unless the answer is wanted as JSON."""
+    if not json_asked():
+        print(harmless(message), file=sys.stderr, flush=True)
+
+
+def warn(message: str) -> None:
+    """Print one line on stderr about what went wrong while the work goes on; with `--json` too, as JSON."""
+    line = (
+        json.dumps({"warning": message}, ensure_ascii=False)
+        if json_asked()
+        else f"ftrie: warning: {harmless(message)}"
+    )
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_json(answer: Any) -> None:
+    """Print `answer` as one line of JSON on stdout; a number that is not finite is an error, not `NaN`."""
+    print(json.dumps(answer, ensure_ascii=False, allow_nan=False), flush=True)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> None:
+    """Print rows on stdout, numbers to the right; in a pipe nothing is folded or cut.
+
+    On a narrow terminal long heads are folded first, and then long texts.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for number, name in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[number], int | float | None) for row in rows)
+        longest = max((len(shown(row[number])) for row in rows), default=0)
+        whole = len(name) <= longest <= MOST_WHOLE
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=whole)
+    for row in rows:
+        table.add_row(*(Text(shown(value)) for value in row))
+    if title:
+        print(title)
+    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
+
+
+class _Silent:
+    def update(self, completed: int, *, total: int | None = None, **fields: float | str) -> None:
+        pass
+
+
+class _Shown:
+    """Counts, times and words one progress; subclasses say where it appears and how often."""
+
+    def __init__(self, description: str, total: int | None, unit: str, every_s: float) -> None:
+        self.description, self.total, self.unit = description, total, unit
+        self._every_s = every_s
+        self._completed = 0
+        self._fields: dict[str, float | str] = {}
+        self._began = self._last = time.monotonic()
+
+    def update(self, completed: int, *, total: int | None = None, **fields: float | str) -> None:
+        self._completed = completed
+        self._fields = fields
+        if total is not None:
+            self.total = total
+        now = time.monotonic()
+        if now - self._last >= self._every_s:
+            self._last = now
+            self._show()
+
+    def _details(self, width: int = PIPE_WIDTH) -> str:
+        """How far it is; the fields that do not fit into `width` characters are left out."""
+        elapsed_s = max(time.monotonic() - self._began, 1e-9)
+        details = f"{self._completed:,} {self.unit} · {self._completed / elapsed_s:,.0f} {self.unit}/s"
+        for name, value in self._fields.items():
+            more = f"{details} · {name} {shown(value)}"
+            if len(more) <= width:
+                details = more
+        return details
+
+    def _show(self) -> None:
+        raise NotImplementedError
+
+
+class _Lines(_Shown):
+    def __init__(self, description: str, total: int | None, unit: str, out: TextIO) -> None:
+        super().__init__(description, total, unit, LINE_EVERY_S)
+        self._out = out
+
+    def _show(self) -> None:
+        percent = f"{100 * self._completed / self.total:3.0f} % · " if self.total else ""
+        print(f"{self.description}: {percent}{self._details()}", file=self._out, flush=True)
+
+    def finish(self) -> None:
+        self._show()
+
+
+class _Bar(_Shown):
+    """A rich bar. It closes as far as it came, so a failure leaves what was reached on the terminal."""
+
+    def __init__(self, description: str, total: int | None, unit: str) -> None:
+        super().__init__(description, total, unit, BAR_EVERY_S)
+        self._rich = _rich_progress()
+        self._task = self._rich.add_task(description, total=total, details="")
+
+    def __enter__(self) -> _Bar:
+        self._rich.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.total = self._completed or self.total
+        self._show()
+        self._rich.stop()
+
+    def _show(self) -> None:
+        # Set, not updated: rich forgets the speed, and with it the ETA, when `update` is given another total.
+        self._rich.tasks[0].total = self.total
+        room = self._rich.console.width - len(self.description) - BESIDE_DETAILS
+        self._rich.update(self._task, completed=self._completed, details=self._details(room))
+
+
+def _rich_progress() -> RichProgress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[details]}"),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )

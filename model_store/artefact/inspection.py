@@ -1,0 +1,148 @@
+"""One variant of a model as a model of its own: what it weighs, its calibration, and a spec without the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from model_store.artefact.artefact import Artefact
+from model_store.artefact.calibration import Calibration
+from model_store.artefact.key_ranges import key_ranges
+from model_store.artefact.rows import columns_of
+from model_store.errors import SpecError
+from model_store.spec.spec import ModelSpec, spec_from_json
+
+
+def one_variant(artefact: Artefact, name: str) -> Artefact:
+    """The variant `name` as a model of its own: the keys that have a weight for it, a spec without the others.
+
+    The keys' numbers are unchanged, so it scores as the variant does. Raises SpecError for a name the spec lacks.
+    """
+    spec, calibration = artefact.spec, artefact.calibration
+    if name not in spec.variants:
+        raise SpecError(f"no variant {name!r}; the model has: {', '.join(spec.variants)}")
+    bit = list(spec.variants).index(name)
+    kept = _kept(artefact, bit)
+    key_data, key_offsets = columns_of(artefact.key_array().filter(pa.array(kept)))
+    return replace(
+        artefact,
+        key_data=key_data,
+        key_offsets=key_offsets,
+        weight=artefact.weights_of(bit)[kept],
+        variants=np.ones(int(kept.sum()), np.uint32),
+        rate=artefact.rates_of(bit)[kept],
+        spec=_spec_of(spec, name),
+        metrics={name: artefact.metrics.get(name, {})},
+        source=artefact.source if kept.all() else None,
+        calibration=None if calibration is None else calibration.of_variants([name]),
+    )
+
+
+def _kept(artefact: Artefact, bit: int) -> npt.NDArray[np.bool_]:
+    """bool[rows]: the keys that the variant uses and, where each has its own weights, weighs other than 0."""
+    used = artefact.used_by(bit)
+    return used & (artefact.weight[:, bit] != 0) if artefact.per_variant else used
+
+
+def _spec_of(spec: ModelSpec, name: str) -> ModelSpec:
+    """The spec with this variant only, its own parameters put in the learner's place."""
+    document, variant = spec.model_dump(mode="json"), spec.variants[name]
+    document["variants"] = {name: {"share": 1.0, "without": list(variant.without)}}
+    document["learner"] |= {**variant.own_parameters, "values": "single"}
+    return spec_from_json(json.dumps(document))
+
+
+# --- What `ftrie store inspect` tells of an artefact: its heaviest keys, the keys of each field and cross ---
+
+
+@dataclass(frozen=True)
+class OwnerSummary:
+    """What a model knows under one field or cross. `weight_sum` is of |w|, over all variants that have their own."""
+
+    name: str
+    keys: int
+    weight_sum: float
+    heaviest: float  # the largest |w|
+
+
+CURVE_AT = (0.01, 0.03, 0.1, 0.3)
+
+
+@dataclass(frozen=True)
+class CurveLine:
+    """A calibration curve by what it makes of CURVE_AT. `value` is `all` for a whole variant; None: as predicted."""
+
+    variant: str
+    value: str
+    ctr: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class WeightedKey:
+    """One key; bytes that are not UTF-8 are shown escaped.
+
+    `variants` are those that use it, `weights` what it weighs for each of them, `weight` the largest of these in size.
+    """
+
+    key: str
+    weight: float
+    variants: tuple[str, ...]
+    weights: Mapping[str, float]
+
+
+def summaries(artefact: Artefact) -> list[OwnerSummary]:
+    """Every field and cross that has a key, most keys first."""
+    size = _sizes(artefact)
+    found: dict[str, OwnerSummary] = {}
+    for name, begin, end in key_ranges(artefact):
+        before = found.get(name, OwnerSummary(name, 0, 0.0, 0.0))
+        found[name] = OwnerSummary(
+            name,
+            before.keys + end - begin,
+            before.weight_sum + float(size[begin:end].sum()),
+            max(before.heaviest, float(size[begin:end].max())),
+        )
+    return sorted(found.values(), key=lambda summary: (-summary.keys, summary.name))
+
+
+def heaviest(artefact: Artefact, count: int) -> list[WeightedKey]:
+    """The `count` keys of largest |w|, heaviest first; equal ones by key."""
+    order = np.argsort(-_sizes(artefact).max(axis=1), kind="stable")[:count]
+    return [_weighted(artefact, row) for row in order.tolist()]
+
+
+def _sizes(artefact: Artefact) -> npt.NDArray[np.float64]:
+    """|w| of every key, float64[rows, 1], or [rows, variants] where each variant has its own."""
+    sizes = np.abs(artefact.weight.astype(np.float64))
+    return sizes if artefact.per_variant else sizes[:, None]
+
+
+def _weighted(artefact: Artefact, row: int) -> WeightedKey:
+    bits = {name: bit for bit, name in enumerate(artefact.spec.variants) if artefact.variants[row] >> bit & 1}
+    own = np.atleast_1d(artefact.weight[row]).tolist()
+    return WeightedKey(
+        key=artefact.key(row).decode("utf-8", "backslashreplace"),
+        weight=max(own, key=abs),
+        variants=tuple(bits),
+        weights={name: own[bit if artefact.per_variant else 0] for name, bit in bits.items()},
+    )
+
+
+def curve_lines(calibration: Calibration) -> list[CurveLine]:
+    """Every curve, each variant's whole before those of its values."""
+    points = np.array(CURVE_AT)
+    return [
+        CurveLine(
+            name, value, (None,) * len(CURVE_AT) if curve is None else tuple(curve.apply(points).tolist())
+        )
+        for name, curves in calibration.variants.items()
+        for value, curve in [
+            ("all", curves.whole),
+            *((value.decode("utf-8", "backslashreplace"), curve) for value, curve in curves.values.items()),
+        ]
+    ]

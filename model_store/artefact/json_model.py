@@ -1,0 +1,192 @@
+"""A model's JSON form, both ways: `{"list": [{"fid": "0", "key": "…", "value": -0.005}, …], "type": "…"}`.
+
+What is read is written again with the same type, fids, keys, values and order. Which fields a model made
+elsewhere has is `inferred_spec`'s question.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii as quoted
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from model_store.artefact.artefact import Artefact, JsonSource
+from model_store.artefact.key_ranges import key_ranges
+from model_store.bounded import NESTING, json_value
+from model_store.errors import ArtefactError, SpecError
+from model_store.spec.keys import MAX_KEY_BYTES
+from model_store.spec.spec import ModelSpec
+
+MEMBERS = {"fid", "key", "value"}
+ALLOWED = 'allowed is {"fid": string or integer, "key": string, "value": finite number}'
+MAX_WEIGHT = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class JsonModel:
+    """A JSON model as it stood in its file, checked. `fids` are JSON texts: `"0"` with its quotes, or `0`."""
+
+    type: str
+    keys: list[bytes]
+    fids: list[str]
+    values: list[float]
+
+
+def parse(text: bytes) -> JsonModel:
+    """Read a JSON model. Raises ArtefactError naming the element, what stood there, and what is allowed."""
+    try:
+        document = json_value(text)
+    except UnicodeDecodeError as error:
+        raise ArtefactError(f"a JSON model is UTF-8 text; byte {error.start} is not") from None
+    except ValueError as error:
+        raise ArtefactError(f"not valid JSON: {error}") from None
+    if not isinstance(document, dict) or document.keys() != {"list", "type"}:
+        raise ArtefactError(f'got {_shown(document)}; expected an object {{"list": […], "type": "…"}}')
+    entries, kind = document["list"], document["type"]
+    if not isinstance(entries, list):
+        raise ArtefactError(f"list: got {_shown(entries)}; expected an array of entries")
+    if not isinstance(kind, str):
+        raise ArtefactError(f"type: got {_shown(kind)}; expected a string")
+    model = JsonModel(kind, [], [], [])
+    for index, entry in enumerate(entries):
+        _read_entry(index, entry, model)
+    _refuse_duplicates(model.keys)
+    return model
+
+
+def to_artefact(model: JsonModel, spec: ModelSpec) -> Artefact:
+    """The artefact of a JSON model. Every variant of `spec` uses its weights; rates are not known (0)."""
+    rows = len(model.keys)
+    mask = (1 << len(spec.variants)) - 1
+    lengths = np.fromiter(map(len, model.keys), np.int64, rows)
+    return Artefact.from_columns(
+        key_data=np.frombuffer(b"".join(model.keys), np.uint8),
+        key_offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
+        weight=np.array(model.values, np.float64).astype(np.float32),
+        variants=np.full(rows, mask, np.uint32),
+        rate=np.zeros(rows, np.float32),
+        spec=spec,
+        metrics={},
+        source=JsonSource(
+            type=model.type,
+            fid=pa.array(model.fids, pa.utf8()),
+            value=np.array(model.values, np.float64),
+            order=np.arange(rows, dtype=np.uint32),
+        ),
+    )
+
+
+def render(artefact: Artefact) -> bytes:
+    """The JSON form, ASCII, one entry a line.
+
+    An imported model comes out as it came in. Of a model trained here, type is the model's name and fid the
+    field or cross a key belongs to. Key bytes that are not UTF-8 become lone surrogates (Python's
+    surrogateescape). Raises SpecError for a model whose variants have their own weights: there is one value a key.
+    """
+    if artefact.per_variant:
+        raise SpecError(
+            f"the variants of {artefact.spec.model.name} have a weight of a key each, and the JSON form has one "
+            f"value a key: choose one by --variant {'|'.join(artefact.spec.variants)}"
+        )
+    source = artefact.source
+    kind = artefact.spec.model.name if source is None else source.type
+    return f'{{"list": [\n{_joined(_entries(artefact))}\n], "type": {quoted(kind)}}}\n'.encode("ascii")
+
+
+# -- reading
+
+
+def _read_entry(index: int, entry: Any, model: JsonModel) -> None:
+    if type(entry) is not dict or entry.keys() != MEMBERS:
+        raise _bad(index, entry, "not exactly these members")
+    fid, key, value = entry["fid"], entry["key"], entry["value"]
+    if type(key) is not str:
+        raise _bad(index, entry, "key is no string")
+    if type(fid) is str:
+        model.fids.append(quoted(fid))
+    elif type(fid) is int:
+        model.fids.append(str(fid))
+    else:
+        raise _bad(index, entry, "fid is neither string nor integer")
+    model.keys.append(_key_bytes(index, entry, key))
+    model.values.append(_number(index, entry, value))
+
+
+def _key_bytes(index: int, entry: Any, key: str) -> bytes:
+    try:
+        encoded = key.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise _bad(index, entry, "key has a lone surrogate that stands for no byte") from None
+    if not 0 < len(encoded) <= MAX_KEY_BYTES:
+        raise _bad(index, entry, f"key has {len(encoded)} bytes, 1 to {MAX_KEY_BYTES} are allowed")
+    if not key.isascii() and encoded.decode("utf-8", "surrogateescape") != key:
+        raise _bad(index, entry, "key spells a character by surrogates: write the character")
+    return encoded
+
+
+def _number(index: int, entry: Any, value: Any) -> float:
+    if type(value) is not float and type(value) is not int:
+        raise _bad(index, entry, "value is no number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not abs(number) <= MAX_WEIGHT:  # also for NaN
+        raise _bad(index, entry, f"value is not finite, or beyond ±{MAX_WEIGHT:.4g}")
+    return number
+
+
+def _refuse_duplicates(keys: Sequence[bytes]) -> None:
+    if len(set(keys)) == len(keys):
+        return
+    first: dict[bytes, int] = {}
+    for index, key in enumerate(keys):
+        if first.setdefault(key, index) != index:
+            raise ArtefactError(
+                f"list[{index}]: the key {key.decode('utf-8', 'replace')!r} stands in "
+                f"list[{first[key]}] already; each key is allowed once"
+            )
+
+
+def _bad(index: int, entry: Any, why: str) -> ArtefactError:
+    return ArtefactError(f"list[{index}]: {why}: got {_shown(entry)}; {ALLOWED}")
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        return f"a value {NESTING}"
+    return text if len(text) <= 120 else f"{text[:119]}…"
+
+
+# -- writing
+
+
+def _entries(artefact: Artefact) -> Iterator[tuple[str, str, str]]:
+    """Each entry's fid, key and value as JSON text, in the order they are written."""
+    keys = [quoted(key.decode("utf-8", "surrogateescape")) for key in artefact.key_list()]
+    if artefact.source is None:
+        # The shortest decimal that reads back as the same float32: half the digits of the float64 beside it.
+        yield from zip(_owners(artefact), keys, artefact.weight.astype("U").tolist(), strict=True)
+        return
+    fids, values = artefact.source.fid.to_pylist(), artefact.source.value.tolist()
+    for row in np.argsort(artefact.source.order).tolist():
+        yield fids[row], keys[row], repr(values[row])
+
+
+def _joined(entries: Iterator[tuple[str, str, str]]) -> str:
+    return ",\n".join([f'{{"fid": {fid}, "key": {key}, "value": {value}}}' for fid, key, value in entries])
+
+
+def _owners(artefact: Artefact) -> list[str]:
+    owners = [""] * artefact.rows
+    for name, begin, end in key_ranges(artefact):
+        owners[begin:end] = [quoted(name)] * (end - begin)
+    return owners

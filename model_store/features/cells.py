@@ -1,0 +1,178 @@
+"""Arrow columns as texts, numbers, labels and weights: the rules of `model_store.features.values` for whole columns.
+
+A value that does not fit is not raised but noted with its row. Nothing here knows of fields or keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from model_store.errors import FieldValueError
+from model_store.features.values import (
+    BUCKETS_PER_OCTAVE,
+    INTEGRAL_LIMIT,
+    LARGEST_REAL,
+    not_real,
+    parse_number,
+    text_of,
+)
+
+_ABSENT = b""
+EXPECTED_LABELS = "1, 0, -1, true or false"
+LABELS = {
+    **dict.fromkeys((b"1", b"+1", b"1.0", b"+1.0", b"true"), 1.0),
+    **dict.fromkeys((b"0", b"0.0", b"false"), 0.0),
+    **dict.fromkeys((b"-1", b"-1.0"), -1.0),
+}
+
+
+def parse_labels(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
+    """Labels as 0.0 and 1.0 (-1 is 0.0), and the (row, reason) of those that are none of 1, 0, -1, true, false."""
+    labels, bad = signed_labels(array)
+    return np.maximum(labels, 0.0), bad
+
+
+def signed_labels(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
+    """`parse_labels` where a label that is written as -1 stays -1.0."""
+    array = plain(array)
+    if pa.types.is_list(array.type):
+        return np.zeros(len(array)), _all_bad(array, EXPECTED_LABELS)
+    return _by_unique(array, _label, 0.0)
+
+
+def parse_weights(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
+    """Importance weights >= 0 (1 where empty), and the (row, reason) of those that are none."""
+    array = plain(array)
+    if pa.types.is_list(array.type):
+        return np.ones(len(array)), _all_bad(array, "a weight >= 0")
+    numbers, bad = real_column(array)
+    bad += [
+        (int(row), f"got {numbers[row]:g}, expected a weight >= 0") for row in np.flatnonzero(numbers < 0)
+    ]
+    return np.nan_to_num(numbers, nan=1.0), bad
+
+
+def _all_bad(lists: Any, expected: str) -> list[tuple[int, str]]:
+    return [(row, f"got a list, expected {expected}") for row in range(len(lists))]
+
+
+def column_text(array: Any) -> Any:
+    """The canonical text of every value (`values.text_of`) as a binary array, empty for null."""
+    return text_column(plain(array))
+
+
+def plain(array: Any) -> Any:
+    """The array as one flat chunk of an unencoded type; text as `binary`."""
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    kind = array.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+        array = array.cast(pa.binary())
+    return array
+
+
+def text_column(array: Any) -> Any:
+    """The canonical text of every value (`features.text_of`), empty for null."""
+    kind = array.type
+    if pa.types.is_floating(kind):
+        array = _float_text(array.cast(pa.float64()))
+    elif pa.types.is_null(kind):
+        return pa.array([_ABSENT] * len(array), pa.binary())
+    elif not pa.types.is_binary(kind):
+        array = array.cast(pa.string()).cast(pa.binary())
+    return array.fill_null(_ABSENT) if array.null_count else array
+
+
+def _float_text(array: Any) -> Any:
+    numbers = array.to_numpy(zero_copy_only=False)
+    whole = np.isfinite(numbers) & (np.floor(numbers) == numbers) & (np.abs(numbers) < INTEGRAL_LIMIT)
+    if whole[np.asarray(array.is_valid())].all():
+        return array.cast(pa.int64()).cast(pa.string()).cast(pa.binary())
+    return pa.array([None if v is None else _repr(v) for v in array.to_pylist()], pa.binary())
+
+
+def _repr(value: float) -> bytes:
+    return text_of(value) if np.isfinite(value) else repr(value).encode()
+
+
+def log_buckets(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """`features.log_bucket` of every number."""
+    shift = 52 - (BUCKETS_PER_OCTAVE.bit_length() - 1)
+    bits = (1.0 + np.abs(numbers)).view(np.int64)
+    buckets = (bits >> shift) - 1023 * BUCKETS_PER_OCTAVE
+    return np.where(numbers < 0, -buckets, buckets)
+
+
+def number_column(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
+    """Numbers as float64, NaN where absent, and what did not parse. NaN and infinity are bad, not absent."""
+    if pa.types.is_null(array.type):
+        return np.full(len(array), np.nan), []
+    if pa.types.is_boolean(array.type):
+        array = array.cast(pa.string()).cast(pa.binary())  # no numbers: refused one by one
+    if not pa.types.is_binary(array.type):
+        numbers, missing = array.cast(pa.float64(), safe=False), array.is_null()
+    else:
+        missing = pc.or_kleene(array.is_null(), pc.equal(pc.binary_length(array), 0)).fill_null(True)
+        try:
+            present = pc.if_else(missing, pa.scalar(None, array.type), array)
+            numbers = present.cast(pa.string()).cast(pa.float64())
+        except pa.ArrowInvalid:
+            return _by_unique(array, lambda v: parse_number(v) if v else np.nan, np.nan)
+    values = np.array(numbers.fill_null(np.nan).to_numpy(zero_copy_only=False), np.float64)
+    wrong = ~np.isfinite(values) & ~np.asarray(missing)
+    bad = [(int(row), f"got {values[row]}, expected a finite number") for row in np.flatnonzero(wrong)]
+    values[wrong] = np.nan
+    return values, bad
+
+
+def real_column(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
+    """`number_column`, where what is beyond LARGEST_REAL is bad too (`values.parse_real`)."""
+    numbers, bad = number_column(array)
+    beyond = np.flatnonzero(np.abs(numbers) > LARGEST_REAL)
+    bad += [(int(row), not_real(float(numbers[row]))) for row in beyond]
+    numbers[beyond] = np.nan
+    return numbers, bad
+
+
+def addresses(texts: Sequence[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Where each binary array's bytes and its first offset lie in memory. Valid while the arrays live."""
+    data, offsets = np.zeros(len(texts), np.int64), np.zeros(len(texts), np.int64)
+    for index, text in enumerate(texts):
+        _, offset_buffer, data_buffer = text.buffers()
+        data[index] = data_buffer.address if data_buffer is not None else 0
+        offsets[index] = offset_buffer.address + 4 * text.offset if offset_buffer is not None else 0
+    return data, offsets
+
+
+def _label(value: Any) -> float:
+    text = text_of(value) if value is not None else b""
+    label = LABELS.get(text.lower())
+    if label is None:
+        raise FieldValueError(f"got {text[:40].decode(errors='replace')!r}, expected {EXPECTED_LABELS}")
+    return label
+
+
+def _by_unique(
+    array: Any, parse: Callable[[Any], float], absent: float
+) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
+    """Parse each distinct value once; `absent` stands where a value is bad."""
+    encoded = array.dictionary_encode(null_encoding="encode")
+    parsed, reasons = [], {}
+    for code, value in enumerate(encoded.dictionary.to_pylist()):
+        try:
+            parsed.append(parse(value))
+        except FieldValueError as error:
+            parsed.append(absent)
+            reasons[code] = str(error)
+    codes = encoded.indices.to_numpy()
+    values = np.array(parsed, np.float64)[codes] if parsed else np.zeros(0)
+    bad = [(int(row), reasons[codes[row]]) for row in np.flatnonzero(np.isin(codes, list(reasons)))]
+    return values, bad

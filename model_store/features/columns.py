@@ -1,0 +1,281 @@
+"""The rules of `model_store.features.features`, applied to whole Arrow columns: from a column to its token texts.
+
+A value that does not fit is not raised here but noted with its row, so that one bad row costs one row. Rare cases
+(text that must be escaped, lists in text, numbers that do not parse) take slower paths than the common one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from model_store.errors import FieldValueError, SpecError
+from model_store.features import sets_kernels as kernels
+from model_store.features.cells import addresses, log_buckets, number_column, plain, real_column, text_column
+from model_store.features.features import FieldPlan
+from model_store.features.values import LARGEST_REAL, not_real
+from model_store.hash_kernels import scan_columns
+from model_store.spec.keys import ESCAPES, MAX_KEY_BYTES
+
+_ABSENT = b""
+_BINARY = pa.binary()
+
+
+@dataclass
+class TokenColumn:
+    """The tokens of one field over a batch of rows.
+
+    text: binary array of the escaped token texts, no nulls; one a row, or `starts[r]:starts[r+1]` of row r (lists).
+    x: float64[tokens], the real numbers the tokens carry, or None where all are 1; where there is one a row, NaN marks
+    an absent value.
+    bad: (row, reason) of the values that do not fit. checked: the texts are known to be UTF-8, escaped and short.
+    """
+
+    text: Any
+    starts: npt.NDArray[np.int32] | None = None
+    x: npt.NDArray[np.float64] | None = None
+    bad: list[tuple[int, str]] = field(default_factory=list)
+    checked: bool = False
+
+
+def token_columns(fields: Sequence[FieldPlan], arrays: Sequence[Any]) -> list[TokenColumn]:
+    """Make the tokens of every field from its log column. Raises SpecError for a column of an unusable type."""
+    columns = [
+        TokenColumn(array) if _is_ready(plan, array) else _typed(plan, plain(array))
+        for plan, array in zip(fields, arrays, strict=True)
+    ]
+    _check_and_escape(fields, columns)
+    return columns
+
+
+def _is_ready(plan: FieldPlan, array: Any) -> bool:
+    """A category that came as plain bytes: every column of a CSV file, so this test is made first."""
+    return plan.spec.kind == "category" and array.type == _BINARY and not array.null_count
+
+
+def _typed(plan: FieldPlan, array: Any) -> TokenColumn:
+    try:
+        if plan.is_list:
+            return _list_column(plan, array)
+        if plan.kind == "number":
+            return _number_column(plan, array)
+        if plan.kind == "time":
+            return _time_column(plan, array)
+        return TokenColumn(text_column(array))
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        raise SpecError(
+            f"fields.{plan.name}: a column of type {array.type} cannot be of kind {plan.kind!r}"
+        ) from None
+
+
+def _number_column(plan: FieldPlan, array: Any) -> TokenColumn:
+    if plan.spec.bucket is None:
+        numbers, bad = real_column(array)
+        return TokenColumn(pa.array([_ABSENT] * len(numbers), pa.binary()), x=numbers, bad=bad)
+    numbers, bad = number_column(array)
+    present = ~np.isnan(numbers)
+    buckets, codes = np.unique(log_buckets(np.where(present, numbers, 0.0)), return_inverse=True)
+    labels = pa.array([b"%d" % bucket for bucket in buckets] + [_ABSENT], pa.binary())
+    codes = np.where(present, codes.reshape(-1), len(buckets))
+    return TokenColumn(labels.take(pa.array(codes)), bad=bad)
+
+
+def _time_column(plan: FieldPlan, array: Any) -> TokenColumn:
+    if pa.types.is_temporal(array.type):
+        array = array.cast(pa.string()).cast(pa.binary())
+    encoded = text_column(array).dictionary_encode()
+    texts, bad_codes = [], {}
+    for code, value in enumerate(encoded.dictionary.to_pylist()):
+        try:
+            texts.append(b"".join(token.text for token in plan.tokens(value)))
+        except FieldValueError as error:
+            texts.append(_ABSENT)
+            bad_codes[code] = _reason(plan, error)
+    codes = encoded.indices.to_numpy()
+    bad = [(int(row), bad_codes[codes[row]]) for row in np.flatnonzero(np.isin(codes, list(bad_codes)))]
+    return TokenColumn(pa.array(texts, pa.binary()).take(encoded.indices), bad=bad)
+
+
+def _list_column(plan: FieldPlan, array: Any) -> TokenColumn:
+    if is_list(array.type):
+        members = members_of(array)
+        if members.x is None and not members.bad and _has_one_each(members.starts):
+            return TokenColumn(members.text)  # as fast as a category
+        return TokenColumn(members.text, members.starts, members.x, members.bad)
+    return _listed_text(plan, array)
+
+
+def _has_one_each(starts: npt.NDArray[np.int32]) -> bool:
+    return bool(starts[-1] == starts.size - 1 and (np.diff(starts) == 1).all())
+
+
+def _listed_text(plan: FieldPlan, array: Any) -> TokenColumn:
+    """Sets that stand in text; escaped already, one value at a time."""
+    texts: list[bytes] = []
+    xs: list[float] = []
+    lengths = np.zeros(len(array), np.int64)
+    bad = []
+    for row, value in enumerate(text_column(array).to_pylist()):
+        try:
+            tokens = plan.tokens(value)
+        except FieldValueError as error:
+            bad.append((row, _reason(plan, error)))
+            continue
+        texts += [token.text for token in tokens]
+        xs += [token.x for token in tokens]
+        lengths[row] = len(tokens)
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    x = None if all(each == 1.0 for each in xs) else np.array(xs)
+    return TokenColumn(pa.array(texts, pa.binary()), starts, x, bad, checked=True)
+
+
+def _check_and_escape(fields: Sequence[FieldPlan], columns: Sequence[TokenColumn]) -> None:
+    """Escape what must be, and note values that are not UTF-8 or too long. One scan over all bytes."""
+    special, not_ascii, longest = scan([column.text for column in columns])
+    surely_short = MAX_KEY_BYTES - max((len(plan.prefix) for plan in fields), default=0)
+    for index in np.flatnonzero(special | not_ascii | (longest > surely_short)).tolist():
+        plan, column = fields[index], columns[index]
+        if column.checked:
+            continue
+        if not_ascii[index]:
+            _note(plan, column, _not_utf8(column.text))
+        if special[index] and plan.kind != "raw":
+            for plain, escaped in ESCAPES:
+                column.text = pc.replace_substring(column.text, plain, escaped)
+        if longest[index] * (3 if special[index] else 1) + len(plan.prefix) > MAX_KEY_BYTES:
+            _note(plan, column, _too_long(plan, column.text))
+
+
+def scan(texts: Sequence[Any]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """For each binary array: holds a byte to escape, holds a byte that is not ASCII, and its longest value."""
+    special, not_ascii = np.zeros(len(texts), np.uint8), np.zeros(len(texts), np.uint8)
+    longest = np.zeros(len(texts), np.int64)
+    data, offsets = addresses(texts)
+    sizes = np.array([len(text) for text in texts], np.int64)
+    scan_columns(data, offsets, sizes, special, not_ascii, longest)
+    return special, not_ascii, longest
+
+
+def _not_utf8(text: Any) -> list[tuple[int, str]]:
+    try:
+        text.cast(pa.string())
+    except pa.ArrowInvalid:
+        return [
+            (row, reason) for row, value in enumerate(text.to_pylist()) if (reason := _utf8_reason(value))
+        ]
+    return []
+
+
+def _utf8_reason(value: bytes) -> str | None:
+    try:
+        value.decode()
+    except UnicodeDecodeError as error:
+        return f"got bytes that are not UTF-8 (byte {error.start}): {value[:40]!r}"
+    return None
+
+
+def _too_long(plan: FieldPlan, text: Any) -> list[tuple[int, str]]:
+    lengths = pc.binary_length(text).to_numpy() + len(plan.prefix)
+    return [
+        (int(row), f"the key would be {lengths[row]} bytes long; the limit is {MAX_KEY_BYTES}")
+        for row in np.flatnonzero(lengths > MAX_KEY_BYTES)
+    ]
+
+
+def _note(plan: FieldPlan, column: TokenColumn, found: Sequence[tuple[int, str]]) -> None:
+    """Add what was found by token to the column's bad rows."""
+    for token, reason in found:
+        row = token
+        if column.starts is not None:
+            row = int(np.searchsorted(column.starts, token, side="right")) - 1
+        column.bad.append((row, reason))
+
+
+def _reason(plan: FieldPlan, error: FieldValueError) -> str:
+    return str(error).removeprefix(f"{plan.name}: ")
+
+
+# --- From a column of lists or maps to the members of every row: the rules of `values.set_members` for whole
+# columns ---
+
+
+_ALL_ONE = np.empty(0)
+_READY = pa.map_(pa.binary(), pa.float64())
+
+
+class Members(NamedTuple):
+    """text: binary array, not empty; starts: int32[rows + 1] into it; x: float64 like text, or None where all are 1.
+
+    bad: (row, reason) where a member's x is no number that may become one, or repeats add up to none.
+    """
+
+    text: Any
+    starts: npt.NDArray[np.int32]
+    x: npt.NDArray[np.float64] | None
+    bad: list[tuple[int, str]]
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """True for the types of Arrow columns that hold several values a row."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind))
+
+
+def members_of(array: Any) -> Members:
+    """The distinct members of each list or map of a column. Raises pa.ArrowInvalid for maps to anything but numbers.
+
+    A map is a weighted set; the x's of a member that it repeats are added, from left to right.
+    """
+    if not pa.types.is_map(array.type):
+        return _distinct(text_column(plain(array.flatten())), _starts(array), _ALL_ONE, [])
+    kind = array.type
+    if kind == _READY and not array.null_count and not array.items.null_count:
+        starts = array.offsets.to_numpy()
+        part = slice(starts[0], starts[-1])
+        keys, x, starts = array.keys[part], array.items.to_numpy()[part], starts - starts[0]
+        if kernels.are_real(x, LARGEST_REAL):
+            return _distinct(keys, starts, x, [])
+    if not (pa.types.is_integer(kind.item_type) or pa.types.is_floating(kind.item_type)):
+        raise pa.ArrowInvalid(f"a map to {kind.item_type}, expected one to numbers")
+    lists = array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
+    keys, items = lists.flatten().flatten()
+    starts = _starts(lists)
+    x, bad_members = real_column(items)
+    x[np.isnan(x)] = 0.0  # a null is as good as absent, and so is 0; a bad one costs the row
+    bad = [(int(np.searchsorted(starts, place, "right")) - 1, reason) for place, reason in bad_members]
+    return _distinct(text_column(plain(keys)), starts, x, bad)
+
+
+def _distinct(
+    text: Any, starts: npt.NDArray[np.int32], x: npt.NDArray[np.float64], bad: list[tuple[int, str]]
+) -> Members:
+    data, offsets = addresses([text])
+    longest, all_one, some_absent = kernels.survey_members(offsets[0], starts, x)
+    if longest <= 1 and not some_absent:
+        return Members(text, starts, None if all_one else x, bad)
+    digests, table = np.empty(longest, np.uint64), np.zeros(1 << (2 * longest + 1).bit_length(), np.int32)
+    kept, kept_x = np.empty(len(text), np.int32), np.empty(x.size)
+    kept_starts = np.empty(starts.size, np.int32)
+    count = kernels.merge_repeats(data[0], offsets[0], starts, x, digests, table, kept, kept_x, kept_starts)
+    if count == len(text):
+        return Members(text, starts, None if all_one else x, bad)
+    text = text.take(pa.array(kept[:count]))
+    x = kept_x[:count]
+    for place in np.flatnonzero(np.abs(x) > LARGEST_REAL).tolist() if x.size else ():
+        bad.append((int(np.searchsorted(kept_starts, place, "right")) - 1, not_real(float(x[place]))))
+    return Members(text, kept_starts, x if x.size and not (x == 1.0).all() else None, bad)
+
+
+def _starts(lists: Any) -> npt.NDArray[np.int32]:
+    """Where each row's members begin among those of `lists.flatten()`, which passes over what null rows hold."""
+    if not lists.null_count and pa.types.is_list(lists.type):
+        offsets: npt.NDArray[np.int32] = lists.offsets.to_numpy()
+        from_0: npt.NDArray[np.int32] = offsets - offsets[0]
+        return from_0
+    lengths = pa.compute.list_value_length(lists).fill_null(0).to_numpy()
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)

@@ -1,0 +1,245 @@
+"""From one value to its tokens, from one example to its keys: the rules that trainer and server share.
+
+This is the only place that decides what key a value has. `model_store.features.columns` applies the same rules to whole
+columns; a test holds the two together. Nothing here knows of weights, tables or tries.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from model_store.errors import FieldValueError
+from model_store.features.values import (
+    Scalar,
+    Value,
+    checked_utf8,
+    decoded,
+    encoded,
+    log_bucket,
+    one_scalar,
+    parse_number,
+    parse_real,
+    set_members,
+    text_of,
+    time_part,
+)
+from model_store.spec.keys import BIAS, MAX_KEY_BYTES, escape, prefix_of
+from model_store.spec.sections import FieldSpec, Side
+from model_store.spec.spec import ModelSpec, cross_called
+
+
+class Token(NamedTuple):
+    """One value as it stands in a key, escaped, and its real number x: 1 but for numbers and weighted sets."""
+
+    text: bytes
+    x: float
+
+
+class Tokenised:
+    """A value that brings the tokens it has in its field, for a subclass of a type that values have."""
+
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True)
+class FieldPlan:
+    """A field, ready to make tokens. `prefix` is `name=` (empty for raw keys); bit v of `mask`: variant v uses it."""
+
+    name: str
+    index: int
+    spec: FieldSpec
+    prefix: bytes
+    mask: int
+    _tokens: Callable[[Value], tuple[Token, ...]]
+
+    @property
+    def side(self) -> Side:
+        """Whether the value comes with the user, the item or the request's context."""
+        return self.spec.side
+
+    @property
+    def kind(self) -> str:
+        """What the value is: category, set, number, time or raw."""
+        return self.spec.kind
+
+    @property
+    def column(self) -> str:
+        """The log column that holds this field."""
+        return self.spec.column or self.name
+
+    @property
+    def is_list(self) -> bool:
+        """True if an example may hold several values of this field."""
+        return self.spec.kind in ("set", "raw")
+
+    def tokens(self, value: Value) -> tuple[Token, ...]:
+        """The tokens of one value; none for a missing, null or empty one.
+
+        Raises FieldValueError if the value does not fit the field's kind, is not UTF-8, or makes a key over 4 KiB.
+        """
+        if isinstance(value, Tokenised):
+            return value.tokens
+        try:
+            tokens = self._tokens(value)
+        except FieldValueError as error:
+            raise FieldValueError(f"{self.name}: {error}") from None
+        for token in tokens:
+            if len(token.text) + len(self.prefix) > MAX_KEY_BYTES:
+                raise FieldValueError(
+                    f"{self.name}: the key would be {len(token.text) + len(self.prefix)} bytes long; "
+                    f"the limit is {MAX_KEY_BYTES}"
+                )
+        return tokens
+
+
+@dataclass(frozen=True)
+class CrossPlan:
+    """A cross. Its fields stand request side (user, context) first, in the order the spec names them."""
+
+    name: str
+    fields: tuple[FieldPlan, ...]
+    prefix: bytes
+    mask: int
+
+    @property
+    def request_fields(self) -> tuple[FieldPlan, ...]:
+        """The fields of the half that is known once a request."""
+        return tuple(field for field in self.fields if field.side != "item")
+
+    @property
+    def item_fields(self) -> tuple[FieldPlan, ...]:
+        """The fields of the half that each candidate brings."""
+        return tuple(field for field in self.fields if field.side == "item")
+
+
+@dataclass(frozen=True)
+class FeaturePlan:
+    """A resolved spec, compiled: every field and cross in the order in which a row's keys are made."""
+
+    fields: tuple[FieldPlan, ...]
+    crosses: tuple[CrossPlan, ...]
+    variants: tuple[str, ...]
+    shares: tuple[float, ...]
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> FeaturePlan:
+        """Compile a spec whose fields are named (see `ModelSpec.resolve`)."""
+        fields = tuple(
+            FieldPlan(name, index, field, _prefix(name, field), _mask(spec, name), _tokenizer(field))
+            for index, (name, field) in enumerate(spec.fields.items())
+        )
+        by_name = {field.name: field for field in fields}
+        crosses = tuple(_cross(spec, [by_name[name] for name in cross.fields]) for cross in spec.crosses)
+        shares = tuple(variant.share for variant in spec.variants.values())
+        return cls(fields, crosses, tuple(spec.variants), shares)
+
+    @property
+    def all_variants(self) -> int:
+        """The mask of a key that every variant uses."""
+        return (1 << len(self.variants)) - 1
+
+    @property
+    def request_fields(self) -> tuple[FieldPlan, ...]:
+        """Fields that come with the request or the user's record."""
+        return tuple(field for field in self.fields if field.side != "item")
+
+    @property
+    def item_fields(self) -> tuple[FieldPlan, ...]:
+        """Fields that come with each candidate."""
+        return tuple(field for field in self.fields if field.side == "item")
+
+    def field(self, name: str) -> FieldPlan | None:
+        """The field of this name, or None."""
+        return next((field for field in self.fields if field.name == name), None)
+
+    def keys(self, example: Mapping[str, Value]) -> list[tuple[bytes, float, int]]:
+        """Every (key, x, variant mask) of one example, which maps field names to values: the slow reference.
+
+        Raises FieldValueError where a value does not fit or a cross's key is over 4 KiB.
+        """
+        tokens = {field.name: field.tokens(example.get(field.name)) for field in self.fields}
+        keys = []
+        for name, key, x, mask in self.keys_of(tokens):
+            if len(key) > MAX_KEY_BYTES:
+                raise FieldValueError(
+                    f"{name}: the key would be {len(key)} bytes long; the limit is {MAX_KEY_BYTES}"
+                )
+            keys.append((key, x, mask))
+        return keys
+
+    def keys_of(self, tokens: Mapping[str, Sequence[Token]]) -> Iterator[tuple[str, bytes, float, int]]:
+        """(field or cross, key, x, variant mask) of every key that each field's tokens make; the bias is first.
+
+        A cross's key may come out over 4 KiB; no model has such a key.
+        """
+        yield BIAS.decode(), BIAS, 1.0, self.all_variants
+        for field in self.fields:
+            for token in tokens[field.name]:
+                yield field.name, field.prefix + token.text, token.x, field.mask
+        for cross in self.crosses:
+            for chosen in itertools.product(*(tokens[field.name] for field in cross.fields)):
+                key = cross.prefix + b"*".join(token.text for token in chosen)
+                yield cross.name, key, math.prod(token.x for token in chosen), cross.mask
+
+
+def _tokenizer(field: FieldSpec) -> Callable[[Value], tuple[Token, ...]]:
+    if field.kind == "set":
+        return lambda value: _set_tokens(value, field.separator, escape)
+    if field.kind == "raw":
+        return lambda value: _set_tokens(value, field.separator, bytes)
+    if field.kind == "time":
+        part = field.part or "hour"
+        return lambda value: _one_token(
+            value, lambda v: Token(time_part(decoded(v), field.format, part), 1.0)
+        )
+    if field.kind == "number" and field.bucket == "log":
+        return lambda value: _one_token(value, lambda v: Token(b"%d" % log_bucket(parse_number(v)), 1.0))
+    if field.kind == "number":
+        return lambda value: _one_token(value, lambda v: Token(b"", parse_real(v)))
+    return _category_token
+
+
+def _category_token(value: Value) -> tuple[Token, ...]:
+    if isinstance(value, str):  # the served request's case, kept short
+        text = encoded(value)
+    elif value is None:
+        return ()
+    else:
+        text = checked_utf8(text_of(one_scalar(value)))
+    return (Token(escape(text), 1.0),) if text else ()
+
+
+def _one_token(value: Value, make: Callable[[Scalar], Token]) -> tuple[Token, ...]:
+    if value is None or value == "" or value == b"":
+        return ()
+    return (make(one_scalar(value)),)
+
+
+def _set_tokens(value: Value, separator: str | None, make: Callable[[bytes], bytes]) -> tuple[Token, ...]:
+    return tuple(Token(make(text), x) for text, x in set_members(value, separator).items())
+
+
+def _prefix(name: str, field: FieldSpec) -> bytes:
+    return b"" if field.kind == "raw" else prefix_of([name])
+
+
+def _mask(spec: ModelSpec, *names: str) -> int:
+    """Variants that use this field or cross. A variant without a field is without the crosses it is part of."""
+    mask = 0
+    for bit, variant in enumerate(spec.variants.values()):
+        left_out = {
+            name if name in spec.fields else cross_called(name, spec.crosses) for name in variant.without
+        }
+        if frozenset(names) not in left_out and not any(name in left_out for name in names):
+            mask |= 1 << bit
+    return mask
+
+
+def _cross(spec: ModelSpec, fields: Sequence[FieldPlan]) -> CrossPlan:
+    ordered = tuple(sorted(fields, key=lambda field: field.side == "item"))
+    names = [field.name for field in ordered]
+    return CrossPlan("*".join(names), ordered, prefix_of(names), _mask(spec, *names))

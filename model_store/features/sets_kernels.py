@@ -1,0 +1,143 @@
+"""The kernel that leaves each member of a set once: a row's repeats are found, and their x added up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from model_store.hash_kernels import digest, load_i32, load_u8
+from model_store.jit import bare_inline, bare_kernel
+
+FEW = 8  # up to so many members are compared one by one, which is faster than a table
+
+
+@bare_kernel
+def are_real(x: Any, largest: Any) -> Any:
+    """True if every number is finite and at most `largest`, either way."""
+    good = True
+    for i in range(x.size):
+        good &= abs(x[i]) <= largest
+    return good
+
+
+@bare_kernel
+def survey_members(offsets: Any, starts: Any, x: Any) -> Any:
+    """The most members of a row; whether every x is 1; whether one is absent, for its x is 0 or it has no text.
+
+    The arguments are those of `merge_repeats`.
+    """
+    longest, all_one, some_absent = 0, True, False
+    for row in range(starts.size - 1):
+        longest = max(longest, starts[row + 1] - starts[row])
+    for member in range(x.size):
+        all_one &= x[member] == 1.0
+        some_absent |= x[member] == 0.0
+    for member in range(starts[starts.size - 1]):
+        start, stop = _span(offsets, member)
+        some_absent |= start == stop
+    return longest, all_one, some_absent
+
+
+@bare_kernel
+def merge_repeats(
+    data: Any, offsets: Any, starts: Any, x: Any,
+    digests: Any, table: Any, kept: Any, kept_x: Any, kept_starts: Any,
+) -> Any:  # fmt: skip
+    """Write each row's distinct members in the order of their first appearance; return how many there are in all.
+
+    data, offsets: addresses of the texts' bytes and int32 offsets; member m belongs to row r if starts[r] <= m <
+    starts[r + 1] (int32); x: float64[members], or empty: every member counts 1, and a repeat adds nothing. With x,
+    repeats add up from left to right, and what comes to 0 is left out. So is a member without text.
+    Out: kept int32[members], the first place of each; kept_x float64 like x; kept_starts int32[rows + 1].
+    Scratch for the longest row: digests uint64[members in it]; table int32[2^k], at least twice as many, all 0.
+    Invariant: kept[first:count] are this row's members so far; table holds their ordinals + 1, and is cleared again.
+    """
+    count = 0
+    for row in range(starts.size - 1):
+        first = count
+        kept_starts[row] = first
+        many = starts[row + 1] - starts[row] > FEW
+        merged = False
+        for member in range(starts[row], starts[row + 1]):
+            start, stop = _span(offsets, member)
+            if start == stop or (x.size and x[member] == 0.0):
+                continue
+            own = digest(data + start, stop - start)
+            same = _look_up(data, offsets, kept, first, count, digests, table, many, own, start, stop)
+            if same < 0:
+                kept[count] = member
+                digests[count - first] = own
+                if x.size:
+                    kept_x[count] = x[member]
+                if many:
+                    table[-1 - same] = count - first + 1
+                count += 1
+            elif x.size:
+                kept_x[same] += x[member]
+                merged = True
+        if many:
+            _clear(table, digests, count - first)
+        if merged:
+            count = _drop_zeros(kept, kept_x, first, count)
+    kept_starts[starts.size - 1] = count
+    return count
+
+
+@bare_inline
+def _look_up(
+    data: Any, offsets: Any, kept: Any, first: Any, count: Any, digests: Any, table: Any,
+    many: Any, own: Any, start: Any, stop: Any,
+) -> Any:  # fmt: skip
+    """The place in `kept` of an equal member, or -1 - the free place in `table` (-1 where there is no table)."""
+    if not many:
+        for place in range(first, count):
+            if digests[place - first] == own and _same(data, offsets, kept[place], start, stop):
+                return place
+        return np.int64(-1)
+    mask = np.uint64(table.size - 1)
+    slot = own & mask
+    while table[slot] != 0:
+        place = first + np.int64(table[slot]) - 1
+        if digests[place - first] == own and _same(data, offsets, kept[place], start, stop):
+            return place
+        slot = (slot + np.uint64(1)) & mask
+    return -1 - np.int64(slot)
+
+
+@bare_inline
+def _same(data: Any, offsets: Any, member: Any, start: Any, stop: Any) -> Any:
+    """True if the text of `member` is that of the bytes from `start` to `stop`."""
+    other, end = _span(offsets, member)
+    if end - other != stop - start:
+        return False
+    for i in range(stop - start):
+        if load_u8(data + other + i) != load_u8(data + start + i):
+            return False
+    return True
+
+
+@bare_inline
+def _span(offsets: Any, member: Any) -> Any:
+    return np.int64(load_i32(offsets + 4 * member)), np.int64(load_i32(offsets + 4 * (member + 1)))
+
+
+@bare_inline
+def _clear(table: Any, digests: Any, members: Any) -> None:
+    """Free the places of these members: whatever stands between a member's first place and a free one is theirs."""
+    mask = np.uint64(table.size - 1)
+    for member in range(members):
+        slot = digests[member] & mask
+        while table[slot] != 0:
+            table[slot] = 0
+            slot = (slot + np.uint64(1)) & mask
+
+
+@bare_inline
+def _drop_zeros(kept: Any, kept_x: Any, first: Any, count: Any) -> Any:
+    to = first
+    for place in range(first, count):
+        if kept_x[place] != 0.0:
+            kept[to], kept_x[to] = kept[place], kept_x[place]
+            to += 1
+    return to

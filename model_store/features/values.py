@@ -1,0 +1,178 @@
+"""What one value means, before it becomes part of a key: its text, its number, its time, its members and their x.
+
+Nothing here knows of fields or keys. `model_store.features.columns` applies the same rules to whole columns.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import TypeAlias
+
+from model_store.bounded import json_value
+from model_store.errors import FieldValueError
+
+Scalar: TypeAlias = str | bytes | int | float | bool
+Weighted: TypeAlias = Mapping[str, float]  # a weighted set: member to x
+Value: TypeAlias = Scalar | Sequence[Scalar] | Weighted | None
+
+BUCKETS_PER_OCTAVE = 4
+INTEGRAL_LIMIT = 2.0**53
+LARGEST_REAL = 1e24  # the product of four in a cross and a weight, squared and summed, is still a double
+_BUCKET_SHIFT = 52 - 2
+_BUCKET_OF_ONE = 1023 << 2
+
+
+def text_of(value: Scalar) -> bytes:
+    """The canonical text of a scalar: whole floats print as integers, so that 77 and 77.0 are one category."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, bool):
+        return b"true" if value else b"false"
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise FieldValueError(f"got {value!r}, expected a finite number")
+        if value.is_integer() and abs(value) < INTEGRAL_LIMIT:
+            return b"%d" % int(value)
+        return repr(value).encode()
+    if isinstance(value, int):
+        return b"%d" % value
+    raise FieldValueError(f"got a {type(value).__name__}, expected text, a number or a boolean")
+
+
+def log_bucket(value: float) -> int:
+    """The logarithmic bucket of a finite number: four to an octave of 1 + |value|, negative for negative values.
+
+    Read off the bits of 1 + |value|, so that every machine gets the same bucket (no logarithm is taken).
+    """
+    bits: int = struct.unpack("<q", struct.pack("<d", 1.0 + abs(value)))[0]
+    bucket = (bits >> _BUCKET_SHIFT) - _BUCKET_OF_ONE
+    return -bucket if value < 0 else bucket
+
+
+def parse_number(value: Scalar) -> float:
+    """A finite number from a scalar or its text. Raises FieldValueError for anything else: NaN, true and false."""
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        if isinstance(value, str | bytes) and b"_" in text_of(value):
+            raise ValueError
+        number = float(value)
+    except (ValueError, OverflowError):
+        raise FieldValueError(f"got {_shown(value)}, expected a number") from None
+    if not math.isfinite(number):
+        raise FieldValueError(f"got {_shown(value)}, expected a finite number")
+    return number
+
+
+def parse_real(value: Scalar) -> float:
+    """A number that may become an x. Raises FieldValueError like `parse_number`, and beyond LARGEST_REAL."""
+    number = parse_number(value)
+    if abs(number) > LARGEST_REAL:
+        raise FieldValueError(not_real(number))
+    return number
+
+
+def not_real(number: float) -> str:
+    """What is wrong with a number beyond LARGEST_REAL."""
+    return f"got {number!r}, expected a number of at most {LARGEST_REAL:g}, either way"
+
+
+@lru_cache(maxsize=1 << 16)
+def time_part(text: str, form: str | None, part: str) -> bytes:
+    """The `part` (UTC) of a time written in `form`: None is ISO-8601; `epoch_s`, `epoch_ms`, or strptime's letters."""
+    moment = parse_time(text, form)
+    return b"%d" % (moment.weekday() if part == "weekday" else getattr(moment, part))
+
+
+def set_members(value: Value, separator: str | None) -> dict[bytes, float]:
+    """The members of a set, each once in the order of their first appearance, and the x of each.
+
+    A list's members have x = 1. A mapping is a weighted set: of each member its x, where 0 is as good as absent.
+    Text is a JSON array, a JSON object (weighted), or members between separators (`,`). Raises FieldValueError.
+    """
+    if isinstance(value, str | bytes):
+        value = _members_in_text(checked_utf8(text_of(value)).decode(), separator)
+    if value is None:
+        return {}
+    if isinstance(value, Mapping):
+        return _weighted_members(value)
+    members = (value,) if isinstance(value, int | float) else value
+    texts = (checked_utf8(text_of(one_scalar(member))) for member in members)
+    return {text: 1.0 for text in texts if text}
+
+
+def parse_time(text: str, form: str | None) -> datetime:
+    """The moment, in UTC, that is written in `form` (as for `time_part`). Raises FieldValueError."""
+    try:
+        if form in ("epoch_s", "epoch_ms"):
+            return datetime.fromtimestamp(float(text) / (1 if form == "epoch_s" else 1000), UTC)
+        moment = datetime.fromisoformat(text) if form is None else datetime.strptime(text, form)
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError, OSError):
+        raise FieldValueError(f"got {text!r}, expected a time like {form or 'ISO-8601'}") from None
+
+
+def _members_in_text(text: str, separator: str | None) -> Sequence[Scalar] | Weighted:
+    if not text.startswith(("[", "{")):
+        return text.split(separator or ",")
+    try:
+        members = json_value(text)
+    except ValueError:
+        kind = "array" if text.startswith("[") else "object"
+        raise FieldValueError(f"got {_shown(text)}, which begins like a JSON {kind} but is none") from None
+    return members if isinstance(members, dict) else [member for member in members if member is not None]
+
+
+def _weighted_members(members: Weighted) -> dict[bytes, float]:
+    weighted = {}
+    for member, x in members.items():
+        if x is None:
+            continue
+        if isinstance(x, bool) or not isinstance(x, int | float):
+            raise FieldValueError(f"got {_shown(x)} for {_shown(member)}, expected a number")
+        text, number = checked_utf8(text_of(member)), parse_real(x)
+        if text and number:
+            weighted[text] = number
+    return weighted
+
+
+def one_scalar(value: Value) -> Scalar:
+    """The value, if it is one and not a list of them. Raises FieldValueError."""
+    if isinstance(value, str | bytes | bool | int | float):
+        return value
+    raise FieldValueError(f"got a {type(value).__name__}, expected one value")
+
+
+def decoded(value: Scalar) -> str:
+    """The canonical text of a scalar as a str. Raises FieldValueError where it is not UTF-8."""
+    return checked_utf8(text_of(value)).decode()
+
+
+def checked_utf8(text: bytes) -> bytes:
+    """The bytes, if they are UTF-8. Raises FieldValueError."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        raise FieldValueError(f"got bytes that are not UTF-8 (byte {error.start}): {text[:40]!r}") from None
+    return text
+
+
+def encoded(text: str) -> bytes:
+    """The text as UTF-8. Raises FieldValueError where it holds half of a surrogate pair."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise FieldValueError(
+            f"got text that is not Unicode (character {error.start}): {text[:40]!r}"
+        ) from None
+
+
+def _shown(value: object) -> str:
+    shown = repr(value.decode(errors="replace") if isinstance(value, bytes) else value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}…"

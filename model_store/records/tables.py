@@ -1,0 +1,234 @@
+"""Files of user and item records, row by row: CSV, TSV, JSON lines and Parquet; gzip, zstd or plain.
+
+A row becomes an id and a mapping of column to text; empty cells are left out. Nothing is stored here.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any, TextIO
+
+import pyarrow as pa
+
+from model_store import bounded
+from model_store.errors import FieldValueError, InputError, SpecError
+from model_store.features.values import set_members, text_of
+
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+USER_IDS = ("cookie", "user", "user_id")
+ITEM_IDS = ("item", "item_id", "id")
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """An open file: its columns (of JSON lines, the first row's) and its rows, each with its number."""
+
+    path: Path
+    columns: tuple[str, ...]
+    rows: Iterator[tuple[int, Row]]
+
+
+def read_records(
+    path: Path, usual_ids: Sequence[str], id_column: str | None = None
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Each row's id and record; lists become JSON arrays, weighted sets JSON objects; unnamed columns are left out.
+
+    The id stands in `id_column`, by default the first of `usual_ids` that the file has.
+    Raises SpecError where there is no such column, InputError naming the line that cannot be read.
+    """
+    table = open_table(path)
+    wanted = id_column or next((name for name in usual_ids if name in table.columns), None)
+    if wanted not in table.columns:
+        raise SpecError(
+            f"{path}: no column {' or '.join([id_column] if id_column else usual_ids)} for the id; "
+            f"it has: {', '.join(table.columns)}; name one with --id-column"
+        )
+    return _records(table, wanted)
+
+
+def read_ids(path: Path) -> Iterator[str]:
+    """The ids of a file with one id a line; blank lines are left out."""
+    with _text(path) as lines:
+        yield from (line.strip() for line in _decoded(path, lines) if line.strip())
+
+
+def open_table(path: Path) -> Table:
+    """Open a file by its name's endings. Raises InputError if it is missing, empty, or of no known kind."""
+    plain = path.with_suffix("") if path.suffix in COMPRESSIONS else path
+    opener = _OPENERS.get(plain.suffix)
+    if opener is None:
+        known = ", ".join(_OPENERS)
+        raise InputError(f"{path}: expected a name that ends in {known} (then .gz or .zst, if compressed)")
+    return opener(path)
+
+
+def cell_text(value: Any) -> str | None:
+    """A cell as a record keeps it: text, or None where it is empty. Raises FieldValueError."""
+    if value is None or value == "" or value == [] or value == {}:
+        return None
+    if isinstance(value, list) and isinstance(value[0], tuple):  # how Arrow gives a map
+        value = _added_up(value)
+    if isinstance(value, dict):
+        set_members(value, None)  # which refuses all but weighted sets
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    if isinstance(value, date):
+        return value.isoformat()
+    return text_of(value).decode("utf-8", "surrogateescape")
+
+
+def _added_up(entries: list[tuple[Any, float | None]]) -> dict[str, float]:
+    """A map's entries as a weighted set; the x of a repeated member add up, as `sets.members` has it."""
+    weighted: dict[str, float] = {}
+    for member, x in entries:
+        name = text_of(member).decode("utf-8", "surrogateescape")
+        weighted[name] = weighted.get(name, 0.0) + (x or 0.0)
+    return weighted
+
+
+def _records(table: Table, id_column: str) -> Iterator[tuple[str, dict[str, str]]]:
+    for line, row in table.rows:
+        try:
+            record = {name: text for name, value in row.items() if (text := cell_text(value)) is not None}
+        except (FieldValueError, TypeError, ValueError) as error:
+            raise InputError(f"{table.path}:{line}: {error}") from error
+        except RecursionError:
+            raise InputError(f"{table.path}:{line}: a value is {bounded.NESTING}") from None
+        record_id = record.pop(id_column, None)
+        if record_id is None:
+            raise InputError(f"{table.path}:{line}: the id column {id_column!r} is empty")
+        yield record_id, record
+
+
+# -- delimited text
+
+
+def _open_delimited(path: Path, dialect: Mapping[str, Any]) -> Table:
+    reader = csv.reader(_decoded(path, _text(path)), strict=True, **dialect)
+    rows = _delimited_rows(path, reader)
+    header = next(rows, (1, []))[1]
+    columns = tuple(name for name in header if name)
+    if not columns:
+        raise InputError(f"{path}: expected a header line with the columns' names")
+    if len(set(columns)) < len(columns):
+        raise InputError(f"{path}: a column's name stands twice in the header: {', '.join(columns)}")
+    return Table(path, columns, _named(path, header, rows))
+
+
+def _delimited_rows(path: Path, reader: Any) -> Iterator[tuple[int, list[str]]]:
+    while True:
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise InputError(f"{path}:{reader.line_num}: {error}") from error
+        if row is None:
+            return
+        if row:
+            yield reader.line_num, row
+
+
+def _named(path: Path, header: list[str], rows: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, Row]]:
+    for line, cells in rows:
+        if len(cells) != len(header):
+            raise InputError(f"{path}:{line}: {len(cells)} cells; the header has {len(header)}")
+        yield line, {name: cell for name, cell in zip(header, cells, strict=True) if name}
+
+
+def _text(path: Path) -> TextIO:
+    try:
+        stream = pa.input_stream(str(path), compression=COMPRESSIONS.get(path.suffix))
+    except OSError as error:
+        raise InputError(
+            f"cannot read {path}: {os.strerror(error.errno) if error.errno else error}"
+        ) from error
+    return io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+
+
+def _decoded(path: Path, lines: TextIO) -> Iterator[str]:
+    number = 0
+    try:
+        for number, line in enumerate(bounded.lines(lines, path), 1):  # noqa: B007 - the number is for the error
+            yield line
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}:{number + 1}: the text is not UTF-8 ({error.reason})") from error
+    except OSError as error:
+        raise InputError(f"{path}:{number + 1}: the compressed data is damaged: {error}") from error
+
+
+# -- JSON lines
+
+
+def _open_json_lines(path: Path) -> Table:
+    rows = _json_rows(path)
+    first = next(rows, None)
+    if first is None:
+        raise InputError(f"{path}: expected a JSON object in each line, got no line")
+    return Table(path, tuple(first[1]), _chained(first, rows))
+
+
+def _json_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    for line, text in enumerate(_decoded(path, _text(path)), 1):
+        if text.strip():
+            yield line, _json_object(path, line, text)
+
+
+def _json_object(path: Path, line: int, text: str) -> Row:
+    try:
+        row = bounded.json_value(text)
+    except ValueError as error:
+        raise InputError(f"{path}:{line}: not valid JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise InputError(f"{path}:{line}: expected a JSON object, got {text.strip()[:60]}")
+    return {name: value for name, value in row.items() if name}
+
+
+def _chained(first: tuple[int, Row], rest: Iterator[tuple[int, Row]]) -> Iterator[tuple[int, Row]]:
+    yield first
+    yield from rest
+
+
+# -- Parquet
+
+
+def _open_parquet(path: Path) -> Table:
+    import pyarrow.parquet as pq
+
+    if path.suffix in COMPRESSIONS:
+        raise InputError(f"{path}: Parquet compresses inside; expected a name that ends in .parquet")
+    try:
+        file = pq.ParquetFile(path)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"cannot read {path} as Parquet: {error}") from error
+    columns = tuple(name for name in file.schema_arrow.names if name)
+    return Table(path, columns, _parquet_rows(path, file, columns))
+
+
+def _parquet_rows(path: Path, file: Any, columns: tuple[str, ...]) -> Iterator[tuple[int, Row]]:
+    number = 0
+    try:
+        for batch in file.iter_batches(columns=list(columns)):
+            for row in batch.to_pylist():
+                number += 1
+                yield number, row
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path}: damaged after row {number}: {error}") from error
+
+
+_CSV: Mapping[str, Any] = {"delimiter": ","}
+_TSV: Mapping[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+_OPENERS: dict[str, Callable[[Path], Table]] = {
+    ".csv": lambda path: _open_delimited(path, _CSV),
+    ".tsv": lambda path: _open_delimited(path, _TSV),
+    ".jsonl": _open_json_lines,
+    ".ndjson": _open_json_lines,
+    ".parquet": _open_parquet,
+}

@@ -1,0 +1,354 @@
+"""The model spec: which columns are features, which variants there are, how they learn. Read from TOML, kept as JSON.
+
+This file knows the shape of a spec and nothing of data or keys. `resolve` is where a spec meets the columns of a log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import permutations
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+
+from model_store.bounded import NESTING, json_value, toml_document
+from model_store.errors import SpecError
+from model_store.spec.learner_section import Inclusion, LearnerSection, Rule, Subsample
+from model_store.spec.sections import (
+    CalibrationSection,
+    Cross,
+    FieldSpec,
+    GuardSection,
+    InputSection,
+    JoinSection,
+    ModelSection,
+    Section,
+    Variant,
+)
+
+MAX_VARIANTS = 32
+SHARE_TOLERANCE = 1e-6
+WEIGHT = "weight"
+_CATEGORIES: Mapping[str, str | None] = MappingProxyType({})
+_CAME_LATER = ("join", "guard")
+_MEMBERS_CAME_LATER = (("join", "unknown_items"),)
+
+
+class ModelSpec(Section):
+    """A whole spec. Frozen; `resolve` returns a copy whose fields are all named."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ignored_types=(cached_property,))
+
+    model: ModelSection
+    input: InputSection
+    fields: dict[str, FieldSpec] = Field(default_factory=dict)
+    crosses: tuple[Cross, ...] = ()
+    variants: dict[str, Variant] = Field(default_factory=lambda: {"base": Variant(share=1.0)})
+    learner: LearnerSection = LearnerSection()
+    rules: dict[str, Rule] = Field(default_factory=dict)
+    calibration: CalibrationSection = CalibrationSection()
+    join: JoinSection = JoinSection()
+    guard: GuardSection | None = None
+
+    @model_validator(mode="after")
+    def _variants_are_sound(self) -> Self:
+        if not 1 <= len(self.variants) <= MAX_VARIANTS:
+            raise ValueError(f"variants: from 1 to {MAX_VARIANTS} are allowed, got {len(self.variants)}")
+        if all("share" not in v.model_fields_set for v in self.variants.values()):
+            even = 1.0 / len(self.variants)
+            shared = {n: v.model_copy(update={"share": even}) for n, v in self.variants.items()}
+            object.__setattr__(self, "variants", shared)
+        total = sum(v.share for v in self.variants.values())
+        if abs(total - 1.0) > SHARE_TOLERANCE:
+            raise ValueError(f"variants: the shares must sum to 1, they sum to {total:.9g}")
+        return self
+
+    @model_validator(mode="after")
+    def _names_are_sound(self) -> Self:
+        for section, names in (("fields", self.fields), ("variants", self.variants)):
+            if "" in names:
+                raise ValueError(f"{section}: a name may not be empty")
+        return self
+
+    @model_validator(mode="after")
+    def _own_parameters_have_values(self) -> Self:
+        for name, variant in self.variants.items():
+            if variant.own_parameters and self.learner.values != "per_variant":
+                raise ValueError(
+                    f"variants.{name}: {', '.join(variant.own_parameters)} of its own, but the variants share their "
+                    'values; a variant has its own with learner.values = "per_variant"'
+                )
+            _check_own_parameters(name, variant, self.learner)
+        return self
+
+    @model_validator(mode="after")
+    def _rules_fit_the_learner(self) -> Self:
+        for prefix, rule in self.rules.items():
+            if rule.l1 is not None and not self.learner.takes("l1"):
+                raise ValueError(
+                    f'rules."{prefix}".l1: l1 does not belong to algorithm = "{self.learner.algorithm}"; leave it out'
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _ttl_has_a_clock(self) -> Self:
+        if self.learner.ttl_seconds is not None and self.input.timestamp is None:
+            raise ValueError(
+                f"learner.ttl: {self.learner.ttl!r} is a time, and the log's is not named: set input.timestamp"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _crosses_are_sound(self) -> Self:
+        if self.fields:
+            check_crosses(self)
+            check_calibration(self)
+        return self
+
+    def resolve(self, columns: Sequence[str], kinds: Mapping[str, str | None] = _CATEGORIES) -> ModelSpec:
+        """Return this spec with every field named, checked against the log's `columns`.
+
+        Without [fields] every free column is a field: a category, or of the kind that `kinds` has for it; where that is
+        None, it is no field. A column of the kind WEIGHT is the weight, unless the spec names or ignores one.
+
+        Raises SpecError naming a missing column and listing those there are. An optional field may be missing: it
+        stays in the spec, and no example has a value of it.
+        """
+        fields = dict(self.fields) or {
+            name: FieldSpec.model_validate({"kind": kind})
+            for name in self._free_columns(columns)
+            if (kind := kinds.get(name, "category")) not in (None, WEIGHT)
+        }
+        optional = {f"fields.{name}" for name, field in fields.items() if field.optional}
+        for name, column in (*self._named(), *self._wanted(fields)):
+            if column not in columns and name not in optional:
+                hint = _join_hint(name, fields)
+                raise SpecError(
+                    f"{name}: no column {column!r} in the log; it has: {', '.join(columns)}{hint}"
+                )
+        if not fields:
+            raise SpecError(
+                f"no feature is left: every column is named by [input]; columns: {', '.join(columns)}"
+            )
+        section = self.input.model_copy(update={"weight": self._weight(kinds)})
+        resolved = self.model_copy(update={"fields": fields, "input": section})
+        check_crosses(resolved)
+        check_calibration(resolved)
+        return resolved
+
+    def doubts(self) -> tuple[str, ...]:
+        """What is allowed and seldom meant, as sentences for the user."""
+        real = [
+            name for name, field in self.fields.items() if field.kind == "number" and field.bucket is None
+        ]
+        if not real or self.learner.rate != "counts":
+            return ()
+        return (
+            f'learner.rate = "counts" takes every x as 1, and fields.{real[0]} is a real number, whose rate has '
+            'the wrong size; give the field bucket = "log", or use rate = "gradients"',
+        )
+
+    def wanted_columns(self) -> tuple[str, ...]:
+        """The log columns a resolved spec reads, each once, in a fixed order."""
+        return tuple(dict.fromkeys(column for _, column in self._wanted(self.fields)))
+
+    def _weight(self, kinds: Mapping[str, str | None]) -> str | None:
+        weights = (name for name, kind in kinds.items() if kind == WEIGHT and name not in self.input.ignore)
+        return self.input.weight or next(weights, None)
+
+    def _free_columns(self, columns: Sequence[str]) -> Iterator[str]:
+        taken = {*self.input.named_columns, *self.input.ignore, ""}
+        return (name for name in columns if name not in taken)
+
+    def _named(self) -> Iterator[tuple[str, str]]:
+        for name in ("timestamp", "request", "cookie", "item"):
+            if (column := getattr(self.input, name)) is not None:
+                yield f"input.{name}", column
+
+    def _wanted(self, fields: Mapping[str, FieldSpec]) -> Iterator[tuple[str, str]]:
+        yield "input.label", self.input.label
+        if self.input.weight is not None:
+            yield "input.weight", self.input.weight
+        if self.input.request is not None:
+            yield "input.request", self.input.request
+        if self.input.timestamp is not None and self.learner.ttl_seconds is not None:
+            yield "input.timestamp", self.input.timestamp
+        for name, field in fields.items():
+            yield f"fields.{name}", field.column or name
+
+    def to_json(self) -> str:
+        """Canonical JSON: the same spec gives the same text, so that its hash names it.
+
+        Sections and members that came later stand there only where they say something: older specs keep their hash.
+        """
+        document = self.model_dump(mode="json")
+        for name in _CAME_LATER:
+            if getattr(self, name) == type(self).model_fields[name].default:
+                del document[name]
+        for section, name in _MEMBERS_CAME_LATER:
+            if section in document and document[section] is not None:
+                default = type(getattr(self, section)).model_fields[name].default
+                if document[section][name] == default:
+                    del document[section][name]
+        return json.dumps(document, separators=(",", ":"), sort_keys=False)
+
+    def without_guard(self) -> ModelSpec:
+        """What is learned, apart from what is then judged."""
+        return self.model_copy(update={"guard": None})
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hex SHA-256 of the canonical JSON."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+def _check_own_parameters(name: str, variant: Variant, learner: LearnerSection) -> None:
+    own = variant.own_parameters
+    for regularizer in ("l1", "l2"):
+        if own.get(regularizer) and not learner.takes(regularizer):
+            raise ValueError(
+                f'variants.{name}.{regularizer}: {regularizer} does not belong to algorithm = "{learner.algorithm}"; '
+                "leave it out"
+            )
+    if not own:
+        return
+    try:
+        learner.check_first_rate(own.get("beta", learner.beta), own.get("l2", learner.l2))
+    except ValueError as error:
+        raise ValueError(f"variants.{name}: {error}") from None
+
+
+def _join_hint(name: str, fields: Mapping[str, FieldSpec]) -> str:
+    field = fields.get(name.removeprefix("fields."))
+    if field is None or field.side == "context":
+        return ""
+    return f" (columns of {field.side}s may come from a file of their own: --{field.side}s FILE)"
+
+
+def cross_called(name: str, crosses: Sequence[Cross]) -> frozenset[str] | None:
+    """The fields of the cross written `a*b`, in any order, or None. A `*` may also be part of a field's name."""
+    for cross in crosses:
+        if any("*".join(order) == name for order in permutations(cross.fields)):
+            return frozenset(cross.fields)
+    return None
+
+
+def check_crosses(spec: ModelSpec) -> None:
+    """Raise SpecError unless crosses and `without` lists name things the spec has, each cross once."""
+    seen: set[frozenset[str]] = set()
+    for index, cross in enumerate(spec.crosses):
+        for name in cross.fields:
+            if name not in spec.fields:
+                raise SpecError(f"crosses[{index}]: no field {name!r}; fields: {', '.join(spec.fields)}")
+            if spec.fields[name].kind == "raw":
+                raise SpecError(f'crosses[{index}]: {name!r} is of kind "raw"; raw keys cannot be crossed')
+        if frozenset(cross.fields) in seen:
+            raise SpecError(f"crosses[{index}]: {'*'.join(cross.fields)} is there twice")
+        seen.add(frozenset(cross.fields))
+    for variant, section in spec.variants.items():
+        for name in section.without:
+            if name not in spec.fields and cross_called(name, spec.crosses) is None:
+                raise SpecError(
+                    f"variants.{variant}.without: {name!r} is no field and no cross; "
+                    f"fields: {', '.join(spec.fields)}; crosses: "
+                    f"{', '.join('*'.join(c.fields) for c in spec.crosses) or 'none'}"
+                )
+
+
+def check_calibration(spec: ModelSpec) -> None:
+    """Raise SpecError unless `calibration.by` is a field with one value at most, the same for a request's items."""
+    by = spec.calibration.by
+    if by is None:
+        return
+    field = spec.fields.get(by)
+    if field is None:
+        raise SpecError(f"calibration.by: no field {by!r}; fields: {', '.join(spec.fields)}")
+    if field.side == "item":
+        raise SpecError(
+            f"calibration.by: {by!r} is a field of the item; expected one of the user's or the context's side"
+        )
+    if field.kind in ("set", "raw") or (field.kind == "number" and field.bucket is None):
+        raise SpecError(
+            f"calibration.by: {by!r} is of kind {field.kind!r}; expected a category, a time, or a number in buckets"
+        )
+
+
+def parse_spec(text: str, source: str = "spec") -> ModelSpec:
+    """Parse a spec from TOML text. Raises SpecError naming the key, what stood there, and what is allowed."""
+    try:
+        document = toml_document(text)
+    except ValueError as error:
+        raise SpecError(f"{source}: not valid TOML: {error}") from None
+    return _validate(document, source)
+
+
+def spec_from_json(text: str, source: str = "spec") -> ModelSpec:
+    """Read back what `ModelSpec.to_json` wrote. Raises SpecError."""
+    try:
+        document = json_value(text)
+    except ValueError as error:
+        raise SpecError(f"{source}: not valid JSON: {error}") from None
+    return _validate(document, source)
+
+
+def load_spec(path: str | Path) -> ModelSpec:
+    """Read and check the spec file at `path`. Raises SpecError."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"cannot read the spec {str(path)!r}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path}: a spec is UTF-8 text; byte {error.start} is not") from None
+    return parse_spec(text, str(path))
+
+
+def _validate(document: Any, source: str) -> ModelSpec:
+    try:
+        return ModelSpec.model_validate(document)
+    except ValidationError as error:
+        lines = [_explain(detail) for detail in error.errors(include_url=False)]
+        raise SpecError("\n".join(f"{source}: {line}" for line in lines)) from None
+    except SpecError as error:
+        raise SpecError(f"{source}: {error}") from None
+    except RecursionError:
+        raise SpecError(f"{source}: {NESTING}") from None
+
+
+def _explain(detail: Any) -> str:
+    path = ".".join(str(part) for part in detail["loc"]) or "spec"
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    if detail["type"] == "extra_forbidden":
+        return f"{path}: no such key; {_allowed_beside(detail['loc'])}"
+    if detail["type"] == "missing":
+        return f"{path}: missing; it is required"
+    if detail["type"] == "value_error":
+        return message if path == "spec" else f"{path}: {message}"
+    return f"{path}: got {detail['input']!r}; {message[0].lower()}{message[1:]}"
+
+
+def _allowed_beside(location: Sequence[str | int]) -> str:
+    section: Any = ModelSpec
+    for part in location[:-1]:
+        section = _SECTIONS.get(str(part), section)
+    return f"allowed here: {', '.join(section.model_fields)}"
+
+
+_SECTIONS: dict[str, type[Section]] = {
+    "model": ModelSection,
+    "input": InputSection,
+    "fields": FieldSpec,
+    "crosses": Cross,
+    "variants": Variant,
+    "learner": LearnerSection,
+    "inclusion": Inclusion,
+    "rules": Rule,
+    "calibration": CalibrationSection,
+    "join": JoinSection,
+    "guard": GuardSection,
+    "subsample": Subsample,
+}

@@ -1,0 +1,200 @@
+"""Streams of events: impressions and feedback on their way to the trainer. Appending, reading on, trimming.
+
+An entry holds one event as JSON in its field `json`, or, of feedback that another system writes, one field a member.
+docs/events.md has the events' form; nothing here knows what they mean.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from redis.exceptions import RedisError, ResponseError
+
+from model_store.redis.connection import StoreConnection
+from model_store.redis.stored_values import unreadable
+
+LENGTH = 1_000_000
+"""Entries that a stream keeps, about, unless its writer says otherwise."""
+AGE_S = 86_400.0
+TRIM_EVERY_S = 5.0
+JSON_FIELD = b"json"
+
+EntryId = tuple[int, int]
+"""Milliseconds since 1970 by the store's clock, and a number within these. (0, 0) stands before every entry."""
+
+_NUMBER = re.compile(rb"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
+_NUMBERS = (b"ts", b"value")
+"""Flat fields that are numbers where they look like one; all others are text."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """Entries in the order of their ids, and what the stream was like when they were read.
+
+    ids: int64[n, 2], milliseconds and number. payloads: n times one event as JSON on one line. now_us: the store's
+    clock, taken before, in whole milliseconds: every entry whose milliseconds x 1000 are below it was there already.
+    first_id: the oldest entry there is, None of an empty stream. removed: how many entries were deleted since the
+    stream began, the oldest first: a reader that has counted fewer has missed the difference. None where the store
+    does not tell (before Redis 7); nor then of added, the entries ever added. last_id: of the last entry that was ever
+    added; it falls if the stream was deleted, or lost entries in a failover.
+    """
+
+    ids: npt.NDArray[np.int64]
+    payloads: list[bytes]
+    now_us: int
+    first_id: EntryId | None
+    removed: int | None
+    last_id: EntryId
+    added: int | None
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+
+class StreamInfo(NamedTuple):
+    """What a stream is like now. added: entries ever added; None where the store does not tell (before Redis 7)."""
+
+    length: int
+    first_id: EntryId | None
+    last_id: EntryId
+    added: int | None
+
+
+class EventStream:
+    """One stream. Every method raises StoreUnavailable if the store does not answer, StoreError where it refuses.
+
+    length: how many entries are kept, about; age_s: how old one may become. Both bind those that this object appends;
+    other writers have limits of their own. Thread safety: all methods, any thread.
+    """
+
+    def __init__(
+        self, connection: StoreConnection, key: str, *, length: int = LENGTH, age_s: float = AGE_S
+    ) -> None:
+        self.key = key
+        self.length = length
+        self.age_s = age_s
+        self._store = connection
+        self._client = connection.client
+        self._trimmed_s = -TRIM_EVERY_S
+
+    def append(self, payloads: Sequence[bytes]) -> int:
+        """Add events, each one JSON object; returns how many. All of them or none, but where no answer comes.
+
+        One round trip, and another every few seconds; O(n). Who tries again after StoreUnavailable may add them twice.
+        """
+        if not payloads:
+            return 0
+        with self._store.answers(self.key), self._client.pipeline(transaction=True) as pipe:
+            for payload in payloads:
+                pipe.execute_command("XADD", self.key, "MAXLEN", "~", self.length, "*", JSON_FIELD, payload)
+            if self._is_trim_due():
+                pipe.execute_command("XTRIM", self.key, "MINID", "~", self._oldest_ms())
+            pipe.execute()
+        return len(payloads)
+
+    def read(self, after: EntryId, count: int) -> Read:
+        """At most `count` entries behind `after`, without waiting for any. One round trip, O(count)."""
+        behind = f"({after[0]}-{after[1]}"
+        with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
+            pipe.execute_command("TIME")
+            pipe.execute_command("XINFO STREAM", self.key)
+            pipe.execute_command("XRANGE", self.key, behind, "+", "COUNT", count)
+            (seconds, micros), about, entries = _checked(self.key, pipe.execute(raise_on_error=False))
+        info = _info(about)
+        return Read(
+            ids=_ids(entries),
+            payloads=[_payload(entry, fields) for entry, fields in entries],
+            now_us=seconds * 1_000_000 + micros // 1000 * 1000,
+            first_id=info.first_id,
+            removed=None if info.added is None else info.added - info.length,
+            last_id=info.last_id,
+            added=info.added,
+        )
+
+    def info(self) -> StreamInfo:
+        """What the stream is like now. One round trip."""
+        with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
+            pipe.execute_command("XINFO STREAM", self.key)
+            return _info(_checked(self.key, pipe.execute(raise_on_error=False))[0])
+
+    def _is_trim_due(self) -> bool:
+        now_s = time.monotonic()
+        if now_s - self._trimmed_s < TRIM_EVERY_S:
+            return False
+        self._trimmed_s = now_s
+        return True
+
+    def _oldest_ms(self) -> int:
+        """Entries before this time are too old, by the clock that gave them their ids: the store's."""
+        seconds, micros = self._client.time()
+        return max(0, int((seconds + micros / 1e6 - self.age_s) * 1000))
+
+
+def entry_id(text: bytes) -> EntryId:
+    """An id as the store writes it."""
+    milliseconds, _, number = text.partition(b"-")
+    return int(milliseconds), int(number)
+
+
+def _checked(key: str, answers: list[Any]) -> list[Any]:
+    """The answers; None for one about a stream that is not there. Raises UnreadableValue for another type."""
+    for place, answer in enumerate(answers):
+        if isinstance(answer, ResponseError) and "no such key" in str(answer):
+            answers[place] = None
+        elif isinstance(answer, ResponseError) and "WRONGTYPE" in str(answer):
+            raise unreadable(key, f"expected a stream, got a key of another type ({answer})")
+        elif isinstance(answer, RedisError):
+            raise answer
+    return answers
+
+
+def _info(answer: Mapping[str, Any] | None) -> StreamInfo:
+    if answer is None:
+        return StreamInfo(0, None, (0, 0), 0)
+    first = answer["first-entry"]
+    return StreamInfo(
+        length=answer["length"],
+        first_id=entry_id(first[0]) if first else None,
+        last_id=entry_id(answer["last-generated-id"]),
+        added=answer.get("entries-added"),
+    )
+
+
+def _ids(entries: Sequence[tuple[bytes, Any]]) -> npt.NDArray[np.int64]:
+    return np.array([entry_id(entry) for entry, _ in entries], np.int64).reshape(-1, 2)
+
+
+def _payload(entry: bytes, fields: Mapping[bytes, bytes]) -> bytes:
+    """The event as JSON on one line: a line feed between its members is as good as a space."""
+    payload = fields.get(JSON_FIELD)
+    if payload is None:
+        return _from_flat(entry, fields)
+    return payload.replace(b"\n", b" ") if b"\n" in payload else payload
+
+
+def _from_flat(entry: bytes, fields: Mapping[bytes, bytes]) -> bytes:
+    """The event whose members are fields, with the entry's time if it has none of its own."""
+    event: dict[str, Any] = {_text(name): _value(name, value) for name, value in fields.items()}
+    event.setdefault("ts", entry_id(entry)[0] / 1000)
+    return json.dumps(event).encode()
+
+
+def _value(name: bytes, value: bytes) -> Any:
+    return json.loads(value) if name in _NUMBERS and _is_number(value) else _text(value)
+
+
+def _is_number(value: bytes) -> bool:
+    """One that JSON can say, too: neither infinite nor of more digits than Python reads."""
+    return len(value) <= 32 and bool(_NUMBER.fullmatch(value)) and math.isfinite(float(value))
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")  # json.dumps escapes what is not UTF-8: nothing is lost

@@ -1,0 +1,232 @@
+"""FlatTrie: sorted keys as a radix trie in four arrays, from a key to its row among them, its slot.
+
+It knows keys and slots only; weights, variants and features are arrays over slots, kept elsewhere.
+docs/trie.md draws one and holds the byte table.
+
+Thread safety: immutable once made; any number of threads may read it. Running times: L is a key's length in
+bytes, and choosing among a node's children counts as one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.errors import ArtefactError
+from model_store.trie.trie_kernels import (
+    CHILDREN_MASK,
+    CHILDREN_SHIFT,
+    LENGTH_MASK,
+    SHAPE,
+    SLOT,
+    SORTED,
+    TERMINAL_SHIFT,
+    build_nodes,
+    first_unsorted,
+    longest_prefix_of,
+    place_of,
+    slot_of,
+    slots_of,
+)
+
+MAX_DATA_BYTES = 2**32 - 1
+MAX_KEYS = 2**31 - 1
+MAX_KEY_BYTES = LENGTH_MASK
+
+Array = npt.NDArray[Any]
+
+
+class Cursor(NamedTuple):
+    """Where a prefix ended: `used` bytes into the label of `node`. The slots [begin, stop) lie below."""
+
+    node: int
+    used: int
+    begin: int
+    stop: int
+
+
+class PrefixStatistics(NamedTuple):
+    """The keys under a prefix: how many, the sum of their weights and of the absolute weights."""
+
+    keys: int
+    weight_sum: float
+    absolute_sum: float
+
+
+@dataclass(frozen=True, eq=False)
+class FlatTrie:
+    """A read-only map from byte strings to slots 0 … n-1, in sorted order.
+
+    Invariants (`_check` asserts them):
+    1. key_data uint8, key_offsets uint32[n + 1]: the keys end to end, sorted bytewise, unique.
+    2. nodes uint32[m, 4], breadth first; the root is node 0, its label empty. Columns: see `trie_kernels`.
+    3. A node's children are consecutive, sorted by first_byte uint8[m], and follow those of the node before.
+    4. A node but the root has two children or more, or a key ends in it: m ≤ 2 n + 1.
+    5. The slots below a node are consecutive and begin with SLOT; a label is part of the key at SLOT.
+    """
+
+    key_data: Array
+    key_offsets: Array
+    nodes: Array
+    first_byte: Array
+
+    @classmethod
+    def build(cls, key_data: Array, key_offsets: Array, *, trim: bool = True) -> FlatTrie:
+        """Build from sorted, unique keys: uint8 data, int[n + 1] offsets into it. O(total key bytes).
+
+        Without `trim` the nodes stay in the space they were built in, of which up to two thirds were never touched:
+        for a trie that is copied elsewhere at once.
+        Raises ArtefactError naming the first row that is out of order, or the limit that is passed.
+        """
+        key_data, offsets = _checked(key_data, key_offsets)
+        most = 2 * len(offsets) - 1
+        nodes, first_byte = np.empty((most, 4), np.uint32), np.zeros(most, np.uint8)
+        stops, depths = np.empty(most, np.uint32), np.empty(most, np.uint16)
+        count = build_nodes(key_data, offsets, nodes, first_byte, stops, depths)
+        used = nodes[:count], first_byte[:count]
+        return cls(key_data, offsets, *(array.copy() if trim else array for array in used))
+
+    @classmethod
+    def of(cls, keys: list[bytes]) -> FlatTrie:
+        """Build from a list of sorted, unique keys. O(total key bytes)."""
+        offsets = np.zeros(len(keys) + 1, np.int64)
+        np.cumsum([len(key) for key in keys], out=offsets[1:])
+        return cls.build(np.frombuffer(bytearray(b"".join(keys)), np.uint8), offsets)
+
+    def __len__(self) -> int:
+        """The number of keys. O(1)."""
+        return len(self.key_offsets) - 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays. O(1)."""
+        return sum(array.nbytes for array in self.arrays)
+
+    def key(self, slot: int) -> bytes:
+        """The key in `slot`. O(L). Raises IndexError unless 0 ≤ slot < n."""
+        if not 0 <= slot < len(self):
+            raise IndexError(f"slot {slot}: the trie has slots 0 to {len(self) - 1}")
+        return self.key_data[self.key_offsets[slot] : self.key_offsets[slot + 1]].tobytes()
+
+    def get(self, key: bytes) -> int:
+        """The slot of `key`, or -1. O(L). For many keys `get_many` saves the call's overhead."""
+        text = np.frombuffer(bytearray(key), np.uint8)
+        slot: int = slot_of(self.nodes, self.first_byte, self.key_data, len(self), text)
+        return slot
+
+    def get_many(self, key_data: Array, key_offsets: Array) -> Array:
+        """Slots of k keys in any order: uint8 data, int[k + 1] offsets → int64[k], -1: absent. O(Σ L)."""
+        out = np.empty(len(key_offsets) - 1, np.int64)
+        data, offsets = _plain(key_data, np.uint8), _plain(key_offsets, np.int64)
+        slots_of(self.nodes, self.first_byte, self.key_data, len(self), data, offsets, out)
+        return out
+
+    def cursor(self, prefix: bytes, start: Cursor | None = None) -> Cursor | None:
+        """Where walking `prefix` from `start` (or the root) ends; None if no key lies there. O(L)."""
+        node, used, _, stop = start or Cursor(0, 0, 0, len(self))
+        text = np.frombuffer(bytearray(prefix), np.uint8)
+        node, used, stop = place_of(self.nodes, self.first_byte, self.key_data, node, used, stop, text)
+        if node < 0 or stop == 0:
+            return None
+        return Cursor(node, used, int(self.nodes[node, SLOT]), stop)
+
+    def slot(self, cursor: Cursor) -> int:
+        """The slot of the key that ends at `cursor`, or -1 if none does. O(1)."""
+        shape = int(self.nodes[cursor.node, SHAPE])
+        ends = shape >> TERMINAL_SHIFT and cursor.used == shape & LENGTH_MASK
+        return cursor.begin if ends else -1
+
+    def has_prefix(self, prefix: bytes) -> bool:
+        """True if some key begins with `prefix`. O(L)."""
+        text = np.frombuffer(bytearray(prefix), np.uint8)
+        node, _, stop = place_of(self.nodes, self.first_byte, self.key_data, 0, 0, len(self), text)
+        return bool(node >= 0 and stop > 0)
+
+    def longest_prefix(self, text: bytes) -> int:
+        """The slot of the longest key that `text` begins with, or -1. O(L)."""
+        data = np.frombuffer(bytearray(text), np.uint8)
+        return int(longest_prefix_of(self.nodes, self.first_byte, self.key_data, len(self), data))
+
+    def items(self, prefix: bytes = b"") -> Iterator[tuple[bytes, int]]:
+        """(key, slot) of each key that begins with `prefix`, sorted. O(L) to start, then O(L) a key."""
+        cursor = self.cursor(prefix)
+        if cursor is not None:
+            for slot in range(cursor.begin, cursor.stop):
+                yield self.key(slot), slot
+
+    def statistics(self, prefix: bytes, weights: Array) -> PrefixStatistics:
+        """Count and weigh the keys under `prefix`; `weights` has a number a slot. O(L + keys below)."""
+        cursor = self.cursor(prefix)
+        if cursor is None:
+            return PrefixStatistics(0, 0.0, 0.0)
+        below = weights[cursor.begin : cursor.stop].astype(np.float64)
+        return PrefixStatistics(len(below), float(below.sum()), float(np.abs(below).sum()))
+
+    @property
+    def walked(self) -> tuple[Array, Array, Array]:
+        """nodes, first_byte and key_data: what a walk in a kernel reads."""
+        return self.nodes, self.first_byte, self.key_data
+
+    @property
+    def arrays(self) -> tuple[Array, Array, Array, Array]:
+        """key_data, key_offsets, nodes and first_byte: all that a trie is."""
+        return self.key_data, self.key_offsets, self.nodes, self.first_byte
+
+    def _check(self) -> None:
+        """Assert every invariant, slowly. O(total key bytes)."""
+        assert first_unsorted(self.key_data, self.key_offsets) == SORTED
+        assert self.key_offsets[0] == 0
+        assert self.key_offsets[-1] == len(self.key_data)
+        assert len(self.nodes) == len(self.first_byte) <= 2 * len(self) + 1
+        next_child, ends_seen = 1, 0
+        begins = {0: (0, len(self), 0)}  # node → first slot, stop, depth at which the label begins
+        for node, (child, label, slot, shape) in enumerate(self.nodes.tolist()):
+            first, stop, depth = begins.pop(node)
+            length, ends = shape & LENGTH_MASK, shape >> TERMINAL_SHIFT
+            children = range(child, child + (shape >> CHILDREN_SHIFT & CHILDREN_MASK))
+            assert (slot, child) == (first, next_child)
+            assert node == 0 or len(children) >= 2 or ends
+            assert node > 0 or length == 0
+            next_child, ends_seen = children.stop, ends_seen + ends
+            if first < stop:
+                assert label == self.key_offsets[first] + depth
+                inside = self.key(first)[: depth + length]
+                assert all(self.key(s).startswith(inside) for s in (first, stop - 1))
+                assert (self.key(first) == inside) == bool(ends)
+            bounds = [int(self.nodes[c, SLOT]) for c in children] + [stop]
+            assert bounds == sorted({first + ends, *bounds})
+            bytes_below = [int(self.first_byte[c]) for c in children]
+            assert bytes_below == sorted(set(bytes_below))
+            for c, byte, begin, end in zip(children, bytes_below, bounds, bounds[1:], strict=False):
+                assert self.key(begin)[depth + length] == byte
+                begins[c] = (begin, end, depth + length)
+        assert (next_child, len(begins), ends_seen) == (len(self.nodes), 0, len(self))
+
+
+def _plain(array: Array, dtype: npt.DTypeLike) -> Array:
+    """The array as kernels are compiled for it: contiguous, of this dtype, writable; copied if it must be."""
+    array = np.ascontiguousarray(array, dtype)
+    return array if array.flags.writeable else array.copy()
+
+
+def _checked(key_data: Array, key_offsets: Array) -> tuple[Array, Array]:
+    if len(key_data) > MAX_DATA_BYTES:
+        raise ArtefactError(f"{len(key_data)} bytes of keys; a trie holds {MAX_DATA_BYTES} at most")
+    if not 1 <= len(key_offsets) <= MAX_KEYS:
+        raise ArtefactError(f"{len(key_offsets)} key offsets; expected 1 to {MAX_KEYS}")
+    lengths = np.diff(key_offsets)
+    if key_offsets[0] != 0 or key_offsets[-1] != len(key_data) or (lengths < 0).any():
+        raise ArtefactError(f"key offsets must rise from 0 to {len(key_data)}, the number of key bytes")
+    if lengths.size and lengths.max() > MAX_KEY_BYTES:
+        row = int(lengths.argmax())
+        raise ArtefactError(f"row {row}: a key of {lengths[row]} bytes; the limit is {MAX_KEY_BYTES}")
+    data, offsets = _plain(key_data, np.uint8), _plain(key_offsets, np.uint32)
+    row = first_unsorted(data, offsets)
+    if row != SORTED:
+        keys = [data[offsets[r] : offsets[r + 1]].tobytes() for r in (row - 1, row)]
+        raise ArtefactError(f"row {row}: key {keys[1]!r} must be greater than the one before, {keys[0]!r}")
+    return data, offsets

@@ -1,0 +1,341 @@
+"""An experiment: how a model's traffic is divided, who is pinned where, which variants are scored unseen.
+
+The record alone, checked whenever one is made; `stored_experiment` keeps it in Redis, the server turns it into an
+assignment. Nothing here hashes a cookie. docs/experiments.md tells what an operator does with it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from model_store.errors import ExperimentChanged, ExperimentError, StoreError
+from model_store.redis.connection import StoreConnection
+from model_store.redis.redis_keys import MAX_ID_BYTES, ModelKeys
+from model_store.redis.stored_values import number
+from model_store.spec.spec import MAX_VARIANTS, SHARE_TOLERANCE
+from model_store.versions.manifest import now
+
+FORMAT = 1
+MAX_PINS = 10_000
+MAX_PINS_BYTES = 4 << 20  # of all cookies: every server reads them, and hands them to each of its workers
+MAX_SALT_BYTES = 256
+MAX_OBJECTIVE_BYTES = 4096
+RUNNING, STOPPED = "running", "stopped"
+PIN = "pin:"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One model's experiment. Immutable; making one that contradicts itself raises ExperimentError.
+
+    `revision` counts the changes of the stored record: the one this was read at, or made from.
+    """
+
+    revision: int = 0
+    state: str = RUNNING
+    winner: str = ""
+    """With STOPPED: the variant that answers every request. Else empty."""
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """Variant → fraction of traffic; they sum to 1, a variant not named gets nothing. Empty: those of the spec."""
+    salt: str = ""
+    """What cookies are hashed with; empty: the model's name."""
+    pins: Mapping[str, str] = field(default_factory=dict)
+    """Cookie → variant, whatever the shares; at most MAX_PINS."""
+    shadows: tuple[str, ...] = ()
+    """Variants that are scored beside the one that answers, and only logged."""
+    objective: str = ""
+    """What to order by where a request names nothing; empty: ctr."""
+    updated: datetime | None = None
+    """When the record was last written, UTC; None if it never was."""
+
+    def __post_init__(self) -> None:
+        _check_shares(self.shares)
+        _check_pins(self.pins)
+        _check_end(self.state, self.winner)
+        _check_text("salt", self.salt, MAX_SALT_BYTES)
+        _check_text("objective", self.objective, MAX_OBJECTIVE_BYTES)
+        if len(set(self.shadows)) < len(self.shadows) or len(self.shadows) > MAX_VARIANTS:
+            raise ExperimentError(
+                f"shadows: got {_listed(self.shadows)}; expected each variant once, {MAX_VARIANTS} at most"
+            )
+
+    @property
+    def running(self) -> bool:
+        """Whether shares and pins decide; else the winner answers."""
+        return self.state == RUNNING
+
+    def check_variants(self, variants: Sequence[str]) -> None:
+        """Raise ExperimentError for a variant that is not among those of a model."""
+        named = {
+            "shares": self.shares,
+            "pins": self.pins.values(),
+            "shadows": self.shadows,
+            "winner": [self.winner] if self.winner else [],
+        }
+        for part, names in named.items():
+            for name in names:
+                if name not in variants:
+                    raise ExperimentError(
+                        f"{part}: no variant {name!r} in the model; it has: {_listed(variants)}"
+                    )
+
+    def pinned(self, pins: Mapping[str, str]) -> Experiment:
+        """With these pins over those there are. Raises ExperimentError."""
+        return replace(self, pins={**self.pins, **pins})
+
+    def unpinned(self, cookies: Iterable[str]) -> Experiment:
+        """Without the pins of these cookies, which need have none."""
+        gone = set(cookies)
+        return replace(self, pins={cookie: v for cookie, v in self.pins.items() if cookie not in gone})
+
+    def stopped(self, winner: str) -> Experiment:
+        """Ended: `winner` answers everything. Shares, pins and shadows stay in the record, unused."""
+        return replace(self, state=STOPPED, winner=winner)
+
+    def divided(self, shares: Mapping[str, float], salt: str | None = None) -> Experiment:
+        """Running, with these shares, and another salt if one is given. Raises ExperimentError."""
+        salt = self.salt if salt is None else salt
+        return replace(self, state=RUNNING, winner="", shares=dict(shares), salt=salt)
+
+    # -- as JSON, for commands and between processes
+
+    def to_json(self) -> str:
+        """One line; `from_json` reads it back."""
+        return json.dumps(self.plain(), ensure_ascii=False, separators=(",", ":"))
+
+    def plain(self) -> dict[str, Any]:
+        """The record in JSON's types."""
+        return {
+            **vars(self),
+            "shares": dict(self.shares),
+            "pins": dict(self.pins),
+            "shadows": list(self.shadows),
+            "updated": self.updated and self.updated.isoformat(),
+        }
+
+    @classmethod
+    def from_json(cls, text: str) -> Experiment:
+        """Read what `to_json` wrote. Raises ExperimentError."""
+        parts = _object("experiment", text)
+        updated = parts.get("updated")
+        try:
+            when = datetime.fromisoformat(updated) if updated else None
+            shadows = tuple(parts.pop("shadows", ()))
+            return cls(**{**parts, "shadows": shadows, "updated": when})
+        except (TypeError, ValueError) as error:
+            raise ExperimentError(f"the experiment cannot be read: {error}") from None
+
+    # -- as a HASH
+
+    def to_hash(self) -> dict[str, str]:
+        """The HASH's fields but the revision, which the store counts; `from_hash` reads them back."""
+        pins = {PIN + cookie: variant for cookie, variant in self.pins.items()}
+        return pins | {
+            "format": str(FORMAT),
+            "state": self.state,
+            "winner": self.winner,
+            "shares": json.dumps(dict(self.shares), ensure_ascii=False),
+            "salt": self.salt,
+            "shadows": json.dumps(self.shadows, ensure_ascii=False),
+            "objective": self.objective,
+            "updated": (self.updated or datetime.now(UTC).replace(microsecond=0)).isoformat(),
+        }
+
+    @classmethod
+    def from_hash(cls, fields: Mapping[bytes, bytes]) -> Experiment:
+        """Read a HASH. Raises ExperimentError naming what is missing or cannot be read."""
+        try:
+            text = {name.decode(): value.decode() for name, value in fields.items()}
+        except UnicodeDecodeError as error:
+            raise ExperimentError(f"got {error.object[:40]!r}, which is not UTF-8") from None
+        try:
+            if (version := number(text["format"])) > FORMAT:
+                raise ExperimentError(f"format: got {version}, this ftrie reads up to {FORMAT}: upgrade it")
+            return cls(
+                revision=number(text["revision"]),
+                state=text["state"],
+                winner=text["winner"],
+                shares=_object("shares", text["shares"]),
+                salt=text["salt"],
+                pins={n.removeprefix(PIN): variant for n, variant in text.items() if n.startswith(PIN)},
+                shadows=_names("shadows", text["shadows"]),
+                objective=text["objective"],
+                updated=_moment(text["updated"]),
+            )
+        except KeyError as error:
+            raise ExperimentError(f"there is no field {error}") from None
+        except (OverflowError, RecursionError, TypeError, ValueError) as error:
+            raise ExperimentError(str(error)) from None
+
+
+def _check_shares(shares: Mapping[str, float]) -> None:
+    for name, share in shares.items():
+        number = isinstance(share, int | float) and not isinstance(share, bool)
+        if not number or not math.isfinite(share) or not 0.0 <= share <= 1.0:
+            raise ExperimentError(f"shares: got {share!r} for {name!r}; expected a number from 0 to 1")
+    total = math.fsum(shares.values())
+    if shares and abs(total - 1.0) > SHARE_TOLERANCE:
+        raise ExperimentError(f"shares: {_listed(shares)} sum to {total:.9g}; expected 1")
+
+
+def _check_pins(pins: Mapping[str, str]) -> None:
+    if len(pins) > MAX_PINS:
+        raise ExperimentError(f"pins: got {len(pins):,}; expected at most {MAX_PINS:,}; unpin some")
+    for cookie, variant in pins.items():
+        if not isinstance(cookie, str) or not isinstance(variant, str):
+            raise ExperimentError(f"pins: got {variant!r} for {cookie!r}; expected a cookie and a variant")
+        if not cookie:
+            raise ExperimentError("pins: got an empty cookie; a request without one cannot be pinned")
+        _check_text("pins", cookie, MAX_ID_BYTES)
+    if (size := sum(len(cookie.encode()) for cookie in pins)) > MAX_PINS_BYTES:
+        raise ExperimentError(f"pins: got cookies of {size:,} bytes; expected at most {MAX_PINS_BYTES:,}")
+
+
+def _check_end(state: str, winner: str) -> None:
+    if state not in (RUNNING, STOPPED):
+        raise ExperimentError(f"state: got {state!r}; expected {RUNNING!r} or {STOPPED!r}")
+    if (state == STOPPED) != bool(winner):
+        raise ExperimentError(f"winner: got {winner!r} while {state}; a stopped experiment has one, no other")
+
+
+def _check_text(part: str, text: str, most: int) -> None:
+    try:
+        size = len(text.encode())
+    except (UnicodeEncodeError, AttributeError):
+        raise ExperimentError(f"{part}: got {text!r}; expected Unicode text") from None
+    if size > most:
+        raise ExperimentError(f"{part}: got {size:,} bytes; expected at most {most:,}")
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ExperimentError(f"updated: got {text!r}; expected a time with its zone")
+    return moment
+
+
+def _object(part: str, text: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise ExperimentError(f"{part}: got {text[:80]!r}; expected a JSON object")
+    return parsed
+
+
+def _names(part: str, text: str) -> tuple[str, ...]:
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, list) or not all(isinstance(name, str) for name in parsed):
+        raise ExperimentError(f"{part}: got {text[:80]!r}; expected a JSON array of names")
+    return tuple(parsed)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(str, names)) or "none"
+
+
+# --- A model's experiment in Redis: read whole and checked, replaced whole by one script (experiment.lua) ---
+#
+# A change is made from a revision, and refused if another operator was faster; servers are told through the
+# model's event stream. What an experiment may say is `experiments`' business.
+
+
+ANY = "any"
+ATTEMPTS = 5
+FIXED = ("format", "revision", "state", "winner", "shares", "salt", "shadows", "objective", "updated")
+
+
+class StoredExperiment:
+    """The experiment of one model. Every method raises StoreUnavailable if the store does not answer."""
+
+    def __init__(self, connection: StoreConnection, keys: ModelKeys, model: str) -> None:
+        self._store = connection
+        self._keys = keys
+        self._model = model
+        self._replace = connection.script("experiment")
+        self._last: tuple[tuple[Any, ...], Experiment] | None = None
+
+    def read(self) -> Experiment | None:
+        """The record, or None if there is none. Raises StoreError naming what is wrong with it, and the remedy.
+
+        Pins are read again only when the revision, another field or their number has changed: a server asks each
+        second, and there may be 10,000 of them.
+        """
+        with (
+            self._store.answers(self._keys.experiment),
+            self._store.client.pipeline(transaction=True) as pipe,
+        ):
+            pipe.hmget(self._keys.experiment, *FIXED)
+            pipe.hlen(self._keys.experiment)
+            fixed, size = pipe.execute()
+        if not size:
+            return None
+        seen = (*fixed, size)
+        if self._last is None or self._last[0] != seen:
+            self._last = seen, self._whole(size)
+        return self._last[1]
+
+    def write(self, changed: Experiment) -> Experiment:
+        """Replace the record that `changed.revision` names; returns what is stored now, with its own revision.
+
+        Raises ExperimentChanged if the record is another one by now; then nothing has changed.
+        """
+        return self._put(changed, str(changed.revision))
+
+    def change(self, edit: Callable[[Experiment], Experiment], revision: int | None = None) -> Experiment:
+        """Read, edit, write; again if another operator was faster. Returns what is stored now.
+
+        `revision`: change that one or none (ExperimentChanged). `edit` is given an empty Experiment where there is no
+        record, and may raise ExperimentError.
+        """
+        for attempt in range(ATTEMPTS):
+            before = self.read() or Experiment()
+            if revision is not None and revision != before.revision:
+                raise self._changed(revision, before.revision)
+            try:
+                return self.write(replace(edit(before), revision=before.revision))
+            except ExperimentChanged:
+                if attempt == ATTEMPTS - 1:
+                    raise
+        raise AssertionError("the loop returns or raises")
+
+    def clear(self) -> Experiment:
+        """Back to the spec: an empty record over whatever there is, readable or not."""
+        return self._put(Experiment(), ANY)
+
+    def _put(self, experiment: Experiment, revision: str) -> Experiment:
+        fresh = replace(experiment, updated=now())
+        words = [word for pair in fresh.to_hash().items() for word in pair]
+        answer = self._replace([self._keys.experiment, self._keys.events], [revision, *words])
+        if answer[0] == b"changed":
+            raise self._changed(experiment.revision, answer[1].decode())
+        return replace(fresh, revision=int(answer[1]))
+
+    def _whole(self, size: int) -> Experiment:
+        try:
+            if size > MAX_PINS + len(FIXED):
+                raise ExperimentError(
+                    f"pins: about {size - len(FIXED):,} of them; expected at most {MAX_PINS:,}"
+                )
+            with self._store.answers():
+                fields = self._store.client.hgetall(self._keys.experiment)
+            return Experiment.from_hash(fields)
+        except ExperimentError as error:
+            raise StoreError(
+                f"{self._keys.experiment}: {error}; `ftrie experiment clear {self._model}` makes it new"
+            ) from None
+
+    def _changed(self, expected: int, there: int | str) -> ExperimentChanged:
+        return ExperimentChanged(
+            f"the experiment of {self._model} has changed: expected revision {expected}, it is at {there}; "
+            f"look at `ftrie experiment show {self._model}` and try again"
+        )

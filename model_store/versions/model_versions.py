@@ -1,0 +1,404 @@
+"""The versions of one model in the store, written: publish, activate, roll back, collect.
+
+A version is complete or absent: its chunks are uploaded under an expiry and made visible by one script
+(publish.lua); the active pointer is flipped by another (activate.lua), which refuses a version with a chunk
+missing, of its own or of a version it is put together from, and a writer whose epoch another has overtaken. What the
+bytes mean is the artefact's business, how versions hang together that of `chains`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import WatchError
+
+from model_store.artefact.arrow_format import DELTA, SNAPSHOT
+from model_store.errors import (
+    ArtefactError,
+    LeaseHeld,
+    Pinned,
+    StaleEpoch,
+    StoreError,
+    UnreadableValue,
+    VersionNotFound,
+    VersionRefused,
+)
+from model_store.redis.connection import StoreConnection
+from model_store.redis.stored_values import MOST_COUNTED, Report, counter, silent, unreadable, version_numbers
+from model_store.versions.chain import Progress, chunks_there, incomplete, upload
+from model_store.versions.lease import TrainerLease, held, taken_over
+from model_store.versions.manifest import CHUNK_BYTES, Manifest, now
+from model_store.versions.published_versions import PublishedVersions, listed, parents_of
+
+if TYPE_CHECKING:
+    from model_store.artefact.artefact import Artefact, Delta
+    from model_store.versions.experiments import Experiment
+
+WRITER, OPERATOR, OVERRULING = "writer", "operator", "overruling"
+HISTORY = 100
+KEEP = 5
+NEWEST = 10
+"""So many of the versions published last are looked at for the highest number."""
+
+
+class ModelVersions(PublishedVersions):
+    """The versions of one model. Every method raises StoreUnavailable if the store does not answer.
+
+    A writer that publishes and then activates uses `publish_and_activate`, or takes an epoch with `begin`
+    before it publishes and hands it to `activate`: if a writer that began later has activated, this one gets
+    StaleEpoch.
+    """
+
+    def __init__(self, connection: StoreConnection, model: str, on_junk: Report = silent) -> None:
+        super().__init__(connection, model, on_junk)
+        self._publish = connection.script("publish")
+        self._activate = connection.script("activate")
+
+    # -- writing
+
+    def begin(self) -> int:
+        """Take the next epoch: the fencing token of a writer that will activate.
+
+        Raises LeaseHeld while the model has a trainer (`lease`), which nobody but an operator may overrule.
+        """
+        self.refuse_beside_a_trainer()
+        return self._next_epoch()
+
+    def refuse_beside_a_trainer(self) -> None:
+        """Raise LeaseHeld while the model has a trainer: nobody but an operator may activate then."""
+        TrainerLease(self._store, self.model, "").refuse_while_held()
+
+    def publish(
+        self,
+        model: Artefact | Delta,
+        *,
+        parent: int | None = None,
+        epoch: int = 0,
+        through_us: int | None = None,
+        recent: str = "",
+        refused: str = "",
+        on_progress: Progress | None = None,
+    ) -> int:
+        """Upload a model, or a delta of one, as a new version and return its number. It is visible, but not active.
+
+        `parent`: the version it was made from; by default the one that a delta names. `through_us`, `recent`,
+        `refused`: see `Manifest`. `on_progress(bytes done, bytes in all)` is called after each chunk. Raises
+        VersionNotFound where a delta's parent is not there, ArtefactError where it is another model than the delta
+        changes.
+        """
+        model, parent = _with_parent(model, parent)
+        data = model.to_bytes()
+        version = self._next_version()
+        manifest = manifest_of(model, data, version, parent, epoch)
+        manifest = replace(manifest, through_us=through_us, recent=recent, refused=refused)
+        upload(self._store, self.keys, manifest, data, on_progress)
+        self._make_visible(manifest, getattr(model, "parent_content", ""))
+        return version
+
+    def publish_and_activate(
+        self, model: Artefact | Delta, *, parent: int | None = None, on_progress: Progress | None = None
+    ) -> int:
+        """Publish and make active, unless a writer that began later was faster (StaleEpoch)."""
+        epoch = self.begin()
+        version = self.publish(model, parent=parent, epoch=epoch, on_progress=on_progress)
+        self._point_to(version, epoch, "activate", WRITER)
+        return version
+
+    def activate(self, version: int, *, epoch: int | None = None, force: bool = False) -> int | None:
+        """Serve `version`; returns the version that was active before.
+
+        With no `epoch` this is an operator's order: the version's bytes are verified, and every writer that
+        began before is fenced off; a trainer is until `pin.resume`. Either way all that a delta is put together from
+        must be there. `force` serves one that a guard or a server has refused: it counts as sound from then on. Where a
+        guard had refused it, or it is active already, no writer is fenced off. Raises VersionNotFound, ArtefactError,
+        StaleEpoch, VersionRefused; then nothing has changed.
+        """
+        if not force or epoch is not None:
+            return self._verify_and_point(version, epoch, "activate")
+        manifest = self.manifest(version)
+        if manifest.refused or version == self.active():
+            self._verify(manifest)
+            before = self._point_to(version, self._fence(), "activate", OVERRULING)
+            if manifest.refused:
+                self.refusals.overruled(version)
+        else:
+            before = self._verify_and_point(version, None, "activate")
+        self.refusals.force(version)
+        return before
+
+    def rollback(self, version: int | None = None) -> int:
+        """Go back to `version`, by default to what was active before; returns the version now active.
+
+        Raises what `go_back` raises.
+        """
+        return self.go_back(version)[0]
+
+    def go_back(self, version: int | None = None, *, epoch: int | None = None) -> tuple[int, int | None]:
+        """As `rollback`; returns the version now active, and the one that was at that very moment.
+
+        With no history that still exists, goes to the newest version older than the active one. A delta that cannot be
+        put together any more, and a version that a guard has refused, are passed over. `epoch`: that of a writer that
+        goes back on its own account; StaleEpoch if another has activated a version since. Raises VersionNotFound if
+        there is nothing to go back to.
+        """
+        target = self._previous() if version is None else version
+        if target is None:
+            raise VersionNotFound(
+                f"{self.model} has no version before the active one ({self.known_active() or 'none is active'}); "
+                f"its versions: {listed(self._numbers())}"
+            )
+        return target, self._verify_and_point(target, epoch, "rollback")
+
+    def served_before(self, version: int) -> int | None:
+        """The last version older than `version` that was active, is whole and not refused; None without one."""
+        sound = self._sound()
+        return next((each for each in self.history() if each < version and each in sound), None)
+
+    def gc(self, keep: int = KEEP, *, dry_run: bool = False) -> list[int]:
+        """Delete all but the newest `keep` versions, the active one and the one a rollback would go to.
+
+        What a guard watches or has found good is kept too, and what the deltas among all these are put together from.
+        Returns what was (or, dry, would be) deleted, oldest first. Running time O(versions + chunks deleted).
+        """
+        if keep < 1:
+            raise StoreError(f"got keep={keep}; expected 1 or more versions to keep")
+        while (collected := self._collect(keep, dry_run)) is None:
+            pass  # the active version changed meanwhile: decide again
+        return collected
+
+    def set_experiment(self, changed: Experiment) -> Experiment:
+        """Replace the experiment that `changed` was made from. Raises ExperimentChanged if it is another by now."""
+        return self.experiments.write(changed)
+
+    # -- the steps
+
+    def _make_visible(self, manifest: Manifest, parent_content: str) -> None:
+        own = self.keys.manifest(manifest.version)
+        parent = self.keys.manifest(manifest.parent) if manifest.is_delta and manifest.parent else own
+        chunks = self.keys.chunks(manifest.version, manifest.chunks)
+        keys = [own, self.keys.versions, parent, self.keys.trainer, *chunks]
+        fields = [word for pair in manifest.to_hash().items() for word in pair]
+        published_s = int(manifest.created.timestamp())
+        sizes = manifest.chunk_sizes()
+        words = [manifest.version, published_s, parent_content, manifest.epoch, *sizes, *fields]
+        answer = self._publish(keys, words)
+        self._check(answer, [manifest])
+
+    def _verify_and_point(self, version: int, epoch: int | None, way: str) -> int | None:
+        if epoch is not None:
+            return self._point_to(version, epoch, way, WRITER)
+        manifest = self.manifest(version)
+        if manifest.refused:
+            raise VersionRefused(
+                f"version {version} of {self.model} is refused: {manifest.refused}. Activate another one; or, to serve "
+                f"it all the same: ftrie store activate {self.model} {version} --force"
+            )
+        self._verify(manifest)
+        return self._point_to(version, self._next_epoch(), way, OPERATOR)
+
+    def _next_version(self) -> int:
+        """A number above those of the versions there are, also where the sequence has been set back."""
+        with self._store.answers(self.keys.versions):
+            newest = self._client.zrevrange(self.keys.versions, 0, NEWEST)
+        return self._count(
+            self.keys.sequence, max(version_numbers(self.keys.versions, newest, self._report), default=0)
+        )
+
+    def _next_epoch(self) -> int:
+        """An epoch above all that were given out, also where the counter has been set back."""
+        return self._count(self.keys.epoch, self._fence())
+
+    def _count(self, key: str, above: int) -> int:
+        """The next number of a counter that only grows. Raises UnreadableValue."""
+        with self._store.answers(key):
+            number = int(self._client.incr(key))
+            if number <= above:
+                self._report(
+                    f"{key}: got {number - 1}, expected at least {above}; counting goes on from there"
+                )
+                number = int(self._client.incrby(key, above + 1 - number))
+        if number > MOST_COUNTED:
+            raise unreadable(key, f"got {number}, expected a whole number up to {MOST_COUNTED}")
+        return number
+
+    def history(self) -> list[int]:
+        """What was active before, latest first."""
+        with self._store.answers(self.keys.history):
+            members = self._client.lrange(self.keys.history, 0, -1)
+        return version_numbers(self.keys.history, members, self._report)
+
+    def _verify(self, manifest: Manifest) -> None:
+        """Raise ArtefactError unless the version's bytes are whole, and it can be put together."""
+        if manifest.is_delta:
+            self.materialise(manifest.version)
+        else:
+            self._download(manifest)
+
+    def _point_to(self, version: int, epoch: int, way: str, who: str) -> int | None:
+        chain = self._chain(version)[::-1]
+        own = self.keys
+        keys = [own.active, own.active_epoch, own.history, own.events, own.trainer]
+        for manifest in chain:
+            keys += [
+                self.keys.manifest(manifest.version),
+                *self.keys.chunks(manifest.version, manifest.chunks),
+            ]
+        words = [version, epoch, way, HISTORY, who, *(each.chunks for each in chain)]
+        answer = self._activate(keys, words)
+        self._check(answer, chain)
+        _, before, *skipped = answer
+        for key in skipped:
+            self._report(
+                f"{unreadable(key.decode(), 'held what it should not')}; version {version} was activated all the same"
+            )
+        return int(before) if before else None
+
+    def _check(self, answer: Sequence[Any], chain: Sequence[Manifest]) -> None:
+        """Raise what a script's answer stands for, unless it is ok. chain: the version, its parent, …"""
+        version, parent = chain[0].version, chain[0].parent
+        match answer:
+            case [b"absent", place]:
+                raise VersionNotFound(f"version {chain[place].version} of {self.model} was deleted meanwhile")
+            case [b"chunk", place, index, expected, there]:
+                raise incomplete(chain[place].version, index, expected, there)
+            case [b"orphan"]:
+                raise VersionNotFound(
+                    f"version {version} of {self.model} would be a delta of version {parent}, which is not there; "
+                    "publish the model whole"
+                )
+            case [b"other", content]:
+                raise ArtefactError(
+                    f"version {version} of {self.model} would be a delta of version {parent}, whose content is "
+                    f"{content.decode()}, not what the delta changes; publish the model whole"
+                )
+            case [b"stale", last]:
+                raise StaleEpoch(
+                    f"version {version} of {self.model} stays inactive: another writer (epoch {last}) has "
+                    "activated a version since this one began; train again, or activate it by hand"
+                )
+            case [b"pinned", chosen]:
+                raise Pinned(
+                    f"version {version} of {self.model} stays inactive: an operator has chosen version {chosen}; "
+                    f"to let the trainer's be served again: ftrie store resume {self.model}"
+                )
+            case [b"fenced", epoch, host, process]:
+                raise StaleEpoch(taken_over(self.model, epoch, host, process))
+            case [b"held", host, process, silent_ms]:
+                raise LeaseHeld(
+                    f"version {version} stays inactive: {held(self.model, host, process, silent_ms)}; "
+                    f"or order it by hand: ftrie store activate {self.model} {version}"
+                )
+
+    def _previous(self) -> int | None:
+        try:
+            history = self.history()
+        except UnreadableValue as error:
+            self._report(f"{error}; the newest version before the active one is gone back to")
+            history = []
+        return _rollback_target(self.known_active(), history, self._sound())
+
+    def _sound(self) -> list[int]:
+        """The versions that may be gone back to: whole, and not refused."""
+        from model_store.versions.chain import is_whole
+
+        infos = self.versions()
+        parents = parents_of(infos)
+        return [each.version for each in infos if not each.refused and is_whole(each.version, parents)]
+
+    def _fence(self) -> int:
+        """The lowest epoch that may activate now: the trainer's, or that of the last activation."""
+        with self._store.answers(self.keys.trainer):
+            trainer = counter(f"{self.keys.trainer} epoch", self._client.hget(self.keys.trainer, "epoch"))
+        try:
+            with self._store.answers(self.keys.active_epoch):
+                last = counter(self.keys.active_epoch, self._client.get(self.keys.active_epoch))
+        except UnreadableValue as error:  # activate.lua decides what that means for whom
+            self._report(str(error))
+            last = 0
+        return max(last, trainer)
+
+    def _collect(self, keep: int, dry_run: bool) -> list[int] | None:
+        from model_store.versions.chain import needed_by
+
+        with self._store.answers(), self._client.pipeline(transaction=True) as pipe:
+            pipe.watch(self.keys.active, self.keys.history, self.keys.versions)
+            numbers = self._numbers()
+            watched = self.refusals.record(strict=True)
+            active = (
+                self.known_active() or self.active()
+            )  # raises where the pointer is junk and nothing else tells
+            spared = (active, self._previous(), watched.good, watched.candidate)
+            infos = self.versions()
+            wanted = {*numbers[-keep:], *filter(None, spared)}
+            kept = wanted | needed_by(wanted, parents_of(infos))
+            # What a damaged version needs is not known, and it may be repaired: what is older than it stays.
+            mended = max((info.version for info in infos if info.damaged and info.version in kept), default=0)
+            kept |= {version for version in numbers if version < mended}
+            gone = [version for version in numbers if version not in kept]
+            doomed = [key for version in gone for key in self._keys_of(version)]
+            if gone and not dry_run:
+                pipe.multi()
+                pipe.unlink(*doomed)
+                pipe.zrem(self.keys.versions, *gone)
+                try:
+                    pipe.execute()
+                except WatchError:
+                    return None
+        return gone
+
+    def _keys_of(self, version: int) -> list[str]:
+        try:
+            chunks = self.manifest(version).chunks
+        except VersionNotFound:
+            chunks = 0
+        except ArtefactError:  # what it says is not known: the chunks that are there
+            chunks = chunks_there(self._store, self.keys, version)
+        return [self.keys.manifest(version), *self.keys.chunks(version, chunks)]
+
+
+def _rollback_target(active: int | None, history: Sequence[int], versions: Sequence[int]) -> int | None:
+    existing = set(versions)
+    before = [version for version in history if version in existing and version != active]
+    if before:
+        return before[0]
+    return max((version for version in versions if active is not None and version < active), default=None)
+
+
+def _with_parent(model: Artefact | Delta, parent: int | None) -> tuple[Artefact | Delta, int | None]:
+    """The model, and its parent as the manifest names it: a delta has one, in its bytes too."""
+    from model_store.artefact.artefact import Delta
+
+    if not isinstance(model, Delta):
+        return model, parent
+    named = model.parent if parent is None else parent
+    if named < 1:
+        raise StoreError("a delta is published with the version that it changes as its parent; got none")
+    return (model if named == model.parent else replace(model, parent=named)), named
+
+
+def manifest_of(
+    model: Artefact | Delta, data: bytes, version: int, parent: int | None, epoch: int
+) -> Manifest:
+    """The manifest of a model whose bytes are `data`, created now."""
+    from model_store.artefact.artefact import Delta
+
+    return Manifest(
+        version=version,
+        format=model.FORMAT,
+        rows=model.rows,
+        size=len(data),
+        chunks=-(-len(data) // CHUNK_BYTES),
+        chunk_bytes=CHUNK_BYTES,
+        sha256=hashlib.sha256(data).hexdigest(),
+        spec=model.spec.to_json(),
+        spec_sha256=model.spec.sha256,
+        metrics=model.metrics,
+        parent=parent,
+        epoch=epoch,
+        created=now(),
+        kind=DELTA if isinstance(model, Delta) else SNAPSHOT,
+        content=model.content,
+    )

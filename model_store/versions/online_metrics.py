@@ -1,0 +1,116 @@
+"""What became of the answers that were served, minute by minute, version by version, variant by variant.
+
+The trainer writes absolute numbers, so that writing again after a crash adds nothing twice; reports read and add up.
+Every number is a whole one: sums are exact and do not depend on the order of what was added. Nothing here computes
+rates. docs/redis_keys.md has the record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from model_store.errors import UnreadableValue
+from model_store.redis.connection import StoreConnection
+from model_store.redis.redis_keys import ModelKeys
+from model_store.redis.stored_values import Report, online_cell, silent
+
+KEPT_S = 8 * 86_400
+CTR_UNIT = 1e-9
+SQUARE_UNIT = 1e-6
+_MINUTES_A_TRIP = 1_000
+
+
+@dataclass(frozen=True)
+class OnlineSums:
+    """Sums over requests whose time for clicks is over; of each request s items were shown and y of them clicked.
+
+    requests; shown: sum of s; clicks: of y; conversions: items converted. ctr_nano: of c, the request's predicted
+    clicks, in CTR_UNIT. shown_squared, clicks_squared, shown_clicks: of s s, y y, s y. ctr_squared, ctr_clicks: of c c
+    and c y, in SQUARE_UNIT. without_ctr: requests of which an item has no ctr; their c counts as 0.
+    """
+
+    requests: int = 0
+    shown: int = 0
+    clicks: int = 0
+    conversions: int = 0
+    ctr_nano: int = 0
+    shown_squared: int = 0
+    clicks_squared: int = 0
+    shown_clicks: int = 0
+    ctr_squared: int = 0
+    ctr_clicks: int = 0
+    without_ctr: int = 0
+
+    def __add__(self, other: OnlineSums) -> OnlineSums:
+        return OnlineSums(*(a + b for a, b in zip(self.numbers(), other.numbers(), strict=True)))
+
+    def numbers(self) -> tuple[int, ...]:
+        """In the order of SUMS."""
+        return tuple(getattr(self, name) for name in SUMS)
+
+
+SUMS = tuple(each.name for each in fields(OnlineSums))
+Cell = tuple[int, int, str]
+"""The minute, counted from 1970; the version, 0 where the event has none; the variant, empty likewise."""
+
+
+class OnlineMetrics:
+    """The online metrics of one model. Every method raises StoreUnavailable if the store does not answer."""
+
+    def __init__(self, connection: StoreConnection, keys: ModelKeys, on_junk: Report = silent) -> None:
+        """on_junk: is told what cannot be read, and is left out."""
+        self._on_junk = on_junk
+        self._store = connection
+        self._client = connection.client
+        self._keys = keys
+
+    def write(self, cells: Mapping[Cell, OnlineSums], *, whole: bool = False) -> None:
+        """Replace what is known of these cells; whole: of their minutes, all in one step. One round trip, O(cells)."""
+        if not cells:
+            return
+        by_minute: dict[int, dict[str, str]] = {}
+        for cell, sums in cells.items():
+            by_minute.setdefault(cell[0], {})[_field(cell)] = json.dumps(asdict(sums), separators=(",", ":"))
+        with self._store.answers(), self._client.pipeline(transaction=whole) as pipe:
+            for minute, found in by_minute.items():
+                if whole:
+                    pipe.delete(self._keys.online(minute))
+                pipe.hset(self._keys.online(minute), mapping=found)
+                pipe.expire(self._keys.online(minute), KEPT_S)
+            pipe.execute()
+
+    def read(self, minutes: Sequence[int]) -> Iterator[tuple[Cell, OnlineSums]]:
+        """All that is known of these minutes, in their order. A field that cannot be read is left out and reported."""
+        for begin in range(0, len(minutes), _MINUTES_A_TRIP):
+            few = minutes[begin : begin + _MINUTES_A_TRIP]
+            with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
+                for minute in few:
+                    pipe.hgetall(self._keys.online(minute))
+                answers = pipe.execute(raise_on_error=False)
+            for minute, answer in zip(few, answers, strict=True):
+                yield from self._cells(minute, answer)
+
+    def _cells(self, minute: int, answer: Any) -> Iterator[tuple[Cell, OnlineSums]]:
+        key = self._keys.online(minute)
+        if isinstance(answer, RedisError):
+            refused = self._store.translated(answer, key)
+            if not isinstance(refused, UnreadableValue):
+                raise refused
+            self._on_junk(f"{refused}; this minute is left out")
+            return
+        for field, value in sorted(answer.items()):
+            try:
+                version, variant, numbers = online_cell(key, field, value, SUMS)
+            except UnreadableValue as error:
+                self._on_junk(f"{error}; it is left out")
+            else:
+                yield (minute, version, variant), OnlineSums(*numbers)
+
+
+def _field(cell: Cell) -> str:
+    return f"{cell[1]}:{cell[2]}"  # a variant may have a colon of its own, a version none

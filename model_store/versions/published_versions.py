@@ -1,0 +1,353 @@
+"""The versions of one model as readers see them: which there are, which is served, their bytes, verified.
+
+Nothing here changes anything in the store; `model_versions` writes. How versions hang together is in `chains`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from redis.exceptions import RedisError
+
+from model_store.artefact.arrow_format import DELTA
+from model_store.errors import ArtefactError, NewerFormat, UnreadableValue, VersionNotFound
+from model_store.redis.connection import LONGEST_BLOCK_S, StoreConnection
+from model_store.redis.redis_keys import ModelKeys
+from model_store.redis.stored_values import (
+    Report,
+    cure,
+    silent,
+    time_of,
+    unreadable,
+    version_number,
+    version_numbers,
+)
+from model_store.versions.chain import download
+from model_store.versions.experiments import StoredExperiment
+from model_store.versions.guard_record import Pin, Refusals
+from model_store.versions.manifest import Manifest
+from model_store.versions.online_metrics import OnlineMetrics
+
+if TYPE_CHECKING:
+    from model_store.artefact.artefact import Artefact, Delta
+    from model_store.versions.experiments import Experiment
+
+_MOST_NAMED = 100
+_MOST_REPORTED = 1_000
+_EVENTS_LOOKED_AT = 100
+
+
+@dataclass(frozen=True)
+class VersionInfo:
+    """One published version, as a list shows it. `published` is UTC; `rows` of a delta are the keys that changed.
+
+    refused: why it is not to be served, empty if it may be. damaged: its manifest cannot be read, which `refused` says
+    too; rows, size and what it needs are then not known.
+    """
+
+    version: int
+    published: datetime
+    rows: int
+    size: int  # bytes
+    sha256: str
+    active: bool
+    kind: str
+    parent: int | None
+    content: str
+    refused: str = ""
+    damaged: bool = False
+
+
+class PublishedVersions:
+    """What is published of one model. Every method raises StoreUnavailable if the store does not answer.
+
+    A key that holds what it should not is an UnreadableValue where nothing can be done without it; else it is left out
+    and reported.
+    """
+
+    def __init__(self, connection: StoreConnection, model: str, on_junk: Report = silent) -> None:
+        """on_junk: is told, once each, what was left out because it could not be read."""
+        self.model = model
+        self.keys = ModelKeys(model)
+        self.experiments = StoredExperiment(connection, self.keys, model)
+        self.refusals = Refusals(connection, self.keys, self._report)
+        self.pin = Pin(connection, self.keys)
+        self.online = OnlineMetrics(connection, self.keys, self._report)
+        self._store = connection
+        self._client = connection.client
+        self._on_junk = on_junk
+        self._reported = set[str]()
+
+    def active(self) -> int | None:
+        """The version being served. Raises UnreadableValue for a pointer that names none."""
+        with self._store.answers(self.keys.active):
+            version = self._client.get(self.keys.active)
+        return None if version is None else version_number(self.keys.active, version)
+
+    def known_active(self) -> int | None:
+        """The version being served; where the pointer cannot be read, which is reported, the last one made active.
+
+        That is what the events say; None where they do not reach back to it.
+        """
+        try:
+            return self.active()
+        except UnreadableValue as error:
+            last = self.last_activated()
+            instead = (
+                "nothing else names the active version"
+                if last is None
+                else f"version {last} was the last activated"
+            )
+            self._report(f"{error}; {instead}")
+            return last
+
+    def last_activated(self) -> int | None:
+        """The version of the latest event that names one which is still there."""
+        try:
+            with self._store.answers(self.keys.events):
+                events = self._client.xrevrange(self.keys.events, count=_EVENTS_LOOKED_AT)
+            there = set(self._numbers())
+        except UnreadableValue:
+            return None
+        named = [words[b"version"] for _, words in events if b"version" in words]
+        return next(
+            (each for each in version_numbers(self.keys.events, named, silent) if each in there), None
+        )
+
+    def active_or_fail(self) -> int:
+        """The version being served. Raises VersionNotFound if there is none."""
+        version = self.active()
+        if version is None:
+            raise VersionNotFound(
+                f"no version of {self.model} is active; its versions: {listed(self._numbers())}"
+            )
+        return version
+
+    def versions(self) -> list[VersionInfo]:
+        """All published versions, oldest first."""
+        active = self.known_active()
+        with self._store.answers(self.keys.versions):
+            members = self._client.zrange(self.keys.versions, 0, -1, withscores=True)
+        published = {
+            version: seconds
+            for member, seconds in members
+            for version in version_numbers(self.keys.versions, [member], self._report)
+        }
+        with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
+            for version in published:
+                pipe.hmget(self.keys.manifest(version), *_LISTED)
+            details = pipe.execute(raise_on_error=False)
+        listed = [
+            self._info(version, seconds, found, version == active)
+            for (version, seconds), found in zip(published.items(), details, strict=True)
+            if isinstance(found, RedisError)
+            or any(each is not None for each in found)  # else collected meanwhile
+        ]
+        return sorted(listed, key=lambda info: info.version)
+
+    def active_through_us(self) -> int:
+        """Through when the active version has learned; 0 where there is none, or it was not learned from streams."""
+        active = self.known_active()
+        try:
+            return (self.manifest(active).through_us or 0) if active is not None else 0
+        except (ArtefactError, VersionNotFound):  # damaged, or collected meanwhile: nothing is known of it
+            return 0
+
+    def manifest(self, version: int) -> Manifest:
+        """The manifest of a version. Raises VersionNotFound, or ArtefactError if it cannot be read."""
+        try:
+            with self._store.answers(self.keys.manifest(version)):
+                found = self._client.hgetall(self.keys.manifest(version))
+        except UnreadableValue as error:
+            raise ArtefactError(f"version {version} is damaged: {error}") from None
+        if not found:
+            raise VersionNotFound(
+                f"{self.model} has no version {version}; its versions: {listed(self._numbers())}"
+            )
+        return self.read_manifest(version, found)
+
+    def read_manifest(self, version: int, found: Mapping[bytes, bytes]) -> Manifest:
+        """Read a manifest's HASH. Raises ArtefactError that names the version and the cure."""
+        try:
+            manifest = Manifest.from_hash(found)
+        except ArtefactError as error:
+            raise ArtefactError(
+                f"version {version} of {self.model}: {error}; or {cure(self.keys.active)} makes it again from its bytes"
+            ) from None
+        if manifest.version != version:
+            why = f"got version {manifest.version}, expected {version}"
+            raise ArtefactError(str(unreadable(self.keys.manifest(version), why)))
+        return manifest
+
+    def _info(
+        self, version: int, seconds: float, found: Sequence[bytes | None] | RedisError, active: bool
+    ) -> VersionInfo:
+        """One version for a list; one whose manifest cannot be read is listed as damaged."""
+        key, published = self.keys.manifest(version), time_of(seconds)
+        try:
+            if isinstance(found, RedisError):
+                raise self._store.translated(found, key)
+            there = {n.encode(): each for n, each in zip(_LISTED, found, strict=True) if each is not None}
+            manifest = self.read_manifest(version, _NOT_LISTED | there)
+        except (ArtefactError, UnreadableValue) as error:
+            self._report(str(error))
+            when = published or datetime.fromtimestamp(0, UTC)
+            damage = f"damaged: {error}"
+            return VersionInfo(version, when, 0, 0, "", active, "", None, "", refused=damage, damaged=True)
+        if published is None:
+            why = f"got the time {seconds} for version {version}, expected seconds since 1970"
+            self._report(f"{unreadable(self.keys.versions, why)}; its manifest's is taken")
+        return VersionInfo(
+            version=version,
+            published=published or manifest.created.astimezone(UTC),
+            rows=manifest.rows,
+            size=manifest.size,
+            sha256=manifest.sha256,
+            active=active,
+            kind=manifest.kind,
+            parent=manifest.parent,
+            content=manifest.content,
+            refused=manifest.refused,
+        )
+
+    def fetch(self, version: int) -> Artefact | Delta:
+        """Download a version as it is stored; sizes, SHA-256 and content are verified before it is returned.
+
+        Raises VersionNotFound, or ArtefactError saying what is damaged.
+        """
+        return self._read(self.manifest(version))
+
+    def chain(self, version: int) -> list[int]:
+        """The versions that `version` is put together from: its snapshot first, itself last.
+
+        Raises VersionNotFound if it is not there, ArtefactError naming the one in between that is not.
+        """
+        return [manifest.version for manifest in self._chain(version)]
+
+    def materialise(self, version: int) -> Artefact:
+        """The whole model of a version, put together from its chain; every part and the result are verified.
+
+        Raises VersionNotFound, or ArtefactError saying what is missing, damaged or does not fit. Time and memory are
+        those of its snapshot.
+        """
+        from model_store.versions.chain import put_together
+
+        manifests = self._chain(version)
+        snapshot, *deltas = (self._read(manifest) for manifest in manifests)
+        try:
+            return put_together(snapshot, deltas)  # type: ignore[arg-type]  # `_read` has held kinds to manifests
+        except ArtefactError as error:
+            raise ArtefactError(f"version {version} cannot be put together: {error}") from error
+
+    def experiment(self) -> Experiment | None:
+        """The model's experiment, None if there is none. Raises StoreError for one that cannot be read."""
+        return self.experiments.read()
+
+    def last_event(self) -> str:
+        """The id of the latest event, where `wait` begins. Read it before `active`: no change is missed."""
+        try:
+            with self._store.answers(self.keys.events):
+                latest = self._client.xrevrange(self.keys.events, count=1)
+        except UnreadableValue as error:
+            self._report(str(error))
+            latest = None
+        return str(latest[0][0].decode()) if latest else "0-0"
+
+    def wait(self, last_event_id: str, timeout_s: float) -> str:
+        """Wait for an event after `last_event_id`; returns the newest one's id, or the same on timeout.
+
+        An event is only a hint: ask `active` for the truth. Where no stream is there, nothing hints: the time passes.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            block_s = min(LONGEST_BLOCK_S, deadline - time.monotonic())
+            try:
+                with self._store.answers(self.keys.events):
+                    streams = self._store.patient_client.xread(
+                        {self.keys.events: last_event_id}, block=max(1, int(1000 * block_s))
+                    )
+            except UnreadableValue as error:
+                self._report(str(error))
+                time.sleep(max(0.0, block_s))
+                streams = None
+            if streams:
+                return str(streams[0][1][-1][0].decode())
+            if time.monotonic() >= deadline:
+                return last_event_id
+
+    # -- the steps, which writing takes too
+
+    def _chain(self, version: int) -> list[Manifest]:
+        """The manifests of `chain`."""
+        from model_store.versions.chain import chain_of
+
+        found: dict[int, Manifest] = {}
+        at: int | None = version
+        while at is not None and at not in found:
+            try:
+                found[at] = self.manifest(at)
+            except VersionNotFound:
+                if at == version:
+                    raise
+                break
+            at = found[at].parent if found[at].is_delta else None
+        return [found[each] for each in chain_of(version, _parents(found))]
+
+    def _read(self, manifest: Manifest) -> Artefact | Delta:
+        from model_store.artefact.arrow_format import decode
+        from model_store.versions.chain import check_as_announced
+
+        read = decode(self._download(manifest))
+        check_as_announced(read, manifest)
+        return read
+
+    def _download(self, manifest: Manifest) -> bytes:
+        from model_store.artefact.artefact import Delta
+
+        if manifest.format > Delta.FORMAT:
+            raise NewerFormat(
+                f"version {manifest.version} has format {manifest.format}, newer than the {Delta.FORMAT} "
+                "this ftrie reads: upgrade ftrie"
+            )
+        try:
+            return download(self._store, self.keys, manifest)
+        except ArtefactError:
+            self.manifest(manifest.version)  # if the version was collected meanwhile, say that instead
+            raise
+
+    def _numbers(self) -> list[int]:
+        with self._store.answers(self.keys.versions):
+            members = self._client.zrange(self.keys.versions, 0, -1)
+        return sorted(version_numbers(self.keys.versions, members, self._report))
+
+    def _report(self, text: str) -> None:
+        if text not in self._reported and len(self._reported) < _MOST_REPORTED:
+            self._reported.add(text)
+            self._on_junk(text)
+
+
+_NOT_LISTED = {b"spec": b"", b"metrics": b"{}", b"recent": b""}
+"""What a list does not read of a manifest: it may be long."""
+_LISTED = tuple(each.name for each in fields(Manifest) if each.name.encode() not in _NOT_LISTED)
+
+
+def _parents(manifests: Mapping[int, Manifest]) -> dict[int, int | None]:
+    return {
+        version: manifest.parent if manifest.is_delta else None for version, manifest in manifests.items()
+    }
+
+
+def parents_of(infos: Sequence[VersionInfo]) -> dict[int, int | None]:
+    """Each version with the parent that it needs: none of a snapshot. Damaged ones are left out."""
+    return {info.version: info.parent if info.kind == DELTA else None for info in infos if not info.damaged}
+
+
+def listed(versions: Sequence[int]) -> str:
+    """Version numbers for a message; of many the first and the last ones, since a gRPC status has room for 8 KiB."""
+    if len(versions) > _MOST_NAMED:
+        return f"{listed(versions[:3])}, … {listed(versions[-3:])} ({len(versions):,} in all)"
+    return ", ".join(map(str, versions)) or "none"

@@ -1,1 +1,0 @@
-"""Explaining: a score taken apart into its keys, by the definition and not by the ranking kernel."""

@@ -1,0 +1,181 @@
+"""What variants that do not answer had answered, written down as JSON lines. Never slows or fails a call.
+
+A call hands its shadows over in microseconds and goes on; one thread a process writes them. What the disk does not
+take in time, or not at all, is dropped and counted. docs/experiments.md has the members of a line.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+import structlog
+
+from model_store.errors import OutputError
+from server.telemetry.families import SHADOW_DROPPED, SHADOW_LOGGED
+from server.telemetry.rotating_file import RotatingFile
+
+if TYPE_CHECKING:
+    from server.ranking.ranker import Ranking, ShadowRanking
+    from server.ranking.served import Serving
+    from server.settings import Settings
+
+LOGGED_ITEMS = 100
+"""Of an answer's items, the first so many are written."""
+WAITING = 1000
+BATCH = 256
+MAX_BYTES = 64 << 20
+KEPT = 3
+CLOSE_S = 2.0
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Seen:
+    """An answer with its shadows. Nothing in it changes any more."""
+
+    time_s: float
+    request_id: str
+    model: str
+    version: int
+    variants: tuple[str, ...]
+    variant: int
+    ids: Sequence[str]
+    score: Sequence[float]
+    shadows: Sequence[ShadowRanking]
+
+    @classmethod
+    def of(cls, request_id: str, serving: Serving, variant: int, ranking: Ranking) -> Seen:
+        """What is worth writing of an answer: of each list the first LOGGED_ITEMS."""
+        few = slice(LOGGED_ITEMS)
+        return cls(
+            time_s=time.time(),
+            request_id=request_id,
+            model=serving.name,
+            version=serving.version,
+            variants=serving.variant_names,
+            variant=variant,
+            ids=ranking.ids[few],
+            score=ranking.score[few],
+            shadows=[
+                replace(s, ids=s.ids[few], score=s.score[few], shown=s.shown[few]) for s in ranking.shadows
+            ],
+        )
+
+
+class ShadowLog:
+    """A bounded queue, and the thread that empties it into a file. Thread safety: `wants` and `offer`, any thread."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        count: Callable[[str, str], None],
+        *,
+        sample: float = 1.0,
+        max_bytes: int = MAX_BYTES,
+        kept: int = KEPT,
+        waiting: int = WAITING,
+    ) -> None:
+        """`count(metric, model)` counts lines; `sample` is the fraction of requests whose shadows are scored at all.
+
+        A file that would grow over `max_bytes` becomes FILE.1, that one FILE.2, up to `kept`. Raises OutputError if the
+        file cannot be opened.
+        """
+        self._path = str(path)
+        self._count = count
+        self._below = int(sample * (1 << 32))
+        self._most_waiting = waiting
+        self._queue: SimpleQueue[Seen | None] = SimpleQueue()
+        self._failing = False
+        try:
+            self._file = RotatingFile(path, max_bytes, kept)
+        except OSError as error:
+            raise OutputError(
+                f"cannot write the shadow log {self._path}: {error.strerror}; name a file that can be written"
+            ) from error
+        self._writer = threading.Thread(target=self._write_all, name="shadow log", daemon=True)
+        self._writer.start()
+
+    @classmethod
+    def of(cls, settings: Settings, count: Callable[[str, str], None]) -> ShadowLog | None:
+        """The log that is asked for, if one is. Raises OutputError."""
+        if not settings.shadow_log:
+            return None
+        return cls(settings.shadow_log, count, sample=settings.shadow_sample)
+
+    def wants(self, request_id: str) -> bool:
+        """Whether this request is in the sample; its id alone decides, so that every server samples the same."""
+        return crc32(request_id.encode("utf-8", "surrogatepass")) < self._below
+
+    def offer(self, seen: Seen) -> None:
+        """Take one answer, or drop it if too many wait. Returns at once, raises nothing."""
+        if self._queue.qsize() < self._most_waiting:
+            self._queue.put(seen)
+        else:
+            self._count(SHADOW_DROPPED, seen.model)
+
+    def close(self) -> None:
+        """Write what waits, for at most CLOSE_S seconds, and end the thread."""
+        self._queue.put(None)
+        self._writer.join(CLOSE_S)
+
+    # -- the writer's thread
+
+    def _write_all(self) -> None:
+        while (first := self._queue.get()) is not None:
+            batch = [first, *self._waiting(BATCH - 1)]
+            ended = None in batch
+            self._write([seen for seen in batch if seen is not None])
+            if ended:
+                return
+
+    def _waiting(self, most: int) -> Iterator[Seen | None]:
+        """What waits now, up to the end or `most`."""
+        for _ in range(most):
+            try:
+                seen = self._queue.get_nowait()
+            except Empty:
+                return
+            yield seen
+            if seen is None:
+                return
+
+    def _write(self, batch: Sequence[Seen]) -> None:
+        metric = SHADOW_DROPPED
+        try:
+            self._file.append(b"".join(_line(seen) for seen in batch))
+            metric, self._failing = SHADOW_LOGGED, False
+        except OSError as error:
+            if not self._failing:
+                _log.error("shadow log not written", file=self._path, error=error.strerror)
+            self._failing = True
+        except Exception:
+            _log.exception("shadow log not written", file=self._path)
+        for seen in batch:
+            self._count(metric, seen.model)
+
+
+def _line(seen: Seen) -> bytes:
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seen.time_s))
+    names = seen.variants
+    line = {
+        "time": f"{stamp}.{int(seen.time_s * 1000) % 1000:03d}Z",
+        "request_id": seen.request_id,
+        "model": seen.model,
+        "version": seen.version,
+        "variant": names[seen.variant],
+        "ids": list(seen.ids),
+        "scores": list(seen.score),
+        "shadows": {
+            names[s.variant]: {"ids": s.ids, "scores": s.score, "shown_scores": s.shown} for s in seen.shadows
+        },
+    }
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"

@@ -1,1 +1,0 @@
-"""Interning: byte strings become small numbers. `ids` finds items, `halves` the item halves of a model's crosses."""

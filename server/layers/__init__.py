@@ -1,1 +1,0 @@
-"""Layers: a model's keys in a large trie that stays and a small one for keys that came since, with values by slot."""

@@ -1,0 +1,261 @@
+"""The form of a model's lines: under which name, and on which side, each feature stands. docs/events.md describes it.
+
+Features go by the columns of the spec, since a trainer reads columns. What a served request has no value of must have
+none in the joined row either, so that both make the same keys: where the row would find another value under that name,
+the line says `""`, which is no value for every kind of field.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import accumulate
+from json.encoder import encode_basestring_ascii
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.errors import FieldValueError
+from model_store.features.features import FeaturePlan, FieldPlan
+from model_store.features.values import Value, decoded, one_scalar, parse_number, set_members
+from model_store.spec.spec import ModelSpec
+from server.model.model import id_fields
+
+OF_THE_LINE = ("request_id", "ts", "cookie", "model", "version", "variant")
+OF_THE_ITEM = ("id", "position", "ctr", "propensity", "unknown")
+"""A field called `position` is learned with the position that was shown, whatever it was scored with: as is the custom
+where clicks depend on places, and answers should not."""
+EMPTY = '""'
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of `user`, `context` or `features`: the value of a column.
+
+    start: its name and the colon. fields: those that are read from the column; the first that has a value is printed.
+    missing: what stands there without a value, None for no member at all.
+    """
+
+    start: str
+    fields: tuple[tuple[str, Printer], ...]
+    missing: str | None
+
+    def of(self, values: Mapping[str, Value]) -> str | None:
+        """The member of a request or an item. Raises FieldValueError."""
+        for name, printed in self.fields:
+            text = printed(values.get(name))
+            if text is not None:
+                return self.start + text
+        return self.missing
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the features of one spec are printed. Immutable; shared by all threads."""
+
+    spec: ModelSpec
+    plan: FeaturePlan
+    user: tuple[Member, ...] = field(init=False)
+    context: tuple[Member, ...] = field(init=False)
+    item: tuple[Member, ...] = field(init=False)
+    id_members: tuple[Member, ...] = field(init=False)
+    """Members of an item that have its own id as value where it has no other."""
+    tells_items: bool = field(init=False)
+    """Whether the model has fields of the item beyond its id: then an unknown item was scored without them."""
+    _known: frozenset[str] = field(init=False)
+    _taken: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        fields, bind = self.plan.fields, object.__setattr__
+        given = self.spec.input
+        own = {name for name in (given.request, given.timestamp, given.cookie) if name}
+        of_the_row = own.union(OF_THE_LINE)
+        ids = id_fields(self.spec, self.plan)
+        bind(self, "user", _members((f for f in fields if f.side == "user"), of_the_row))
+        bind(self, "context", _members((f for f in fields if f.side == "context"), of_the_row))
+        items = [f for f in self.plan.item_fields if f.name not in ids]
+        bind(self, "item", _members(items, of_the_row.union(OF_THE_ITEM) - {"position"}))
+        bind(self, "id_members", _members((f for f in fields if f.name in ids), frozenset()))
+        bind(self, "tells_items", bool(items))
+        bind(self, "_known", frozenset(f.name for f in self.plan.request_fields))
+        names = {name for f in fields for name in (f.name, f.column)}
+        bind(self, "_taken", names | of_the_row | {given.label, given.item, *OF_THE_ITEM})
+
+    def request(self, values: Mapping[str, Value]) -> tuple[str, str]:
+        """The members of `user` and of `context`, commas between them.
+
+        A feature that the model does not know stands in `context` as it came, for a model to come, unless its name
+        is one that the row has another use for. Raises FieldValueError.
+        """
+        user = [text for member in self.user if (text := member.of(values)) is not None]
+        context = [text for member in self.context if (text := member.of(values)) is not None]
+        if not values.keys() <= self._known:
+            for name in values.keys() - self._known - self._taken:
+                if (text := printed_unknown(values[name])) is not None:
+                    context.append(f"{quoted(name)}:{text}")
+        return ",".join(user), ",".join(context)
+
+    def shown(self, item_id: str, values: Mapping[str, Value], *, unknown: bool = False) -> str:
+        """`id` and `features` of an item, and `unknown` if it is, without braces around. Raises FieldValueError."""
+        features = [text for member in self.item if (text := member.of(values)) is not None]
+        for member in self.id_members:
+            text = member.of(values) or self._by_id(member, item_id)
+            if text is not None:
+                features.append(text)
+        mark = ',"unknown":1' if unknown and self.tells_items else ""
+        return f'"id":{quoted(item_id)},"features":{{{",".join(features)}}}{mark}'
+
+    def stored(self, features: Mapping[str, Value]) -> dict[str, Value]:
+        """From the `features` of a line back to values by the names of fields."""
+        return {f.name: features[f.column] for f in self.plan.item_fields if f.column in features}
+
+    def _by_id(self, member: Member, item_id: str) -> str | None:
+        """Where an item has its id as value: the row has that by itself, under the spec's column of items."""
+        name, printed = member.fields[0]
+        try:
+            text = printed(item_id)
+        except FieldValueError:
+            return member.start + EMPTY
+        plan = self.plan.field(name)
+        by_itself = plan is not None and plan.column == self.spec.input.item
+        return None if text is None or by_itself else member.start + text
+
+
+def _members(fields: Iterable[FieldPlan], of_the_row: Set[str]) -> tuple[Member, ...]:
+    by_column: dict[str, list[FieldPlan]] = {}
+    for plan in fields:
+        by_column.setdefault(plan.column, []).append(plan)
+    return tuple(
+        Member(
+            start := f"{quoted(column)}:",
+            tuple((plan.name, printer(plan)) for plan in plans),
+            start + EMPTY if column in of_the_row else None,
+        )
+        for column, plans in by_column.items()
+    )
+
+
+# --- Fragments: what a line says of each item of a catalogue, made once when the catalogue is, end to end in
+# two arrays ---
+#
+# All processes map the same copy. Nothing here knows models, requests or sinks.
+
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Fragments:
+    """Immutable. data uint8, offsets int64[n + 1]: the `id` and `features` of each row, JSON without braces around."""
+
+    data: Array
+    offsets: Array
+
+    @classmethod
+    def of(cls, texts: Sequence[bytes]) -> Fragments:
+        """Those of rows 0, 1, 2 …"""
+        offsets = np.array([0, *accumulate(map(len, texts))], np.int64)
+        return cls(
+            np.frombuffer(bytearray(b"".join(texts)), np.uint8), offsets
+        )  # writable, as kernels have it
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def at(self, row: int) -> bytes:
+        """The fragment of one row. O(its bytes)."""
+        return self.data[self.offsets[row] : self.offsets[row + 1]].tobytes()
+
+    def features_at(self, row: int) -> dict[str, Value]:
+        """The features of one row, by the names they have in lines. O(its bytes)."""
+        features: dict[str, Value] = json.loads(b"{%b}" % self.at(row))["features"]
+        return features
+
+    def by_name(self) -> dict[str, Array]:
+        """The arrays as a catalogue packs them."""
+        return {"fragments.data": self.data, "fragments.offsets": self.offsets}
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, Array]) -> Fragments | None:
+        """Those among a packed catalogue's arrays, if it was packed with them."""
+        if not has_fragments(arrays):
+            return None
+        return cls(arrays["fragments.data"], arrays["fragments.offsets"])
+
+
+def has_fragments(arrays: Mapping[str, Array]) -> bool:
+    """Whether a packed catalogue's arrays hold fragments."""
+    return "fragments.data" in arrays
+
+
+class FragmentWriter:
+    """Collects the fragments of a catalogue's rows."""
+
+    def __init__(self, form: Form) -> None:
+        self._form = form
+        self._rows: list[bytes] = []
+
+    def add(self, row: int, item_id: str, values: Mapping[str, Value]) -> None:
+        """Take in the next row, or another record of an earlier one: its values by field, those that fit."""
+        self._rows[row : row + 1] = [self._form.shown(item_id, values).encode()]
+
+    def finish(self) -> Fragments:
+        """The fragments of rows 0, 1, 2 …"""
+        return Fragments.of(self._rows)
+
+
+# --- A feature's value as JSON: the plainest value that has the very same tokens. Nothing here knows lines or
+# sinks ---
+#
+# Texts stay texts and numbers numbers, before buckets, escapes and parts of times: those are made of them
+# again, by the same rules, wherever the line is read. One kind of field has one kind of JSON, so that a
+# reader's columns have one type: category and time a text, number a number, set and raw a list, or an object
+# where members carry an x.
+
+
+quoted: Callable[[str], str] = encode_basestring_ascii
+"""A text as JSON, in ASCII."""
+
+Printer = Callable[[Value], str | None]
+"""A value as JSON; None of a missing or an empty one. Raises FieldValueError for one that does not fit its field."""
+
+
+def printer(field: FieldPlan) -> Printer:
+    """What prints the values of a field."""
+    if field.is_list:
+        separator = field.spec.separator
+        return lambda value: printed_set(value, separator)
+    return _number if field.kind == "number" else _text
+
+
+def printed_set(value: Value, separator: str | None = None) -> str | None:
+    """The members of a set, each once: a list, or an object of their x where not all of these are 1."""
+    members = {text.decode(): x for text, x in set_members(value, separator).items()}
+    if not members:
+        return None
+    if all(x == 1.0 for x in members.values()):
+        return f"[{','.join(map(quoted, members))}]"
+    return f"{{{','.join(f'{quoted(text)}:{x!r}' for text, x in members.items())}}}"
+
+
+def printed_unknown(value: Value) -> str | None:
+    """A value of no field, as it came."""
+    if isinstance(value, str):
+        return quoted(value) if value else None
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{quoted(str(member))}:{float(x)!r}' for member, x in value.items())}}}"
+    return printed_set(value)
+
+
+def _text(value: Value) -> str | None:
+    if isinstance(value, str):
+        return quoted(value) if value else None
+    return None if value is None else quoted(decoded(one_scalar(value)))
+
+
+def _number(value: Value) -> str | None:
+    return None if value is None or value == "" else repr(parse_number(one_scalar(value)))

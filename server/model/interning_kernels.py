@@ -1,0 +1,171 @@
+"""Interning kernels: byte strings to small numbers, by open addressing. What the strings mean is their callers' affair.
+
+A table is int32[2^k], larger than the number of strings in it; it holds their numbers, -1 where free.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from model_store.hash_kernels import digest, load_u8, load_u64, prefetch
+from model_store.jit import bare_inline, bare_kernel
+
+# In `half`: this key belongs to no mixed cross; in an item's codes: no half that the model knows.
+NO_HALF = -1
+UNKNOWN = -1  # in `rows`: no such id
+
+
+@bare_kernel
+def index_ids(id_data: Any, id_offsets: Any, table: Any) -> None:
+    """Enter the row of each id: id_data uint8, id_offsets int64[n + 1] into it, the table all free."""
+    mask = np.uint64(table.size - 1)
+    for row in range(id_offsets.size - 1):
+        place = _hash(id_data, id_offsets[row], id_offsets[row + 1]) & mask
+        while table[place] >= 0:
+            place = (place + np.uint64(1)) & mask
+        table[place] = row
+
+
+@bare_kernel
+def find_ids(id_data: Any, id_offsets: Any, table: Any, text: Any, spans: Any, rows: Any) -> Any:
+    """rows[i] = the row of the id text[spans[i, 0] : spans[i, 1]] (uint8, int32[n, 2]), or UNKNOWN.
+
+    Returns how many are unknown. Each step touches memory that the step before asked for. Waiting for one id at a time
+    takes seven times as long when the caches are cold.
+    """
+    mask, unknown = np.uint64(table.size - 1), 0
+    for i in range(rows.size):
+        rows[i] = _hash(text, np.int64(spans[i, 0]), np.int64(spans[i, 1])) & mask
+        prefetch(table.ctypes.data + np.int64(rows[i]) * table.itemsize)
+    _ask_for_bytes(id_data, id_offsets, table, rows)
+    for i in range(rows.size):
+        begin, end, place = np.int64(spans[i, 0]), np.int64(spans[i, 1]), np.uint64(rows[i])
+        row = np.int64(table[place])
+        while row >= 0 and not _same(id_data, id_offsets[row], id_offsets[row + 1], text, begin, end):
+            place = (place + np.uint64(1)) & mask
+            row = np.int64(table[place])
+        rows[i] = row
+        unknown += row == UNKNOWN
+    return unknown
+
+
+@bare_inline
+def _ask_for_bytes(id_data: Any, id_offsets: Any, table: Any, rows: Any) -> None:
+    for i in range(rows.size):
+        prefetch(id_offsets.ctypes.data + max(0, np.int64(table[rows[i]])) * id_offsets.itemsize)
+    for i in range(rows.size):
+        prefetch(id_data.ctypes.data + id_offsets[max(0, np.int64(table[rows[i]]))])
+
+
+@bare_kernel
+def intern_halves(
+    key_data: Any, key_offsets: Any, start: Any, stop: Any, prefix: Any, stars: Any,
+    table: Any, halves: Any, count: Any, half: Any,
+) -> Any:  # fmt: skip
+    """Number the distinct item halves of one cross's keys, slots [start, stop); return the new `count`.
+
+    A half is what follows the `stars`-th `*` after the prefix. Invariant: table int32[2^k] is an open-addressing
+    table, less than full, of the `count` numbers given so far, -1 where free; halves int64[count, 2] says where in
+    key_data each begins and ends; half int32[slots] gets each slot's number, NO_HALF if its key has too few `*`.
+    """
+    mask = np.uint64(table.size - 1)
+    for slot in range(start, stop):
+        at, end = np.int64(key_offsets[slot]) + prefix, np.int64(key_offsets[slot + 1])
+        left = stars
+        while left > 0 and at < end:
+            left -= key_data[at] == 0x2A
+            at += 1
+        if left > 0:
+            half[slot] = NO_HALF
+            continue
+        place = _hash(key_data, at, end) & mask
+        while table[place] >= 0 and not _same(
+            key_data, at, end, key_data, halves[table[place], 0], halves[table[place], 1]
+        ):
+            place = (place + np.uint64(1)) & mask
+        if table[place] < 0:
+            table[place] = count
+            halves[count, 0], halves[count, 1] = at, end
+            count += 1
+        half[slot] = table[place]
+    return count
+
+
+@bare_inline
+def _hash(data: Any, at: Any, end: Any) -> Any:
+    return digest(data.ctypes.data + at, end - at)
+
+
+@bare_inline
+def _same(a_data: Any, a: Any, a_end: Any, b_data: Any, b: Any, b_end: Any) -> Any:
+    length = a_end - a
+    if length != b_end - b:
+        return False
+    left, right, i = a_data.ctypes.data + a, b_data.ctypes.data + b, 0
+    while i + 8 <= length:
+        if load_u64(left + i) != load_u64(right + i):
+            return False
+        i += 8
+    while i < length:
+        if load_u8(left + i) != load_u8(right + i):
+            return False
+        i += 1
+    return True
+
+
+WORD_BYTES = 7
+_8 = np.uint64(8)
+
+
+@bare_kernel
+def words_at(data: Any, spans: Any, rows: Any, depth: Any, out: Any) -> None:
+    """out[i] uint64 = a number that orders by seven bytes from `depth` on, then by whether more of them are there.
+
+    The span data[spans[rows[i], 0] : spans[rows[i], 1]] that ends before is filled up with 0; the lowest byte counts
+    what there is, up to 8, so that a text comes before a longer one that begins with it.
+    """
+    for i in range(rows.size):
+        at, end = spans[rows[i], 0] + depth, spans[rows[i], 1]
+        word = np.uint64(0)
+        for byte in range(WORD_BYTES):
+            word = word << _8 | (np.uint64(data[at + byte]) if at + byte < end else np.uint64(0))
+        out[i] = word << _8 | np.uint64(max(0, min(end - at, WORD_BYTES + 1)))
+
+
+@bare_kernel
+def write_spans(data: Any, spans: Any, rows: Any, tag: Any, out: Any, offsets: Any) -> None:
+    """Write `tag` (uint8) and the span's bytes for each of `rows`, end to end; offsets int64[rows + 1] says where.
+
+    offsets[0] is set by the caller; `out` has room.
+    """
+    to = offsets[0]
+    for i in range(rows.size):
+        for byte in range(tag.size):
+            out[to + byte] = tag[byte]
+        to += tag.size
+        for at in range(spans[rows[i], 0], spans[rows[i], 1]):
+            out[to] = data[at]
+            to += 1
+        offsets[i + 1] = to
+
+
+@bare_kernel
+def mark_request_halves(
+    key_data: Any, key_offsets: Any, start: Any, stop: Any, prefix: Any, stars: Any, run: Any
+) -> None:
+    """run[slot] = the first slot in [start, stop) whose key has the same bytes up to the `stars`-th `*`."""
+    first, length = start, -1
+    for slot in range(start, stop):
+        begin, end = np.int64(key_offsets[slot]), np.int64(key_offsets[slot + 1])
+        left, at = stars, begin + prefix
+        while left > 0 and at < end:
+            left -= key_data[at] == 0x2A
+            at += 1
+        head = at - begin
+        if head != length or not _same(
+            key_data, begin, at, key_data, np.int64(key_offsets[first]), np.int64(key_offsets[first]) + head
+        ):
+            first, length = slot, head
+        run[slot] = first

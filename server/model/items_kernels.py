@@ -1,0 +1,94 @@
+"""Kernels over items: each one's own sums for every variant, and its halves as numbers. See `server/model/items.py`.
+
+Groups of arrays are those of `server/ranking/scoring_kernels.py`, columns of terms those of `server/scoring/choices`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from model_store.jit import bare_inline, bare_kernel
+from server.model.interning_kernels import NO_HALF
+from server.model.terms_kernels import FIRST_RUN, MASK, find_key, first_choice, next_choice
+
+
+@bare_kernel
+def sum_items(
+    nodes: Any, first_byte: Any, key_data: Any, weights: Any, variants: Any, rates: Any,
+    fresh_nodes: Any, fresh_first_byte: Any, fresh_key_data: Any,
+    fresh_weights: Any, fresh_variants: Any, fresh_rates: Any, terms: Any,
+    values: Any, value_start: Any, begin: Any, xs: Any, text: Any, first: Any, choice: Any, own: Any, unsure: Any,
+) -> None:  # fmt: skip
+    """Add Σ w·x and Σ rate·|x| over the keys that each row's item makes alone to own and unsure, f64[v, rows].
+
+    For the variants first + v. weights and rates f32[variants, n] have all variants of the model, or one row that they
+    share. own and unsure are all 0. Each key is walked once for all variants.
+    """
+    trie, fresh_trie = (nodes, first_byte, key_data), (fresh_nodes, fresh_first_byte, fresh_key_data)
+    by_slot, fresh_by_slot = (weights, variants, rates), (fresh_weights, fresh_variants, fresh_rates)
+    tokens = (values, value_start, begin, xs, text)
+    for row in range(own.shape[1]):
+        for term in range(terms.shape[0]):
+            going = first_choice(terms, term, values, row, value_start, choice)
+            while going:
+                slot, fresh_slot, x = find_key(trie, fresh_trie, terms, term, tokens, choice)
+                if slot >= 0:
+                    _add_own(by_slot, slot, terms[term, MASK], x, first, row, own, unsure)
+                elif fresh_slot >= 0:
+                    _add_own(fresh_by_slot, fresh_slot, terms[term, MASK], x, first, row, own, unsure)
+                going = next_choice(terms, term, values, row, value_start, choice)
+
+
+@bare_inline
+def _add_own(by_slot: Any, slot: Any, mask: Any, x: Any, first: Any, row: Any, own: Any, unsure: Any) -> None:
+    weights, variants, rates = by_slot
+    shared = weights.shape[0] == 1
+    for v in range(own.shape[0]):
+        variant = first + v
+        used = np.int64(variants[variant >> 3, slot]) >> (variant & 7)
+        if used & (mask >> variant) & 1 != 0:
+            whose = 0 if shared else variant
+            own[v, row] += weights[whose, slot] * x
+            unsure[v, row] += rates[whose, slot] * abs(x)
+
+
+@bare_kernel
+def code_items(
+    nodes: Any, first_byte: Any, key_data: Any, fresh_nodes: Any, fresh_first_byte: Any, fresh_key_data: Any,
+    first_fresh: Any, terms: Any,
+    values: Any, value_start: Any, begin: Any, xs: Any, text: Any,
+    choice: Any, codes: Any, run_start: Any, run_half: Any, run_x: Any,
+) -> Any:  # fmt: skip
+    """Find each item's half in each group: codes[row, group] is a half, NO_HALF, or a run of (half, x) pairs.
+
+    The tries are those of the halves, `terms` has a row a group; the fresh ones are numbered from `first_fresh` on. An
+    item has a run where it has several halves, or one with x other than 1. Returns the numbers of runs and pairs;
+    those that do not fit the arrays are counted only.
+    """
+    trie, fresh_trie = (nodes, first_byte, key_data), (fresh_nodes, fresh_first_byte, fresh_key_data)
+    tokens = (values, value_start, begin, xs, text)
+    runs, pairs = 0, 0
+    for row in range(codes.shape[0]):
+        for group in range(terms.shape[0]):
+            found, only, only_x = 0, NO_HALF, 1.0
+            going = first_choice(terms, group, values, row, value_start, choice)
+            while going:
+                half, fresh_half, x = find_key(trie, fresh_trie, terms, group, tokens, choice)
+                if fresh_half >= 0:
+                    half = first_fresh + fresh_half
+                if half >= 0:
+                    if pairs + found < run_half.size:
+                        run_half[pairs + found], run_x[pairs + found] = half, x
+                    found, only, only_x = found + 1, half, x
+                going = next_choice(terms, group, values, row, value_start, choice)
+            if found <= 1 and only_x == 1.0:
+                codes[row, group] = only
+            else:
+                codes[row, group] = FIRST_RUN - runs
+                pairs += found
+                runs += 1
+                if runs < run_start.size:
+                    run_start[runs] = pairs
+    return runs, pairs

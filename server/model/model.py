@@ -1,0 +1,201 @@
+"""Model: one published version, ready to score: its keys and values in two layers, and its plan's terms over both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.artefact.artefact import Artefact
+from model_store.artefact.calibration import Calibration
+from model_store.features.features import FeaturePlan, FieldPlan
+from model_store.spec.keys import BIAS
+from model_store.spec.spec import ModelSpec
+from model_store.trie.trie import Cursor, FlatTrie
+from server.model.item_parts import Halves, group_of, groups_of, is_mixed
+from server.model.layers import Base, Layer
+from server.model.request_tokens import RequestTokens, SetCrosses
+from server.model.terms_kernels import BASE, COUNT, FIELD, FRESH, GROUP, MASK, TERM_COLUMNS
+from server.model.values import Values
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a model says of a key: its weight and learning rate for one variant."""
+
+    weight: float
+    rate: float
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A version of a model. Immutable; shared by all threads. Each key lies in `base` or in `fresh`, never in both."""
+
+    version: int
+    spec: ModelSpec
+    plan: FeaturePlan
+    request_tokens: RequestTokens
+    item_set_crosses: SetCrosses
+    base: Layer
+    fresh: Layer
+    terms: Terms
+    calibration: Calibration | None
+
+    @classmethod
+    def build(cls, artefact: Artefact, version: int) -> Model:
+        """Build from a verified artefact. O(key bytes + weights). Raises ArtefactError for unsorted keys.
+
+        Shares the artefact's arrays, but turns a column of weights a variant into a row, so that a request's reads,
+        which are of one variant, lie together.
+        """
+        trie = FlatTrie.build(artefact.key_data, artefact.key_offsets)
+        base = Base.of_spec(artefact.spec, trie, Halves.of(FeaturePlan.of(artefact.spec), trie))
+        values = Values.of(artefact)
+        fresh = Layer.none(values, len(base.halves.trie))
+        return cls.of(version, base, values, fresh, artefact.calibration)
+
+    @classmethod
+    def of(
+        cls, version: int, base: Base, values: Values, fresh: Layer, calibration: Calibration | None
+    ) -> Model:
+        """Bind layers that are built. O(bytes of the plan's prefixes)."""
+        layer = Layer(base.trie, base.halves, values)
+        terms = Terms.of(base.plan, layer, fresh)
+        of_plan = base.spec, base.plan, base.request_tokens, base.item_set_crosses
+        return cls(version, *of_plan, layer, fresh, terms, calibration)
+
+    @property
+    def halves(self) -> int:
+        """How many item halves both layers have. O(1)."""
+        return self.fresh.halves.stop
+
+    def look_up(self, key: bytes, variant: int) -> Entry | None:
+        """What `variant` knows of a key; None if it does not use it. O(L). Raises IndexError for no such variant."""
+        for layer in (self.base, self.fresh):
+            slot, values = layer.trie.get(key), layer.values
+            if slot >= 0 and values.uses(slot, variant):
+                whose = variant if values.width > 1 else 0
+                return Entry(float(values.weights[whose, slot]), float(values.rates[whose, slot]))
+        return None
+
+    def head(self, variant: int) -> tuple[Array, ...]:
+        """What each call of the kernel `rank` begins with, for one variant. Raises IndexError for no such variant."""
+        base, fresh = self.base, self.fresh
+        whose, plane = variant if base.values.width > 1 else 0, variant >> 3
+        return (
+            *base.trie.walked, base.values.weights[whose], base.values.variants[plane], base.halves.half,
+            *fresh.trie.walked, fresh.values.weights[whose], fresh.values.variants[plane],
+            fresh.halves.half, fresh.halves.at,
+            self.terms.request, self.terms.mixed,
+        )  # fmt: skip
+
+    @cached_property
+    def item_id_fields(self) -> tuple[str, ...]:
+        """Item fields that stand for the item itself: an item without a value there has its own id as value."""
+        return id_fields(self.spec, self.plan)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays. O(1)."""
+        return self.base.nbytes + self.fresh.nbytes
+
+
+def id_fields(spec: ModelSpec, plan: FeaturePlan) -> tuple[str, ...]:
+    """Item fields that stand for the item itself."""
+    column = spec.input.item
+    return tuple(f.name for f in plan.item_fields if column is not None and column in (f.name, f.column))
+
+
+# --- Terms: a plan's fields and crosses as rows of numbers, each with its prefix walked once in both layers'
+# tries ---
+#
+# A term whose prefix leads to no key in either is left out here, so that no request spends anything on it.
+# Nothing here scores.
+
+
+Tries = tuple[FlatTrie, FlatTrie]
+_ALL_VARIANTS = 2**32 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """int64[terms, TERM_COLUMNS] each; the columns are named in `server/model/terms_kernels.py`.
+
+    request: the bias, fields and crosses of the request alone, fields numbered as in plan.request_fields.
+    item: those of the item alone, fields numbered as in plan.item_fields. mixed: crosses of both, with their request
+    fields. groups: a row for each group of item halves that has any, with its item fields.
+    """
+
+    request: Array
+    item: Array
+    mixed: Array
+    groups: Array
+
+    @classmethod
+    def of(cls, plan: FeaturePlan, base: Layer, fresh: Layer) -> Terms:
+        """Walk every prefix of the plan. O(bytes of the prefixes)."""
+        tries = base.trie, fresh.trie
+        groups = [*_groups(plan, base, fresh)]
+        return cls(
+            request=_array([_row(_prefix(tries, BIAS)), *_alone(plan, tries, plan.request_fields)]),
+            item=_array([*_alone(plan, tries, plan.item_fields)]),
+            mixed=_array([*_mixed(plan, tries, [names for names, _ in groups])]),
+            groups=_array([row for _, row in groups]),
+        )
+
+
+def _alone(plan: FeaturePlan, tries: Tries, side: Sequence[FieldPlan]) -> Iterator[list[int]]:
+    """The fields of one side, then the crosses among them."""
+    for field in side:
+        yield _row(_prefix(tries, field.prefix), _numbers([field], side), field.mask)
+    for cross in plan.crosses:
+        if all(field in side for field in cross.fields):
+            yield _row(_prefix(tries, cross.prefix), _numbers(cross.fields, side), cross.mask)
+
+
+def _mixed(plan: FeaturePlan, tries: Tries, groups: list[tuple[str, ...]]) -> Iterator[list[int]]:
+    for cross in plan.crosses:
+        if is_mixed(cross) and group_of(cross) in groups:
+            numbers = _numbers(cross.request_fields, plan.request_fields)
+            yield _row(_prefix(tries, cross.prefix), numbers, cross.mask, groups.index(group_of(cross)))
+
+
+def _groups(plan: FeaturePlan, base: Layer, fresh: Layer) -> Iterator[tuple[tuple[str, ...], list[int]]]:
+    for number, names in enumerate(groups_of(plan)):
+        fields = [field for name in names for field in plan.item_fields if field.name == name]
+        places = base.halves.cursor(number), fresh.halves.cursor(number)
+        if any(places):
+            yield names, _row(places, _numbers(fields, plan.item_fields))
+
+
+def _numbers(fields: Sequence[FieldPlan], side: Sequence[FieldPlan]) -> list[int]:
+    return [side.index(field) for field in fields]
+
+
+def _prefix(tries: Tries, prefix: bytes) -> tuple[Cursor | None, Cursor | None]:
+    base, fresh = tries
+    return base.cursor(prefix), fresh.cursor(prefix)
+
+
+def _row(
+    places: tuple[Cursor | None, Cursor | None],
+    fields: Sequence[int] = (),
+    mask: int = _ALL_VARIANTS,
+    group: int = 0,
+) -> list[int]:
+    row = [0] * TERM_COLUMNS
+    row[COUNT], row[FIELD : FIELD + len(fields)], row[MASK], row[GROUP] = len(fields), fields, mask, group
+    for column, cursor in zip((BASE, FRESH), places, strict=True):
+        row[column : column + 3] = (cursor.node, cursor.used, cursor.stop) if cursor else (-1, 0, 0)
+    return row
+
+
+def _array(rows: list[list[int]]) -> Array:
+    kept = [row for row in rows if row[BASE] >= 0 or row[FRESH] >= 0]
+    return np.array(kept, np.int64).reshape(-1, TERM_COLUMNS)

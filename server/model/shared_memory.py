@@ -1,0 +1,261 @@
+"""Mapped: named arrays and a JSON head in one block of memory that processes share by its descriptor.
+
+docs/layers.md holds the byte table. Nothing here knows what the arrays mean, who may write them, or when.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import mmap
+import os
+import secrets
+import struct
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.errors import ArtefactError
+from model_store.whole_file import write_whole
+
+MAGIC = b"FPART\x00\r\n"
+FORMAT_VERSION = 1
+ALIGNMENT = 64
+START = struct.Struct(
+    "<8sII32sQQ"
+)  # magic, format version, START's size, SHA-256, bytes of the text, of everything
+CHECKED_FROM = 48  # the checksum is of every byte from here on
+
+Array = npt.NDArray[Any]
+Shapes = Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]]
+
+
+class Mapped:
+    """A block of shared memory. Its arrays are views of one shared map, alike in every process that has it open.
+
+    head: a JSON object; arrays: by name; nbytes: of the whole block; uid: names this block, or this use of it, in
+    messages between processes; fd: a descriptor to pass on, until `close`; memory: the map, which lives while any array
+    does. A process maps the same memory once, under however many uids it is handed over.
+
+    The arrays are writable, because kernels are compiled for one kind of array and because a block may be filled
+    after it was made. Whoever was handed a block treats it as constant.
+    """
+
+    __slots__ = ("__weakref__", "arrays", "fd", "head", "memory", "nbytes", "uid")
+
+    def __init__(
+        self, fd: int, uid: str, head: dict[str, Any], arrays: dict[str, Array], memory: mmap.mmap
+    ) -> None:
+        self.fd, self.uid, self.head, self.arrays, self.memory = fd, uid, head, arrays, memory
+        self.nbytes = len(memory)
+
+    @classmethod
+    def empty(cls, head: Mapping[str, Any], shapes: Shapes) -> Mapped:
+        """A new block whose arrays are all 0, for its maker to fill. Raises OSError where memory is short."""
+        kinds = [[name, np.dtype(dtype).str, list(shape)] for name, (dtype, shape) in shapes.items()]
+        text = json.dumps({"head": head, "arrays": kinds}, separators=(",", ":")).encode()
+        size = _end(len(text), kinds)
+        fd = _new_memory(size)
+        try:
+            memory = mmap.mmap(fd, size)
+            memory[: START.size] = START.pack(MAGIC, FORMAT_VERSION, START.size, bytes(32), len(text), size)
+            memory[START.size : START.size + len(text)] = text
+            return cls(fd, secrets.token_hex(8), dict(head), _views(memory, len(text), kinds), memory)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def write(cls, head: Mapping[str, Any], arrays: Mapping[str, Array]) -> Mapped:
+        """A new block with copies of these arrays. O(bytes). Raises OSError where memory is short."""
+        block = cls.empty(head, {name: (array.dtype, array.shape) for name, array in arrays.items()})
+        for name, array in arrays.items():
+            np.copyto(block.arrays[name], array)
+        return block
+
+    @classmethod
+    def open(cls, fd: int, uid: str) -> Mapped:
+        """Map a block that another process made. O(head): it is trusted. Keeps `fd`, which `close` closes.
+
+        Raises ArtefactError for what is no such block.
+        """
+        status = os.fstat(fd)
+        if status.st_size < START.size:
+            raise ArtefactError(
+                f"{status.st_size} bytes are no part of a model; expected at least {START.size}"
+            )
+        memory = _MAPS.get((status.st_dev, status.st_ino))
+        if memory is None:
+            memory = _MAPS[status.st_dev, status.st_ino] = mmap.mmap(fd, status.st_size)
+        return cls._of(fd, uid, memory, "shared memory")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Mapped:
+        """Read a file that `save` wrote into a new block, verified. O(bytes).
+
+        Raises ArtefactError if the file is missing, damaged, cut short or of another format.
+        """
+        try:
+            with open(path, "rb") as file:
+                return cls._read(file, str(path))
+        except OSError as error:
+            raise ArtefactError(f"cannot read {path}: {error.strerror}") from None
+
+    @classmethod
+    def _read(cls, file: BufferedReader, where: str) -> Mapped:
+        size = os.fstat(file.fileno()).st_size
+        if size < START.size:
+            raise ArtefactError(f"{where}: {size} bytes are no part of a model; fetch it again")
+        fd = _new_memory(size)
+        try:
+            memory = mmap.mmap(fd, size)
+            _verify(memory, file.readinto(memory), where)
+            return cls._of(fd, secrets.token_hex(8), memory, where)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def _of(cls, fd: int, uid: str, memory: mmap.mmap, where: str) -> Mapped:
+        _check_start(memory, where)
+        length = START.unpack_from(memory)[4]
+        document = json.loads(memory[START.size : START.size + length])
+        arrays = _views(memory, length, document["arrays"])
+        return cls(fd, uid, document["head"], arrays, memory)
+
+    def save(self, path: str | Path) -> None:
+        """Write a file, whole or not at all, with its SHA-256. O(bytes). Raises OutputError."""
+        memory = mmap.mmap(self.fd, self.nbytes)
+        view = memoryview(memory)
+        memory[16:CHECKED_FROM] = hashlib.sha256(view[CHECKED_FROM:]).digest()
+        write_whole(Path(path), view)
+
+    def anew(self) -> Mapped:
+        """The same memory for another use: with a uid and a descriptor of its own."""
+        return Mapped(os.dup(self.fd), secrets.token_hex(8), self.head, self.arrays, self.memory)
+
+    def close(self) -> None:
+        """Let go of the descriptor; the arrays stay as long as they are used. Once or more often."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+_MAPS: WeakValueDictionary[tuple[int, int], mmap.mmap] = WeakValueDictionary()
+"""Maps of what was opened, by device and inode, which nothing else can have while the map lives."""
+
+
+def _new_memory(size: int) -> int:
+    """The descriptor of `size` bytes of 0 without a name. Sealed against resizing, which would kill who reads it."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("ftrie", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    try:
+        _reserve(fd, size)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _reserve(fd: int, size: int) -> None:
+    """Memory that is promised only is missing when it is written, and then nothing can be said any more."""
+    reserve: Callable[[int, int, int], None] | None = getattr(os, "posix_fallocate", None)
+    if reserve is None:
+        os.ftruncate(fd, size)
+    else:
+        reserve(fd, 0, size)
+    if hasattr(fcntl, "F_ADD_SEALS") and hasattr(os, "memfd_create"):
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+
+
+def _views(memory: mmap.mmap, text: int, kinds: list[list[Any]]) -> dict[str, Array]:
+    arrays: dict[str, Array] = {}
+    at = _aligned(START.size + text)
+    for name, kind, shape in kinds:
+        arrays[name] = np.ndarray(tuple(shape), np.dtype(kind), memory, at)
+        at = _aligned(at + arrays[name].nbytes)
+    return arrays
+
+
+def _end(text: int, kinds: list[list[Any]]) -> int:
+    at = _aligned(START.size + text)
+    for _, kind, shape in kinds:
+        count = 1
+        for length in shape:
+            count *= length
+        at = _aligned(at + count * np.dtype(kind).itemsize)
+    return at
+
+
+def _aligned(at: int) -> int:
+    return -(-at // ALIGNMENT) * ALIGNMENT
+
+
+def _check_start(memory: mmap.mmap, where: str) -> None:
+    magic, version, start, _, text, size = START.unpack_from(memory)
+    if magic != MAGIC:
+        raise ArtefactError(f"{where}: no part of a model: it begins with {magic!r}, expected {MAGIC!r}")
+    if (version, start) != (FORMAT_VERSION, START.size):
+        raise ArtefactError(f"{where}: format {version} of parts, expected {FORMAT_VERSION}; fetch it again")
+    if size != len(memory) or START.size + text > size:
+        raise ArtefactError(f"{where}: {len(memory)} bytes, the header says {size}; fetch it again")
+
+
+def _verify(memory: mmap.mmap, read: int, where: str) -> None:
+    if read != len(memory):
+        raise ArtefactError(f"{where}: it changed while it was read; fetch it again")
+    _check_start(memory, where)
+    expected = START.unpack_from(memory)[3]
+    with memoryview(memory) as view:
+        found = hashlib.sha256(view[CHECKED_FROM:]).digest()
+    if found != expected:
+        raise ArtefactError(
+            f"{where}: damaged: SHA-256 is {found.hex()}, the header says {expected.hex()}; fetch it again"
+        )
+
+
+# --- Parts: one version of a model as processes hand it to each other, as blocks of shared memory ---
+#
+# Most blocks outlive a version: a delta replaces values and items, and the fresh layer if it has keys that
+# the base lacks. docs/layers.md has a table of what each block holds. Nothing here builds or binds them.
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """All that a worker needs to answer with one version.
+
+    sha256: that of the version as stored. content: the digest of its rows (`model_store.artefact.rows`).
+
+    base: spec, trie, item halves; no values. values: weights, variants and rates by the base's slots; the block is
+    written again for a later version, under another uid, once nobody reads it. fresh: keys that the base lacks, with
+    their values; None where there are none. items: what this version knows of the catalogue's items; its calibration.
+    catalogue: the items.
+    """
+
+    name: str
+    version: int
+    sha256: str
+    content: str
+    items_generation: int
+    base: Mapped
+    values: Mapped
+    fresh: Mapped | None
+    items: Mapped
+    catalogue: Mapped
+
+
+BLOCKS = ("base", "values", "fresh", "items", "catalogue")

@@ -1,0 +1,241 @@
+"""Values: what a model says of each key, as arrays over a trie's slots. Nothing here knows keys."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.artefact.rows import ModelRows
+from server.model.shared_memory import Mapped, Shapes
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """What each slot's key is worth.
+
+    weights and rates float32[w, n], with w = 1 or, where each variant has its own, a row a variant; variants
+    uint8[planes, n], bit v % 8 of plane v // 8: variant v uses the key (few models have more than eight
+    variants). A key that was taken out has 0 in all of them.
+    """
+
+    weights: Array
+    variants: Array
+    rates: Array
+
+    @classmethod
+    def of(cls, rows: ModelRows) -> Values:
+        """Those of an artefact or a delta: shared with it, but a column of weights a variant becomes a row."""
+        planes = planes_for(len(rows.spec.variants))
+        by_byte = np.ascontiguousarray(rows.variants, "<u4").view(np.uint8).reshape(-1, 4)
+        used = np.ascontiguousarray(by_byte[:, :planes].T)
+        return cls(as_rows(rows.weight), used, as_rows(rows.rate))
+
+    @classmethod
+    def empty(cls, width: int, planes: int, keys: int) -> Values:
+        """All 0."""
+        numbers = (np.zeros((width, keys), np.float32) for _ in range(2))
+        return cls(next(numbers), np.zeros((planes, keys), np.uint8), next(numbers))
+
+    def zeros(self, keys: int) -> Values:
+        """Values of this shape for `keys` keys, all 0."""
+        return Values.empty(self.width, len(self.variants), keys)
+
+    @classmethod
+    def of_part(cls, part: Mapped) -> Values:
+        """Views of a part's arrays."""
+        return cls(*(part.arrays[name] for name in ("weights", "variants", "rates")))
+
+    @property
+    def shapes(self) -> Shapes:
+        """The arrays of a part that holds as many values."""
+        return {name: (array.dtype, array.shape) for name, array in self.by_name().items()}
+
+    def by_name(self) -> dict[str, Array]:
+        """The arrays as a part has them."""
+        return {"weights": self.weights, "variants": self.variants, "rates": self.rates}
+
+    def fill(self, source: Values) -> None:
+        """Become equal to `source`. O(n)."""
+        for own, other in zip(self.by_name().values(), source.by_name().values(), strict=True):
+            np.copyto(own, other)
+
+    def take(self, slots: Array) -> Values:
+        """Copies of the values in these slots."""
+        return Values(self.weights[:, slots], self.variants[:, slots], self.rates[:, slots])
+
+    def put(self, slots: Array, values: Values) -> None:
+        """Write `values` into these slots."""
+        self.weights[:, slots] = values.weights
+        self.variants[:, slots] = values.variants
+        self.rates[:, slots] = values.rates
+
+    @property
+    def arrays(self) -> tuple[Array, Array, Array]:
+        """weights, variants and rates."""
+        return self.weights, self.variants, self.rates
+
+    @property
+    def used(self) -> Array:
+        """bool[n]: whether any variant uses the key."""
+        return np.asarray(self.variants.any(axis=0))
+
+    @property
+    def bits(self) -> Array:
+        """uint32[n], bit v: variant v uses the key; as an artefact has them."""
+        found = np.zeros(len(self), np.uint32)
+        for plane, byte in enumerate(self.variants):
+            found |= byte.astype(np.uint32) << np.uint32(8 * plane)
+        return found
+
+    def uses(self, slot: int, variant: int) -> bool:
+        """Whether the variant uses the key in this slot."""
+        return bool(self.variants[variant >> 3, slot] >> (variant & 7) & 1)
+
+    @property
+    def width(self) -> int:
+        """How many weights a key has."""
+        return len(self.weights)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays. O(1)."""
+        return self.weights.nbytes + self.variants.nbytes + self.rates.nbytes
+
+    def __len__(self) -> int:
+        return int(self.variants.shape[1])
+
+
+def as_rows(numbers: Array) -> Array:
+    """float32[rows] or [rows, variants] as [1, rows] or [variants, rows], whose rows lie together."""
+    return np.ascontiguousarray(np.atleast_2d(numbers.T))
+
+
+def planes_for(variants: int) -> int:
+    """How many bytes hold a bit for each of so many variants."""
+    return -(-variants // 8)
+
+
+# --- Buffers: the values of a base in memory that is used in turns, so that a delta costs what it changes ---
+#
+# One buffer is served; a delta is written into another, after that has caught up, and then that one is
+# served. Which buffers are still read is told from outside. Nothing here knows keys.
+
+
+Slots = npt.NDArray[np.int64]
+_TORN = -1
+_COPY_ALL = 4  # more than one slot in four to catch up on: copying everything is quicker
+
+
+class _Buffer:
+    """turn: the block under the uid of its present use. written: up to which delta; _TORN if nobody knows."""
+
+    def __init__(self, block: Mapped, written: int) -> None:
+        self.turn, self.values, self.written = block, Values.of_part(block), written
+        self.read, self.held = False, False
+
+    @property
+    def free(self) -> bool:
+        """Whether it may be written, unless it is the one that is served."""
+        return not (self.read or self.held)
+
+
+class Buffers:
+    """The buffers of one base. For one thread.
+
+    Invariants:
+    1. `served` is never written, nor is any other buffer that was served and not released since.
+    2. A buffer whose `written` is w equals the served one but for the slots in `_log` after w.
+    """
+
+    def __init__(self, first: Mapped) -> None:
+        """`first`: a block with the arrays of `Values.shapes`, filled."""
+        self._served = _Buffer(first, 0)
+        self._served.read = True
+        self._all = [self._served]
+        self._log: deque[tuple[int, Slots]] = deque()
+        self._next, self._slots = self._served, np.empty(0, np.int64)
+        self._held_uid = ""
+
+    @property
+    def served(self) -> Mapped:
+        """The block whose values are those of the present version."""
+        return self._served.turn
+
+    @property
+    def values(self) -> Values:
+        """Its arrays."""
+        return self._served.values
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def released(self, uid: str) -> None:
+        """Nobody reads the block of this uid any more. A uid of an earlier turn changes nothing."""
+        for buffer in self._all:
+            if buffer.turn.uid == uid:
+                buffer.read = False
+
+    def hold(self) -> str:
+        """Keep what is served now from being written, for a reader of one's own, until `let_go` of the uid returned."""
+        self._served.held, self._held_uid = True, self._served.turn.uid
+        return self._held_uid
+
+    def let_go(self, uid: str) -> None:
+        """That reader has ended."""
+        for buffer in self._all:
+            if buffer.held and self._held_uid == uid:
+                buffer.held = False
+
+    def prepare(self, slots: Slots, values: Values) -> Values:
+        """The present values with these in these slots, in a buffer that `serve` will serve; nothing changes till then.
+
+        O(slots written since that buffer was served). Raises OSError if it takes another buffer and memory is short.
+        """
+        buffer = self._next = self._spare()
+        self._catch_up(buffer)
+        buffer.values.put(slots, values)
+        self._slots = slots
+        return buffer.values
+
+    def serve(self) -> None:
+        """Serve what was prepared."""
+        buffer, latest = self._next, self._served.written + 1
+        self._log.append((latest, self._slots))
+        buffer.turn, buffer.written, buffer.read = buffer.turn.anew(), latest, True
+        before, self._served = self._served, buffer
+        self._forget(before)
+
+    def _spare(self) -> _Buffer:
+        """A buffer that nobody reads, the one with least to catch up on; a new one if there is none."""
+        free = [buffer for buffer in self._all if buffer.free and buffer is not self._served]
+        if free:
+            return max(free, key=lambda buffer: buffer.written)
+        values = self._served.values
+        block = Mapped.empty(self._served.turn.head, values.shapes)
+        buffer = _Buffer(block, _TORN)
+        self._all.append(buffer)
+        return buffer
+
+    def _catch_up(self, buffer: _Buffer) -> None:
+        """Make it equal to the served one; torn while that is being done, and until it is served."""
+        missed = [slots for written, slots in self._log if written > buffer.written]
+        whole = buffer.written == _TORN or sum(map(len, missed)) > len(self.values) // _COPY_ALL
+        buffer.written = _TORN
+        if whole:
+            buffer.values.fill(self.values)
+        else:
+            for slots in missed:
+                buffer.values.put(slots, self.values.take(slots))
+
+    def _forget(self, next_spare: _Buffer) -> None:
+        """Drop every other buffer that nobody reads, and of the log what none has to catch up on."""
+        self._all = [buffer for buffer in self._all if not buffer.free or buffer is next_spare]
+        oldest = min(buffer.written for buffer in self._all)
+        while self._log and self._log[0][0] <= oldest:
+            self._log.popleft()

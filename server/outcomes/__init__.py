@@ -1,1 +1,0 @@
-"""What variants came to online: rates with intervals, differences, and how much more would have to be seen."""

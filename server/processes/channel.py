@@ -1,0 +1,187 @@
+"""The control channel between supervisor and worker: JSON messages over a Unix socket pair, open files beside them.
+
+A message is a length of 4 bytes, little endian, and that many bytes of JSON; the descriptors travel with the length.
+What the messages say is in `server.processes.channel`. Both ends run the same release of ftrie.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from server.model.shared_memory import BLOCKS, Mapped, Parts
+
+MAX_MESSAGE_BYTES = 64 << 20
+MAX_DESCRIPTORS = 16
+SEND_TIMEOUT_S = 5.0
+_LENGTH = struct.Struct("<I")
+
+
+class ChannelClosed(Exception):
+    """The other end is gone, or takes nothing in: the process there is to be treated as dead."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What was received. Who takes it owns `descriptors`, and closes them."""
+
+    body: dict[str, Any]
+    descriptors: tuple[int, ...] = ()
+
+
+class Channel:
+    """One end. Thread safety: any thread may send; one thread receives."""
+
+    def __init__(self, end: socket.socket) -> None:
+        """Takes over a connected, blocking stream socket of the Unix family."""
+        # A send waits for room at most this long: an end that takes nothing must not hold up the others.
+        seconds, microseconds = int(SEND_TIMEOUT_S), int(SEND_TIMEOUT_S % 1 * 1e6)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", seconds, microseconds))
+        self._socket = end
+        self._sending = threading.Lock()
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, socket.socket]:
+        """A channel, and the socket of its other end, which a child inherits."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return cls(ours), theirs
+
+    def send(self, body: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Send one message whole; the descriptors stay the caller's too. Raises ChannelClosed."""
+        if len(descriptors) > MAX_DESCRIPTORS:
+            raise ValueError(
+                f"got {len(descriptors)} descriptors; a message carries at most {MAX_DESCRIPTORS}"
+            )
+        text = json.dumps(body, allow_nan=False).encode()
+        with self._sending:
+            try:
+                # A length of four bytes goes into an empty or half-full buffer whole, or not at all.
+                socket.send_fds(self._socket, [_LENGTH.pack(len(text))], descriptors)
+                self._socket.sendall(text)
+            except OSError as error:
+                self.hang_up()  # half a message may be on its way: nothing may follow it
+                raise ChannelClosed(f"the other end takes no message: {error.strerror}") from error
+
+    def receive(self) -> Message:
+        """Wait for the next message. Raises ChannelClosed at the end of the stream."""
+        head, descriptors = self._head()
+        try:
+            (length,) = _LENGTH.unpack(head)
+            if length > MAX_MESSAGE_BYTES:
+                raise ChannelClosed(f"a message of {length} bytes; the most is {MAX_MESSAGE_BYTES}")
+            return Message(json.loads(self._exactly(length)), tuple(descriptors))
+        except BaseException:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
+
+    def hang_up(self) -> None:
+        """End both directions: the other end and a waiting `receive` see the end of the stream."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Hang up and let go of the descriptor. No thread may still receive."""
+        self.hang_up()
+        self._socket.close()
+
+    def _head(self) -> tuple[bytes, list[int]]:
+        try:
+            head, descriptors, _, _ = socket.recv_fds(self._socket, _LENGTH.size, MAX_DESCRIPTORS)
+        except OSError as error:
+            raise ChannelClosed(f"the channel broke: {error.strerror}") from error
+        try:
+            rest = self._exactly(_LENGTH.size - len(head)) if head else b""
+        except BaseException:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
+        if not head:
+            raise ChannelClosed("the other end has closed the channel")
+        return head + rest, descriptors
+
+    def _exactly(self, count: int) -> bytes:
+        received = bytearray()
+        while len(received) < count:
+            try:
+                piece = self._socket.recv(min(count - len(received), 1 << 20))
+            except OSError as error:
+                raise ChannelClosed(f"the channel broke: {error.strerror}") from error
+            if not piece:
+                raise ChannelClosed("the other end closed the channel within a message")
+            received += piece
+        return bytes(received)
+
+
+# --- What supervisor and worker say to each other over a `Channel`, as JSON objects ---
+#
+# To a worker, by `do`: start       settings; number, of the worker; port; listen, "now" or "when ready": a
+# worker that shares its port with others that serve must not take calls before it can answer them. The first
+# message. serve       parts (see `parts_body`) and serial; the descriptors are those of the blocks, in the
+# order of BLOCKS experiment  model, experiment: the record in the store, or null degraded    model, texts:
+# what every answer says in `degraded` forget      model: keep no user and no candidate set that the store
+# lacks; an operator has ordered it ping        answered by pong drain       refuse: tell callers UNAVAILABLE
+# first, since nobody else will answer on this port
+#
+# From a worker, by `did`: pong listen      address swap        model, version: requests are answered by it
+# now release     serial: no request reads these parts any more refuse      model, version, error: these parts
+# could not be served count       meter: what was counted since the last time; late: by model, ids of items
+# that requests found in the store and that the catalogue lacks fail        error: the worker cannot serve at
+# all, and ends
+
+
+NOW, WHEN_READY = "now", "when ready"
+
+
+def parts_body(parts: Parts) -> tuple[dict[str, Any], list[int]]:
+    """The JSON of `parts`, and the descriptors of their blocks in the order of BLOCKS; an absent block has none."""
+    blocks = {name: getattr(parts, name) for name in BLOCKS}
+    body = {
+        "name": parts.name,
+        "version": parts.version,
+        "sha256": parts.sha256,
+        "content": parts.content,
+        "items_generation": parts.items_generation,
+        "blocks": {name: block and block.uid for name, block in blocks.items()},
+    }
+    return body, [block.fd for block in blocks.values() if block is not None]
+
+
+class Opener:
+    """A worker's end: maps the blocks it is sent, each once however often it is sent. For one thread."""
+
+    def __init__(self) -> None:
+        self._open: weakref.WeakValueDictionary[str, Mapped] = weakref.WeakValueDictionary()
+
+    def parts(self, body: dict[str, Any], descriptors: Sequence[int]) -> Parts:
+        """The parts that `parts_body` described; takes over the descriptors. Raises ArtefactError, OSError."""
+        left = list(descriptors)
+        blocks: dict[str, Any] = {}
+        try:
+            for name, uid in body["blocks"].items():
+                blocks[name] = None if uid is None else self._block(uid, left)
+        finally:
+            for descriptor in left:
+                os.close(descriptor)
+        described = {key: value for key, value in body.items() if key != "blocks"}
+        return Parts(**described, **blocks)
+
+    def _block(self, uid: str, left: list[int]) -> Mapped:
+        block = self._open.get(uid)
+        if block is None:
+            block = Mapped.open(left[0], uid)
+            # The map outlives its descriptor, and a worker passes none on.
+            block.close()
+            self._open[uid] = block
+        else:
+            os.close(left[0])
+        del left[0]
+        return block

@@ -1,0 +1,132 @@
+"""What a successor finds of a supervisor that died: workers that still answer, on a port that it is to share."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+import structlog
+
+from model_store.errors import ServerError
+from server.rpc.grpc_server import taken
+from server.settings import Settings
+from server.sync.state_folder import Process, StateFolder
+from server.telemetry.http import address_of
+
+REMEMBER_S = 1.0
+
+_log = structlog.get_logger(__name__)
+
+
+class Inherited:
+    """The workers left behind, until they have ended. `pids` may be asked by any thread, the rest is for one."""
+
+    def __init__(self, workers: Sequence[Process], port: int) -> None:
+        self.port = port
+        """Where they answer, if that is where this server is to; else 0."""
+        self._workers = tuple(workers)
+        self._ended_at: float | None = None
+        self._remembered: object = None
+        self._writing = threading.Thread()  # none yet
+
+    @classmethod
+    def of(cls, state: StateFolder | None, settings: Settings) -> Inherited:
+        """Those that the state folder names. With port 0 the server goes where they are."""
+        if state is None:
+            return cls((), 0)
+        address, workers = state.left_behind()
+        if not workers:
+            return cls((), 0)
+        port = int(address.rpartition(":")[2])
+        same = address == address_of(settings.host, settings.port or port)
+        _log.warning(
+            "taking over from a supervisor that died",
+            workers=[worker.pid for worker in workers],
+            address=address,
+        )
+        return cls(workers, port if same else 0)
+
+    def pids(self) -> tuple[int, ...]:
+        """The processes that are still there."""
+        return tuple(worker.pid for worker in self._workers)
+
+    def end(self, at_most_s: float) -> None:
+        """Ask them once to finish and to end; kill those that have not after `at_most_s`. Returns at once."""
+        self._workers = tuple(worker for worker in self._workers if worker.alive())
+        if not self._workers:
+            return
+        if self._ended_at is None:
+            self._ended_at = time.monotonic()
+            for worker in self._workers:
+                worker.send(signal.SIGTERM)
+        elif time.monotonic() - self._ended_at > at_most_s:
+            for worker in self._workers:
+                worker.send(signal.SIGKILL)
+
+    def remember(self, state: StateFolder, address: str, own: Sequence[Process]) -> None:
+        """Write down all that a successor would find, if it is not what was written before.
+
+        In a thread that is waited for REMEMBER_S at most: the caller must hear signals also while the disk hangs.
+        """
+        record = (address, *self._workers, *own)
+        if record == self._remembered or self._writing.is_alive():
+            return
+        self._remembered = record
+        self._writing = threading.Thread(
+            target=state.remember,
+            args=(address, [*self._workers, *own]),
+            name="write down workers",
+            daemon=True,
+        )
+        self._writing.start()
+        self._writing.join(REMEMBER_S)
+        if self._writing.is_alive():
+            _log.error(
+                "the disk does not answer: no successor will find the workers until it does",
+                folder=str(state.folder),
+            )
+
+
+# --- The port that the workers share: reserved by the supervisor, who binds it and never listens ---
+#
+# With SO_REUSEPORT the kernel lets any process of the same user listen on a port that another has, and
+# divides connections among all who listen. So the workers can share it, and so a second server would go
+# unnoticed: hence the look first.
+
+
+class Port:
+    """A reserved port, from construction to `close`."""
+
+    def __init__(self, host: str, port: int, *, shared: bool) -> None:
+        """port: 0 takes a free one. shared: whether those who listen there already are known, and to be joined.
+
+        Raises ServerError if somebody else listens there, or the host is no address of this machine.
+        """
+        try:
+            found = socket.getaddrinfo(
+                host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            family, _, _, _, address = found[0]
+            if port and not shared:
+                _look(family, address)
+            self._socket = socket.socket(family, socket.SOCK_STREAM)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            self._socket.bind(address)
+        except OSError as error:
+            raise ServerError(taken(address_of(host, port))) from error
+        self.number: int = self._socket.getsockname()[1]
+        self.address = address_of(host, self.number)
+
+    def close(self) -> None:
+        """Let go of the port."""
+        self._socket.close()
+
+
+def _look(family: int, address: tuple[object, ...]) -> None:
+    """Raise OSError if anybody has the port. Past connections that the kernel still remembers do not count."""
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)

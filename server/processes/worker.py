@@ -1,0 +1,244 @@
+"""A worker: one port, one thread pool, and what it serves of each model. It is told what to serve; it never looks.
+
+It runs in a process of its own (`server.processes.worker_main`). New parts are bound, warmed with recent requests
+and swapped in by a thread beside those that answer; one reference changes.
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+import structlog
+
+from model_store.errors import FtrieError, StoreError, StoreUnavailable
+from model_store.versions.experiments import Experiment
+from server.impressions.log import ImpressionLog
+from server.impressions.shadows import ShadowLog
+from server.model.shared_memory import Parts
+from server.ranking.candidates import LateItems
+from server.ranking.served import Current, Serving
+from server.ranking.store_reads import StoredReads
+from server.ranking.users import UserFeatures
+from server.ranking.warmup import warm_kernels, warmed
+from server.rpc.feedback_service import FeedbackService, FeedbackStore
+from server.rpc.grpc_server import Health, grpc_server, listen
+from server.rpc.observers import Observers
+from server.rpc.ranking_service import RankingService
+from server.rpc.security import credentials, tokens
+from server.settings import Settings
+from server.sync.pauses import RECONNECT
+from server.sync.version_retry import reason_of
+from server.telemetry.families import REFUSED_VERSIONS
+from server.telemetry.meter import Meter
+
+REFUSE_S = 0.25
+"""How long callers are told UNAVAILABLE before the port closes: grpc cancels what arrives once it is told to stop."""
+REPORT_EVERY_S = 1.0
+SWAPPER_ENDS_S = 2.0
+"""How long a version that is being bound is waited for at the end."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Reports(Protocol):
+    """Whom a worker tells what has come about. Called from the worker's own threads."""
+
+    def swapped(self, model: str, version: int) -> None:
+        """Requests are answered by this version from now on."""
+
+    def released(self, serial: int) -> None:
+        """No request reads the parts of this hand-over any more."""
+
+    def refused(self, model: str, version: int, error: str) -> None:
+        """These parts could not be served; what was served before still is."""
+
+    def counted(self, meter: Mapping[str, Any], late: Mapping[str, Sequence[str]]) -> None:
+        """Each second: what was counted, and by model the items found that the catalogue lacks."""
+
+
+class Worker:
+    """Serves the models of `settings`. Thread safety: any method, any thread; `start` and `drain` once."""
+
+    def __init__(self, settings: Settings, reports: Reports, *, shares_port: bool = False) -> None:
+        self._settings = settings
+        self._reports = reports
+        self._meter = Meter()
+        self._reads = StoredReads(settings.store, settings.store_budget_s, settings.user_store)
+        users = UserFeatures(self._reads, settings.user_cache, settings.user_ttl_s, self._meter)
+        self.models: Mapping[str, Current] = {
+            name: Current(name, LateItems(self._reads)) for name in settings.models
+        }
+        self._shadow_log = ShadowLog.of(settings, self._meter.count)
+        self._impressions = ImpressionLog.of(settings, self._meter)
+        self._service = RankingService(
+            self.models, self._reads, self._meter, self._shadow_log, users, self._impressions
+        )
+        self._feedback_store = FeedbackStore(
+            settings.store, settings.feedback_length, settings.feedback_age_s
+        )
+        self._feedback = FeedbackService(self.models.keys(), self._feedback_store, self._meter)
+        self._health = Health()
+        self._observers = Observers(settings, self._meter)
+        callers = tokens(settings)
+        self._grpc = grpc_server(
+            self._observers.around(self._service.handlers()),
+            self._health,
+            settings.threads,
+            max_concurrency=settings.max_concurrency,
+            meter=self._meter,
+            tokens=callers,
+            feedback=self._feedback.gate(callers),
+            shares_port=shares_port,
+            connection_age_s=settings.connection_age_s,
+        )
+        self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._swapper = threading.Thread(target=self._run_errands, name="swap", daemon=True)
+        self._newest: dict[str, int] = {}
+        self._connecting = threading.Lock()
+        self._stopping = threading.Event()
+        self.ready = threading.Event()
+        """Set once every model is served."""
+
+    # -- a life
+
+    def start(self) -> None:
+        """Begin to swap in what is taken, to seek the store and to report. Nothing listens yet."""
+        self._errands.put(warm_kernels)
+        self._swapper.start()
+        for task in (self._find_store, self._report):
+            threading.Thread(target=task, name=task.__name__.strip("_"), daemon=True).start()
+
+    def listen(self, port: int) -> str:
+        """Open the port and answer; returns the address. Raises ServerError if the port is taken."""
+        address = listen(self._grpc, self._settings.host, port, credentials(self._settings))
+        self._grpc.start()
+        return address
+
+    def drain(self, *, refuse: bool = True) -> None:
+        """Take no more calls, and finish those that have begun, for at most `drain_s` seconds.
+
+        refuse: tell callers UNAVAILABLE for a moment first. Without it the port closes at once, and callers find those
+        who share it.
+        """
+        self._stopping.set()
+        told_s = min(REFUSE_S, self._settings.drain_s) if refuse else 0.0
+        if refuse:
+            self._health.enter_graceful_shutdown()
+            self._service.draining = self._feedback.draining = True
+            threading.Event().wait(told_s)
+        ended = self._grpc.stop(grace=self._settings.drain_s - told_s)
+        while not ended.wait(REFUSE_S):  # in slices, so that a signal's handler can run
+            pass
+
+    def close(self) -> None:
+        """Let go of the store and of what is served. Call after `drain`."""
+        self._stopping.set()
+        self._errands.put(None)
+        if self._swapper.is_alive():
+            self._swapper.join(SWAPPER_ENDS_S)
+        self._observers.close()
+        if self._impressions is not None:
+            self._impressions.close()
+            self._reports.counted(self._meter.take(), {})  # what was logged and lost since the last report
+        if self._shadow_log is not None:
+            self._shadow_log.close()
+        self._feedback_store.close()
+        self._reads.close()
+
+    # -- what a supervisor gives
+
+    def take(self, parts: Parts, serial: int) -> None:
+        """Serve these parts soon, unless newer ones of their model come first; then report `serial` released."""
+        self._newest[parts.name] = serial
+        self._errands.put(lambda: self._swap(parts, serial))
+
+    def refuse(self, model: str, version: int, serial: int, error: Exception) -> None:
+        """These parts cannot be served. Whatever it was: a serial that is not given back keeps its buffer for ever."""
+        known = isinstance(error, FtrieError | MemoryError | OSError)
+        facts = {"model": model, "version": version, "error": str(error)}
+        _log.error("parts refused", **facts, exc_info=None if known else error)
+        self._meter.count(REFUSED_VERSIONS, model, reason_of(error))
+        self._reports.refused(model, version, str(error))
+        self._reports.released(serial)
+
+    def tell(self, body: Mapping[str, Any]) -> None:
+        """Take what is no model: an experiment, or what every answer must say in `degraded`."""
+        current = self.models[body["model"]]
+        match body["do"]:
+            case "degraded":
+                current.degraded = tuple(body["texts"])
+            case "forget":
+                self._service.forget()
+            case "experiment":
+                asked = body["experiment"]
+                current.ask_for(None if asked is None else Experiment.from_json(asked))
+
+    def orphaned(self, text: str) -> None:
+        """There is nobody any more to bring newer models: every answer says so."""
+        for current in self.models.values():
+            current.degraded = (*current.degraded, text)
+
+    # -- threads
+
+    def _run_errands(self) -> None:
+        while (errand := self._errands.get()) is not None:
+            try:
+                errand()
+            except Exception:
+                _log.exception("an errand failed")
+            del errand  # it may hold parts, which would be kept until the next one comes
+
+    def _swap(self, parts: Parts, serial: int) -> None:
+        if self._newest[parts.name] != serial:
+            self._reports.released(serial)
+            return
+        current = self.models[parts.name]
+        try:
+            serving = warmed(Serving.bind(parts), list(current.recent))
+        except Exception as error:
+            return self.refuse(parts.name, parts.version, serial, error)
+        # Called by whatever thread ends the last request that reads them: only a note may be left there.
+        serving.on_released(lambda: self._errands.put(lambda: self._reports.released(serial)))
+        self._put_in_service(current, serving)
+
+    def _put_in_service(self, current: Current, serving: Serving) -> None:
+        before = current.serving
+        with suppress(
+            StoreError
+        ):  # where a model has come from the store, users can: the first answer has them
+            self._connect()
+        current.serve(serving)
+        if before is None or before.catalogue is not serving.catalogue:
+            current.late_items.rebuilt()
+        if before is None and all(each.serving for each in self.models.values()):
+            self._health.say(serving=True)
+            self.ready.set()
+        _log.info("serving", model=current.name, version=serving.version, items=len(serving.catalogue))
+        self._reports.swapped(current.name, serving.version)
+
+    def _find_store(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                return self._connect()
+            except StoreUnavailable as error:
+                failures += 1
+                if failures == 1:
+                    _log.warning("store away, waiting for it", error=str(error))
+                self._stopping.wait(RECONNECT.after(failures))
+
+    def _connect(self) -> None:
+        with self._connecting:
+            try:
+                self._reads.connect()
+            finally:  # feedback needs no users
+                self._feedback_store.connect()
+
+    def _report(self) -> None:
+        while not self._stopping.wait(REPORT_EVERY_S):
+            found = {name: current.late_items.take_found() for name, current in self.models.items()}
+            late = {name: ids for name, ids in found.items() if ids}
+            self._reports.counted(self._meter.take(), late)

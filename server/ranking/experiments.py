@@ -1,0 +1,148 @@
+"""Which variant answers a request, and which are scored unseen: sticky by cookie, proportional to the traffic shares.
+
+A cookie is hashed with a salt, by default the model's name, to a point in [0, 1); the variants divide that interval in
+their order in the spec. So a cookie stays with its variant while the shares stay, moves only as far as a border moves,
+and falls independently under every salt. Nothing here knows of scores or reads a store.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from copy import copy
+from hashlib import blake2b
+from itertools import accumulate, pairwise
+
+from model_store.errors import ExperimentError
+from model_store.versions.experiments import Experiment
+from server.errors import ObjectiveError
+from server.ranking.select.objective import Objective
+
+_POINTS = 1 << 64
+_DIGEST_BYTES = 8
+
+
+class Assignment:
+    """An experiment over the variants of a model version. Immutable, so any number of threads may use it.
+
+    `experiment` is the one in force, None for the shares of the spec; `asked` the one that the store has last told of.
+    They differ, and `problem` says why, while what is asked for does not fit the model: the last good one stays.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        variants: Sequence[str],
+        shares: Sequence[float],
+        experiment: Experiment | None = None,
+    ) -> None:
+        """`variants` and `shares` (fractions that sum to 1) are those of the spec, in its order.
+
+        Raises ExperimentError for an experiment that names a variant that the model lacks, or has no sound objective.
+        """
+        if experiment is not None:
+            experiment.check_variants(variants)
+            check_objective(experiment.objective)
+        self.model = model
+        self.variants = tuple(variants)
+        self.spec_shares = tuple(shares)
+        self.experiment = self.asked = experiment
+        self.problem = ""
+        self.shares = _shares(experiment, self.variants, self.spec_shares)
+        """The fraction of traffic of each variant, pins apart."""
+        self.objective = experiment.objective if experiment is not None else ""
+        """What to order by where a request names nothing; empty for ctr."""
+        live = experiment if experiment is not None and experiment.running else None
+        bit_of = {name: bit for bit, name in enumerate(self.variants)}
+        self.shadows = tuple(bit_of[name] for name in live.shadows) if live else ()
+        """The bits of the variants that are scored beside the one that answers."""
+        self._pins = {cookie: bit_of[name] for cookie, name in live.pins.items()} if live else {}
+        self._beside = tuple(tuple(s for s in self.shadows if s != bit) for bit in range(len(self.variants)))
+        self._borders, self._last = _borders(self.shares)
+        self.salt = (experiment.salt if experiment is not None else "") or model
+        self._salted = blake2b(self.salt.encode() + b"\0", digest_size=_DIGEST_BYTES)
+
+    def choose(self, cookie: str) -> int:
+        """The variant's bit for `cookie` (of the request's id where there is no cookie). O(log variants)."""
+        if self._pins and (pinned := self._pins.get(cookie)) is not None:
+            return pinned
+        if not self._borders:
+            return self._last
+        point = self._salted.copy()
+        point.update(cookie.encode("utf-8", "surrogatepass"))
+        return bisect_right(self._borders, int.from_bytes(point.digest(), "big"))
+
+    def shadows_beside(self, variant: int) -> tuple[int, ...]:
+        """The shadows of a request that `variant` answers: itself is none. O(1)."""
+        return self._beside[variant]
+
+    def moves_to(self, other: Assignment) -> float:
+        """The fraction of cookies that `other` gives another variant; pins apart. In [0, 1]."""
+        if self.salt != other.salt:
+            return 1.0 - sum(a * b for a, b in zip(self.shares, other.shares, strict=True))
+        ours, theirs = (list(pairwise([0.0, *accumulate(each.shares)])) for each in (self, other))
+        both = zip(ours, theirs, strict=True)
+        return max(0.0, 1.0 - sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in both))
+
+    def asked_for(self, experiment: Experiment | None) -> Assignment:
+        """What is in force once the store asks for `experiment`: it, or else what is now, with a `problem`."""
+        return _settled(self, experiment, self.variants, self.spec_shares)
+
+    def over(self, variants: Sequence[str], shares: Sequence[float]) -> Assignment:
+        """The same for another version of the model: what is asked for may fit now, or fit no more.
+
+        O(1) where the variants and their shares are as before, as with each delta; else O(pins).
+        """
+        if self.variants == tuple(variants) and self.spec_shares == tuple(shares):
+            same = copy(self)
+            same.variants = tuple(variants)
+            return same
+        return _settled(self, self.asked, variants, shares)
+
+
+def check_objective(text: str) -> None:
+    """Raise ExperimentError for an objective that cannot be compiled; an empty one is none."""
+    try:
+        if text:
+            Objective.of(text)
+    except ObjectiveError as error:
+        raise ExperimentError(f"objective: {error}") from None
+
+
+def _settled(
+    before: Assignment, asked: Experiment | None, variants: Sequence[str], shares: Sequence[float]
+) -> Assignment:
+    """`asked` if it fits, else the experiment in force if that does, else the spec's shares."""
+    problem = ""
+    for candidate in (asked, before.experiment, None):
+        try:
+            settled = Assignment(before.model, variants, shares, candidate)
+        except ExperimentError as error:
+            problem = problem or str(error)
+        else:
+            settled.asked, settled.problem = asked, problem
+            return settled
+    raise AssertionError("no experiment fits every model")
+
+
+def _shares(
+    experiment: Experiment | None, variants: Sequence[str], spec_shares: Sequence[float]
+) -> tuple[float, ...]:
+    if experiment is None:
+        return tuple(spec_shares)
+    if not experiment.running:
+        return tuple(float(name == experiment.winner) for name in variants)
+    if not experiment.shares:
+        return tuple(spec_shares)
+    return tuple(experiment.shares.get(name, 0.0) for name in variants)
+
+
+def _borders(shares: Sequence[float]) -> tuple[list[int], int]:
+    """Where the variants' parts of the 2^64 points end, and the last that has one."""
+    if not shares:
+        return [], 0
+    total = sum(shares)
+    borders = [int(_POINTS * (share / total)) for share in accumulate(shares)]
+    # The last variant with a share takes what rounding leaves; one without a share gets nothing.
+    last = max(index for index, share in enumerate(shares) if share > 0)
+    return borders[:last], last

@@ -1,0 +1,193 @@
+"""From a ranking to an `ExplainResponse`: each returned item with its keys. The request was ranked as any other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import DecodeError
+
+from ctr.v1.ranking_pb2 import Contributions, ExplainedItem, ExplainRequest, ExplainResponse, KeyContribution
+from model_store.features.features import Token
+from model_store.features.values import Value
+from server.errors import InvalidRequest, unreadable
+from server.model.catalogue import Catalogue, id_tokens
+from server.model.model import Model
+from server.ranking import wire
+from server.ranking.features import PlainFeatures
+from server.ranking.request import Received
+from server.ranking.scoring_kernels import NO_ITEM
+from server.ranking.served import Serving
+
+if TYPE_CHECKING:
+    from server.ranking.query import Question
+    from server.ranking.ranker import Ranking
+
+
+MAX_CANDIDATES = 100
+
+
+def request_within(message: bytes) -> Received | InvalidRequest:
+    """The ranking request inside an ExplainRequest, or what is wrong with the bytes."""
+    try:
+        return Received(ExplainRequest.FromString(message).request.SerializeToString())
+    except DecodeError:
+        return unreadable(ExplainRequest)
+
+
+def check_explainable(candidates: int) -> None:
+    """Raise InvalidRequest for more candidates than are explained."""
+    if candidates > MAX_CANDIDATES:
+        raise InvalidRequest(
+            f"request: {candidates} candidates; the limit for an explanation is {MAX_CANDIDATES}"
+        )
+
+
+def explanation(
+    request_id: str, serving: Serving, question: Question, ranking: Ranking, degraded: Sequence[str]
+) -> bytes:
+    """The answer as bytes. O(items · keys · length)."""
+    return ExplainResponse(
+        request_id=request_id,
+        model=serving.name,
+        version=serving.version,
+        variant=serving.variant_names[question.variant],
+        items=_items(serving, question, ranking),
+        degraded=[*degraded, *ranking.notes],
+        unknown_items=ranking.unknown_items,
+        unknown_fields=ranking.unknown_fields,
+    ).SerializeToString()
+
+
+def _items(serving: Serving, question: Question, ranking: Ranking) -> list[ExplainedItem]:
+    if isinstance(question.fields, PlainFeatures):
+        raise TypeError("an explanation needs the request's fields as Python values")
+    model, named = serving.model, len(question.item_ids)
+    spelled = serving.catalogue.under(question.spelled)
+    of_request = request_tokens(model, question.fields)
+    found = []
+    for place, item in zip(ranking.order.tolist(), wire.items(ranking), strict=True):
+        features = spelled[place - named][1] if place >= named else None
+        tokens = of_request | item_tokens(model, serving.catalogue, item.id, features)
+        groups = explained(model, tokens, question.variant, item.score)
+        found.append(ExplainedItem(item=item, groups=map(_group, groups)))
+    return found
+
+
+def _group(group: Group) -> Contributions:
+    return Contributions(name=group.name, sum=group.sum, keys=map(_key, group.keys))
+
+
+def _key(key: Contribution) -> KeyContribution:
+    return KeyContribution(key=key.key, weight=key.weight, x=key.x, contribution=key.value, rate=key.rate)
+
+
+# --- What each key added to one score. Keys are made as the spec says and looked up one by one: slow, and
+# plain to see ---
+
+
+ROUNDING = "rounding"
+MOST_ROUNDINGS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """One key of the model: its weight for the variant, the x that it is multiplied by, and its learning rate."""
+
+    key: bytes
+    weight: float
+    x: float
+    rate: float
+
+    @property
+    def value(self) -> float:
+        """weight · x."""
+        return self.weight * self.x
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The keys of the bias, of a field or of a cross, in the order in which the spec makes them."""
+
+    name: str
+    keys: tuple[Contribution, ...]
+    sum: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sum", sum(key.value for key in self.keys))
+
+
+def explained(
+    model: Model, tokens: Mapping[str, Sequence[Token]], variant: int, score: float
+) -> tuple[Group, ...]:
+    """The keys that `variant` knows, by field and cross; all their values, added up in order, are exactly `score`.
+
+    The ranking kernel adds the same numbers in another order, so that sums differ in their last bits: a last group,
+    ROUNDING, holds what is left over, if anything is. O(keys · length).
+    """
+    keys = _known(model, tokens, variant)
+    groups = [
+        Group(name, tuple(key for _, key in several)) for name, several in groupby(keys, lambda pair: pair[0])
+    ]
+    rest = _rest([key.value for group in groups for key in group.keys], score)
+    if rest:
+        groups.append(Group(ROUNDING, tuple(Contribution(b"", value, 1.0, 0.0) for value in rest)))
+    return tuple(groups)
+
+
+def _known(
+    model: Model, tokens: Mapping[str, Sequence[Token]], variant: int
+) -> Iterator[tuple[str, Contribution]]:
+    for name, key, x, mask in model.plan.keys_of(tokens):
+        entry = model.look_up(key, variant) if mask >> variant & 1 else None
+        if entry is not None:
+            yield name, Contribution(key, entry.weight, x, entry.rate)
+
+
+def _rest(values: Sequence[float], score: float) -> list[float]:
+    """What to add to the sum of `values`, number after number, so that it is `score`; nothing if that is not finite.
+
+    One number nearly always, three at most: a difference that is itself rounded leaves less each time.
+    """
+    total = 0.0
+    for value in values:
+        total += value
+    rest: list[float] = []
+    while total != score and math.isfinite(score - total) and len(rest) < MOST_ROUNDINGS:
+        rest.append(score - total)
+        total += rest[-1]
+    return rest
+
+
+# --- The tokens of one candidate in one request, field by field, as the ranker reads them ---
+
+
+Tokens = dict[str, Sequence[Token]]
+
+
+def request_tokens(model: Model, fields: Mapping[str, Value]) -> Tokens:
+    """The tokens of the request's fields. Raises FieldValueError."""
+    return {field.name: field.tokens(fields.get(field.name)) for field in model.plan.request_fields}
+
+
+def item_tokens(
+    model: Model, catalogue: Catalogue, item_id: str, features: Mapping[str, Value] | None
+) -> Tokens:
+    """The tokens of an item: spelled out where `features` are given, else as the catalogue has it, if it does.
+
+    An item without a value in a field that stands for the item itself has its own id there. Raises FieldValueError.
+    """
+    found: Tokens = {}
+    row = int(catalogue.rows.rows([item_id])[0][0]) if features is None else NO_ITEM
+    for column, plan in enumerate(model.plan.item_fields):
+        if row != NO_ITEM:
+            tokens = catalogue.tokens_at(row, column)
+        else:
+            tokens = plan.tokens(None if features is None else features.get(plan.name))
+        if not tokens and plan.name in model.item_id_fields:
+            tokens = id_tokens(plan, item_id)
+        found[plan.name] = tokens
+    return found

@@ -1,0 +1,234 @@
+"""Kernel that sums for several variants in one walk, and the uncertainty of the first: for what is not the hot path.
+
+A lane is a sum: lane i is the score of variant which[i]; a last lane, if there is one more than variants, is
+Σ rate·|x| over the keys that which[0] uses. Each lane is added up in the order in which `scoring_kernels.rank`
+adds up one variant's score, so that the bits are the same. Groups of arrays and columns of terms are those of that
+module, but by_slot has all of a layer's values: weights f32[w, n], variants u8[planes, n], rates f32[w, n].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from model_store.jit import bare_inline, bare_kernel
+from model_store.trie.trie_kernels import SLOT
+from server.model.terms_kernels import (
+    BASE,
+    FIRST_RUN,
+    FRESH,
+    GROUP,
+    MASK,
+    find_key,
+    first_choice,
+    next_choice,
+    walk_choice,
+)
+from server.ranking.scoring_kernels import FIRST_SPELLED, SCAN_PER_FIND, find_half, mark_group
+
+
+@bare_inline
+def _counts(variants: Any, slot: Any, mask: Any, variant: Any) -> Any:
+    """Whether the variant uses both the key and the term, whose variants are `mask`."""
+    used = np.int64(variants[variant >> 3, slot]) >> (variant & 7)
+    return used & (mask >> variant) & 1 != 0
+
+
+@bare_inline
+def _add_key(by_slot: Any, slot: Any, mask: Any, x: Any, which: Any, sums: Any, place: Any) -> None:
+    """Add one key to sums[lane, place]."""
+    weights, variants, rates = by_slot
+    shared = weights.shape[0] == 1
+    for lane in range(which.size):
+        variant = which[lane]
+        if _counts(variants, slot, mask, variant):
+            sums[lane, place] += weights[0 if shared else variant, slot] * x
+    first = which[0]
+    if sums.shape[0] > which.size and _counts(variants, slot, mask, first):
+        sums[which.size, place] += rates[0 if shared else first, slot] * abs(x)
+
+
+@bare_inline
+def _is_used(mask: Any, which: Any) -> Any:
+    """Whether any of the variants uses a term."""
+    for lane in range(which.size):
+        if (mask >> which[lane]) & 1 != 0:
+            return True
+    return False
+
+
+@bare_inline
+def _add_request(layers: Any, terms: Any, tokens: Any, which: Any, choice: Any, totals: Any) -> None:
+    """Add the keys that the request makes alone, in the order of `terms`."""
+    trie, by_slot, _, _, fresh_trie, fresh_by_slot, _, _ = layers
+    values, value_start = tokens[0], tokens[1]
+    for term in range(terms.shape[0]):
+        mask = terms[term, MASK]
+        going = _is_used(mask, which) and first_choice(terms, term, values, 0, value_start, choice)
+        while going:
+            slot, fresh_slot, x = find_key(trie, fresh_trie, terms, term, tokens, choice)
+            if slot >= 0:
+                _add_key(by_slot, slot, mask, x, which, totals, 0)
+            elif fresh_slot >= 0:
+                _add_key(fresh_by_slot, fresh_slot, mask, x, which, totals, 0)
+            going = next_choice(terms, term, values, 0, value_start, choice)
+
+
+@bare_inline
+def _add_range(
+    by_slot: Any, half: Any, at: Any, begin: Any, stop: Any, mask: Any, x: Any, which: Any,
+    first: Any, last: Any, marks: Any, wanted: Any, sums: Any,
+) -> None:  # fmt: skip
+    """Add the keys in [begin, stop) whose halves are wanted[first:last]; `at` is empty where entries are slots."""
+    if stop - begin <= SCAN_PER_FIND * (last - first):
+        for entry in range(begin, stop):
+            marked = np.int64(marks[half[entry]])
+            if marked > 0:
+                slot = np.int64(at[entry]) if at.size > 0 else entry
+                _add_key(by_slot, slot, mask, x, which, sums, marked - 1)
+        return
+    for place in range(first, last):
+        entry = find_half(half, begin, stop, wanted[place])
+        if entry < stop and half[entry] == wanted[place]:
+            slot = np.int64(at[entry]) if at.size > 0 else entry
+            _add_key(by_slot, slot, mask, x, which, sums, place)
+
+
+@bare_inline
+def _add_layer(
+    trie: Any, by_slot: Any, half: Any, at: Any, terms: Any, term: Any, layer: Any, tokens: Any, choice: Any,
+    which: Any, first: Any, last: Any, marks: Any, wanted: Any, sums: Any,
+) -> None:  # fmt: skip
+    """Walk the chosen request half of a cross in one layer, and add what lies under it."""
+    node, _, stop, x = walk_choice(trie, terms, term, layer, tokens, choice, True)
+    if node >= 0:
+        begin, mask = np.int64(trie[0][node, SLOT]), terms[term, MASK]
+        _add_range(by_slot, half, at, begin, stop, mask, x, which, first, last, marks, wanted, sums)
+
+
+@bare_inline
+def _add_crosses(
+    layers: Any,
+    terms: Any,
+    tokens: Any,
+    which: Any,
+    starts: Any,
+    choice: Any,
+    marks: Any,
+    wanted: Any,
+    sums: Any,
+) -> None:
+    """Add the keys of every mixed cross to their halves' sums."""
+    values, value_start = tokens[0], tokens[1]
+    trie, by_slot, half, at, fresh_trie, fresh_by_slot, fresh_half, fresh_at = layers
+    for term in range(terms.shape[0]):
+        group = terms[term, GROUP]
+        first, last = starts[group], starts[group + 1]
+        if first == last or not _is_used(terms[term, MASK], which):
+            continue
+        going = first_choice(terms, term, values, 0, value_start, choice)
+        while going:
+            _add_layer(
+                trie, by_slot, half, at, terms, term, BASE, tokens, choice, which, first, last, marks, wanted, sums
+            )  # fmt: skip
+            _add_layer(
+                fresh_trie, fresh_by_slot, fresh_half, fresh_at, terms, term, FRESH, tokens, choice,
+                which, first, last, marks, wanted, sums,
+            )  # fmt: skip
+            going = next_choice(terms, term, values, 0, value_start, choice)
+
+
+@bare_inline
+def _add_item(own: Any, items: Any, row: Any, lane: Any, marks: Any, sums: Any, unsure: Any) -> Any:
+    """One lane of an item: its own sum, then its halves' sums, group by group."""
+    _, codes, run_start, run_half, run_x = items
+    total = own
+    for group in range(codes.shape[1]):
+        code = np.int64(codes[row, group])
+        if code >= 0:
+            total += sums[lane, marks[code] - 1]
+        elif code <= FIRST_RUN:
+            run = FIRST_RUN - code
+            for pair in range(run_start[run], run_start[run + 1]):
+                found = sums[lane, marks[run_half[pair]] - 1]
+                if found != 0.0:
+                    total += found * (abs(run_x[pair]) if unsure else run_x[pair])
+    return total
+
+
+@bare_inline
+def _add_items(
+    own: Any,
+    unsure: Any,
+    items: Any,
+    row: Any,
+    which: Any,
+    marks: Any,
+    sums: Any,
+    totals: Any,
+    out: Any,
+    to: Any,
+) -> None:
+    """Every lane of one candidate, the request's part added."""
+    for lane in range(which.size):
+        item = _add_item(own[which[lane], row], items, row, lane, marks, sums, False)
+        out[lane, to] = totals[lane, 0] + item
+    if out.shape[0] > which.size:
+        lane = which.size
+        item = _add_item(unsure[which[0], row], items, row, lane, marks, sums, True)
+        out[lane, to] = totals[lane, 0] + item
+
+
+@bare_kernel
+def sum_lanes(
+    nodes: Any, first_byte: Any, key_data: Any, weights: Any, variants: Any, rates: Any, half: Any, at: Any,
+    fresh_nodes: Any, fresh_first_byte: Any, fresh_key_data: Any,
+    fresh_weights: Any, fresh_variants: Any, fresh_rates: Any, fresh_half: Any, fresh_at: Any,
+    request_terms: Any, mixed_terms: Any,
+    own: Any, unsure: Any, codes: Any, run_start: Any, run_half: Any, run_x: Any,
+    spelled_own: Any, spelled_unsure: Any,
+    spelled_codes: Any, spelled_run_start: Any, spelled_run_half: Any, spelled_run_x: Any,
+    values: Any, value_start: Any, begin: Any, xs: Any, text: Any,
+    rows: Any, which: Any, marks: Any, wanted: Any, starts: Any, choice: Any,
+    sums: Any, totals: Any, out: Any,
+) -> None:  # fmt: skip
+    """Write each lane's sum of each candidate to out, f64[lanes, candidates], in the order of the candidates.
+
+    own and unsure f64[variants, rows]; which int64[k], 0 < k, with k or k + 1 lanes. Scratch as `rank` has it, but
+    sums f64[lanes, halves wanted] and totals f64[lanes, 1].
+    """
+    base = (nodes, first_byte, key_data), (weights, variants, rates), half, at
+    fresh = (
+        (fresh_nodes, fresh_first_byte, fresh_key_data),
+        (fresh_weights, fresh_variants, fresh_rates),
+        fresh_half,
+        fresh_at,
+    )
+    layers, tokens = base + fresh, (values, value_start, begin, xs, text)
+    catalogue = (own, codes, run_start, run_half, run_x)
+    spelled = (spelled_own, spelled_codes, spelled_run_start, spelled_run_half, spelled_run_x)
+    for lane in range(totals.shape[0]):
+        totals[lane, 0] = 0.0
+    _add_request(layers, request_terms, tokens, which, choice, totals)
+    starts[0] = 0
+    for group in range(codes.shape[1]):
+        starts[group + 1] = mark_group(
+            catalogue, spelled, rows, group, (marks, wanted, sums[0]), starts[group]
+        )
+    for lane in range(sums.shape[0]):
+        for place in range(starts[codes.shape[1]]):
+            sums[lane, place] = 0.0
+    _add_crosses(layers, mixed_terms, tokens, which, starts, choice, marks, wanted, sums)
+    for candidate in range(rows.size):
+        row = np.int64(rows[candidate])
+        if row >= 0:
+            _add_items(own, unsure, catalogue, row, which, marks, sums, totals, out, candidate)
+        elif row <= FIRST_SPELLED:
+            row = FIRST_SPELLED - row
+            _add_items(spelled_own, spelled_unsure, spelled, row, which, marks, sums, totals, out, candidate)
+        else:
+            for lane in range(out.shape[0]):
+                out[lane, candidate] = totals[lane, 0] + 0.0
+    for place in range(starts[codes.shape[1]]):
+        marks[wanted[place]] = 0

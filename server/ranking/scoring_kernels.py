@@ -1,0 +1,311 @@
+"""Scoring kernels: sum what the model knows of a request and its candidates, and pick the best.
+
+Arrays travel in groups, each a tuple:
+
+    trie     nodes, first_byte, key_data                                       see `model_store/trie/trie_kernels.py`
+    slots    weight f32[n] of one variant, its plane of variants u8[n], half i32[n]   see `server/model/values.py`
+    tokens   values i32[rows, fields], value_start, begin, x, text              see `server/model/items.py`
+    items    own f64[rows], codes i32[rows, groups], run_start, run_half, run_x see `server/model/items.py`
+
+A model has two layers (docs/layers.md): `trie` and `slots` are the base, fresh_trie and fresh_slots (with `at` i32[n]
+as a fourth) hold the keys that came since. A key lies in one of them, and both are asked term by term, so that sums are
+added up in the same order, to the same bits, however the keys are divided.
+
+`terms` is int64[terms, 13], a row a term; `server/model/terms_kernels.py` names its columns and makes keys of it.
+Nothing here allocates or checks: callers hand in arrays that fit, and scratch space as large as it may need to be.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from model_store.hash_kernels import prefetch
+from model_store.jit import bare_inline, bare_kernel
+from model_store.trie.trie_kernels import SLOT
+from server.model.interning_kernels import UNKNOWN
+from server.model.terms_kernels import (
+    BASE,
+    FIRST_RUN,
+    FRESH,
+    GROUP,
+    MASK,
+    find_key,
+    first_choice,
+    next_choice,
+    walk_choice,
+)
+
+NO_ITEM = UNKNOWN  # in rows: nothing is known of this candidate
+FIRST_SPELLED = NO_ITEM - 1  # in rows: FIRST_SPELLED - r stands for row r of the spelled-out items
+
+# Reading a slot of a range takes about 2.5 ns, finding one half in it 45 ns (benchmarks/ranker.py, forced either way).
+SCAN_PER_FIND = 16
+
+
+@bare_inline
+def _counts(slots: Any, slot: Any, variant: Any) -> Any:
+    return (np.int64(slots[1][slot]) >> (variant & 7)) & 1 != 0
+
+
+@bare_inline
+def _own_sum(
+    trie: Any,
+    slots: Any,
+    fresh_trie: Any,
+    fresh_slots: Any,
+    terms: Any,
+    tokens: Any,
+    variant: Any,
+    choice: Any,
+) -> Any:
+    """Σ w·x over the keys that the request makes alone, in the order of `terms`."""
+    total = 0.0
+    values, value_start = tokens[0], tokens[1]
+    for term in range(terms.shape[0]):
+        if (terms[term, MASK] >> variant) & 1 == 0:
+            continue
+        going = first_choice(terms, term, values, 0, value_start, choice)
+        while going:
+            slot, fresh_slot, x = find_key(trie, fresh_trie, terms, term, tokens, choice)
+            if slot >= 0:
+                if _counts(slots, slot, variant):
+                    total += slots[0][slot] * x
+            elif fresh_slot >= 0 and _counts(fresh_slots, fresh_slot, variant):
+                total += fresh_slots[0][fresh_slot] * x
+            going = next_choice(terms, term, values, 0, value_start, choice)
+    return total
+
+
+@bare_inline
+def _mark(half: Any, scratch: Any, count: Any) -> Any:
+    """Give `half` a place among the halves wanted, once; return how many there are."""
+    marks, wanted, sums = scratch
+    if marks[half] == 0:
+        wanted[count] = half
+        sums[count] = 0.0
+        count += 1
+        marks[half] = count
+    return count
+
+
+@bare_inline
+def _mark_row(items: Any, row: Any, group: Any, scratch: Any, count: Any) -> Any:
+    """Mark the halves of this group that an item has."""
+    _, codes, run_start, run_half, _ = items
+    code = np.int64(codes[row, group])
+    if code >= 0:
+        return _mark(code, scratch, count)
+    if code <= FIRST_RUN:
+        run = FIRST_RUN - code
+        for pair in range(run_start[run], run_start[run + 1]):
+            count = _mark(np.int64(run_half[pair]), scratch, count)
+    return count
+
+
+@bare_inline
+def mark_group(catalogue: Any, spelled: Any, rows: Any, group: Any, scratch: Any, count: Any) -> Any:
+    """Mark the halves of this group that any candidate has."""
+    for candidate in range(rows.size):
+        row = np.int64(rows[candidate])
+        if row >= 0:
+            count = _mark_row(catalogue, row, group, scratch, count)
+        elif row <= FIRST_SPELLED:
+            count = _mark_row(spelled, FIRST_SPELLED - row, group, scratch, count)
+    return count
+
+
+@bare_inline
+def _add_range(
+    slots: Any, begin: Any, stop: Any, x: Any, variant: Any, first: Any, last: Any, scratch: Any
+) -> None:
+    """Add w·x to the sum of each half wanted[first:last] whose key lies in the slots [begin, stop).
+
+    The slots below one request half are sorted by item half, so a long range is searched and a short one is read.
+    """
+    weight, _, half = slots
+    marks, wanted, sums = scratch
+    if stop - begin <= SCAN_PER_FIND * (last - first):
+        for slot in range(begin, stop):
+            marked = np.int64(marks[half[slot]])
+            if marked > 0 and _counts(slots, slot, variant):
+                sums[marked - 1] += weight[slot] * x
+        return
+    for place in range(first, last):
+        slot = find_half(half, begin, stop, wanted[place])
+        if slot < stop and half[slot] == wanted[place] and _counts(slots, slot, variant):
+            sums[place] += weight[slot] * x
+
+
+@bare_inline
+def find_half(half: Any, begin: Any, stop: Any, wanted: Any) -> Any:
+    """The first slot in [begin, stop) whose half is not below `wanted`."""
+    length = stop - begin
+    while length > 1:
+        step = length // 2
+        begin += step if half[begin + step - 1] < wanted else 0
+        length -= step
+    return begin + (1 if half[begin] < wanted else 0)
+
+
+@bare_inline
+def _add_fresh_range(
+    slots: Any, begin: Any, stop: Any, x: Any, variant: Any, first: Any, last: Any, scratch: Any
+) -> None:
+    """`_add_range` for a fresh layer, whose entries are sorted by half and tell where each one's slot is."""
+    weight, _, half, at = slots
+    marks, wanted, sums = scratch
+    if stop - begin <= SCAN_PER_FIND * (last - first):
+        for entry in range(begin, stop):
+            marked = np.int64(marks[half[entry]])
+            if marked > 0 and _counts(slots, at[entry], variant):
+                sums[marked - 1] += weight[at[entry]] * x
+        return
+    for place in range(first, last):
+        entry = find_half(half, begin, stop, wanted[place])
+        if entry < stop and half[entry] == wanted[place] and _counts(slots, at[entry], variant):
+            sums[place] += weight[at[entry]] * x
+
+
+@bare_inline
+def _add_crosses(
+    trie: Any, slots: Any, fresh_trie: Any, fresh_slots: Any, terms: Any, tokens: Any, variant: Any,
+    starts: Any, choice: Any, scratch: Any,
+) -> None:  # fmt: skip
+    """For every mixed cross: walk the request's half once, then add what lies under it; nothing there, nothing done."""
+    values, value_start = tokens[0], tokens[1]
+    for term in range(terms.shape[0]):
+        group = terms[term, GROUP]
+        first, last = starts[group], starts[group + 1]
+        if (terms[term, MASK] >> variant) & 1 == 0 or first == last:
+            continue
+        going = first_choice(terms, term, values, 0, value_start, choice)
+        while going:
+            node, _, stop, x = walk_choice(trie, terms, term, BASE, tokens, choice, True)
+            if node >= 0:
+                begin = np.int64(trie[0][node, SLOT])
+                _add_range(slots, begin, stop, x, variant, first, last, scratch)
+            if terms[term, FRESH] >= 0:
+                node, _, stop, x = walk_choice(fresh_trie, terms, term, FRESH, tokens, choice, True)
+                if node >= 0:
+                    begin = np.int64(fresh_trie[0][node, SLOT])
+                    _add_fresh_range(fresh_slots, begin, stop, x, variant, first, last, scratch)
+            going = next_choice(terms, term, values, 0, value_start, choice)
+
+
+@bare_inline
+def ask_for_items(rows: Any, own: Any, codes: Any) -> None:
+    """Ask for the candidates' rows, which lie anywhere, while the request is being summed."""
+    for candidate in range(rows.size):
+        row = max(0, np.int64(rows[candidate]))
+        prefetch(own.ctypes.data + row * own.itemsize)
+        prefetch(codes.ctypes.data + row * codes.shape[1] * codes.itemsize)
+
+
+@bare_inline
+def _item_score(items: Any, row: Any, marks: Any, sums: Any) -> Any:
+    """The item's own sum, then its halves' sums, group by group."""
+    own, codes, run_start, run_half, run_x = items
+    total = own[row]
+    for group in range(codes.shape[1]):
+        code = np.int64(codes[row, group])
+        if code >= 0:
+            total += sums[marks[code] - 1]
+        elif code <= FIRST_RUN:
+            run = FIRST_RUN - code
+            for pair in range(run_start[run], run_start[run + 1]):
+                found = sums[marks[run_half[pair]] - 1]
+                if found != 0.0:  # else an infinite x would make it a NaN
+                    total += found * run_x[pair]
+    return total
+
+
+@bare_kernel
+def rank(
+    nodes: Any, first_byte: Any, key_data: Any, weight: Any, variants: Any, half: Any,
+    fresh_nodes: Any, fresh_first_byte: Any, fresh_key_data: Any,
+    fresh_weight: Any, fresh_variants: Any, fresh_half: Any, fresh_at: Any,
+    request_terms: Any, mixed_terms: Any,
+    own: Any, codes: Any, run_start: Any, run_half: Any, run_x: Any,
+    spelled_own: Any, spelled_codes: Any, spelled_run_start: Any, spelled_run_half: Any, spelled_run_x: Any,
+    values: Any, value_start: Any, begin: Any, xs: Any, text: Any,
+    rows: Any, variant: Any, top: Any,
+    marks: Any, wanted: Any, sums: Any, starts: Any, choice: Any,
+    scores: Any, order: Any, ctr: Any, score: Any,
+) -> None:  # fmt: skip
+    """Score all candidates and write the `top` best of them, best first, to order, ctr and score.
+
+    rows int32[candidates]: a catalogue row, NO_ITEM, or FIRST_SPELLED - r; top ≤ candidates. Scratch: marks
+    int32[halves] is all 0 before and after; wanted int32[], sums f64[] hold as many halves as the candidates may
+    have; starts int64[groups + 1]; choice int64[4]. scores, order, ctr and score hold a number a candidate or more.
+    Equal scores stand in the order of the candidates.
+    """
+    trie, fresh_trie = (nodes, first_byte, key_data), (fresh_nodes, fresh_first_byte, fresh_key_data)
+    slots, fresh_slots = (weight, variants, half), (fresh_weight, fresh_variants, fresh_half, fresh_at)
+    tokens = (values, value_start, begin, xs, text)
+    catalogue = (own, codes, run_start, run_half, run_x)
+    spelled = (spelled_own, spelled_codes, spelled_run_start, spelled_run_half, spelled_run_x)
+    scratch = (marks, wanted, sums)
+    ask_for_items(rows, own, codes)
+    layers = (trie, slots, fresh_trie, fresh_slots)
+    request_sum = _own_sum(*layers, request_terms, tokens, variant, choice)
+    starts[0] = 0
+    for group in range(codes.shape[1]):
+        starts[group + 1] = mark_group(catalogue, spelled, rows, group, scratch, starts[group])
+    _add_crosses(*layers, mixed_terms, tokens, variant, starts, choice, scratch)
+    for candidate in range(rows.size):
+        row = np.int64(rows[candidate])
+        item = 0.0
+        if row >= 0:
+            item = _item_score(catalogue, row, marks, sums)
+        elif row <= FIRST_SPELLED:
+            item = _item_score(spelled, FIRST_SPELLED - row, marks, sums)
+        scores[candidate] = request_sum + item
+    for place in range(starts[codes.shape[1]]):
+        marks[wanted[place]] = 0
+    best(scores, rows.size, order, top)
+    for place in range(top):
+        chosen = scores[order[place]]
+        score[place], ctr[place] = chosen, 1.0 / (1.0 + math.exp(-chosen))
+
+
+# --- Picking the best: a heap of candidates, the worst on top. Equal scores stand in the order of the
+# candidates ---
+
+
+@bare_inline
+def _worse(scores: Any, a: Any, b: Any) -> Any:
+    return scores[a] < scores[b] or (scores[a] == scores[b] and a > b)
+
+
+@bare_inline
+def _sift(scores: Any, heap: Any, size: Any, at: Any) -> None:
+    """Restore the heap, the worst on top, where only `at` may be out of place."""
+    moving = heap[at]
+    child = 2 * at + 1
+    while child < size:
+        if child + 1 < size and _worse(scores, heap[child + 1], heap[child]):
+            child += 1
+        if not _worse(scores, heap[child], moving):
+            break
+        heap[at], at = heap[child], child
+        child = 2 * at + 1
+    heap[at] = moving
+
+
+@bare_inline
+def best(scores: Any, count: Any, order: Any, size: Any) -> None:
+    """Write the `size` best of `count` candidates to `order`, best first. O(count · log size)."""
+    for candidate in range(size):
+        order[candidate] = candidate
+    for at in range(size // 2 - 1, -1, -1):
+        _sift(scores, order, size, at)
+    for candidate in range(size, count):
+        if size > 0 and _worse(scores, order[0], candidate):
+            order[0] = candidate
+            _sift(scores, order, size, 0)
+    for last in range(size - 1, 0, -1):
+        order[0], order[last] = order[last], order[0]
+        _sift(scores, order, last, 0)

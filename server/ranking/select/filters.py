@@ -1,0 +1,250 @@
+"""The fields of one request's candidates, in their order: catalogue rows and items spelled out alike, as columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from model_store.features.values import Value
+from server.model.attributes import NO_TEXT, Attributes, Column, number_of
+from server.ranking.scoring_kernels import FIRST_SPELLED
+from server.ranking.select.select_kernels import count_taken, take
+
+Array = npt.NDArray[Any]
+Spelled = tuple[str, Mapping[str, Value]]
+
+FEW = 64
+_EMPTY = pa.array([], pa.large_binary())
+
+ID = "id"
+"""Stands for the candidate's own id, unless the catalogue's records have a field of this name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """What the candidates have in one field: candidate owner[i] has the text code[i]. Both int64, owner ascending."""
+
+    owner: Array
+    code: Array
+    numbered: Mapping[bytes, int]
+    column: Column | None
+
+    def among(self, wanted: Collection[str | bytes]) -> Array:
+        """bool[len(owner)]: whether each text is one of those wanted.
+
+        A few are looked up among the catalogue's texts, each O(log texts) in Python. Many are put into a hash table, in
+        which every distinct text of the candidates is looked up: O(texts + wanted), by Arrow and without the GIL.
+        """
+        if len(wanted) <= FEW:
+            return np.isin(self.code, [self.code_of(text) for text in wanted])
+        texts, place = self.distinct
+        found = pc.is_in(texts, value_set=pa.array(wanted, pa.large_binary()))
+        return np.asarray(found.to_numpy(zero_copy_only=False))[place]
+
+    def code_of(self, text: str | bytes) -> int:
+        """The code of a text; NO_TEXT, which no candidate has, if it is none of theirs."""
+        text = text.encode() if isinstance(text, str) else text
+        code = NO_TEXT if self.column is None else self.column.code(text)
+        return self.numbered.get(text, NO_TEXT) if code == NO_TEXT else code
+
+    @cached_property
+    def distinct(self) -> tuple[pa.Array, Array]:
+        """Each text once, in the order of the codes, and where each of `code` stands among them."""
+        codes, place = np.unique(self.code, return_inverse=True)
+        texts = _EMPTY if self.column is None else self.column.texts
+        if self.numbered:
+            texts = pa.concat_arrays([texts, pa.array(self.numbered, pa.large_binary())])
+        return texts.take(pa.array(codes)), place
+
+
+class Candidates:
+    """Columns over the candidates of one request, each made when it is first asked for. For one thread."""
+
+    def __init__(
+        self, attributes: Attributes, ids: Sequence[str], rows: Array, spelled: Sequence[Spelled]
+    ) -> None:
+        """`rows` int32[candidates] as the ranking kernel has them; FIRST_SPELLED - r stands for spelled[r]."""
+        self._attributes = attributes
+        self._ids = ids
+        self._rows = rows
+        self._spelled = spelled
+        self._numbers: dict[str, Array] = {}
+        self._texts: dict[str, Texts] = {}
+        self._at = np.flatnonzero(rows <= FIRST_SPELLED) if spelled else np.empty(0, np.int64)
+        self._known = rows >= 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def numbers(self, name: str) -> Array:
+        """float64[candidates], NaN where a candidate has no number in this field, or has several values."""
+        if name not in self._numbers:
+            self._numbers[name] = self._numbers_of(name)
+        return self._numbers[name]
+
+    def texts(self, name: str) -> Texts:
+        """Every text of every candidate in this field."""
+        if name not in self._texts:
+            self._texts[name] = self._texts_of(name)
+        return self._texts[name]
+
+    def _numbers_of(self, name: str) -> Array:
+        found = np.full(len(self), np.nan)
+        column = self._attributes.columns.get(name)
+        if column is not None and column.start is None:
+            found[self._known] = column.numbers[column.codes[self._rows[self._known]]]
+        for at, features in self._spelled_out():
+            found[at] = number_of(features.get(name))
+        return found
+
+    def _texts_of(self, name: str) -> Texts:
+        column = self._attributes.columns.get(name)
+        if column is None and name == ID:
+            return self._own_ids()
+        owner, code = self._catalogued(column)
+        numbered: dict[bytes, int] = {}
+        more: list[tuple[int, int]] = []
+        first = 0 if column is None else len(column.text_offsets) - 1
+        for at, features in self._spelled_out():
+            for text in self._attributes.members(name, features.get(name)):
+                known = NO_TEXT if column is None else column.code(text)
+                if known == NO_TEXT:
+                    known = numbered.setdefault(text, first + len(numbered))
+                more.append((at, known))
+        if more:
+            pairs = np.array(more, np.int64)
+            owner, code = np.concatenate([owner, pairs[:, 0]]), np.concatenate([code, pairs[:, 1]])
+            order = np.argsort(owner, kind="stable")
+            owner, code = owner[order], code[order]
+        return Texts(owner, code, numbered, column)
+
+    def _catalogued(self, column: Column | None) -> tuple[Array, Array]:
+        """Owners and codes of the candidates that the catalogue knows."""
+        if column is None:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        owner = np.flatnonzero(self._known)
+        rows = self._rows[owner]
+        if column.start is None:
+            code = column.codes[rows].astype(np.int64)
+            return owner[code != NO_TEXT], code[code != NO_TEXT]
+        counts = column.start[rows + 1] - column.start[rows]
+        begins = np.repeat(column.start[rows] - np.cumsum(counts) + counts, counts)
+        return np.repeat(owner, counts), column.codes[begins + np.arange(len(begins))].astype(np.int64)
+
+    def _own_ids(self) -> Texts:
+        numbered: dict[bytes, int] = {}
+        texts = (item_id.encode("utf-8", "surrogatepass") for item_id in self._ids)
+        code = np.array([numbered.setdefault(text, len(numbered)) for text in texts], np.int64)
+        return Texts(np.arange(len(code)), code, numbered, None)
+
+    def _spelled_out(self) -> Iterator[tuple[int, Mapping[str, Value]]]:
+        for at in self._at.tolist():
+            yield at, self._spelled[FIRST_SPELLED - int(self._rows[at])][1]
+
+
+# --- Conditions on candidates: which of them may be returned at all. One that fails any is left out before
+# the order ---
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """The field has one of these texts; of a set, some member is one of them."""
+
+    field: str
+    texts: Collection[str | bytes]
+
+    def passes(self, candidates: Candidates) -> Array:
+        """bool[candidates]."""
+        return _has(candidates.texts(self.field), self.texts, len(candidates))
+
+
+@dataclass(frozen=True)
+class NoneOf:
+    """The field has none of these texts; a candidate without a value passes."""
+
+    field: str
+    texts: Collection[str | bytes]
+
+    def passes(self, candidates: Candidates) -> Array:
+        """bool[candidates]."""
+        return ~_has(candidates.texts(self.field), self.texts, len(candidates))
+
+
+@dataclass(frozen=True)
+class InRange:
+    """The field's number lies between two bounds, both allowed."""
+
+    field: str
+    least: float = -math.inf
+    most: float = math.inf
+
+    def passes(self, candidates: Candidates) -> Array:
+        """bool[candidates]; False where there is no number."""
+        numbers = candidates.numbers(self.field)
+        return (numbers >= self.least) & (numbers <= self.most)
+
+
+Condition = AnyOf | NoneOf | InRange
+
+
+def _has(found: Texts, wanted: Collection[str | bytes], count: int) -> Array:
+    has = np.zeros(count, np.bool_)
+    has[found.owner[found.among(wanted)]] = True
+    return has
+
+
+# --- Caps: how many returned items may share a value. Greedy: best first, an item is taken if its values have
+# room ---
+
+
+@dataclass(frozen=True)
+class Cap:
+    """At most so many items of one value of a field; items without a value are not bounded."""
+
+    field: str
+    at_most: int
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Which candidates share a bounded value: candidate c is in the groups[start[c] : start[c + 1]], all int64."""
+
+    start: Array
+    groups: Array
+    limits: Array
+
+    @classmethod
+    def of(cls, caps: Sequence[Cap], candidates: Candidates) -> Groups:
+        """A group a value a cap. O(candidates · caps), and a sort."""
+        owners, groups, limits = [np.empty(0, np.int64)], [np.empty(0, np.int64)], list[int]()
+        for cap in caps:
+            texts = candidates.texts(cap.field)
+            values, group = np.unique(texts.code, return_inverse=True)
+            owners.append(texts.owner)
+            groups.append(group + len(limits))
+            limits += [cap.at_most] * len(values)
+        owner = np.concatenate(owners)
+        order = np.argsort(owner, kind="stable")
+        start = np.searchsorted(owner[order], np.arange(len(candidates) + 1))
+        return cls(start.astype(np.int64), np.concatenate(groups)[order], np.array(limits, np.int64))
+
+    def take(self, order: Array, top: int) -> Array:
+        """The first `top` candidates of `order` (int64) for which there is room, int64[≤ top]."""
+        taken = np.empty(top, np.int64)
+        found = take(order, self.start, self.groups, self.limits, np.empty_like(self.limits), top, taken)
+        return taken[:found]
+
+    def count_taken(self, orders: Array, top: int) -> Array:
+        """How many rows of `orders` (int64[draws, n]) each candidate is taken from; int64, a number a candidate."""
+        hits, taken = np.zeros(len(self.start) - 1, np.int64), np.empty(top, np.int64)
+        scratch = np.empty_like(self.limits)
+        count_taken(orders, self.start, self.groups, self.limits, scratch, top, taken, hits)
+        return hits

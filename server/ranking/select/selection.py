@@ -1,0 +1,181 @@
+"""Selection: which candidates are returned, in which order, and what is said of each. Arrays in, arrays out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.artefact.calibration import Curve
+from server.errors import check_deadline
+from server.ranking.select.exploration import Exploration, Thompson, moves, seeds
+from server.ranking.select.filters import Candidates, Cap, Condition, Groups
+from server.ranking.select.objective import Objective
+from server.ranking.select.propensity import integrated, simulated
+from server.ranking.select.select_kernels import click_rates
+
+Array = npt.NDArray[Any]
+
+LARGEST = 1e300
+"""A larger result counts as infinite, so that what has none can stand below every result."""
+
+
+@dataclass(slots=True)
+class Selection:
+    """The items returned, best first: order int64[k], candidate numbers; what follows float64[k], or None.
+
+    objective: NaN where it could not be computed. notes: what the answer's `degraded` must say.
+    """
+
+    order: Array
+    ctr: Array
+    score: Array
+    objective: Array | None
+    uncertainty: Array | None
+    propensity: Array | None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What the model says of the candidates: score, uncertainty float64[candidates], and the curve of their ctr."""
+
+    score: Array
+    uncertainty: Array | None
+    curve: Curve | None
+
+    def ctr(self, score: Array) -> Array:
+        """The click rates of these scores, in their shape."""
+        found = np.empty(score.size)
+        click_rates(np.ascontiguousarray(score).ravel(), found)
+        return (found if self.curve is None else self.curve.apply(found)).reshape(score.shape)
+
+    def part(self, kept: Array) -> Scored:
+        """Those of some candidates; copies."""
+        uncertainty = None if self.uncertainty is None else self.uncertainty[kept]
+        return Scored(self.score[kept], uncertainty, self.curve)
+
+
+def order_key(value: Array, score: Array) -> Array:
+    """What to order by, descending: `value` where it is finite; all others below, among themselves by score."""
+    with np.errstate(all="ignore"):
+        good = np.abs(value) <= LARGEST
+        within = np.sign(score) * (1.0 - 1.0 / (1.0 + np.abs(score)))  # rises with the score, in (-1, 1)
+        return np.where(good, value, LARGEST * (within - 2.0))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to select: conditions, then exploration, then the objective's order, then caps, then the first `top_k`."""
+
+    objective: Objective | None
+    conditions: tuple[Condition, ...]
+    caps: tuple[Cap, ...]
+    exploration: Exploration | None
+
+    def select(
+        self,
+        scored: Scored,
+        candidates: Candidates,
+        ids: Sequence[str],
+        top_k: int | None,
+        request_id: str,
+        until_s: float = math.inf,
+    ) -> Selection:
+        """Select from all candidates of a request, whose `ids` stand in their order. Equal ones keep that order.
+
+        Raises DeadlinePassed between two steps where it is later than `until_s` (monotonic).
+        """
+        kept = self._kept(candidates, until_s)
+        some = scored.part(kept)
+        moved = self._moved(some, ids, kept, request_id)
+        valued = self._valued(some, candidates, kept)
+        value = valued(moved)
+        key = order_key(value, moved)
+        order = np.argsort(-key, kind="stable")
+        top = len(kept) if top_k is None else min(top_k, len(kept))
+        check_deadline(until_s)
+        groups = _within(Groups.of(self.caps, candidates), kept) if self.caps else None
+        taken = order[:top] if groups is None else groups.take(order, top)
+        check_deadline(until_s)
+        notes = [] if self.objective is None else self._notes(self.objective, value, candidates, kept)
+        return Selection(
+            order=kept[taken],
+            ctr=some.ctr(some.score[taken]),
+            score=some.score[taken],
+            objective=None
+            if self.objective is None
+            else np.where(key[taken] >= -LARGEST, value[taken], np.nan),
+            uncertainty=None if some.uncertainty is None else some.uncertainty[taken],
+            propensity=self._propensity(some, valued, taken, top, groups, request_id),
+            notes=notes,
+        )
+
+    def _kept(self, candidates: Candidates, until_s: float) -> Array:
+        passes = np.ones(len(candidates), np.bool_)
+        for condition in self.conditions:
+            check_deadline(until_s)
+            passes &= condition.passes(candidates)
+        return np.flatnonzero(passes)
+
+    def _moved(self, some: Scored, ids: Sequence[str], kept: Array, request_id: str) -> Array:
+        if self.exploration is None or some.uncertainty is None:
+            return some.score
+        names = [ids[at] for at in kept.tolist()]
+        return self.exploration.explored(some.score, some.uncertainty, names, request_id)
+
+    def _valued(self, some: Scored, candidates: Candidates, kept: Array) -> Callable[[Array], Array]:
+        """From moved scores to the objective's value; the items' fields are read once."""
+        objective = self.objective
+        if objective is None:
+            return lambda score: score
+        columns = {name: candidates.numbers(name)[kept] for name in objective.fields}
+        return lambda score: objective.evaluate(score, some.ctr(score), some.uncertainty, columns.__getitem__)
+
+    def _notes(self, objective: Objective, value: Array, candidates: Candidates, kept: Array) -> list[str]:
+        with np.errstate(invalid="ignore"):
+            bad = ~(np.abs(value) <= LARGEST)
+        if not bad.any():
+            return []
+        lacking = [name for name in objective.fields if np.isnan(candidates.numbers(name)[kept][bad]).any()]
+        why = f": no number in {', '.join(map(repr, lacking))}" if lacking else ": the result is not finite"
+        count = np.count_nonzero(bad)
+        return [f"objective: {count} of {len(kept)} candidates have no value and stand last{why}"]
+
+    def _propensity(
+        self,
+        some: Scored,
+        valued: Callable[[Array], Array],
+        taken: Array,
+        top: int,
+        groups: Groups | None,
+        request_id: str,
+    ) -> Array | None:
+        if self.exploration is None:
+            return None
+        certain = np.ones(len(taken))
+        if not isinstance(self.exploration, Thompson) or some.uncertainty is None:
+            return certain
+        deviation = moves(self.exploration.width, some.uncertainty)
+        if not deviation.any() or (groups is None and top == len(deviation)):
+            return certain
+
+        def key(score: Array) -> Array:
+            return order_key(valued(score), score)
+
+        if groups is None:
+            return integrated(some.score, deviation, key, taken, top)
+        seed = int(seeds(request_id)[0])
+        return simulated(some.score, deviation, key, taken, top, groups, seed)
+
+
+def _within(groups: Groups, kept: Array) -> Groups:
+    """The groups of some candidates, numbered from 0."""
+    counts = groups.start[kept + 1] - groups.start[kept]
+    start = np.concatenate([[0], np.cumsum(counts)])
+    at = np.repeat(groups.start[kept] - start[:-1], counts) + np.arange(start[-1])
+    return Groups(start, groups.groups[at], groups.limits)

@@ -1,0 +1,175 @@
+"""Reading the store inside a request: within its deadline and a budget, and not at all while it is away.
+
+After three failures in a row the store is left alone for a moment that doubles up to a second, and then one
+request tries again; otherwise every request would wait out the whole budget. Nothing here decides what a
+failure means.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+import grpc
+
+from model_store.errors import StoreError, StoreUnavailable
+from model_store.records.lookups import HashFields
+from model_store.records.records import Records
+from model_store.store import Store
+from server.errors import DeadlinePassed
+from server.settings import DEFAULT_STORE_BUDGET_S
+
+T = TypeVar("T")
+
+MARGIN_S = 0.004
+"""What is left of a deadline for all that comes after a read."""
+SHORTEST_WAIT_S = 0.001
+FAILURES_BEFORE_PAUSE = 3
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+
+
+class Breaker:
+    """Counts failures in a row and says when not to try. Safe for any number of threads."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._try_again_at = 0.0
+
+    def pause_s(self) -> float:
+        """Seconds until the store may be tried; 0 if now. After a pause one caller gets 0, not all."""
+        if self._failures < FAILURES_BEFORE_PAUSE:
+            return 0.0
+        with self._lock:
+            now = self._now()
+            if now < self._try_again_at:
+                return self._try_again_at - now
+            self._try_again_at = now + self._length_s()
+            return 0.0
+
+    def failed(self) -> None:
+        """Count one failure."""
+        with self._lock:
+            self._failures += 1
+            self._try_again_at = self._now() + self._length_s()
+
+    def succeeded(self) -> None:
+        """Forget the failures."""
+        if self._failures:
+            with self._lock:
+                self._failures = 0
+
+    def _length_s(self) -> float:
+        doublings = min(max(self._failures - FAILURES_BEFORE_PAUSE, 0), 10)
+        return min(FIRST_PAUSE_S * 2.0**doublings, LONGEST_PAUSE_S)
+
+
+class Source:
+    """One store as requests read it. Safe for any number of threads once connected."""
+
+    def __init__(self, url: str, budget_s: float) -> None:
+        self._url = url
+        self._budget_s = budget_s
+        self._breaker = Breaker()
+        self._store: Store | None = None
+        self._epoch = ""
+        self._lost_at = -math.inf
+
+    def connect(self) -> None:
+        """Open the store unless it is open. Raises StoreUnavailable. For one thread at a time."""
+        if self._store is None:
+            store = Store.open(self._url, timeout_s=self._budget_s)
+            with suppress(StoreError):  # without it no loss is noticed, and an empty answer is taken as it is
+                self._epoch = store.records.item_changes.epoch()
+            self._store = store
+
+    def has_lost(self, read_at: float, wait_s: float) -> bool:
+        """Whether the store has lost its data since `read_at` (monotonic clock). Asks it. Raises StoreUnavailable."""
+        if not self._epoch:
+            return False
+        epoch = self.read(lambda records, wait: records.item_changes.epoch(), wait_s)
+        if epoch and epoch != self._epoch:
+            self._epoch, self._lost_at = epoch, time.monotonic()
+        return read_at < self._lost_at
+
+    def close(self) -> None:
+        """Close the store."""
+        if self._store is not None:
+            self._store.close()
+
+    def wait_s(self, context: grpc.ServicerContext) -> float:
+        """How long a read for this request may take, more than 0. Raises DeadlinePassed or StoreUnavailable."""
+        remaining_s = context.time_remaining()
+        if remaining_s is None:
+            return self._budget_s
+        if remaining_s <= 0:
+            raise DeadlinePassed("the deadline passed before the store was asked")
+        if remaining_s < MARGIN_S + SHORTEST_WAIT_S:
+            raise StoreUnavailable(f"not asked: the deadline is in {remaining_s * 1000:.1f} ms")
+        return min(self._budget_s, remaining_s - MARGIN_S)
+
+    def read(self, ask: Callable[[Records, float], T], wait_s: float) -> T:
+        """`ask` the records, with `wait_s` to pass on. Raises StoreUnavailable, also without asking."""
+        return self.use(lambda store, wait: ask(store.records, wait), wait_s)
+
+    def use(self, ask: Callable[[Store, float], T], wait_s: float) -> T:
+        """As `read`, of the store itself."""
+        if self._store is None:
+            raise StoreUnavailable("the store has not answered since this server started")
+        pause_s = self._breaker.pause_s()
+        if pause_s:
+            raise StoreUnavailable(f"the store did not answer lately; next try in {pause_s:.2f} s")
+        began = time.monotonic()
+        try:
+            answer = ask(self._store, wait_s)
+        except StoreUnavailable:
+            # That a store did not answer within a caller's last milliseconds is no fault of the store's.
+            if wait_s >= self._budget_s / 2 or time.monotonic() - began < wait_s:
+                self._breaker.failed()
+            raise
+        self._breaker.succeeded()
+        return answer
+
+
+class StoredReads:
+    """What requests read by id: users from one store, items and candidate sets from another or the same."""
+
+    def __init__(self, url: str, budget_s: float = DEFAULT_STORE_BUDGET_S, user_url: str = "") -> None:
+        self._records = Source(url, budget_s)
+        self.users = Source(user_url, budget_s) if user_url and user_url != url else self._records
+
+    def connect(self) -> None:
+        """Open each store unless it is open. Raises StoreUnavailable if one of them does not answer."""
+        try:
+            self._records.connect()
+        finally:
+            self.users.connect()
+
+    def close(self) -> None:
+        """Close the stores."""
+        self._records.close()
+        self.users.close()
+
+    def user_values(self, cookie: str, wanted: HashFields, wait_s: float) -> list[str | None]:
+        """The values of some fields of a user's record. `wait_s`: of `users`. Raises StoreError."""
+        return self.users.read(lambda records, wait: records.user_values(cookie, wanted, wait), wait_s)
+
+    def lost_sets(self, read_at: float, context: grpc.ServicerContext) -> bool:
+        """Whether the store of candidate sets has lost its data since `read_at`. Raises as `items`."""
+        return self._records.has_lost(read_at, self._records.wait_s(context))
+
+    def items(self, ids: Sequence[str], context: grpc.ServicerContext) -> list[dict[str, str] | None]:
+        """One record or None an id, in one round trip. Raises StoreError or DeadlinePassed."""
+        source = self._records
+        return source.read(lambda records, wait: records.items(ids, wait), source.wait_s(context))
+
+    def candidates(self, name: str, context: grpc.ServicerContext) -> list[str] | None:
+        """The members of a candidate set, or None if there is no such set. Raises as `items`."""
+        source = self._records
+        return source.read(lambda records, wait: records.candidates(name, wait), source.wait_s(context))

@@ -1,1 +1,0 @@
-"""From a request's bytes to a message, without a Python object for each of its candidates."""

@@ -1,0 +1,223 @@
+"""`ctr.v1.FeedbackService`: events are read, written to the store, counted and answered. Nothing is kept here.
+
+Reports have threads of their own, and a store connection of their own: a store that hangs holds up reports, never
+rankings. An answer means that the store has what it accepts; a call that fails may be repeated, and counts once.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Collection, Sequence
+
+import grpc
+import structlog
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from ctr.v1.feedback_pb2 import FeedbackEvent, FeedbackKind, RejectedEvent, ReportRequest, ReportResponse
+from model_store.redis.redis_keys import MAX_ID_BYTES
+from model_store.store import Store
+from model_store.streams.feedback import AGE_S, LENGTH, MOST_EVENTS, Event, Feedback, Kind, Reported
+from server.errors import (
+    DeadlinePassed,
+    InvalidRequest,
+    ModelNotServed,
+    NotReady,
+    abort,
+    abort_to_repeat,
+    readable,
+    status_of,
+)
+from server.ranking.store_reads import Source
+from server.rpc.gate import PLACES_A_THREAD, BoundedPool, Gate
+from server.rpc.security import Tokens
+from server.telemetry.families import FEEDBACK
+from server.telemetry.meter import Meter
+
+SERVICE = "ctr.v1.FeedbackService"
+METHOD = "Report"
+THREADS = 4
+WAIT_S = 1.0
+"""How long the store may take with a report."""
+
+_log = structlog.get_logger(__name__)
+
+
+class FeedbackStore:
+    """The store as reports write to it. Thread safety: all methods, any thread."""
+
+    def __init__(self, url: str, length: int = LENGTH, age_s: float = AGE_S) -> None:
+        """`length` and `age_s`: what a stream keeps, about."""
+        self._length = length
+        self._age_s = age_s
+        self._source = Source(url, WAIT_S)
+        self._feedback: Feedback | None = None
+        self._lock = threading.Lock()
+
+    def connect(self) -> None:
+        """Open the store unless it is open. Raises StoreUnavailable. For one thread at a time."""
+        self._source.connect()
+
+    def report(self, model: str, events: Sequence[Event], context: grpc.ServicerContext) -> Reported:
+        """Write events, within the call's deadline. Raises StoreError or DeadlinePassed."""
+        wait_s = self._source.wait_s(context)
+        return self._source.use(lambda store, wait: self._of(store).report(model, events, wait), wait_s)
+
+    def close(self) -> None:
+        """Close the store."""
+        if self._feedback is not None:
+            self._feedback.close()
+        self._source.close()
+
+    def _of(self, store: Store) -> Feedback:
+        with self._lock:
+            if self._feedback is None:
+                self._feedback = store.feedback(WAIT_S, length=self._length, age_s=self._age_s)
+            return self._feedback
+
+
+class FeedbackService:
+    """Takes feedback for the models of one worker, whether they are loaded or not."""
+
+    def __init__(self, models: Collection[str], store: FeedbackStore, meter: Meter) -> None:
+        self._models = models
+        self._store = store
+        self._meter = meter
+        self.draining = False
+
+    def gate(self, tokens: Tokens | None) -> Gate:
+        """What a grpc server is given: the handlers behind a gate, on threads of their own."""
+        pool = BoundedPool(THREADS, PLACES_A_THREAD * THREADS, "report")
+
+        def report(message: ReportRequest | InvalidRequest, context: grpc.ServicerContext) -> ReportResponse:
+            return self.Report(message, context)
+
+        report.experimental_thread_pool = pool  # type: ignore[attr-defined]
+        handler = grpc.unary_unary_rpc_method_handler(
+            report,
+            request_deserializer=readable(ReportRequest),
+            response_serializer=ReportResponse.SerializeToString,
+        )
+        handlers = grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})
+        return Gate(handlers, pool, self._meter, tokens.guard("feedback") if tokens else None)
+
+    def Report(
+        self, message: ReportRequest | InvalidRequest, context: grpc.ServicerContext
+    ) -> ReportResponse:
+        """The RPC. Every failure leaves through the table in `server.errors`."""
+        if isinstance(message, InvalidRequest):
+            self._meter.failed("", METHOD, grpc.StatusCode.INVALID_ARGUMENT.name)
+            abort(context, message, "")
+        try:
+            return self._answer(message, context)
+        except Exception as error:
+            status = status_of(error)
+            self._meter.failed(self._label(message.model), METHOD, status.name)
+            if status is grpc.StatusCode.INTERNAL:
+                _log.error("report failed", exc_info=error)
+            abort_to_repeat(context, error, "")
+
+    def _answer(self, request: ReportRequest, context: grpc.ServicerContext) -> ReportResponse:
+        if context.time_remaining() == 0:
+            raise DeadlinePassed("the deadline passed while the call waited for a thread")
+        model = self._model(request.model)
+        if not 0 < len(request.events) <= MOST_EVENTS:
+            raise InvalidRequest(f"events: got {len(request.events)}, expected 1 to {MOST_EVENTS:,}")
+        events, rejected = read(request.events, time.time())
+        reported = self._written(model, events, context)
+        for result, number in zip(
+            ("accepted", "duplicate", "rejected"), (*reported, len(rejected)), strict=True
+        ):
+            if number:
+                self._meter.count(FEEDBACK, model, result, by=number)
+        return ReportResponse(accepted=reported.accepted, duplicates=reported.duplicates, rejected=rejected)
+
+    def _written(self, model: str, events: Sequence[Event], context: grpc.ServicerContext) -> Reported:
+        if not events:
+            return Reported(0, 0)
+        try:
+            return self._store.report(model, events, context)
+        except Exception:
+            self._meter.count(FEEDBACK, model, "failed", by=len(events))
+            raise
+
+    def _model(self, name: str) -> str:
+        """The model meant. Raises ModelNotServed, InvalidRequest, NotReady while the server drains."""
+        if self.draining:
+            raise NotReady("this server is draining; ask another one, or this one's successor")
+        if name in self._models:
+            return name
+        served = ", ".join(map(repr, self._models))
+        if name:
+            raise ModelNotServed(f"model: this server serves {served}, not {name!r}")
+        if len(self._models) > 1:
+            raise InvalidRequest(f"model: empty, and this server serves several: {served}")
+        return next(iter(self._models))
+
+    def _label(self, model: str) -> str:
+        """The model of a failed call in the metrics: one that is served here, or ""."""
+        return model if model in self._models else ""
+
+
+# --- From a `ctr.v1.ReportRequest` to events for the store, and the limits on them. A bad event spoils no
+# other ---
+
+
+MOST_AHEAD_S = 300
+"""The trainer's clock follows the events' times: one from the year 2100 would close every window."""
+LAST_S = 253_402_300_799
+"""The last second of the year 9999, and of a Timestamp."""
+NANOS = 1_000_000_000
+
+_KINDS: dict[int, Kind] = {
+    FeedbackKind.FEEDBACK_KIND_UNSPECIFIED: "click",
+    FeedbackKind.FEEDBACK_KIND_CLICK: "click",
+    FeedbackKind.FEEDBACK_KIND_CONVERSION: "conversion",
+}
+
+
+def read(events: Sequence[FeedbackEvent], now_s: float) -> tuple[list[Event], list[RejectedEvent]]:
+    """The events that can be taken, in order, and those that cannot, with the reason."""
+    taken: list[Event] = []
+    rejected: list[RejectedEvent] = []
+    for index, event in enumerate(events):
+        try:
+            taken.append(_event(event, now_s))
+        except InvalidRequest as error:
+            rejected.append(RejectedEvent(index=index, reason=str(error)))
+    return taken, rejected
+
+
+def _event(event: FeedbackEvent, now_s: float) -> Event:
+    _check_id("request_id", event.request_id, 1)
+    _check_id("item_id", event.item_id, 1)
+    _check_id("event_id", event.event_id, 0)
+    kind = _KINDS.get(event.kind)
+    if kind is None:
+        raise InvalidRequest(
+            f"kind: got {event.kind}, expected FEEDBACK_KIND_CLICK or FEEDBACK_KIND_CONVERSION"
+        )
+    if not math.isfinite(event.value):
+        raise InvalidRequest(f"value: got {event.value}, expected a finite number")
+    time_us = _time_us(event.time, now_s) if event.HasField("time") else None
+    return Event(event.request_id, event.item_id, kind, event.event_id, time_us, event.value)
+
+
+def _check_id(field: str, text: str, at_least: int) -> None:
+    size = len(text.encode())
+    if not at_least <= size <= MAX_ID_BYTES:
+        raise InvalidRequest(f"{field}: got {size} bytes, expected {at_least} to {MAX_ID_BYTES:,}")
+
+
+def _time_us(time: Timestamp, now_s: float) -> int:
+    if not (0 <= time.seconds <= LAST_S and 0 <= time.nanos < NANOS):
+        raise InvalidRequest(
+            f"time: got {time.seconds} s and {time.nanos} ns, expected a time between 1970 and 9999"
+        )
+    ahead_s = time.seconds - now_s
+    if ahead_s > MOST_AHEAD_S:
+        raise InvalidRequest(
+            f"time: {ahead_s:,.0f} s ahead of this server's clock, expected at most {MOST_AHEAD_S}"
+        )
+    return time.seconds * 1_000_000 + time.nanos // 1000

@@ -1,0 +1,312 @@
+"""From `Settings` to what protects a port: credentials and tokens. What these do is in `tls` and `tokens`."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import ssl
+import stat
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import grpc
+import structlog
+
+from model_store.bounded import toml_document
+from model_store.errors import ServerError
+from server.settings import Settings
+
+
+def check(settings: Settings) -> None:
+    """Once, before anything begins: raises ServerError for what is wrong, and warns of what stands open."""
+    files = TlsFiles.of(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+    if files is not None:
+        files.check()
+        warn_if_others_read(files.key)
+    if settings.tokens:
+        Tokens(settings.tokens)
+        warn_if_others_read(settings.tokens)
+    known = bool(settings.tokens or settings.tls_client_ca)
+    warn_if_exposed(settings.host, tls=files is not None, callers_known=known)
+
+
+def credentials(settings: Settings) -> grpc.ServerCredentials | None:
+    """For a secure port; None for a plain one. Raises ServerError."""
+    files = TlsFiles.of(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+    return files.credentials() if files else None
+
+
+def tokens(settings: Settings) -> Tokens | None:
+    """The tokens that callers need; None lets everybody in. Raises ServerError."""
+    return Tokens(settings.tokens) if settings.tokens else None
+
+
+# --- Warnings of what stands open: a port beyond this machine without protection, a secret that others may
+# read ---
+
+
+_log = structlog.get_logger(__name__)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`: an address or a name, [::1] too. A name is not looked up."""
+    bare = host.strip("[]")
+    if bare == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(bare).is_loopback
+    except ValueError:
+        return False
+
+
+def warn_if_exposed(host: str, *, tls: bool, callers_known: bool) -> None:
+    """Log loudly that anybody on the network may read or call."""
+    if is_loopback(host):
+        return
+    if not tls:
+        _log.warning(
+            "NO TLS: whoever is on the network can read and change every request, tokens too; "
+            "give --tls-cert and --tls-key, or listen on 127.0.0.1",
+            host=host,
+        )
+    if not callers_known:
+        _log.warning(
+            "NO TOKENS: whoever reaches this port may call it; give --tokens or --tls-client-ca", host=host
+        )
+
+
+def warn_if_others_read(path: str) -> None:
+    """Log that a file with a secret can be read by others than its owner."""
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        _log.warning("others may read this secret", file=path, mode=f"{mode:04o}", remedy=f"chmod 600 {path}")
+
+
+# --- TLS and mutual TLS of a listening port, from PEM files that may be replaced while the server runs ---
+#
+# A new handshake gets the files as they are; connections that stand keep what they began with.
+
+
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """PEM files: the server's chain, its key, and (for mutual TLS) the authorities that clients must be signed by."""
+
+    cert: str
+    key: str
+    client_ca: str = ""
+
+    @classmethod
+    def of(cls, cert: str, key: str, client_ca: str) -> TlsFiles | None:
+        """The files, or None where no TLS is asked for. Raises ServerError for half a pair."""
+        if not (cert or key or client_ca):
+            return None
+        if not (cert and key):
+            raise ServerError("--tls-cert and --tls-key belong together; --tls-client-ca needs both")
+        return cls(cert, key, client_ca)
+
+    def check(self) -> None:
+        """Raises ServerError unless the files can be read and the key is the chain's."""
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self.cert, self.key)
+            if self.client_ca:
+                context.load_verify_locations(self.client_ca)
+        except (OSError, ssl.SSLError) as error:  # an SSLError is an OSError without a file name
+            raise ServerError(
+                f"cannot use {self.cert} and {self.key}"
+                + (f" with {self.client_ca}" if self.client_ca else "")
+                + f" for TLS: {error}; expected PEM files, the key being that of the first certificate"
+            ) from error
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """What a secure port takes. Raises ServerError as `check`."""
+        self.check()
+        files = _Files(self)
+        return grpc.dynamic_ssl_server_credentials(
+            files.read(),
+            files.newer,  # type: ignore[arg-type]  # the stubs forget that None means no change
+            require_client_authentication=bool(self.client_ca),
+        )
+
+    def stamp(self) -> Stamp:
+        """Changes whenever a file does. Raises OSError."""
+        names = [name for name in (self.cert, self.key, self.client_ca) if name]
+        stats = [os.stat(name) for name in names]
+        return tuple((each.st_mtime_ns, each.st_ino, each.st_size) for each in stats)
+
+
+class _Files:
+    """Reads the files again when they have changed; grpc asks before each handshake."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._stamp = files.stamp()
+
+    def read(self) -> grpc.ServerCertificateConfiguration:
+        """The files as they are."""
+        pair = Path(self._files.key).read_bytes(), Path(self._files.cert).read_bytes()
+        authorities = Path(self._files.client_ca).read_bytes() if self._files.client_ca else None
+        return grpc.ssl_server_certificate_configuration([pair], root_certificates=authorities)
+
+    def newer(self) -> grpc.ServerCertificateConfiguration | None:
+        """The files if they have changed and fit together, else None: grpc goes on with those it has."""
+        try:
+            stamp = self._files.stamp()
+            if stamp == self._stamp:
+                return None
+            self._files.check()
+            configuration = self.read()
+        except (OSError, ServerError) as error:  # half replaced; the next handshake looks again
+            _log.error("certificates not read again, the old ones hold", error=str(error))
+            return None
+        self._stamp = stamp
+        _log.info("certificates read again", file=self._files.cert)
+        return configuration
+
+
+# --- Bearer tokens by role, from a file that may change while the server runs. No token is ever logged or
+# shown ---
+#
+# The file is TOML, one list a role; a token may stand under several:
+#
+#     rank = ["…"]
+#     explain = ["…"]
+#     feedback = ["…"]
+#     admin = ["…"]
+#
+# Only SHA-256 digests are kept. Each call is compared with every one of them by hmac.compare_digest, so that
+# the time tells neither how much of a guess was right nor which token it was.
+
+
+Role = Literal["rank", "explain", "feedback", "admin"]
+ROLES: tuple[Role, ...] = ("rank", "explain", "feedback", "admin")
+SHORTEST_TOKEN = 16
+LOOK_EVERY_S = 1.0
+HEADER = "authorization"
+SCHEME = "bearer "
+REMEDY = "make one with: openssl rand -hex 32"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a call may not come in: the metrics' reason, the gRPC status, and what the caller is told."""
+
+    reason: str
+    code: grpc.StatusCode
+    message: str
+
+
+_NO_TOKEN = Refused(
+    "unauthenticated",
+    grpc.StatusCode.UNAUTHENTICATED,
+    "this server wants a token: send the metadata authorization: Bearer TOKEN",
+)
+_WRONG_TOKEN = Refused("unauthenticated", grpc.StatusCode.UNAUTHENTICATED, "this token is not known here")
+
+
+class Tokens:
+    """The digests of a token file, kept up to date. Thread safety: all methods from any thread."""
+
+    def __init__(self, path: str) -> None:
+        """Raises ServerError if the file cannot be read or is no token file."""
+        self._path = Path(path)
+        self._lock = threading.Lock()
+        self._stamp = self._changed()
+        self._look_at = time.monotonic() + LOOK_EVERY_S
+        self._digests = _read(self._path)
+
+    def roles(self, token: str) -> frozenset[str]:
+        """The roles of a token; empty for one that is not known."""
+        self._look()
+        digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+        return frozenset(role for role, known in self._digests if hmac.compare_digest(known, digest))
+
+    def guard(self, *roles: Role) -> Guard:
+        """What lets in those with one of `roles`."""
+        return Guard(self, roles)
+
+    def _look(self) -> None:
+        """Read the file again if it has changed; at most once a second. Where it is bad, what was read before holds."""
+        if time.monotonic() < self._look_at or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._look_at = time.monotonic() + LOOK_EVERY_S
+            stamp = self._changed()
+            if stamp != self._stamp:
+                self._stamp = stamp
+                self._digests = _read(self._path)
+                _log.info("tokens read again", file=str(self._path))
+        except ServerError as error:
+            _log.error("tokens not read again, the old ones hold", error=str(error))
+        finally:
+            self._lock.release()
+
+    def _changed(self) -> tuple[int, int, int]:
+        try:
+            stat = self._path.stat()
+        except OSError as error:
+            raise ServerError(f"cannot read the tokens {self._path}: {error.strerror}") from error
+        return stat.st_mtime_ns, stat.st_ino, stat.st_size
+
+
+class Guard:
+    """Checks the metadata of calls for one of several roles."""
+
+    def __init__(self, tokens: Tokens, roles: Sequence[Role]) -> None:
+        self._tokens = tokens
+        self._roles = frozenset(roles)
+        wanted = " or ".join(map(repr, roles))
+        self._forbidden = Refused(
+            "forbidden", grpc.StatusCode.PERMISSION_DENIED, f"token lacks the required role {wanted}"
+        )
+
+    def refusal(self, metadata: Sequence[tuple[str, str | bytes]] | None) -> Refused | None:
+        """Why the caller may not come in, or None."""
+        for name, value in metadata or ():
+            if name == HEADER and isinstance(value, str) and value[: len(SCHEME)].lower() == SCHEME:
+                roles = self._tokens.roles(value[len(SCHEME) :])
+                if roles & self._roles:
+                    return None
+                return self._forbidden if roles else _WRONG_TOKEN
+        return _NO_TOKEN
+
+
+def _read(path: Path) -> tuple[tuple[str, bytes], ...]:
+    """(role, digest) of every token. No message holds a word of the file: it might be a token."""
+    try:
+        document = toml_document(path.read_text("utf-8"))
+    except OSError as error:
+        raise ServerError(f"cannot read the tokens {path}: {error.strerror}") from error
+    except ValueError:  # of TOML, or of UTF-8
+        raise ServerError(f'{path} is not TOML; expected lines such as rank = ["TOKEN"]') from None
+    if not document or not document.keys() <= set(ROLES):
+        raise ServerError(f"{path}: expected lists of tokens under one or more of {', '.join(ROLES)}")
+    for role, tokens in document.items():
+        if not isinstance(tokens, list) or not all(map(_is_token, tokens)):
+            raise ServerError(
+                f"{path}: {role}: expected a list of texts of at least {SHORTEST_TOKEN} letters, digits or "
+                f"signs, without spaces; {REMEDY}"
+            )
+    return tuple(
+        (role, hashlib.sha256(token.encode()).digest())
+        for role, tokens in document.items()
+        for token in tokens
+    )
+
+
+def _is_token(token: object) -> bool:
+    return (
+        isinstance(token, str)
+        and len(token) >= SHORTEST_TOKEN
+        and token.isascii()
+        and all(33 <= byte < 127 for byte in token.encode())
+    )

@@ -1,1 +1,0 @@
-"""Order: the best of many scores, deterministically."""

@@ -1,1 +1,0 @@
-"""Selection: from scores to the items returned. Conditions, exploration, the objective's order, caps, propensities."""

@@ -1,0 +1,287 @@
+"""From what the store says of a model to the parts to serve: by deltas where they lead there, else by a snapshot.
+
+Used by the one thread that follows the model. It waits for nothing and delivers nothing. A method that raises has
+changed nothing: StoreUnavailable, or whatever says that the version cannot be taken.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from model_store.artefact.arrow_format import DELTA, SNAPSHOT
+from model_store.errors import ArtefactError, VersionNotFound
+from model_store.features.features import FeaturePlan, FieldPlan
+from model_store.versions.manifest import Manifest
+from server.model.catalogue import Catalogue
+from server.model.event_form import Form, has_fragments
+from server.model.layers import Base
+from server.model.live_model import LiveModel
+from server.model.shared_memory import Parts
+from server.model.state import AllEqual
+from server.sync.item_sync import ItemFollower
+
+if TYPE_CHECKING:
+    from model_store.artefact.artefact import Delta
+    from model_store.spec.spec import ModelSpec
+    from model_store.store import Store
+    from model_store.versions.model_versions import ModelVersions
+
+
+MOST_DELTAS = 256
+"""A longer way by deltas is not gone: the snapshot's is surer."""
+CATALOGUE_SHARE = 0.1
+"""At most this share of the time goes into building catalogues for items that change."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Builder:
+    """Builds the parts of one model from one open store after another."""
+
+    def __init__(self, model: str, *, with_fragments: bool = False) -> None:
+        """with_fragments: catalogues hold what the log of impressions says of items."""
+        self._model = model
+        self._with_fragments = with_fragments
+        self._live = LiveModel(model)
+        self._items: ItemFollower | None = None
+        self._plan: FeaturePlan | None = None
+        self._catalogue_due = 0.0
+        self._refused_items: int | None = None
+        self.parts: Parts | None = None
+        """What was built last."""
+        self.items_refused = ""
+        """Why the store's items are not taken; empty if they are."""
+
+    @property
+    def keys(self) -> int:
+        """How many keys the parts hold, those in the second trie too."""
+        if self.parts is None:
+            return 0
+        values = [self.parts.values, *filter(None, [self.parts.fresh])]
+        return sum(int(block.arrays["variants"].shape[1]) for block in values)
+
+    @property
+    def items(self) -> int:
+        """How many items the catalogue holds."""
+        return 0 if self.parts is None else len(self.parts.catalogue.arrays["tokens.values"])
+
+    @property
+    def kept_items(self) -> int:
+        """How many items are served as they were, since the store has lost its data and lacks them."""
+        if self._items is None or self.parts is None:
+            return 0
+        return self.items if self._lost_before_start() else self._items.kept
+
+    @property
+    def items_orders(self) -> int:
+        """How many orders to read all items again were followed."""
+        return 0 if self._items is None else self._items.orders
+
+    def variants_and_shares(self) -> tuple[Sequence[str], Sequence[float]]:
+        """The variants of the spec, and their shares of traffic."""
+        return (self._plan.variants, self._plan.shares) if self._plan is not None else ((), ())
+
+    def freed(self, uid: str) -> None:
+        """Nobody reads this buffer of values any more."""
+        self._live.released(uid)
+
+    def opened(self, store: Store) -> None:
+        """Read from this store from now on; it need not hold what the one before held."""
+        if self._items is None:
+            self._items = ItemFollower(store.records)
+        else:
+            self._items.read_from(store.records)
+
+    # -- versions
+
+    def bring_to(self, versions: ModelVersions, manifest: Manifest) -> str:
+        """Build the parts of this version; returns the way they came, by a snapshot or a delta."""
+        began = time.monotonic()
+        parts = self._by_deltas(versions, manifest)
+        kind = SNAPSHOT if parts is None else DELTA
+        self._built(parts or self._by_snapshot(versions, manifest))
+        if kind == SNAPSHOT:
+            give_back()
+        took_s = round(time.monotonic() - began, 3)
+        _log.info(
+            "version built", model=self._model, version=manifest.version, by=kind, keys=self.keys, s=took_s
+        )
+        return kind
+
+    def restore(self, parts: Parts) -> None:
+        """Go on from parts that were on disk."""
+        self._built(self._live.restore(parts))
+
+    def rebuilt(self) -> bool:
+        """Put a second trie that has grown into the first, in a thread beside; true once the parts are of that one.
+
+        To be called now and then; versions go on meanwhile. Raises MemoryError or OSError where memory is short.
+        """
+        if self._live.wants_rebuild:
+            threading.Thread(target=self._live.begin_rebuild(), name="rebuild", daemon=True).start()
+        parts = self._live.finish_rebuild()
+        if parts is None:
+            return False
+        self._built(parts)
+        give_back()
+        _log.info("trie rebuilt", model=self._model, keys=self.keys)
+        return True
+
+    def _built(self, parts: Parts) -> None:
+        if self.parts is None or self.parts.base is not parts.base:
+            self._plan = Base.of_part(parts.base).plan
+        self.parts = parts
+
+    def _by_deltas(self, versions: ModelVersions, manifest: Manifest) -> Parts | None:
+        """The parts, if deltas lead from what is served to this version; a way that fails is logged."""
+        if self.parts is None or not manifest.is_delta:
+            return None
+        try:
+            chain = versions.chain(manifest.version)
+            if self.parts.version not in chain[-MOST_DELTAS:]:
+                return None
+            delta = _joined(versions, chain[chain.index(self.parts.version) + 1 :])
+            return self._live.apply(manifest.version, manifest.sha256, delta, allow_equal=manifest.forced)
+        except AllEqual:
+            raise
+        except (ArtefactError, VersionNotFound) as error:
+            _log.warning(
+                "deltas do not lead there, taking the snapshot",
+                model=self._model,
+                version=manifest.version,
+                serving=self.parts.version,
+                error=str(error),
+            )
+            return None
+
+    def _by_snapshot(self, versions: ModelVersions, manifest: Manifest) -> Parts:
+        artefact = versions.materialise(manifest.version)
+        catalogue, generation = self._catalogue(artefact.spec)
+        version = manifest.version, manifest.sha256, artefact
+        try:
+            return self._live.load(
+                *version, catalogue, generation, allow_equal=manifest.forced or self._items_are_ordered()
+            )
+        except AllEqual as error:
+            held = self._live.catalogue
+            if held is None or held is catalogue or not _same_fields(held.fields, catalogue.fields):
+                raise
+            # With the items of before it may tell them apart: then it is these items that do not.
+            parts = self._live.load(*version, held, generation, allow_equal=False)
+            self._refuse_items(generation, error)
+            return parts
+
+    # -- items
+
+    def found_late(self, ids: Iterable[str]) -> None:
+        """Requests have found these items in the store, and the catalogue may lack them."""
+        if self._items is not None:
+            self._items.include(ids)
+
+    def items_moved(self) -> bool:
+        """Whether it is time for a catalogue of other items."""
+        if self._items is None or self.parts is None or time.monotonic() < self._catalogue_due:
+            return False
+        self._items.poll()
+        if self._items.generation == self._refused_items:
+            return False
+        return self._items.generation != self.parts.items_generation or self._lacks_fragments()
+
+    def with_new_items(self, *, allow_equal: bool = False) -> bool:
+        """The same version over the items as the store has them now; False if these are refused (`items_refused`)."""
+        assert self.parts is not None
+        catalogue, generation = self._catalogue(Base.of_part(self.parts.base).spec)
+        allow_equal = allow_equal or self._items_are_ordered()
+        try:
+            self._built(self._live.with_catalogue(catalogue, generation, allow_equal=allow_equal))
+        except AllEqual as error:
+            self._refuse_items(generation, error)
+            return False
+        return True
+
+    def _refuse_items(self, generation: int, error: AllEqual) -> None:
+        """Serve on the items of before, until the store's are others again."""
+        self._refused_items, self.items_refused = generation, str(error)
+        _log.error("items refused", model=self._model, error=str(error), still_serving=self.items)
+
+    def _items_are_ordered(self) -> bool:
+        """Whether an operator has ordered the items to be taken as they are."""
+        return self._items is not None and self._items.is_ordered
+
+    def _lost_before_start(self) -> bool:
+        """Whether the store had no item from the first look on, and what is served (from disk) has some."""
+        return self._items is not None and self._items.began_empty and self.items > 0
+
+    def _lacks_fragments(self) -> bool:
+        """Whether what was on disk is of a server that logged no impressions."""
+        return (
+            self._with_fragments and self.parts is not None and not has_fragments(self.parts.catalogue.arrays)
+        )
+
+    def _catalogue(self, spec: ModelSpec) -> tuple[Catalogue, int]:
+        assert self._items is not None
+        began = time.monotonic()
+        self._items.poll()
+        self._refused_items, self.items_refused = None, ""
+        plan = FeaturePlan.of(spec)
+        held = self._live.catalogue
+        if self._lost_before_start() and held is not None and _same_fields(held.fields, plan.item_fields):
+            return held, self._items.generation
+        form = Form(spec, plan) if self._with_fragments else None
+        catalogue = Catalogue.build(plan, self._items.items(), form)
+        took_s = time.monotonic() - began
+        self._catalogue_due = time.monotonic() + took_s / CATALOGUE_SHARE
+        if catalogue.problems:
+            _log.warning("stored values left out", model=self._model, first=catalogue.problems)
+        _log.info("catalogue built", model=self._model, items=len(catalogue), s=round(took_s, 3))
+        return catalogue, self._items.generation
+
+
+def _same_fields(these: Sequence[FieldPlan], others: Sequence[FieldPlan]) -> bool:
+    """Whether items have the same tokens by both."""
+    return [(f.name, f.spec) for f in these] == [(f.name, f.spec) for f in others]
+
+
+def _joined(versions: ModelVersions, way: list[int]) -> Delta:
+    """The deltas of these versions in one, so that they are applied by one pass over what they change."""
+    from model_store.artefact.artefact import Delta
+
+    together: Delta | None = None
+    for version in way:
+        delta = versions.fetch(version)
+        if not isinstance(delta, Delta):
+            raise ArtefactError(f"version {version} is no delta, though another one stands on it as such")
+        together = delta if together is None else together.followed_by(delta)
+    if together is None:
+        raise ArtefactError("the version served is its own successor")
+    return together
+
+
+# --- Memory that building a model took and nothing holds any more, given back to the system ---
+#
+# Allocators keep what was freed for the next time, which for a whole model may be hours away: after 3 million
+# keys some 170 MB, twice the supervisor itself.
+
+
+def give_back() -> None:
+    """Let the allocators of Arrow and of C return what they do not use. Some 10 ms; call it after large work."""
+    import pyarrow as pa
+
+    gc.collect()
+    pa.default_memory_pool().release_unused()
+    _trim()(0)
+
+
+@cache
+def _trim() -> Callable[[int], Any]:
+    """glibc's malloc_trim; where the C library has none, nothing."""
+    trim: Callable[[int], Any] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return trim or (lambda pad: None)

@@ -1,0 +1,133 @@
+"""Follows the experiment of one model in the store, and says aloud when it cannot be used: the last good one stays.
+
+It tells workers what the store asks for; each makes its own assignment of it, by the same rules as the one kept here
+for the status. Nothing here answers a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from model_store.errors import ArtefactError, SpecError, StoreError, StoreUnavailable
+from model_store.redis.stored_values import cure
+from model_store.spec.spec import spec_from_json
+from model_store.versions.experiments import Experiment
+from model_store.versions.model_versions import ModelVersions
+from server.ranking.experiments import Assignment
+from server.telemetry.families import EXPERIMENT_REFUSED, EXPERIMENT_REVISION
+from server.telemetry.meter import Meter
+
+_log = structlog.get_logger(__name__)
+
+
+class FollowedExperiment:
+    """Used by the one thread that follows the store; `assignment` and `problem` may be read by any."""
+
+    def __init__(
+        self, model: str, deliver: Callable[[Experiment | None], None], meter: Meter | None = None
+    ) -> None:
+        """`deliver` is told of each experiment that the store asks for, whether it fits or not."""
+        self.assignment = Assignment(model, (), ())
+        """What is in force, over the variants of the version served."""
+        self._deliver = deliver
+        self._unreadable = ""
+        if meter is not None:
+            meter.gauge(EXPERIMENT_REVISION, model, read=lambda: self.revision)
+            meter.gauge(EXPERIMENT_REFUSED, model, read=lambda: bool(self.problem))
+
+    @property
+    def revision(self) -> int:
+        """The revision in force; 0 for the shares of the spec."""
+        held = self.assignment.experiment
+        return held.revision if held is not None else 0
+
+    @property
+    def asked(self) -> Experiment | None:
+        """What the store has last asked for: what a new worker is to be told."""
+        return self.assignment.asked
+
+    @property
+    def problem(self) -> str:
+        """Why what the store asks for is not in force; empty if it is."""
+        return self._unreadable or self.assignment.problem
+
+    def check(self, versions: ModelVersions) -> None:
+        """Read the record, and deliver it if it is another one than before. Raises StoreUnavailable.
+
+        Call it only while a version is active: an emptied store asks for nothing, and has lost what it asked for.
+        """
+        before, asked, unreadable = self.problem, self.asked, ""
+        try:
+            asked = versions.experiment()
+            if (
+                asked is None and self.asked is not None
+            ):  # a record is never deleted: the store has lost its data
+                asked = self.asked
+                unreadable = (
+                    f"the store has lost the experiment; revision {asked.revision} stays: set it again"
+                )
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            unreadable = str(error)
+        self._unreadable = unreadable
+        if asked is not self.asked and asked != self.asked:
+            self.assignment = self.assignment.asked_for(asked)
+            self._deliver(asked)
+            _log.info("experiment", model=self.assignment.model, **_facts(asked))
+        self._tell(before)
+
+    def restore(self, kept: Experiment | None) -> None:
+        """Begin with this one, until the store is asked for the first time."""
+        if kept is not None:
+            self.assignment = self.assignment.asked_for(kept)
+            self._deliver(kept)
+
+    def served(self, variants: Sequence[str], shares: Sequence[float]) -> None:
+        """Another version is served, with these variants and shares of its spec."""
+        before = self.problem
+        self.assignment = self.assignment.over(variants, shares)
+        self._tell(before)
+
+    def _tell(self, before: str) -> None:
+        """Log a problem once, until it is another one."""
+        if self.problem == before or not self.assignment.variants:
+            return
+        if self.problem:
+            _log.error(
+                "experiment refused",
+                model=self.assignment.model,
+                error=self.problem,
+                in_force=self.revision or "the shares of the spec",
+            )
+        else:
+            _log.info("experiment in force", model=self.assignment.model)
+
+
+def assigned_by_spec(versions: ModelVersions) -> Assignment | None:
+    """The spec's own division of traffic, of the version that is active; None if none is."""
+    active = versions.active()
+    if active is None:
+        return None
+    try:
+        variants = spec_from_json(versions.manifest(active).spec).variants
+    except SpecError as error:
+        raise ArtefactError(
+            f"version {active} of {versions.model} has a spec that cannot be read: {error}; "
+            f"{cure(versions.keys.active)} makes it again from its bytes"
+        ) from None
+    return Assignment(versions.model, tuple(variants), [variant.share for variant in variants.values()])
+
+
+def _facts(asked: Experiment | None) -> dict[str, object]:
+    if asked is None:
+        return {"revision": None}
+    return {
+        "revision": asked.revision,
+        "state": asked.state,
+        "shares": dict(asked.shares) or "of the spec",
+        "pins": len(asked.pins),
+        "shadows": list(asked.shadows),
+    }

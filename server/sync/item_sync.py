@@ -1,0 +1,192 @@
+"""Keeps the store's item records in memory, up to date by the stream of changes. For the one thread that follows.
+
+All items are read at the start, and again where the stream cannot tell what changed: it was trimmed past our position,
+the store lost its data, or somebody asked for it. A change costs what the changed items cost. Nothing here builds a
+catalogue, and nothing runs in a request.
+
+A store that lost its data (another epoch) takes no items from a server: those that it lacks are kept as they were,
+until they are written again, removed by a notice, or an operator orders all items to be read again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+import structlog
+
+from model_store.records.item_changes import ItemsState
+from model_store.records.lookups import Record
+from model_store.records.records import BATCH, Records
+from model_store.redis.stored_values import cure
+
+SHARED_LENGTH = 32
+"""Values up to this long are kept once however many items have them: brands and colours, not titles."""
+
+_log = structlog.get_logger(__name__)
+
+
+class ItemFollower:
+    """The items of one store, as of the last `poll`. Not for several threads at a time."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._items = _Items()
+        self._state: ItemsState | None = None
+        self._include: dict[str, None] = {}
+        self._kept: set[str] = set()
+        self._last_order = ""
+        self._generation = self._moves = 0
+        self.orders = 0
+        """How many orders to read all items again were followed."""
+        self.is_ordered = False
+        """Whether the items are as an order has found them, or as changed since by notices."""
+        self.began_empty = False
+        """Whether the first reading found no item, and none has come since: perhaps the store has lost them."""
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def generation(self) -> int:
+        """Another number after each poll that changed the items, and in any other store; 0 before the first."""
+        return self._generation
+
+    @property
+    def kept(self) -> int:
+        """How many of the items are kept though the store, which has lost its data, lacks them."""
+        return len(self._kept)
+
+    def items(self) -> Iterator[tuple[str, Record]]:
+        """Every item once. Do not `poll` meanwhile."""
+        return iter(self._items)
+
+    def include(self, ids: Iterable[str]) -> None:
+        """Read these items too at the next poll: requests have found them, and nobody gave notice."""
+        self._include.update(dict.fromkeys(ids))
+
+    def read_from(self, records: Records) -> None:
+        """Go on with another connection; whether the store behind it is the same one, the next poll finds out."""
+        self._records = records
+
+    def poll(self) -> bool:
+        """Take in what changed since the last call; return whether anything did. The first call reads all items.
+
+        Raises StoreUnavailable or StoreError; then the items are those of before, and the next call tries again.
+        """
+        before = self._state
+        state = self._records.item_changes.state()
+        if state.junk and state.junk != (before.junk if before else ()):
+            _log.error(
+                "the store holds what it should not, so changes of items may be missed",
+                keys=state.junk,
+                cure=cure(""),
+            )
+        if before is None:
+            return self._read_all(state, "start")
+        if state.reread and state.reread != self._last_order:
+            return self._read_all(state, "asked for", ordered=True)
+        if before.epoch != state.epoch:
+            return self._read_all(state, "the store lost its data", lost=True)
+        if before.reread != state.reread:
+            return self._read_all(state, "the generation was removed")
+        if before.position == state.position:
+            return self._apply(dict(self._include), state)
+        if before.position is None:
+            return self._read_all(state, "the stream is new")
+        found = self._records.item_changes.since(before.position)
+        if found is None:
+            # Without an epoch, which a replica may lack, a store without items is one that lost its data.
+            unsure = not state.epoch
+            return self._read_all(state, "the stream does not reach back to the last look", if_none=unsure)
+        changed, position = found
+        return self._apply(changed | self._include, replace(state, position=position))
+
+    def _read_all(
+        self,
+        state: ItemsState,
+        why: str,
+        *,
+        lost: bool = False,
+        if_none: bool = False,
+        ordered: bool = False,
+    ) -> bool:
+        """Read every item; `state` was taken before, so what changes meanwhile is read again at the next poll.
+
+        lost: keep the items that the store lacks; if_none: keep them if it has no item at all. Those that were kept
+        before stay so, unless this was ordered.
+        """
+        items = _Items()
+        for item, record in self._records.scan_items():
+            items.put(item, record)
+        kept = set[str]()
+        all_stay = lost or (if_none and not len(items))
+        may_stay = not ordered and (all_stay or bool(self._kept))
+        for item, record in self._items if may_stay else ():
+            if item not in items and (all_stay or item in self._kept):
+                items.put(item, record)
+                kept.add(item)
+        self.is_ordered = ordered
+        self.orders += ordered
+        self._last_order = state.reread or self._last_order
+        self.began_empty = self._state is None and not len(items)
+        self._items, self._state, self._include, self._kept = items, state, {}, kept
+        self._moved(state)
+        if kept:
+            _log.error(
+                "the store lost its data: items are kept as they were", kept=len(kept), items=len(items)
+            )
+        _log.info("items read", items=len(items), why=why)
+        return True
+
+    def _apply(self, changed: Mapping[str, None], state: ItemsState) -> bool:
+        ids, records = list(changed), list[Record | None]()
+        for start in range(0, len(ids), BATCH):
+            records += self._records.items(ids[start : start + BATCH])
+        moved = False
+        for item, record in zip(ids, records, strict=True):
+            moved |= self._items.put(item, record)
+        self._kept.difference_update(ids)
+        self.began_empty = self.began_empty and not len(self._items)
+        self._state, self._include = state, {}
+        if moved:
+            self._moved(state)
+        return moved
+
+    def _moved(self, state: ItemsState) -> None:
+        self._moves += 1  # an item that a request has found moves nothing in the store's state
+        self._generation = (state.generation + self._moves) % (1 << 63)
+
+
+class _Items:
+    """Records by id, in a third of the memory of a dict each: the fields' names are kept once for all items alike."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, item: str) -> bool:
+        return item in self._values
+
+    def __iter__(self) -> Iterator[tuple[str, Record]]:
+        for item, (names, values) in self._values.items():
+            yield item, dict(zip(names, values, strict=True))
+
+    def put(self, item: str, record: Record | None) -> bool:
+        """Take in one item's record, None where there is none any more; return whether it is another one."""
+        if record is None:
+            return self._values.pop(item, None) is not None
+        names = tuple(record)
+        kept = self._names.setdefault(names, names), tuple(map(_shared, record.values()))
+        if self._values.get(item) == kept:
+            return False
+        self._values[item] = kept
+        return True
+
+
+def _shared(value: str) -> str:
+    return sys.intern(value) if len(value) <= SHARED_LENGTH else value

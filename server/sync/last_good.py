@@ -1,0 +1,337 @@
+"""Keeps each model's last good version and its experiment on disk, by a thread of its own: no delta waits for a disk.
+
+The first version is written at once, of a run of deltas one each half minute at most, the last when the server ends. A
+disk that is full or broken costs the copy, says so in the log once a cause, and is tried again after growing pauses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from model_store.errors import ArtefactError, ExperimentError, FtrieError, OutputError
+from model_store.versions.experiments import Experiment
+from model_store.whole_file import write_whole
+from server.model.shared_memory import BLOCKS, Mapped, Parts
+from server.sync.distribution import Distribution
+from server.sync.pauses import FAILED_SAVE, yield_to_others
+from server.sync.state_folder import StateFolder
+
+SAVE_EVERY_S = 30.0
+SAVE_SHARE = 0.1
+"""At most this share of the time goes into writing one model."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Keeper(threading.Thread):
+    """Takes every model's parts from a `Distribution`, and gives them back as soon as they are on disk."""
+
+    def __init__(self, state: StateFolder, models: Sequence[str], distribution: Distribution) -> None:
+        super().__init__(name="keep last good", daemon=True)
+        self._folder = state.folder
+        self._folders = {name: LastGood(state.model(name), name) for name in models}
+        self._experiments = KeptExperiments(state.experiments)
+        self._told: dict[str, str | None] = {}
+        """By model whose experiment is to be written: its record."""
+        self._distribution = distribution
+        self._changed = threading.Condition()
+        self._due: dict[str, float] = {}
+        """By model that has changed: when to write it."""
+        self._resting: dict[str, float] = {}
+        """By model: when it may be written again."""
+        self._failures = dict.fromkeys(models, 0)
+        """By model: how often in a row it could not be written."""
+        self._ending = False
+        self.problems: dict[str, str] = {}
+        """By model, why its copy could not be written. Replaced by this thread, read by any."""
+
+    # -- a taker, called by the thread that delivers
+
+    def take(self, parts: Parts, serial: int) -> None:
+        """Note that there is something to write; which parts, is decided when they are written."""
+        self._distribution.given_back(self, serial)
+        with self._changed:
+            self._due.setdefault(parts.name, max(time.monotonic(), self._resting.get(parts.name, 0.0)))
+            self._changed.notify()
+
+    def tell(self, body: Mapping[str, Any]) -> None:
+        """Note an experiment that is to be written; nothing else is kept."""
+        if body["do"] == "experiment":
+            with self._changed:
+                self._told[body["model"]] = body["experiment"]
+                self._changed.notify()
+
+    # -- for a model that has nothing to serve yet
+
+    def last_good(self, model: str, sha256: str | None = None) -> Parts | None:
+        """The parts on disk, verified; None if there are none that are whole, or another version than `sha256`'s."""
+        folder = self._folders[model]
+        try:
+            kept = folder.kept()
+            if kept is None or sha256 not in (None, kept.sha256):
+                return None
+            return folder.load(kept)
+        except ArtefactError as error:
+            _log.error("the last good model on disk is of no use", model=model, error=str(error))
+            return None
+
+    def experiment(self, model: str) -> Experiment | None:
+        """The experiment on disk, if there is one that is whole."""
+        try:
+            return self._experiments.load(model)
+        except ArtefactError as error:
+            _log.error("the experiment on disk is of no use", model=model, error=str(error))
+            return None
+
+    # -- the thread
+
+    def run(self) -> None:
+        """Write what is due, until `close`; then once more what has changed since."""
+        yield_to_others()
+        while (model := self._next()) is not None:
+            began = time.monotonic()
+            self._save(model)
+            self._rest(model, time.monotonic() - began)
+
+    def close(self, end_at_s: float) -> None:
+        """Write what has changed, and end, waiting for the disk until `end_at_s` (monotonic) at most."""
+        began_s = time.monotonic()
+        with self._changed:
+            self._ending = True
+            self._changed.notify()
+        if self.is_alive():
+            self.join(max(0.0, end_at_s - began_s))
+        if self.is_alive():  # a daemon thread: the process ends without it
+            _log.error(
+                "the disk does not answer: ending without the last changes on it",
+                folder=str(self._folder),
+                waited_s=round(time.monotonic() - began_s, 1),
+            )
+
+    def _next(self) -> str | None:
+        """Wait for a model that is due; None at the end."""
+        with self._changed:
+            while True:
+                self._save_experiments()
+                now = time.monotonic()
+                for model, due in self._due.items():
+                    if self._ending or due <= now:
+                        del self._due[model]
+                        return model
+                if self._ending:
+                    return None
+                self._changed.wait(min(self._due.values()) - now if self._due else None)
+
+    def _save_experiments(self) -> None:
+        """Write those that were told of. Called with `_changed` held, and lets go of it while it writes."""
+        while self._told:
+            model, experiment = self._told.popitem()
+            self._changed.release()
+            try:
+                self._experiments.save(model, experiment)
+            except FtrieError as error:
+                _log.error("the experiment could not be kept on disk", model=model, error=str(error))
+            finally:
+                self._changed.acquire()
+
+    def _save(self, model: str) -> None:
+        lent = self._distribution.borrow(self, model)
+        if lent is None:
+            return
+        parts, serial = lent
+        try:
+            self._folders[model].save(parts)
+            self._settle(model, "")
+        except (FtrieError, OSError, MemoryError) as error:
+            self._settle(model, str(error))
+        finally:
+            self._distribution.given_back(self, serial)
+
+    def _rest(self, model: str, took_s: float) -> None:
+        """Leave a model alone for a while; one that could not be written is tried again after it."""
+        failures = self._failures[model]
+        pause_s = FAILED_SAVE.after(failures) if failures else SAVE_EVERY_S
+        with self._changed:
+            self._resting[model] = time.monotonic() + max(pause_s, took_s / SAVE_SHARE)
+            if failures and not self._ending:
+                self._due[model] = self._resting[model]
+
+    def _settle(self, model: str, problem: str) -> None:
+        self._failures[model] = self._failures[model] + 1 if problem else 0
+        if problem and self.problems.get(model) != problem:
+            _log.error("the last good model could not be kept on disk", model=model, error=problem)
+        if not problem and self.problems.get(model):
+            _log.info("the last good model is kept on disk again", model=model)
+        self.problems = {**self.problems, model: problem}
+
+
+# --- The last good model on disk, one folder a model: what a server starts from when the store is away or its
+# model lost ---
+#
+# last_good.json           version, SHA-256 and content, and the file of each block; checked by a SHA-256 of
+# its own base-….part, values-….part, …   one file a block (`server.model.shared_memory`), verified when it is
+# read
+#
+# A block's file is written whole before last_good.json names it, and removed after none names it any more: at
+# every moment the folder holds one whole model, or none. A block that two versions share is written once.
+
+
+FORMAT = 1
+INDEX = "last_good.json"
+SUFFIX = ".part"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the folder says it holds, before the blocks are read."""
+
+    version: int
+    sha256: str
+    document: dict[str, Any]
+
+
+class LastGood:
+    """The folder of one model. For one thread."""
+
+    def __init__(self, folder: Path, model: str) -> None:
+        self._folder = folder
+        self._model = model
+        self._files: dict[str, str] = {}
+        """The file of each block that is on disk, by the block's uid."""
+
+    def save(self, parts: Parts) -> None:
+        """Keep `parts` in place of what was kept. O(bytes of the blocks that are new). Raises OutputError."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise OutputError(f"cannot make {self._folder}: {error.strerror}") from error
+        files = {name: self._written(name, getattr(parts, name)) for name in BLOCKS}
+        document = {
+            "format": FORMAT,
+            "model": parts.name,
+            "version": parts.version,
+            "sha256": parts.sha256,
+            "content": parts.content,
+            "items_generation": parts.items_generation,
+            "blocks": files,
+        }
+        text = json.dumps(document, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        write_whole(self._folder / INDEX, json.dumps({"check": digest, "last_good": text}).encode())
+        self._sweep({name for name in files.values() if name is not None})
+
+    def kept(self) -> Kept | None:
+        """What is kept; None if nothing is. Raises ArtefactError if the index is damaged or of another format."""
+        path = self._folder / INDEX
+        try:
+            outer = json.loads(path.read_bytes())
+            text = outer["last_good"]
+            if hashlib.sha256(text.encode()).hexdigest() != outer["check"]:
+                raise ArtefactError(f"{path} is damaged: its checksum is not that of its text")
+            document = json.loads(text)
+            if document["format"] != FORMAT:
+                raise ArtefactError(f"{path} has format {document['format']}, expected {FORMAT}")
+            if document["model"] != self._model:
+                raise ArtefactError(f"{path} holds the model {document['model']!r}, expected {self._model!r}")
+            return Kept(int(document["version"]), str(document["sha256"]), document)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ArtefactError(f"cannot read {path}: {error.strerror}") from error
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ArtefactError(f"{path} is damaged: {error}") from error
+
+    def load(self, kept: Kept) -> Parts:
+        """Read and verify every block. O(bytes). Raises ArtefactError for one that is missing or damaged."""
+        document = kept.document
+        blocks: dict[str, Any] = {}
+        for name in BLOCKS:
+            file = document["blocks"].get(name)
+            if file is None:
+                blocks[name] = None
+                continue
+            block = blocks[name] = Mapped.load(self._folder / Path(file).name)
+            self._files[block.uid] = file
+        return Parts(
+            name=self._model,
+            version=kept.version,
+            sha256=kept.sha256,
+            content=document["content"],
+            items_generation=document["items_generation"],
+            **blocks,
+        )
+
+    def _written(self, name: str, block: Mapped | None) -> str | None:
+        if block is None:
+            return None
+        file = self._files.get(block.uid)
+        if file is None or not (self._folder / file).exists():
+            file = f"{name}-{block.uid}-{os.urandom(4).hex()}{SUFFIX}"
+            block.save(self._folder / file)
+        self._files[block.uid] = file
+        return file
+
+    def _sweep(self, named: set[str]) -> None:
+        """Remove what the index does not name: the blocks before, and what a crash left half-written."""
+        self._files = {uid: file for uid, file in self._files.items() if file in named}
+        for path in self._folder.iterdir():
+            if path.name not in named and path.name != INDEX:
+                path.unlink(missing_ok=True)
+
+
+# --- The experiments on disk, a file a model: how a server that starts while the store is away divides its
+# traffic ---
+#
+# experiments/<model>.json     the record, checked by a SHA-256 of its own; absent where there is none
+
+
+class KeptExperiments:
+    """A folder of records. Thread safety: any, a model's file being whole at every moment."""
+
+    def __init__(self, folder: Path) -> None:
+        """The folder is made when there is something to keep."""
+        self._folder = folder
+
+    def save(self, model: str, experiment: str | None) -> None:
+        """Keep a record, as `Experiment.to_json` says it, or that there is none. Raises OutputError."""
+        path = self._path(model)
+        try:
+            if experiment is None:
+                path.unlink(missing_ok=True)
+                return
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise OutputError(f"cannot keep {path}: {error.strerror}") from error
+        document = {"check": _digest(experiment), "experiment": experiment}
+        write_whole(path, json.dumps(document).encode())
+
+    def load(self, model: str) -> Experiment | None:
+        """The record; None if there is none. Raises ArtefactError for a damaged file."""
+        path = self._path(model)
+        try:
+            document = json.loads(path.read_bytes())
+            if _digest(document["experiment"]) == document["check"]:
+                return Experiment.from_json(document["experiment"])
+            problem = "its checksum is not that of its text"
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, ExperimentError) as error:
+            problem = str(error)
+        raise ArtefactError(f"{path} is damaged: {problem}; traffic is divided by the spec")
+
+    def _path(self, model: str) -> Path:
+        return self._folder / f"{model}.json"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

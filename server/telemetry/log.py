@@ -1,0 +1,109 @@
+"""A line in the log for a share of the answers, off by default. No cookie, item or feature is ever in it."""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, TextIO, cast
+
+import structlog
+import structlog.tracebacks
+
+if TYPE_CHECKING:
+    from server.ranking.served import Serving
+
+
+_log = structlog.get_logger(__name__)
+
+
+class AccessLog:
+    """A listener of the meter."""
+
+    def __init__(self, share: float) -> None:
+        """`share`: of the answers, from 0 to 1, drawn at random."""
+        self._share = share
+
+    def __call__(
+        self,
+        serving: Serving,
+        variant: str,
+        candidates: int,
+        took_ns: int,
+        degraded: Sequence[str],
+        request_id: str,
+    ) -> None:
+        """Log the answer, if it is drawn."""
+        if random.random() >= self._share:
+            return
+        _log.info(
+            "answered",
+            request_id=request_id,
+            model=serving.name,
+            version=serving.version,
+            variant=variant,
+            candidates=candidates,
+            ms=round(took_ns / 1e6, 3),
+            # The part alone: what follows the colon may quote a stored value.
+            degraded=[reason.partition(":")[0] for reason in degraded],
+        )
+
+
+# --- The server's log: structlog to stderr, for people on a terminal and as JSON lines elsewhere ---
+
+
+def _tracebacks() -> structlog.typing.Processor:
+    """Tracebacks without the frames' local variables, which hold cookies and features."""
+    transformer = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+    return structlog.processors.ExceptionRenderer(transformer)
+
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def log_to_stderr(level: int | str = logging.INFO, **facts: object) -> None:
+    """Configure structlog for this process. Stdout stays free for the command's answer.
+
+    level: one of LEVELS, or its number; what is below it costs nothing and is not written. facts: stand in each line.
+    """
+    on_terminal = sys.stderr.isatty()
+    renderers: list[structlog.typing.Processor] = (
+        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        if on_terminal
+        else [_tracebacks(), structlog.processors.JSONRenderer()]
+    )
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            lambda logger, method, event: {**event, **facts},
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *renderers,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(_number(level)),
+        # One write a line, so that the lines of several processes do not run into one another.
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _Patient(sys.stderr))),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _number(level: int | str) -> int:
+    return level if isinstance(level, int) else logging.getLevelNamesMapping()[level.upper()]
+
+
+class _Patient:
+    """A stream that may end before its writers do: a worker whose supervisor was killed goes on without a log."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        """Write, if anybody still reads."""
+        with suppress(OSError, ValueError):  # a closed file's is a ValueError
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        """Flush, if anybody still reads."""
+        with suppress(OSError, ValueError):
+            self._stream.flush()

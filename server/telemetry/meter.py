@@ -1,0 +1,243 @@
+"""Counts what one process does, at about a microsecond a call. Who adds processes up is `totals`.
+
+Each thread counts into plain lists of its own, so no call waits for a lock. `take` gives each thread new, empty counts
+and reads those it took away, unless the thread was in the middle of counting (`busy`): then it reads them the next
+time. So each count is taken exactly once.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from server.telemetry.families import BUCKETS_MS, DEGRADED, ERRORS, FAMILIES, OLDER, VERSIONS_KEPT
+
+if TYPE_CHECKING:
+    from server.ranking.served import Serving
+
+
+_BOUNDS_NS = [int(ms * 1_000_000) for ms in BUCKETS_MS]
+CANDIDATES_AT, TOOK_AT, STORE_AT, RANKING_AT, BUCKETS_AT = range(5)
+ROW = BUCKETS_AT + len(_BOUNDS_NS) + 1
+"""Numbers of an answers row: candidates, ns of the call, of the store, of the ranking, then calls by bucket."""
+
+Labels = tuple[str, ...]
+AnswerKey = tuple[str, int, str]
+Taken = tuple[dict[AnswerKey, list[int]], dict[tuple[str, Labels], float]]
+Listener = Callable[["Serving", str, int, int, Sequence[str], str], None]
+"""Called for each answer with serving, variant, candidates, ns, degraded and request_id."""
+
+
+class _Counts:
+    """What one thread has counted since the last `take`; `taken` is what was not safe to read then.
+
+    Invariant: the thread touches neither dict but between busy = True and busy = False, and finds both anew each time.
+    """
+
+    __slots__ = ("answers", "busy", "counts", "taken", "thread")
+
+    def __init__(self) -> None:
+        self.thread = threading.current_thread()
+        self.answers: dict[AnswerKey, list[int]] = {}
+        self.counts: dict[tuple[str, Labels], float] = {}
+        self.busy = False
+        self.taken: list[Taken] = []
+
+    def take(self) -> list[Taken]:
+        """Let the thread go on with empty counts; what it counted before, or nothing while it is counting."""
+        self.taken.append((self.answers, self.counts))
+        self.answers, self.counts = {}, {}
+        if self.busy and self.thread.is_alive():
+            return []
+        taken, self.taken = self.taken, []
+        return taken
+
+
+class Meter:
+    """The counts of one process. Thread safety: all methods from any thread, `take` from one at a time."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._threads: list[_Counts] = []
+        self._gauges: dict[tuple[str, Labels], Callable[[], float]] = {}
+        self.listeners: tuple[Listener, ...] = ()
+
+    def answered(
+        self,
+        serving: Serving,
+        variant: int,
+        candidates: int,
+        began_ns: int,
+        store_ns: int,
+        ranking_ns: int,
+        degraded: Sequence[str],
+        request_id: str,
+    ) -> None:
+        """Count one answer. `began_ns` is perf_counter_ns at its beginning, the stages are durations."""
+        took_ns = perf_counter_ns() - began_ns
+        try:
+            mine: _Counts = self._local.mine
+        except AttributeError:
+            mine = self._joined()
+        name = serving.variant_names[variant]
+        key = (serving.name, serving.version, name)
+        mine.busy = True
+        answers = mine.answers
+        row = answers.get(key)
+        if row is None:
+            row = answers[key] = [0] * ROW
+        row[CANDIDATES_AT] += candidates
+        row[TOOK_AT] += took_ns
+        row[STORE_AT] += store_ns
+        row[RANKING_AT] += ranking_ns
+        row[BUCKETS_AT + bisect_left(_BOUNDS_NS, took_ns)] += 1
+        mine.busy = False
+        if degraded:
+            for reason in degraded:
+                self.count(DEGRADED, serving.name, reason.partition(":")[0])
+        if self.listeners:
+            for listener in self.listeners:
+                listener(serving, name, candidates, took_ns, degraded, request_id)
+
+    def failed(self, model: str, method: str, status: str) -> None:
+        """Count one error of a model that is served; "" where the request names none that is."""
+        self.count(ERRORS, model, method, status)
+
+    def count(self, name: str, *labels: str, by: float = 1) -> None:
+        """Add to a counter of `families`."""
+        try:
+            mine: _Counts = self._local.mine
+        except AttributeError:
+            mine = self._joined()
+        key = (name, labels)
+        mine.busy = True
+        counts = mine.counts
+        counts[key] = counts.get(key, 0) + by
+        mine.busy = False
+
+    def gauge(self, name: str, *labels: str, read: Callable[[], float]) -> None:
+        """From now on `take` reports `read()` under this name and labels; it must be quick and not fail."""
+        self._gauges[_known(name, labels), labels] = read
+
+    def set(self, name: str, *labels: str, value: float) -> None:
+        """Report `value` from now on."""
+        self.gauge(name, *labels, read=lambda: value)
+
+    def take(self) -> dict[str, Any]:
+        """What was counted since the last `take`, and the gauges as they are, as JSON takes it."""
+        answers: dict[AnswerKey, list[int]] = {}
+        counts: dict[tuple[str, Labels], float] = {}
+        with self._lock:
+            ended = [mine for mine in self._threads if not mine.thread.is_alive()]
+            for mine in self._threads:
+                for taken in mine.take():
+                    _add(taken, answers, counts)
+            self._threads = [mine for mine in self._threads if mine not in ended]
+            gauges = list(self._gauges.items())
+        return {
+            "answers": [[*key, row] for key, row in answers.items()],
+            "counts": [[_known(*key), list(key[1]), number] for key, number in counts.items()],
+            "gauges": [[name, list(labels), read()] for (name, labels), read in gauges],
+        }
+
+    def _joined(self) -> _Counts:
+        """This thread's counts, made when it counts for the first time."""
+        mine = self._local.mine = _Counts()
+        with self._lock:
+            self._threads.append(mine)
+        return mine
+
+
+def _add(taken: Taken, answers: dict[AnswerKey, list[int]], counts: dict[tuple[str, Labels], float]) -> None:
+    for key, row in taken[0].items():
+        before: Iterable[int] = answers.get(key) or [0] * ROW
+        answers[key] = [a + b for a, b in zip(before, row, strict=True)]
+    for name, number in taken[1].items():
+        counts[name] = counts.get(name, 0) + number
+
+
+def _known(name: str, labels: Labels) -> str:
+    """`name`, if `families` has it with as many labels: a metric that no document names is a mistake of ours."""
+    family = FAMILIES.get(name)
+    if family is None or len(family.labels) != len(labels):
+        raise ValueError(f"{name}{labels}: no such metric in server.telemetry.families")
+    return name
+
+
+# --- Adds up what the processes of a server have counted. Nothing here counts, and nothing here knows
+# Prometheus ---
+#
+# A process reports increments, so what a worker counted stays counted when it has died, and no total ever
+# falls.
+
+
+Row = list[int]
+
+
+class Totals:
+    """What all processes together have counted. Thread safety: all methods from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._versions: dict[str, dict[str, dict[str, Row]]] = {}
+        """Model → version, the latest counted one last → variant → row."""
+        self._counts: dict[tuple[str, Labels], float] = {}
+        self._gauges: dict[str, dict[tuple[str, Labels], float]] = {}
+
+    def add(self, source: str, taken: Mapping[str, Any]) -> None:
+        """Add what the process `source` took from its meter; its gauges replace those it sent before."""
+        with self._lock:
+            for model, version, variant, row in taken["answers"]:
+                self._add_row(model, str(version), variant, row)
+            for name, labels, number in taken["counts"]:
+                key = (name, tuple(labels))
+                self._counts[key] = self._counts.get(key, 0) + number
+            self._gauges[source] = {(name, tuple(labels)): value for name, labels, value in taken["gauges"]}
+
+    def gone(self, source: str) -> None:
+        """A process has ended: its gauges are no more, its counts stay."""
+        with self._lock:
+            self._gauges.pop(source, None)
+
+    def answers(self) -> list[tuple[Labels, Row]]:
+        """(model, version, variant) and the sum of its rows; of the versions of a model the latest few by name."""
+        with self._lock:
+            return [
+                ((model, version, variant), list(row))
+                for model, versions in self._versions.items()
+                for version, variants in versions.items()
+                for variant, row in variants.items()
+            ]
+
+    def counts(self) -> list[tuple[str, Labels, float]]:
+        """Each counter's name, labels and sum."""
+        with self._lock:
+            return [(name, labels, number) for (name, labels), number in self._counts.items()]
+
+    def gauges(self) -> list[tuple[str, Labels, float]]:
+        """Each gauge's name, labels and sum over the processes alive."""
+        summed: dict[tuple[str, Labels], float] = {}
+        with self._lock:
+            for gauges in self._gauges.values():
+                for key, value in gauges.items():
+                    summed[key] = summed.get(key, 0.0) + value
+        return [(name, labels, value) for (name, labels), value in summed.items()]
+
+    def _add_row(self, model: str, version: str, variant: str, row: Row) -> None:
+        versions = self._versions.setdefault(model, {OLDER: {}})
+        variants = versions.pop(version, {})
+        versions[version] = variants  # the last, since it was counted last
+        _add_totals(variants, variant, row)
+        if len(versions) > VERSIONS_KEPT + 1:
+            oldest = next(name for name in versions if name != OLDER)
+            for name, numbers in versions.pop(oldest).items():
+                _add_totals(versions[OLDER], name, numbers)
+
+
+def _add_totals(variants: dict[str, Row], variant: str, row: Row) -> None:
+    before = variants.get(variant) or [0] * ROW
+    variants[variant] = [a + b for a, b in zip(before, row, strict=True)]

@@ -1,0 +1,131 @@
+"""`Totals` as Prometheus reads them. Nothing here counts, adds or listens.
+
+A custom collector: prometheus_client's own counters take a lock and a microsecond for each number, and its mode for
+several processes writes files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from server.telemetry.families import (
+    BUCKETS_MS,
+    CALL_SECONDS,
+    CANDIDATES,
+    FAMILIES,
+    FROM_DISK,
+    ITEMS_KEPT,
+    ITEMS_REFUSED,
+    LAST_GOOD_FAILED,
+    MODEL_PUBLISHED,
+    MODEL_VERSION,
+    NS,
+    READY,
+    STAGE_SECONDS,
+    STORE_AWAY,
+    WORKER_RESTARTS,
+    WORKERS,
+    Family,
+)
+from server.telemetry.meter import (
+    BUCKETS_AT,
+    CANDIDATES_AT,
+    RANKING_AT,
+    STORE_AT,
+    TOOK_AT,
+    Labels,
+    Meter,
+    Row,
+    Totals,
+)
+from server.telemetry.status import SupervisorStatus
+
+_BOUNDS = [*(f"{ms / 1000:g}" for ms in BUCKETS_MS), "+Inf"]
+_STAGES = (("store", STORE_AT), ("ranking", RANKING_AT))
+
+
+class TotalsCollector(Collector):
+    """Every family of `families`, whether or not it has been counted yet, in that order."""
+
+    def __init__(self, totals: Totals, before: Callable[[], None] = lambda: None) -> None:
+        """`before` is called at the beginning of each scrape."""
+        self._totals = totals
+        self._before = before
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics as they are now."""
+        self._before()
+        answers = self._totals.answers()
+        plain: dict[str, list[tuple[Labels, float]]] = {}
+        for name, labels, number in (*self._totals.counts(), *self._totals.gauges()):
+            plain.setdefault(name, []).append((labels, number))
+        for family in FAMILIES.values():
+            if family.name == CALL_SECONDS:
+                yield _histogram(family, answers)
+            else:
+                yield _plain(family, _of_answers(family.name, answers) or plain.get(family.name, []))
+
+
+def registry(totals: Totals, before: Callable[[], None] = lambda: None) -> CollectorRegistry:
+    """A registry of `totals` alone."""
+    made = CollectorRegistry(auto_describe=False)
+    made.register(TotalsCollector(totals, before))
+    return made
+
+
+def _of_answers(name: str, answers: list[tuple[Labels, Row]]) -> list[tuple[Labels, float]]:
+    """The counters that are kept in the rows of the answers."""
+    if name == CANDIDATES:
+        return [(labels, row[CANDIDATES_AT]) for labels, row in answers]
+    if name == STAGE_SECONDS:
+        return [((*labels, stage), row[at] / NS) for labels, row in answers for stage, at in _STAGES]
+    return []
+
+
+def _plain(family: Family, samples: list[tuple[Labels, float]]) -> Metric:
+    kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+    metric = kind(family.name, family.help, labels=family.labels)
+    if not samples and not family.labels:
+        samples = [((), 0.0)]
+    for labels, number in samples:
+        metric.add_metric(labels, number)
+    return metric
+
+
+def _histogram(family: Family, answers: list[tuple[Labels, Row]]) -> Metric:
+    metric = HistogramMetricFamily(family.name, family.help, labels=family.labels)
+    for labels, row in answers:
+        below, buckets = 0, []
+        for bound, number in zip(_BOUNDS, row[BUCKETS_AT:], strict=True):
+            below += number
+            buckets.append((bound, float(below)))
+        metric.add_metric(labels, buckets, row[TOOK_AT] / NS)
+    return metric
+
+
+# --- What a supervisor knows of its models and workers, as metrics. Nothing here counts calls ---
+
+
+def note_status(meter: Meter, status: SupervisorStatus) -> None:
+    """Have the meter report the status as it is now; call it again before each `take`."""
+    for model in status.models:
+        meter.set(READY, model.name, value=float(_is_served(model.name, status)))
+        meter.set(STORE_AWAY, model.name, value=float(model.store_away))
+        meter.set(ITEMS_KEPT, model.name, value=float(model.kept_items))
+        meter.set(ITEMS_REFUSED, model.name, value=float(model.items_refused))
+        meter.set(FROM_DISK, model.name, value=float(model.source == "disk"))
+        meter.set(LAST_GOOD_FAILED, model.name, value=float(bool(model.disk_problem)))
+        if model.version is not None:
+            meter.set(MODEL_VERSION, model.name, value=model.version)
+            meter.set(MODEL_PUBLISHED, model.name, value=model.published)
+    meter.set(WORKERS, value=sum(worker.state == "serving" for worker in status.workers))
+    meter.set(WORKER_RESTARTS, value=sum(worker.restarts for worker in status.workers))
+
+
+def _is_served(model: str, status: SupervisorStatus) -> bool:
+    """Whether at least one worker answers for it."""
+    return any(worker.state == "serving" and model in worker.versions for worker in status.workers)

@@ -1,0 +1,60 @@
+"""`ftrie bench` finds the benchmarks; what they measure is not tested."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+
+from ftrie.cli import run
+from ftrie.commands.bench import CHECKOUT, REMEDIES, benchmark_names, needs
+
+
+def test_the_benchmarks_of_the_checkout_are_found_but_not_their_parts() -> None:
+    names = benchmark_names()
+    assert {"rank", "train"} <= set(names)
+    assert not {"common", "load", "streams"} & set(names)
+
+
+def test_an_unknown_benchmark_is_refused_before_any_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "train", "nope"]) == 1
+    captured = capsys.readouterr()
+    assert "'nope'" in captured.err
+    assert "train" in captured.err
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "needed", "remedy"),
+    [
+        ("train", "vowpalwabbit", "pip install"),
+        ("trie", "marisa_trie", "pip install"),
+        ("workers", "h2load", "apt install"),
+    ],
+)
+def test_a_benchmark_without_what_it_needs_says_what_to_install(
+    name: str, needed: str, remedy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, needed, None)  # as if it were not installed
+    monkeypatch.setenv("PATH", "")
+    assert run(["bench", name]) == 1
+    captured = capsys.readouterr()
+    assert f"the benchmark {name} needs {needed}, which is not installed: {remedy}" in captured.err
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize("name", benchmark_names())
+def test_a_benchmark_says_what_it_needs(name: str) -> None:
+    sources = [(CHECKOUT / "benchmarks" / f"{name}.py").read_text("utf-8")]
+    sources += [
+        (CHECKOUT / "benchmarks/rivals" / f"{each.strip()}.py").read_text("utf-8")
+        for line in re.findall(r"^from benchmarks.rivals import (.+)$", sources[0], re.MULTILINE)
+        for each in line.split(",")
+    ]
+    used = {
+        each
+        for each in REMEDIES
+        if any(re.search(rf"import .*\b{each}\b|from {each} import", text) for text in sources)
+    }
+    assert set(needs(name)) == used

@@ -1,0 +1,152 @@
+"""`ftrie train --publish-every` as a user types it: whole processes, killed and resumed, against a real store."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftrie.cli import run
+from model_store.artefact.artefact import Artefact
+from model_store.store import Store
+from tests.matrix import slow_except
+from tests.trainer.runs.children import finish, start
+from tests.trainer.runs.runs import Training, rows, write_log, write_spec
+
+
+def write_logs(folder: Path, count: int = 1500) -> list[Path]:
+    return [write_log(folder / f"{seed}.csv", rows(count, seed)) for seed in (1, 2)]
+
+
+def report_of(training: Training) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((training.folder / "report.json").read_text())
+    return report
+
+
+@pytest.mark.parametrize(
+    "name", slow_except(["ftrl"], ["ftrl", "fobos, rows to live", "own values in 16 bits by counts"])
+)
+def test_the_last_version_is_the_model_and_each_before_can_be_put_together(
+    tmp_path: Path, store: Store, store_url: str, name: str
+) -> None:
+    logs = write_logs(tmp_path)
+    training = Training(tmp_path / "run", write_spec(tmp_path / "shop.toml", name))
+    flags = ["--publish-every=100", "--snapshot-every=4", "--publish-threshold=0.05", "--keep=0"]
+    arguments = training.arguments(logs, f"--store={store_url}", *flags, "--batch-bytes=4000", "--activate")
+    assert run(arguments) == 0
+    shop, report = store.model("shop"), report_of(training)
+    listed = shop.versions()
+    kinds = [info.kind for info in listed]
+    assert report["version"] == shop.active() == listed[-1].version
+    assert report["published"] == {
+        "snapshots": kinds.count("snapshot"),
+        "deltas": kinds.count("delta"),
+        "failed": 0,
+        "refused": 0,
+        "held": 0,
+    }
+    assert len(listed) > 15
+    for info in listed:
+        assert shop.materialise(info.version).content == info.content
+    last = shop.materialise(listed[-1].version)
+    assert last.to_bytes() == Artefact.read(training.folder / "save.arrow").to_bytes()
+
+
+def test_publishing_on_the_way_changes_nothing_in_what_is_learned(
+    tmp_path: Path, store: Store, store_url: str
+) -> None:
+    logs, spec = write_logs(tmp_path), write_spec(tmp_path / "shop.toml")
+    alone, publishing = Training(tmp_path / "alone", spec), Training(tmp_path / "publishing", spec)
+    assert run(alone.arguments(logs)) == 0
+    assert run(publishing.arguments(logs, f"--store={store_url}", "--publish-every=50")) == 0
+    assert publishing.outcome().model == alone.outcome().model
+    assert publishing.outcome().metrics == alone.outcome().metrics
+    assert store.model("shop").active() is None
+
+
+@pytest.mark.slow
+def test_a_state_goes_on_whether_or_not_the_run_before_it_published(
+    tmp_path: Path, store: Store, store_url: str
+) -> None:
+    """A q2.13 table has another slot where it is published from."""
+    logs, spec = write_logs(tmp_path), write_spec(tmp_path / "shop.toml", "own values in 16 bits by counts")
+    spec.write_text(spec.read_text().replace('values = "per_variant"', 'values = "single"'))
+    whole = Training(tmp_path / "whole", spec)
+    assert run(whole.arguments(logs)) == 0
+    publishing = [f"--store={store_url}", "--publish-every=200"]
+    for number, (first, second) in enumerate([(publishing, []), ([], publishing)]):
+        training = Training(tmp_path / str(number), spec)
+        assert run(training.keeping(logs[:1], *first)) == 0
+        assert run(training.keeping(logs, *second)) == 0
+        assert training.outcome().model == whole.outcome().model
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_goes_on_with_a_snapshot(tmp_path: Path, store: Store, store_url: str) -> None:
+    """kill -9 at random moments: whatever the store holds then can be put together, and the end is as without kills."""
+    draw = random.Random(5)
+    logs, spec = write_logs(tmp_path, 2500), write_spec(tmp_path / "shop.toml")
+    whole = Training(tmp_path / "whole", spec)
+    assert run(whole.arguments(logs)) == 0
+    shop = store.model("shop")
+    training, said = Training(tmp_path / "run", spec), tmp_path / "said"
+    flags = [f"--store={store_url}", "--activate", "--publish-every=60", "--snapshot-every=3", "--keep=0"]
+    arguments = training.keeping(logs, *flags, every="150", batch_bytes=4000)
+    known: set[int] = set()
+    kills = 0
+    while True:
+        process = start(arguments, said)
+        wanted = len(known) + draw.randrange(1, 8)
+        while process.is_alive() and store.client.zcard(shop.keys.versions) < wanted:
+            process.join(draw.uniform(0.0, 0.01))
+        process.kill()
+        process.join()
+        listed = shop.versions()
+        new = [info for info in listed if info.version not in known]
+        assert not new or new[0].kind == "snapshot"
+        assert shop.active() in (None, *(info.version for info in listed))
+        for info in new:
+            assert shop.materialise(info.version).content == info.content
+        known |= {info.version for info in listed}
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL, said.read_text()
+        kills += 1
+    assert kills > 3
+    assert training.outcome().model == whole.outcome().model
+    last = shop.materialise(shop.active_or_fail())
+    assert last.to_bytes() == Artefact.read(training.folder / "save.arrow").to_bytes()
+
+
+def test_a_store_that_dies_at_the_end_costs_no_model(tmp_path: Path, store: Store, store_url: str) -> None:
+    logs = write_logs(tmp_path)
+    training, said = Training(tmp_path / "run", write_spec(tmp_path / "shop.toml")), tmp_path / "said"
+    store.client.set("ftrie:{shop}:versions", "not a sorted set")
+    arguments = training.arguments(logs, f"--store={store_url}", "--publish-every=500")
+    assert finish(arguments, said) == 5
+    assert "no version could be published at" in said.read_text()
+    assert Artefact.read(training.folder / "save.arrow").rows > 0
+    assert report_of(training)["published"]["failed"] > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (
+            ["--publish-every=sometimes"],
+            "expected a number of rows such as 100000, or a time such as 500ms, 30s",
+        ),
+        (["--publish-every=100", "--publish-threshold=inf"], "--publish-threshold is a weight, from 0 up"),
+        (["--publish-every=100", "--publish-threshold=nan"], "greater than or equal to 0"),
+    ],
+)
+def test_flags_that_make_no_sense_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], complaint: str
+) -> None:
+    training = Training(tmp_path / "run", write_spec(tmp_path / "shop.toml"))
+    assert run(training.arguments(write_logs(tmp_path, 10), *flags)) != 0
+    assert complaint in " ".join(capsys.readouterr().err.split())

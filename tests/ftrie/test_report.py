@@ -1,0 +1,234 @@
+"""`ftrie report`: what the page says and shows, that it needs nothing else, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+
+from ftrie.cli import run
+from ftrie.report.charts import Scale, short
+from ftrie.report.page import html_page, svg_page
+from ftrie.report.series import MOST_POINTS, curves, difference, logloss, read_runs, slice_values
+from model_store.errors import InputError, UsageError
+from tests.trainer.learn.test_watching import NAMES, lines_of, windows_of
+from tests.trainer.learn.watching import made_up, watch_all
+from trainer.learn.metrics.metrics import ProgressiveMetrics
+from trainer.learn.metrics.records import MetricsFile
+
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+class Page(HTMLParser):
+    """Reads a page strictly: every element that begins must end, in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open, self.tags, self.attributes, self.said = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.said.append(data)
+
+
+@pytest.fixture
+def metrics_file(tmp_path):
+    path = tmp_path / "run.jsonl"
+    windows_of(made_up(600), 50, path)
+    return path
+
+
+def test_the_page_is_well_formed_and_needs_nothing_else(metrics_file):
+    text = html_page(read_runs([metrics_file]))
+    page = Page(text)
+    assert not {"script", "link", "img", "iframe", "object", "embed"} & set(page.tags)
+    assert not [
+        name for name, _ in page.attributes if name in ("src", "href", "srcset") or name.startswith("on")
+    ]
+    assert not re.search(r"https?:|url\(|@import", text)
+
+
+def test_the_page_holds_the_figures_of_the_run(metrics_file):
+    said = " ".join(Page(html_page(read_runs([metrics_file]))).said)
+    (last,) = [line for line in lines_of(metrics_file) if line["kind"] == "window" and line["rows"] == 600]
+    for name, metrics in last["total"]["variants"].items():
+        assert name in said
+        for figure in ("logloss", "auc", "calibration", "normalized_entropy", "mean_prediction"):
+            assert f"{metrics[figure]:.5f}" in said
+    found = last["total"]["variants"]["plain"]["difference"]
+    assert f"{found['logloss']:+.5f} [{found['low']:+.5f}, {found['high']:+.5f}]" in said
+    for kind in ("Log-loss", "AUC", "Calibration", "Reliability", "By brand"):
+        assert kind in said
+
+
+def test_every_picture_has_words_for_those_who_hear_it(metrics_file):
+    text = html_page(read_runs([metrics_file]))
+    pictures = re.findall(r"<svg [^>]*>", text)
+    assert len(pictures) == 4 + 1 + 3
+    assert all('role="img"' in each and re.search(r'aria-label="[^"]{20,}"', each) for each in pictures)
+    assert len(re.findall(r"<desc>[^<]+</desc>", text)) == len(pictures)
+
+
+def test_the_pictures_alone_are_one_svg(metrics_file):
+    whole = ElementTree.fromstring(svg_page(read_runs([metrics_file])))
+    assert whole.tag == f"{SVG}svg"
+    assert len(whole.findall(f"{SVG}svg")) == 8
+    places = [float(number) for each in whole.iter() for number in re.findall(r"[\d.]+", each.get("d", ""))]
+    assert places and max(places) <= float(whole.get("height"))
+
+
+def test_text_of_the_log_never_becomes_markup(tmp_path):
+    log = made_up(60)
+    for cell in log.cells[:30]:
+        cell["brand"] = b"<script>alert(1)</script>\x07&quot;"
+    path = tmp_path / "<b>run.jsonl"
+    windows_of(log, 50, path)
+    page = Page(html_page(read_runs([path])))
+    assert "script" not in page.tags and "b" not in page.tags
+    assert "<script>alert(1)</script>\N{REPLACEMENT CHARACTER}&quot;" in page.said
+    ElementTree.fromstring(svg_page(read_runs([path])))
+
+
+def test_several_runs_are_overlaid_and_told_apart(tmp_path):
+    paths = []
+    for folder, seed in (("monday", 1), ("tuesday", 2)):
+        (tmp_path / folder).mkdir()
+        paths.append(tmp_path / folder / "m.jsonl")
+        windows_of(made_up(200, seed=seed), 50, paths[-1])
+    runs = read_runs(paths)
+    assert [run.name for run in runs] == ["monday/m.jsonl", "tuesday/m.jsonl"]
+    drawn = curves(runs, logloss)
+    assert [each.name for each in drawn] == [f"{run.name} · {name}" for run in runs for name in NAMES]
+    assert len({each.number for each in drawn}) == 6
+    assert [each.number for each in curves(runs, difference)] == [1, 2, 4, 5]
+    assert "tuesday/m.jsonl · lean" in html_page(runs)
+
+
+def test_a_run_without_slices_or_rows_is_a_page_too(tmp_path):
+    log = made_up(20, variants=1)
+    for rows in (0, 20):
+        with MetricsFile(tmp_path / "m.jsonl") as file:
+            metrics = ProgressiveMetrics(["base"], file=file)
+            metrics.begin(log.maker.spec)
+            watch_all(metrics, log._replace(rows=log.rows[:rows]))
+            metrics.finish()
+        Page(html_page(read_runs([tmp_path / "m.jsonl"])))
+        ElementTree.fromstring(svg_page(read_runs([tmp_path / "m.jsonl"])))
+
+
+def test_a_long_run_is_drawn_by_means_of_windows(tmp_path):
+    log = made_up(1000)
+    windows_of(log, 1, tmp_path / "m.jsonl")
+    (run_read,) = read_runs([tmp_path / "m.jsonl"])
+    series = curves([run_read], logloss)[0]
+    assert len(series.points) == 250 <= MOST_POINTS
+    first = [line.window for line in run_read.windows[:4]]
+    expected = sum(each.weight * each.variants["base"].logloss for each in first) / sum(
+        e.weight for e in first
+    )
+    assert (series.points[0].x, series.points[0].y) == (4, pytest.approx(expected))
+
+
+def test_what_is_mostly_chance_is_not_drawn_but_told(tmp_path):
+    log = made_up(440)
+    windows_of(log, 100, tmp_path / "m.jsonl")
+    runs = read_runs([tmp_path / "m.jsonl"])
+    assert [point.x for point in curves(runs, logloss)[0].points] == [100, 200, 300, 400]
+    clicks = {each.value: each.clicks for each in runs[0].detail.slices["brand"]}
+    assert set(slice_values(runs, "brand")) == {value for value, count in clicks.items() if count >= 20}
+    said = Page(html_page(runs)).said
+    assert all(value in said for value in clicks)
+
+
+def test_a_broken_last_line_is_passed_over_with_a_note(metrics_file, tmp_path, capsys):
+    whole = metrics_file.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    metrics_file.write_bytes(b"".join(lines[:5]) + lines[5][:100])
+    code = run(["report", str(metrics_file), "-o", str(tmp_path / "r.html")])
+    assert code == 0
+    said = capsys.readouterr().err
+    assert "run.jsonl: line 6 is not complete and was passed over" in said
+    assert "the run has not ended, or broke off: figures up to row 100" in said
+    assert "was passed over" in (tmp_path / "r.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"", "is not a metrics file: its first line does not say 'ftrie-metrics'"),
+        (b"a,b\n1,2\n", "is not a metrics file"),
+        (
+            b'{"format": "ftrie-metrics", "version": 2}\n',
+            "has metrics of version 2; this ftrie reads version 1",
+        ),
+        (b'{"format": "ftrie-metrics", "version": 1}\n', "line 1: model: Field required"),
+        (b"\xff\xfe", "is not a metrics file"),
+    ],
+)
+def test_what_is_no_metrics_file_is_refused(text, reason, tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(text)
+    with pytest.raises(InputError, match=reason):
+        read_runs([path])
+
+
+def test_a_line_damaged_in_the_middle_is_refused(metrics_file):
+    lines = metrics_file.read_bytes().splitlines(keepends=True)
+    metrics_file.write_bytes(lines[0] + b'{"kind":"window","rows":"many"}\n' + b"".join(lines[1:]))
+    with pytest.raises(InputError, match=r"line 2: window\.rows: .*the file is damaged"):
+        read_runs([metrics_file])
+
+
+def test_the_answer_as_json_has_the_totals_and_the_slices(metrics_file, tmp_path, capsys):
+    assert run(["report", str(metrics_file), "-o", str(tmp_path / "r.html"), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    (only,) = answer["runs"]
+    assert (only["name"], only["rows"], only["windows"], only["ended"]) == ("run.jsonl", 600, 12, True)
+    assert set(only["total"]["variants"]) == set(NAMES)
+    assert {each["value"] for each in only["slices"]["brand"]} >= {"nike", "puma"}
+
+
+def test_a_report_never_replaces_what_it_reads(metrics_file, capsys):
+    before = metrics_file.read_bytes()
+    assert run(["report", str(metrics_file), "-o", str(metrics_file)]) == UsageError.exit_code
+    assert metrics_file.read_bytes() == before
+    assert run(["report", str(metrics_file.parent / "nothing.jsonl")]) == 3
+    assert "cannot read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("values", "logarithmic", "ticks"),
+    [
+        ([0.0, 1.0], False, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        ([0.3811, 0.3842], False, [0.381, 0.382, 0.383, 0.384]),
+        ([0.001, 0.3], True, [0.001, 0.003, 0.01, 0.03, 0.1, 0.3]),
+        ([5.0], False, None),
+        ([], False, None),
+    ],
+)
+def test_ticks_are_round_and_inside(values, logarithmic, ticks):
+    scale = Scale.over(values, 0.0, 100.0, logarithmic=logarithmic)
+    found = scale.ticks()
+    assert len(found) >= 2 and all(scale.low <= tick <= scale.high for tick in found)
+    if ticks is not None:
+        assert found == pytest.approx(ticks)
+    assert 0.0 <= scale(found[0]) < scale(found[-1]) <= 100.0
+
+
+def test_numbers_of_ticks_are_short():
+    assert [short(x) for x in (0.0125, 500_000, 1_500_000, 0.0)] == ["0.0125", "500 k", "1.5 M", "0"]

@@ -1,0 +1,80 @@
+"""q2.13 in the artefact: half the bytes, the same weights, and what does not fit stays whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_store.artefact import json_model
+from model_store.artefact import rows as fixed_point
+from model_store.artefact.artefact import Artefact
+from model_store.errors import ArtefactError
+from model_store.store import Store
+from tests.model_store.models import KEYS, SPEC, model
+
+LEARNER = SPEC.learner.model_copy(update={"precision": "q2.13"})
+COMPACT = SPEC.model_copy(update={"learner": LEARNER})
+WEIGHTS = [0.5, -4.0, 4.0 - 2**-13, 2**-13, -1.25]
+
+
+def weight_type(artefact: Artefact) -> pa.DataType:
+    return pa.ipc.open_file(artefact.to_bytes()).schema.field("weight").type
+
+
+def test_a_model_of_q2_13_is_published_in_16_bits_and_read_as_float32() -> None:
+    artefact = model(KEYS, WEIGHTS, spec=COMPACT)
+    assert weight_type(artefact) == pa.int16()
+    back = Artefact.from_bytes(artefact.to_bytes())
+    assert back.weight.dtype == np.float32
+    assert back.weight.tolist() == artefact.weight.tolist()
+    assert back.to_bytes() == artefact.to_bytes()
+
+
+def test_other_precisions_and_weights_that_do_not_fit_are_published_as_float32() -> None:
+    for artefact in (model(KEYS, WEIGHTS), model(KEYS, [0.1, 1, 2, 3, 3.5], spec=COMPACT)):
+        assert weight_type(artefact) == pa.float32()
+        assert Artefact.from_bytes(artefact.to_bytes()).weight.tolist() == artefact.weight.tolist()
+
+
+def test_store_and_json_form_know_no_difference(store: Store) -> None:
+    artefact = model(KEYS, WEIGHTS, spec=COMPACT)
+    versions = store.model("ads")
+    fetched = versions.materialise(versions.publish_and_activate(artefact))
+    assert fetched.weight.tolist() == artefact.weight.tolist()
+    same_as_float = model(KEYS, WEIGHTS)
+    assert json_model.render(fetched) == json_model.render(same_as_float)
+
+
+def test_16_bit_weights_in_a_file_that_says_format_1_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    artefact = model(KEYS, WEIGHTS, spec=COMPACT)
+    with monkeypatch.context() as older:
+        older.setattr(Artefact, "FORMAT", 1)
+        data = artefact.to_bytes()
+    with pytest.raises(ArtefactError, match="only format 2 has"):
+        Artefact.from_bytes(data)
+
+
+@given(st.lists(st.floats(-6, 6, width=32), max_size=20))
+def test_the_nearest_step_is_within_half_a_step_or_at_the_end_of_the_range(weights: list[float]) -> None:
+    given_weights = np.array(weights, np.float32)
+    near = fixed_point.nearest(given_weights)
+    assert fixed_point.fits(near)
+    inside = np.clip(given_weights, fixed_point.SMALLEST, fixed_point.LARGEST)
+    assert (np.abs(near - inside) <= fixed_point.STEP / 2).all()
+    assert fixed_point.from_int16(fixed_point.to_int16(near)).tolist() == near.tolist()
+
+
+def test_a_tie_goes_to_the_even_step() -> None:
+    halves = np.array([0.5, 1.5, -2.5], np.float32) * np.float32(fixed_point.STEP)
+    assert (fixed_point.nearest(halves) / fixed_point.STEP).tolist() == [0.0, 2.0, -2.0]
+
+
+def test_a_cached_form_is_not_carried_into_a_changed_model() -> None:
+    artefact = model(KEYS, WEIGHTS, spec=COMPACT)
+    assert artefact.is_compact
+    assert not replace(artefact, weight=np.full(5, 0.1, np.float32)).is_compact

@@ -1,0 +1,117 @@
+"""Model files that nobody wrote: damaged artefacts and deltas, any JSON. A domain error, or the same model again."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_store.artefact import json_model
+from model_store.artefact.artefact import Artefact, Delta
+from model_store.errors import ArtefactError, FtrieError, SpecError
+from model_store.spec.inferred_spec import infer_spec
+from model_store.spec.spec import parse_spec
+from tests.matrix import examples
+from tests.model_store.models import SPEC_TEXT, large_model, model
+
+BEFORE, AFTER = large_model(60, seed=1), large_model(60, seed=2)
+ARTEFACT = AFTER.to_bytes()
+DELTA = AFTER.changes_since(BEFORE, version=1).to_bytes()
+JSON = json_model.render(model())
+SPLICES = st.lists(
+    st.tuples(st.floats(0, 1), st.integers(0, 40), st.binary(max_size=40)), min_size=1, max_size=4
+)
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(("list", "type", "fid", "key", "value", "")), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def spliced(data: bytes, splices: list[tuple[float, int, bytes]]) -> bytes:
+    """`data` with pieces of it replaced by others of another length."""
+    for part, length, piece in splices:
+        at = int(part * len(data))
+        data = data[:at] + piece + data[at + length :]
+    return data
+
+
+@examples(200)
+@given(SPLICES)
+def test_a_damaged_artefact_is_refused_or_the_same_model(splices: list[tuple[float, int, bytes]]) -> None:
+    try:
+        read = Artefact.from_bytes(spliced(ARTEFACT, splices))
+    except ArtefactError:
+        return
+    assert read.to_bytes() == ARTEFACT
+
+
+@examples(200)
+@given(SPLICES)
+def test_a_damaged_delta_is_refused_or_the_same_delta(splices: list[tuple[float, int, bytes]]) -> None:
+    try:
+        read = Delta.from_bytes(spliced(DELTA, splices))
+        made = BEFORE.with_changes(read)
+    except ArtefactError:
+        return
+    assert (read.to_bytes(), made.content) == (DELTA, AFTER.content)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_no_artefact_and_no_delta(data: bytes) -> None:
+    for kind in (Artefact, Delta):
+        with pytest.raises(ArtefactError):
+            kind.from_bytes(data)
+
+
+def imported(data: bytes) -> Artefact | None:
+    """The model of these bytes, or None where they are refused with a domain error."""
+    with suppress(FtrieError):
+        parsed = json_model.parse(data)
+        return json_model.to_artefact(parsed, infer_spec("ads", parsed.keys))
+    return None
+
+
+@examples(200)
+@given(ANY_JSON | st.lists(ANY_JSON, max_size=4).map(lambda entries: {"type": "x", "list": entries}))
+def test_any_json_is_a_model_or_refused(document: Any) -> None:
+    imported(json.dumps(document).encode())
+
+
+@examples(200)
+@given(SPLICES)
+def test_a_damaged_json_model_is_a_model_or_refused(splices: list[tuple[float, int, bytes]]) -> None:
+    imported(spliced(JSON, splices))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[" * 200_000,
+        b'{"list":' * 50_000,
+        b'{"type": "x", "list": [{"fid": "0", "key": "a", "value": 1e999}]}',
+        b'{"type": "x", "list": [{"fid": "0", "key": "a", "value": ' + b"9" * 5000 + b"}]}",
+        b'{"type": "x", "list": [{"fid": "0", "key": "\\ud800", "value": 1}]}',
+        b'{"type": "x", "list": [{"fid": "0", "key": "", "value": 1}]}',
+    ],
+)
+def test_extreme_json_is_refused(data: bytes) -> None:
+    with pytest.raises(FtrieError):
+        json_model.parse(data)
+
+
+@examples(200)
+@given(SPLICES)
+def test_a_damaged_spec_is_a_spec_or_refused(splices: list[tuple[float, int, bytes]]) -> None:
+    text = spliced(SPEC_TEXT.encode(), splices).decode("utf-8", "replace")
+    with suppress(SpecError):
+        parse_spec(text)

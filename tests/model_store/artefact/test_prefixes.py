@@ -1,0 +1,75 @@
+"""Every key leads back to the field or cross it was made for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_store.artefact.key_ranges import PrefixRules
+from model_store.features.features import FeaturePlan
+from model_store.spec.spec import spec_from_json
+
+FIELDS: dict[str, Any] = {
+    "a": {"side": "user"},
+    "ab": {},
+    "a=b": {},
+    "price": {"side": "item", "kind": "number"},
+    "tags*": {"side": "item", "kind": "set"},
+}
+CROSSES = [["a", "price"], ["a", "ab", "tags*"], ["a=b", "ab"]]
+
+
+def plan(**more: Any) -> FeaturePlan:
+    document = {"model": {"name": "m"}, "input": {"label": "click"}, "fields": FIELDS | more}
+    return FeaturePlan.of(
+        spec_from_json(json.dumps(document | {"crosses": [{"fields": c} for c in CROSSES]}))
+    )
+
+
+texts = st.text(st.sampled_from("ab=*%é\x00"), min_size=1, max_size=5)
+
+
+@given(a=texts, ab=texts, tags=st.lists(texts, max_size=2), price=st.floats(-5, 5))
+def test_each_key_belongs_to_what_made_it(a: str, ab: str, tags: list[str], price: float) -> None:
+    features = plan()
+    rules = PrefixRules.of(features)
+    prefixes = {part.prefix: part.name for part in (*features.fields, *features.crosses)}
+    for key, _, _ in features.keys({"a": a, "ab": ab, "a=b": ab, "tags*": tags, "price": price})[1:]:
+        prefix = key[: key.index(b"=") + 1]
+        assert rules.owner(key) == prefixes[prefix]
+
+
+@pytest.mark.parametrize(
+    ("key", "owner"),
+    [
+        (b"bias", "bias"),
+        (b"biased", None),
+        (b"a=1", "a"),
+        (b"a*price=1*", "a*price"),
+        (b"unknown=1", None),
+        (b"P_N_T_1_20631", None),
+        (b"", None),
+        (b"a=\xff\x00", "a"),
+    ],
+)
+def test_keys_of_no_rule_have_no_owner(key: bytes, owner: str | None) -> None:
+    assert PrefixRules.of(plan()).owner(key) == owner
+
+
+def test_what_follows_no_rule_belongs_to_the_only_raw_field() -> None:
+    rules = PrefixRules.of(plan(keys={"kind": "raw"}))
+    assert [rules.owner(key) for key in (b"P_N_T_1", b"a=1", b"bias", b"")] == ["keys", "a", "bias", "keys"]
+
+
+def test_two_raw_fields_cannot_be_told_apart() -> None:
+    rules = PrefixRules.of(plan(keys={"kind": "raw"}, more={"kind": "raw", "side": "item"}))
+    assert rules.owner(b"P_N_T_1") is None
+
+
+def test_the_longest_prefix_wins() -> None:
+    rules = PrefixRules([(b"P_", "all"), (b"P_N_", "north"), (b"P_N_T_", "tall")])
+    assert [rules.owner(k) for k in (b"P_1", b"P_N_1", b"P_N_T_1", b"Q")] == ["all", "north", "tall", None]

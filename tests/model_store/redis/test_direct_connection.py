@@ -1,0 +1,125 @@
+"""The hot path's connection: an answer belongs to the command that asked for it, or there is none."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from model_store.errors import StoreError, StoreUnavailable
+from model_store.records.lookups import HashFields
+from model_store.store import Store
+from tests.matrix import slow_except
+from tests.stalling import Line, disturb, stalled
+
+
+@pytest.fixture
+def line(store: Store, store_url: str) -> Iterator[Line]:
+    """A TCP line to the store, which tests make lose, hold back and cut."""
+    proxy = Line(f"{store_url.removeprefix('embedded:')}/valkey.sock")
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def far(store: Store, line: Line) -> Iterator[Store]:
+    """The same store at the other end of the line, with users u0 … u49."""
+    store.records.put_users((f"u{n}", {"n": str(n), "more": "x" * 50}) for n in range(50))
+    with Store.open(line.url) as opened:
+        yield opened
+
+
+def test_fields_are_read_in_the_order_asked_and_what_is_not_there_is_none(store: Store) -> None:
+    store.records.put_users([("u", {"a": "1", "b": "é", "c": "3"})])
+    wanted = HashFields(("c", "nothing", "b"))
+    assert store.records.user_values("u", wanted) == ["3", None, "é"]
+    assert store.records.user_values("nobody", wanted) == [None, None, None]
+    store.client.set("ftrie:user:odd", "no hash")
+    with pytest.raises(StoreError, match="WRONGTYPE"):
+        store.records.user_values("odd", wanted)
+    assert store.records.user_values("u", wanted) == ["3", None, "é"]
+
+
+def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_ones(far: Store, line: Line) -> None:
+    assert far.records.user("u1", 5.0)["n"] == "1"
+    with line.silent(), pytest.raises(StoreUnavailable, match="no answer within 20 ms"):
+        far.records.user("u2", 0.02)
+    assert far.records.user("u3", 5.0)["n"] == "3"
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again_once(far: Store, line: Line) -> None:
+    far.records.user("u1", 5.0)
+    before = line.connections
+    line.cuts_after = 30
+    with pytest.raises(StoreUnavailable):
+        far.records.user("u2", 5.0)
+    line.cuts_after = None
+    assert line.connections == before + 1
+    assert far.records.user("u3", 5.0)["n"] == "3"
+
+
+def test_a_connection_that_was_cut_between_two_reads_costs_neither(far: Store, line: Line) -> None:
+    assert far.records.user("u1", 5.0)["n"] == "1"
+    line.cut()
+    assert far.records.user("u2", 5.0)["n"] == "2"
+
+
+def test_the_wait_is_the_callers_each_time(far: Store, store: Store) -> None:
+    far.records.user("u1", 5.0)
+    with stalled(store):
+        for wait_s in (0.01, 0.03):
+            with pytest.raises(StoreUnavailable):
+                far.records.user("u1", wait_s)
+    assert far.records.user("u1", 5.0)["n"] == "1"
+
+
+def test_a_read_without_time_left_ends_at_once_on_a_new_connection_too(far: Store) -> None:
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            far.records.user_values("u1", HashFields(("n",)), 0.0)
+    assert far.records.user_values("u1", HashFields(("n",))) == ["1"]
+
+
+def test_a_store_that_is_reading_its_data_is_away(store: Store) -> None:
+    store.records.user("u")
+    store.client.replicaof("127.0.0.1", "1")
+    store.client.config_set("replica-serve-stale-data", "no")
+    try:
+        with pytest.raises(StoreUnavailable, match="MASTERDOWN"):
+            store.records.user("u")
+    finally:
+        store.client.config_set("replica-serve-stale-data", "yes")
+        store.client.replicaof("NO", "ONE")
+
+
+@pytest.mark.parametrize("seed", slow_except(range(1), range(4)))
+def test_answers_never_cross_whatever_the_line_does(far: Store, store: Store, line: Line, seed: int) -> None:
+    ended = threading.Event()
+    outcomes = {"answered": 0, "failed": 0}
+
+    def ask(number: int) -> list[object]:
+        draw, wrong = random.Random(seed * 100 + number), list[object]()
+        wanted = HashFields(("n",))
+        while not ended.is_set():
+            ids = [draw.randrange(50) for _ in range(draw.randrange(1, 4))]
+            wait_s = draw.choice([0.002, 0.01, 0.03])
+            try:
+                for n in ids:
+                    got = far.records.user_values(f"u{n}", wanted, wait_s)
+                    wrong += [(n, got)] if got != [str(n)] else []
+                nothing = far.records.items([f"none{n}" for n in ids], wait_s)
+                wrong += [(ids, nothing)] if nothing != [None] * len(ids) else []
+                outcomes["answered"] += 1
+            except StoreUnavailable:
+                outcomes["failed"] += 1
+        return wrong
+
+    with ThreadPoolExecutor(8) as pool:
+        asking = [pool.submit(ask, number) for number in range(8)]
+        disturb(line, store, random.Random(seed), steps=40)
+        ended.set()
+        assert [each.result() for each in asking] == [[]] * 8
+    assert all(outcomes.values()), outcomes

@@ -1,0 +1,92 @@
+"""docs/redis_keys.md against what is in Redis after everything that writes has been done."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from model_store.errors import StoreError
+from model_store.redis.redis_keys import MAX_ID_BYTES, USER, ModelKeys, record_key
+from model_store.store import Store
+from model_store.streams.dead_letters import Letter
+from model_store.streams.feedback import Event
+from model_store.versions.online_metrics import OnlineSums
+from tests.model_store.models import ROOT, model
+
+DOCUMENT = (ROOT / "docs" / "redis_keys.md").read_text()
+ROWS = re.findall(r"^\| `(ftrie:[^`]+)` \| ([^|]+) \|", DOCUMENT, re.MULTILINE)
+
+
+def pattern_of(key: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"<\w+>", r"[^:]+", re.escape(key.replace("{model}", "{ads}"))))
+
+
+def loop_written(store: Store) -> None:
+    """What comes of serving and learning all the time."""
+    store.impressions("ads").append([b"{}"])
+    feedback = store.feedback()
+    feedback.report("ads", [Event("r1", "a")])
+    feedback.close()
+    store.dead_letters("ads").add(1, [Letter("source", "place", "reason", b"{}")])
+    store.trainer_lease("ads", "folder").take()
+
+
+def test_every_key_in_redis_is_in_the_document_with_its_type_and_the_other_way_round(store: Store) -> None:
+    ads = store.model("ads")
+    for _ in range(2):
+        ads.publish_and_activate(model())
+    ads.experiments.change(lambda before: before.pinned({"u": "base"}))
+    store.records.put_users([("u", {"age": "25"})])
+    store.records.put_items([("i", {"brand": "acme"})])
+    store.records.put_candidates("home", ["i"])
+    store.records.items_generation()  # gives the data its epoch
+    store.client.incr("ftrie:items:generation")
+    ads.refusals.watch(1, 0)
+    ads.online.write({(1, 1, "base"): OnlineSums(requests=1)})
+    loop_written(store)
+    seen = set()
+    for found in store.client.scan_iter():
+        kind = store.client.type(found).decode()
+        rows = [row for row in ROWS if pattern_of(row[0]).fullmatch(found.decode())]
+        assert len(rows) == 1, found
+        assert kind in re.split(r", | or ", rows[0][1]), found
+        seen.add(rows[0])
+    assert seen == set(ROWS)
+
+
+def test_the_document_lists_the_manifest_field_by_field(store: Store) -> None:
+    ads = store.model("ads")
+    stored = store.client.hkeys(ads.keys.manifest(ads.publish(model())))
+    documented = re.findall(r"^\| `(\w+)` \|", DOCUMENT.partition("## The manifest")[2], re.MULTILINE)
+    assert {field.decode() for field in stored} == set(documented)
+
+
+def test_the_document_lists_the_lease_field_by_field(store: Store) -> None:
+    store.trainer_lease("ads", "folder").take()
+    ads = store.model("ads")
+    ads.activate(ads.publish(model()))
+    ads.pin.resume()
+    section = DOCUMENT.partition("## The trainer's lease")[2].partition("\n## ")[0]
+    documented = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    assert [field.decode() for field in store.client.hkeys(ModelKeys("ads").trainer)] == documented
+
+
+def test_the_document_lists_the_experiment_field_by_field(store: Store) -> None:
+    ads = store.model("ads")
+    ads.experiments.change(lambda before: before.pinned({"COOKIE": "base"}))
+    documented = re.findall(r"^\| ([\w:]+) \|", DOCUMENT.partition("## The experiment")[2], re.MULTILINE)
+    assert {field.decode() for field in store.client.hkeys(ads.keys.experiment)} == set(documented)
+
+
+def test_a_models_keys_share_its_hash_tag(store: Store) -> None:
+    store.model("ads").publish_and_activate(model())
+    assert all(b":{ads}:" in key for key in store.client.scan_iter())
+
+
+def test_an_id_may_be_any_text_up_to_its_limit() -> None:
+    assert record_key(USER, "ü{}\udcff\0") == b"ftrie:user:\xc3\xbc{}\xff\0"
+    assert len(record_key(USER, "x" * MAX_ID_BYTES)) == len(USER) + 4096
+    for bad in ("", "x" * 4097, "é" * 2049):
+        with pytest.raises(StoreError, match="expected 1 to 4096"):
+            record_key(USER, bad)

@@ -1,0 +1,186 @@
+"""The record of an experiment: what it may say, and how it is kept in Redis."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from threading import Barrier, Thread
+from typing import Any
+
+import pytest
+
+from model_store.errors import ExperimentChanged, ExperimentError, StoreError
+from model_store.store import Store
+from model_store.versions.experiments import MAX_PINS, RUNNING, STOPPED, Experiment
+
+WHOLE = Experiment(
+    shares={"base": 0.9, "plain": 0.1},
+    salt="autumn",
+    pins={"u1": "plain", "ü:{}\0": "base"},
+    shadows=("plain",),
+    objective="ctr * bid",
+)
+
+
+@pytest.mark.parametrize(
+    ("parts", "complaint"),
+    [
+        ({"shares": {"base": 0.9}}, "base sum to 0.9; expected 1"),
+        ({"shares": {"base": 0.6, "plain": 0.6}}, "sum to 1.2; expected 1"),
+        ({"shares": {"base": 1.5, "plain": -0.5}}, "got 1.5 for 'base'; expected a number from 0 to 1"),
+        ({"shares": {"base": float("nan")}}, "got nan for 'base'"),
+        ({"shares": {"base": True}}, "got True for 'base'"),
+        ({"shares": {"base": "1"}}, "got '1' for 'base'"),
+        ({"pins": {"": "base"}}, "empty cookie"),
+        ({"pins": {"u" * 4097: "base"}}, "pins: got 4,097 bytes; expected at most 4,096"),
+        ({"pins": {"\udcff": "base"}}, "expected Unicode text"),
+        ({"pins": {str(n): "base" for n in range(MAX_PINS + 1)}}, "got 10,001; expected at most 10,000"),
+        ({"pins": {f"{n:04}" + "u" * 4092: "base" for n in range(1025)}}, "got cookies of 4,198,400 bytes"),
+        ({"state": "paused"}, "got 'paused'; expected 'running' or 'stopped'"),
+        ({"state": STOPPED}, "got '' while stopped"),
+        ({"winner": "base"}, "got 'base' while running"),
+        ({"salt": "s" * 257}, "salt: got 257 bytes"),
+        ({"objective": "x" * 4097}, "objective: got 4,097 bytes"),
+        ({"shadows": ("a", "a")}, "shadows: got a, a; expected each variant once"),
+    ],
+)
+def test_an_experiment_that_contradicts_itself_cannot_be_made(parts: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ExperimentError) as refused:
+        Experiment(**parts)
+    assert complaint in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "part"),
+    [
+        (Experiment(shares={"other": 1.0}), "shares"),
+        (Experiment(pins={"u": "other"}), "pins"),
+        (Experiment(shadows=("other",)), "shadows"),
+        (Experiment(state=STOPPED, winner="other"), "winner"),
+    ],
+)
+def test_a_variant_that_the_model_lacks_is_named(experiment: Experiment, part: str) -> None:
+    with pytest.raises(
+        ExperimentError, match=f"{part}: no variant 'other' in the model; it has: base, plain"
+    ):
+        experiment.check_variants(["base", "plain"])
+
+
+def test_it_reads_back_from_a_hash_and_from_json(store: Store) -> None:
+    ads = store.model("ads")
+    assert ads.experiment() is None
+    written = ads.set_experiment(WHOLE)
+    assert written == replace(WHOLE, revision=1, updated=written.updated)
+    assert store.model("ads").experiment() == written
+    assert Experiment.from_json(written.to_json()) == written
+
+
+def test_a_change_made_from_an_older_revision_is_refused(store: Store) -> None:
+    ads = store.model("ads")
+    mine = theirs = ads.set_experiment(WHOLE)
+    ads.set_experiment(theirs.pinned({"u9": "base"}))
+    with pytest.raises(ExperimentChanged, match="expected revision 1, it is at 2"):
+        ads.set_experiment(mine.stopped("base"))
+    with pytest.raises(ExperimentChanged):
+        ads.experiments.change(lambda before: before.stopped("base"), revision=1)
+    assert ads.experiment().pins["u9"] == "base"  # type: ignore[union-attr]
+
+
+def test_what_many_operators_pin_at_once_is_all_there(store: Store) -> None:
+    together = Barrier(4)
+
+    def pin(cookie: str) -> None:
+        operator = store.model("ads")
+        together.wait()
+        for n in range(5):
+            wanted = {f"{cookie}{n}": "base"}
+            while True:
+                try:
+                    operator.experiments.change(lambda before, wanted=wanted: before.pinned(wanted))  # type: ignore[misc]
+                    break
+                except ExperimentChanged:
+                    continue
+
+    operators = [Thread(target=pin, args=(name,)) for name in "abcd"]
+    for operator in operators:
+        operator.start()
+    for operator in operators:
+        operator.join()
+    stored = store.model("ads").experiment()
+    assert stored is not None and stored.revision == 20
+    assert stored.pins == {f"{name}{n}": "base" for name in "abcd" for n in range(5)}
+
+
+def test_a_change_wakes_who_waits_for_events(store: Store) -> None:
+    ads = store.model("ads")
+    before = ads.last_event()
+    ads.set_experiment(WHOLE)
+    assert ads.wait(before, 10.0) != before
+
+
+def test_a_change_of_pins_alone_is_seen_by_a_reader_that_has_read_before(store: Store) -> None:
+    reader, writer = store.model("ads"), store.model("ads")
+    writer.set_experiment(WHOLE)
+    first = reader.experiment()
+    assert reader.experiment() is first
+    writer.experiments.change(lambda e: replace(e, pins={**e.pins, "u1": "base"}))
+    assert reader.experiment().pins["u1"] == "base"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("field", "content", "complaint"),
+    [
+        ("shares", "{", "shares: got '{'; expected a JSON object"),
+        ("shares", '{"base": 0.5}', "sum to 0.5"),
+        ("shadows", '"base"', "expected a JSON array of names"),
+        ("state", "", "state: got ''"),
+        ("revision", "x", "got 'x', expected a whole number"),
+        ("updated", "yesterday", "yesterday"),
+        ("format", "2", "got 2, this ftrie reads up to 1: upgrade it"),
+        ("salt", b"\xff", "which is not UTF-8"),
+        ("salt", None, "there is no field 'salt'"),
+    ],
+)
+def test_a_damaged_record_is_refused_with_its_key_and_a_remedy_that_works(
+    store: Store, field: str, content: str | bytes | None, complaint: str
+) -> None:
+    ads = store.model("ads")
+    ads.set_experiment(WHOLE)
+    if content is None:
+        store.client.hdel(ads.keys.experiment, field)
+    else:
+        store.client.hset(ads.keys.experiment, field, content)
+    with pytest.raises(StoreError) as refused:
+        ads.experiment()
+    assert str(refused.value).startswith("ftrie:{ads}:experiment: ")
+    assert complaint in str(refused.value)
+    assert "ftrie experiment clear ads" in str(refused.value)
+    cleared = ads.experiments.clear()
+    assert ads.experiment() == cleared
+    assert (cleared.state, cleared.shares, cleared.pins) == (RUNNING, {}, {})
+
+
+def test_a_record_with_too_many_pins_is_not_read(store: Store) -> None:
+    ads = store.model("ads")
+    ads.set_experiment(WHOLE)
+    store.client.hset(ads.keys.experiment, mapping={f"pin:{n}": "base" for n in range(MAX_PINS + 1)})
+    with pytest.raises(StoreError, match="expected at most 10,000"):
+        ads.experiment()
+
+
+def test_ten_thousand_pins_are_kept(store: Store) -> None:
+    pins = {f"cookie {n}": "base" for n in range(MAX_PINS)}
+    store.model("ads").set_experiment(Experiment(pins=pins))
+    assert store.model("ads").experiment().pins == pins  # type: ignore[union-attr]
+
+
+def test_something_else_at_the_key_is_an_error_of_the_store_until_it_is_cleared(store: Store) -> None:
+    store.client.set(store.model("ads").keys.experiment, "x")
+    with pytest.raises(StoreError, match="WRONGTYPE"):
+        store.model("ads").experiment()
+    with pytest.raises(StoreError, match="got 'a string', expected a hash"):
+        store.model("ads").set_experiment(WHOLE)
+    store.model("ads").experiments.clear()
+    assert store.model("ads").experiment() == Experiment(
+        revision=1,
+        updated=store.model("ads").experiment().updated,  # type: ignore[union-attr]
+    )

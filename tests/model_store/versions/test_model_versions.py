@@ -1,0 +1,399 @@
+"""Versions in a real Valkey: complete or absent, verified, fenced, rolled back, collected."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import pytest
+
+from model_store.errors import ArtefactError, StaleEpoch, StoreError, UsageError, VersionNotFound
+from model_store.store import Store
+from model_store.versions import chain as chunks
+from model_store.versions import model_versions
+from model_store.versions.manifest import Manifest
+from model_store.versions.model_versions import ModelVersions
+from tests.matrix import slow_except
+from tests.model_store.models import KEYS, large_model, model, python
+
+CHUNK_BYTES = 512
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_versions, "CHUNK_BYTES", CHUNK_BYTES)
+
+
+@pytest.fixture
+def ads(store: Store, small_chunks: None) -> ModelVersions:
+    return store.model("ads")
+
+
+def keys_of(store: Store, pattern: str = "*") -> set[str]:
+    return {key.decode() for key in store.client.scan_iter(match=pattern)}
+
+
+def test_a_published_version_is_fetched_as_it_was(ads: ModelVersions) -> None:
+    artefact = large_model(500)
+    version = ads.publish(artefact)
+    manifest = ads.manifest(version)
+    assert manifest.chunks > 5
+    assert (manifest.rows, manifest.sha256, manifest.metrics) == (500, artefact.sha256, artefact.metrics)
+    assert ads.fetch(version).to_bytes() == artefact.to_bytes()
+
+
+def test_publishing_does_not_activate_and_activating_does(ads: ModelVersions) -> None:
+    version = ads.publish(model())
+    assert ads.active() is None
+    assert ads.activate(version) is None
+    assert ads.active() == version
+
+
+def test_progress_ends_with_all_bytes(ads: ModelVersions) -> None:
+    seen: list[tuple[int, int]] = []
+    ads.publish(large_model(500), on_progress=lambda done, total: seen.append((done, total)))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1][0] == seen[-1][1] == sum(ads.manifest(1).chunk_sizes())
+
+
+def test_nothing_of_a_version_is_left_to_expire_once_it_is_visible(store: Store, ads: ModelVersions) -> None:
+    ads.publish(model())
+    assert {store.client.ttl(key) for key in keys_of(store)} == {-1}
+
+
+def test_versions_are_listed_oldest_first_with_the_active_one(ads: ModelVersions) -> None:
+    for rows in range(1, 12):
+        ads.publish(model(KEYS[:1] + [b"age=%d" % row for row in range(rows - 1)]))
+    ads.activate(3)
+    listed = ads.versions()
+    assert [info.version for info in listed] == list(range(1, 12))
+    assert [info.rows for info in listed] == list(range(1, 12))
+    assert [info.version for info in listed if info.active] == [3]
+
+
+def test_models_do_not_see_each_other(store: Store, ads: ModelVersions) -> None:
+    ads.publish_and_activate(model())
+    assert store.model("other").versions() == []
+    assert store.model("other").active() is None
+
+
+# -- complete or absent
+
+PUBLISH = """
+import sys
+from model_store import model_versions
+from model_store.store import Store
+from tests.model_store.models import large_model
+model_versions.CHUNK_BYTES = 512
+artefact = large_model(3000)
+with Store.open(sys.argv[1]) as store:
+    versions = store.model("ads")
+    print("ready", flush=True)
+    sys.stdin.readline()
+    while True:
+        print(versions.publish_and_activate(artefact), flush=True)
+"""
+
+
+@pytest.mark.parametrize("seed", slow_except(range(1), range(4)))
+def test_a_publisher_killed_at_any_moment_leaves_nothing_half_visible(
+    store: Store, store_url: str, seed: int
+) -> None:
+    ads = store.model("ads")
+    with python(PUBLISH, store_url) as publisher:
+        assert publisher.stdin is not None
+        assert publisher.stdout is not None
+        publisher.stdout.readline()
+        publisher.stdin.write("go\n")
+        publisher.stdin.flush()
+        chunks_to_see = random.Random(seed).randrange(1, 150)
+        while len(keys_of(store, "ftrie:{ads}:version:*:chunk:*")) < chunks_to_see:
+            pass
+        publisher.kill()
+    visible = ads.versions()
+    for info in visible:
+        assert ads.fetch(info.version).rows == info.rows
+    active = ads.active()
+    assert active is None or active in [info.version for info in visible]
+    for key in keys_of(store, "ftrie:{ads}:version:*"):
+        if int(key.split(":")[3]) not in [info.version for info in visible]:
+            assert 0 < store.client.ttl(key) <= chunks.UPLOAD_EXPIRY_S
+
+
+def test_a_version_whose_chunk_expired_while_uploading_stays_absent(store: Store, ads: ModelVersions) -> None:
+    def lose_the_first(done: int, total: int) -> None:
+        if done == total:
+            store.client.delete(ads.keys.chunks(1, 1)[0])
+
+    with pytest.raises(ArtefactError, match=r"chunk 0 should have 512 bytes and has 0"):
+        ads.publish(large_model(500), on_progress=lose_the_first)
+    assert ads.versions() == []
+    with pytest.raises(VersionNotFound):
+        ads.manifest(1)
+
+
+# -- damage
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "flipped"])
+def test_a_damaged_version_is_neither_fetched_nor_activated(
+    store: Store, ads: ModelVersions, damage: str
+) -> None:
+    good, bad = ads.publish_and_activate(model()), ads.publish(large_model(500))
+    key = ads.keys.chunks(bad, 3)[2]
+    chunk = bytearray(store.client.get(key))
+    if damage == "missing":
+        store.client.delete(key)
+    elif damage == "truncated":
+        store.client.set(key, bytes(chunk[:-1]))
+    else:
+        chunk[100] ^= 4
+        store.client.set(key, bytes(chunk))
+    for attempt in (ads.fetch, ads.activate, ads.rollback):
+        with pytest.raises(ArtefactError, match=f"version {bad} is (incomplete|damaged)"):
+            attempt(bad)
+    assert ads.active() == good
+
+
+def test_the_script_refuses_a_missing_chunk_by_itself(store: Store, ads: ModelVersions) -> None:
+    epoch = ads.begin()
+    version = ads.publish(large_model(500), epoch=epoch)
+    store.client.delete(ads.keys.chunks(version, 2)[1])
+    with pytest.raises(ArtefactError, match=r"chunk 1 should have 512 bytes and has 0"):
+        ads.activate(version, epoch=epoch)
+    assert ads.active() is None
+
+
+def test_a_manifest_that_cannot_be_read_is_refused(store: Store, ads: ModelVersions) -> None:
+    version = ads.publish(model())
+    store.client.hset(ads.keys.manifest(version), "rows", "many")
+    with pytest.raises(ArtefactError, match="manifest cannot be read"):
+        ads.fetch(version)
+    store.client.hdel(ads.keys.manifest(version), "rows")
+    with pytest.raises(ArtefactError, match="manifest has no field 'rows'"):
+        ads.fetch(version)
+
+
+def test_a_version_of_a_newer_format_is_neither_fetched_nor_activated(
+    store: Store, ads: ModelVersions
+) -> None:
+    version = ads.publish(model())
+    store.client.hset(ads.keys.manifest(version), "format", "4")
+    for attempt in (ads.fetch, ads.activate):
+        with pytest.raises(ArtefactError, match="format 4, newer than the 3 this ftrie reads: upgrade ftrie"):
+            attempt(version)
+    assert ads.active() is None
+
+
+def test_a_manifest_survives_its_hash(ads: ModelVersions) -> None:
+    manifest = ads.manifest(ads.publish(model(), parent=7, epoch=3))
+    fields = {name.encode(): value.encode() for name, value in manifest.to_hash().items()}
+    assert Manifest.from_hash(fields) == manifest
+    assert (manifest.parent, manifest.epoch) == (7, 3)
+
+
+def test_an_unknown_version_is_named_with_those_there_are(ads: ModelVersions) -> None:
+    ads.publish(model())
+    for attempt in (ads.fetch, ads.activate, ads.manifest, ads.rollback):
+        with pytest.raises(VersionNotFound, match="ads has no version 9; its versions: 1"):
+            attempt(9)
+
+
+# -- fencing
+
+
+def test_a_writer_overtaken_while_publishing_is_refused(ads: ModelVersions) -> None:
+    slow = ads.begin()
+    fast = ads.publish_and_activate(model())
+    late = ads.publish(model(), epoch=slow)
+    with pytest.raises(StaleEpoch, match="another writer"):
+        ads.activate(late, epoch=slow)
+    assert ads.active() == fast
+
+
+def test_a_writer_may_activate_again_under_its_epoch(ads: ModelVersions) -> None:
+    epoch = ads.begin()
+    for _ in range(2):
+        ads.activate(ads.publish(model(), epoch=epoch), epoch=epoch)
+    assert ads.active() == 2
+
+
+def test_a_rollback_fences_off_a_writer_that_began_before_it(ads: ModelVersions) -> None:
+    first = ads.publish_and_activate(model())
+    ads.publish_and_activate(model())
+    training = ads.begin()
+    ads.rollback()
+    with pytest.raises(StaleEpoch):
+        ads.activate(ads.publish(model(), epoch=training), epoch=training)
+    assert ads.active() == first
+
+
+# -- rollback
+
+
+def test_rollback_goes_back_through_what_was_active_not_through_the_numbers(ads: ModelVersions) -> None:
+    for _ in range(4):
+        ads.publish(model())
+    for version in (1, 3, 2, 4):
+        ads.activate(version)
+    assert [ads.rollback(), ads.rollback(), ads.rollback()] == [2, 3, 1]
+    with pytest.raises(
+        VersionNotFound, match=r"no version before the active one \(1\); its versions: 1, 2, 3, 4"
+    ):
+        ads.rollback()
+
+
+def test_going_back_tells_what_was_active_when_it_happened(
+    ads: ModelVersions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        ads.activate(ads.publish(model()))
+    verify = ads._verify
+
+    def while_another_activates(manifest: Manifest) -> None:
+        ads.activate(1, epoch=ads.begin())
+        verify(manifest)
+
+    monkeypatch.setattr(ads, "_verify", while_another_activates)
+    assert ads.go_back() == (2, 1)
+
+
+def test_rollback_passes_over_versions_that_are_gone(ads: ModelVersions) -> None:
+    for _ in range(5):
+        ads.publish(model())
+    for version in (5, 1, 4):
+        ads.activate(version)
+    assert ads.gc(keep=1) == [2, 3]
+    assert ads.rollback() == 1
+    ads.activate(5)
+    assert ads.gc(keep=1) == [4]
+
+
+def test_without_history_rollback_takes_the_newest_older_version(ads: ModelVersions) -> None:
+    for _ in range(3):
+        ads.publish(model())
+    ads.activate(3)
+    assert [ads.rollback(), ads.rollback()] == [2, 1]
+
+
+def test_rollback_with_nothing_active_says_so(ads: ModelVersions) -> None:
+    with pytest.raises(VersionNotFound, match=r"none is active\); its versions: none"):
+        ads.rollback()
+
+
+def test_rollback_to_a_version_forgets_what_came_after_it(ads: ModelVersions) -> None:
+    for _ in range(4):
+        ads.publish_and_activate(model())
+    assert ads.rollback(2) == 2
+    assert ads.rollback() == 1
+
+
+def test_activating_the_active_version_changes_nothing(store: Store, ads: ModelVersions) -> None:
+    ads.publish_and_activate(model())
+    event = ads.last_event()
+    assert ads.activate(1) == 1
+    assert ads.last_event() == event
+    assert store.client.llen(ads.keys.history) == 0
+
+
+# -- collection
+
+
+def test_gc_keeps_the_newest_the_active_one_and_the_one_to_roll_back_to(
+    store: Store, ads: ModelVersions
+) -> None:
+    for _ in range(8):
+        ads.publish(large_model(300))
+    ads.activate(2)
+    ads.activate(4)
+    assert ads.gc(keep=2, dry_run=True) == [1, 3, 5, 6]
+    assert ads.gc(keep=2) == [1, 3, 5, 6]
+    assert [info.version for info in ads.versions()] == [2, 4, 7, 8]
+    left = {int(key.split(":")[3]) for key in keys_of(store, "ftrie:{ads}:version:*")}
+    assert left == {2, 4, 7, 8}
+    assert ads.gc(keep=2) == []
+
+
+def test_gc_of_five_is_the_default_and_none_is_refused(ads: ModelVersions) -> None:
+    for _ in range(7):
+        ads.publish(model())
+    assert ads.gc() == [1, 2]
+    with pytest.raises(StoreError, match="expected 1 or more"):
+        ads.gc(keep=0)
+
+
+def test_a_version_activated_while_gc_decides_is_kept(
+    store: Store, ads: ModelVersions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        ads.publish(model())
+    decide = ads._numbers
+
+    def activated_meanwhile() -> list[int]:
+        monkeypatch.setattr(ads, "_numbers", decide)
+        numbers = decide()
+        store.model("ads").activate(1)
+        return numbers
+
+    monkeypatch.setattr(ads, "_numbers", activated_meanwhile)
+    assert ads.gc(keep=1) == [2]
+    assert ads.fetch(1).rows == len(KEYS)
+
+
+def test_a_deleted_version_can_be_collected_though_its_manifest_is_broken(
+    store: Store, ads: ModelVersions
+) -> None:
+    for _ in range(2):
+        ads.publish(model())
+    store.client.delete(ads.keys.manifest(1))
+    assert ads.gc(keep=1) == [1]
+    assert [info.version for info in ads.versions()] == [2]
+
+
+# -- events
+
+
+def test_wait_returns_when_a_version_is_activated(ads: ModelVersions, store_url: str) -> None:
+    before = ads.last_event()
+    waiting = threading.Event()
+
+    def activate_elsewhere() -> None:
+        with Store.open(store_url) as other:
+            waiting.wait()
+            other.model("ads").publish_and_activate(model())
+
+    activator = threading.Thread(target=activate_elsewhere)
+    activator.start()
+    waiting.set()
+    after = ads.wait(before, timeout_s=30.0)
+    activator.join()
+    assert after != before
+    assert ads.active() == 1
+
+
+def test_an_event_before_wait_began_is_not_missed(ads: ModelVersions) -> None:
+    before = ads.last_event()
+    ads.publish_and_activate(model())
+    assert ads.wait(before, timeout_s=30.0) == ads.last_event() != before
+
+
+def test_wait_gives_the_same_id_back_when_nothing_happens(store_url: str) -> None:
+    with Store.open(store_url, timeout_s=0.2) as impatient:  # waits longer than the socket's timeout
+        ads = impatient.model("ads")
+        event = ads.last_event()
+        began = time.monotonic()
+        assert ads.wait(event, timeout_s=0.5) == event
+        assert time.monotonic() - began >= 0.5
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a{b}", "ä", "a" * 129, "a\n"])
+def test_a_name_that_cannot_stand_in_a_key_is_refused(store: Store, name: str) -> None:
+    with pytest.raises(UsageError, match="1 to 128 letters, digits"):
+        store.model(name)
+
+
+def test_a_pointer_that_is_no_number_is_named(ads: ModelVersions, store: Store) -> None:
+    store.client.set(ads.keys.active, "newest")
+    with pytest.raises(StoreError, match=r"ftrie:\{ads\}:active: got 'newest', expected a whole number"):
+        ads.active()

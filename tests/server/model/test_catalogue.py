@@ -1,0 +1,79 @@
+"""The catalogue taken apart and put together again: the same items, and nothing per item in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_store.errors import ArtefactError
+from model_store.features.features import FeaturePlan
+from model_store.features.values import Value
+from server.model.attributes import number_of
+from server.model.catalogue import Catalogue
+from server.model.shared_memory import Mapped
+from tests.server import shop
+
+PLAN = FeaturePlan.of(shop.spec())
+TEXT = st.text(max_size=6)
+RECORDS = st.dictionaries(
+    st.text(min_size=1, max_size=6),
+    st.fixed_dictionaries(
+        {}, optional={"brand": TEXT, "tags": st.lists(TEXT, max_size=3), "price": st.just("4.5"), "bid": TEXT}
+    ),
+    max_size=8,
+)
+
+
+def through_shared_memory(catalogue: Catalogue) -> Catalogue:
+    block = Mapped.write(*catalogue.pack())
+    return Catalogue.unpack(PLAN, block.head, block.arrays)
+
+
+@given(RECORDS)
+def test_a_catalogue_in_shared_memory_is_the_one_that_was_built(
+    records: Mapping[str, Mapping[str, Value]],
+) -> None:
+    built = Catalogue.build(PLAN, records.items())
+    opened = through_shared_memory(built)
+    assert list(opened.ids) == list(records)
+    assert len(opened) == len(records)
+    rows, unknown = opened.rows.rows([*records, "no such item"])
+    assert (rows.tolist(), unknown) == ([*range(len(records)), -1], 1)
+    assert opened.problems == built.problems
+    for row, record in enumerate(records.values()):
+        for column, field in enumerate(PLAN.item_fields):
+            assert opened.tokens_at(row, column) == field.tokens(record.get(field.name))
+    assert opened.attributes.columns.keys() == built.attributes.columns.keys()
+
+
+def test_a_catalogue_for_other_fields_is_refused() -> None:
+    head, arrays = Catalogue.build(PLAN, shop.ITEMS.items()).pack()
+    with pytest.raises(ArtefactError, match="built for the item fields \\['colour'\\]"):
+        Catalogue.unpack(PLAN, {**head, "fields": ["colour"]}, arrays)
+
+
+@given(RECORDS, RECORDS)
+def test_an_item_spelled_out_has_its_own_features_and_for_the_rest_those_of_the_catalogue(
+    records: Mapping[str, Mapping[str, Value]], spelled: Mapping[str, Mapping[str, Value]]
+) -> None:
+    catalogue = Catalogue.build(PLAN, records.items())
+    for _ in range(2):  # made, then remembered
+        for item_id, features in catalogue.under(list(spelled.items())):
+            together = {**records.get(item_id, {}), **spelled[item_id]}
+            assert features.keys() == spelled[item_id].keys()
+            for field in PLAN.item_fields:
+                assert field.tokens(features.get(field.name)) == field.tokens(together.get(field.name))
+            for name in ("brand", "tags", "price", "bid"):
+                texts = catalogue.attributes.members(name, features.get(name))
+                assert set(texts) == set(catalogue.attributes.members(name, together.get(name)))
+                assert str(number_of(features.get(name))) == str(number_of(together.get(name)))
+
+
+def test_ids_are_read_like_a_list() -> None:
+    ids = Catalogue.build(PLAN, shop.ITEMS.items()).ids
+    assert (ids[0], ids[-1], ids[2:4]) == ("item-0", "item-11", ["item-2", "item-3"])
+    with pytest.raises(IndexError):
+        ids[12]

@@ -1,0 +1,77 @@
+"""Sets that are crossed with one another: a request may not make a worker walk millions of keys."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from model_store.artefact.artefact import Artefact
+from model_store.features.features import FeaturePlan
+from model_store.features.values import Value
+from model_store.spec.spec import parse_spec
+from server.errors import InvalidRequest
+from server.model.catalogue import Catalogue
+from server.model.model import Model
+from server.model.request_tokens import SetCrosses
+from server.ranking.ranker import Ranker
+
+SPEC = parse_spec("""
+[model]
+name = "sets"
+[input]
+label = "click"
+[fields]
+likes = { side = "user", kind = "set" }
+seen = { side = "context", kind = "set" }
+hour = { side = "context" }
+tags = { side = "item", kind = "set" }
+sizes = { side = "item", kind = "set" }
+[[crosses]]
+fields = ["likes", "hour", "seen"]
+[[crosses]]
+fields = ["likes", "tags", "sizes"]
+""")
+KEYS = (b"bias", b"likes*hour*seen=a*7*b", b"likes*tags*sizes=a*b*c")
+MANY = [str(number) for number in range(2000)]
+
+
+@pytest.fixture(scope="module")
+def ranker() -> Ranker:
+    """A ranker of an empty catalogue."""
+    artefact = Artefact.from_columns(
+        key_data=np.frombuffer(b"".join(KEYS), np.uint8),
+        key_offsets=np.cumsum([0, *map(len, KEYS)], dtype=np.int64),
+        weight=np.ones(len(KEYS), np.float32),
+        variants=np.ones(len(KEYS), np.uint32),
+        rate=np.ones(len(KEYS), np.float32),
+        spec=SPEC,
+        metrics={},
+    )
+    model = Model.build(artefact, 1)
+    return Ranker(model, Catalogue.build(model.plan, []))
+
+
+def test_sets_of_a_request_that_make_too_many_keys_are_refused(ranker: Ranker) -> None:
+    few: dict[str, Value] = {"likes": ["a", "x"], "hour": "7", "seen": ["b"]}
+    assert ranker.rank(few, ["item"]).score == [2.0]
+    assert ranker.rank({"likes": MANY, "hour": "7", "seen": MANY[:400]}, ["item"]).score == [1.0]
+    with pytest.raises(
+        InvalidRequest, match=r"the sets of likes\*hour\*seen: they make more than 1,000,000 keys"
+    ):
+        ranker.rank({"likes": MANY, "hour": "7", "seen": MANY}, ["item"])
+
+
+def test_sets_of_items_count_together(ranker: Ranker) -> None:
+    large: dict[str, Value] = {"tags": [*MANY[:999], "b"], "sizes": [*MANY[:299], "c"]}
+    items = [(str(number), large) for number in range(4)]
+    assert ranker.rank({"likes": ["a"]}, [], items[:3]).score == [2.0] * 3
+    with pytest.raises(InvalidRequest, match=r"the sets of likes\*tags\*sizes"):
+        ranker.rank({"likes": ["a"]}, [], items)
+
+
+def test_a_plan_without_such_crosses_has_none_to_count() -> None:
+    plan = FeaturePlan.of(SPEC)
+    assert SetCrosses(plan, plan.request_fields)
+    assert not SetCrosses(
+        plan, [field for field in plan.fields if field.name != "seen" and field.side != "item"]
+    )

@@ -1,0 +1,107 @@
+"""Deltas under load: every answer is one version's to the bit, and what is let go is said once and at once."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from model_store.features.features import FeaturePlan
+from server.model.catalogue import Catalogue
+from server.model.live_model import LiveModel
+from server.ranking.ranker import Ranker
+from server.ranking.served import Serving
+from tests.server import shop
+from tests.server.model.models import fresh_ranker
+
+VERSIONS = 12
+FIELDS: dict[str, Any] = {"age": "20", "likes": ["red", "blue"], "device": "u1", "distance": 2.5}
+RECORDS: Any = list(shop.ITEMS.items())
+IDS = list(shop.ITEMS) * 4
+
+
+class Swapped:
+    """What a worker has: one reference, and the uids that nothing reads any more."""
+
+    def __init__(self, model: LiveModel) -> None:
+        self._model = model
+        self.released: list[str] = []
+        self.serve()
+
+    def serve(self) -> None:
+        self.serving = Serving.bind(self._model.parts)
+        uid = self._model.parts.values.uid
+        self.serving.on_released(lambda: self.released.append(uid))
+
+    def collect(self) -> None:
+        """In the model's own thread, tell it what was released."""
+        while self.released:
+            self._model.released(self.released.pop())
+
+
+def asked(ranker: Ranker) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    ranking = ranker.rank(FIELDS, IDS, RECORDS[:2])
+    return tuple(ranking.ids), tuple(ranking.score)
+
+
+def loaded() -> LiveModel:
+    model, artefact = LiveModel(shop.NAME), shop.artefact(1)
+    model.load(1, "", artefact, Catalogue.build(FeaturePlan.of(artefact.spec), RECORDS))
+    return model
+
+
+def test_every_answer_under_deltas_is_exactly_one_versions() -> None:
+    expected = {v: asked(fresh_ranker(shop.artefact(v), RECORDS)) for v in range(1, VERSIONS + 1)}
+    model = loaded()
+    worker, stop, wrong = Swapped(model), threading.Event(), []
+    seen = [threading.Event() for _ in range(VERSIONS + 1)]
+
+    def ask() -> None:
+        while not stop.is_set():
+            serving = worker.serving
+            if asked(serving.ranker) != expected[serving.version]:
+                wrong.append(serving.version)
+            seen[serving.version].set()
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for version in range(2, VERSIONS + 1):
+        assert seen[version - 1].wait(60)
+        delta = shop.artefact(version).changes_since(shop.artefact(version - 1), version=version - 1)
+        worker.collect()
+        model.apply(version, "", delta)
+        worker.serve()
+    assert seen[VERSIONS].wait(60)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_parts_are_released_when_the_last_request_that_reads_them_ends() -> None:
+    worker = Swapped(loaded())
+    reading = worker.serving.ranker
+    del worker.serving
+    assert worker.released == []
+    assert asked(reading)
+    del reading
+    assert len(worker.released) == 1
+
+
+def test_a_worker_keeps_no_more_objects_for_more_items() -> None:
+    import gc
+
+    def objects(items: int) -> int:
+        model, artefact = LiveModel(shop.NAME), shop.artefact(1)
+        records: Any = [(f"i{n}", {"brand": f"b{n}"}) for n in range(items)]
+        parts = model.load(1, "", artefact, Catalogue.build(FeaturePlan.of(artefact.spec), records))
+        del model, records
+        gc.collect()
+        before = len(gc.get_objects())
+        serving = Serving.bind(parts)
+        assert len(serving.catalogue) == items
+        gc.collect()
+        return len(gc.get_objects()) - before
+
+    objects(10)
+    assert objects(5000) <= objects(50) + 5

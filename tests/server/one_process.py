@@ -1,0 +1,114 @@
+"""A server that is one process, follower and worker together: for tests and for embedding in a program.
+
+Its life is `startup`, `drain`, `shutdown`. Both halves are those that `ftrie serve` puts into a supervisor
+and its workers (`server.supervising`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from model_store.errors import StoreUnavailable
+from model_store.store import Store
+from server.processes.worker import Worker
+from server.ranking.served import Current, Serving
+from server.settings import Settings
+from server.sync.feed import Feed
+from server.sync.state_folder import StateFolder
+from server.telemetry.meter import Meter, Totals
+from server.telemetry.status import ModelStatus
+
+_log = structlog.get_logger(__name__)
+
+
+class Server:
+    """All models of `settings` on one port, without other workers."""
+
+    def __init__(
+        self, settings: Settings, on_ready: Callable[[Serving, str], None] = lambda serving, address: None
+    ) -> None:
+        """`on_ready` is called once, with the first model's version and the address, when every model is served."""
+        self._settings = settings
+        self._on_ready: Callable[[Serving, str], None] | None = on_ready
+        self.address = ""
+        self.totals = Totals()
+        self.meter = Meter()
+        self._state = StateFolder(Path(settings.state)) if settings.state else None
+        self._feed = Feed(settings, self._state, self.meter)
+        self._worker = Worker(settings, self)
+
+    @property
+    def models(self) -> Mapping[str, Current]:
+        """What is served of each model."""
+        return self._worker.models
+
+    @property
+    def current(self) -> Current:
+        """What is served of the first model."""
+        return self.models[self._settings.models[0]]
+
+    @property
+    def ready(self) -> threading.Event:
+        """Set once every model is served."""
+        return self._worker.ready
+
+    def status(self) -> tuple[ModelStatus, ...]:
+        """Each model as it is now."""
+        return self._feed.status()
+
+    def startup(self) -> None:
+        """Listen, say NOT_SERVING, begin to load.
+
+        A store that is away is waited for. Raises ServerError if the port is taken, StoreError for a URL that is none.
+        """
+        try:
+            Store.open(self._settings.store, timeout_s=1.0).close()
+        except StoreUnavailable as error:
+            _log.warning("store away, waiting for it", error=str(error))
+        self.address = self._worker.listen(self._settings.port)
+        _log.info("listening", address=self.address, models=self._settings.models)
+        self._worker.start()
+        self._feed.distribution.join(self._worker)
+        self._feed.start()
+
+    def drain(self) -> None:
+        """Refuse new calls, finish those that have begun, for at most `drain_s` seconds."""
+        _log.info("draining", at_most_s=self._settings.drain_s)
+        self._feed.stop()
+        self._worker.drain()
+
+    def shutdown(self) -> None:
+        """Let go of the store. Call after `drain`."""
+        self._feed.close(time.monotonic() + self._settings.drain_s)
+        self._worker.close()
+        if self._state is not None:
+            self._state.close()
+            self._state = None
+        _log.info("stopped", models=self._settings.models)
+
+    # -- what the worker reports
+
+    def swapped(self, model: str, version: int) -> None:
+        """As of `worker.Reports`."""
+        serving = self.current.serving
+        if serving is not None and self.ready.is_set() and self._on_ready is not None:
+            on_ready, self._on_ready = self._on_ready, None
+            on_ready(serving, self.address)
+
+    def released(self, serial: int) -> None:
+        """As of `worker.Reports`."""
+        self._feed.distribution.given_back(self._worker, serial)
+
+    def refused(self, model: str, version: int, error: str) -> None:
+        """As of `worker.Reports`; the worker has logged it."""
+
+    def counted(self, meter: Mapping[str, Any], late: Mapping[str, Sequence[str]]) -> None:
+        """As of `worker.Reports`."""
+        self.totals.add("worker", meter)
+        self._feed.late(late)

@@ -1,0 +1,304 @@
+"""`ftrie serve` as an operator runs it: TLS and tokens, metrics, health, recording and replay, in real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
+
+from ftrie.cli import run
+from ftrie.client.access import Access
+from ftrie.client.client import Client, RankFailed
+from model_store.store import Store
+from server.telemetry.families import FAMILIES
+from tests.server import shop
+from tests.server.certificates import Pem, identity
+
+TOKEN, ADMIN = "rank-0123456789abcdef", "admin-0123456789abcdef"
+
+
+@contextmanager
+def serving(store_url: str, *flags: str) -> Iterator[tuple[str, subprocess.Popen[str], list[dict[str, Any]]]]:
+    """`ftrie serve shop`, ready: its address, its process, and its log as it grows."""
+    command = [
+        sys.executable,
+        "-m",
+        "ftrie",
+        "serve",
+        shop.NAME,
+        "--store",
+        store_url,
+        "--port",
+        "0",
+        "--json",
+    ]
+    process = subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stderr is not None
+    log: list[dict[str, Any]] = []
+
+    def read() -> None:
+        for line in process.stderr or ():
+            log.append(json.loads(line) if line.startswith("{") else {"event": line})
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        line = process.stdout.readline()
+        assert line, log
+        yield json.loads(line)["address"], process, log
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
+        reader.join(20)
+
+
+def metrics_address(log: list[dict[str, Any]]) -> str:
+    return next(str(entry["address"]) for entry in log if entry["event"] == "metrics")
+
+
+Samples = list[tuple[str, dict[str, str], float]]
+
+
+def scraped(address: str) -> Samples:
+    """Every sample of a live /metrics, after its families are seen to be those documented."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as page:
+        families = list(text_string_to_metric_families(page.read().decode()))
+    assert {family.name for family in families} == {name.removesuffix("_total") for name in FAMILIES}
+    return [(s.name, s.labels, s.value) for family in families for s in family.samples]
+
+
+def total(samples: Samples, name: str, **labels: str) -> float:
+    """The sum of the samples of this name with these labels."""
+    return sum(value for sample, its, value in samples if sample == name and labels.items() <= its.items())
+
+
+def serves(address: str) -> bool:
+    with grpc.insecure_channel(address) as channel:
+        asked = health_pb2.HealthCheckRequest(service="ctr.v1.RankingService")
+        status = health_pb2_grpc.HealthStub(channel).Check(asked, timeout=20).status
+        return bool(status == health_pb2.HealthCheckResponse.SERVING)
+
+
+@pytest.fixture
+def pem(tmp_path: Path) -> Pem:
+    return identity(tmp_path, "server")
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens.toml"
+    path.write_text(f'rank = ["{TOKEN}"]\nadmin = ["{ADMIN}"]\n')
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.slow
+def test_a_server_with_tls_and_tokens_answers_those_alone_who_have_both(
+    shop_store: Store,
+    store_url: str,
+    pem: Pem,
+    tokens: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flags = ("--tls-cert", pem.cert, "--tls-key", pem.key, "--tokens", str(tokens), "--workers", "2")
+    with serving(store_url, *flags) as (address, _, log):
+        with Client(address, 20, Access(ca=pem.ca, token=TOKEN)) as client:
+            assert client.rank(candidates=["item-1"]).version == 1
+        outcomes = []
+        for access in (Access(ca=pem.ca), Access(ca=pem.ca, token=ADMIN), Access(token=TOKEN)):
+            with Client(address, 5, access) as client, pytest.raises(RankFailed) as failed:
+                client.rank(candidates=["item-1"])
+            outcomes.append(failed.value.code.name)
+        assert outcomes == ["UNAUTHENTICATED", "PERMISSION_DENIED", "UNAVAILABLE"]
+        monkeypatch.setenv("FTRIE_TOKEN", TOKEN)
+        command = [
+            "rank",
+            shop.NAME,
+            "--address",
+            address,
+            "--tls-ca",
+            pem.ca,
+            "--candidates",
+            "item-1",
+            "--json",
+        ]
+        assert run(command) == 0
+        assert "item-1" in capsys.readouterr().out
+    written = json.dumps(log)
+    assert TOKEN not in written and ADMIN not in written
+
+
+@pytest.mark.slow
+def test_what_is_called_is_counted_and_a_dead_worker_takes_no_count_along(
+    shop_store: Store, store_url: str, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    with serving(store_url, "--metrics-port", "0", "--workers", "2") as (address, _, log):
+        where = metrics_address(log)
+        with Client(address, 20) as client:
+            for _ in range(20):
+                client.rank(cookie="u1", candidates=["item-1", "item-2"], variant="plain")
+            with pytest.raises(RankFailed):
+                client.rank("other", candidates=["item-1"])
+
+        def counted(name: str, **labels: str) -> float:
+            return total(scraped(where), name, **labels)
+
+        plain = {"model": shop.NAME, "version": "1", "variant": "plain"}
+        eventually(lambda: counted("ftrie_call_seconds_count", **plain) == 20)
+        eventually(lambda: counted("ftrie_errors_total") == 1)
+        assert counted("ftrie_candidates_total", **plain) == 40
+        assert counted("ftrie_errors_total", model="", status="NOT_FOUND") == 1
+        assert counted("ftrie_model_version", model=shop.NAME) == 1
+        assert (counted("ftrie_ready"), counted("ftrie_workers")) == (1, 2)
+        with urllib.request.urlopen(f"http://{where}/healthz", timeout=20) as page:
+            health = json.load(page)
+        assert health["ready"] is True
+        os.kill(health["workers"][0]["pid"], signal.SIGKILL)
+        eventually(lambda: counted("ftrie_worker_restarts_total") == 1)
+        eventually(lambda: counted("ftrie_workers") == 2)
+        assert counted("ftrie_call_seconds_count", **plain) == 20
+
+
+@pytest.mark.slow
+def test_an_overloaded_server_refuses_at_once_and_its_health_answers(
+    shop_store: Store, store_url: str, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    flags = ("--threads", "1", "--max-concurrency", "2", "--metrics-port", "0")
+    with serving(store_url, *flags) as (address, _, log):
+        candidates = list(shop.ITEMS) * 300  # a call that takes a while
+
+        def call(number: int) -> str:
+            with Client(address, 60) as client:
+                try:
+                    client.rank(candidates=candidates, request_id=str(number))
+                except RankFailed as failed:
+                    return failed.code.name
+            return "OK"
+
+        with ThreadPoolExecutor(24) as callers:
+            answers = callers.map(call, range(60))
+            for _ in range(20):
+                assert serves(address)
+            outcomes = list(answers)
+        assert set(outcomes) == {"OK", "RESOURCE_EXHAUSTED"}
+        where = metrics_address(log)
+        refused = outcomes.count("RESOURCE_EXHAUSTED")
+        eventually(lambda: total(scraped(where), "ftrie_refused_total", reason="overload") == refused)
+        assert total(scraped(where), "ftrie_places") == 2
+
+
+@pytest.mark.slow
+def test_health_over_http_tells_the_present(
+    store: Store, store_url: str, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    """503 with the reason before a model is served, while no worker serves, and while draining; else 200."""
+    command = [sys.executable, "-m", "ftrie", "serve", shop.NAME, "--store", store_url]
+    flags = ["--port", "0", "--metrics-port", "0", "--drain", "3", "--workers", "1"]
+    with subprocess.Popen(
+        [*command, *flags], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        entry: dict[str, Any] = {}
+        while entry.get("event") != "metrics":
+            entry = json.loads(process.stderr.readline())
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+
+        def health() -> tuple[int, str]:
+            try:
+                with urllib.request.urlopen(f"http://{entry['address']}/healthz", timeout=20) as page:
+                    return int(page.status), json.load(page)["not_ready"]
+            except urllib.error.HTTPError as error:
+                return error.code, json.load(error)["not_ready"]
+
+        assert health()[0] == 503 and "starting" in health()[1]
+        shop.fill(store)
+        eventually(lambda: health() == (200, ""))
+        with urllib.request.urlopen(f"http://{entry['address']}/healthz", timeout=20) as page:
+            before = json.load(page)
+        os.kill(before["workers"][0]["pid"], signal.SIGKILL)
+        eventually(lambda: health() == (503, "no worker serves every model (worker 0 gone)"))
+        eventually(lambda: health() == (200, ""))
+        with grpc.insecure_channel(before["address"]) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+            process.terminate()  # the open stream keeps the worker until --drain has passed
+            assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            assert health() == (503, "draining")
+            watch.cancel()
+        assert process.wait(60) == 0
+
+
+@pytest.mark.slow
+def test_recorded_requests_are_replayed_against_a_running_server(
+    shop_store: Store,
+    store_url: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    eventually: Callable[[Callable[[], bool]], None],
+) -> None:
+    path = tmp_path / "requests.jsonl"
+    with serving(store_url, "--record", str(path), "--access-log", "1") as (address, _, log):
+        with Client(address, 20) as client:
+            for user in ("u1", "u2", "nobody"):
+                client.rank(cookie=user, candidates=list(shop.ITEMS), context={"distance": 2.5}, top_k=2)
+        eventually(lambda: len(path.read_text().splitlines()) == 3)
+        copy = tmp_path / "copy.jsonl"
+        copy.write_bytes(path.read_bytes())
+        flags = ["--requests", str(copy), "--rate", "50", "--duration", "0.4", "--json"]
+        assert run(["bench", "serve", address, *flags]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["answered"], found["errors"]) == (20, {})
+    answered = [entry for entry in log if entry["event"] == "answered"]
+    assert len(answered) == 23
+    assert "u1" not in json.dumps(answered) and "item-1" not in json.dumps(answered)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tls-cert", "nowhere.pem"], "--tls-cert and --tls-key belong together"),
+        (["--tls-cert", "nowhere.pem", "--tls-key", "nowhere.pem"], "for TLS: "),
+        (["--tokens", "nowhere.toml"], "cannot read the tokens nowhere.toml"),
+        (["--record", "no folder/requests.jsonl"], "cannot record to no folder/requests.jsonl"),
+        (["--log-level", "loud"], "got 'loud', expected one of debug, info, warning, error"),
+    ],
+)
+def test_what_cannot_work_ends_the_command_at_once(
+    store_url: str, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "ftrie", "serve", shop.NAME, "--store", store_url, "--port", "0", *flags],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert finished.returncode in (2, 6)
+    assert message in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+@pytest.mark.slow
+def test_a_host_beyond_this_machine_is_warned_of(shop_store: Store, store_url: str) -> None:
+    with serving(store_url, "--host", "0.0.0.0") as (address, _, log):
+        with grpc.insecure_channel(f"127.0.0.1:{address.rpartition(':')[2]}") as channel:
+            grpc.channel_ready_future(channel).result(timeout=20)
+        warnings = [entry["event"].partition(":")[0] for entry in log if entry["level"] == "warning"]
+    assert warnings == ["NO TLS", "NO TOKENS"]

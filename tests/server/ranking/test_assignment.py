@@ -1,0 +1,175 @@
+"""Which variant a cookie gets. Cookies are fixed and hashing is exact, so each count here is one number for ever."""
+
+from __future__ import annotations
+
+from collections import Counter
+from hashlib import blake2b
+from itertools import pairwise
+
+import pytest
+
+from model_store.errors import ExperimentError
+from model_store.versions.experiments import STOPPED, Experiment
+from server.ranking.experiments import Assignment
+
+COOKIES = [f"cookie-{n}" for n in range(20_000)]
+NAMES = ("base", "plain", "lean", "rich")
+# 99.99 % quantiles of chi-square: what a fair chooser exceeds once in ten thousand salts.
+CHI_SQUARE = {1: 15.14, 2: 18.42, 3: 21.11, 9: 33.72}
+
+
+def of(*shares: float, model: str = "ads", **experiment: object) -> Assignment:
+    """An assignment over as many variants as there are shares, with an experiment if parts of one are given."""
+    asked = Experiment(**experiment) if experiment else None  # type: ignore[arg-type]
+    return Assignment(model, NAMES[: len(shares)], shares, asked)
+
+
+def distance(counts: Counter[object], expected: dict[object, float]) -> float:
+    """The chi-square statistic."""
+    return sum((counts[key] - e) ** 2 / e for key, e in expected.items())
+
+
+def test_a_cookie_keeps_its_variant() -> None:
+    one, other = of(0.5, 0.3, 0.2), of(0.5, 0.3, 0.2)
+    assert [one.choose(c) for c in COOKIES[:500]] == [other.choose(c) for c in COOKIES[:500]]
+
+
+def test_the_split_is_that_of_the_definition() -> None:
+    assignment = of(0.25, 0.75)
+    for cookie in COOKIES[:200]:
+        point = int.from_bytes(blake2b(b"ads\0" + cookie.encode(), digest_size=8).digest(), "big") / 2**64
+        assert assignment.choose(cookie) == int(point >= 0.25)
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.5), (0.9, 0.1), (0.2, 0.3, 0.5), (0.25, 0.25, 0.25, 0.25)])
+def test_traffic_follows_the_shares(shares: tuple[float, ...]) -> None:
+    named = dict(zip(NAMES, shares, strict=False))
+    for assignment in (of(*shares), of(*shares[::-1], shares=named)):
+        counts = Counter[object](map(assignment.choose, COOKIES))
+        expected = {bit: share * len(COOKIES) for bit, share in enumerate(shares)}
+        assert distance(counts, dict(expected)) < CHI_SQUARE[len(shares) - 1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param({"model": "shop"}, id="another model"),
+        pytest.param({"salt": "autumn"}, id="another salt"),
+        pytest.param({"model": "shop", "salt": "autumn"}, id="both"),
+    ],
+)
+def test_models_and_salts_divide_the_same_cookies_independently(other: dict[str, str]) -> None:
+    quarters = (0.25, 0.25, 0.25, 0.25)
+    ads, shop = of(*quarters), of(*quarters, **other)  # type: ignore[arg-type]
+    pairs = Counter[object]((ads.choose(c), shop.choose(c)) for c in COOKIES)
+    expected: dict[object, float] = {(a, b): len(COOKIES) / 16 for a in range(4) for b in range(4)}
+    joint = distance(pairs, expected)
+    alone = sum(
+        distance(Counter(row), dict.fromkeys(range(4), len(COOKIES) / 4))
+        for row in ([ads.choose(c) for c in COOKIES], [shop.choose(c) for c in COOKIES])
+    )
+    assert joint - alone < CHI_SQUARE[9]
+
+
+def test_two_models_with_one_salt_divide_cookies_alike() -> None:
+    ads, shop = of(0.5, 0.5, salt="same"), of(0.5, 0.5, model="shop", salt="same")
+    assert [ads.choose(c) for c in COOKIES] == [shop.choose(c) for c in COOKIES]
+
+
+def test_the_models_name_as_salt_is_the_default() -> None:
+    assert [of(0.5, 0.5).choose(c) for c in COOKIES] == [of(0.5, 0.5, salt="ads").choose(c) for c in COOKIES]
+
+
+def test_a_moved_border_moves_only_the_cookies_it_passes() -> None:
+    steps = [of(0.5, 0.5, shares={"base": s, "plain": 1 - s}) for s in (0.5, 0.6, 0.95, 1.0)]
+    for (before, after), passed in zip(pairwise(steps), (0.1, 0.35, 0.05), strict=True):
+        moves = Counter((before.choose(c), after.choose(c)) for c in COOKIES)
+        assert moves[0, 1] == 0
+        expected = {True: passed * len(COOKIES), False: (1 - passed) * len(COOKIES)}
+        moved = Counter[object]({True: moves[1, 0], False: len(COOKIES) - moves[1, 0]})
+        assert distance(moved, dict(expected)) < CHI_SQUARE[1]
+
+
+def test_a_border_between_two_variants_leaves_the_others_alone() -> None:
+    before, after = of(0.2, 0.3, 0.5), of(0.4, 0.1, 0.5)
+    moves = Counter((before.choose(c), after.choose(c)) for c in COOKIES)
+    assert {pair for pair, n in moves.items() if n and pair[0] != pair[1]} == {(1, 0)}
+
+
+@pytest.mark.parametrize("shares", [(0.0, 1.0, 0.0), (0.0, 0.5, 0.0, 0.5), (1.0, 0.0)])
+def test_a_variant_without_a_share_gets_no_traffic(shares: tuple[float, ...]) -> None:
+    seen = {of(*shares).choose(c) for c in COOKIES}
+    assert seen == {bit for bit, share in enumerate(shares) if share}
+
+
+def test_a_variant_that_the_shares_do_not_name_gets_no_traffic() -> None:
+    assignment = of(0.5, 0.3, 0.2, shares={"lean": 0.5, "base": 0.5})
+    assert {assignment.choose(c) for c in COOKIES} == {0, 2}
+    assert assignment.shares == (0.5, 0.0, 0.5)
+
+
+def test_any_text_is_a_cookie() -> None:
+    assert {of(0.5, 0.5).choose(c) for c in ("", "ü", "\x00", "🎈", "\ud800")} <= {0, 1}
+
+
+def test_a_pin_goes_before_the_shares_and_moves_nobody_else() -> None:
+    plain, pinned = of(1.0, 0.0), of(1.0, 0.0, pins={"cookie-7": "plain"})
+    assert [c for c in COOKIES if plain.choose(c) != pinned.choose(c)] == ["cookie-7"]
+
+
+def test_a_stopped_experiment_gives_everything_to_the_winner() -> None:
+    ended = of(0.5, 0.5, state=STOPPED, winner="plain", pins={"cookie-7": "base"}, shadows=("base",))
+    assert {ended.choose(c) for c in COOKIES} == {1}
+    assert ended.shadows == ()
+
+
+def test_a_variant_is_not_its_own_shadow() -> None:
+    assignment = of(0.5, 0.3, 0.2, shadows=("lean", "plain"))
+    assert assignment.shadows == (2, 1)
+    assert [assignment.shadows_beside(bit) for bit in range(3)] == [(2, 1), (2,), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        (Experiment(shares={"other": 1.0}), "shares: no variant 'other' in the model; it has: base, plain"),
+        (Experiment(pins={"u": "other"}), "pins: no variant 'other'"),
+        (Experiment(objective="ctr *"), "objective: "),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_the_last_good_experiment_stays(
+    asked: Experiment, problem: str
+) -> None:
+    with pytest.raises(ExperimentError):
+        Assignment("ads", ("base", "plain"), (0.5, 0.5), asked)
+    good = Experiment(shares={"base": 0.1, "plain": 0.9}, revision=3)
+    after = of(0.5, 0.5).asked_for(good).asked_for(asked)
+    assert after.problem.startswith(problem)
+    assert (after.experiment, after.asked, after.shares) == (good, asked, (0.1, 0.9))
+    assert after.asked_for(None).problem == ""
+    assert after.asked_for(None).shares == (0.5, 0.5)
+
+
+def test_what_was_refused_comes_into_force_with_the_version_that_it_fits() -> None:
+    asked = Experiment(shares={"base": 0.5, "lean": 0.5})
+    waiting = of(0.5, 0.5).asked_for(asked)
+    assert waiting.experiment is None and waiting.problem
+    settled = waiting.over(("base", "lean"), (1.0, 0.0))
+    assert (settled.experiment, settled.problem, settled.shares) == (asked, "", (0.5, 0.5))
+
+
+def test_another_version_with_the_same_variants_keeps_everything() -> None:
+    before = of(0.5, 0.5).asked_for(Experiment(shares={"other": 1.0}))
+    names = (*before.variants[:1], *before.variants[1:])
+    after = before.over(names, [0.5, 0.5])
+    assert after.variants is names
+    assert (after.asked, after.problem, after.experiment) == (before.asked, before.problem, before.experiment)
+    assert [after.choose(c) for c in COOKIES[:500]] == [before.choose(c) for c in COOKIES[:500]]
+
+
+def test_a_version_that_neither_experiment_fits_has_the_shares_of_its_spec() -> None:
+    good = Experiment(shares={"plain": 1.0})
+    fallen = of(0.5, 0.5).asked_for(good).over(("other", "another"), (0.25, 0.75))
+    assert (fallen.experiment, fallen.asked, fallen.shares) == (None, good, (0.25, 0.75))
+    assert "no variant 'plain'" in fallen.problem
+    assert fallen.over(("plain",), (1.0,)).experiment == good

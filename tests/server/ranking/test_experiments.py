@@ -1,0 +1,160 @@
+"""Experiments changed in the store while a server runs: visible in its answers, without a restart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from ftrie.client.client import Client
+from model_store.store import Store
+from model_store.versions.experiments import Experiment
+from server.ranking.experiments import Assignment
+from server.settings import Settings
+from tests.server import shop
+from tests.server.one_process import Server
+
+Eventually = Callable[[Callable[[], bool]], None]
+COOKIES = [f"c{n}" for n in range(60)]
+
+
+def variants(client: Client, cookies: list[str] = COOKIES) -> dict[str, str]:
+    """Cookie → the variant that answers it."""
+    return {c: client.rank(cookie=c, candidates=["item-1"]).variant for c in cookies}
+
+
+def change(store: Store, **parts: object) -> Experiment:
+    """Write these parts into the shop's experiment."""
+    return store.model(shop.NAME).experiments.change(lambda before: replace(before, **parts))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def in_force(server: Server, eventually: Eventually) -> Callable[[Experiment], None]:
+    """Waits until a server divides its traffic by an experiment."""
+    return lambda wanted: eventually(lambda: server.current.assignment.experiment == wanted)
+
+
+def test_shares_pins_and_salt_take_effect_while_it_runs(
+    store: Store, client: Client, in_force: Callable[[Experiment], None]
+) -> None:
+    before = variants(client)
+    assert Counter(before.values()).keys() == {"base", "plain"}
+    pinned = {"c1": "base", "c2": "plain"}
+    for parts in (
+        {"shares": {"base": 1.0}},
+        {"shares": {"base": 0.2, "plain": 0.8}, "pins": pinned},
+        {"salt": "another"},
+        {"shares": {}, "salt": "", "pins": {}},
+    ):
+        wanted = change(store, **parts)
+        in_force(wanted)
+        expected = Assignment(shop.NAME, shop.VARIANTS, (0.5, 0.5), wanted)
+        assert variants(client) == {c: shop.VARIANTS[expected.choose(c)] for c in COOKIES}
+    assert variants(client) == before
+
+
+def test_a_winner_answers_everything_but_what_a_request_forces(
+    store: Store, client: Client, in_force: Callable[[Experiment], None]
+) -> None:
+    in_force(store.model(shop.NAME).experiments.change(lambda before: before.stopped("plain")))
+    assert set(variants(client).values()) == {"plain"}
+    assert client.rank(cookie="c1", candidates=["item-1"], variant="base").variant == "base"
+
+
+def test_a_request_without_a_cookie_is_divided_by_its_id(
+    store: Store, client: Client, in_force: Callable[[Experiment], None]
+) -> None:
+    wanted = change(store, shares={"base": 0.5, "plain": 0.5}, salt="ids")
+    in_force(wanted)
+    expected = Assignment(shop.NAME, shop.VARIANTS, (0.5, 0.5), wanted)
+    for request_id in COOKIES:
+        answer = client.rank(request_id=request_id, candidates=["item-1"])
+        assert answer.variant == shop.VARIANTS[expected.choose(request_id)]
+
+
+def test_a_record_that_does_not_fit_is_refused_aloud_and_the_last_good_one_stays(
+    store: Store,
+    server: Server,
+    client: Client,
+    in_force: Callable[[Experiment], None],
+    eventually: Eventually,
+) -> None:
+    good = change(store, shares={"plain": 1.0})
+    in_force(good)
+    with capture_logs() as logs:
+        change(store, shares={"other": 1.0})
+        eventually(lambda: "no variant 'other'" in server.current.assignment.problem)
+        eventually(lambda: any(line["event"] == "experiment refused" for line in logs))
+    refused = next(line for line in logs if line["event"] == "experiment refused")
+    assert (refused["log_level"], refused["in_force"]) == ("error", good.revision)
+    assert server.current.assignment.experiment == good
+    assert set(variants(client).values()) == {"plain"}
+    in_force(change(store, shares={"base": 1.0}))
+    assert server.current.assignment.problem == ""
+
+
+def test_a_record_that_cannot_be_read_is_refused_aloud_and_the_last_good_one_stays(
+    store: Store, client: Client, in_force: Callable[[Experiment], None], eventually: Eventually
+) -> None:
+    ads = store.model(shop.NAME)
+    in_force(change(store, shares={"plain": 1.0}))
+    with capture_logs() as logs:
+        store.client.hset(ads.keys.experiment, "shares", '{"base": 0.5}')
+        eventually(lambda: any("sum to 0.5" in str(line.get("error")) for line in logs))
+    assert set(variants(client).values()) == {"plain"}
+    in_force(ads.experiments.clear())
+    assert set(variants(client).values()) == {"base", "plain"}
+
+
+def test_an_emptied_store_moves_nobody(
+    store: Store,
+    server: Server,
+    client: Client,
+    in_force: Callable[[Experiment], None],
+    eventually: Eventually,
+) -> None:
+    in_force(change(store, shares={"plain": 1.0}))
+    with capture_logs() as logs:
+        store.client.flushall()
+        eventually(lambda: any(line["event"] == "no version is active any more" for line in logs))
+    assert set(variants(client).values()) == {"plain"}
+    with capture_logs() as logs:
+        shop.publish(store, seed=2)
+        eventually(lambda: any("has lost the experiment" in str(line.get("error")) for line in logs))
+    assert set(variants(client).values()) == {"plain"}
+    in_force(change(store, shares={"base": 1.0}))
+    assert set(variants(client).values()) == {"base"}
+
+
+def test_each_model_of_a_server_has_an_experiment_of_its_own(
+    shop_store: Store, store_url: str, eventually: Eventually
+) -> None:
+    other = "other-shop"
+    shop_store.model(other).publish_and_activate(shop.artefact())
+    change(shop_store, shares={"plain": 1.0})
+    shop_store.model(other).experiments.change(lambda before: before.divided({"base": 1.0}))
+    server = Server(Settings((shop.NAME, other), store_url, drain_s=1.0, store_budget_s=0.2))
+    server.startup()
+    try:
+        assert server.ready.wait(60)
+        with Client(server.address, timeout_s=20.0) as client:
+            for model, variant in ((shop.NAME, "plain"), (other, "base")):
+                answers = [client.rank(model, cookie=c, candidates=["item-1"]) for c in COOKIES[:20]]
+                assert {(a.model, a.variant) for a in answers} == {(model, variant)}
+    finally:
+        server.drain()
+        server.shutdown()
+
+
+def test_an_experiment_that_was_there_before_the_server_is_in_force_from_the_first_answer(
+    shop_store: Store, start: Callable[[], Server]
+) -> None:
+    wanted = change(shop_store, shares={"plain": 1.0})
+    running = start()
+    assert running.ready.wait(60)
+    with Client(running.address, timeout_s=20.0) as client:
+        assert set(variants(client).values()) == {"plain"}
+    assert running.current.assignment.experiment == wanted

@@ -1,0 +1,190 @@
+"""A request read in our one pass is the request that the protobuf library reads, whatever its bytes are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ctr.v1.ranking_pb2 import Features, Item, RankRequest, RankResponse
+from model_store.features.features import FeaturePlan
+from model_store.spec.keys import escape
+from model_store.spec.spec import parse_spec
+from server.model.item_ids import IdTable, ItemIds
+from server.ranking.features import PlainReader
+from server.ranking.request import Received
+from server.ranking.wire import ranked_items
+
+TEXT = st.text(max_size=12)
+MESSAGES = st.builds(
+    RankRequest,
+    model=TEXT,
+    request_id=TEXT,
+    cookie=TEXT,
+    item_ids=st.lists(TEXT, max_size=8),
+    items=st.lists(st.builds(Item, id=TEXT), max_size=3),
+    candidate_set=TEXT,
+    top_k=st.none() | st.integers(-(2**31), 2**31 - 1),
+    variant=st.none() | TEXT,
+    objective=TEXT,
+)
+
+
+def assert_read_as_by_the_library(data: bytes) -> None:
+    try:
+        expected = RankRequest.FromString(data)
+    except DecodeError:
+        with pytest.raises(DecodeError):
+            Received(data).with_features()
+        return
+    message = Received(data)
+    request = message.with_features()
+    assert list(message.item_ids) == expected.item_ids[:]
+    assert message.whole() == expected
+    del request.item_ids[:]
+    del expected.item_ids[:]
+    assert request == expected
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=3))
+def test_messages_and_messages_end_to_end_are_read_alike(messages: list[RankRequest]) -> None:
+    assert_read_as_by_the_library(b"".join(message.SerializeToString() for message in messages))
+
+
+@given(st.binary(max_size=40))
+@example(b"\x32\x81\x00a")  # a length in more bytes than it needs
+@example(b"\x32\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")  # a length of 2^64 - 1
+@example(b"\x32\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01")  # a varint of eleven bytes
+@example(b"\x32\x05ab")  # cut short
+@example(b"\xb2\x00\x01a")  # field 6 by a tag of two bytes
+@example(b"\x33\x34")  # a group
+@example(b"\x32\x01\xff")  # not UTF-8
+@example(b"\x00\x00")  # field 0
+def test_any_bytes_are_read_as_the_library_reads_them(data: bytes) -> None:
+    assert_read_as_by_the_library(data)
+
+
+@given(MESSAGES, st.data())
+def test_damaged_messages_are_read_as_the_library_reads_them(
+    message: RankRequest, data: st.DataObject
+) -> None:
+    damaged = bytearray(message.SerializeToString() or b"\0")
+    damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    assert_read_as_by_the_library(bytes(damaged[: data.draw(st.integers(0, len(damaged)))]))
+
+
+def test_a_large_request_and_a_small_one_after_it_do_not_share_their_space() -> None:
+    first = ids_of([f"item-{n}" for n in range(9000)])
+    second = ids_of(["a", "b"])
+    assert isinstance(first, ItemIds)
+    assert first[8999] == "item-8999"
+    assert list(second) == ["a", "b"]
+    assert list(first[1:3]) == ["item-1", "item-2"]
+
+
+@given(st.sets(TEXT, max_size=30), st.lists(TEXT, max_size=30))
+def test_rows_are_found_for_texts_and_for_ids_in_bytes_alike(known: set[str], asked: list[str]) -> None:
+    ids = sorted(known)
+    asked = [*asked, *ids[::2]]
+    table = IdTable.of(ids)
+    rows, unknown = table.rows(asked)
+    assert rows.tolist() == [ids.index(item) if item in known else -1 for item in asked]
+    assert unknown == sum(item not in known for item in asked)
+    assert table.rows(ids_of(asked))[0].tolist() == rows.tolist()
+
+
+def test_ids_that_are_not_ascii_are_left_to_the_library() -> None:
+    assert not isinstance(ids_of(["ä"]), ItemIds)
+
+
+def test_an_index_beyond_the_ids_is_an_index_error() -> None:
+    with pytest.raises(IndexError):
+        ids_of(["a"])[1]
+
+
+PLAIN = st.text("ab7 _-", max_size=5)
+ODD = PLAIN | st.text("a*=%ä", max_size=3)
+FEATURES = st.builds(
+    Features,
+    values=st.dictionaries(st.sampled_from(["age", "city", "page", "hour"]), PLAIN, max_size=4)
+    | st.dictionaries(st.sampled_from(["age", "city", "page", "price", "odd"]), ODD, max_size=4),
+    numbers=st.just({}) | st.just({"price": 1.5}),
+)
+SPEC = """
+model = { name = "plain" }
+input = { label = "click" }
+[fields]
+age = { side = "user" }
+city = { side = "user" }
+page = {}
+hour = {}
+price = { kind = "number", bucket = "log" }
+brand = { side = "item" }
+"""
+
+
+@given(FEATURES, FEATURES, st.data())
+def test_plain_features_have_the_tokens_that_their_fields_make(
+    user: Features, context: Features, data: st.DataObject
+) -> None:
+    plan = FeaturePlan.of(parse_spec(SPEC))
+    reader = PlainReader(plan)
+    parts = data.draw(st.permutations([RankRequest(user=user), RankRequest(context=context)]))
+    message = Received(b"".join(part.SerializeToString() for part in parts))
+    plain = reader.read(message)
+    merged = {**dict(user.values), **dict(context.values)}
+    odd = {"price", "odd"} & merged.keys() or user.numbers or context.numbers
+    texts = [*user.values.values(), *context.values.values()]
+    if odd or any(escape(text.encode()) != text.encode() or not text.isascii() for text in texts):
+        assert plain is None
+        return
+    assert plain is not None
+    starts, begin, x, text = plain.arrays
+    for bit, field in enumerate(plan.request_fields):
+        tokens = [
+            text[begin[token] : begin[token + 1] - 1].tobytes()
+            for token in range(starts[bit], starts[bit + 1])
+        ]
+        assert tokens == [token.text for token in field.tokens(merged.get(field.name))]
+        assert bool(plain.given >> bit & 1) == (field.name in merged)
+    assert (x == 1.0).all()
+    assert len(x) >= starts[-1]
+
+
+@given(st.binary(max_size=30), st.binary(max_size=30))
+def test_any_features_are_plain_or_left_to_the_library(user: bytes, context: bytes) -> None:
+    data = b"\x22%c%b\x2a%c%b" % (len(user), user, len(context), context)
+    plain = PlainReader(FeaturePlan.of(parse_spec(SPEC))).read(Received(data))
+    if plain is not None:
+        Received(data).with_features()  # what we take for plain, the library can read
+
+
+def test_a_features_message_is_read_only_where_a_curve_needs_no_value() -> None:
+    plan = FeaturePlan.of(parse_spec(SPEC))
+    message = Received(RankRequest(user=Features(values={"age": "7"})).SerializeToString())
+    assert PlainReader(plan).read(message) is not None
+    assert PlainReader(plan, needs_values=True).read(message) is None
+
+
+@given(st.lists(st.text("abc", max_size=200), min_size=1, max_size=20), st.data())
+def test_items_written_in_bytes_are_read_by_the_library(ids: list[str], data: st.DataObject) -> None:
+    order = data.draw(st.lists(st.integers(0, len(ids) - 1), max_size=len(ids), unique=True))
+    numbers = st.lists(st.floats(allow_nan=False), min_size=len(order), max_size=len(order))
+    ctr, score = data.draw(numbers), data.draw(numbers)
+    item_ids = ids_of(ids)
+    assert isinstance(item_ids, ItemIds)
+    message = RankResponse.FromString(
+        ranked_items(
+            item_ids, np.array(order, np.int64), np.array(ctr, np.float64), np.array(score, np.float64)
+        )
+    )
+    expected = list(zip([ids[place] for place in order], ctr, score, strict=True))
+    assert [(item.id, item.ctr, item.score) for item in message.items] == expected
+
+
+def ids_of(ids: list[str]) -> Sequence[str]:
+    return Received(RankRequest(item_ids=ids).SerializeToString()).item_ids

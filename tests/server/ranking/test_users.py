@@ -1,0 +1,326 @@
+"""A user's features: from the request, from memory, from the store, from memory again when the store is away."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ctr.v1.ranking_pb2 import RankRequest
+from model_store.errors import StoreUnavailable
+from model_store.features.values import Value
+from model_store.store import Store
+from server.errors import DeadlinePassed
+from server.model.catalogue import Catalogue
+from server.model.model import Model
+from server.ranking.features import PlainFeatures
+from server.ranking.ranker import Ranker
+from server.ranking.request import received
+from server.ranking.served import Serving
+from server.ranking.store_reads import StoredReads
+from server.ranking.users import UserFeatures
+from tests.matrix import slow_except
+from tests.server import shop
+from tests.stalling import Line, disturb, stalled
+
+Eventually = Callable[[Callable[[], bool]], None]
+PATIENT: Any = SimpleNamespace(time_remaining=lambda: None)
+
+
+@pytest.fixture(scope="module")
+def serving() -> Serving:
+    model = Model.build(shop.artefact(), 1)
+    catalogue = Catalogue.build(model.plan, [])
+    return Serving(shop.NAME, 1, "", model, catalogue, Ranker(model, catalogue), 0)
+
+
+@pytest.fixture
+def reads(store: Store, store_url: str) -> Iterator[StoredReads]:
+    store.records.put_users(shop.USERS.items())
+    opened = StoredReads(store_url, budget_s=5.0)
+    opened.connect()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def hasty(store: Store, store_url: str, eventually: Eventually) -> Iterator[StoredReads]:
+    """Reads that soon give up, for tests with a store that does not answer."""
+    store.records.put_users(shop.USERS.items())
+    opened = StoredReads(store_url, budget_s=0.2)
+    eventually(lambda: connects(opened))  # a busy machine may take longer than the budget
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def line(store: Store, store_url: str) -> Iterator[Line]:
+    """A TCP line to the store, which tests make lose, hold back and cut."""
+    proxy = Line(f"{store_url.removeprefix('embedded:')}/valkey.sock")
+    yield proxy
+    proxy.close()
+
+
+def connects(reads: StoredReads) -> bool:
+    try:
+        reads.connect()
+    except StoreUnavailable:
+        return False
+    return True
+
+
+def asked(store: Store) -> int:
+    """How many records the store was asked for."""
+    found = store.client.info("commandstats").get("cmdstat_hmget")
+    return int(found["calls"]) if found else 0
+
+
+def tokens_of(features: PlainFeatures, serving: Serving) -> dict[str, list[tuple[bytes, float]]]:
+    """The tokens of each field that has some."""
+    starts, begin, x, text = features.arrays
+    found = {}
+    for place, field in enumerate(serving.model.plan.request_fields):
+        tokens = range(starts[place], starts[place + 1])
+        if tokens:
+            found[field.name] = [(text[begin[t] : begin[t + 1] - 1].tobytes(), float(x[t])) for t in tokens]
+    return found
+
+
+def expected_tokens(fields: dict[str, Value], serving: Serving) -> dict[str, list[tuple[bytes, float]]]:
+    plans = serving.model.plan.request_fields
+    made = {plan.name: [(t.text, t.x) for t in plan.tokens(fields.get(plan.name))] for plan in plans}
+    return {name: tokens for name, tokens in made.items() if tokens}
+
+
+def plain(serving: Serving, **values: str) -> PlainFeatures:
+    """What the request reader makes of these features."""
+    request = RankRequest(item_ids=["x"])
+    request.user.values.update(values)
+    read = serving.plain.read(received(request.SerializeToString()))  # type: ignore[arg-type]
+    assert read is not None
+    return read
+
+
+def test_what_is_given_inline_overrides_what_is_stored_field_by_field(
+    reads: StoredReads, serving: Serving
+) -> None:
+    users = UserFeatures(reads)
+    stored = {"device": "u1", "age": "20", "likes": '["red","blue"]'}
+    assert users.complete("u1", {}, serving, PATIENT) == (stored, [])
+    assert users.complete("u1", {"age": "40"}, serving, PATIENT) == (stored | {"age": "40"}, [])
+    assert users.complete("u1", {"age": "", "device": "d"}, serving, PATIENT)[0] == stored | {
+        "age": "",
+        "device": "d",
+    }
+    assert users.complete("u1", {}, serving, PATIENT)[0] == stored
+
+
+@pytest.mark.parametrize(
+    "inline", [{}, {"age": "40"}, {"age": "", "device": "d"}, {"age": "1", "device": "2"}]
+)
+@pytest.mark.parametrize("cookie", ["u1", "u2", "nobody", "ü*=%"])
+def test_tokens_are_completed_as_texts_are(
+    reads: StoredReads, serving: Serving, cookie: str, inline: dict[str, str]
+) -> None:
+    users = UserFeatures(reads)
+    for _ in range(2):  # read, then kept
+        fields, problems = users.complete(cookie, dict(inline), serving, PATIENT)
+        features, same = users.complete_plain(cookie, plain(serving, **inline), serving, PATIENT)
+        assert tokens_of(features, serving) == expected_tokens(fields, serving)
+        assert same == problems == []
+
+
+def test_a_stored_value_that_does_not_fit_is_left_out_and_told_unless_it_is_overridden(
+    store: Store, reads: StoredReads, serving: Serving
+) -> None:
+    store.records.put_users([("odd", {"age": "20", "likes": "[1"})])
+    users = UserFeatures(reads)
+    for _ in range(2):
+        features, problems = users.complete_plain("odd", plain(serving), serving, PATIENT)
+        assert tokens_of(features, serving) == expected_tokens({"age": "20", "device": "odd"}, serving)
+        assert [text.partition(": ")[0] for text in problems] == ["user_features"]
+        assert "left out likes" in problems[0]
+
+
+def test_a_user_is_read_once_and_then_kept_also_one_who_is_not_there(
+    store: Store, reads: StoredReads, serving: Serving
+) -> None:
+    users = UserFeatures(reads)
+    before = asked(store)
+    for _ in range(5):
+        users.complete("u1", {}, serving, PATIENT)
+        users.complete_plain("u1", plain(serving), serving, PATIENT)
+        assert users.complete("nobody", {}, serving, PATIENT) == ({"device": "nobody"}, [])
+    assert asked(store) == before + 2
+
+
+def test_what_is_no_longer_fresh_is_read_again(store: Store, reads: StoredReads, serving: Serving) -> None:
+    users = UserFeatures(reads, ttl_s=0.0)
+    users.complete("u1", {}, serving, PATIENT)
+    store.records.put_users([("u1", {"age": "99"})])
+    assert users.complete("u1", {}, serving, PATIENT)[0] == {"device": "u1", "age": "99"}
+
+
+def test_without_room_nothing_is_kept(store: Store, reads: StoredReads, serving: Serving) -> None:
+    users = UserFeatures(reads, users=0)
+    before = asked(store)
+    for _ in range(3):
+        users.complete("u1", {}, serving, PATIENT)
+    assert asked(store) == before + 3
+
+
+def test_when_the_store_stalls_the_last_known_features_serve_and_the_answer_says_so(
+    store: Store, hasty: StoredReads, serving: Serving, eventually: Eventually
+) -> None:
+    users = UserFeatures(hasty, ttl_s=0.0)
+    known = {"device": "u1", **shop.USERS["u1"]}
+    del known["never used"]
+    eventually(lambda: users.complete("u1", {}, serving, PATIENT) == (known, []))
+    with stalled(store):
+        for _ in range(5):  # the breaker opens meanwhile
+            fields, problems = users.complete("u1", {"age": "40"}, serving, PATIENT)
+            assert fields == known | {"age": "40"}
+            assert problems[0].startswith("user_features: stale, read ")
+            fields, problems = users.complete("u2", {"age": "40"}, serving, PATIENT)
+            assert fields == {"device": "u2", "age": "40"}
+            assert problems[0].startswith("user_features: ")
+            assert "stale" not in problems[0]
+
+
+def test_stale_tokens_serve_too(
+    store: Store, hasty: StoredReads, serving: Serving, eventually: Eventually
+) -> None:
+    users = UserFeatures(hasty, ttl_s=0.0)
+    eventually(lambda: users.complete_plain("u1", plain(serving), serving, PATIENT)[1] == [])
+    with stalled(store):
+        features, problems = users.complete_plain("u1", plain(serving), serving, PATIENT)
+    known: dict[str, Value] = {"device": "u1", **shop.USERS["u1"]}
+    assert tokens_of(features, serving) == expected_tokens(known, serving)
+    assert problems[0].startswith("user_features: stale, read ")
+
+
+def test_a_passed_deadline_is_no_degraded_answer(reads: StoredReads, serving: Serving) -> None:
+    late: Any = SimpleNamespace(time_remaining=lambda: 0.0)
+    with pytest.raises(DeadlinePassed):
+        UserFeatures(reads).complete("u1", {}, serving, late)
+
+
+def test_a_read_ends_in_time_for_the_deadline(store: Store, reads: StoredReads, serving: Serving) -> None:
+    hurried: Any = SimpleNamespace(time_remaining=lambda: 0.03)
+    users = UserFeatures(reads)
+    users.complete("u2", {}, serving, PATIENT)  # opens this thread's connection
+    with stalled(store):
+        _, problems = users.complete("u1", {}, serving, hurried)
+    assert "no answer within 26 ms" in problems[0]
+
+
+def test_requests_for_one_cookie_at_a_time_ask_once(
+    store: Store, reads: StoredReads, serving: Serving, eventually: Eventually
+) -> None:
+    users = UserFeatures(reads)
+    before = asked(store)
+    with ThreadPoolExecutor(8) as pool:
+        with stalled(store):
+            answers = [pool.submit(users.complete, "u1", {}, serving, PATIENT) for _ in range(8)]
+            shelf = users._shelves.get
+            eventually(lambda: bool((kept := shelf(shop.NAME)) and "u1" in kept.flights))
+            eventually(lambda: all(answer.running() or answer.done() for answer in answers))
+        assert all(answer.result()[0]["device"] == "u1" for answer in answers)
+    assert asked(store) - before <= 2
+
+
+def test_who_waits_for_a_request_in_a_hurry_asks_again_in_its_own_time(
+    store: Store, store_url: str, serving: Serving, eventually: Eventually
+) -> None:
+    store.records.put_users(shop.USERS.items())
+    reads = StoredReads(store_url, budget_s=10.0)
+    reads.connect()
+    users = UserFeatures(reads)
+    users.complete("u2", {}, serving, PATIENT)  # opens this thread's connection, and a shelf
+    shelf = users._shelves[shop.NAME]
+    hurried: Any = SimpleNamespace(time_remaining=lambda: 0.1)
+    with ThreadPoolExecutor(2) as pool:
+        with stalled(store):
+            first = pool.submit(users.complete, "u1", {}, serving, hurried)
+            eventually(lambda: "u1" in shelf.flights)
+            second = pool.submit(users.complete, "u1", {}, serving, PATIENT)
+            assert first.result()[1][0].startswith("user_features: ")
+        assert second.result() == ({"device": "u1", "age": "20", "likes": '["red","blue"]'}, [])
+    reads.close()
+
+
+def test_a_version_with_other_fields_does_not_see_what_was_read_for_the_one_before(
+    store: Store, reads: StoredReads, serving: Serving
+) -> None:
+    users = UserFeatures(reads)
+    users.complete("u1", {}, serving, PATIENT)
+    spec = shop.spec().model_copy(
+        update={"fields": {**shop.spec().fields, "city": shop.spec().fields["age"].model_copy()}}
+    )
+    artefact = shop.artefact()
+    model = Model.build(type(artefact)(**{**vars(artefact), "spec": spec}), 2)
+    catalogue = Catalogue.build(model.plan, [])
+    other = Serving(shop.NAME, 2, "", model, catalogue, Ranker(model, catalogue), 0)
+    store.records.put_users([("u1", {"age": "20", "city": "Kyoto"})])
+    assert users.complete("u1", {}, other, PATIENT)[0] == {"device": "u1", "age": "20", "city": "Kyoto"}
+
+
+def test_users_may_live_in_another_store(store: Store, store_url: str, serving: Serving) -> None:
+    with Store.open(f"unix://{store_url.removeprefix('embedded:')}/valkey.sock?db=1") as other:
+        other.records.put_users([("u1", {"age": "77"})])
+        store.records.put_items([("i", {"brand": "b"})])
+        reads = StoredReads(
+            store_url, user_url=f"unix://{store_url.removeprefix('embedded:')}/valkey.sock?db=1"
+        )
+        reads.connect()
+        assert UserFeatures(reads).complete("u1", {}, serving, PATIENT)[0] == {"device": "u1", "age": "77"}
+        assert reads.items(["i"], PATIENT) == [{"brand": "b"}]
+        reads.close()
+
+
+@pytest.mark.parametrize("seed", slow_except(range(1), range(3)))
+def test_answers_never_cross_between_cookies_whatever_the_line_does(
+    store: Store,
+    line: Line,
+    serving: Serving,
+    seed: int,
+    eventually: Eventually,
+) -> None:
+    """Answers come late, in pieces, half, or not at all, under concurrency; none is ever another user's."""
+    store.records.put_users((f"c{n}", {"age": f"age-{n}", "likes": f'["{n}"]'}) for n in range(40))
+    reads = StoredReads(line.url, budget_s=0.03)
+    eventually(lambda: connects(reads))  # a busy machine may take longer than the budget
+    users = UserFeatures(reads, users=20, ttl_s=0.01)
+    wrong: list[object] = []
+    answered = [0, 0]
+    ended = threading.Event()
+
+    def ask(number: int) -> None:
+        draw = random.Random(seed * 100 + number)
+        while not ended.is_set():
+            n = draw.randrange(40)
+            fields, problems = users.complete(f"c{n}", {}, serving, PATIENT)
+            whole = {"device": f"c{n}", "age": f"age-{n}", "likes": f'["{n}"]'}
+            answered[bool(problems)] += 1
+            if fields != whole and not (problems and fields == {"device": f"c{n}"}):
+                wrong.append((n, fields, problems))
+            if (
+                problems
+            ):  # failures come at once: eight callers that spin would leave the line's threads no time
+                ended.wait(0.002)
+
+    with ThreadPoolExecutor(8) as pool:
+        asking = [pool.submit(ask, number) for number in range(8)]
+        try:
+            disturb(line, store, random.Random(seed), steps=40)
+            eventually(lambda: all(answered))  # both came about: whole answers and failures
+        finally:
+            ended.set()
+        assert [each.result() for each in asking] == [None] * 8
+    reads.close()
+    assert wrong == []

@@ -1,0 +1,85 @@
+"""After `warm_up`, a server compiles nothing more."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import model_store.trie.trie_kernels
+import server.model.interning_kernels
+import server.model.items_kernels
+import server.model.layers_kernels
+import server.ranking.multi_variant_kernels
+import server.ranking.request_kernels
+import server.ranking.scoring_kernels
+import server.ranking.select.select_kernels
+from model_store.features.features import FeaturePlan
+from server.model.catalogue import Catalogue
+from server.model.live_model import LiveModel
+from server.model.model import Model
+from server.ranking.ranker import Ranker
+from server.ranking.served import Serving
+from server.ranking.warmup import options_for_warming, warm_up
+from tests.server import shop
+from tests.server.ranking.test_ranker import FIELDS, parse
+from tests.server.slow_ranker import artefact_of
+
+MODULES = (
+    model_store.trie.trie_kernels,
+    server.model.interning_kernels,
+    server.model.layers_kernels,
+    server.ranking.request_kernels,
+    server.model.items_kernels,
+    server.ranking.scoring_kernels,
+    server.ranking.multi_variant_kernels,
+    server.ranking.select.select_kernels,
+    server.ranking.request_kernels,
+)
+
+
+def compiled() -> dict[str, int]:
+    functions = {name: value for module in MODULES for name, value in vars(module).items()}
+    kernels = {name: value for name, value in functions.items() if hasattr(value, "signatures")}
+    # An inlined function has no code of its own once its kernels come from the cache.
+    return {n: len(k.signatures) for n, k in kernels.items() if not k.targetoptions.get("forceinline")}
+
+
+def test_nothing_is_compiled_after_warm_up() -> None:
+    warm_up()
+    before = compiled()
+    assert {name for name, count in before.items() if count == 0} == set()
+
+    spec = parse(FIELDS, [["age", "tags", "price"], ["likes", "brand"]])
+    weights = {b"bias": (0.5, 1), b"likes*brand=a*b": (1.0, 1), b"age*tags*price=1*x*": (1.0, 1)}
+    model = Model.build(artefact_of(spec, weights), 1)
+    catalogue = Catalogue.build(model.plan, [("1", {"tags": ["x", "y"], "price": "2.5"})])
+    ranking = Ranker(model, catalogue).rank(
+        {"likes": ["a"], "age": 1}, ["1", "2"], [("3", {"brand": "b"})], 0, 1
+    )
+    assert ranking.ids == ["1"]
+    assert ranking.score == [3.0]
+    for options in options_for_warming():
+        Ranker(model, catalogue).rank({}, ["1", "2"], [("3", {"brand": "b"})], 0, 2, options=options)
+    own = parse(FIELDS, learner={"values": "per_variant"}, variants={"a": {}, "b": {}})
+    owning = Model.build(artefact_of(own, {b"bias": ((0.5, 0.25), 3), b"brand=b": ((0.5, 0.0), 1)}), 1)
+    ranker = Ranker(owning, Catalogue.build(owning.plan, [("1", {"brand": "b"})]))
+    assert [ranker.rank({}, ["1"], [("2", {})], variant).score for variant in (0, 1)] == [
+        [1.0, 0.5],
+        [0.25, 0.25],
+    ]
+    trie = model.base.trie
+    assert trie.get_many(np.frombuffer(b"bias", np.uint8), np.array([0, 4])).tolist() == [1]
+    assert trie.longest_prefix(b"biased") == 1
+    assert compiled() == before
+
+
+def test_nothing_is_compiled_for_the_first_delta() -> None:
+    warm_up()
+    before = compiled()
+    model, artefact = LiveModel(shop.NAME), shop.artefact(1, "per_variant")
+    model.load(1, "", artefact, Catalogue.build(FeaturePlan.of(artefact.spec), shop.ITEMS.items()))
+    for version in (2, 3):
+        after = shop.artefact(version, "per_variant")
+        model.apply(version, "", after.changes_since(artefact, version=version - 1))
+        Serving.bind(model.parts).ranker.rank({"age": "20"}, list(shop.ITEMS), shadows=(1,))
+        artefact = after
+    assert compiled() == before

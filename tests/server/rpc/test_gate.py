@@ -1,0 +1,299 @@
+"""More callers than places: who is refused is told so at once, who waits is answered, health always is."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import RetryInfo
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_status import rpc_status
+
+from server.rpc import gate as pools
+from server.rpc import grpc_server as grpc_server_module
+from server.rpc.gate import RETRY_AFTER_MS, BoundedPool
+from server.rpc.grpc_server import REFLECTION_PLACES, Health, grpc_server, listen
+from server.telemetry.families import IN_PROGRESS, PLACES, REFUSED
+from server.telemetry.meter import Meter
+
+THREADS, WAITING = 2, 3
+BIG = b"x" * (8 << 20)
+
+
+class Slow:
+    """A service whose calls end when they are let go; counts those that have begun to compute."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.begun = threading.Semaphore(0)
+        self.computed: list[bytes] = []
+
+    def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+        slow = grpc.unary_unary_rpc_method_handler(self.Wait)
+        return grpc.method_handlers_generic_handler("test.Slow", {"Wait": slow})
+
+    def Wait(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        self.computed.append(request)
+        self.begun.release()
+        assert self.go.wait(60)
+        return request
+
+
+class Running:
+    def __init__(self) -> None:
+        self.slow, self.meter = Slow(), Meter()
+        health = Health()
+        health.say(serving=True)
+        self.server = grpc_server(
+            self.slow.handlers(), health, THREADS, max_concurrency=THREADS + WAITING, meter=self.meter
+        )
+        self.address = listen(self.server, "127.0.0.1", 0)
+        self.server.start()
+        self.channel = grpc.insecure_channel(self.address)
+        self.wait = self.channel.unary_unary("/test.Slow/Wait")
+
+    def in_progress(self) -> float:
+        gauges: dict[str, float] = {name: value for name, _, value in self.meter.take()["gauges"]}
+        return gauges[IN_PROGRESS]
+
+    def fill(self, eventually: Callable[[Callable[[], bool]], None]) -> list[Any]:
+        """Every place taken: THREADS calls compute, WAITING wait."""
+        calls = [self.wait.future(b"%d" % n, timeout=60) for n in range(THREADS + WAITING)]
+        for _ in range(THREADS):
+            assert self.slow.begun.acquire(timeout=20)
+        eventually(lambda: self.in_progress() == THREADS + WAITING)
+        return calls
+
+
+@pytest.fixture
+def running() -> Iterator[Running]:
+    made = Running()
+    yield made
+    made.slow.go.set()
+    made.channel.close()
+    made.server.stop(0).wait()
+
+
+def refused(running: Running, request: bytes = b"more") -> grpc.RpcError:
+    with pytest.raises(grpc.RpcError) as failed:
+        running.wait(request, timeout=20)
+    return failed.value
+
+
+def test_who_finds_no_place_is_told_when_to_come_back(
+    running: Running, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    running.fill(eventually)
+    error: Any = refused(running)
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert error.details().startswith("this worker has 5 calls at once")
+    status = rpc_status.from_call(error)
+    assert status is not None
+    hint = RetryInfo()
+    assert status.details[0].Unpack(hint)
+    after_ms = hint.retry_delay.ToMilliseconds()
+    assert RETRY_AFTER_MS[0] <= after_ms <= RETRY_AFTER_MS[1]
+    assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == str(after_ms)
+
+
+def test_many_more_callers_than_places_are_refused_and_those_with_a_place_answered(
+    running: Running, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    placed = running.fill(eventually)
+    with ThreadPoolExecutor(32) as callers:
+        errors = list(callers.map(lambda _: refused(running), range(200)))
+    assert {error.code() for error in errors} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert len(running.slow.computed) == THREADS  # nobody else has come near a thread
+    running.slow.go.set()
+    assert [call.result(timeout=20) for call in placed] == [b"%d" % n for n in range(5)]
+    eventually(lambda: running.in_progress() == 0)
+    assert running.wait(b"again", timeout=20) == b"again"
+
+
+def test_a_refused_message_is_not_waited_for(
+    running: Running, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    running.fill(eventually)
+    assert refused(running, BIG).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+RETRYING = {
+    "methodConfig": [
+        {
+            "name": [{}],
+            "retryPolicy": {
+                "maxAttempts": 5,
+                "initialBackoff": "600s",  # only the server's hint makes it come back sooner
+                "maxBackoff": "600s",
+                "backoffMultiplier": 1,
+                "retryableStatusCodes": ["RESOURCE_EXHAUSTED"],
+            },
+        }
+    ]
+}
+
+
+def test_a_client_with_a_retry_policy_comes_back_when_it_is_told_to(
+    running: Running, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    running.fill(eventually)
+    options = [("grpc.service_config", json.dumps(RETRYING))]
+    with grpc.insecure_channel(running.address, options=options) as channel:
+        call = channel.unary_unary("/test.Slow/Wait").future(b"patient", timeout=60)
+        refusals: list[Any] = []
+        eventually(lambda: refusals.extend(running.meter.take()["counts"]) or bool(refusals))
+        running.slow.go.set()
+        assert call.result(timeout=20) == b"patient"
+
+
+def test_health_answers_while_every_place_is_taken(
+    running: Running, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    running.fill(eventually)
+    stub = health_pb2_grpc.HealthStub(running.channel)
+    for _ in range(20):
+        status = stub.Check(health_pb2.HealthCheckRequest(), timeout=20).status
+        assert status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_a_call_whose_deadline_passed_while_it_waited_is_not_computed(
+    running: Running, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    running.fill(eventually)
+    running.slow.go.set()
+    eventually(lambda: running.in_progress() == 0)
+    running.slow.go.clear()
+    running.slow.computed.clear()
+    held = [running.wait.future(b"held", timeout=60) for _ in range(THREADS)]
+    eventually(lambda: len(running.slow.computed) == THREADS)
+    with pytest.raises(grpc.RpcError) as failed:
+        running.wait(b"late", timeout=0.05)
+    assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    # The server counts the time from when the call arrives, which a busy machine delays.
+    threading.Event().wait(0.5)
+    running.slow.go.set()
+    for call in held:
+        call.result(timeout=20)
+    eventually(lambda: running.in_progress() == 0)  # the late one has left its place too
+    assert b"late" not in running.slow.computed
+
+
+def test_refusals_and_places_are_counted(
+    running: Running, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    running.fill(eventually)
+    for _ in range(3):
+        refused(running)
+    taken = running.meter.take()
+    assert [REFUSED, ["Wait", "overload"], 3] in taken["counts"]
+    assert [PLACES, [], 5] in taken["gauges"]
+
+
+def test_callers_who_send_no_message_hold_no_thread_for_long(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "MESSAGE_WITHIN_S", 0.1)
+    running.slow.go.set()
+    silent = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        silent.wait()
+        yield b""
+
+    with grpc.insecure_channel(running.address) as channel:
+        methods = ("/test.Slow/Wait", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch")
+        hung = [channel.stream_unary(method).future(nothing()) for method in methods for _ in range(THREADS)]
+        codes = {call.exception(timeout=30).code() for call in hung}
+        silent.set()
+    assert codes == {grpc.StatusCode.CANCELLED}
+    assert running.wait(b"next", timeout=20) == b"next"
+    stub = health_pb2_grpc.HealthStub(running.channel)
+    stub.Check(health_pb2.HealthCheckRequest(), timeout=20)
+
+
+def reflecting(channel: grpc.Channel, open_until: threading.Event) -> Any:
+    """A stream of reflection with one question, open after its answer."""
+
+    def questions() -> Iterator[Any]:
+        yield reflection_pb2.ServerReflectionRequest(list_services="")
+        open_until.wait()
+
+    return reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(questions())
+
+
+def ended(stream: Any) -> grpc.StatusCode:
+    """How a stream ends, once its answers have been read."""
+    with pytest.raises(grpc.RpcError) as failed:
+        for _ in stream:
+            pass
+    code: grpc.StatusCode = failed.value.code()
+    return code
+
+
+def test_reflection_takes_so_many_streams_and_gives_up_those_that_ask_nothing(
+    running: Running, monkeypatch: pytest.MonkeyPatch, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    monkeypatch.setattr(pools, "LOOK_EVERY_S", 0.02)
+    over = threading.Event()
+    streams = [reflecting(running.channel, over) for _ in range(3 * REFLECTION_PLACES)]
+    refused: list[int] = []
+
+    def all_but_the_places_are_refused() -> bool:
+        for name, labels, number in running.meter.take()["counts"]:
+            assert (name, labels) == (REFUSED, ["ServerReflectionInfo", "overload"])
+            refused.append(number)
+        return sum(refused) == 2 * REFLECTION_PLACES
+
+    eventually(all_but_the_places_are_refused)
+    running.slow.go.set()
+    assert running.wait(b"ranked", timeout=20) == b"ranked"
+    monkeypatch.setattr(pools, "MESSAGE_WITHIN_S", 0.1)
+    codes = sorted(ended(stream).name for stream in streams)
+    assert codes == ["CANCELLED"] * REFLECTION_PLACES + ["RESOURCE_EXHAUSTED"] * 2 * REFLECTION_PLACES
+    over.set()
+    again = reflecting(running.channel, over)
+    assert next(again).list_services_response.service
+
+
+def test_a_connection_has_a_bounded_number_of_calls_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_server_module, "MAX_STREAMS", 3)
+    running = Running()
+    stub = health_pb2_grpc.HealthStub(running.channel)
+    request = health_pb2.HealthCheckRequest()
+    watches = [stub.Watch(request) for _ in range(3)]
+    assert {next(watch).status for watch in watches} == {health_pb2.HealthCheckResponse.SERVING}
+    with pytest.raises(grpc.RpcError) as failed:
+        stub.Check(request, timeout=0.5)  # held back by the client's own library
+    assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    with grpc.insecure_channel(running.address, [("grpc.use_local_subchannel_pool", 1)]) as another:
+        health_pb2_grpc.HealthStub(another).Check(request, timeout=20)
+    watches[0].cancel()
+    stub.Check(request, timeout=20)
+    running.channel.close()
+    running.server.stop(0).wait()
+
+
+def test_a_call_that_computes_for_long_is_left_alone(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "MESSAGE_WITHIN_S", 0.0)
+    call = running.wait.future(b"long", timeout=60)
+    assert running.slow.begun.acquire(timeout=20)
+    running.server._state.thread_pool.give_up()  # type: ignore[attr-defined]
+    running.slow.go.set()
+    assert call.result(timeout=20) == b"long"
+
+
+def test_a_task_that_fails_leaves_its_place() -> None:
+    pool = BoundedPool(1, 1)
+    future = pool.submit(lambda: 1 / 0)
+    assert isinstance(future.exception(timeout=20), ZeroDivisionError)
+    pool.submit(int).result(timeout=20)
+    pool.shutdown()
+    assert pool.in_progress() == 0

@@ -1,0 +1,226 @@
+"""Bearer tokens: who is let in by which role, what is refused, and that no token is ever written anywhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from ftrie.cli import run
+from ftrie.client.access import Access
+from model_store.errors import ServerError
+from model_store.store import Store
+from server.rpc import security as tokens_module
+from server.rpc.security import Tokens, check
+from server.settings import Settings
+from server.telemetry.families import REFUSED
+from server.telemetry.meter import Meter
+from tests.server import echo, shop
+from tests.server.one_process import Server
+
+RANK, ADMIN, BOTH = "rank-0123456789abcdef", "admin-0123456789abcdef", "both-0123456789abcdef"
+EXPLAIN = "explain-0123456789abcdef"
+FILE = f'rank = ["{RANK}", "{BOTH}"]\nadmin = ["{ADMIN}", "{BOTH}"]\n'
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = tmp_path / "tokens.toml"
+    made.write_text(FILE)
+    made.chmod(0o600)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("token", "status"),
+    [
+        (RANK, grpc.StatusCode.OK),
+        (BOTH, grpc.StatusCode.OK),
+        (ADMIN, grpc.StatusCode.PERMISSION_DENIED),
+        (RANK[:-1], grpc.StatusCode.UNAUTHENTICATED),
+        (RANK + "x", grpc.StatusCode.UNAUTHENTICATED),
+        ("", grpc.StatusCode.UNAUTHENTICATED),
+    ],
+)
+def test_a_token_opens_the_services_of_its_roles_alone(
+    path: Path, token: str, status: grpc.StatusCode
+) -> None:
+    with echo.serving(tokens=Tokens(str(path))) as address:
+        assert echo.outcome(address, Access(token=token)) is status
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        (("authorization", f"bearer {RANK}"),),
+        (("x-trace", "1"), ("authorization", f"BEARER {RANK}")),
+        (("authorization", "Basic dTpw"), ("authorization", f"Bearer {RANK}")),
+    ],
+)
+def test_the_scheme_is_read_in_any_case_and_other_metadata_are_passed_over(path: Path, metadata: Any) -> None:
+    assert Tokens(str(path)).guard("rank").refusal(metadata) is None
+
+
+def test_health_needs_no_token(path: Path) -> None:
+    with (
+        echo.serving(tokens=Tokens(str(path))) as address,
+        grpc.insecure_channel(address) as channel,
+    ):
+        stub = health_pb2_grpc.HealthStub(channel)
+        stub.Check(health_pb2.HealthCheckRequest(), timeout=20)
+
+
+def test_a_role_without_tokens_lets_nobody_in(path: Path) -> None:
+    path.write_text(f'feedback = ["{BOTH}"]')
+    with echo.serving(tokens=Tokens(str(path))) as address:
+        assert echo.outcome(address, Access(token=BOTH)) is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_explaining_takes_a_role_of_its_own(
+    path: Path, shop_store: Store, start: Callable[..., Server], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its answer shows a user's stored features, which who may rank need not see."""
+    path.write_text(f'rank = ["{RANK}"]\nexplain = ["{EXPLAIN}"]')
+    server = start(tokens=str(path))
+    assert server.ready.wait(60)
+    asked = [shop.NAME, "--address", server.address, "--cookie", "u1", "--candidates", "item-1"]
+    codes = {
+        (command, role): run([command, *asked, "--token", token])
+        for command in ("rank", "explain")
+        for role, token in (("rank", RANK), ("explain", EXPLAIN))
+    }
+    assert {pair for pair, code in codes.items() if code == 0} == {("rank", "rank"), ("explain", "explain")}
+    said = capsys.readouterr().err
+    assert "PERMISSION_DENIED: token lacks the required role 'explain'" in said
+    assert "PERMISSION_DENIED: token lacks the required role 'rank'" in said
+
+
+@pytest.mark.parametrize(
+    ("token", "status"),
+    [(RANK, "OK"), (ADMIN, "OK"), (RANK + "x", "UNAUTHENTICATED"), ("", "UNAUTHENTICATED")],
+)
+def test_reflection_takes_a_token_of_any_role(path: Path, token: str, status: str) -> None:
+    access = Access(token=token)
+    with echo.serving(tokens=Tokens(str(path))) as address, access.channel(address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        request = reflection_pb2.ServerReflectionRequest(list_services="")
+        try:
+            next(stub.ServerReflectionInfo(iter([request]), timeout=20, metadata=access.metadata()))
+            found = "OK"
+        except grpc.RpcError as error:
+            found = error.code().name
+    assert found == status
+
+
+def test_refusals_are_counted_by_reason(path: Path) -> None:
+    meter = Meter()
+    with echo.serving(tokens=Tokens(str(path)), meter=meter) as address:
+        for token in (ADMIN, "x" * 20, ""):
+            echo.outcome(address, Access(token=token))
+    counts = meter.take()["counts"]
+    assert sorted(counts) == [[REFUSED, ["Echo", "forbidden"], 1], [REFUSED, ["Echo", "unauthenticated"], 2]]
+
+
+def test_a_changed_file_is_read_again_and_a_bad_one_is_not_believed(
+    path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    monkeypatch.setattr(tokens_module, "LOOK_EVERY_S", 0.0)
+    tokens = Tokens(str(path))
+    assert tokens.roles(RANK) == {"rank"}
+    path.write_text('rank = ["the-new-0123456789abcdef"]')
+    assert (tokens.roles(RANK), tokens.roles("the-new-0123456789abcdef")) == (frozenset(), {"rank"})
+    with structlog.testing.capture_logs() as logs:
+        path.write_text('rank = ["short"]')
+        assert tokens.roles("the-new-0123456789abcdef") == {"rank"}
+        path.unlink()
+        assert tokens.roles("the-new-0123456789abcdef") == {"rank"}
+    assert [entry["log_level"] for entry in logs] == ["error", "error"]
+    assert "the-new" not in str(logs)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rank = [", "is not TOML"),
+        ("", "expected lists of tokens under one or more of rank, explain, feedback, admin"),
+        ('root = ["0123456789abcdef"]', "expected lists of tokens under"),
+        ('rank = "0123456789abcdef"', "rank: expected a list of texts"),
+        ('rank = ["secret"]', "of at least 16 letters"),
+        ('rank = ["secret with a space"]', "without spaces"),
+        ("rank = [1234567890123456]", "expected a list of texts"),
+    ],
+)
+def test_a_file_that_is_no_token_file_is_refused_without_a_word_of_it(
+    path: Path, text: str, message: str
+) -> None:
+    path.write_text(text)
+    with pytest.raises(ServerError, match=message) as failed:
+        Tokens(str(path))
+    assert "secret" not in str(failed.value)
+    assert failed.value.__cause__ is None
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match=r"cannot read the tokens .*nowhere\.toml: No such file"):
+        Tokens(str(tmp_path / "nowhere.toml"))
+
+
+def test_a_file_that_others_may_read_is_warned_of(path: Path) -> None:
+    path.chmod(0o640)
+    with structlog.testing.capture_logs() as logs:
+        check(Settings(("shop",), "unix:///x", tokens=str(path)))
+    (warning,) = logs
+    assert (warning["log_level"], warning["mode"], warning["remedy"]) == (
+        "warning",
+        "0640",
+        f"chmod 600 {path}",
+    )
+
+
+LOUD = """
+import logging, sys
+logging.basicConfig(level=logging.DEBUG, stream=sys.stderr)
+from server.telemetry.log import log_to_stderr
+log_to_stderr(logging.DEBUG)
+from ftrie.client.access import Access
+from server.rpc.security import Tokens
+from tests.server import echo
+tokens = Tokens(sys.argv[1])
+with echo.serving(tokens=tokens) as address:
+    for token in sys.argv[2:]:
+        print(echo.outcome(address, Access(token=token)), Access(token=token), vars(tokens))
+"""
+
+
+@pytest.mark.slow
+def test_no_token_is_in_any_log_or_repr_even_where_grpc_tells_all(path: Path) -> None:
+    root = Path(__file__).resolve().parents[3]
+    tokens = (RANK, ADMIN, "wrong-0123456789abcdef")
+    finished = subprocess.run(
+        [sys.executable, "-c", LOUD, str(path), *tokens],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": f"{root}:{root / 'proto'}", "GRPC_VERBOSITY": "debug"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    written = finished.stdout + finished.stderr
+    assert "StatusCode.OK" in written and "PERMISSION_DENIED" in written and "UNAUTHENTICATED" in written
+    assert not [token for token in (*tokens, BOTH) if token in written]
+
+
+def test_a_token_is_not_sent_over_a_network_in_the_open() -> None:
+    with pytest.raises(ServerError, match="in the open; give --tls-ca"):
+        Access(token=RANK).channel("192.0.2.1:50051")
+    with pytest.raises(ServerError, match="expected one word"):
+        Access(token="two words")

@@ -1,0 +1,211 @@
+"""The server follows the active version: swaps, damaged versions, a store that goes and comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable
+
+import grpc
+import pytest
+import structlog
+
+from ftrie.client.client import Client, RankFailed
+from model_store.errors import StoreError
+from model_store.store import Store
+from server.sync.pauses import RECONNECT
+from tests.server import shop
+from tests.server.one_process import Server
+
+Eventually = Callable[[Callable[[], bool]], None]
+CANDIDATES = list(shop.ITEMS)
+
+
+def test_a_new_active_version_is_served(client: Client, store: Store, eventually: Eventually) -> None:
+    version = shop.publish(store, seed=2)
+    eventually(lambda: client.rank(candidates=CANDIDATES).version == version)
+    answer = client.rank(candidates=["item-1"], variant="base")
+    assert answer.items[0].score == pytest.approx(shop.expected_score(shop.ITEMS["item-1"], 0, seed=2))
+
+
+def test_a_rollback_is_followed(client: Client, store: Store, eventually: Eventually) -> None:
+    shop.publish(store, seed=2)
+    eventually(lambda: client.rank(candidates=CANDIDATES).version == 2)
+    assert store.model(shop.NAME).rollback() == 1
+    eventually(lambda: client.rank(candidates=CANDIDATES).version == 1)
+
+
+def test_a_delta_whose_parents_were_never_active_is_followed_and_left_again(
+    client: Client, store: Store, eventually: Eventually
+) -> None:
+    versions = store.model(shop.NAME)
+    served = shop.publish(store, seed=2)
+    before, parent = shop.artefact(2), served
+    for seed in (3, 4, 5):  # 3 and 4 are what a guard refuses: published, marked, never active
+        now = shop.artefact(seed)
+        parent = versions.publish(
+            now.changes_since(before, version=parent), refused="for the test" * (seed < 5)
+        )
+        before = now
+    versions.activate(parent)
+    eventually(lambda: client.rank(candidates=CANDIDATES).version == parent)
+    answer = client.rank(candidates=["item-1"], variant="base")
+    assert answer.items[0].score == pytest.approx(shop.expected_score(shop.ITEMS["item-1"], 0, seed=5))
+    assert versions.rollback() == served
+    eventually(lambda: client.rank(candidates=CANDIDATES).version == served)
+    answer = client.rank(candidates=["item-1"], variant="base")
+    assert answer.items[0].score == pytest.approx(shop.expected_score(shop.ITEMS["item-1"], 0, seed=2))
+
+
+def test_the_first_version_is_served_when_it_comes(
+    store: Store, start: Callable[[], Server], eventually: Eventually
+) -> None:
+    server = start()
+    version = shop.fill(store)
+    assert server.ready.wait(60)
+    with Client(server.address) as client:
+        assert client.rank(candidates=["item-1"]).version == version
+
+
+def test_a_damaged_version_is_refused_and_the_one_before_keeps_serving(
+    client: Client, store: Store, eventually: Eventually
+) -> None:
+    versions = store.model(shop.NAME)
+    bad = versions.publish(shop.artefact(seed=2))
+    chunk = versions.keys.chunks(bad, 1)[0]
+    middle = store.client.strlen(chunk) // 2
+    store.client.setrange(
+        chunk, middle, bytes(b ^ 0xFF for b in store.client.getrange(chunk, middle, middle))
+    )
+    with structlog.testing.capture_logs() as logs:
+        store.client.set(versions.keys.active, bad)  # activate would have refused it
+        eventually(lambda: any(line["event"] == "version refused" for line in logs))
+    refused = next(line for line in logs if line["event"] == "version refused")
+    assert (refused["version"], refused["still_serving"], refused["log_level"]) == (bad, 1, "error")
+    assert client.rank(candidates=["item-1"]).version == 1
+    good = shop.publish(store, seed=3)
+    eventually(lambda: client.rank(candidates=["item-1"]).version == good)
+
+
+def test_a_version_number_given_out_again_is_a_new_version(
+    client: Client, store: Store, eventually: Eventually
+) -> None:
+    def score() -> float:
+        return client.rank(candidates=["item-1"], variant="base").items[0].score
+
+    store.client.flushall()
+    assert shop.fill(store, seed=2) == 1
+    eventually(lambda: score() == pytest.approx(shop.expected_score(shop.ITEMS["item-1"], 0, seed=2)))
+
+
+def test_a_store_that_was_emptied_leaves_the_model_in_service_and_is_reported_once(
+    client: Client, store: Store, eventually: Eventually
+) -> None:
+    before = client.rank(candidates=CANDIDATES, variant="base").items
+    with structlog.testing.capture_logs() as logs:
+        store.client.flushall()
+        eventually(lambda: bool(logs))
+        assert client.rank(candidates=CANDIDATES, variant="base").items == before
+        shop.fill(store, seed=2)
+        eventually(lambda: any(line["event"] == "serving" for line in logs))
+    reports = [line for line in logs if line["event"] == "no version is active any more"]
+    assert [(line["still_serving"], line["log_level"]) for line in reports] == [(1, "error")]
+
+
+def test_keys_that_are_no_items_keep_no_version_from_being_served(
+    store: Store, start: Callable[[], Server]
+) -> None:
+    shop.fill(store)
+    store.client.set("ftrie:item:no hash", "text")
+    store.client.hset("ftrie:item:", "brand", "b1")
+    server = start()
+    assert server.ready.wait(60)
+    assert server.current.serving is not None
+    assert len(server.current.serving.catalogue) == len(shop.ITEMS)
+
+
+def test_a_store_that_died_is_found_again(start: Callable[..., Server], eventually: Eventually) -> None:
+    with tempfile.TemporaryDirectory(prefix="ftrie-") as folder:
+        url = f"embedded:{folder}"
+        with Store.open(url) as store:
+            shop.fill(store)
+            server = start(url)
+            assert server.ready.wait(60)
+            os.kill(store.client.info("server")["process_id"], signal.SIGKILL)
+        with Client(server.address) as client:
+            assert client.rank(cookie="u1", candidates=CANDIDATES).version == 1
+            with Store.open(url) as again:
+                version = shop.fill(again, seed=2)
+                wanted = shop.expected_score(shop.ITEMS["item-1"], 0, seed=2)
+                eventually(
+                    lambda: (
+                        client.rank(candidates=["item-1"], variant="base").items[0].score
+                        == pytest.approx(wanted)
+                    )
+                )
+                eventually(lambda: client.rank(cookie="u1", candidates=["item-1"]).degraded == ())
+            assert client.rank(candidates=["item-1"]).version == version
+        server.drain()
+        server.shutdown()
+
+
+def test_a_server_waits_for_a_store_that_is_away(start: Callable[..., Server]) -> None:
+    server = start("redis://127.0.0.1:1")
+    with Client(server.address) as client, pytest.raises(RankFailed) as failed:
+        client.rank(candidates=["item-1"])
+    assert failed.value.code is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_store_url_that_is_none_ends_the_server_at_once(start: Callable[..., Server]) -> None:
+    with pytest.raises(StoreError, match="expected redis://"):
+        start("http://127.0.0.1:1")
+
+
+def test_swaps_under_load_fail_no_call_and_no_answer_mixes_versions(
+    server: Server, store: Store, eventually: Eventually
+) -> None:
+    versions = {server.current.serving.version: 1} if server.current.serving else {}
+    stop = threading.Event()
+    answers: list[tuple[int, tuple[float, ...]]] = []
+    failures: list[Exception] = []
+
+    def load() -> None:
+        with Client(server.address) as client:
+            while not stop.is_set():
+                try:
+                    answer = client.rank(cookie="u1", candidates=CANDIDATES, variant="base")
+                    scores = {item.id: item.score for item in answer.items}
+                    answers.append((answer.version, tuple(scores[item] for item in CANDIDATES)))
+                except Exception as error:
+                    failures.append(error)
+
+    clients = [threading.Thread(target=load) for _ in range(3)]
+    for thread in clients:
+        thread.start()
+    eventually(lambda: answers != [])
+    for seed in range(2, 8):
+        version = shop.publish(store, seed)
+        versions[version] = seed
+        eventually(lambda version=version: answers[-1][0] == version)  # type: ignore[misc]
+    stop.set()
+    for thread in clients:
+        thread.join()
+    assert failures == []
+    assert {version for version, _ in answers} == set(versions)
+    for version, seed in versions.items():
+        wanted = tuple(
+            shop.expected_score({"device": "u1", **shop.USERS["u1"], **shop.ITEMS[item]}, 0, seed)
+            for item in CANDIDATES
+        )
+        given = {scores for answered, scores in answers if answered == version}
+        assert len(given) == 1, "two answers of one version differ"
+        assert given.pop() == pytest.approx(wanted, abs=1e-6)
+
+
+def test_pauses_between_retries_grow_and_differ() -> None:
+    assert 0.05 <= RECONNECT.after(1) <= 0.1
+    assert len({RECONNECT.after(50) for _ in range(10)}) > 1
+    longest = RECONNECT.longest_s
+    assert all(longest / 2 <= RECONNECT.after(n) <= longest for n in (7, 50, 100_000))

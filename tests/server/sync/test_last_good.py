@@ -1,0 +1,120 @@
+"""The model on disk: whole or nothing, verified before use, and nothing left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model_store.errors import ArtefactError, OutputError
+from server.model.shared_memory import Mapped, Parts
+from server.sync.last_good import INDEX, LastGood
+
+
+def block(number: int) -> Mapped:
+    return Mapped.write({"number": number}, {"numbers": np.full(100, number)})
+
+
+@pytest.fixture
+def parts() -> Parts:
+    return Parts("shop", 3, "ab", "cd", 9, block(1), block(2), None, block(4), block(5))
+
+
+def read(folder: Path) -> Parts:
+    last = LastGood(folder, "shop")
+    kept = last.kept()
+    assert kept is not None
+    return last.load(kept)
+
+
+def test_what_was_saved_is_read_back(tmp_path: Path, parts: Parts) -> None:
+    LastGood(tmp_path / "new", "shop").save(parts)
+    back = read(tmp_path / "new")
+    assert (back.name, back.version, back.sha256, back.content, back.items_generation) == (
+        "shop",
+        3,
+        "ab",
+        "cd",
+        9,
+    )
+    assert [b.arrays["numbers"][0] for b in (back.base, back.values, back.items, back.catalogue)] == [
+        1,
+        2,
+        4,
+        5,
+    ]
+    assert back.fresh is None
+
+
+def test_an_empty_folder_holds_nothing(tmp_path: Path) -> None:
+    assert LastGood(tmp_path, "shop").kept() is None
+    assert LastGood(tmp_path / "absent", "shop").kept() is None
+
+
+def test_blocks_that_stay_are_written_once_and_those_out_of_use_removed(tmp_path: Path, parts: Parts) -> None:
+    last = LastGood(tmp_path, "shop")
+    last.save(parts)
+    base = next(tmp_path.glob("base-*"))
+    written = base.stat().st_mtime_ns
+    (tmp_path / ".values-half.part.99").write_bytes(b"left by a crash")
+    last.save(replace(parts, version=4, values=block(7), fresh=block(8)))
+    assert base.stat().st_mtime_ns == written
+    assert sorted(path.name.partition("-")[0] for path in tmp_path.iterdir()) == [
+        "base",
+        "catalogue",
+        "fresh",
+        "items",
+        INDEX,
+        "values",
+    ]
+    again = LastGood(tmp_path, "shop")
+    kept = again.kept()
+    assert kept is not None
+    again.save(replace(again.load(kept), version=5))
+    assert base.stat().st_mtime_ns == written, "what was read from disk needs no writing"
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+@pytest.mark.parametrize("part", ["base-*", "values-*", "items-*", "catalogue-*"])
+def test_a_damaged_block_is_never_read(
+    tmp_path: Path, parts: Parts, part: str, damage: Callable[[Path], None]
+) -> None:
+    LastGood(tmp_path, "shop").save(parts)
+    damage(next(tmp_path.glob(part)))
+    with pytest.raises(ArtefactError):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("damage", [flip, cut])
+def test_a_damaged_index_is_never_followed(
+    tmp_path: Path, parts: Parts, damage: Callable[[Path], None]
+) -> None:
+    LastGood(tmp_path, "shop").save(parts)
+    damage(tmp_path / INDEX)
+    with pytest.raises(ArtefactError, match="damaged"):
+        LastGood(tmp_path, "shop").kept()
+
+
+def test_another_models_folder_is_not_taken(tmp_path: Path, parts: Parts) -> None:
+    LastGood(tmp_path, "shop").save(parts)
+    with pytest.raises(ArtefactError, match="holds the model 'shop', expected 'ads'"):
+        LastGood(tmp_path, "ads").kept()
+
+
+def test_a_disk_that_takes_nothing_is_an_error_of_ours(tmp_path: Path, parts: Parts) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError):
+        LastGood(tmp_path / "file" / "below", "shop").save(parts)

@@ -1,0 +1,117 @@
+"""The state folder, the port, and what a successor finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from model_store.errors import ServerError
+from server.processes.takeover import Inherited, Port
+from server.settings import Settings
+from server.sync.state_folder import RECORD, Process, StateFolder, has_supervisor
+
+
+@pytest.fixture
+def idle() -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_folder_has_one_supervisor_at_a_time(tmp_path: Path) -> None:
+    assert not has_supervisor(str(tmp_path))
+    first = StateFolder(tmp_path)
+    assert has_supervisor(str(tmp_path))
+    with pytest.raises(ServerError, match="name another folder with --state"):
+        StateFolder(tmp_path)
+    first.close()
+    StateFolder(tmp_path).close()
+
+
+def test_a_process_is_known_by_its_start_too(idle: subprocess.Popen[bytes]) -> None:
+    process = Process.of(idle.pid)
+    assert process is not None and process.alive()
+    stranger = replace(process, started=process.started - 1)
+    assert not stranger.alive()
+    stranger.send(signal.SIGKILL)
+    assert process.alive(), "a process that was given the number of another is not the one that was meant"
+    process.send(signal.SIGKILL)
+    assert idle.wait(30) == -signal.SIGKILL
+    assert not process.alive()
+
+
+def test_a_successor_finds_the_workers_that_still_run(tmp_path: Path, idle: subprocess.Popen[bytes]) -> None:
+    process = Process.of(idle.pid)
+    assert process is not None
+    state = StateFolder(tmp_path)
+    state.remember("127.0.0.1:4711", [process, Process(process.pid, 1)])
+    assert state.left_behind() == ("127.0.0.1:4711", [process])
+    settings = Settings(("shop",), "embedded:x")
+    assert Inherited.of(state, settings).port == 4711
+    assert Inherited.of(state, replace(settings, port=4711)).port == 4711
+    assert Inherited.of(state, replace(settings, port=4712)).port == 0
+    state.close()
+
+
+@pytest.mark.parametrize("record", ["", "{", "[]", '{"address": 1}', '{"address": "a", "workers": [1]}'])
+def test_a_record_that_cannot_be_read_leaves_nobody_behind(tmp_path: Path, record: str) -> None:
+    state = StateFolder(tmp_path)
+    (tmp_path / RECORD).write_text(record)
+    assert state.left_behind() == ("", [])
+    state.close()
+
+
+def test_a_disk_that_takes_nothing_costs_only_the_record(tmp_path: Path) -> None:
+    state = StateFolder(tmp_path)
+    (tmp_path / RECORD).mkdir()
+    state.remember("127.0.0.1:1", [])
+    state.close()
+
+
+def test_a_port_is_reserved_and_shared_by_who_knows_of_it() -> None:
+    port = Port("127.0.0.1", 0, shared=False)
+    with pytest.raises(ServerError, match="is the port taken"):
+        Port("127.0.0.1", port.number, shared=False)
+    Port("127.0.0.1", port.number, shared=True).close()
+    port.close()
+    Port("127.0.0.1", port.number, shared=False).close()
+
+
+def test_a_port_where_somebody_listens_is_taken() -> None:
+    listener = socket.create_server(("127.0.0.1", 0), reuse_port=True)
+    with listener, pytest.raises(ServerError, match="is the port taken"):
+        Port("127.0.0.1", listener.getsockname()[1], shared=False)
+
+
+def test_a_host_that_is_none_is_an_error_with_a_remedy() -> None:
+    with pytest.raises(ServerError, match="or is the host no address of this machine"):
+        Port("192.0.2.1", 0, shared=False)
+
+
+def test_settings_travel_as_json() -> None:
+    settings = Settings(("shop", "ads"), "redis://h", workers=2, metrics_port=0)
+    assert Settings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
+    with pytest.raises(ServerError, match="does not know"):
+        Settings.from_json({**settings.to_json(), "of the future": 1})
+    with pytest.raises(ServerError, match="one or more different names"):
+        Settings(("shop", "shop"), "redis://h")
+
+
+def test_nobody_looks_for_a_supervisor_where_there_is_no_folder() -> None:
+    assert not has_supervisor("")
+    assert not os.path.exists("lock")
+
+
+def test_a_new_folder_is_open_to_its_owner_only(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path / "state")
+    folder.close()
+    assert (tmp_path / "state").stat().st_mode & 0o077 == 0

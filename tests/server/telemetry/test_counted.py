@@ -1,0 +1,83 @@
+"""What a serving process counts of its calls, as its supervisor adds it up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ftrie.client.client import Client, RankFailed
+from ftrie.client.feedback import Feedback, ReportFailed
+from model_store.store import Store
+from server.telemetry.families import DEGRADED, ERRORS, USER_CACHE
+from server.telemetry.prometheus import registry
+from tests.server import shop
+from tests.server.one_process import Server
+
+Eventually = Callable[[Callable[[], bool]], None]
+
+
+def count(server: Server, name: str, **labels: str) -> float:
+    return sum(
+        sample.value
+        for metric in registry(server.totals).collect()
+        for sample in metric.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+def test_answers_are_counted_by_model_version_and_variant(
+    server: Server, client: Client, store: Store, eventually: Eventually
+) -> None:
+    for variant in ("base", "plain", "plain"):
+        client.rank(candidates=["item-1", "item-2"], variant=variant)
+    shop.publish(store, 2)
+    eventually(lambda: client.rank(candidates=["item-1"], variant="base").version == 2)
+    plain = {"model": shop.NAME, "version": "1", "variant": "plain"}
+    eventually(lambda: count(server, "ftrie_call_seconds_count", version="2") >= 1)
+    assert count(server, "ftrie_call_seconds_count", **plain) == 2
+    assert count(server, "ftrie_candidates_total", **plain) == 4
+    whole = count(server, "ftrie_call_seconds_sum", **plain)
+    stages = [count(server, "ftrie_stage_seconds_total", stage=s, **plain) for s in ("store", "ranking")]
+    assert 0 < sum(stages) < whole
+
+
+def test_users_are_counted_by_where_they_came_from(
+    server: Server, client: Client, eventually: Eventually
+) -> None:
+    for _ in range(3):
+        client.rank(cookie="u1", candidates=["item-1"])
+    eventually(lambda: count(server, USER_CACHE, result="hit") == 2)
+    assert count(server, USER_CACHE, result="miss") == 1
+
+
+def test_what_is_degraded_is_counted_by_part(
+    server: Server, client: Client, store: Store, eventually: Eventually
+) -> None:
+    store.client.hset("ftrie:user:u1", "age", "x" * 5000)
+    answer = client.rank(cookie="u1", candidates=["item-1"])
+    assert [reason.partition(":")[0] for reason in answer.degraded] == ["user_features"]
+    eventually(lambda: count(server, DEGRADED, model=shop.NAME, part="user_features") == 1)
+
+
+def test_errors_are_counted_by_method_and_status_and_never_under_a_name_from_a_request(
+    server: Server, client: Client, eventually: Eventually
+) -> None:
+    for arguments in (
+        {"candidates": []},
+        {"model": "no such", "candidates": ["a"]},
+        {"candidate_set": "none"},
+    ):
+        with pytest.raises(RankFailed):
+            client.rank(**arguments)  # type: ignore[arg-type]
+    with pytest.raises(RankFailed):
+        client.explain(candidates=[])
+    with pytest.raises(ReportFailed):
+        client.report("no such", [Feedback("r", "item-1")])
+    eventually(lambda: count(server, ERRORS) == 5)
+    assert count(server, ERRORS, method="Rank") == 3
+    assert count(server, ERRORS, method="Explain", model=shop.NAME, status="INVALID_ARGUMENT") == 1
+    assert count(server, ERRORS, method="Report", model="", status="NOT_FOUND") == 1
+    assert count(server, ERRORS, method="Rank", model=shop.NAME, status="INVALID_ARGUMENT") == 1
+    assert count(server, ERRORS, method="Rank", model=shop.NAME, status="NOT_FOUND") == 1
+    assert count(server, ERRORS, method="Rank", model="", status="NOT_FOUND") == 1

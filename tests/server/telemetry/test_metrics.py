@@ -1,0 +1,169 @@
+"""The meter, the totals and the page: nothing is lost, nothing is counted twice, nothing falls."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from server.telemetry.families import (
+    DEGRADED,
+    ERRORS,
+    FAMILIES,
+    IN_PROGRESS,
+    OLDER,
+    USER_CACHE,
+    VERSIONS_KEPT,
+)
+from server.telemetry.http import MetricsPage
+from server.telemetry.meter import Meter, Totals
+from server.telemetry.prometheus import registry
+
+
+def serving(version: int = 1, name: str = "shop") -> Any:
+    return SimpleNamespace(name=name, version=version, variant_names=("base", "plain"))
+
+
+def answer(meter: Meter, version: int = 1, degraded: tuple[str, ...] = ()) -> None:
+    meter.answered(serving(version), 1, 200, 0, 5, 7, degraded, "r1")
+
+
+def over_json(taken: dict[str, Any]) -> dict[str, Any]:
+    """What arrives in another process."""
+    copied: dict[str, Any] = json.loads(json.dumps(taken))
+    return copied
+
+
+def samples(totals: Totals) -> dict[tuple[str, tuple[str, ...]], float]:
+    return {
+        (sample.name, tuple(sample.labels.values())): sample.value
+        for metric in registry(totals).collect()
+        for sample in metric.samples
+    }
+
+
+def test_what_many_threads_count_while_it_is_taken_is_taken_exactly_once() -> None:
+    meter, totals = Meter(), Totals()
+    each, threads = 4000, 4
+    counting = [
+        threading.Thread(target=lambda: [answer(meter, degraded=("items: away",)) for _ in range(each)])
+        for _ in range(threads)
+    ]
+    for thread in counting:
+        thread.start()
+    while any(thread.is_alive() for thread in counting):
+        totals.add("w1", over_json(meter.take()))
+    totals.add("w1", over_json(meter.take()))
+    found = samples(totals)
+    labels = ("shop", "1", "plain")
+    assert found["ftrie_call_seconds_count", labels] == each * threads
+    assert found["ftrie_candidates_total", labels] == 200 * each * threads
+    assert found["ftrie_stage_seconds_total", (*labels, "store")] == pytest.approx(5e-9 * each * threads)
+    assert found["ftrie_stage_seconds_total", (*labels, "ranking")] == pytest.approx(7e-9 * each * threads)
+    assert found[DEGRADED, ("shop", "items")] == each * threads
+
+
+def test_threads_that_have_ended_are_forgotten_once_they_were_taken() -> None:
+    meter = Meter()
+    thread = threading.Thread(target=answer, args=(meter,))
+    thread.start()
+    thread.join()
+    assert len(meter.take()["answers"]) == 1
+    assert meter.take()["answers"] == []
+
+
+def test_a_dead_worker_s_counts_stay_and_its_gauges_go() -> None:
+    totals = Totals()
+    for source in ("w1", "w2"):
+        meter = Meter()
+        answer(meter)
+        meter.failed("shop", "Rank", "INTERNAL")
+        meter.set(IN_PROGRESS, value=3)
+        totals.add(source, over_json(meter.take()))
+    assert samples(totals)[IN_PROGRESS, ()] == 6
+    totals.gone("w1")
+    found = samples(totals)
+    assert found[IN_PROGRESS, ()] == 3
+    assert found["ftrie_call_seconds_count", ("shop", "1", "plain")] == 2
+    assert found[ERRORS, ("shop", "Rank", "INTERNAL")] == 2
+
+
+def test_only_the_latest_versions_have_series_and_the_sum_never_falls() -> None:
+    meter, totals = Meter(), Totals()
+    order = [1, 2, 3, 4, 5, 6, 2, 7]  # a rollback to 2, then on
+    for done, version in enumerate(order, 1):
+        answer(meter, version)
+        totals.add("w1", meter.take())
+        counts = {k: v for k, v in samples(totals).items() if k[0] == "ftrie_call_seconds_count"}
+        assert sum(counts.values()) == done
+        assert len(counts) <= VERSIONS_KEPT + 1
+    versions = {labels[1]: value for (_, labels), value in counts.items()}
+    assert versions == {OLDER: 4.0, "5": 1.0, "6": 1.0, "2": 1.0, "7": 1.0}
+
+
+def test_buckets_add_up_to_the_count_and_hold_the_slow_ones_too() -> None:
+    meter, totals = Meter(), Totals()
+    answer(meter)  # begun when the clock was 0: longer than any bucket
+    totals.add("w1", meter.take())
+    found = samples(totals)
+    assert found["ftrie_call_seconds_bucket", ("shop", "1", "plain", "+Inf")] == 1
+    assert found["ftrie_call_seconds_bucket", ("shop", "1", "plain", "2.5")] == 0
+
+
+def test_a_metric_that_no_document_names_cannot_be_reported() -> None:
+    meter = Meter()
+    meter.count("ftrie_misspelled_total")
+    with pytest.raises(ValueError, match="ftrie_misspelled_total"):
+        meter.take()
+    with pytest.raises(ValueError, match="no such metric"):
+        meter.set(USER_CACHE, value=1)  # a label is missing
+
+
+def test_the_page_speaks_openmetrics_to_who_asks_for_it() -> None:
+    meter, totals = Meter(), Totals()
+    answer(meter, degraded=("items: away",))
+    totals.add("w1", meter.take())
+    page = MetricsPage("127.0.0.1", 0, registry(totals), lambda: {"ready": True})
+    try:
+        asked = urllib.request.Request(
+            f"http://{page.address}/metrics",
+            headers={"Accept": "application/openmetrics-text; version=1.0.0"},
+        )
+        with urllib.request.urlopen(asked, timeout=20) as answered:
+            assert answered.headers["Content-Type"].startswith("application/openmetrics-text")
+            text = answered.read().decode()
+        found = {
+            sample.name
+            for family in openmetrics.text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+        assert {"ftrie_call_seconds_bucket", "ftrie_candidates_total", "ftrie_degraded_total"} <= found
+    finally:
+        page.close()
+
+
+def test_the_page_has_every_metric_in_prometheus_s_form_and_health_beside() -> None:
+    ready = {"ready": True, "models": {"shop": 1}}
+    totals = Totals()
+    page = MetricsPage("127.0.0.1", 0, registry(totals), lambda: ready)
+    try:
+        with urllib.request.urlopen(f"http://{page.address}/metrics", timeout=20) as answered:
+            text = answered.read().decode()
+        families = {family.name for family in text_string_to_metric_families(text)}
+        assert families == {name.removesuffix("_total") for name in FAMILIES}
+        with urllib.request.urlopen(f"http://{page.address}/healthz", timeout=20) as answered:
+            assert json.load(answered) == ready
+        ready["ready"] = False
+        with pytest.raises(urllib.error.HTTPError) as failed:
+            urllib.request.urlopen(f"http://{page.address}/healthz", timeout=20)
+        assert failed.value.code == 503
+        assert json.load(failed.value) == ready
+    finally:
+        page.close()

@@ -1,0 +1,153 @@
+"""`[rules]`: the longest prefix wins, key by key, in what kernels look up by feature number."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from model_store.artefact.key_ranges import PrefixRules
+from model_store.errors import SpecError
+from model_store.spec.spec import parse_spec
+from tests.trainer.click_logs import SPEC, batch_of, learn, model_of, shop_rows
+from trainer.examples.hashing import ExampleMaker
+
+PREFIXES = [
+    "",
+    "age",
+    "age=",
+    "age=2",
+    "age=20",
+    "age=4%2A0",
+    "age*brand=",
+    "age*brand=20*",
+    "age*brand=20*nike",
+    "age*brand=3",
+    "tags",
+    "tags=a%2A",
+    "tags*brand*size=a",
+    "tags*brand*size=a*puma*",
+    "brand=b2%252A",
+    "brand=" + "x" * 29,
+    "brand=" + "x" * 31,
+    "price=-",
+    "P_N_",
+    "P_N_2",
+    "P*N=3",
+    "b",
+    "bias",
+]
+
+
+def spec_of(rules, extra=""):
+    lines = [f"[rules.'{prefix}']\nl1 = {l1}\n" for prefix, l1 in rules.items()]
+    return parse_spec(SPEC + extra + "".join(lines))
+
+
+def maker_of(rules, extra="") -> ExampleMaker:
+    return ExampleMaker(spec_of(rules, extra).resolve(list(shop_rows(1, 0)[0])))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_key_has_the_l1_of_the_longest_prefix(seed):
+    random = np.random.default_rng(seed)
+    chosen = [prefix for prefix in PREFIXES if random.random() < 0.5]
+    rules = {prefix: 10.0 + place for place, prefix in enumerate(random.permutation(chosen))}
+    maker = maker_of(rules)
+    rows = shop_rows(150, seed)
+    examples = maker.make(batch_of(rows))
+    oracle = PrefixRules((prefix.encode(), prefix) for prefix in rules)
+    at = 0
+    for row in rows:
+        for key, _, mask in maker.plan.keys(row):
+            if not mask:
+                continue
+            feature = examples.hashed.features[at]
+            owner = oracle.owner(key) if key != b"bias" else ("bias" if "bias" in rules else None)
+            expected = rules[owner] if owner is not None else np.nan
+            assert (maker.feature_rules.l1 is None) == (not rules)
+            if rules:
+                np.testing.assert_equal(maker.feature_rules.l1[feature], expected, str(key))
+            assert maker.rules.masks[feature] == mask
+            at += 1
+    assert at == examples.hashed.starts[-1]
+
+
+def test_a_setting_that_the_longest_rule_leaves_out_comes_from_the_next_shorter_one():
+    extra = """
+[rules."age="]
+inclusion = { kind = "bloom", count = 3 }
+[rules."age=2"]
+l1 = 7.0
+"""
+    maker = maker_of({}, extra)
+    rules = maker.feature_rules
+    (apart,) = (rule.feature for rule in rules.value_rules if rule.owner == 1)
+    assert (np.isnan(rules.l1[1]), rules.l1[apart]) == (True, 7.0)
+    assert rules.inclusions[1] == rules.inclusions[apart]
+    assert rules.inclusions[1].count == 3
+    assert rules.sources[apart] == 'rules."age=".inclusion'
+
+
+def test_the_bias_is_admitted_unless_a_rule_names_it():
+    poisson = '{ kind = "poisson", p = 0.1 }'
+    text = SPEC + f"inclusion = {poisson}\n"
+    columns = list(shop_rows(1, 0)[0])
+    rules = ExampleMaker(parse_spec(text).resolve(columns)).feature_rules
+    assert [each.kind for each in rules.inclusions] == ["none", *["poisson"] * 9]
+    named = ExampleMaker(parse_spec(text + f"[rules.bias]\ninclusion = {poisson}\n").resolve(columns))
+    assert named.feature_rules.inclusions[0].kind == "poisson"
+    shorter = ExampleMaker(parse_spec(text + f"[rules.b]\ninclusion = {poisson}\n").resolve(columns))
+    assert shorter.feature_rules.inclusions[0].kind == "none"
+
+
+def test_only_rules_that_reach_into_values_set_keys_apart():
+    whole = maker_of({"age=": 1.0, "tags": 2.0}).feature_rules.value_rules
+    assert [rule.owner for rule in whole] == [7, 7]  # any text may begin a raw key
+    apart = maker_of({"age*brand=20*": 1.0, "age=2": 2.0}).feature_rules.value_rules
+    raw_and = [(7, 11, b"age*brand=20*"), (7, 12, b"age=2"), (8, 13, b"20*")]
+    assert [(rule.owner, rule.feature, rule.start) for rule in apart] == [(1, 10, b"2"), *raw_and]
+
+
+@pytest.mark.parametrize("prefix", ["colour=", "brand*age=", "size=1", "ages", "biased=x"])
+def test_a_rule_that_no_key_matches_is_a_spec_error(prefix):
+    columns = list(shop_rows(1, 0)[0])
+    text = SPEC.replace('hashes = { kind = "raw", separator = " " }\n', "")
+    spec = parse_spec(text + f"[rules.'{prefix}']\nl1 = 1.0\n").resolve(columns)
+    with pytest.raises(SpecError, match=r"no key begins with it; keys begin with bias, age=, .*age\*brand="):
+        ExampleMaker(spec)
+
+
+def test_an_l1_for_a_learner_without_one_is_a_spec_error():
+    text = '[model]\nname = "m"\n[input]\nlabel = "y"\n[learner]\nalgorithm = "ogd"\n[rules."a="]\nl1 = 1.0\n'
+    with pytest.raises(SpecError, match=r'rules\."a="\.l1: .*"ogd"'):
+        parse_spec(text)
+
+
+def published(rules):
+    """The published weight of every key of a model learned under these rules, and all keys of its table."""
+    rows = shop_rows(400, 21)
+    model = learn(model_of(spec_of(rules), list(rows[0])), rows, size=90)
+    model.table._check()
+    artefact = model.artefact()
+    return dict(zip(artefact.key_list(), artefact.weight.tolist(), strict=True)), model.table.keys()
+
+
+VALUE_RULES = ("age=2", "age*brand=20*", "tags=a%2A", "tags*brand*size=a*", "P_N_", "brand=b2%252A")
+
+
+def test_keys_set_apart_are_written_whole_and_learned_alike():
+    plain, before = published({})
+    apart, after = published(dict.fromkeys(VALUE_RULES, 0.05))
+    assert plain == apart
+    assert before.data.tobytes() == after.data.tobytes()
+    assert before.features.max() == 9 < after.features.max()
+
+
+def test_an_l1_of_a_rule_empties_its_prefix_and_no_other():
+    plain, _ = published({})
+    ruled, _ = published(dict.fromkeys(VALUE_RULES, 1e6))
+    under = tuple(prefix.encode() for prefix in VALUE_RULES)
+    assert sum(key.startswith(under) for key in plain) > 10
+    assert not [key for key in ruled if key.startswith(under)]
+    others = {key for key in plain if not key.startswith(under)}
+    assert len(others & set(ruled)) > 0.9 * len(others)

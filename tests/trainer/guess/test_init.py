@@ -1,0 +1,325 @@
+"""`ftrie init`: what it guesses from names and values, and that its spec parses and trains."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftrie.cli import run
+from model_store.errors import FtrieError, SpecError
+from model_store.spec.spec import ModelSpec, load_spec, parse_spec
+from trainer.guess.guesses import Guess, guess_all
+from trainer.guess.profiles import Profile, take_sample
+from trainer.guess.spec_writer import model_name, spec_text
+
+ROWS = 400
+
+
+def guess(values: list[Any], name: str = "x", label: list[int] | None = None) -> Guess:
+    """Guess one column beside a label that is clicked every fourth row."""
+    clicks = label or [int(i % 4 == 0) for i in range(len(values))]
+    profiles = [Profile("click", tuple(map(str, clicks))), Profile(name, tuple(map(str, values)))]
+    return guess_all(profiles)[1]
+
+
+def cycle(values: list[Any], rows: int = ROWS) -> list[Any]:
+    return [values[i % len(values)] for i in range(rows)]
+
+
+def spread(count: int) -> list[int]:
+    """Many whole numbers that do not lie close together, as codes do not."""
+    return cycle([10_007 + 613 * i for i in range(count)])
+
+
+@pytest.mark.parametrize("name", ["click", "is_click", "isClicked", "label", "y", "target", "user.converted"])
+@pytest.mark.parametrize("values", [("0", "1"), ("false", "TRUE"), ("0.0", "1.0")])
+def test_label_is_known_by_its_name(name: str, values: tuple[str, str]) -> None:
+    profiles = [Profile("mobile", ("0", "1")), Profile(name, values)]
+    assert [each.role for each in guess_all(profiles)] == ["field", "label"]
+
+
+def test_label_may_be_the_only_column_of_0_and_1() -> None:
+    profiles = [Profile("site", ("0", "2")), Profile("z", ("0", "1"))]
+    assert guess_all(profiles)[1].role == "label"
+
+
+def test_without_a_label_the_columns_are_listed() -> None:
+    with pytest.raises(SpecError, match="cannot tell which column is the label: no column.*columns: a, b"):
+        guess_all([Profile("a", ("x", "y")), Profile("b", ("0", "2"))])
+
+
+def test_with_several_candidates_the_user_is_asked() -> None:
+    profiles = [Profile("a", ("0", "1")), Profile("b", ("0", "1"))]
+    with pytest.raises(SpecError, match="a, b could be it; name it with --label"):
+        guess_all(profiles)
+    assert guess_all(profiles, "b")[1].role == "label"
+
+
+def test_a_label_that_is_none_is_refused() -> None:
+    profiles = [Profile("a", ("0", "1")), Profile("b", ("0", "maybe"))]
+    with pytest.raises(
+        SpecError, match="'b' cannot be the label: expected 1, 0, -1, true or false, got 'maybe'"
+    ):
+        guess_all(profiles, "b")
+    with pytest.raises(SpecError, match="no column 'c' in the log; it has a, b"):
+        guess_all(profiles, "c")
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "side"),
+    [
+        ("request_id", "request", "context"),
+        ("request", "request", "context"),
+        ("cookie", "cookie", "user"),
+        ("userId", "cookie", "user"),
+        ("item_id", "item", "item"),
+        ("ad.id", "field", "item"),
+        ("AdID", "item", "item"),
+    ],
+)
+def test_identities_are_known_by_name(name: str, role: str, side: str) -> None:
+    found = guess(cycle(["a", "b", "c"]), name)
+    assert (found.role, found.side) == (role, side)
+
+
+def test_a_request_id_that_is_another_in_every_row_is_none() -> None:
+    found = guess([f"r{number}" for number in range(40)], "request_id")
+    assert found.role == "ignore"
+    assert "as the request, each row would be one" in found.why
+
+
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [
+        ("user_age", "user"),
+        ("deviceModel", "user"),
+        ("brand", "item"),
+        ("item_price", "item"),
+        ("position", "context"),
+        ("site_category", "context"),
+        ("user-item_affinity", "context"),
+        ("item.color", "item"),
+        ("anything", "context"),
+    ],
+)
+def test_side_follows_from_the_words_of_a_name(name: str, side: str) -> None:
+    assert guess(cycle(["a", "b", "c"]), name).side == side
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "form"),
+    [
+        ("hour", ["14102100", "14102123"], "%y%m%d%H"),
+        ("date", ["20141021", "20141130"], "%Y%m%d"),
+        ("date", ["2014102100", "2014113023"], "%Y%m%d%H"),
+        ("ts", ["1541548955", "1541617265"], "epoch_s"),
+        ("ts", ["1541548955123", "1541617265000"], "epoch_ms"),
+        ("anything", ["2019-11-24 00:01:03.979311+00:00", "2019-11-25 00:00:00+00:00"], "iso"),
+        ("anything", ["2019-11-24T00:01:03Z", "2019-11-25T00:01:03Z"], "iso"),
+        ("anything", ["24/Nov/2019:00:01:03 +0000", "25/Nov/2019:00:01:03 +0000"], "%d/%b/%Y:%H:%M:%S %z"),
+    ],
+)
+def test_times_are_known_by_how_they_are_written(name: str, values: list[str], form: str) -> None:
+    found = guess(cycle(values), name)
+    assert (found.role, found.kind, found.format) == ("timestamp", "time", form)
+
+
+def test_digits_are_a_time_only_under_the_name_of_one() -> None:
+    assert guess(cycle(["1541548955", "1541617265"]), "zone").role == "field"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "kind"),
+    [
+        ("price", [i * 0.37 for i in range(ROWS)], "number"),
+        ("price", spread(200), "number"),
+        ("seen_before", cycle(list(range(150))), "number"),
+        ("anonymous", spread(200), "category"),
+        ("site_id", spread(200), "category"),
+        ("level", cycle([1, 2, 3, 4]), "category"),
+        ("ratio", cycle([0.5, 1.5]), "category"),
+        ("genres", cycle(["a|b", "b", "c|a|b", "c", "a|c"]), "set"),
+        ("tags", cycle(["a,b", "b", "c,a,b", "c", "a,c"]), "set"),
+        ("tags", cycle(['["a", "b"]', "[]"]), "set"),
+        ("city", cycle(["Yalova, Turkey", "Bendigo, Australia", "Rome"]), "category"),
+    ],
+)
+def test_kind_follows_from_the_values(name: str, values: list[Any], kind: str) -> None:
+    found = guess(values, name)
+    assert (found.role, found.kind) == ("field", kind)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "why"),
+    [
+        ("id", [f"r{i}" for i in range(ROWS)], "another value in every row"),
+        ("version", ["7"] * ROWS, "always 7 in these rows"),
+        ("note", [""] * ROWS, "empty in these rows"),
+        ("propensity_score", [i * 0.01 for i in range(ROWS)], "says how the item was chosen"),
+        ("purchase", cycle([0, 0, 1]), "looks like another label"),
+        ("landing_ms", ["300" if i % 4 == 0 else "" for i in range(ROWS)], "only there in clicked rows"),
+    ],
+)
+def test_columns_that_are_no_features_are_ignored_with_the_reason(
+    name: str, values: list[Any], why: str
+) -> None:
+    found = guess(values, name)
+    assert found.role == "ignore"
+    assert why in found.why
+
+
+def test_only_the_first_column_keeps_a_role_that_one_column_can_have() -> None:
+    profiles = [Profile(name, tuple(cycle(["0", "1", "1"]))) for name in ("click", "user_id", "device_id")]
+    assert [(each.role, each.side) for each in guess_all(profiles)] == [
+        ("label", "context"),
+        ("cookie", "user"),
+        ("field", "user"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("logs/ads.csv.gz", "ads"),
+        ("/tmp/my clicks (1).jsonl.zst", "my-clicks-1"),
+        ("day.2024.parquet", "day.2024"),
+        ("-", "model"),
+        ("…", "model"),
+    ],
+)
+def test_model_is_named_after_the_file(path: str, name: str) -> None:
+    assert model_name(path) == name
+
+
+def spec_of(path: Path) -> ModelSpec:
+    return parse_spec(spec_text(str(path), guess_all(take_sample(str(path)))))
+
+
+def test_awkward_names_and_values_make_a_spec_that_parses(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    names = ['say "hi"', "a.b", "a\\b", "tab\tand\x7f", "é", "#", "[x]", "new\nline"]
+    rows = [{"click": i % 2, **dict.fromkeys(names, f'\n"\x1b{i % 3}')} for i in range(50)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    spec = spec_of(path)
+    assert {field.column or name for name, field in spec.fields.items()} == set(names)
+    assert spec.resolve(["click", *names]).wanted_columns()[0] == "click"
+
+
+def test_nested_columns_get_short_field_names_where_these_are_free(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    row = {"user": {"age": 1, "id": "u"}, "item": {"age": 2, "color": "x"}}
+    rows = [{"click": i % 2, **json.loads(json.dumps(row).replace("x", f"x{i % 3}"))} for i in range(50)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert spec_of(path).fields["color"].column == "item.color"
+
+
+def test_real_ad_log_is_understood(avazu_log: Path) -> None:
+    spec = spec_of(avazu_log)
+    assert (spec.input.label, spec.input.cookie, spec.input.ignore) == ("click", "device_id", ("id",))
+    assert (spec.fields["hour"].part, spec.fields["hour"].format) == ("hour", "%y%m%d%H")
+    assert spec.fields["weekday"].column == "hour"
+    assert spec.fields["device_model"].side == "user"
+    assert spec.fields["C14"].kind == "category"
+
+
+def ftrie(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = run(list(arguments))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "shop.csv"
+    rows = [
+        f"{i % 3 == 0:d},u{i % 40},b{i % 5},{i * 0.7:.2f},2024-05-0{1 + i % 3} 10:00:00" for i in range(ROWS)
+    ]
+    path.write_text("click,user_id,brand,price,ts\n" + "\n".join(rows))
+    return path
+
+
+def test_command_prints_a_spec_that_trains(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = ftrie(capsys, "init", str(log))
+    assert code == 0
+    spec = log.with_name("shop.toml")
+    spec.write_text(out)
+    assert load_spec(spec).model.name == "shop"
+    code, out, _ = ftrie(capsys, "train", str(spec), str(log), "--json")
+    assert code == 0
+    report = json.loads(out)
+    assert (report["rows"], report["rejected"]) == (ROWS, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "roles"),
+    [
+        (
+            "log.vw",
+            "{y} 2.5 'r{i}|user u{u} age:0.{u} |ad a{i} | plain",
+            {
+                "label": "label",
+                "importance": "weight",
+                "tag": "ignore",
+                "user": "set",
+                "ad": "set",
+                "features": "set",
+            },
+        ),
+        (
+            "log.vw",
+            "{y} |user u{u}",
+            {"label": "label", "importance": "weight", "tag": "ignore", "user": "set"},
+        ),
+        ("log.svm", "{y} qid:{u} {u}:1 99:0.5", {"label": "label", "qid": "request", "features": "set"}),
+        ("log.ffm", "{y} 0:{u}:1 1:{i}:0.5", {"label": "label", "0": "set", "1": "set"}),
+    ],
+)
+def test_logs_whose_rows_name_their_features_are_understood_and_train(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, line: str, roles: dict[str, str]
+) -> None:
+    log, spec = tmp_path / name, tmp_path / "spec.toml"
+    log.write_text("\n".join(line.format(y=i % 3 // 2, u=i % 40, i=i) for i in range(ROWS)))
+    code, out, _ = ftrie(capsys, "init", str(log), "--output", str(spec), "--json")
+    assert code == 0
+    columns = json.loads(out)["columns"]
+    assert {c["name"]: c["kind"] if c["role"] == "field" else c["role"] for c in columns} == roles
+    code, out, _ = ftrie(capsys, "train", str(spec), str(log), "--json")
+    assert (code, json.loads(out)["rows"]) == (0, ROWS)
+
+
+def test_command_writes_a_file_once(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = log.with_name("shop.toml")
+    code, out, err = ftrie(capsys, "init", str(log), "--output", str(spec))
+    assert (code, out) == (0, "")
+    assert f"next: ftrie train {spec} {log}" in err
+    before = spec.read_text()
+    code, _, err = ftrie(capsys, "init", str(log), "--output", str(spec), "--label", "brand")
+    assert code != 0
+    assert "--force overwrites it" in err
+    assert ftrie(capsys, "init", str(log), "--output", str(spec), "--force")[0] == 0
+    assert spec.read_text() == before
+
+
+def test_command_answers_in_json(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = ftrie(capsys, "init", str(log), "--json")
+    answer = json.loads(out)
+    assert (code, err) == (0, "")
+    assert parse_spec(answer["spec"]).input.label == "click"
+    assert [column["role"] for column in answer["columns"]] == [
+        "label",
+        "cookie",
+        "field",
+        "field",
+        "timestamp",
+    ]
+
+
+def test_sample_ends_at_its_size_and_needs_a_row(log: Path, tmp_path: Path) -> None:
+    assert len(take_sample(str(log), rows=7)[0].texts) == 7
+    empty = tmp_path / "empty.csv"
+    empty.write_text("click,site\n")
+    with pytest.raises(FtrieError, match="holds no row to look at"):
+        take_sample(str(empty))

@@ -1,0 +1,167 @@
+"""The join, slow and obvious: lists and dicts of plain objects, searched from end to end at every event."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from model_store.spec.sections import JoinSection
+
+
+class Event(NamedTuple):
+    """An impression, with the items it shows, or feedback, with its item and what it was."""
+
+    time: int
+    request: int
+    shows: tuple[int, ...] | None = None
+    item: int = 0
+    what: str = "click"
+    now: int | None = None
+
+
+class Row(NamedTuple):
+    """A learned row: the number of the impression among all of them, which of its rows, and the label."""
+
+    impression: int
+    row: int
+    label: int
+    clicked: bool
+
+
+@dataclass
+class Request:
+    """A request that was shown. came, late: what the rows received in time and afterwards."""
+
+    number: int
+    name: int
+    time: int
+    items: tuple[int, ...]
+    came: dict[int, set[str]] = field(default_factory=dict)
+    late: dict[int, set[str]] = field(default_factory=dict)
+    closed_at: int | None = None
+
+    def positives(self, positive: str) -> int:
+        return sum(positive in what for what in self.came.values())
+
+
+class OracleJoin:
+    """`rows` and `closed` (number, positives, clicks, conversions) grow; counts: what became of everything."""
+
+    def __init__(self, section: JoinSection) -> None:
+        self.section = section
+        self.rows: list[Row] = []
+        self.closed: list[tuple[int, int, int, int]] = []
+        self.counts: Counter[str] = Counter()
+        self.watermark = -(10**30)
+        self.pending: list[Request] = []
+        self.remembered: list[Request] = []
+        self.early: list[Event] = []
+
+    def take(self, event: Event) -> None:
+        event = event._replace(time=min(event.time, event.time if event.now is None else event.now))
+        self.watermark = max(self.watermark, event.time - self.section.lateness_us)
+        for request in sorted(self.pending, key=lambda request: (request.time, request.number)):
+            if self.is_over(request.time):
+                self.close(request)
+        self.give_up([early for early in self.early if self.is_over(early.time)])
+        for request in list(self.remembered):
+            if request.closed_at + self.section.late_within_us < self.watermark:
+                self.remembered.remove(request)
+        if event.shows is not None:
+            self.show(event)
+        else:
+            self.feedback(event)
+
+    def finish(self) -> None:
+        for request in sorted(self.pending, key=lambda request: (request.time, request.number)):
+            self.close(request)
+        self.give_up(list(self.early))
+
+    def is_over(self, time: int) -> bool:
+        return time + self.section.window_us < self.watermark
+
+    def known(self, name: int) -> Request | None:
+        return next((each for each in self.pending + self.remembered if each.name == name), None)
+
+    def show(self, event: Event) -> None:
+        number = self.counts["impressions"]
+        self.counts["impressions"] += 1
+        if self.known(event.request):
+            self.counts["duplicate_impressions"] += 1
+            return
+        request = Request(number, event.request, event.time, event.shows)
+        self.counts["rows"] += len(event.shows)
+        self.pending.append(request)
+        for early in [early for early in self.early if early.request == event.request]:
+            self.early.remove(early)
+            self.receive(request, early)
+        if self.is_over(event.time):
+            self.counts["late_impressions"] += 1
+            self.close(request)
+        elif len(self.pending) > self.section.max_pending:
+            self.counts["closed_early"] += 1
+            self.close(min(self.pending, key=lambda request: (request.time, request.number)))
+
+    def feedback(self, event: Event) -> None:
+        self.counts[event.what + "s"] += 1
+        if request := self.known(event.request):
+            self.receive(request, event)
+            return
+        self.counts["early"] += 1
+        if self.is_over(event.time):
+            self.counts["orphans"] += 1
+            return
+        self.early.append(event)
+        if len(self.early) > self.section.max_pending:
+            self.give_up([min(self.early, key=lambda early: early.time)])
+
+    def receive(self, request: Request, event: Event) -> None:
+        if event.item not in request.items:
+            self.counts["unknown_item"] += 1
+            return
+        row = request.items.index(event.item)
+        in_time, late = request.came.setdefault(row, set()), request.late.setdefault(row, set())
+        is_late = request.closed_at is not None or event.time > request.time + self.section.window_us
+        if event.what in in_time or (is_late and event.what in late):
+            self.counts["duplicate_feedback"] += 1
+        elif is_late:
+            self.counts["late"] += 1
+            late.add(event.what)
+            if request.closed_at is not None:
+                self.correct(request, row, event.what)
+        else:
+            self.counts["joined"] += 1
+            in_time.add(event.what)
+            if event.what == self.section.positive:
+                self.counts["positives"] += 1
+                self.rows.append(Row(request.number, row, 1, True))
+
+    def correct(self, request: Request, row: int, what: str) -> None:
+        if self.section.late == "correct" and what == self.section.positive:
+            self.counts["corrections"] += 1
+            self.rows.append(Row(request.number, row, 1, True))
+
+    def close(self, request: Request) -> None:
+        positive = self.section.positive
+        for row in range(len(request.items)):
+            if positive in request.came.get(row, ()):
+                continue
+            self.counts["negatives"] += 1
+            self.rows.append(Row(request.number, row, 0, request.positives(positive) > 0))
+            if positive in request.late.get(row, ()):
+                self.correct(request, row, positive)
+        what = [request.positives(each) for each in (positive, "click", "conversion")]
+        self.closed.append((request.number, *what))
+        self.counts["closed"] += 1
+        request.closed_at = self.watermark
+        self.pending.remove(request)
+        self.remembered.append(request)
+        if len(self.remembered) > self.section.max_pending:
+            self.counts["forgotten_early"] += 1
+            self.remembered.pop(0)
+
+    def give_up(self, early: list[Event]) -> None:
+        self.counts["orphans"] += len(early)
+        for each in early:
+            self.early.remove(each)

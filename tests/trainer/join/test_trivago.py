@@ -1,0 +1,180 @@
+"""Lists and their clicks as two event files, simulated and real: joined as they come, and at once with plain dicts."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_store.spec.spec import ModelSpec, parse_spec
+from trainer.events.columns import Wanted
+from trainer.events.merge import Merger
+from trainer.events.open_sources import open_sources
+from trainer.join.join import Join, Joined
+from trainer.join.rows import Segments
+
+WINDOW_S = 600
+SPEC = """
+[model]
+name = "hotels"
+[input]
+label = "click"
+[fields]
+request = { column = "request_id" }
+hotel = { column = "id", side = "item" }
+position = {}
+price = { side = "item", kind = "number" }
+city = {}
+[join]
+window = "10m"
+"""
+Event = dict[str, Any]
+Example = tuple[str, str, str, float, str, int]
+"""Request, hotel, position, price, city, label."""
+
+
+def read(path: Path) -> list[Event]:
+    content = path.read_bytes()
+    lines = (gzip.decompress(content) if path.suffix == ".gz" else content).splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.fixture
+def impressions_log(event_folder: Path) -> Path:
+    return next(event_folder.glob("impressions.jsonl*"))
+
+
+@pytest.fixture
+def clicks_log(event_folder: Path) -> Path:
+    return next(event_folder.glob("clicks.jsonl*"))
+
+
+def written(path: Path, events: list[Event]) -> Path:
+    path.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
+    return path
+
+
+def joined_at_once(impressions: list[Event], clicks: list[Event]) -> Counter[Example]:
+    """Each item shown once: a positive if its request has a click for it within the window."""
+    clicked_s: dict[tuple[str, str], int] = {}
+    for click in clicks:
+        key = click["request_id"], click["item"]
+        clicked_s[key] = min(clicked_s.get(key, click["ts"]), click["ts"])
+    return Counter(
+        (
+            *(shown["request_id"], item["id"], str(item["position"])),
+            *(float(item["features"]["price"]), shown["context"]["city"]),
+            int(clicked_s.get((shown["request_id"], item["id"]), float("inf")) <= shown["ts"] + WINDOW_S),
+        )
+        for shown in impressions
+        for item in shown["items"]
+    )
+
+
+class Replay:
+    """The two files through merger, join and segments, as the trainer drives them."""
+
+    def __init__(self, folder: Path, spec: ModelSpec, names: list[str], state: Any = None) -> None:
+        arrays, places = state or (None, ())
+        sources = open_sources(names, spec, None, places, once=True)
+        self.segments = Segments(folder, 1 << 20)
+        self.join = Join(spec.join)
+        self.merger = Merger(sources, Wanted.of(spec), self.segments, places=places, once=True)
+        if arrays is not None:
+            self.join.restore(arrays)
+            self.segments.restore(self.join.segments())
+
+    def step(self) -> list[Example] | None:
+        """What the next events bring; None at the end."""
+        while (merged := self.merger.poll(1.0)) is None:
+            if self.merger.ended:
+                return None
+        joined = self.join.push(merged)
+        examples = self.examples(joined)
+        self.segments.relieve(self.join.segments)
+        return examples
+
+    def finish(self) -> list[Example]:
+        return self.examples(self.join.finish())
+
+    def examples(self, joined: Joined) -> list[Example]:
+        found: list[Example] = []
+        names = ["request_id", "id", "position", "price", "city"]
+        for first, columns in self.segments.gather(joined.segment, joined.row, names):
+            values = [map(plain, columns[name].to_pylist()) for name in names]
+            labels = joined.label[first : first + len(columns["id"])].tolist()
+            found += zip(*values, labels, strict=True)
+        return found
+
+    def saved(self) -> Any:
+        """What a checkpoint would hold."""
+        self.segments.keep(self.join.segments())
+        self.segments.flush()
+        return {name: array.copy() for name, array in self.join.state().items()}, self.merger.places()
+
+
+def plain(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def all_of(replay: Replay) -> list[Example]:
+    examples = list[Example]()
+    while (more := replay.step()) is not None:
+        examples += more
+    return examples + replay.finish()
+
+
+@pytest.fixture(scope="module")
+def spec() -> ModelSpec:
+    return parse_spec(SPEC)
+
+
+def test_each_impression_and_click_is_learned_exactly_once(impressions_log, clicks_log, tmp_path, spec):
+    names = [f"impressions={impressions_log}", f"clicks={clicks_log}"]
+    impressions, clicks = read(impressions_log), read(clicks_log)
+    replay = Replay(tmp_path, spec, names)
+    got = Counter(all_of(replay))
+    assert got == joined_at_once(impressions, clicks)
+    counts = replay.join.counts
+    shown = sum(len(each["items"]) for each in impressions)
+    assert (counts.impressions, counts.clicks) == (len(impressions), len(clicks))
+    assert (counts.closed, counts.joined, counts.positives) == (len(impressions), len(clicks), len(clicks))
+    assert (counts.rows, counts.negatives) == (shown, shown - len(clicks))
+
+
+def delayed(clicks: list[Event]) -> list[Event]:
+    """Each click some time after its impression, up to a quarter of an hour; every tenth comes twice."""
+    later = [{**click, "ts": click["ts"] + 7 * number % 900} for number, click in enumerate(clicks)]
+    return sorted(later + later[::10], key=lambda click: click["ts"])
+
+
+def test_delayed_clicks_count_within_the_window_and_a_crash_repeats_nothing(
+    impressions_log, clicks_log, tmp_path, spec
+):
+    impressions, clicks = read(impressions_log), delayed(read(clicks_log))
+    names = [
+        f"impressions={written(tmp_path / 'impressions.jsonl', impressions)}",
+        f"clicks={written(tmp_path / 'clicks.jsonl', clicks)}",
+    ]
+    expected = joined_at_once(impressions, clicks)
+    undisturbed = Replay(tmp_path / "undisturbed", spec, names)
+    in_order = all_of(undisturbed)
+    assert Counter(in_order) == expected
+    counts = undisturbed.join.counts
+    in_time = sum(example[-1] for example in expected.elements())
+    assert 0 < counts.late == len(impressions) - in_time
+    assert counts.duplicate_feedback == len(clicks) - len(impressions)
+
+    replay, examples = Replay(tmp_path / "killed", spec, names), list[Example]()
+    while (more := replay.step()) is not None:
+        examples += more
+        state = replay.saved()
+        replay.step()  # is lost
+        replay.merger.close()
+        replay = Replay(tmp_path / "killed", spec, names, state)
+    assert examples + replay.finish() == in_order
+    assert replay.join.counts == counts

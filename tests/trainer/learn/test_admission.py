@@ -1,0 +1,255 @@
+"""Which keys enter: the counting filter against exact counts, Poisson's chance, and what must not change either."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from model_store.errors import FtrieError, SpecError
+from model_store.features.features import FeaturePlan
+from model_store.spec.spec import parse_spec
+from tests.trainer.click_logs import SPEC, learn, model_of, shop_rows, state_of
+from trainer.examples.rules import FeatureRules
+from trainer.learn.admission import Admission, false_positive_rate, size_filter, touched_cells
+from trainer.learn.admission_kernels import ByRule, Everything, admit_each
+from trainer.logs.rejects import RejectLog
+from trainer.runs.train import train
+
+KEYS = 200_000
+
+
+def admission_of(inclusion: str, seed: int = 1) -> Admission:
+    """The policy for a spec of one field."""
+    text = (
+        f'[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\nf = {{}}\n[learner]\ninclusion = {inclusion}\n'
+    )
+    spec = parse_spec(text)
+    return Admission.of(FeatureRules.of(spec, FeaturePlan.of(spec)), seed)
+
+
+def ask(admission: Admission, keys, first_example: int = 1):
+    """Whether each key is admitted, one occurrence after the other."""
+    admitted = np.empty(keys.size, np.uint8)
+    examples = np.arange(first_example, first_example + keys.size)
+    admit_each(admission.parameters, keys, np.ones(keys.size, np.int64), examples, admitted)
+    return admitted.astype(bool)
+
+
+def random_keys(size: int, seed: int):
+    return np.random.default_rng(seed).integers(1, 2**64, size, dtype=np.uint64)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 16, 17, 256])
+@pytest.mark.parametrize("planned", [10, 2000])
+def test_a_key_enters_at_its_countth_occurrence_or_before_but_never_later(count, planned):
+    admission = admission_of(f'{{ kind = "bloom", count = {count}, keys = {planned} }}')
+    keys = random_keys(300, 5)
+    occurrences = np.random.default_rng(6).permutation(np.tile(keys, count))
+    admitted = ask(admission, occurrences)
+    seen, entered_at = Counter(), {}
+    for key, enters in zip(occurrences.tolist(), admitted, strict=True):
+        seen[key] += 1
+        if enters:
+            entered_at.setdefault(key, seen[key])
+    assert set(entered_at) == set(keys.tolist())
+    assert max(entered_at.values()) <= count
+    if planned == 2000:
+        assert list(entered_at.values()).count(count) >= 299
+
+
+@pytest.mark.parametrize("wanted", [0.1, 0.01, 0.001])
+@pytest.mark.parametrize("count", [2, 3, 5, 17])
+def test_no_more_keys_enter_early_than_was_asked_for(count, wanted):
+    admission = admission_of(
+        f'{{ kind = "bloom", count = {count}, keys = {KEYS}, false_positives = {wanted} }}'
+    )
+    keys = random_keys(KEYS, 7)
+    early = np.zeros(KEYS, bool)
+    for _ in range(count - 1):
+        early |= ask(admission, keys)
+    assert early.mean() <= wanted
+    assert list(admission.notes()) == []
+    (only,) = admission.filters
+    assert only.keys() == pytest.approx(KEYS, rel=0.01)
+    new = random_keys(KEYS, 8)
+    full, wrong = {name: cells.copy() for name, cells in admission.state().items()}, 0
+    for part in np.split(new, 200):  # asking counts, so a full filter would be fuller at the end
+        wrong += int(ask(admission, part).sum())
+        admission.restore(full)
+    noise = 3.0 * (wanted / KEYS) ** 0.5
+    assert wrong / KEYS <= wanted + noise
+    assert wrong / KEYS >= wanted / 2  # and no memory is wasted
+
+
+def test_an_overfull_filter_is_told_loudly():
+    admission = admission_of('{ kind = "bloom", count = 2, keys = 1000 }')
+    ask(admission, random_keys(3000, 1))
+    (note,) = admission.notes()
+    assert note.startswith("learner.inclusion: its filter has counted about 3,0")
+    assert "sized for 1,000" in note and "set keys higher" in note
+
+
+@pytest.mark.parametrize("width", range(4))
+def test_touched_cells_are_counted(width):
+    random = np.random.default_rng(width)
+    cells = random.integers(0, 256, 4096, dtype=np.uint8) * (random.random(4096) < 0.4).astype(np.uint8)
+    bits = np.unpackbits(cells, bitorder="little").reshape(-1, 1 << width)
+    assert touched_cells(cells, width) == int(bits.any(axis=1).sum())
+
+
+@pytest.mark.parametrize("probes", [1, 4, 9])
+@pytest.mark.parametrize("width", [0, 3])
+def test_the_rate_is_that_of_blocks_filled_at_random(width, probes):
+    random, cells = np.random.default_rng(probes), 512 >> width
+    mean_keys, blocks = cells / probes / 2, 4000
+    held = random.poisson(mean_keys, blocks)
+    wrong = 0.0
+    for keys in held:
+        touched = np.unique(random.integers(0, cells, keys * probes)).size
+        wrong += (touched / cells) ** probes
+    assert false_positive_rate(width, probes, mean_keys) == pytest.approx(wrong / blocks, rel=0.15)
+
+
+def test_memory_grows_with_keys_counts_and_precision():
+    for count in (2, 3, 5, 17):
+        rates = [size_filter(10**6, count, rate).nbytes for rate in (0.1, 0.01, 0.001)]
+        assert rates == sorted(rates)
+    for rate in (0.1, 0.01, 0.001):
+        counts = [size_filter(10**6, count, rate).nbytes for count in (2, 3, 5, 17)]
+        assert counts == sorted(counts)
+    assert size_filter(10**6, 2, 0.01).nbytes * 8 / 10**6 < 10
+    assert size_filter(2 * 10**9, 2, 0.01).blocks == pytest.approx(
+        2000 * size_filter(10**6, 2, 0.01).blocks, 1e-3
+    )
+
+
+def test_a_rate_out_of_reach_is_a_spec_error():
+    with pytest.raises(SpecError, match="out of reach with count = 200"):
+        size_filter(1000, 200, 1e-14)
+    with pytest.raises(SpecError, match=r"^learner\.inclusion\.false_positives: 1e-14 is out of reach"):
+        admission_of('{ kind = "bloom", count = 200, false_positives = 1e-14 }')
+
+
+def test_a_filter_beyond_all_memory_is_a_spec_error_with_a_remedy():
+    with pytest.raises(
+        SpecError, match="the filters take .* GB, and there is no such memory; set keys lower"
+    ):
+        admission_of('{ kind = "bloom", count = 2, keys = 1_000_000_000_000_000_000 }')
+
+
+@pytest.mark.parametrize("p", [0.03, 0.5, 0.9])
+def test_poisson_admits_its_share_of_occurrences(p):
+    admission = admission_of(f'{{ kind = "poisson", p = {p} }}')
+    keys = random_keys(KEYS, 3)
+    spread = 4.0 * (p * (1 - p) / KEYS) ** 0.5
+    assert ask(admission, keys).mean() == pytest.approx(p, abs=spread)
+    # the same key at many examples, and another seed
+    assert ask(admission, np.full(KEYS, keys[0])).mean() == pytest.approx(p, abs=spread)
+    once, again = ask(admission, keys), ask(admission_of(f'{{ kind = "poisson", p = {p} }}', seed=2), keys)
+    assert (once & again).mean() == pytest.approx(p * p, abs=spread)
+
+
+def test_poisson_goes_by_the_example_and_not_by_what_was_asked_before():
+    admission = admission_of('{ kind = "poisson", p = 0.3 }')
+    keys = random_keys(1000, 4)
+    whole = ask(admission, keys)
+    parts = [ask(admission, keys[start : start + 7], 1 + start) for start in range(0, 1000, 7)]
+    assert (np.concatenate(parts) == whole).all()
+
+
+@pytest.mark.parametrize(
+    "inclusion",
+    ['{ kind = "none" }', '{ kind = "poisson", p = 1.0 }', '{ kind = "bloom", count = 1 }'],
+)
+def test_what_admits_everything_costs_nothing(inclusion):
+    admission = admission_of(inclusion)
+    assert (admission.parameters, admission.nbytes, admission.state()) == (Everything(), 0, {})
+
+
+def test_each_rule_has_a_filter_of_its_own():
+    text = (
+        SPEC
+        + """
+inclusion = { kind = "bloom", count = 2, keys = 100 }
+[rules."age="]
+inclusion = { kind = "bloom", count = 5, keys = 300 }
+[rules."age*brand="]
+inclusion = { kind = "none" }
+[rules."brand="]
+inclusion = { kind = "poisson", p = 0.5 }
+"""
+    )
+    spec = parse_spec(text).resolve(list(shop_rows(1, 0)[0]))
+    admission = Admission.of(FeatureRules.of(spec, FeaturePlan.of(spec)), 1)
+    assert isinstance(admission.parameters, ByRule)
+    assert {each.source: each.inclusion.count for each in admission.filters} == {
+        "learner.inclusion": 2,
+        'rules."age=".inclusion': 5,
+    }
+    assert all(each.cells.ctypes.data % 64 == 0 for each in admission.filters)
+    keys, out = random_keys(50, 1), np.empty(50, np.uint8)
+    for feature, counts in ((1, [0, 0, 0, 0, 50]), (2, [0, 50, 50, 50, 50]), (8, [50] * 5)):
+        for expected in counts:
+            features, examples = np.full(50, feature), np.ones(50, np.int64)
+            admit_each(admission.parameters, keys, features, examples, out)
+            assert out.sum() == expected
+
+
+def test_a_kept_filter_of_another_spec_is_refused():
+    small, large = (admission_of(f'{{ kind = "bloom", count = 2, keys = {n} }}') for n in (100, 100_000))
+    with pytest.raises(FtrieError, match=r"learner\.inclusion: the kept filter has .* bytes, expected"):
+        large.restore(small.state())
+
+
+def spec_with(inclusion: str):
+    return parse_spec(SPEC + f"inclusion = {inclusion}\n")
+
+
+def occurrences(model, rows) -> Counter[bytes]:
+    """In how many examples each key is, where a variant uses it."""
+    plan = model.maker.plan
+    return Counter(key for row in rows for key in dict.fromkeys(k for k, _, mask in plan.keys(row) if mask))
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_model_holds_the_keys_that_came_often_enough(count):
+    rows = shop_rows(120, 11)
+    model = model_of(spec_with(f'{{ kind = "bloom", count = {count} }}'), list(rows[0]))
+    learn(model, rows, size=50)
+    often = occurrences(model, rows)
+    assert set(state_of(model)) == {key for key, times in often.items() if times >= count or key == b"bias"}
+
+
+@pytest.mark.parametrize("inclusion", ['{ kind = "bloom", count = 9 }', '{ kind = "poisson", p = 0.3 }'])
+@pytest.mark.parametrize("size", [1, 37])
+def test_batches_change_nothing(inclusion, size):
+    rows = shop_rows(200, 12)
+    whole, parts = (model_of(spec_with(inclusion), list(rows[0])) for _ in range(2))
+    learn(whole, rows), learn(parts, rows, size=size)
+    assert 10 < whole.table.used < len(occurrences(whole, rows))
+    assert parts.artefact().sha256 == whole.artefact().sha256
+
+
+def test_a_model_goes_on_with_its_filter():
+    rows = shop_rows(200, 13)
+    whole, first, second = (
+        model_of(spec_with('{ kind = "bloom", count = 3 }'), list(rows[0])) for _ in range(3)
+    )
+    learn(whole, rows), learn(first, rows[:90])
+    second.restore({name: array.copy() for name, array in first.state().items()})
+    learn(second, rows[90:])
+    assert second.artefact().sha256 == whole.artefact().sha256
+
+
+def test_a_run_tells_of_an_overfull_filter(tmp_path):
+    rows = shop_rows(200, 14)
+    log = tmp_path / "log.csv"
+    lines = [b",".join(row.values()) for row in rows]
+    log.write_bytes(b"\n".join([",".join(rows[0]).encode(), *lines]) + b"\n")
+    spec, notes = spec_with('{ kind = "bloom", count = 3, keys = 10 }'), []
+    with RejectLog() as rejects:
+        run = train(spec, [str(log)], rejects=rejects, on_note=notes.append)
+    assert run.failure is None
+    assert [note for note in notes if "sized for 10" in note]

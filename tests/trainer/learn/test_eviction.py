@@ -1,0 +1,224 @@
+"""A time to live: the keys that a sweep drops are those of an oracle in plain Python, and they start afresh."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from model_store.errors import SpecError
+from model_store.spec.spec import parse_spec
+from tests.trainer.click_logs import batch_of, learn, model_of, state_of
+from trainer.learn.eviction import SWEEP_ROWS, TimeToLive
+from trainer.logs.times import NO_TIME, parse_times, time_format
+
+HOUR = 3600
+
+
+def spec_of(ttl, extra=""):
+    return parse_spec(
+        '[model]\nname = "m"\n[input]\nlabel = "click"\ntimestamp = "ts"\n[fields]\nf = {}\ng = {}\n'
+        f"[learner]\nttl = {ttl}\nl1 = 0.01\n{extra}"
+    )
+
+
+def rows_of(size, seed, seconds_a_row=1.0, stray=False):
+    """A drifting log: the values of f come and go; g has a few that stay. Times jitter; a few are nonsense."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for row in range(size):
+        time = int(1_700_000_000 + row * seconds_a_row + random.integers(-50, 50))
+        if stray and random.random() < 0.01:
+            time = int(random.choice([0, 4_000_000_000]))
+        rows.append(
+            {
+                "click": b"%d" % random.integers(2),
+                "ts": b"%d" % time if not stray or random.random() < 0.97 else b"",
+                "f": b"%d" % (row // 400 + random.integers(20)),
+                "g": b"%d" % random.integers(5),
+            }
+        )
+    return rows
+
+
+def keys_of(row):
+    return [b"bias", b"f=" + row["f"], b"g=" + row["g"]]
+
+
+def kept_by_rows(rows, ttl):
+    """The keys after all rows: at each sweep those go whose last example is `ttl` rows ago, or longer."""
+    every, last = max(4096, ttl // 4), {}
+    for number, row in enumerate(rows, start=1):
+        last |= dict.fromkeys(keys_of(row), number)
+        if number % every == 0:
+            last = {key: seen for key, seen in last.items() if number - seen < ttl}
+    return set(last)
+
+
+def kept_by_time(rows, ttl_s):
+    """The same by the log's time, which is looked at every 4,096 rows."""
+    now, swept, marks, last, window = None, None, [], {}, []
+    for number, row in enumerate(rows, start=1):
+        last |= dict.fromkeys(keys_of(row), number)
+        if row["ts"]:
+            window.append(int(row["ts"]))
+        if number % 4096:
+            continue
+        median = sorted(window)[len(window) // 2]
+        swept = median if now is None else swept
+        now = median if now is None else max(now, median)
+        window = []
+        if not marks or now - marks[-1][1] >= ttl_s / 64:
+            marks.append((number, now))
+        if now - swept >= ttl_s / 4:
+            swept = now
+            old = max((row for row, time in marks if time <= now - ttl_s), default=0)
+            last = {key: seen for key, seen in last.items() if seen > old}
+    return set(last)
+
+
+@pytest.mark.parametrize("ttl", [1, 3000, 4096, 9000, 20_000])
+def test_exactly_the_keys_that_were_not_seen_for_so_many_rows_go(ttl):
+    rows = rows_of(30_000, 1)
+    model = learn(model_of(spec_of(ttl), list(rows[0])), rows, size=7000)
+    kept = kept_by_rows(rows, ttl)
+    assert set(state_of(model)) == kept
+    assert len({key for row in rows for key in keys_of(row)}) > len(kept)
+    assert model.evicted > 0
+    model.table._check()
+
+
+@pytest.mark.parametrize(("ttl", "seconds"), [("2h", 2 * HOUR), ("90m", 1.5 * HOUR), ("5h", 5 * HOUR)])
+@pytest.mark.parametrize("stray", [False, True])
+def test_exactly_the_keys_that_were_not_seen_for_so_long_go(ttl, seconds, stray):
+    rows = rows_of(30_000, 2, seconds_a_row=1.3, stray=stray)
+    model = learn(model_of(spec_of(f'"{ttl}"'), list(rows[0])), rows, size=5000)
+    kept = kept_by_time(rows, seconds)
+    assert set(state_of(model)) == kept
+    assert len({key for row in rows for key in keys_of(row)}) > len(kept)
+
+
+@pytest.mark.parametrize("ttl", ["6000", '"1h"'])
+@pytest.mark.parametrize("size", [500, 4096, 10_001])
+def test_batches_change_nothing(ttl, size):
+    rows = rows_of(20_000, 3)
+    whole, parts = (model_of(spec_of(ttl), list(rows[0])) for _ in range(2))
+    learn(whole, rows), learn(parts, rows, size=size)
+    assert whole.evicted == parts.evicted > 0
+    assert parts.artefact().sha256 == whole.artefact().sha256
+
+
+@pytest.mark.parametrize("ttl", ["6000", '"1h"'])
+def test_a_run_that_goes_on_sweeps_as_if_it_had_never_stopped(ttl):
+    rows = rows_of(20_000, 4)
+    whole, first, second = (model_of(spec_of(ttl), list(rows[0])) for _ in range(3))
+    learn(whole, rows), learn(first, rows[:9999])
+    second.restore({name: array.copy() for name, array in first.state().items()})
+    learn(second, rows[9999:])
+    assert second.evicted == whole.evicted
+    assert second.artefact().sha256 == whole.artefact().sha256
+
+
+def test_a_key_that_returns_starts_afresh():
+    times = {"ts": b"0"}
+    once = [{"click": b"1", "f": b"old", "g": b"0"} | times]
+    others = [{"click": b"0", "f": b"x", "g": b"0"} | times] * (2 * SWEEP_ROWS - 1)
+    model = learn(model_of(spec_of(10), list(once[0] | times)), once + others)
+    assert b"f=old" not in state_of(model)
+    before = state_of(model)
+    learn(model, once)
+    error = (state_of(model)[b"g=0"][1] - before[b"g=0"][1]) ** 0.5  # sqrt of g^2 = |p - y|
+    z, n = state_of(model)[b"f=old"]
+    assert (z, n) == pytest.approx((-error, error**2), rel=1e-9)
+
+
+@pytest.mark.slow
+def test_the_compact_table_forgets_too():
+    rows = rows_of(20_000, 5)
+    extra = 'precision = "q2.13"\nrate = "counts"\n'
+    model = learn(model_of(spec_of(6000, extra), list(rows[0])), rows)
+    data, keys = model.table.keys().data.tobytes(), model.table.keys()
+    found = {data[a:b] for a, b in zip(keys.offsets[:-1], keys.offsets[1:], strict=True)}
+    assert found == kept_by_rows(rows, 6000)
+
+
+def test_a_few_wrong_dates_do_not_move_the_clock():
+    policy = TimeToLive(1000)
+    times = np.full(SWEEP_ROWS, 5)
+    times[: SWEEP_ROWS // 3] = np.iinfo(np.int64).max
+    times[-5:] = NO_TIME
+    policy.pass_rows(times)
+    assert policy.due(SWEEP_ROWS) is None
+    assert policy.state()["clock"].tolist() == [5, 5]
+
+
+def test_marks_stay_few():
+    policy = TimeToLive(64 * 1000)
+    for number in range(1, 5000):
+        policy.pass_rows(np.full(SWEEP_ROWS, number * 10))
+        policy.due(number * SWEEP_ROWS)
+    assert len(policy.state()["marks"]) <= 64 + 16 + 1
+
+
+def micros(*moment):
+    return int(datetime(*moment, tzinfo=UTC).timestamp() * 1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "expected"),
+    [
+        (b"1700000000", None, 1_700_000_000_000_000),
+        (b"1700000000.25", None, 1_700_000_000_250_000),
+        (b"1700000000123", None, 1_700_000_000_123_000),
+        (b"1700000000123456", None, 1_700_000_000_123_456),
+        (b"1700000000123456789", None, 1_700_000_000_123_456),
+        (b"1700", "epoch_ms", 1_700_000),
+        (b"2014-10-21 05:30:00", None, micros(2014, 10, 21, 5, 30)),
+        (b"2014-10-21T05:30:00+02:00", None, micros(2014, 10, 21, 3, 30)),
+        (b"14102105", "%y%m%d%H", micros(2014, 10, 21, 5)),
+        (b"", None, NO_TIME),
+    ],
+)
+def test_times_are_read(text, form, expected):
+    alone, bad = parse_times(pa.array([text]), form)
+    assert (alone.tolist(), bad) == ([expected], [])
+    beside_text, _ = parse_times(pa.array([text, b"no time"]), form)
+    assert beside_text[0] == expected
+
+
+def test_typed_columns_are_read():
+    moment = datetime(2020, 1, 2, 3, 4, 5, tzinfo=UTC)
+    for kind in (pa.timestamp("ns"), pa.timestamp("s", "UTC")):
+        assert parse_times(pa.array([moment, None], kind), None)[0].tolist() == [
+            micros(2020, 1, 2, 3, 4, 5),
+            NO_TIME,
+        ]
+    assert parse_times(pa.array([1_700_000_000, None]), None)[0].tolist() == [1_700_000_000_000_000, NO_TIME]
+    _, bad = parse_times(pa.array([[1], [2]]), None)
+    assert [row for row, _ in bad] == [0, 1]
+
+
+def test_a_bad_time_is_a_reject_where_the_time_to_live_needs_it():
+    rows = rows_of(4, 1)
+    rows[1]["ts"] = b"yesterday"
+    needed = model_of(spec_of('"1h"'), list(rows[0])).maker.make(batch_of(rows))
+    assert [(r.line, r.reason) for r in needed.rejects] == [
+        (3, "ts: got 'yesterday', expected a time like ISO-8601")
+    ]
+    not_needed = model_of(spec_of(10), list(rows[0])).maker.make(batch_of(rows))
+    assert not_needed.rejects == () and not_needed.times.size == 0
+
+
+def test_a_time_fields_format_holds_for_the_clock():
+    spec = parse_spec(
+        '[model]\nname = "m"\n[input]\nlabel = "y"\ntimestamp = "hour"\n[learner]\nttl = "1d"\n'
+        '[fields]\nweekday = { kind = "time", part = "weekday", column = "hour", format = "%y%m%d%H" }\n'
+    )
+    assert time_format(spec) == "%y%m%d%H"
+
+
+def test_a_time_to_live_in_time_needs_a_clock():
+    with pytest.raises(SpecError, match=r"set input\.timestamp"):
+        parse_spec('[model]\nname = "m"\n[input]\nlabel = "y"\n[learner]\nttl = "30d"\n')

@@ -1,0 +1,173 @@
+"""The value table: its layout, and that growing never loses a key."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_store.spec.spec import parse_spec
+from tests.trainer.click_logs import batch_of, model_of
+from trainer.learn import table_kernels as kernels
+from trainer.learn.slots.layouts import (
+    Compact,
+    CompactCounts,
+    Full,
+    FullCounts,
+    Own,
+    OwnCompact,
+    OwnCompactCounts,
+    OwnCounts,
+)
+from trainer.learn.table import ValueTable
+
+SPEC = '[model]\nname = "m"\n[input]\nlabel = "click"\n[fields]\nf = {}\n'
+
+
+LAYOUTS = [Full, FullCounts, Compact, CompactCounts, Own, OwnCounts, OwnCompact, OwnCompactCounts]
+
+
+def keys_of(names):
+    """Keys as `ValueTable.add` takes them."""
+    offsets = np.cumsum([0, *(len(name) for name in names)]).astype(np.int64)
+    return np.frombuffer(b"".join(names), np.uint8), offsets, np.arange(len(names)).astype(np.uint16)
+
+
+def names_in(table):
+    keys = table.keys()
+    data = keys.data.tobytes()
+    return [data[a:b] for a, b in zip(keys.offsets[:-1], keys.offsets[1:], strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "seen", "size"),
+    [(Full, False, 32), (FullCounts, False, 32), (CompactCounts, False, 16), (Compact, True, 24)],
+)
+def test_a_shared_slot_has_its_size_and_begins_a_cache_line(layout, seen, size):
+    for capacity in (1 << 10, 1 << 16):
+        table = ValueTable(layout, keep_seen=seen, capacity=capacity)
+        assert table.slots.dtype.itemsize == size
+        assert table.slots.ctypes.data % 64 == 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("variants", [1, 3])
+def test_a_key_keeps_its_state_while_the_table_grows(layout, variants):
+    table = ValueTable(layout, variants=variants, keep_seen=True, capacity=64)
+    names = [b"f=%d" % number for number in range(3000)]
+    for start in range(0, 3000, 500):
+        table.add(*keys_of(names[start : start + 500]))
+        table.slots["seen"][table.keys().slots[start:]] = np.arange(start, start + 500)
+    table._check()
+    keys = table.keys()
+    assert names_in(table) == names
+    assert table.slots["seen"][keys.slots].tolist() == list(range(3000))
+    assert keys.features.tolist() == list(range(500)) * 6
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_evicting_drops_what_was_not_seen_and_nothing_else(layout):
+    table = ValueTable(layout, variants=2, keep_seen=True)
+    names = [b"f=%d" % number for number in range(5000)]
+    table.add(*keys_of(names))
+    table.slots["seen"][table.keys().slots] = np.arange(5000) % 1000
+    before = table.nbytes
+    assert table.evict(900) == 4500
+    table._check()
+    assert names_in(table) == [name for number, name in enumerate(names) if number % 1000 >= 900]
+    assert table.slots["seen"][table.keys().slots].min() == 900
+    assert table.nbytes <= before
+    table.add(*keys_of(names[:10]))
+    table._check()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_restored_table_is_the_table(layout):
+    table = ValueTable(layout, variants=2, keep_seen=True, capacity=64)
+    table.add(*keys_of([b"f=%d" % number for number in range(700)]))
+    for array in (table.slots, *(getattr(table.layout, name) for name in table._own_names())):
+        array.view(np.uint8).reshape(-1)[::11] |= 1 if array is not table.slots else 0
+    other = ValueTable(layout, variants=2, keep_seen=True)
+    other.restore({name: array.copy() for name, array in table.state().items()})
+    other._check()
+    for name, array in table.state().items():
+        assert array.tobytes() == other.state()[name].tobytes()
+
+
+@pytest.mark.parametrize("layout", [Compact, CompactCounts])
+def test_a_compact_table_needs_at_most_20_bytes_a_key_at_any_size(layout):
+    table = ValueTable(layout)
+    worst = 0.0
+    for start in range(0, 200_000, 500):
+        table.add(*keys_of([b"f=%d" % number for number in range(start, start + 500)]))
+        if start > 2000:
+            worst = max(worst, table.table_bytes / table.used)
+    assert worst <= 20.2  # the 20 of 16 bytes at eight tenths, and a row's worth of room
+
+
+@pytest.mark.slow
+def test_slots_beyond_2_to_27_are_found():
+    """Pages that nothing touches take no memory, so a table of this size costs what its few keys cost."""
+    for layout in (Full, CompactCounts):
+        table = ValueTable(layout, capacity=1 << 28)
+        names = [b"f=%d" % number for number in range(2000)]
+        slots = table.add(*keys_of(names))
+        assert slots.max() > 1 << 27
+        assert table.keys().slots.tolist() == slots.tolist()
+
+
+@pytest.mark.slow
+def test_an_arena_beyond_2_to_31_bytes_keeps_every_key():
+    table = ValueTable(capacity=1 << 20)
+    long = [(b"f=%08d" % number).ljust(4096, b"x") for number in range(1000)]
+    data, offsets, features = keys_of(long)
+    table._resize_arena((1 << 31) + (1 << 26))
+    for block in range(525):
+        data = data.copy()
+        data.reshape(1000, 4096)[:, 2:5] = np.frombuffer(b"%03d" % block, np.uint8)
+        table.add(data, offsets, features)
+    assert table.arena_bytes > 1 << 31
+    table.add(*keys_of([b"last=one"]))
+    lengths, numbers = np.empty(table.used, np.int64), np.empty(table.used, np.uint16)
+    kernels.arena_entries(table.arena, lengths, numbers)
+    assert lengths[-1] == 8
+    assert int(lengths.sum()) + kernels.ENTRY_HEAD * table.used == table.arena_bytes
+    assert table.arena[table.arena_bytes - 8 : table.arena_bytes].tobytes() == b"last=one"
+
+
+def test_a_capacity_must_be_a_power_of_two():
+    with pytest.raises(ValueError, match="power of two"):
+        ValueTable(capacity=100)
+
+
+@given(st.lists(st.text("abc", min_size=1, max_size=6).map(str.encode), max_size=300))
+def test_every_key_is_kept_once_with_its_last_example(values):
+    model = model_of(parse_spec(SPEC), ["click", "f"])
+    model.coordinates.table = ValueTable(capacity=4)
+    for start in range(0, len(values), 7):
+        rows = [{"click": b"0", "f": value} for value in values[start : start + 7]]
+        model.learn(model.maker.make(batch_of(rows)))
+    model.table._check()
+    found = names_in(model.table)
+    first_seen = list(dict.fromkeys(b"f=" + value for value in values))
+    assert found == ([b"bias", *first_seen] if values else [])
+    seen = dict(zip(found, model.table.slots["seen"][model.table.keys().slots].tolist(), strict=True))
+    last = {b"f=" + value: number for number, value in enumerate(values, start=1)}
+    assert all(seen[key] == number for key, number in last.items())
+
+
+def test_room_shrinks_and_growth_doubles():
+    table = ValueTable(capacity=16)
+    assert table.room == 11
+    table.grow()
+    assert (table.slots.size, table.room) == (32, 22)
+
+
+def test_a_long_arena_is_widened_without_loss():
+    model = model_of(parse_spec(SPEC), ["click", "f"])
+    model.table.arena = np.empty(64, np.uint8)
+    values = [b"%060d" % number for number in range(50)]
+    model.learn(model.maker.make(batch_of([{"click": b"1", "f": value} for value in values])))
+    keys = model.table.keys()
+    assert keys.data.tobytes() == b"bias" + b"".join(b"f=" + value for value in values)

@@ -1,0 +1,231 @@
+"""Inputs, compression, formats, damage, progress and memory: what holds whatever the format."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from model_store.errors import InputError
+from tests.trainer.logs.reading import read
+from trainer.logs.reader import LogReader
+
+ROOT = Path(__file__).resolve().parents[3]
+CSV = b"click,site\n" + b"".join(b"%d,s%d\n" % (i % 2, i) for i in range(20_000))
+
+
+def zstd(data: bytes) -> bytes:
+    return bytes(pa.Codec("zstd").compress(data, asbytes=True))
+
+
+def write(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def pipe(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("log.csv", CSV),
+        ("log.csv.gz", gzip.compress(CSV)),
+        ("log.csv.gz", gzip.compress(CSV[:7001]) + gzip.compress(CSV[7001:]) + bytes(512)),
+        ("log.CSV.ZST", zstd(CSV)),
+        ("log.csv.zst", zstd(CSV[:7001]) + zstd(CSV[7001:])),
+        ("log.csv", gzip.compress(CSV)),
+        ("log", zstd(CSV)),
+        ("log.txt", CSV),
+    ],
+)
+def test_compression_and_format_are_told_apart(tmp_path: Path, name: str, data: bytes) -> None:
+    everything = read(write(tmp_path / name, data), ["site"], batch_bytes=10_000)
+    assert everything.rows == [(b"s%d" % i,) for i in range(20_000)]
+    assert everything.lines == list(range(2, 20_002))
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd])
+@pytest.mark.parametrize(
+    ("data", "value"), [(b"a,b\n1,2\n", b"1"), (b"a\tb\n1\t2\n", b"1"), (b' {"a":"1"}\n', "1")]
+)
+def test_standard_input_of_any_format(
+    monkeypatch: pytest.MonkeyPatch, pack: type[bytes], data: bytes, value: bytes | str
+) -> None:
+    pipe(monkeypatch, pack(data))
+    with LogReader(["-"]) as reader:
+        assert reader.columns()[0] == "a"
+        (batch,) = reader.batches(["a"])
+    assert (batch.columns["a"].to_pylist(), batch.file) == ([value], "-")
+    assert reader.total_bytes is None
+    assert reader.bytes_read() == len(pack(data))
+
+
+@pytest.mark.slow
+def test_standard_input_from_a_real_pipe() -> None:
+    script = "from tests.trainer.logs.reading import read; got = read('-', ['site']); print(got.lines[-1])"
+    answer = subprocess.run(
+        [sys.executable, "-c", script], input=CSV, cwd=ROOT, capture_output=True, check=True
+    )
+    assert answer.stdout.split() == [b"20001"]
+
+
+def test_named_format_overrides_the_name(tmp_path: Path) -> None:
+    path = write(tmp_path / "log.csv", b"a\tb\n1,5\t2\n")
+    assert read(path, ["a"], format="tsv").rows == [(b"1,5",)]
+    with pytest.raises(
+        InputError, match="format 'xml' is not known; expected one of csv, tsv, jsonl, parquet"
+    ):
+        read(path, ["a"], format="xml")
+
+
+def test_files_are_read_in_the_order_named_and_globs_sorted(tmp_path: Path) -> None:
+    for name in ("b", "a", "c"):
+        write(tmp_path / f"{name}.csv", b"x\n" + name.encode() + b"\n")
+    reader = LogReader([str(tmp_path / "c.csv"), str(tmp_path / "[ab].csv")])
+    files = [(Path(batch.file).name, batch.lines.tolist()) for batch in reader.batches(["x"])]
+    assert files == [("c.csv", [2]), ("a.csv", [2]), ("b.csv", [2])]
+
+
+def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "log[1].csv", b"x\n1\n")
+    assert read(path, ["x"]).rows == [(b"1",)]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([], "no input: expected one or more files"),
+        (["nowhere.csv"], "nowhere.csv: there is no such file"),
+        (["*.nothing"], r"\*.nothing matches no file"),
+        (["."], r"\. is a folder; name its files"),
+        (["-", "-"], "can be read only once"),
+    ],
+)
+def test_inputs_that_are_not_there_are_refused_before_reading(inputs: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        LogReader(inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("log.csv.gz", CSV, "is not gzip, as its name says"),
+        ("log.zip", b"PK\x03\x04....", "is a zip archive; expected CSV"),
+        ("log", b"word\n", "cannot tell its format"),
+        ("log.tsv", b"", "is empty"),
+        ("log.jsonl.gz", gzip.compress(b"", mtime=0), "is empty"),
+    ],
+)
+def test_files_that_are_no_log_are_refused(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read(write(tmp_path / name, data), ["x"])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_unreadable_file_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "log.csv", CSV)
+    path.chmod(0)
+    with pytest.raises(InputError, match="cannot be opened: Permission denied"):
+        read(path, ["site"])
+
+
+def damaged(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes(64) + data[middle + 64 :]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("log.csv.gz", gzip.compress(CSV)[:-9]),
+        ("log.csv.gz", gzip.compress(CSV)[:-4]),
+        ("log.csv.gz", damaged(gzip.compress(CSV))),
+        ("log.csv.zst", zstd(CSV * 20)[:-9]),
+        ("log.csv.zst", zstd(CSV) + b"not a frame"),
+    ],
+)
+def test_damage_is_reported_after_the_rows_before_it(tmp_path: Path, name: str, data: bytes) -> None:
+    path = write(tmp_path / name, data)
+    sites: list[bytes] = []
+    batches = LogReader([str(path)], batch_bytes=5000).batches(["site"])
+    with pytest.raises(InputError, match=r"damaged or cut short, about [0-9,]+ bytes into the file"):
+        sites.extend(site for batch in batches for site in batch.columns["site"].to_pylist())
+    # Deflate has no checksum before its end, so the last rows before the damage is noticed may be wrong.
+    assert len(sites) > 5000
+    assert sites[:5000] == [b"s%d" % i for i in range(5000)]
+
+
+def test_cut_off_gzip_loses_no_whole_row(tmp_path: Path) -> None:
+    path = write(tmp_path / "log.csv.gz", gzip.compress(CSV)[:-8])
+    rows: list[int] = []
+    with pytest.raises(InputError):
+        rows.extend(batch.rows for batch in LogReader([str(path)]).batches(["site"]))
+    assert sum(rows) == 20_000
+
+
+def test_closing_in_the_middle_is_allowed(tmp_path: Path) -> None:
+    path = write(tmp_path / "log.csv", CSV)
+    reader = LogReader([str(path)], batch_bytes=100)
+    next(reader.batches(["site"]))
+    reader.close()
+    reader.close()
+
+
+def test_progress_grows_from_file_to_file(tmp_path: Path) -> None:
+    write(tmp_path / "1.csv", CSV)
+    write(tmp_path / "2.csv.gz", gzip.compress(CSV))
+    reader = LogReader([str(tmp_path / "*.csv*")], batch_bytes=5000)
+    seen = [reader.bytes_read() for _ in reader.batches(["site"])]
+    assert seen == sorted(seen)
+    assert reader.bytes_read() == reader.total_bytes
+
+
+_PEAK = r"""
+import re, sys
+from pathlib import Path
+from trainer.sources import LogReader
+reader = LogReader(sys.argv[1:], batch_bytes=1 << 20)
+rows = sum(batch.rows for batch in reader.batches(["click", "site"]))
+print(rows, re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+"""
+
+
+def peak_memory(path: Path) -> tuple[int, int]:
+    """Rows, and KiB at the peak. (Not ru_maxrss, which counts the parent's memory at the fork.)"""
+    command = [sys.executable, "-c", _PEAK, str(path)]
+    rows, peak = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.split()
+    return int(rows), int(peak)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "csv.gz", "parquet", "vw"])
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, kind: str) -> None:
+    import pyarrow.parquet as pq
+
+    def make(rows: int) -> Path:
+        path = tmp_path / f"{rows}.{kind}"
+        if kind == "parquet":
+            table = pa.table({"click": [0] * rows, "site": [f"site-{i:060}" for i in range(rows)]})
+            pq.write_table(table, path, row_group_size=20_000, use_dictionary=False)
+        elif kind == "jsonl":
+            path.write_bytes(b"".join(b'{"click":0,"site":"site-%060d"}\n' % i for i in range(rows)))
+        elif kind == "vw":
+            path.write_bytes(b"".join(b"0 |click a |site site-%060d\n" % i for i in range(rows)))
+        else:
+            data = b"click,site\n" + b"".join(b"0,site-%060d\n" % i for i in range(rows))
+            path.write_bytes(gzip.compress(data, 1) if kind == "csv.gz" else data)
+        return path
+
+    rows, peak = peak_memory(make(100_000))
+    more_rows, more_peak = peak_memory(make(1_000_000))
+    assert (rows, more_rows) == (100_000, 1_000_000)
+    assert more_peak < 1.1 * peak

@@ -1,0 +1,120 @@
+"""Weighted sets in JSON lines and Parquet: objects and maps that become columns of maps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_store.errors import SpecError
+from tests.trainer.logs.reading import read
+from trainer.logs.reader import LogReader
+
+FIRST = {"y": 1, "user": {"likes": {"art": 0.5}}, "n": 1}
+
+
+def write_lines(folder: Path, lines: list[Any]) -> Path:
+    path = folder / "log.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return path
+
+
+@pytest.mark.parametrize("batch_bytes", [1, 1 << 20])
+def test_an_object_of_numbers_can_be_wanted_by_its_path(tmp_path: Path, batch_bytes: int) -> None:
+    path = write_lines(
+        tmp_path,
+        [
+            FIRST,
+            {"y": 0, "user": {"likes": {"art": 2, "news": None}}},
+            {"y": 0, "user": {"likes": None}},
+            {"y": 0},
+            {"y": 0, "user": {"likes": {}}},
+        ],
+    )
+    with LogReader([str(path)]) as reader:
+        assert reader.columns() == ("y", "user.likes.art", "n", "user.likes.news", "user.likes")
+        assert reader.may_have("user.likes")
+    rows = [value for (value,) in read(path, ["user.likes"], batch_bytes=batch_bytes).rows]
+    assert rows == [[("art", 0.5)], [("art", 2.0), ("news", None)], None, None, []]
+
+
+@pytest.mark.parametrize(
+    ("likes", "reason"),
+    [
+        (
+            '{"art": "much"}',
+            "nested value: column 'user.likes' holds an object, in it 'art', which is no number",
+        ),
+        (
+            '{"art": true}',
+            "nested value: column 'user.likes' holds an object, in it 'art', which is no number",
+        ),
+        (
+            '{"art": [1]}',
+            "nested value: column 'user.likes' holds an object, in it 'art', which is no number",
+        ),
+        ('{"art": NaN}', "not a finite number: column 'user.likes' holds nan"),
+        (
+            '{"art": 1' + "0" * 400 + "}",
+            "not a finite number: column 'user.likes' holds a whole number that no double can hold",
+        ),
+        ('{"\\ud800": 1}', "invalid UTF-8: column 'user.likes' holds half of a surrogate pair"),
+    ],
+)
+def test_an_object_with_anything_else_costs_its_row(tmp_path: Path, likes: str, reason: str) -> None:
+    path = write_lines(tmp_path, [FIRST, '{"y": 0, "user": {"likes": ' + likes + "}}", FIRST])
+    everything = read(path, ["user.likes"])
+    assert (everything.lines, everything.rejects) == ([1, 3], [(2, reason)])
+
+
+def test_a_column_that_is_no_object_at_first_takes_none_later(tmp_path: Path) -> None:
+    path = write_lines(tmp_path, [FIRST, {"n": {"a": 1}}])
+    assert read(path, ["n"]).rejects == [(2, "nested value: column 'n' holds an object")]
+    with pytest.raises(SpecError, match="has no column 'm'"):
+        read(path, ["m"])
+
+
+WEIGHTED = st.dictionaries(
+    st.text(max_size=3), st.one_of(st.none(), st.integers(), st.floats(-1e24, 1e24)), max_size=4
+)
+LIKES = st.one_of(st.none(), WEIGHTED)
+
+
+@given(st.lists(LIKES, max_size=6), st.sampled_from([1, 100, 1 << 20]))
+def test_objects_are_read_as_json_has_them_wherever_the_blocks_fall(
+    tmp_path_factory: pytest.TempPathFactory, likes: list[dict[str, Any] | None], batch_bytes: int
+) -> None:
+    lines = [FIRST, *({"user": {"likes": each}} for each in likes)]
+    path = write_lines(tmp_path_factory.getbasetemp(), lines)
+    rows = [value for (value,) in read(path, ["user.likes"], batch_bytes=batch_bytes).rows]
+    expected = [
+        None if each is None else [(k, None if x is None else float(x)) for k, x in each.items()]
+        for each in likes
+    ]
+    assert rows[1:] == expected
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32(), pa.int32()])
+def test_a_parquet_map_to_numbers_is_a_column(tmp_path: Path, kind: pa.DataType) -> None:
+    path = tmp_path / "log.parquet"
+    likes = pa.array([[("art", 2)], None, [("art", 1), ("art", 3)]], pa.map_(pa.string(), kind))
+    tags = pa.array([["a"], [], None])
+    texts = pa.array([[("a", "b")]] * 3, pa.map_(pa.string(), pa.string()))
+    pq.write_table(pa.table({"y": [0, 1, 1], "likes": likes, "tags": tags, "texts": texts}), path)
+    with LogReader([str(path)]) as reader:
+        assert reader.columns() == ("y", "likes", "tags")
+        assert reader.kinds() == {"likes": "set", "tags": "set"}
+    rows = [value for (value,) in read(path, ["likes"]).rows]
+    assert rows == [[("art", 2.0)], None, [("art", 1.0), ("art", 3.0)]]
+
+
+def test_a_float_in_a_parquet_map_is_meant_by_its_digits(tmp_path: Path) -> None:
+    path = tmp_path / "log.parquet"
+    pq.write_table(pa.table({"likes": pa.array([[("a", 0.1)]], pa.map_(pa.string(), pa.float32()))}), path)
+    assert read(path, ["likes"]).rows == [([("a", 0.1)],)]

@@ -1,0 +1,173 @@
+"""The chances that policies give to what was shown: against scores and choices computed row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model_store.artefact.artefact import Artefact
+from model_store.features.features import FeaturePlan
+from model_store.named_model import NamedModel
+from model_store.spec.spec import parse_spec
+from tests.trainer.off_policy.rows import CHANCES, ITEMS, SPEC, Row, rows_of, write_items, write_rows
+from trainer.examples.side_tables import SideTable
+from trainer.logs.rejects import RejectLog
+from trainer.off_policy.estimating import Estimates, Estimating
+from trainer.off_policy.logged import DECISION_ROW, LogOfRows
+from trainer.off_policy.policies import Choice, EpsilonGreedy, Greedy, Judging, PolicyName, Softmax
+from trainer.runs.train import train
+
+LOG = rows_of(300, seed=3, per_request=2)
+
+
+@pytest.fixture(scope="module")
+def artefact(tmp_path_factory: pytest.TempPathFactory) -> Artefact:
+    """A model of another log."""
+    log = write_rows(tmp_path_factory.mktemp("before") / "log.csv", rows_of(400, seed=1))
+    return train(parse_spec(SPEC), [str(log)], rejects=RejectLog()).model.artefact()
+
+
+def estimated(
+    folder: Path,
+    policies: list[str],
+    choices: list[Choice],
+    model: Artefact | None = None,
+    rows: list[Row] = LOG,
+) -> Estimates:
+    """What is estimated on the log, without a bootstrap."""
+    spec = parse_spec(SPEC)
+    table = SideTable.of_items(write_items(folder / "items.csv"), spec.input)
+    log = LogOfRows(
+        [str(write_rows(folder / "log.csv", rows))],
+        None,
+        [table],
+        None,
+        None,
+        DECISION_ROW,
+        lambda text: None,
+    )
+    names = [PolicyName.parse(each) for each in policies]
+    models = {each.name: NamedModel(model, each.name) for each in names if each.is_model and model}
+    judging = Judging(bootstrap=0)
+    return Estimating(spec, names, models, choices, table, (), DECISION_ROW, judging).run(log.read)
+
+
+class Slow:
+    """A model as a dict of keys, with the definition of a score."""
+
+    def __init__(self, artefact: Artefact, variant: int) -> None:
+        self._plan, self._bit = FeaturePlan.of(artefact.spec), variant
+        weights = artefact.weights_of(variant).tolist()
+        self._weights = {artefact.key(row): weights[row] for row in range(artefact.rows)}
+
+    def scores(self, row: Mapping[str, object]) -> dict[str, float]:
+        """The score of every item in the row's place."""
+        return {item: self._score({**row, "item": item, "brand": ITEMS[item]}) for item in ITEMS}
+
+    def _score(self, row: Mapping[str, object]) -> float:
+        example = {field.name: str(row[field.column]) for field in self._plan.fields}
+        keys = self._plan.keys(example)
+        found = (self._weights.get(key, 0.0) * x for key, x, mask in keys if mask >> self._bit & 1)
+        return float(sum(found))
+
+
+def slow_chance(choice: Choice, scores: dict[str, float], item: str) -> float:
+    if isinstance(choice, Softmax):
+        raised = {name: np.exp(score / choice.temperature) for name, score in scores.items()}
+        return float(raised[item] / sum(raised.values()))
+    best = max(scores, key=lambda name: scores[name])
+    epsilon = choice.epsilon if isinstance(choice, EpsilonGreedy) else 0.0
+    return float((1 - epsilon) * (item == best) + epsilon / len(scores))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choice", [Greedy(), Softmax(0.7), EpsilonGreedy(0.25)])
+def test_a_models_estimates_are_those_of_scores_taken_row_by_row(
+    artefact: Artefact, choice: Choice, tmp_path: Path
+) -> None:
+    found = estimated(tmp_path, ["shop.arrow"], [choice], artefact)
+    for number, variant in enumerate(("base", "plain")):
+        slow = Slow(artefact, number)
+        weights = [slow_chance(choice, slow.scores(row), row["item"]) / row["propensity"] for row in LOG]
+        clicks = sum(w * row["click"] for w, row in zip(weights, LOG, strict=True))
+        policy = found.policies[number]
+        assert policy.name == f"shop.arrow@{variant} {choice.name}"
+        assert policy.estimates["ips"].value == pytest.approx(clicks / len(LOG))
+        assert policy.estimates["snips"].value == pytest.approx(clicks / sum(weights))
+        assert policy.support.ess == pytest.approx(sum(weights) ** 2 / sum(w * w for w in weights))
+
+
+def test_one_variant_can_be_asked_for(artefact: Artefact, tmp_path: Path) -> None:
+    both = estimated(tmp_path, ["shop.arrow"], [Greedy()], artefact)
+    one = estimated(tmp_path, ["shop.arrow@plain"], [Greedy()], artefact)
+    assert one.policies == both.policies[1:]
+
+
+def test_uniform_and_logged_are_their_definitions(tmp_path: Path) -> None:
+    uniform, logged = estimated(tmp_path, ["uniform", "logged"], []).policies
+    weights = np.array([1 / 5 / CHANCES[row["item"]] for row in LOG])
+    clicks = np.array([row["click"] for row in LOG])
+    assert uniform.estimates["snips"].value == pytest.approx((weights * clicks).sum() / weights.sum())
+    assert uniform.estimates["ips"].value == pytest.approx((weights * clicks).mean())
+    assert [each.value for each in logged.estimates.values()] == [pytest.approx(clicks.mean())] * 3
+    assert (logged.support.largest, logged.difference.value) == (1.0, 0.0)
+
+
+def test_the_rates_of_places_are_those_of_their_rows(tmp_path: Path) -> None:
+    (uniform,) = estimated(tmp_path, ["uniform"], []).policies
+    for place in (1, 2):
+        rows = [row for row in LOG if row["position"] == place]
+        (alone,) = estimated(tmp_path, ["uniform"], [], rows=rows).policies
+        assert uniform.positions[str(place)]["snips"] == alone.estimates["snips"]
+    assert list(uniform.positions) == ["1", "2"]
+
+
+def test_a_learning_policy_judges_every_request_before_it_learns_from_it(tmp_path: Path) -> None:
+    """Given requests of two rows, when a row is judged, the model is that of all requests before."""
+    rows = LOG[:40]
+    (policy,) = estimated(tmp_path, ["learning@base"], [Softmax(1.0)], rows=rows).policies
+    weights = []
+    for number, row in enumerate(rows):
+        before = [each for each in rows if int(each["request"][1:]) < int(row["request"][1:])]
+        if not before:
+            scores = dict.fromkeys(ITEMS, 0.0)
+        else:
+            log = write_rows(tmp_path / f"before-{number}.csv", before)
+            model = train(parse_spec(SPEC), [str(log)], rejects=RejectLog()).model
+            scores = Slow(model.artefact(), 0).scores(row)
+        weights.append(slow_chance(Softmax(1.0), scores, row["item"]) / row["propensity"])
+    clicks = np.array([row["click"] for row in rows])
+    expected = (np.array(weights) * clicks).mean()
+    assert policy.estimates["ips"].value == pytest.approx(
+        expected, rel=1e-6
+    )  # a model is published in float32
+
+
+def test_a_better_model_is_estimated_to_be_better_than_the_log(artefact: Artefact, tmp_path: Path) -> None:
+    """Given clicks that depend on the item, when a model of them chooses, its rate is that of the best item."""
+    rows = rows_of(4000, seed=11)
+    greedy = estimated(tmp_path, ["shop.arrow@base"], [Greedy()], artefact, rows=rows).policies[0]
+    snips = greedy.estimates["snips"]
+    best = 0.5 * (1.5 + 1 + 1) / 3  # item a, over the three ages
+    assert snips.low is not None and snips.high is not None
+    assert snips.low <= best <= snips.high
+    assert greedy.difference.low is not None and greedy.difference.low > 0.0
+
+
+def test_wrong_propensities_are_told_by_the_mean_weight(tmp_path: Path) -> None:
+    rows = [{**row, "propensity": row["propensity"] / 2} for row in LOG]
+    (uniform,) = estimated(tmp_path, ["uniform"], [], rows=rows).policies
+    assert any("mean weight" in warning for warning in uniform.warnings)
+    (uniform,) = estimated(tmp_path, ["uniform"], []).policies
+    assert uniform.warnings == ()
+
+
+def test_items_that_the_log_never_shows_are_told(tmp_path: Path) -> None:
+    """Given a log without item a, when uniform is estimated, a fifth of its choices is unknown."""
+    rows = [row for row in LOG if row["item"] != "a"]
+    (uniform,) = estimated(tmp_path, ["uniform"], [], rows=rows).policies
+    assert uniform.unlogged == pytest.approx(0.2)
+    assert any("20.0%" in warning for warning in uniform.warnings)

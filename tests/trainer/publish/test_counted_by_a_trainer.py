@@ -1,0 +1,145 @@
+"""`ftrie trainer` over events: what it counts online is what the events say, and what served badly is rolled back."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import defaultdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftrie.cli import run
+from model_store.spec.spec import parse_spec
+from model_store.store import Store
+from tests.model_store.models import model
+
+WINDOW_S = 60
+SPEC = f"""
+[model]
+name = "ads"
+[input]
+label = "click"
+timestamp = "ts"
+request = "request_id"
+item = "item"
+[fields]
+age = {{ side = "user" }}
+brand = {{ side = "item" }}
+[variants]
+base = {{ share = 0.5 }}
+plain = {{ share = 0.5, without = ["age"] }}
+[join]
+window = "{WINDOW_S}s"
+"""
+GUARD = '[guard]\nlogloss_rise = "off"\ncalibration = "off"\nonline_clicks = 50\n'
+Event = dict[str, Any]
+
+
+@pytest.fixture
+def began() -> int:
+    """The second of the first event: half an hour before the test, however late in a run of the suite it begins."""
+    return int(time.time()) - 1800
+
+
+def impressions(began: int, count: int, seed: int, version: int, ctr: float) -> list[Event]:
+    """One a second from `began` on, of three items, answered by `version`."""
+    chance = random.Random(seed)
+    return [
+        {
+            "request_id": f"r{number}",
+            "ts": began + number,
+            "model": "ads",
+            "version": version,
+            "variant": chance.choice(["base", "plain"]),
+            "user": {"age": chance.choice(["20", "30"])},
+            "items": [
+                {"id": f"i{place}", "position": place, "ctr": ctr, "features": {"brand": chance.choice("ab")}}
+                for place in range(3)
+            ],
+        }
+        for number in range(count)
+    ]
+
+
+def clicks(shown: list[Event], seed: int, chance: float) -> list[Event]:
+    """Of each item with this chance; one in ten comes too late to count."""
+    random_ = random.Random(seed)
+    return [
+        {"request_id": each["request_id"], "item": item["id"], "ts": each["ts"] + delay}
+        for each in shown
+        for item in each["items"]
+        if random_.random() < chance
+        for delay in [random_.choice([1] * 5 + [20] * 4 + [WINDOW_S + 30])]
+    ]
+
+
+def trained(folder: Path, store_url: str, spec: str, events: list[Event], *flags: str) -> int:
+    (folder / "ads.toml").write_text(spec)
+    log = folder / "events.jsonl"
+    log.write_text("".join(json.dumps(each) + "\n" for each in sorted(events, key=lambda each: each["ts"])))
+    state = f"--checkpoint={folder / 'state'}"
+    return run(
+        [
+            "trainer",
+            str(folder / "ads.toml"),
+            f"--from={log}",
+            f"--store={store_url}",
+            "--once",
+            state,
+            *flags,
+        ]
+    )
+
+
+def test_what_is_counted_is_what_the_events_say(
+    began: int, tmp_path: Path, store: Store, store_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = impressions(began, 900, seed=1, version=7, ctr=0.2)
+    clicked = clicks(shown, seed=2, chance=0.15)
+    assert trained(tmp_path, store_url, SPEC, [*shown, *clicked], "--no-publish") == 0
+    times = {each["request_id"]: each["ts"] for each in shown}
+    in_time = defaultdict(set)
+    for each in clicked:
+        if each["ts"] <= times[each["request_id"]] + WINDOW_S:
+            in_time[each["request_id"]].add(each["item"])
+    expected: dict[Any, list[float]] = defaultdict(lambda: [0, 0, 0, 0.0])
+    for each in shown:
+        y = len(in_time[each["request_id"]])
+        cell = expected[each["ts"] // 60, 7, each["variant"]]
+        for place, added in enumerate((1, y, y * y, 0.6)):
+            cell[place] += added
+    online = store.model("ads").online
+    found = {
+        cell: [sums.requests, sums.clicks, sums.clicks_squared, pytest.approx(sums.ctr_nano / 1e9)]
+        for cell, sums in online.read(range(began // 60, began // 60 + 40))
+    }
+    assert found == dict(expected)
+    capsys.readouterr()
+    since = datetime.fromtimestamp(began, UTC).isoformat()
+    assert run(["experiment", "report", "ads", "--since", since, "--store", store_url, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["all"]["requests"] == 900
+    assert report["all"]["clicks"] == sum(len(items) for items in in_time.values())
+
+
+def test_versions_whose_promises_do_not_come_true_are_rolled_back(
+    began: int, tmp_path: Path, store: Store, store_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ads = store.model("ads")
+    for _ in range(2):
+        ads.publish_and_activate(model(spec=parse_spec(SPEC)))
+    ads.refusals.watch(candidate=2, good=1)
+    shown = impressions(began, 600, seed=3, version=2, ctr=0.6)
+    events = [*shown, *clicks(shown, seed=4, chance=0.05)]
+    assert trained(tmp_path, store_url, SPEC + GUARD, events) == 0
+    assert ads.active() == 1
+    record = ads.refusals.record()
+    assert (record.rolled_back, record.target) == (1, 1)
+    assert "online calibration since version 2: got " in ads.manifest(2).refused
+    said = capsys.readouterr().err
+    assert "ROLLED BACK from version " in said
+    assert ads.versions()[-1].version > 2  # learned on, published, and held in the cooldown

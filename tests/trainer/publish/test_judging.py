@@ -1,0 +1,142 @@
+"""What is refused, and with which words; and what only chance has moved."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from model_store.spec.sections import GuardSection
+from model_store.versions.manifest import RecentFigures, RecentVariant
+from trainer.publish.guard import judge, leaves
+
+BOUNDS = GuardSection()
+
+
+def figures(
+    logloss: float = 0.3,
+    error: float = 0.001,
+    predicted: float = 1000.0,
+    clicks: float = 1000.0,
+    **changed: int,
+) -> RecentFigures:
+    variant = RecentVariant(logloss, error, predicted, predicted)
+    of = RecentFigures(
+        examples=10_000, weight=10_000.0, clicks=clicks, keys=5_000, variants={"base": variant}
+    )
+    return replace(of, **changed)  # type: ignore[arg-type]
+
+
+def reasons(candidate: RecentFigures, last: RecentFigures | None, bounds: GuardSection = BOUNDS) -> list[str]:
+    return list(judge(bounds, candidate, last).reasons)
+
+
+def test_what_is_as_before_may_be_served() -> None:
+    verdict = judge(BOUNDS, figures(), figures())
+    assert verdict.may_be_served
+    assert verdict.refused == ""
+
+
+def test_a_risen_logloss_is_refused_with_what_it_is_what_it_may_be_and_what_it_was() -> None:
+    assert reasons(figures(logloss=0.35), figures()) == [
+        "log-loss of base: got 0.35000, at most 0.33000 is allowed (0.1 above the active version's 0.30000, brought "
+        "from its click rate, 0.1000, to 0.1000)"
+    ]
+
+
+def test_a_rise_within_the_bound_or_within_chance_is_not_refused() -> None:
+    assert reasons(figures(logloss=0.329), figures()) == []
+    # 0.35 is 0.02 above the bound; two standard errors are 2 sqrt(0.009² + (1.1 · 0.009)²) = 0.027
+    assert reasons(figures(logloss=0.35, error=0.009), figures(error=0.009)) == []
+
+
+def test_a_logloss_that_rises_with_the_click_rate_alone_is_not_refused() -> None:
+    """0.1 and 0.15 have entropies of 0.325 and 0.423."""
+    assert reasons(figures(logloss=0.39, clicks=1500.0, predicted=1500.0), figures()) == []
+    assert len(reasons(figures(logloss=0.44, clicks=1500.0, predicted=1500.0), figures())) == 1
+    assert len(reasons(figures(logloss=0.29, clicks=500.0, predicted=500.0), figures())) == 1
+
+
+@pytest.mark.parametrize("clicks", [0.0, 10_000.0])
+def test_a_window_of_no_click_or_nothing_but_clicks_sets_no_bound_to_others(clicks: float) -> None:
+    assert reasons(figures(), figures(logloss=1e-3, clicks=clicks)) == []
+
+
+def test_a_better_logloss_is_never_refused() -> None:
+    assert reasons(figures(logloss=0.01), figures()) == []
+
+
+@pytest.mark.parametrize(("predicted", "side"), [(1500.0, "above"), (600.0, "below")])
+def test_a_calibration_outside_its_band_is_refused_without_any_last_version(
+    predicted: float, side: str
+) -> None:
+    assert reasons(figures(predicted=predicted), None) == [
+        f"calibration of base: got {predicted / 1000:.3g} ({predicted:,.0f} clicks predicted, 1,000 came), "
+        f"{side} the band from 0.8 to 1.25"
+    ]
+
+
+def test_a_model_that_promises_clicks_of_which_none_comes_is_refused() -> None:
+    (reason,) = reasons(figures(predicted=50.0, clicks=0.0), None)
+    assert reason.startswith("calibration of base: got infinite (50 clicks predicted, 0 came)")
+
+
+def test_few_clicks_refuse_only_what_is_plain() -> None:
+    assert reasons(figures(predicted=9.0, clicks=5.0), None) == []
+    assert len(reasons(figures(predicted=90.0, clicks=50.0), None)) == 1
+
+
+def test_few_examples_are_not_judged_but_for_their_keys() -> None:
+    assert reasons(figures(predicted=1e5, examples=999), figures()) == []
+    assert reasons(figures(logloss=9.0), figures(examples=999)) == []
+    assert len(reasons(figures(keys=0, examples=999), None)) == 1
+
+
+@pytest.mark.parametrize(("keys", "change", "most"), [(2_000, "-60%", "-50%"), (30_000, "+500%", "+400%")])
+def test_a_number_of_keys_far_from_the_last_is_refused(keys: int, change: str, most: str) -> None:
+    (reason,) = reasons(figures(keys=keys), figures())
+    assert reason == (
+        f"keys: got {keys:,}, {change} against the 5,000 of the active version; at most {most} is allowed"
+    )
+
+
+def test_a_model_that_has_just_begun_may_grow_by_any_factor() -> None:
+    assert reasons(figures(keys=1_000_000), figures(examples=9_999)) == []
+
+
+def test_too_few_keys_are_refused() -> None:
+    bounds = GuardSection(min_keys=10_000)
+    assert reasons(figures(), None, bounds) == ["keys: got 5,000, at least 10,000 are expected"]
+
+
+def test_every_reason_is_told() -> None:
+    verdict = judge(BOUNDS, figures(logloss=1.0, predicted=3000.0, keys=1), figures())
+    assert [reason.split()[0] for reason in verdict.reasons] == ["keys:", "log-loss", "calibration"]
+    assert verdict.refused == "; ".join(verdict.reasons)
+
+
+def test_what_is_off_is_not_looked_at() -> None:
+    bounds = GuardSection(logloss_rise="off", calibration="off", keys_fall="off")
+    assert reasons(figures(logloss=9.0, predicted=1e6, keys=1), figures(), bounds) == []
+
+
+def test_a_variant_that_is_new_is_not_held_against_another() -> None:
+    last = replace(figures(), variants={"other": RecentVariant(0.1, 0.0, 1000.0, 1000.0)})
+    assert reasons(figures(logloss=0.9), last) == []
+
+
+@pytest.mark.parametrize("bound", [0.8, 1.25])
+def test_chance_alone_leaves_a_bound_in_about_one_case_of_forty(bound: float) -> None:
+    """Clicks drawn under the bound itself: beyond two standard errors on one side lie 2.3 %."""
+    random = np.random.default_rng(11)
+    promised = 400.0
+    clicks = random.poisson(promised / bound, 20_000)
+    left = sum(leaves((0.8, 1.25), promised, promised, float(y)) is not None for y in clicks)
+    assert left / clicks.size == pytest.approx(0.5 * math.erfc(math.sqrt(2.0)), abs=0.006)
+
+
+def test_weights_widen_what_chance_may_do() -> None:
+    assert leaves((0.8, 1.25), 125.0, 125.0, 70.0) == ("above", 1.25)
+    assert leaves((0.8, 1.25), 125.0, 1250.0, 70.0) is None

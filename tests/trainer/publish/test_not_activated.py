@@ -1,0 +1,85 @@
+"""A version that went out before the store failed is published: it is counted so, named, and activated later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ftrie.cli import run
+from model_store.errors import NotActivated
+from model_store.redis.embedded import SOCKET
+from model_store.spec.spec import parse_spec
+from model_store.store import Store
+from tests.trainer.click_logs import learn, model_of
+from tests.trainer.publish.shop import rows
+from trainer.checkpoint.keeper import Every
+from trainer.learn.model import LearningModel
+from trainer.publish.publisher import Published, Publisher, Publishing
+from trainer.runs.publish_pacing import GoingOut
+from trainer.runs.stream import Counts
+
+SPEC = '[model]\nname = "shop"\n[input]\nlabel = "click"\n[fields]\nbrand = { side = "item" }\n'
+WRITER = "no-activation"
+
+
+@pytest.fixture
+def half_url(store: Store, valkey_url: str) -> Iterator[str]:
+    """The URL of the store for a user that may write versions, but not which one is active."""
+    keys = [f"~ftrie:{{shop}}:{key}" for key in ("version*", "sequence", "epoch", "trainer", "refusals")]
+    rules = ["reset", "on", "nopass", "+@all", "%R~*", *keys]
+    store.client.execute_command("ACL", "SETUSER", WRITER, *rules)
+    yield f"unix://{WRITER}:x@{Path(valkey_url.removeprefix('embedded:')) / SOCKET}"
+    store.client.execute_command("ACL", "DELUSER", WRITER)
+
+
+def lift(store: Store) -> None:
+    store.client.execute_command("ACL", "SETUSER", WRITER, "~*")
+
+
+def learner() -> LearningModel:
+    return model_of(parse_spec(SPEC), ("click", "brand", "user"), keep_seen=True)
+
+
+def test_what_went_out_is_counted_and_activated_once_the_store_lets_it(store: Store, half_url: str) -> None:
+    said: list[str] = []
+    with Store.open(half_url) as half:
+        how = Publishing(Every(1, None), activate=True, keep=None)
+        publisher = Publisher(half.model("shop"), how, said.append)
+        out, model = GoingOut(publisher, 0), learner()
+        out.begin(model)
+        learn(model, rows(50, seed=1))
+        out.after_step(model, Counts(), behind=False)
+        assert publisher.counts == Published(snapshots=1)
+        assert (out.version, out.rows, store.model("shop").active()) == (1, 50, None)
+        (warning,) = said
+        assert "version 1 is published and stays inactive" in warning
+        assert "ftrie store activate shop 1" in warning
+        with pytest.raises(NotActivated):
+            publisher.finish(model)
+        assert len(store.model("shop").versions()) == 1  # nothing had changed since
+        lift(store)
+        publisher.try_again()
+        assert store.model("shop").active() == 1
+        assert said[-1] == "version 1 is active by now"
+        assert publisher.finish(model) == 1
+
+
+@pytest.mark.parametrize("flags", [[], ["--publish-every", "10"]])
+def test_train_names_the_version_that_is_out(
+    flags: list[str],
+    store: Store,
+    half_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("shop.toml").write_text(SPEC)
+    Path("log.csv").write_text("click,brand\n" + "1,a\n0,b\n" * 20)
+    assert run(["train", "shop.toml", "log.csv", "--store", half_url, "--activate", *flags]) == 5
+    err = capsys.readouterr().err
+    assert "version 1 is published and stays inactive" in err and "ftrie store activate shop 1" in err
+    assert [info.version for info in store.model("shop").versions()] == [1]
+    assert not Path("shop.unpublished.arrow").exists()

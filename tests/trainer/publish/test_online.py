@@ -1,0 +1,282 @@
+"""What closed requests add up to, against loops straight from the definitions; checkpoints, and a real store."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from model_store.errors import StoreUnavailable
+from model_store.store import Store
+from model_store.versions.online_metrics import CTR_UNIT, OnlineSums
+from trainer.events.columns import CTR, VARIANT, VERSION
+from trainer.join.join import Closed, Joined
+from trainer.join.rows import Segments
+from trainer.publish.online_metrics import MOST_VERSIONS, REMEMBERED_MINUTES, Online
+from trainer.publish.rollback import Evidence
+
+MINUTE_US = 60_000_000
+NOW_US = 1_700_000_000_000_000
+Request = dict[str, Any]
+
+
+def drawn(count: int, seed: int, minutes: int = 5) -> list[Request]:
+    """Requests of several minutes, versions and variants; some without a version, a variant or a ctr."""
+    random = np.random.default_rng(seed)
+    requests = []
+    for _ in range(count):
+        shown = int(random.integers(1, 8))
+        ctr = random.random(shown).tolist()
+        if random.random() < 0.1:
+            ctr[int(random.integers(shown))] = None
+        requests.append(
+            {
+                "version": int(random.integers(1, 4)) if random.random() < 0.9 else None,
+                "variant": str(random.choice(["base", "a:b", "ü"])) if random.random() < 0.9 else None,
+                "ctr": ctr,
+                "clicks": int(random.integers(0, shown + 1)),
+                "conversions": int(random.integers(0, 2)),
+                "time_us": NOW_US + int(random.integers(0, minutes * MINUTE_US)),
+            }
+        )
+    return requests
+
+
+def closing(requests: list[Request], segments: Segments) -> Joined:
+    """The requests as the join gives them out: their rows in segments, two for every other one."""
+    closed: dict[str, list[int]] = defaultdict(list)
+    for begin in range(0, len(requests), 7):
+        some = requests[begin : begin + 7]
+        rows = [(r["version"], r["variant"], ctr) for r in some for ctr in r["ctr"]]
+        version, variant, ctr = (list(column) for column in zip(*rows, strict=True))
+        number = segments.add(
+            {
+                "brand": pa.array([b"x"] * len(rows)),
+                VERSION: pa.array(version, pa.int64()) if any(version) else pa.nulls(len(rows)),
+                VARIANT: pa.array([v and v.encode() for v in variant], pa.binary()),
+                CTR: pa.array(ctr, pa.float64()),
+            }
+        )
+        row = 0
+        for each in some:
+            closed["segment"].append(number)
+            closed["row"].append(row)
+            closed["rows"].append(len(each["ctr"]))
+            row += len(each["ctr"])
+    for name in ("clicks", "conversions", "time_us"):
+        closed[name] = [each[name] for each in requests]
+    closed["positives"] = closed["clicks"]
+    wide = {"row": np.int64, "time_us": np.int64}
+    arrays = {name: np.array(values, wide.get(name, np.int32)) for name, values in closed.items()}
+    none = np.empty(0, np.int64)
+    return Joined(none.astype(np.int32), none, none.astype(np.uint8), none.astype(np.bool_), Closed(**arrays))
+
+
+def by_definition(requests: list[Request]) -> dict[tuple[int, int, str], dict[str, float]]:
+    cells: dict[Any, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for each in requests:
+        cell = (each["time_us"] // MINUTE_US, each["version"] or 0, each["variant"] or "")
+        s, y = len(each["ctr"]), each["clicks"]
+        told = None not in each["ctr"]
+        c = sum(each["ctr"]) if told else 0.0
+        added = {
+            "requests": 1, "shown": s, "clicks": y, "conversions": each["conversions"], "ctr_nano": c / 1e-9,
+            "shown_squared": s * s, "clicks_squared": y * y, "shown_clicks": s * y, "ctr_squared": c * c / 1e-6,
+            "ctr_clicks": c * y / 1e-6, "without_ctr": not told,
+        }  # fmt: skip
+        for name, value in added.items():
+            cells[cell][name] += value
+    return cells
+
+
+def added(online: Online, requests: list[Request], tmp_path: Path, pieces: int = 1) -> Online:
+    for number in range(pieces):
+        some = requests[len(requests) * number // pieces : len(requests) * (number + 1) // pieces]
+        if some:
+            segments = Segments(tmp_path / f"{id(some)}-{number}", 1 << 30)
+            online.add(closing(some, segments), segments)
+    return online
+
+
+def written(online: Online, store: Store) -> dict[tuple[int, int, str], OnlineSums]:
+    metrics = store.model("ads").online
+    online.flush(metrics)
+    return dict(metrics.read(range(NOW_US // MINUTE_US - 1, NOW_US // MINUTE_US + 300)))
+
+
+def test_cells_hold_the_sums_of_their_requests(tmp_path: Path, store: Store) -> None:
+    requests = drawn(500, seed=1)
+    found = written(added(Online(), requests, tmp_path), store)
+    expected = by_definition(requests)
+    assert found.keys() == expected.keys()
+    for cell, sums in found.items():
+        for name, value in vars(sums).items():
+            rounding = sums.requests if name in ("ctr_nano", "ctr_squared", "ctr_clicks") else 0
+            assert value == pytest.approx(expected[cell][name], abs=4 * rounding + 1e-6), (cell, name)
+
+
+def test_how_requests_are_cut_into_batches_changes_no_number(tmp_path: Path) -> None:
+    requests = drawn(300, seed=2)
+    whole, pieces = (added(Online(), requests, tmp_path / str(n), n).state() for n in (1, 17))
+    assert all(np.array_equal(whole[name], pieces[name]) for name in whole)
+
+
+def test_a_checkpoint_goes_on_as_if_nothing_had_happened_and_what_came_after_is_taken_back(
+    tmp_path: Path, store: Store
+) -> None:
+    first, then = drawn(200, seed=3), drawn(200, seed=4)
+    online = added(Online(), first, tmp_path / "a")
+    state = {name: array.copy() for name, array in online.state().items()}
+    added(online, then[:100], tmp_path / "b")
+    online.flush(store.model("ads").online)  # and dies: these hundred will come again
+    again = Online()
+    again.restore(state)
+    added(again, then, tmp_path / "c")
+    undisturbed = added(added(Online(), first, tmp_path / "d"), then, tmp_path / "e")
+    assert written(again, store) == {
+        cell: OnlineSums(*sums.tolist()) for cell, sums in undisturbed._cells.items()
+    }
+    assert again.evidence() == undisturbed.evidence()
+
+
+def test_an_empty_one_can_be_kept_too() -> None:
+    again = Online()
+    again.restore(Online().state())
+    assert again.totals() == {}
+
+
+def test_only_what_changed_is_written_and_it_expires(tmp_path: Path, store: Store) -> None:
+    online = added(Online(), drawn(50, seed=5, minutes=1), tmp_path / "a")
+    metrics = store.model("ads").online
+    assert online.flush(metrics) > 0
+    assert online.flush(metrics) == 0
+    key = store.model("ads").keys.online(NOW_US // MINUTE_US)
+    assert 7 * 86_400 < store.client.ttl(key) <= 8 * 86_400
+
+
+def test_a_store_that_is_away_loses_nothing(tmp_path: Path, store: Store) -> None:
+    requests = drawn(50, seed=6)
+    online = added(Online(), requests, tmp_path)
+    with TemporaryDirectory(prefix="ftrie-") as folder:  # short enough for a socket
+        with Store.open(f"embedded:{folder}") as ended:
+            metrics = ended.model("ads").online
+        with pytest.raises(StoreUnavailable):
+            online.flush(metrics)
+    assert written(online, store).keys() == by_definition(requests).keys()
+
+
+def test_evidence_is_of_requests_whose_clicks_were_all_predicted(tmp_path: Path) -> None:
+    requests = drawn(300, seed=7)
+    found = added(Online(), requests, tmp_path).evidence()
+    for version in (0, 1, 2, 3):
+        mine = [r for r in requests if (r["version"] or 0) == version and None not in r["ctr"]]
+        assert found[version].clicks == sum(r["clicks"] for r in mine)
+        assert found[version].expected == pytest.approx(sum(sum(r["ctr"]) for r in mine), abs=1e-6)
+
+
+def test_old_minutes_are_forgotten_once_written_and_what_comes_for_them_then_is_counted(
+    tmp_path: Path, store: Store
+) -> None:
+    requests = drawn(20, seed=8, minutes=1)
+    online = added(Online(), requests, tmp_path / "a")
+    added(online, later(requests, REMEMBERED_MINUTES + 1), tmp_path / "b")
+    before = written(online, store)
+    added(online, requests[:3], tmp_path / "c")
+    assert online.too_late == 3
+    assert written(online, store) == before
+    assert sum(sums.requests for sums in before.values()) == 40
+
+
+def test_of_minutes_that_change_no_more_the_store_keeps_one_cell_a_variant(
+    tmp_path: Path, store: Store
+) -> None:
+    (request,) = drawn(1, seed=13)
+    old = [request | {"version": n, "variant": ("base", "plain")[n % 2]} for n in range(1, 61)]
+    online = added(Online(), old, tmp_path / "a")
+    each = written(online, store)
+    added(online, later(old[:1], REMEMBERED_MINUTES), tmp_path / "b")
+    minute = request["time_us"] // MINUTE_US
+    found = {cell: sums for cell, sums in written(online, store).items() if cell[0] == minute}
+    assert len(each) == 60
+    assert found.keys() == {(minute, 59, "plain"), (minute, 60, "base")}
+    assert sum(found.values(), OnlineSums()) == sum(each.values(), OnlineSums())
+
+
+def test_a_checkpoint_from_before_versions_were_added_up_counts_nothing_twice(
+    tmp_path: Path, store: Store
+) -> None:
+    (request,) = drawn(1, seed=14)
+    first = [request | {"version": n, "variant": "base"} for n in (1, 2)]
+    online = added(Online(), first, tmp_path / "a")
+    state = {name: array.copy() for name, array in online.state().items()}
+    rest = [first[0] | {"version": 3}, *later(first[:1], REMEMBERED_MINUTES)]
+    added(online, rest, tmp_path / "b")
+    written(online, store)  # the three are one now, of version 3; and the trainer dies
+    again = Online()
+    again.restore(state)
+    taken_back = written(again, store)
+    minute = request["time_us"] // MINUTE_US
+    assert {cell[1] for cell in taken_back if cell[0] == minute} == {1, 2}
+    assert written(added(again, rest, tmp_path / "c"), store) == written(online, store)
+
+
+def later(requests: list[Request], minutes: int) -> list[Request]:
+    return [each | {"time_us": each["time_us"] + minutes * MINUTE_US} for each in requests]
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3])
+@pytest.mark.parametrize("is_flushed", [False, True])
+def test_what_comes_too_late_is_so_however_it_is_cut_and_whenever_cells_are_written(
+    tmp_path: Path, store: Store, pieces: int, is_flushed: bool
+) -> None:
+    minutes = (0, REMEMBERED_MINUTES + 1, 0, 2, REMEMBERED_MINUTES + 2, 2)
+    some = drawn(len(minutes), seed=12)
+    requests = [r | {"time_us": NOW_US + m * MINUTE_US} for r, m in zip(some, minutes, strict=True)]
+    online = Online()
+    for number in range(pieces):
+        some = requests[len(requests) * number // pieces : len(requests) * (number + 1) // pieces]
+        added(online, some, tmp_path / str(number))
+        if is_flushed:
+            online.flush(store.model("ads").online)
+    assert online.too_late == 2  # the second of minute 0, and the last
+
+
+def test_versions_beyond_the_most_lose_the_oldest(tmp_path: Path) -> None:
+    (request,) = drawn(1, seed=9)
+    online = added(Online(), [request | {"version": 5, "ctr": [0.5]}], tmp_path)
+    online._versions.update({version: np.zeros(2, np.int64) for version in range(6, 6 + MOST_VERSIONS)})
+    added(online, [request | {"version": 6 + MOST_VERSIONS, "ctr": [0.5]}], tmp_path / "b")
+    evidence = online.evidence()
+    assert (min(evidence), len(evidence)) == (7, MOST_VERSIONS)
+    assert evidence[6 + MOST_VERSIONS] == Evidence(0.5e9 * CTR_UNIT, request["clicks"])
+
+
+def test_a_ctr_that_is_no_probability_counts_as_none(tmp_path: Path) -> None:
+    (request,) = drawn(1, seed=10)
+    online = added(Online(), [request | {"ctr": [0.2, float(bad)]} for bad in ("nan", "inf", "7")], tmp_path)
+    (sums,) = online.totals().values()
+    assert (sums.requests, sums.without_ctr, sums.ctr_nano) == (3, 3, 0)
+
+
+def test_requests_that_showed_nothing_are_passed_over(tmp_path: Path) -> None:
+    segments = Segments(tmp_path, 1 << 30)
+    online = Online()
+    joined = closing(drawn(3, seed=11), segments)
+    joined.closed.rows[1] = 0
+    online.add(joined, segments)
+    assert sum(sums.requests for sums in online.totals().values()) == 2
+
+
+def test_a_record_that_cannot_be_read_is_left_out_and_named(store: Store) -> None:
+    told: list[str] = []
+    ads = store.model("ads", told.append)
+    store.client.hset(ads.keys.online(7), "1:base", "damaged")
+    assert list(ads.online.read([7])) == []
+    (text,) = told
+    assert re.search(r"ftrie:\{ads\}:online:7.*damaged.*left out", text)

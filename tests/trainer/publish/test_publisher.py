@@ -1,0 +1,194 @@
+"""What of a run goes to a real store, as what, and what becomes of it when the store does not take it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from model_store.errors import StaleEpoch, StoreUnavailable
+from model_store.spec.spec import parse_spec
+from model_store.store import Store
+from model_store.versions.model_versions import ModelVersions
+from tests.model_store.models import model as small_model
+from tests.trainer.click_logs import SPEC, learn, model_of, shop_rows
+from trainer.checkpoint.keeper import Every
+from trainer.learn.model import LearningModel
+from trainer.publish.publisher import Published, Publisher, Publishing
+
+BEFORE = 1000  # rows learned before it may publish, so that a hundred more touch a small part of the keys
+ROWS = [row | {"hashes": b"visit%d" % number} for number, row in enumerate(shop_rows(4000, seed=1))]
+EVERY_100 = Every(100, None)
+
+
+@pytest.fixture
+def shop(store: Store) -> ModelVersions:
+    return store.model("shop")
+
+
+@pytest.fixture
+def run(shop: ModelVersions) -> Callable[..., tuple[Publisher, list[str]]]:
+    """Learn so many rows in batches of 50, publishing on the way, but not at the end."""
+
+    def learned(model: LearningModel, rows: int, publisher: Publisher) -> None:
+        while model.rows < BEFORE + rows:
+            learn(model, ROWS[model.rows : min(model.rows + 50, BEFORE + rows)])
+            publisher.after_batch(model)
+
+    def begun(rows: int, **how: Any) -> tuple[Publisher, list[str]]:
+        warnings: list[str] = []
+        publisher = Publisher(shop, Publishing(**{"every": EVERY_100, "keep": None, **how}), warnings.append)
+        model = learn(begun_model(), ROWS[:BEFORE])
+        publisher.begin(model)
+        learned(model, rows, publisher)
+        publisher.model, publisher.go_on = model, lambda to: learned(model, to, publisher)  # type: ignore[attr-defined]
+        return publisher, warnings
+
+    return begun
+
+
+def begun_model() -> LearningModel:
+    """A model of one variant that drops no key."""
+    text = SPEC[: SPEC.index("[variants]")] + "[learner]\nl1 = 0.0\n"
+    return model_of(parse_spec(text), tuple(ROWS[0]))
+
+
+def kinds(versions: ModelVersions) -> str:
+    return "".join(info.kind[0] for info in versions.versions())
+
+
+def test_a_snapshot_begins_and_comes_back_after_so_many_deltas(
+    run: Callable[..., Any], shop: ModelVersions
+) -> None:
+    publisher, warnings = run(2350, snapshot_every=3)
+    assert publisher.finish(publisher.model) == 24
+    assert kinds(shop) == "sdddsdddsdddsdddsdddsddd"
+    assert shop.materialise(24).to_bytes() == publisher.model.artefact().to_bytes()
+    assert [info.parent for info in shop.versions()] == [None, *range(1, 24)]
+    assert publisher.counts == Published(snapshots=6, deltas=18)
+    assert warnings == []
+
+
+def test_with_no_deltas_between_every_version_is_whole(run: Callable[..., Any], shop: ModelVersions) -> None:
+    run(500, snapshot_every=0)
+    assert kinds(shop) == "sssss"
+
+
+def test_the_last_version_is_published_once_however_the_rows_fall(
+    run: Callable[..., Any], shop: ModelVersions
+) -> None:
+    publisher, _ = run(1300)
+    last = shop.versions()[-1].version
+    assert publisher.finish(publisher.model) == last == len(shop.versions())
+
+
+def test_a_short_run_publishes_once(run: Callable[..., Any], shop: ModelVersions) -> None:
+    publisher, _ = run(50)
+    assert shop.versions() == []
+    assert publisher.finish(publisher.model) == 1
+    assert kinds(shop) == "s"
+
+
+def test_what_was_held_back_goes_out_at_the_end_and_with_snapshots(
+    run: Callable[..., Any], shop: ModelVersions
+) -> None:
+    publisher, _ = run(1000, threshold=0.2)
+    assert shop.materialise(10).content != publisher.model.artefact().content
+    publisher.go_on(1200)
+    assert kinds(shop).endswith("ds")  # the twelfth: ten deltas after the first
+    assert shop.materialise(12).to_bytes() == publisher.model.artefact().to_bytes()
+    publisher.go_on(1500)
+    assert shop.materialise(15).content != publisher.model.artefact().content
+    assert publisher.finish(publisher.model) == 16
+    assert kinds(shop)[-1] == "d"
+    assert shop.materialise(16).to_bytes() == publisher.model.artefact().to_bytes()
+
+
+def test_every_version_is_activated_if_asked(run: Callable[..., Any], shop: ModelVersions) -> None:
+    publisher, _ = run(700, activate=True)
+    assert shop.active() == 7
+    publisher.go_on(750)
+    assert publisher.finish(publisher.model) == shop.active() == 8
+
+
+def test_old_versions_are_collected_with_each_snapshot_but_for_what_is_needed(
+    run: Callable[..., Any], shop: ModelVersions
+) -> None:
+    run(1400, snapshot_every=3, keep=2, activate=True)
+    listed = [info.version for info in shop.versions()]
+    assert listed == list(
+        range(9, 15)
+    )  # 13, a snapshot, found 12 the newest before it, a delta of 9, 10 and 11
+    for version in listed:
+        shop.materialise(version)
+
+
+# -- when it does not go well
+
+
+def test_a_lost_parent_costs_a_snapshot(run: Callable[..., Any], shop: ModelVersions, store: Store) -> None:
+    publisher, warnings = run(300)
+    store.client.flushall()
+    publisher.go_on(400)
+    assert kinds(shop) == "s"
+    assert shop.versions()[0].parent is None
+    assert "version 3 is no parent any more" in warnings[0]
+    assert "a snapshot goes out instead" in warnings[0]
+    publisher.go_on(500)
+    assert kinds(shop) == "sd"
+    assert shop.materialise(shop.versions()[-1].version).to_bytes() == publisher.model.artefact().to_bytes()
+
+
+def test_a_parent_that_is_another_model_costs_a_snapshot(
+    run: Callable[..., Any], shop: ModelVersions, store: Store
+) -> None:
+    """A store that was emptied gives version numbers out anew."""
+    publisher, warnings = run(300)
+    store.client.flushall()
+    for _ in range(5):
+        shop.publish(small_model())
+    publisher.go_on(400)
+    assert kinds(shop) == "ssssss"
+    assert "whose content is" in warnings[0]
+
+
+def test_a_store_that_is_away_costs_versions_and_what_they_held_goes_out_with_the_next(
+    run: Callable[..., Any], shop: ModelVersions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher, warnings = run(300)
+    with monkeypatch.context() as away:
+        away.setattr(shop._store, "answers", _refuse)
+        publisher.go_on(500)
+    assert len(warnings) == publisher.counts.failed == 2
+    assert "no version could be published at 1,500 rows: the store is away; learning goes on" in warnings[1]
+    publisher.go_on(600)
+    assert kinds(shop) == "sddd"
+    assert shop.materialise(shop.versions()[-1].version).to_bytes() == publisher.model.artefact().to_bytes()
+
+
+def _refuse(key: str = "") -> None:
+    raise StoreUnavailable("the store is away")
+
+
+def test_an_operator_who_rolls_back_is_not_overruled(run: Callable[..., Any], shop: ModelVersions) -> None:
+    publisher, warnings = run(300, activate=True)
+    shop.rollback(1)
+    publisher.go_on(600)
+    assert shop.active() == 1
+    assert len(warnings) == 1
+    assert "this run's versions stay inactive from here on" in warnings[0]
+    assert len(shop.versions()) == 6
+    with pytest.raises(StaleEpoch):
+        publisher.finish(publisher.model)
+    assert shop.active() == 1
+
+
+def test_a_delta_of_more_than_half_of_the_keys_is_a_snapshot(shop: ModelVersions) -> None:
+    publisher = Publisher(shop, Publishing(Every(10, None), keep=None))
+    model = begun_model()
+    publisher.begin(model)
+    for begin in (0, 10, 20):
+        learn(model, ROWS[begin : begin + 10])
+        publisher.after_batch(model)
+    assert kinds(shop) == "sss"

@@ -1,0 +1,155 @@
+"""Whole runs of `ftrie train`, to be stopped, gone on with and compared: logs, specs, and what a run leaves behind."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ftrie.cli import run
+from tests.trainer.click_logs import SPEC, shop_rows
+
+TEXT_COLUMNS = (
+    "click",
+    "importance",
+    "age",
+    "tags",
+    "brand",
+    "price",
+    "size",
+    "hour",
+    "hashes",
+    "ts",
+    "request",
+)
+
+SPECS = {
+    "ftrl": "",
+    "one variant": 'variants = "one"',
+    "rda": 'algorithm = "rda"\nl1 = 0.0001',
+    "fobos, rows to live": 'algorithm = "fobos"\nl1 = 0.0001\nttl = 300',
+    "truncated gradient, time to live": 'algorithm = "truncated_gradient"\nl1 = 0.001\nk = 7\ntheta = 1.0\nttl = "2h"',
+    "own values in 16 bits by counts": 'values = "per_variant"\nprecision = "q2.13"\nrate = "counts"',
+    "bloom": 'inclusion = { kind = "bloom", count = 3, keys = 10000 }',
+    "poisson": 'inclusion = { kind = "poisson", p = 0.2 }',
+    "subsample": "subsample = { unclicked = 0.4 }",
+}
+
+
+def write_spec(path: Path, name: str = "ftrl") -> Path:
+    """The shop's spec with the learner called `name` in SPECS."""
+    text = SPEC.replace("[input]", '[input]\ntimestamp = "ts"\nrequest = "request"')
+    learner = SPECS[name]
+    if learner.startswith("variants"):
+        learner, text = "", text[: text.index("[variants]")] + text[text.index("[learner]") :]
+    if "algorithm" in learner:
+        text = text[: text.index("[learner]")] + "[learner]\nalpha = 0.1\n"
+    path.write_text(text + learner + '\n[calibration]\nkind = "isotonic"\n')
+    return path
+
+
+def rows(count: int, seed: int) -> list[dict[str, bytes]]:
+    """Rows in the order of time, one to four a request, some of them bad; keys come and go."""
+    found = shop_rows(count, seed)
+    for i, row in enumerate(found):
+        row["ts"] = b"%d" % (1_700_000_000 + seed * 100_000 + 20 * i)
+        row["request"] = b"r%d-%d" % (seed, i * 2 // 5) if i % 11 else b""
+        row["brand"] = b"%s%d" % (row["brand"], i // 100)
+        if i % 97 == 13:
+            row["click"] = b"?"
+    return found
+
+
+def write_log(path: Path, content: Sequence[dict[str, bytes]]) -> Path:
+    """Write rows in the format that the file's name tells."""
+    name = path.name.removesuffix(".gz")
+    lines = [[row[column] for column in TEXT_COLUMNS] for row in content]
+    if name.endswith(".parquet"):
+        columns = {column: pa.array([row[column] for row in content], pa.binary()) for column in TEXT_COLUMNS}
+        pq.write_table(pa.table(columns), path, row_group_size=700)
+        return path
+    if name.endswith(".jsonl"):
+        objects = [{column: row[column].decode() for column in TEXT_COLUMNS} for row in content]
+        data = b"".join(json.dumps(each).encode() + b"\n" for each in objects)
+    else:
+        names = [column.encode() for column in TEXT_COLUMNS]
+        data = b"".join(b",".join(line) + b"\n" for line in [names, *lines])
+    path.write_bytes(gzip.compress(data) if path.name.endswith(".gz") else data)
+    return path
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run leaves behind: the model's SHA-256, the report without what a clock says, the lines it wrote."""
+
+    model: str
+    report: dict[str, Any]
+    rejects: bytes
+    metrics: bytes
+
+
+class Training:
+    """`ftrie train` of one spec in one folder, with all its outputs there."""
+
+    def __init__(self, folder: Path, spec: Path) -> None:
+        self.folder = folder
+        self.spec = spec
+        folder.mkdir()
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.folder / "checkpoints"
+
+    def arguments(self, logs: Sequence[Path], *flags: str) -> list[str]:
+        """The command line without `ftrie`."""
+        outputs = [
+            f"--{name}={self.folder / name}.{kind}"
+            for name, kind in (
+                ("save", "arrow"),
+                ("report", "json"),
+                ("rejects", "jsonl"),
+                ("metrics", "jsonl"),
+            )
+        ]
+        watched = ["--window=250", "--slice=age"]
+        return ["train", str(self.spec), *map(str, logs), *outputs, *watched, *flags]
+
+    def keeping(
+        self, logs: Sequence[Path], *flags: str, every: str = "1", batch_bytes: int = 9000
+    ) -> list[str]:
+        """The command line of a run that keeps checkpoints and goes on from them."""
+        kept = [
+            f"--checkpoint={self.checkpoints}",
+            f"--every={every}",
+            "--resume",
+            f"--batch-bytes={batch_bytes}",
+        ]
+        return self.arguments(logs, *kept, *flags)
+
+    def outcome(self) -> Outcome:
+        """What the run left behind."""
+        report = json.loads((self.folder / "report.json").read_text())
+        # Neither what a clock says, nor what is counted from where a run went on.
+        for name in ("seconds", "rows_per_second", "resumed_requests", "cut_requests"):
+            del report[name]
+        return Outcome(
+            hashlib.sha256((self.folder / "save.arrow").read_bytes()).hexdigest(),
+            report,
+            (self.folder / "rejects.jsonl").read_bytes(),
+            (self.folder / "metrics.jsonl").read_bytes(),
+        )
+
+
+def undisturbed(folder: Path, spec: Path, logs: Sequence[Path]) -> Outcome:
+    """The outcome of one run over the logs, without checkpoints."""
+    training = Training(folder, spec)
+    assert run(training.arguments(logs)) == 0
+    return training.outcome()

@@ -1,0 +1,116 @@
+"""Each checkpoint that is kept can be gone on from: the rows that it names are still on the disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_store.errors import CheckpointError
+from model_store.spec.sections import FieldSpec, InputSection, ModelSection
+from model_store.spec.spec import ModelSpec
+from trainer.checkpoint import Every, Keeper
+from trainer.checkpoint.folder import checkpoints_in
+from trainer.events.columns import Wanted
+from trainer.events.merge import Merger
+from trainer.events.open_sources import open_sources
+from trainer.examples.hashing import ExampleMaker
+from trainer.join.join import Join
+from trainer.join.rows import Segments
+from trainer.learn.model import LearningModel
+from trainer.runs.daemon_learner import Learner
+from trainer.runs.dead_letters import Letters
+from trainer.runs.saved_state import OWNER, SEGMENTS, Saved, owner_of
+from trainer.runs.stream import EventLoop
+
+SPEC = ModelSpec(
+    model=ModelSection(name="x"), input=InputSection(label="click"), fields={"f": FieldSpec()}
+).resolve(("f", "click"))
+
+
+def shown(request: str, ts: int) -> dict[str, Any]:
+    return {"request_id": request, "ts": ts, "items": [{"id": i, "features": {"f": i}} for i in "ab"]}
+
+
+def clicked(request: str, item: str, ts: int) -> dict[str, Any]:
+    return {"request_id": request, "item": item, "ts": ts}
+
+
+class Running:
+    """A learner of one file of events, without a store."""
+
+    def __init__(self, log: Path, folder: Path, every: str, stack: ExitStack, spec: ModelSpec = SPEC) -> None:
+        self._log = log
+        keeper = stack.enter_context(Keeper(folder, Every.parse(every), spec, resume=True))
+        saved = Saved(keeper.take(), [str(log)])
+        sources = open_sources([str(log)], spec, None, saved.places)
+        segments = Segments(folder / SEGMENTS, 1 << 20)
+        merger = Merger(sources, Wanted.of(spec), segments, places=saved.places)
+        stack.callback(merger.close)
+        model = LearningModel(ExampleMaker(spec))
+        loop = EventLoop(merger, Join(spec.join), segments, model, Letters(None), counts=saved.counts)
+        if saved.checkpoint is not None:
+            loop.restore(saved.checkpoint.arrays)
+        self.learner = Learner(spec, loop, sources, [str(log)], keeper, saved, 30.0, None)
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Log an event, learn from it, and write a checkpoint."""
+        self.learn(event)
+        self.learner.save()
+
+    def learn(self, event: dict[str, Any]) -> None:
+        """Log an event, and learn from it."""
+        events = self.learner.counts.events
+        with self._log.open("a") as log:
+            log.write(json.dumps(event) + "\n")
+        while self.learner.counts.events == events:
+            self.learner.step(0.1)
+
+
+@contextmanager
+def running(folder: Path, every: str = "1h", spec: ModelSpec = SPEC) -> Iterator[Running]:
+    with ExitStack() as stack:
+        yield Running(folder / "events.jsonl", folder / "state", every, stack, spec)
+
+
+def test_checkpoints_of_the_same_row_take_no_rows_from_those_before(tmp_path: Path) -> None:
+    """A checkpoint is called by the rows learned: one of as many takes the place of the last, and the others stay."""
+    with running(tmp_path) as now:
+        now.take(shown("r", 1_700_000_000))
+        now.take(clicked("r", "a", 1_700_000_001))  # its checkpoint names the rows of r
+        now.take(clicked("r", "b", 1_700_000_002))
+        for later in range(6):  # the first closes the window of r, and none teaches anything
+            now.take(shown("s", 1_700_002_000 + later))
+    newest = checkpoints_in(tmp_path / "state")[0]
+    newest.write_bytes(b"damaged")
+    with running(tmp_path) as now:
+        assert now.learner.model.rows == 1
+        while now.learner.counts.events < 9:
+            now.learner.step(0.1)
+        assert now.learner.model.rows == 2
+
+
+def test_a_disk_that_takes_no_rows_is_not_tried_again_at_each_step(tmp_path: Path) -> None:
+    with running(tmp_path, every="1") as now:
+        now.learn(shown("r", 1_700_000_000))
+        now.learn(clicked("r", "a", 1_700_000_001))
+        assert now.learner.save_is_due()
+        segments = tmp_path / "state" / SEGMENTS
+        segments.rmdir()
+        segments.touch()  # nothing can be written there
+        now.learner.save()
+        assert not checkpoints_in(tmp_path / "state")
+        assert not now.learner.save_is_due()
+        now.learn(clicked("r", "b", 1_700_000_002))
+        assert now.learner.save_is_due()
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe"])
+def test_a_name_of_the_lease_that_cannot_be_read_is_told(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / OWNER).write_bytes(content)
+    with pytest.raises(CheckpointError, match="delete it"):
+        owner_of(tmp_path)

@@ -1,0 +1,96 @@
+"""Ranking metrics against every order that equal scores allow; requests that batches cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.trainer.learn import naive_metrics
+from trainer.examples.requests import MOST_ROWS
+from trainer.runs.evaluate import RequestMetrics
+
+ROW = st.tuples(st.integers(0, 3), st.booleans())
+REQUESTS = st.lists(st.lists(ROW, min_size=1, max_size=6), min_size=1, max_size=5)
+
+
+def rows_of(requests: list[list[tuple[int, bool]]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    ids = np.repeat(np.arange(1, len(requests) + 1, dtype=np.uint64), [len(each) for each in requests])
+    rows = [row for each in requests for row in each]
+    scores = np.array([[score, -score] for score, _ in rows], float)
+    return ids, scores, np.array([clicked for _, clicked in rows], float)
+
+
+@given(REQUESTS, st.integers(1, 4), st.integers(1, 7))
+def test_metrics_are_the_mean_over_all_orders_wherever_batches_end(
+    requests: list[list[tuple[int, bool]]], k: int, size: int
+) -> None:
+    ids, scores, labels = rows_of(requests)
+    metrics = RequestMetrics(["up", "down"], k)
+    for begin in range(0, len(ids), size):
+        part = slice(begin, begin + size)
+        metrics.update(ids[part], scores[part], labels[part])
+    report = metrics.report()
+    clicked = [each for each in requests if any(click for _, click in each)]
+    judged = [each for each in clicked if not all(click for _, click in each)]
+    single = sum(len(each) == 1 for each in requests)
+    assert (report.requests, report.clicked, report.k) == (len(requests), len(clicked), k)
+    assert (report.judged, report.single, report.too_long) == (len(judged), single, 0)
+    for name, sign in (("up", 1), ("down", -1)):
+        pairs = [([sign * s for s, _ in each], [float(c) for _, c in each]) for each in judged]
+        if not pairs:
+            assert report.orders[name].mrr is None
+            assert report.orders[name].ndcg is None
+            continue
+        assert report.orders[name].mrr == pytest.approx(
+            np.mean([naive_metrics.reciprocal_rank(*p) for p in pairs])
+        )
+        assert report.orders[name].ndcg == pytest.approx(np.mean([naive_metrics.ndcg(*p, k) for p in pairs]))
+
+
+def test_a_request_ends_with_its_file() -> None:
+    metrics = RequestMetrics(["base"], 10)
+    for file, label in enumerate([0.0, 1.0]):
+        metrics.update(np.array([1], np.uint64), np.zeros((1, 1)), np.array([label]), file)
+    report = metrics.report()
+    assert (report.requests, report.single, report.judged) == (2, 2, 0)
+
+
+def test_a_request_without_end_is_left_out_and_keeps_few_rows_in_memory() -> None:
+    metrics = RequestMetrics(["base"], 10)
+    size = MOST_ROWS // 2
+    labels = np.zeros(size)
+    labels[0] = 1
+    for _ in range(9):
+        metrics.update(np.ones(size, np.uint64), np.zeros((size, 1)), labels)
+        assert metrics._open is not None and metrics._open[0].size <= MOST_ROWS + 1
+    metrics.update(np.array([2, 2], np.uint64), np.array([[1.0], [0.0]]), np.array([1.0, 0.0]))
+    report = metrics.report()
+    assert (report.requests, report.clicked, report.judged, report.too_long) == (2, 1, 1, 1)
+    assert report.orders["base"].mrr == 1.0
+
+
+def test_no_rows_make_no_requests() -> None:
+    metrics = RequestMetrics(["base"], 10)
+    metrics.update(np.empty(0, np.uint64), np.empty((0, 1)), np.empty(0))
+    report = metrics.report()
+    assert (report.requests, report.clicked) == (0, 0)
+    assert report.orders["base"].mrr is None
+
+
+def test_a_request_that_comes_again_later_is_another_one() -> None:
+    metrics = RequestMetrics(["base"], 10)
+    metrics.update(np.array([1, 2, 1], np.uint64), np.zeros((3, 1)), np.ones(3))
+    report = metrics.report()
+    assert (report.requests, report.resumed) == (3, 1)
+
+
+def test_a_request_of_many_candidates_all_alike_has_the_expected_rank_of_chance() -> None:
+    size = 10_000
+    labels = np.zeros(size)
+    labels[7] = 1
+    metrics = RequestMetrics(["base"], 10)
+    metrics.update(np.ones(size, np.uint64), np.zeros((size, 1)), labels)
+    expected = np.mean(1 / np.arange(1, size + 1))
+    assert metrics.report().orders["base"].mrr == pytest.approx(expected)

@@ -1,0 +1,76 @@
+"""A trainer that begins before its events are what they will be."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from model_store.errors import SpecError
+from model_store.spec.spec import parse_spec
+from model_store.store import Store
+from tests.simulated import event_logs
+from tests.trainer.runs.running import NAME, Trainer
+from trainer.runs.first_events import settle
+from trainer.runs.signals import StopAsked
+
+
+@pytest.mark.slow
+def test_a_field_that_the_first_impressions_lack_is_waited_for(
+    store: Store, store_url: str, tmp_path: Path
+) -> None:
+    lines = event_logs(20).impressions
+    without = json.loads(lines[0])
+    del without["context"]["device"]
+    stream = store.impressions(NAME)
+    stream.append([json.dumps(without).encode()])
+    trainer = Trainer(tmp_path, store_url)
+    assert trainer.process.stderr is not None
+    said = ""
+    while "waiting" not in said:
+        said = trainer.process.stderr.readline()
+    assert "fields.device: no impression so far has 'device'" in said
+    stream.append(lines[1:])
+    trainer.until("events", 20)
+    trainer.terminate()
+
+
+@pytest.mark.slow
+def test_a_field_that_a_hundred_impressions_lack_is_a_mistake(
+    store: Store, store_url: str, tmp_path: Path
+) -> None:
+    shown = [json.loads(line) for line in event_logs(120).impressions]
+    for each in shown:
+        del each["context"]["device"]
+    store.impressions(NAME).append([json.dumps(each).encode() for each in shown])
+    code, said = Trainer(tmp_path, store_url).failed()
+    assert code == 2
+    assert "fields.device: no impression so far has 'device'; they have: " in said
+
+
+@pytest.mark.slow
+def test_a_file_that_is_not_there_is_named_where_nothing_is_waited_for(
+    store_url: str, tmp_path: Path
+) -> None:
+    code, said = Trainer(tmp_path, store_url, "--from", "typo.jsonl", "--once").failed()
+    assert code == 3
+    assert "typo.jsonl: there is no such file" in said
+
+
+def test_long_impressions_are_enough_before_they_are_a_hundred(store: Store, tmp_path: Path) -> None:
+    """One look at a file brings about a MiB of it: a hundred of these would never be seen."""
+    shown = {
+        "request_id": "r",
+        "ts": 1_700_000_000,
+        "items": [{"id": "a"}],
+        "context": {"text": "x" * 30_000},
+    }
+    log = tmp_path / "events.jsonl"
+    log.write_text((json.dumps(shown) + "\n") * 60)
+    spec = parse_spec('[model]\nname = "x"\n[input]\nlabel = "click"\n[fields]\ncolour = {}\n')
+    with StopAsked() as stop:
+        signal.raise_signal(signal.SIGTERM)  # to wait is to end
+        with pytest.raises(SpecError, match="no impression so far has 'colour'"):
+            settle(spec, [str(log)], store, stop)

@@ -1,0 +1,62 @@
+"""What a trainer says of how far behind it is, on its line of status."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.simulated import event_logs
+from tests.trainer.runs.running import COMPILE_S, SPEC, Trainer
+from trainer.events.events import Lag
+from trainer.runs.status import Status
+
+EMPTY: dict[str, Any] = {
+    "model": "ads", "events": 0, "examples": 0, "rate": 0.0, "keys": 0, "logloss": None, "version": None,
+    "published": {}, "failed_checkpoints": 0, "dead_letters": 0, "lost": {}, "counts": {}, "join": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lags", "said"),
+    [
+        ([Lag()], "lag unknown"),
+        ([Lag(0, 0, 0.0)], "lag 0 events, 0.0 s"),
+        ([Lag(3, 10, 1.5), Lag(4, 10, 0.5)], "lag 7 events, 1.5 s"),
+        ([Lag(bytes=2_500_000)], "lag 2.5 MB"),
+        ([Lag(3, 10, 1.5), Lag(bytes=2_500_000)], "lag 3 events, 2.5 MB, 1.5 s"),
+    ],
+)
+def test_a_file_whose_events_nobody_has_counted_is_behind_by_bytes(lags: list[Lag], said: str) -> None:
+    named = {str(number): lag for number, lag in enumerate(lags)}
+    assert said in Status(**EMPTY, lags=named).line().split(" · ")
+
+
+@pytest.mark.slow
+def test_files_read_to_their_end_are_not_behind(store_url: str, tmp_path: Path) -> None:
+    impressions, clicks = event_logs(300).write(tmp_path)
+    flags = ("--from", impressions, "--from", clicks, "--once", "--no-publish")
+    lags = Trainer(tmp_path, store_url, *flags).last()["lags"]
+    assert [lag["bytes"] for lag in lags.values()] == [0, 0]
+
+
+@pytest.mark.slow
+def test_a_disk_that_stays_full_is_told_of_once(store_url: str, tmp_path: Path) -> None:
+    impressions, clicks = event_logs(2000).write(tmp_path)
+    (tmp_path / "hotels.toml").write_text(SPEC)
+    (tmp_path / "disk").mkdir()
+    small = 'mount -t tmpfs -o size=4m tmpfs disk && exec "$@"'
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", small, "sh"]
+    command += [sys.executable, "-m", "ftrie", "trainer", "hotels.toml", "--store", store_url, "--once"]
+    command += ["--no-publish", "--checkpoint", "disk/state", "--every", "500", "--memory", "1"]
+    command += ["--from", str(impressions), "--from", str(clicks)]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=COMPILE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for otherwise in ("no checkpoint is written", "rows that wait for their clicks stay in memory"):
+        assert done.stderr.count(f"; {otherwise}, and learning goes on") <= 1, done.stderr
+    assert "No space left on device" in done.stderr

@@ -1,0 +1,293 @@
+"""What a trainer says of itself when something is wrong: withheld models, quiet sources, models that diverge."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ftrie.cli import run
+from model_store.store import Store
+from tests.trainer.learn.test_model_warnings import SPEC, log_of, write_log
+from trainer.checkpoint import Every, file
+from trainer.checkpoint.folder import checkpoints_in
+from trainer.runs import status as quiet
+from trainer.runs.daemon import Daemon, Lines
+from trainer.runs.daemon_options import Asked
+from trainer.runs.metrics import Exposed
+from trainer.runs.signals import StopAsked
+from trainer.runs.status import Status
+
+NUMBERLESS = '[model]\nname = "m"\n[input]\nlabel = "click"\n'
+PLAIN = NUMBERLESS + "[fields]\nsite = {}\n"
+SHOWN = b'{"request_id": "r", "ts": 1700000000, "items": [{"id": "a", "features": {"site": "x"}}]}'
+CLICKED = b'{"request_id": "r", "ts": 1700000001, "item": "a"}'
+
+
+@pytest.fixture
+def trained(tmp_path: Path, store_url: str, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Run `ftrie trainer --once` on a source; its exit code, the last line of status, and what stands on stderr."""
+
+    def trainer(source: str, *flags: str, spec: str = PLAIN, state: str = "state") -> Any:
+        (tmp_path / "m.toml").write_text(spec)
+        command = [
+            "trainer",
+            str(tmp_path / "m.toml"),
+            "--from",
+            source,
+            "--store",
+            store_url,
+            "--once",
+            "--json",
+        ]
+        code = run([*command, "--checkpoint", str(tmp_path / state), *flags])
+        out, err = capsys.readouterr()
+        return code, json.loads(out.splitlines()[-1]) if out else None, err
+
+    return trainer
+
+
+def write_rows(path: Path, labels: list[str]) -> str:
+    path.write_text("click,site\n" + "".join(f"{label},s{row % 3}\n" for row, label in enumerate(labels)))
+    return f"rows={path}"
+
+
+def test_a_trainer_publishes_nothing_while_too_many_rows_are_rejected(
+    tmp_path: Path, trained: Callable[..., Any], store: Store
+) -> None:
+    source = write_rows(tmp_path / "a.csv", ["no"] * 80 + ["1"] * 20)
+    code, _, err = trained(source)
+    assert code == 3
+    assert "80 rows were rejected, 80 % of those read: nothing is published" in err
+    assert "ftrie store dead m" in err and "--force" in err
+    assert store.model("m").versions() == []
+    code, status, _ = trained(source, "--force", state="forced")
+    assert (code, status["withheld"], status["version"]) == (0, "", 1)
+
+
+def test_good_rows_that_follow_let_a_model_go_out(
+    tmp_path: Path, trained: Callable[..., Any], store: Store
+) -> None:
+    source = write_rows(tmp_path / "a.csv", ["no"] * 5 + ["1", "0"] * 5)
+    assert trained(source)[0] == 3
+    write_rows(tmp_path / "a.csv", ["no"] * 5 + ["1", "0"] * 45)
+    code, status, _ = trained(source)
+    assert (code, status["version"], store.model("m").active()) == (0, 1, 1)
+    assert status["counts"]["bad_rows"] == 5
+
+
+def test_labels_of_minus_one_are_told_by_a_trainer(tmp_path: Path, trained: Callable[..., Any]) -> None:
+    code, status, err = trained(write_rows(tmp_path / "a.csv", ["-1"] * 30 + ["1"] * 10))
+    assert (code, status["counts"]["minus_labels"], status["counts"]["bad_rows"]) == (0, 30, 0)
+    assert status["warnings"] == ["labels are read as -1/+1: -1 is no click"]
+    assert json.loads(err)["warning"] == status["warnings"][0]
+
+
+def test_a_trainer_warns_of_a_model_that_diverges(tmp_path: Path, trained: Callable[..., Any]) -> None:
+    source = f"rows={write_log(tmp_path / 'a.csv', log_of(1500))}"
+    code, status, err = trained(source, spec=SPEC)
+    assert code == 0
+    assert status["normalized_entropy"] > 1.5
+    warnings = [json.loads(line)["warning"] for line in err.splitlines()]
+    assert any("field 'price'" in text for text in warnings)
+    assert any("'base' and 'plain'" in text for text in warnings)
+    assert sorted(status["warnings"]) == sorted(warnings)
+    assert status["variants"]["base"]["normalized_entropy"] > 1.5
+
+
+def a_status(**members: Any) -> Status:
+    empty: dict[str, Any] = {"published": {}, "lags": {}, "lost": {}, "join": {}}
+    counts = {"impressions": 0, "feedback": 0, "bad_events": 0, "unknown_items": 0}
+    known = Status(
+        "m", 0, 0, 0.0, 0, None, None, failed_checkpoints=0, dead_letters=0, counts=counts, **empty
+    )
+    return replace(known, **members)
+
+
+def test_a_model_that_diverges_or_is_withheld_shows_in_the_metrics() -> None:
+    exposed = Exposed()
+    exposed.show(a_status(normalized_entropy=6.8, withheld="too many"))
+    samples = {sample.name: sample.value for family in exposed.collect() for sample in family.samples}
+    assert samples["ftrie_trainer_normalized_entropy"] == 6.8
+    assert samples["ftrie_trainer_withheld"] == 1
+
+
+def test_a_line_that_stays_the_same_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Lines(every_s=3600.0)
+    for _ in range(5):
+        lines(a_status())
+    lines(a_status(events=1))
+    assert len(capsys.readouterr().err.splitlines()) == 2
+    repeated = Lines(every_s=0.0)
+    repeated(a_status())
+    repeated(a_status())
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_a_trainer_ends_with_the_totals_of_all_rows(tmp_path: Path, store_url: str, capsys) -> None:
+    (tmp_path / "m.toml").write_text(PLAIN)
+    source = write_rows(tmp_path / "a.csv", ["1", "0", "0"] * 40)
+    command = ["trainer", str(tmp_path / "m.toml"), "--from", source, "--store", store_url, "--once"]
+    assert run([*command, "--checkpoint", str(tmp_path / "state")]) == 0
+    out, err = capsys.readouterr()
+    assert "log-loss, all rows" in out and "base" in out
+    assert "recent log-loss" in err.splitlines()[-1]
+
+
+@contextmanager
+def running(folder: Path, store_url: str, source: str, spec: str) -> Iterator[queue.Queue[Status]]:
+    """A trainer in a thread; gives each status it tells."""
+    from model_store.spec.spec import parse_spec
+
+    told: queue.Queue[Status] = queue.Queue()
+    asked = Asked(
+        *(store_url, (source,), folder / "state", Every.parse("1h"), None, None),
+        publish=None, snapshot=10, threshold=0.0, activate=False, keep=5, once=False, wait=False,
+        idle_s=0.1, memory_bytes=1 << 20, max_lag_s=30.0, say_every_s=0.1, metrics_port=None,
+    )  # fmt: skip
+    with StopAsked() as stop, ExitStack() as stack:
+        daemon = Daemon(parse_spec(spec), asked, stop, told.put)
+
+        def live() -> None:
+            daemon.open(stack)
+            daemon.begin(stack)
+            daemon.go()
+
+        thread = threading.Thread(target=live)
+        thread.start()
+        try:
+            yield told
+        finally:
+            stop.asked(15)
+            thread.join()
+
+
+def first_warning(told: queue.Queue[Status]) -> str:
+    while not (warnings := told.get(timeout=60).warnings):
+        pass
+    return warnings[0]
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quiet, "QUIET_S", 0.3)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_trainer_that_reads_nothing_says_that_no_server_logs_impressions(
+    tmp_path: Path, store: Store, store_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(tmp_path, store_url, "store", PLAIN) as told:
+        text = first_warning(told)
+        assert (
+            "the stream ftrie:{m}:impressions is not there; the stream ftrie:{m}:clicks is not there" in text
+        )
+        assert "ftrie serve m --impressions store" in text
+        store.event_stream("ftrie:{m}:impressions").append([SHOWN])
+        while told.get(timeout=60).warnings:
+            pass
+        assert "the stream ftrie:{m}:impressions has 1 entry, all read" in first_warning(told)
+    assert capsys.readouterr().err.count("ftrie serve m --impressions store") == 1
+
+
+@pytest.mark.usefixtures("soon")
+def test_clicks_alone_count_as_nothing(tmp_path: Path, store: Store, store_url: str) -> None:
+    store.event_stream("ftrie:{m}:clicks").append([CLICKED, CLICKED])
+    with running(tmp_path, store_url, "store", PLAIN) as told:
+        text = first_warning(told)
+    assert text.startswith("no impression was read")
+    assert "ftrie:{m}:clicks has 2 entries, all read. Only clicks have come (2)" in text
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_file_that_is_not_there_is_named(tmp_path: Path, store_url: str) -> None:
+    with running(tmp_path, store_url, f"{tmp_path}/none.jsonl", PLAIN) as told:
+        assert f"there is no file {tmp_path}/none.jsonl" in first_warning(told)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_trainer_that_waits_for_its_fields_says_why(
+    tmp_path: Path, store: Store, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr("trainer.runs.first_events.warn", told.put)
+    with running(tmp_path, store_url, "store", NUMBERLESS) as statuses:
+        while "ftrie serve m --impressions store" not in told.get(timeout=60):
+            pass
+        store.event_stream("ftrie:{m}:impressions").append([SHOWN])
+        assert statuses.get(timeout=60).model == "m"
+
+
+def save_model(folder: Path, spec: str, rows: list[dict[str, bytes]], name: str) -> str:
+    (folder / "other.toml").write_text(spec)
+    log = write_log(folder / "other.csv", rows)
+    assert run(["train", str(folder / "other.toml"), log, "--save", str(folder / name)]) == 0
+    return str(folder / name)
+
+
+OTHER = NUMBERLESS + "[fields]\nprice = {}\nshop = { column = 'site' }\n[learner]\nl1 = 0.0\n"
+
+
+def test_a_trainer_refuses_to_begin_with_a_foreign_model_in_the_words_of_train(
+    tmp_path: Path, trained: Callable[..., Any], store: Store, store_url: str, capsys
+) -> None:
+    foreign = save_model(tmp_path, OTHER, log_of(60), "foreign.arrow")
+    source = write_rows(tmp_path / "a.csv", ["1", "0"] * 20)
+    assert run(["store", "import", "m", foreign, "--store", store_url]) == 0
+    capsys.readouterr()
+    code, _, err = trained(source, "--init-from", "active")
+    assert code == 2
+    said = json.loads(err.splitlines()[-1])["error"]["message"]
+    assert "no key of the model to begin with is of a field or cross of this spec" in said
+    assert store.model("m").active() == 1
+    assert run(["train", str(tmp_path / "m.toml"), str(tmp_path / "a.csv"), "--init-from", foreign]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_model_most_of_whose_keys_are_of_other_fields_is_warned_of(
+    tmp_path: Path, trained: Callable[..., Any], capsys
+) -> None:
+    foreign = save_model(
+        tmp_path, OTHER.replace("shop = { column = 'site' }", "site = {}"), log_of(60), "f.arrow"
+    )
+    capsys.readouterr()
+    code, _, err = trained(write_rows(tmp_path / "a.csv", ["1", "0"] * 20), "--init-from", foreign)
+    assert code == 0
+    (said,) = [json.loads(line)["warning"] for line in err.splitlines()]
+    assert "most are of fields or crosses that this spec does not have" in said
+    assert "learned from price, site; this spec has site" in said
+
+
+@pytest.mark.parametrize(
+    "lacking", ["coordinates.marks", "metrics.tally.counts", "table", "sources", "counts"]
+)
+def test_a_checkpoint_of_an_older_layout_is_an_error_that_says_what_to_do(
+    lacking: str, tmp_path: Path, trained: Callable[..., Any]
+) -> None:
+    source = write_rows(tmp_path / "a.csv", ["1", "0"] * 20)
+    assert trained(source, "--no-publish")[0] == 0
+    path = checkpoints_in(tmp_path / "state")[0]
+    description, mapped = file.read(path)
+    arrays = {name: np.array(array) for name, array in mapped.items()}
+    if lacking == "table":
+        arrays["coordinates.table.slots"] = arrays["coordinates.table.slots"][:, :1]
+    elif lacking == "sources":
+        del description["stream"]["sources"]
+    elif lacking == "counts":
+        description["stream"]["counts"]["long_gone"] = 1
+    else:
+        del arrays[lacking]
+    with path.open("wb") as out:
+        file.write(out, description, arrays)
+    code, _, err = trained(source, "--no-publish")
+    assert code == 7
+    assert f"{path} does not hold the state of this ftrie's learners" in err
+    assert "it was written by ftrie" in err and "begin anew with another folder" in err

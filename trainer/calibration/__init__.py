@@ -1,1 +1,0 @@
-"""Calibration curves fitted on progressive predictions, in bounded memory. Applying them is `model_store`'s."""

@@ -1,0 +1,208 @@
+"""Which columns a joined row needs, and where in an event each stands. Knows the spec; knows nothing of bytes.
+
+A column is looked for by its name in the item's features, then among the item's own members, then in the context, the
+user, and on the event's top; after that, if its name has dots, as a path in the same five, in the same order. The first
+place with a value (null is none) wins, row by row. The columns of the request, the time, the cookie and the item stand
+in their own places, but for a field that reads one of them: what it was served with comes first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from model_store.features.cells import addresses, number_column, plain, text_column
+from model_store.hash_kernels import digest_columns
+from model_store.spec.spec import ModelSpec
+
+Form = Literal["text", "number", "set"]
+Path = tuple[str, ...]
+"""Members from the event's top inwards; one that begins with ITEMS goes on in every item."""
+
+ITEMS, FEATURES, CONTEXT, USER = "items", "features", "context", "user"
+VERSION, VARIANT, MODEL = "@version", "@variant", "@model"
+CTR, PROPENSITY, POSITION, UNKNOWN = "@ctr", "@propensity", "@position", "@unknown"
+RESERVED: dict[str, tuple[Path, str]] = {
+    VERSION: (("version",), "whole"),
+    VARIANT: (("variant",), "text"),
+    MODEL: (("model",), "text"),
+    CTR: ((ITEMS, "ctr"), "number"),
+    PROPENSITY: ((ITEMS, "propensity"), "number"),
+    POSITION: ((ITEMS, "position"), "whole"),
+    UNKNOWN: ((ITEMS, "unknown"), "whole"),
+}
+"""Columns that every joined row has, for online metrics and, UNKNOWN, for what is learned: where they stand, and as
+what: "whole" is int64, "number" float64, "text" binary; null where the event has none. No spec has a column with @."""
+
+_OBJECTS = frozenset({ITEMS, CONTEXT, USER})  # on an event's top, never values themselves
+_SCALAR: dict[str, Form] = {"number": "number", "set": "set", "raw": "set"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of joined rows.
+
+    form: what it becomes: "text", binary, empty where absent; "number", float64 with nulls, or text where a value is
+    no number; "set", lists of text, or maps from text to float64, or JSON text of either.
+    """
+
+    name: str
+    form: Form
+    places: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The columns of a resolved spec but the label, which the join brings. The RESERVED ones come besides."""
+
+    columns: tuple[Column, ...]
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> Wanted:
+        """Those that learning reads, each with its places in an event."""
+        names = (name for name in spec.wanted_columns() if name != spec.input.label)
+        return cls(tuple(Column(name, _form(spec, name), places_of(spec, name)) for name in names))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Of all the columns of joined rows, in order."""
+        return (*(column.name for column in self.columns), *RESERVED)
+
+
+def places_of(spec: ModelSpec, name: str) -> tuple[Path, ...]:
+    """Where a column may stand, the first to be looked at first."""
+    given = spec.input
+    own: dict[str | None, Path] = {
+        given.request: ("request_id",),
+        given.timestamp: ("ts",),
+        given.cookie: ("cookie",),
+        given.item: (ITEMS, "id"),
+    }
+    if name in own:
+        return (*_served(spec, name), own[name])
+    return (*_under(name, (name,)), *(_under(name, tuple(name.split("."))) if "." in name else ()))
+
+
+def _served(spec: ModelSpec, name: str) -> Iterator[Path]:
+    """Where a field that reads one of the event's own columns has the value that it was served with, if another one."""
+    places: dict[str, Path] = {
+        "item": (ITEMS, FEATURES, name),
+        "context": (CONTEXT, name),
+        "user": (USER, name),
+    }
+    sides = {field.side for field_name, field in spec.fields.items() if (field.column or field_name) == name}
+    return (place for side, place in places.items() if side in sides)
+
+
+def _under(name: str, path: Path) -> Iterator[Path]:
+    yield (ITEMS, FEATURES, *path)
+    if name != FEATURES:
+        yield (ITEMS, *path)
+    yield (CONTEXT, *path)
+    yield (USER, *path)
+    if name not in _OBJECTS and path[0] != ITEMS:
+        yield path
+
+
+def _form(spec: ModelSpec, name: str) -> Form:
+    """Text wins where fields of several kinds read one column: numbers and sets are read from text too."""
+    if name == spec.input.weight:
+        return "number"
+    fields = (field for field_name, field in spec.fields.items() if (field.column or field_name) == name)
+    forms = {_SCALAR.get(field.kind, "text") for field in fields} or {"text"}
+    return next(form for form in ("text", "number", "set") if form in forms)
+
+
+# --- The few forms in which columns of joined rows come, whatever blocks they were read in, and tables put
+# together ---
+#
+# A value has one form for all that learning can see: where a column's type differs from block to block,
+# because a text stands among numbers or lists among maps, both types give the same keys and numbers.
+
+
+TEXT, SET, MAP = pa.binary(), pa.list_(pa.binary()), pa.map_(pa.binary(), pa.float64())
+
+
+def shaped(array: pa.Array, form: Form) -> pa.Array:
+    """An array of a plain kind (`trainer.logs.batch`) as the form's type, as `wanted.Column` has it."""
+    if form == "number":
+        return _numbers(array)
+    return _sets(array) if form == "set" else text_column(plain(array))
+
+
+def nullable_text(array: pa.Array) -> pa.Array:
+    """Canonical texts, null where the value is."""
+    text = text_column(plain(array))
+    return pc.if_else(array.is_valid(), text, pa.scalar(None, TEXT)) if array.null_count else text
+
+
+def digests(text: pa.Array) -> npt.NDArray[np.uint64]:
+    """64-bit hashes of texts, 0 of "" and of null alone."""
+    out = np.zeros((1, len(text)), np.uint64)
+    text = text.fill_null(b"") if text.null_count else text
+    if len(text):
+        digest_columns(*addresses([text]), len(text), np.zeros(1, np.uint8), out)
+    hashes: npt.NDArray[np.uint64] = out[0]
+    return hashes
+
+
+def together(tables: Sequence[Mapping[str, pa.Array]]) -> Mapping[str, pa.Array]:
+    """The rows of all, one after the other; a column's type is one that all its values fit."""
+    if len(tables) == 1:
+        return tables[0]
+    return {name: _one([table[name] for table in tables]) for name in (tables[0] if tables else ())}
+
+
+def _one(arrays: Sequence[pa.Array]) -> pa.Array:
+    kinds = {array.type for array in arrays if array.null_count < len(array)} or {arrays[0].type}
+    if len(kinds) == 1:
+        kind = kinds.pop()
+        return pa.concat_arrays([a if a.type == kind else pa.nulls(len(a), kind) for a in arrays])
+    return pa.concat_arrays([_as_text(array) for array in arrays])
+
+
+def _numbers(array: pa.Array) -> pa.Array:
+    array = plain(array)
+    numbers, bad = number_column(array)
+    if bad:
+        return text_column(array)
+    return pa.array(numbers + 0.0, mask=np.isnan(numbers))  # + 0.0: -0.0 and 0.0 are one number
+
+
+def _sets(array: pa.Array) -> pa.Array:
+    kind = array.type
+    if pa.types.is_null(kind):
+        return pa.nulls(len(array), SET)
+    if pa.types.is_list(kind):
+        return _listed(array, text_column(plain(array.flatten())))
+    return array.cast(MAP) if pa.types.is_map(kind) else text_column(plain(array))
+
+
+def _listed(lists: pa.Array, members: pa.Array) -> pa.Array:
+    lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    mask = lists.is_null() if lists.null_count else None
+    return pa.ListArray.from_arrays(pa.array(offsets), members, mask=mask)
+
+
+def _as_text(array: pa.Array) -> pa.Array:
+    """Of any form's type: lists and maps as JSON, from which a field of kind "set" reads the same members."""
+    if pa.types.is_binary(array.type):
+        return array.fill_null(b"")
+    if not (pa.types.is_list(array.type) or pa.types.is_map(array.type)):
+        return text_column(array)
+    return pa.array([b"" if value is None else _json(value) for value in array.to_pylist()], TEXT)
+
+
+def _json(value: Sequence[Any]) -> bytes:
+    if value and isinstance(value[0], tuple):
+        return json.dumps({member.decode(): x for member, x in value}).encode()
+    return json.dumps([member.decode() for member in value]).encode()

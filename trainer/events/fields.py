@@ -1,0 +1,119 @@
+"""Where a spec meets the first impressions: its fields named, or checked against what the events have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from model_store.errors import SpecError
+from model_store.spec.sections import FieldSpec, Kind, Side
+from model_store.spec.spec import ModelSpec
+from trainer.events.columns import CONTEXT, FEATURES, ITEMS, USER, Path, places_of
+from trainer.logs.json_rows import BadRow, load
+
+
+def columns_seen(data: bytes) -> dict[str, FieldSpec]:
+    """What the impressions in `data` have in their items' features, the user and the context, as fields.
+
+    In order of appearance; lists and objects of numbers are sets, all else categories. Lines that are no impressions
+    are passed over.
+    """
+    found: dict[str, FieldSpec] = {}
+    for event in _impressions(data):
+        for side, values in _sides(event):
+            for name, value in values.items():
+                if value is None:
+                    continue
+                kind: Kind = "set" if isinstance(value, list | dict) else "category"
+                if name not in found or (kind, found[name].kind) == ("set", "category"):
+                    found[name] = FieldSpec(side=side, kind=kind)
+    return found
+
+
+def settled(spec: ModelSpec, data: bytes, sources: Sequence[str] = ("the log",)) -> ModelSpec:
+    """The spec resolved by the first impressions; without one, only by its own words.
+
+    A spec without [fields] takes what the items' features, the user and the context have. Raises SpecError if there is
+    no impression to take them from, which names the `sources`, or if a field that is not optional stands in none.
+    """
+    events = list(_impressions(data))
+    if not spec.fields and not events:
+        raise SpecError(
+            f"fields: there are none, and no impression yet in {', '.join(sources)} to take them from; "
+            "name them in [fields], or log some first"
+        )
+    named = spec.input.named_columns
+    if not spec.fields:
+        seen = {
+            name: field
+            for name, field in columns_seen(data).items()
+            if name not in {*named, *spec.input.ignore}
+        }
+        if not seen:
+            raise SpecError(
+                "fields: there are none, and the first impressions have no feature, user or context"
+            )
+        spec = spec.model_copy(update={"fields": seen})
+    elif events:
+        _check_fields(spec, events)
+    return spec.resolve((*named, *(field.column or name for name, field in spec.fields.items())))
+
+
+def _check_fields(spec: ModelSpec, events: list[dict[str, Any]]) -> None:
+    for name, field in spec.fields.items():
+        column = field.column or name
+        places = places_of(spec, column)
+        if not field.optional and not any(_has(event, place) for event in events for place in places):
+            raise SpecError(
+                f"fields.{name}: no impression so far has {column!r}; they have: {', '.join(_names(events))}; correct "
+                "it, or set optional = true if it is to come"
+            )
+
+
+def _has(event: dict[str, Any], path: Path) -> bool:
+    inside = path[0] == ITEMS
+    values: list[Any] = event[ITEMS] if inside else [event]
+    for part in path[1:] if inside else path:
+        values = [value.get(part) for value in values if isinstance(value, dict)]
+    return any(value is not None for value in values)
+
+
+def _names(events: list[dict[str, Any]]) -> list[str]:
+    """The columns that events have, each once: of items, of context and user, and on their top."""
+    names: dict[str, None] = {}
+    for event in events:
+        for item in event[ITEMS]:
+            if isinstance(item, dict):
+                names.update(dict.fromkeys(_features(item)))
+                names.update(dict.fromkeys(name for name in item if name != FEATURES))
+        for part in (CONTEXT, USER):
+            names.update(dict.fromkeys(_object(event, part)))
+        names.update(dict.fromkeys(name for name in event if name not in (ITEMS, CONTEXT, USER)))
+    return list(names)
+
+
+def _impressions(data: bytes) -> Iterator[dict[str, Any]]:
+    for line in data.splitlines():
+        try:
+            event = load(line)
+        except BadRow:
+            continue
+        if isinstance(event.get(ITEMS), list):
+            yield event
+
+
+def _sides(event: dict[str, Any]) -> Iterator[tuple[Side, Mapping[str, Any]]]:
+    for item in event[ITEMS]:
+        if isinstance(item, dict):
+            yield "item", _features(item)
+    yield "context", _object(event, CONTEXT)
+    yield "user", _object(event, USER)
+
+
+def _features(item: dict[str, Any]) -> dict[str, Any]:
+    return _object(item, FEATURES)
+
+
+def _object(holder: dict[str, Any], name: str) -> dict[str, Any]:
+    value = holder.get(name)
+    return value if isinstance(value, dict) else {}

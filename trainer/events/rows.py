@@ -1,0 +1,247 @@
+"""Labelled rows in files that may grow: CSV, TSV or JSON lines, parsed as `ftrie train` parses them, with places.
+
+What a file holds of events, impressions and clicks apart, is no matter of this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from model_store.errors import InputError, SpecError
+from trainer.events.events import Lag, Place
+from trainer.events.files import FileChain, held_in
+from trainer.logs import json_rows
+from trainer.logs.batch import RowBatch
+from trainer.logs.csv import DelimitedFile
+from trainer.logs.file_listing import without_rotation
+from trainer.logs.jsonl import JsonLinesFile
+from trainer.logs.open_files import Opened, Record
+from trainer.logs.reader import format_by_content, format_by_name
+from trainer.logs.streams import Bytes, Feed
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A batch and the places around it."""
+
+    batch: RowBatch
+    before: Place
+    after: Place
+
+
+@dataclass(frozen=True)
+class _Parsed:
+    rows: Rows | None
+    size: int
+    lines: int
+
+
+class RowSource:
+    """Reads rows on from a place. One thread only. Place: as that of a FileSource.
+
+    A file is read up to its last whole row; with `once`, and of compressed files, what stands behind that is a row too.
+    objects: columns that may hold an object of numbers, a weighted set, in JSON lines. optional: columns that a file
+    need not have; its rows have nulls there.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        place: Place,
+        on_note: Callable[[str], None],
+        *,
+        once: bool = False,
+        objects: frozenset[str] = frozenset(),
+        optional: frozenset[str] = frozenset(),
+    ) -> None:
+        self.name = name
+        self._optional = optional
+        self._objects = objects
+        self._chain = FileChain(name, place, on_note, once=once, least_lines=2)
+        self._formats: dict[Record, RowFormat] = {}
+        self.start = self._chain.start
+
+    @property
+    def lost(self) -> int:
+        """Rows that were gone before they were read, about."""
+        return self._chain.lost
+
+    @property
+    def ended(self) -> bool:
+        """With `once`: all was read."""
+        return self._chain.ended
+
+    def columns(self) -> tuple[str, ...] | None:
+        """The names of the first file's columns, of JSON lines those in its first 64 KiB; None while there is none."""
+        found = self._chain.first()
+        return None if found is None else self._format(*found).columns
+
+    def read(self, wanted: Sequence[str]) -> Rows | None:
+        """The next rows of one file, about READ_BYTES of them, with the `wanted` columns; None if there are none now.
+
+        Raises SpecError for a file with a header that lacks one, InputError for a format that is not read here.
+        """
+
+        def take(record: Record, opened: Opened, window: bytes, is_all: bool) -> _Parsed | None:
+            return self._take(record, opened, window, is_all, wanted)
+
+        while True:
+            found = self._chain.next(take)
+            if found is None or found.rows is not None:
+                return None if found is None else found.rows
+
+    def lag(self) -> Lag:
+        """Unread bytes; how old they are is not known."""
+        return self._chain.lag()
+
+    def holds(self) -> str:
+        """Whether there is such a file; see Source."""
+        return held_in(self.name)
+
+    def close(self) -> None:
+        """Close all files. May be called twice."""
+        self._chain.close()
+
+    def _take(
+        self, record: Record, opened: Opened, window: bytes, is_all: bool, wanted: Sequence[str]
+    ) -> _Parsed | None:
+        if not window:
+            return None
+        format = self._format(record, opened)
+        there = self._there(record, format, wanted)
+        batch = format.parse(record.path, window, record.offset, record.line, is_all, there)
+        if batch is None:
+            return None
+        absent = {name: pa.nulls(batch.rows) for name in wanted if name not in batch.columns}
+        batch = replace(batch, columns=batch.columns | absent)
+        stop = batch.stop
+        parsed = _Parsed(None, stop.offset - record.offset, stop.line - record.line)
+        if not batch.rows and not batch.rejects:
+            return parsed
+        before = self._chain.place()
+        after = self._chain.place_behind(before, self._chain.number(record), stop.offset, stop.line)
+        return _Parsed(Rows(batch, before, after), parsed.size, parsed.lines)
+
+    def _format(self, record: Record, opened: Opened) -> RowFormat:
+        if record not in self._formats:
+            self._formats = {record: RowFormat.of(record.path, opened.head(), self._objects)}
+        return self._formats[record]
+
+    def _there(self, record: Record, format: RowFormat, wanted: Sequence[str]) -> Sequence[str]:
+        """The wanted columns that the file has."""
+        if not format.has_header:
+            return wanted
+        there = [name for name in wanted if name in format.columns]
+        missing = [name for name in wanted if name not in there and name not in self._optional]
+        if missing:
+            raise SpecError(
+                f"{record.path} has no column {', '.join(map(repr, missing))}; it has {', '.join(format.columns)}"
+            )
+        return there
+
+
+# --- One file's format, and rows of it from any offset: the parsers of `ftrie train`, over bytes that are at
+# hand ---
+
+
+_GROWING = ("csv", "tsv", "jsonl")
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """header: the bytes before the first row, on first_line. columns: of JSON lines, those in the beginning."""
+
+    name: str
+    header: bytes
+    first_line: int
+    columns: tuple[str, ...]
+    objects: frozenset[str]
+
+    @classmethod
+    def of(cls, path: str, head: bytes, objects: frozenset[str]) -> RowFormat:
+        """That of a file that begins with `head`. Raises InputError for a format whose rows cannot be read on."""
+        name = format_of(path, head)
+        if name not in _GROWING:
+            raise InputError(
+                f"{path} is {name}: a trainer reads rows on from CSV, TSV and JSON lines; `ftrie train` reads the "
+                "others"
+            )
+        if name == "jsonl":
+            return cls(name, b"", 1, tuple(json_rows.columns(head)), objects)
+        feed = _Window(path, head, is_all=False)
+        columns = _delimited(feed, name).columns
+        return cls(name, head[: feed.offset], feed.line, columns, objects)
+
+    @property
+    def has_header(self) -> bool:
+        """True if the columns are the same all over the file."""
+        return self.name != "jsonl"
+
+    def parse(
+        self, path: str, window: bytes, offset: int, line: int, is_all: bool, wanted: Sequence[str]
+    ) -> RowBatch | None:
+        """The first batch of a window that begins at `offset`, on `line`; None if no row in it is whole yet.
+
+        is_all: nothing follows the window, so a last row without a line end is one.
+        """
+        if not self.has_header:
+            feed = _Window(path, window, is_all)
+            if offset:
+                feed.offset, feed.line = offset, line
+            return next(JsonLinesFile(feed, self.objects).batches(wanted), None)
+        feed = _Window(path, window if offset == 0 else self.header + window, is_all)
+        file = _delimited(feed, self.name)
+        if offset:
+            # Reading the header passes over blank lines behind it, which may be the window's.
+            feed.offset, feed.line = (
+                feed.offset - len(self.header) + offset,
+                feed.line - self.first_line + line,
+            )
+        return next(file.batches(wanted), None)
+
+
+def format_of(path: str, head: bytes) -> str:
+    """The format of a file that begins with `head`. Raises InputError if neither its name nor `head` tells."""
+    return format_by_name(without_rotation(path)) or format_by_content(path, np.frombuffer(head, np.uint8))
+
+
+def _delimited(feed: Feed, name: str) -> DelimitedFile:
+    return DelimitedFile(feed, "\t" if name == "tsv" else ",", quoting=name == "csv")
+
+
+class _Window(Feed):
+    """Bytes at hand as a feed. Not `final` while a file may grow: its last row is then not over."""
+
+    def __init__(self, path: str, data: bytes, is_all: bool) -> None:
+        self._is_all = is_all
+        super().__init__(_AtHand(path, data), len(data) + 1)
+
+    @property
+    def final(self) -> bool:
+        """See Feed."""
+        return self._is_all
+
+
+class _AtHand:
+    """Bytes as a stream."""
+
+    failure = None
+
+    def __init__(self, name: str, data: bytes) -> None:
+        self.name = name
+        self._data = np.frombuffer(data, np.uint8)
+
+    def read_into(self, buffer: Bytes) -> int:
+        """See Stream."""
+        count = min(self._data.size, buffer.size)
+        buffer[:count] = self._data[:count]
+        self._data = self._data[count:]
+        return count
+
+    def skip(self, size: int) -> None:
+        """See Stream."""
+        self._data = self._data[size:]

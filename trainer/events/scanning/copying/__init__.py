@@ -1,1 +1,0 @@
-"""Values on their way from a block to columns."""

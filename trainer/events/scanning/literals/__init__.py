@@ -1,1 +1,0 @@
-"""Strings, numbers and words of JSON, as they are written."""

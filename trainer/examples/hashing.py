@@ -1,0 +1,213 @@
+"""From a batch of log rows to hashed examples, ready to learn. Stateless, so that any thread may do it.
+
+Knows the spec and the columns; knows nothing of the table or the learner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from model_store.features.cells import addresses, parse_weights, signed_labels
+from model_store.features.columns import TokenColumn, token_columns
+from model_store.features.features import FeaturePlan
+from model_store.spec.keys import MAX_KEY_BYTES
+from model_store.spec.sections import MAX_CROSS_FIELDS
+from model_store.spec.spec import ModelSpec
+from trainer.examples import hashing_kernels as kernels
+from trainer.examples.hashing_kernels import HashedRows, TokenBytes, TokenLayout, set_apart
+from trainer.examples.requests import Sample, Sampling, request_ids
+from trainer.examples.rules import FeatureRules
+from trainer.examples.tokens import cross_fields, key_prefixes, key_rules, lay_out, value_rules
+from trainer.logs.batch import RowBatch
+from trainer.logs.positions import Position
+from trainer.logs.rejects import Reject
+from trainer.logs.times import parse_times, time_format
+
+_NO_NUMBERS = np.empty(0)
+_NO_IDS = np.empty(0, np.uint64)
+_NO_TIMES = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Good rows of a batch, hashed and ready to learn.
+
+    rows: int32[m], their places in the batch; hashed: what learners take; tokens: where their keys' bytes come from;
+    texts: the token texts of each field, which keep those bytes alive; stop: where reading goes on behind the batch,
+    and a later run too if it is resumable; subsampled: rows that were not drawn; requests: uint64[m], a hash of each
+    row's request id, empty where the log has none; times: int64[m], microseconds since 1970, empty where not needed;
+    minus_labels: rows whose label is written as -1, which is no click.
+    """
+
+    rows: npt.NDArray[np.int32]
+    hashed: HashedRows
+    tokens: TokenLayout
+    texts: Sequence[Any]
+    rejects: tuple[Reject, ...]
+    rows_read: int
+    stop: Position
+    subsampled: int = 0
+    requests: npt.NDArray[np.uint64] = field(default_factory=lambda: _NO_IDS)
+    times: npt.NDArray[np.int64] = field(default_factory=lambda: _NO_TIMES)
+    resumable: bool = True
+    minus_labels: int = 0
+
+
+class ExampleMaker:
+    """Compiles a resolved spec's layout once, then turns batches into examples.
+
+    prefixes: of the owners of keys (the bias, fields, crosses); rules.masks, feature_rules: indexed by feature number.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self.plan = FeaturePlan.of(spec)
+        self.prefixes = key_prefixes(self.plan)
+        self.feature_rules = FeatureRules.of(spec, self.plan)
+        self.rules = key_rules(self.plan, self.feature_rules.owner)
+        self._value_rules = value_rules(self.feature_rules, len(self.prefixes))
+        self._crosses = cross_fields(self.plan)
+        self._sampling = Sampling.of(spec)
+        self._time_format = time_format(spec)
+
+    def make(self, batch: RowBatch) -> Examples:
+        """Draw from a batch what is learned from, and hash it.
+
+        Rows with a bad value are left out and named in `rejects`, those of the reader among them. Rows that are not
+        drawn are not looked at.
+        """
+        sample = self._draw(batch)
+        drawn, bad = sample.batch, dict[int, str]()
+        labels, weights, times = self._outcomes(sample, bad)
+        columns = self._columns(drawn, bad)
+        rows = _good_rows(drawn.rows, bad)
+        tokens = lay_out(columns, drawn.rows, self.rules.raw, self._crosses, self.feature_rules.owner)
+        signed = labels[rows]
+        hashed = self._assemble(rows, np.maximum(signed, 0.0), _of_rows(weights, rows), tokens)
+        self._set_apart(rows, hashed, tokens, columns)
+        rejects = tuple(Reject(batch.file, int(drawn.lines[row]), bad[row]) for row in bad)
+        return Examples(
+            rows=rows,
+            hashed=hashed,
+            tokens=tokens,
+            texts=[column.text for column in columns],
+            rejects=_in_order(batch.rejects + rejects),
+            rows_read=batch.rows,
+            stop=batch.stop,
+            subsampled=sample.left_out,
+            requests=_of_rows(sample.ids, rows),
+            times=_of_rows(times, rows),
+            resumable=batch.resumable,
+            minus_labels=int(np.count_nonzero(signed < 0.0)),
+        )
+
+    def _draw(self, batch: RowBatch) -> Sample:
+        if self.spec.input.request is None and self._sampling is None:
+            return Sample(batch, _NO_IDS, _NO_NUMBERS, 0)
+        ids = request_ids(batch, self.spec.input.request)
+        return self._sampling.draw(batch, ids) if self._sampling else Sample(batch, ids, _NO_NUMBERS, 0)
+
+    def _outcomes(self, sample: Sample, bad: dict[int, str]) -> tuple[Any, Any, Any]:
+        """Labels, -1 among them; weights, empty where all are 1; and times, empty where nothing goes by them."""
+        given, columns = self.spec.input, sample.batch.columns
+        labels, found = signed_labels(columns[given.label])
+        _note(bad, given.label, found)
+        weights, times = sample.factors, _NO_TIMES
+        if given.weight is not None:
+            weights, found = parse_weights(columns[given.weight])
+            _note(bad, given.weight, found)
+            weights = weights * sample.factors if sample.factors.size else weights
+        if given.timestamp is not None and self.spec.learner.ttl_seconds is not None:
+            times, found = parse_times(columns[given.timestamp], self._time_format)
+            _note(bad, given.timestamp, found)
+        return labels, weights, times
+
+    def _columns(self, batch: RowBatch, bad: dict[int, str]) -> list[TokenColumn]:
+        plans = self.plan.fields
+        columns = token_columns(plans, [batch.columns[plan.column] for plan in plans])
+        for plan, column in zip(plans, columns, strict=True):
+            _note(bad, plan.column, column.bad)
+        self._note_long_crosses(bad, columns, batch.rows)
+        return columns
+
+    def _assemble(self, rows: Any, labels: Any, weights: Any, tokens: TokenLayout) -> HashedRows:
+        size = int(rows.size) * len(self.prefixes)
+        if (tokens.list_of >= 0).any():
+            size = int(kernels.count_features(rows, tokens))
+        hashed = HashedRows(
+            starts=np.empty(rows.size + 1, np.int64),
+            hashes=np.empty(size, np.uint64),
+            features=np.empty(size, np.uint16),
+            x=np.empty(size) if tokens.values.size else _NO_NUMBERS,
+            labels=labels,
+            weights=weights,
+        )
+        kernels.assemble(rows, tokens, self.rules, hashed, np.empty(MAX_CROSS_FIELDS, np.int64))
+        return hashed
+
+    def _set_apart(
+        self, rows: Any, hashed: HashedRows, tokens: TokenLayout, columns: Sequence[TokenColumn]
+    ) -> None:
+        """Number the keys apart that a rule names by more than their field or cross."""
+        if self._value_rules is not None:
+            places = TokenBytes(*addresses([column.text for column in columns]))
+            picked = np.empty(MAX_CROSS_FIELDS, np.int64)
+            set_apart(rows, hashed, tokens, places, self._value_rules, picked)
+
+    def _note_long_crosses(self, bad: dict[int, str], columns: Sequence[TokenColumn], rows: int) -> None:
+        """Crosses whose key would be over the limit: looked at one row at a time, where the batch could hold one."""
+        for cross in self.plan.crosses:
+            texts = [columns[field.index].text for field in cross.fields]
+            longest = sum(_longest(text) for text in texts)
+            overhead = len(cross.prefix) + len(texts) - 1
+            if longest + overhead <= MAX_KEY_BYTES:
+                continue
+            for row in range(rows):
+                size = overhead + sum(
+                    max((len(t) for t in _row_texts(columns[f.index], row)), default=0) for f in cross.fields
+                )
+                if size > MAX_KEY_BYTES:
+                    _note(
+                        bad,
+                        cross.name,
+                        [(row, f"the key would be {size} bytes long; the limit is {MAX_KEY_BYTES}")],
+                    )
+
+
+def _row_texts(column: TokenColumn, row: int) -> list[bytes]:
+    if column.starts is None:
+        return [column.text[row].as_py()]
+    members: list[bytes] = column.text[column.starts[row] : column.starts[row + 1]].to_pylist()
+    return members
+
+
+def _longest(text: Any) -> int:
+    lengths = pa.compute.binary_length(text)
+    return int(pa.compute.max(lengths).as_py() or 0)
+
+
+def _of_rows(numbers: Any, rows: npt.NDArray[np.int32]) -> Any:
+    """Those of the rows; none where there are none of any row."""
+    return numbers[rows] if numbers.size else numbers
+
+
+def _note(bad: dict[int, str], column: str, found: Sequence[tuple[int, str]]) -> None:
+    """Keep the first reason of each bad row."""
+    for row, reason in found:
+        bad.setdefault(row, f"{column}: {reason}")
+
+
+def _good_rows(rows: int, bad: dict[int, str]) -> npt.NDArray[np.int32]:
+    good = np.ones(rows, bool)
+    good[list(bad)] = False
+    return np.flatnonzero(good).astype(np.int32)
+
+
+def _in_order(rejects: Sequence[Reject]) -> tuple[Reject, ...]:
+    return tuple(sorted(rejects, key=lambda reject: reject.line))

@@ -1,0 +1,350 @@
+"""Kernels that turn a batch's tokens into hashed rows, and the bytes of new keys into the arena.
+
+Layout of a batch of tokens (made by `examples.py`): field f's tokens begin at `base[f]` of `digests`. A dense field
+(`list_of[f]` = -1) has one place a row, with digest 0 where the value is absent; a list field has the places
+`starts[list_of[f], r]` to `starts[list_of[f], r + 1]` of row r, all present. Features are numbered: 0 the bias, then
+the fields, then the crosses; a field's or cross's keys that a rule sets apart have numbers behind these, and the field
+or cross is their owner.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from model_store.hash_kernels import END, TIMES, combine, digest, load_i32, load_u8
+from model_store.jit import bare_inline, bare_kernel
+
+_EMPTY = np.uint64(0)
+STAR = np.uint8(0x2A)
+
+
+class TokenLayout(NamedTuple):
+    """A batch's tokens, as above: digests uint64, values float64 (a token's x, or empty where every x is 1).
+
+    base, list_of: int64[fields]; starts: int32[lists, rows + 1]; crosses: int64[crosses, 4], padded with -1; owner:
+    int64[features], the bias, field or cross that a feature belongs to.
+    """
+
+    digests: Any
+    values: Any
+    base: Any
+    list_of: Any
+    starts: Any
+    crosses: Any
+    owner: Any
+
+
+class KeyRules(NamedTuple):
+    """What a spec says of its keys' hashes.
+
+    bias: the bias's hash; states: uint64, the state after each field's and then each cross's prefix; raw:
+    uint8[fields], 1 where a digest is the whole hash of a key; masks: uint32[features], 0 where no variant uses it.
+    """
+
+    bias: Any
+    states: Any
+    raw: Any
+    masks: Any
+
+
+class TokenBytes(NamedTuple):
+    """Where the bytes of tokens lie: int64[fields], addresses of each column's bytes and of its int32 offsets."""
+
+    data: Any
+    offsets: Any
+
+
+@bare_inline
+def token_range(tokens: Any, field: Any, row: Any) -> Any:
+    """First and last-plus-one token of a field in a row."""
+    if tokens.list_of[field] < 0:
+        first = tokens.base[field] + row
+        return first, first + (1 if tokens.digests[first] != _EMPTY else 0)
+    lists = tokens.list_of[field]
+    return tokens.base[field] + tokens.starts[lists, row], tokens.base[field] + tokens.starts[lists, row + 1]
+
+
+@bare_inline
+def cross_size(tokens: Any, cross: Any, row: Any) -> Any:
+    """How many keys a cross has in a row: the product of its fields' token counts."""
+    combinations = 1
+    for part in range(tokens.crosses.shape[1]):
+        if tokens.crosses[cross, part] < 0:
+            break
+        first, last = token_range(tokens, tokens.crosses[cross, part], row)
+        combinations *= last - first
+    return combinations
+
+
+@bare_inline
+def pick(tokens: Any, cross: Any, row: Any, combination: Any, picked: Any) -> Any:
+    """Put the tokens of a cross's `combination`-th key into `picked` (last field fastest); return how many."""
+    size = 0
+    while size < tokens.crosses.shape[1] and tokens.crosses[cross, size] >= 0:
+        size += 1
+    for part in range(size - 1, -1, -1):
+        first, last = token_range(tokens, tokens.crosses[cross, part], row)
+        picked[part] = first + combination % (last - first)
+        combination //= last - first
+    return size
+
+
+@bare_kernel
+def count_features(rows: Any, tokens: Any) -> Any:
+    """How many features the given rows have at most: the size that `assemble` needs."""
+    total = rows.size
+    for row in rows:
+        for field in range(tokens.base.size):
+            first, last = token_range(tokens, field, row)
+            total += last - first
+        for cross in range(tokens.crosses.shape[0]):
+            total += cross_size(tokens, cross, row)
+    return total
+
+
+@bare_kernel
+def assemble(rows: Any, tokens: Any, rules: Any, out: Any, picked: Any) -> None:
+    """Hash every feature of the given rows, in the order bias, fields, crosses.
+
+    rows: int32[m], the good rows; tokens: `TokenLayout`; rules: `KeyRules`; out: `HashedRows`, whose starts, hashes,
+    features and x are written; picked: int64[4], room for a cross's tokens.
+    """
+    at = 0
+    fields = tokens.base.size
+    for index in range(rows.size):
+        row = rows[index]
+        out.starts[index] = at
+        at = put(out, at, 0, rules.bias, 1.0)
+        for field in range(fields):
+            if rules.masks[field + 1] == 0:
+                continue
+            first, last = token_range(tokens, field, row)
+            for token in range(first, last):
+                digest_of = tokens.digests[token]
+                key = digest_of if rules.raw[field] else combine(rules.states[field], digest_of, END)
+                at = put(out, at, field + 1, key, tokens.values[token] if out.x.size else 1.0)
+        for cross in range(tokens.crosses.shape[0]):
+            if rules.masks[fields + 1 + cross] == 0:
+                continue
+            for combination in range(cross_size(tokens, cross, row)):
+                size = pick(tokens, cross, row, combination, picked)
+                key, x = rules.states[fields + cross], 1.0
+                for part in range(size):
+                    key = combine(key, tokens.digests[picked[part]], END if part == size - 1 else TIMES)
+                    if out.x.size:
+                        x *= tokens.values[picked[part]]
+                at = put(out, at, fields + 1 + cross, key, x)
+    out.starts[rows.size] = at
+
+
+@bare_inline
+def put(out: Any, at: Any, feature: Any, key: Any, x: Any) -> Any:
+    """Write one feature; return where the next goes."""
+    out.hashes[at] = key
+    out.features[at] = feature
+    if out.x.size:
+        out.x[at] = x
+    return at + 1
+
+
+@bare_inline
+def tokens_of(tokens: Any, owner: Any, row: Any, ordinal: Any, picked: Any) -> Any:
+    """Put the tokens of the `ordinal`-th key of an owner in a row into `picked`; return how many. None: the bias."""
+    if owner == 0:
+        return 0
+    fields = tokens.base.size
+    if owner > fields:
+        return pick(tokens, owner - 1 - fields, row, ordinal, picked)
+    picked[0] = token_range(tokens, owner - 1, row)[0] + ordinal
+    return 1
+
+
+@bare_inline
+def token_bytes(tokens: Any, owner: Any, part: Any, token: Any, places: Any) -> Any:
+    """The address of a token's bytes, and of their end."""
+    fields = tokens.base.size
+    field = owner - 1 if owner <= fields else tokens.crosses[owner - 1 - fields, part]
+    place = places.offsets[field] + 4 * (token - tokens.base[field])
+    data = places.data[field]
+    return data + np.int64(load_i32(place)), data + np.int64(load_i32(place + 4))
+
+
+@bare_kernel
+def key_tokens(added: Any, rows: Any, hashed: Any, tokens: Any, found: Any, picked: Any) -> None:
+    """Find the tokens that make up newly admitted keys.
+
+    added: int64[k], positions in the batch's features, in order; rows: int32[m]; hashed: `HashedRows`; tokens:
+    `TokenLayout`; found: int64[k, 4] out, padded with -1 (all -1: the bias).
+    """
+    index = 0
+    last = first = 0  # the position before, and where the run of its owner began: no row is walked twice
+    for new in range(added.size):
+        position = added[new]
+        while hashed.starts[index + 1] <= position:
+            index += 1
+        owner = tokens.owner[hashed.features[position]]
+        for part in range(4):
+            found[new, part] = -1
+        if (
+            0 < owner <= tokens.base.size and tokens.list_of[owner - 1] < 0
+        ):  # one token at most, as in most fields
+            found[new, 0] = tokens.base[owner - 1] + rows[index]
+            continue
+        before, lowest = position, max(hashed.starts[index], last)
+        while before > lowest and tokens.owner[hashed.features[before - 1]] == owner:
+            before -= 1
+        first = first if before == last else before
+        last = position
+        size = tokens_of(tokens, owner, rows[index], position - first, picked)
+        for part in range(size):
+            found[new, part] = picked[part]
+
+
+@bare_kernel
+def write_keys(
+    added: Any,
+    found: Any,
+    features: Any,
+    tokens: Any,
+    data: Any,
+    offsets: Any,
+    prefixes: Any,
+    prefix_starts: Any,
+    arena: Any,
+    at: Any,
+) -> Any:
+    """Append keys to the arena as (uint16 length, uint16 feature, bytes); return the new end, or -1 if room is short.
+
+    found: int64[k, 4], what `key_tokens` found; data, offsets: int64[fields], addresses of token bytes and of int32
+    offsets; prefixes: uint8, all prefixes end to end (`bias` first), prefix_starts: int64[owners + 1].
+    """
+    places = TokenBytes(data, offsets)
+    for new in range(added.size):
+        owner = tokens.owner[features[added[new]]]
+        begin = at
+        at += 4
+        if at + prefix_starts[owner + 1] - prefix_starts[owner] > arena.size:
+            return -1
+        for position in range(prefix_starts[owner], prefix_starts[owner + 1]):
+            arena[at] = prefixes[position]
+            at += 1
+        for part in range(4):
+            if found[new, part] < 0:
+                break
+            start, stop = token_bytes(tokens, owner, part, found[new, part], places)
+            if at + stop - start + 1 > arena.size:
+                return -1
+            if part > 0:
+                arena[at] = STAR
+                at += 1
+            for address in range(start, stop):
+                arena[at] = load_u8(address)
+                at += 1
+        length = at - begin - 4
+        arena[begin] = np.uint8(length & 0xFF)
+        arena[begin + 1] = np.uint8(length >> 8)
+        arena[begin + 2] = np.uint8(features[added[new]] & 0xFF)
+        arena[begin + 3] = np.uint8(features[added[new]] >> 8)
+    return at
+
+
+@bare_kernel
+def digest_of_nothing() -> Any:
+    """The digest of an empty token: what stands for the value in a real number's key, `price=`."""
+    return digest(np.int64(0), 0)
+
+
+# --- Kernels that compare the keys of a batch with rules that reach into values; only specs with such rules
+# pay for it ---
+
+
+class ValueRules(NamedTuple):
+    """Beginnings of values, by owner: those of owner o stand from first[o] to first[o + 1], the longest first.
+
+    first: int64[owners + 1]; features: uint16, the number of a key that begins so; text: uint8, the beginnings end to
+    end; starts: int64, where each begins in it, and its end.
+    """
+
+    first: Any
+    features: Any
+    text: Any
+    starts: Any
+
+
+@bare_kernel
+def set_apart(rows: Any, hashed: Any, tokens: Any, places: Any, rules: Any, picked: Any) -> None:
+    """Give keys that begin as a value rule says that rule's feature number; the longest rule wins.
+
+    rows: int32[m]; hashed: `HashedRows`, whose features are the owners' and are rewritten; tokens: `TokenLayout`;
+    places: `TokenBytes`; rules: `ValueRules`; picked: int64[4], room for a cross's tokens.
+    """
+    for index in range(rows.size):
+        position, stop = hashed.starts[index], hashed.starts[index + 1]
+        while position < stop:
+            owner = np.int64(hashed.features[position])
+            ordinal = 0
+            while position < stop and hashed.features[position] == owner:
+                if rules.first[owner] < rules.first[owner + 1]:
+                    size = tokens_of(tokens, owner, rows[index], ordinal, picked)
+                    rule = longest_rule(tokens, owner, picked, size, places, rules)
+                    if rule >= 0:
+                        hashed.features[position] = rules.features[rule]
+                ordinal += 1
+                position += 1
+
+
+@bare_inline
+def longest_rule(tokens: Any, owner: Any, picked: Any, size: Any, places: Any, rules: Any) -> Any:
+    """The first rule of the owner that the key of these tokens begins with, or -1."""
+    for rule in range(rules.first[owner], rules.first[owner + 1]):
+        if begins_with(tokens, owner, picked, size, places, rules, rule):
+            return rule
+    return -1
+
+
+@bare_inline
+def begins_with(tokens: Any, owner: Any, picked: Any, size: Any, places: Any, rules: Any, rule: Any) -> Any:
+    """Whether the tokens' bytes, joined by `*`, begin with the rule's text."""
+    at, end = rules.starts[rule], rules.starts[rule + 1]
+    for part in range(size):
+        if at < end and part > 0:
+            if rules.text[at] != STAR:
+                return False
+            at += 1
+        address, stop = token_bytes(tokens, owner, part, picked[part], places)
+        while at < end and address < stop:
+            if rules.text[at] != load_u8(address):
+                return False
+            at += 1
+            address += 1
+        if at == end:
+            return True
+    return False
+
+
+class HashedRows(NamedTuple):
+    """Rows as learners take them: starts int64[m + 1] into hashes (uint64), features (uint16) and x (float64).
+
+    x is empty where every x is 1; labels float64[m]; weights float64[m], or empty where all are 1.
+    """
+
+    starts: Any
+    hashes: Any
+    features: Any
+    x: Any
+    labels: Any
+    weights: Any
+
+
+@bare_inline
+def x_of(rows: Any, position: Any) -> Any:
+    """The x of a feature."""
+    return rows.x[position] if rows.x.size else 1.0
+
+
+@bare_inline
+def importance_of(rows: Any, row: Any) -> Any:
+    """The importance weight of a row."""
+    return rows.weights[row] if rows.weights.size else 1.0

@@ -1,0 +1,274 @@
+"""Which request each row belongs to, as a 64-bit number, and which requests' rows do not stand together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from model_store.features.cells import addresses, column_text, parse_labels
+from model_store.hash_kernels import digest_columns
+from model_store.spec.spec import ModelSpec
+from trainer.examples.requests_kernels import PROBABILITY_BITS, draw, name_single_rows
+from trainer.logs.batch import RowBatch
+from trainer.logs.positions import Position
+
+_REMEMBERED = 1 << 18
+"""Places for ids of requests that have begun, 8 bytes each; a later id takes the place of an earlier one."""
+_NOT_RAW = np.zeros(1, np.uint8)
+
+Ids = npt.NDArray[np.uint64]
+
+
+def request_ids(batch: RowBatch, column: str | None) -> Ids:
+    """A hash of every row's request id: uint64[rows]. A row without one is a request of its own."""
+    if column is None or not batch.rows:
+        ids = np.zeros(batch.rows, np.uint64)
+    else:
+        text = column_text(batch.columns[column])
+        ids = np.empty(batch.rows, np.uint64)
+        digest_columns(*addresses([text]), batch.rows, _NOT_RAW, ids.reshape(1, -1))
+    name_single_rows(ids, batch.first_row)
+    return ids
+
+
+class Runs:
+    """Counts runs of rows with one id in one file. Memory: 2 MiB.
+
+    resumed: runs whose id another run had before, as far as ids are remembered: a request's rows do not stand together.
+    """
+
+    def __init__(self) -> None:
+        self.resumed = 0
+        self._begun = np.zeros(_REMEMBERED, np.uint64)
+        self._last = (0, -1)
+
+    def add(self, ids: Ids, file: int) -> int:
+        """Take the next rows, of the log's file of this number; returns how many runs begin. O(runs log runs)."""
+        if not ids.size:
+            return 0
+        begins = np.concatenate([[(int(ids[0]), file) != self._last], ids[1:] != ids[:-1]])
+        self._last = (int(ids[-1]), file)
+        begun = ids[begins]
+        distinct = np.unique(begun)
+        places = (distinct % np.uint64(_REMEMBERED)).astype(np.int64)
+        self.resumed += int(begun.size - distinct.size + np.count_nonzero(self._begun[places] == distinct))
+        self._begun[places] = distinct
+        return int(begun.size)
+
+
+# --- Requests that a batch's end cuts in two: told whether they have a click before any of their rows goes on
+# ---
+#
+# A request is a run of rows with one id, within one file. Its last rows may come in the next batch, so the
+# last request of a batch waits for that; batches are cut, never joined, and nothing is reordered.
+
+
+MOST_ROWS = 1 << 16
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass
+class _Open:
+    """A request that may go on: the parts of batches that hold it, its id, its rows so far, whether one is a click."""
+
+    parts: list[RowBatch]
+    id: int
+    rows: int
+    clicked: bool
+
+    def goes_on_in(self, batch: RowBatch, ids: Ids) -> bool:
+        """Whether the batch's first row belongs to this request."""
+        return self.is_of(batch) and self.rows < MOST_ROWS and (not ids.size or int(ids[0]) == self.id)
+
+    def is_of(self, batch: RowBatch) -> bool:
+        """Whether the batch stands behind this request in the same file."""
+        return self.parts[-1].stop.number == batch.stop.number
+
+    def add(self, part: RowBatch, clicks: Flags) -> None:
+        """Take one more part."""
+        self.parts.append(part)
+        self.rows += part.rows
+        self.clicked |= bool(clicks.any())
+
+    def told(self, ended: bool) -> Iterator[RowBatch]:
+        """Its parts. Only behind the last of them, and if the request `ended` there, may a later run go on."""
+        for part in self.parts:
+            clicked = np.full(part.rows, self.clicked)
+            yield replace(part, clicked=clicked, resumable=ended and part is self.parts[-1])
+
+
+class WholeRequests:
+    """Numbers the rows of a stream; where the spec samples requests, tells of each row whether its request has a click.
+
+    A run of more than MOST_ROWS rows with one id is taken as several requests, so that no log fills the memory: `cut`
+    counts where one was cut. `resumed` counts the requests that go on after others, which are taken as several too.
+    Both are final once the stream has ended.
+    """
+
+    def __init__(self, spec: ModelSpec, first_row: int = 0) -> None:
+        """`first_row`: how many rows of the stream earlier runs have read."""
+        self._label, self._request = spec.input.label, spec.input.request
+        self._samples = spec.learner.subsample is not None
+        self._rows = first_row
+        self._open: _Open | None = None
+        self._runs = Runs()
+        self.cut = 0
+
+    @property
+    def resumed(self) -> int:
+        """Of the requests so far, see Runs."""
+        return self._runs.resumed
+
+    def of(self, batches: Iterable[RowBatch]) -> Iterator[RowBatch]:
+        """The same rows in the same order, in batches that also tell `first_row`, `clicked` and `resumable`."""
+        for batch in batches:
+            numbered = replace(batch, first_row=self._rows)
+            self._rows += batch.rows
+            if self._samples:
+                yield from self._tell(numbered)
+            else:
+                yield numbered
+        yield from self._close()
+
+    def warnings(self) -> Iterator[str]:
+        """What is wrong with requests that were taken as several, for the user."""
+        column = repr(self._request)
+        if self.resumed:
+            yield (
+                f"{self.resumed:,} times a request went on after rows of another: learner.subsample took each run of "
+                "rows as a request of its own, so rows beside a click may be left out or weigh as if there were none; "
+                f"sort the log by {column}"
+            )
+        if self.cut:
+            yield (
+                f"{self.cut:,} times a request of more than {MOST_ROWS:,} rows was cut: learner.subsample took each "
+                f"part as a request of its own; does {column} name requests?"
+            )
+
+    def _tell(self, batch: RowBatch) -> Iterator[RowBatch]:
+        ids = request_ids(batch, self._request)
+        clicks = parse_labels(batch.columns[self._label])[0] == 1.0 if batch.rows else np.zeros(0, bool)
+        if self._open is not None and not self._open.goes_on_in(batch, ids):
+            yield from self._close()
+        before = self._open.rows if self._open is not None else 0
+        starts = np.flatnonzero(_starts(ids, before))
+        self.cut += starts.size - self._runs.add(ids, batch.stop.number)
+        if not starts.size:
+            yield from self._take_whole(batch, clicks)
+            return
+        cut = int(starts[-1])
+        if cut:
+            clicked = _any_by_request(clicks[:cut], starts[:-1])
+            if self._open is not None:
+                self._open.clicked |= bool(clicks[: starts[0]].any())
+                clicked[: starts[0]] = self._open.clicked
+        yield from self._close(ended=not starts[0])
+        if cut:
+            yield replace(_slice(batch, 0, cut), clicked=clicked, stop=_place_of(batch, cut))
+        tail = _slice(batch, cut, batch.rows)
+        self._open = _Open([tail], int(ids[-1]), tail.rows, bool(clicks[cut:].any()))
+
+    def _take_whole(self, batch: RowBatch, clicks: Flags) -> Iterator[RowBatch]:
+        """A batch in which no request begins."""
+        if self._open is None:
+            yield replace(batch, clicked=clicks)
+        else:
+            self._open.add(batch, clicks)
+
+    def _close(self, ended: bool = True) -> Iterator[RowBatch]:
+        if self._open is not None:
+            yield from self._open.told(ended)
+            self._open = None
+
+
+def _place_of(batch: RowBatch, row: int) -> Position:
+    """The place of a row inside a batch: found by reading on from where the batch begins."""
+    begin = batch.start or Position(batch.file, number=batch.stop.number)
+    return begin.until(int(batch.lines[row]))
+
+
+def _starts(ids: Ids, before: int) -> Flags:
+    """Where a request begins: another id, or its 65,536 rows are full. `before`: rows of the first one so far."""
+    if not ids.size:
+        return np.zeros(0, bool)
+    changes = np.concatenate([[before == 0], ids[1:] != ids[:-1]])
+    rows = np.arange(ids.size)
+    run = np.maximum.accumulate(np.where(changes, rows, -before if before else 0))
+    starts: Flags = changes | ((rows - run) % MOST_ROWS == 0)
+    return starts
+
+
+def _any_by_request(clicks: Flags, starts: npt.NDArray[np.int64]) -> Flags:
+    """Of each row, whether its request has a click in these rows; the first row begins or continues one."""
+    bounds = np.unique(np.concatenate([[0], starts]))
+    any_click = np.logical_or.reduceat(clicks, bounds)
+    return np.repeat(any_click, np.diff(np.append(bounds, clicks.size)))
+
+
+def _slice(batch: RowBatch, first: int, stop: int) -> RowBatch:
+    """Rows of a batch, with the rejects that stand among and before them (at its end: also behind them)."""
+    low = int(batch.lines[first]) if first else 0
+    high = int(batch.lines[stop]) if stop < batch.rows else None
+    return replace(
+        batch,
+        columns={name: column.slice(first, stop - first) for name, column in batch.columns.items()},
+        lines=batch.lines[first:stop],
+        rejects=tuple(r for r in batch.rejects if low <= r.line and (high is None or r.line < high)),
+        rows=stop - first,
+        first_row=batch.first_row + first,
+    )
+
+
+# --- Learning from a part of the requests without a click: McMahan et al. (KDD 2013), section 4.6 ---
+#
+# Every request with a click is learned from; of the others a share r, each with weight 1/r. Then the expected
+# gradient is that of all rows, and the model stays calibrated. The draw is a seeded hash of the request's id:
+# the rows of a request stay together, and every run over the same log draws the same requests.
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The rows of a batch that are learned from, the request of each and what its weight is multiplied with."""
+
+    batch: RowBatch
+    ids: Ids
+    factors: npt.NDArray[np.float64]
+    left_out: int
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Draws `share` of the requests without a click."""
+
+    share: float
+    seed: int
+    label: str
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> Sampling | None:
+        """The spec's sampling; None where every request is learned from."""
+        subsample = spec.learner.subsample
+        if subsample is None or subsample.unclicked == 1.0:
+            return None
+        return cls(subsample.unclicked, spec.learner.seed, spec.input.label)
+
+    def draw(self, batch: RowBatch, ids: Ids) -> Sample:
+        """The sample of a batch; `WholeRequests` has told which requests have a click, else each row is one."""
+        clicked = batch.clicked
+        if clicked is None:
+            clicked = parse_labels(batch.columns[self.label])[0] == 1.0
+        drawn = np.empty(batch.rows, np.bool_)
+        draw(ids, clicked, np.uint64(self.seed), np.uint64(self.share * (1 << PROBABILITY_BITS)), drawn)
+        factors = np.where(clicked, 1.0, 1.0 / self.share)[drawn]
+        return Sample(_only(batch, drawn), ids[drawn], factors, batch.rows - int(drawn.sum()))
+
+
+def _only(batch: RowBatch, rows: npt.NDArray[np.bool_]) -> RowBatch:
+    mask = pa.array(rows)
+    columns = {name: column.filter(mask) for name, column in batch.columns.items()}
+    return replace(batch, columns=columns, lines=batch.lines[rows], rows=int(rows.sum()), clicked=None)

@@ -1,0 +1,137 @@
+"""Which rule holds for which feature: `[rules]` by key prefix, brought to the numbers that kernels know features by.
+
+A feature is the bias, a field or a cross. A rule whose prefix reaches into values (`device_id=a99`, `P_N_T_1_` of raw
+keys) splits its field or cross: the keys it matches get a feature number of their own, behind all others. So what holds
+for a key is an array look-up by its feature, and only specs with such rules compare bytes.
+
+The longest prefix wins, setting by setting: what a rule leaves out comes from the next shorter one, at last from
+`[learner]`. The bias is always admitted, unless a rule names exactly `bias`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.artefact.key_ranges import PrefixRules
+from model_store.errors import SpecError
+from model_store.features.features import FeaturePlan, FieldPlan
+from model_store.spec.keys import BIAS
+from model_store.spec.learner_section import Inclusion, Rule
+from model_store.spec.spec import ModelSpec
+
+MOST_FEATURES = 1 << 16
+
+
+@dataclass(frozen=True)
+class ValueRule:
+    """A rule that reaches into a feature's values: its keys go on with `start` after the feature's prefix."""
+
+    owner: int
+    feature: int
+    start: bytes
+
+
+@dataclass(frozen=True)
+class FeatureRules:
+    """What holds for each feature.
+
+    owner: int64[features], the bias, field or cross it belongs to; inclusions and their places in the spec, one each;
+    l1: float64[features], NaN where no rule has one, or None if no rule has one at all; value_rules: of an owner, the
+    longest `start` first.
+    """
+
+    owner: npt.NDArray[np.int64]
+    inclusions: tuple[Inclusion, ...]
+    sources: tuple[str, ...]
+    l1: npt.NDArray[np.float64] | None
+    value_rules: tuple[ValueRule, ...]
+
+    @classmethod
+    def of(cls, spec: ModelSpec, plan: FeaturePlan) -> FeatureRules:
+        """Resolve a spec's rules. Raises SpecError for a rule that no key of the spec can match."""
+        prefixes = [BIAS, *(field.prefix for field in plan.fields), *(cross.prefix for cross in plan.crosses)]
+        rules = {name.encode(): rule for name, rule in spec.rules.items()}
+        value_rules = _value_rules(rules, plan, prefixes)
+        _check_all_match(rules, prefixes, value_rules)
+        chains = [_bias_chain(rules), *(_chain(rules, prefix) for prefix in prefixes[1:])]
+        chains += [_chain(rules, prefixes[rule.owner] + rule.start) for rule in value_rules]
+        settled = [_inclusion(spec, rules, chain, index == 0) for index, chain in enumerate(chains)]
+        return cls(
+            owner=np.array([*range(len(prefixes)), *(rule.owner for rule in value_rules)], np.int64),
+            inclusions=tuple(inclusion for inclusion, _ in settled),
+            sources=tuple(source for _, source in settled),
+            l1=_l1(rules, chains),
+            value_rules=tuple(value_rules),
+        )
+
+
+def _value_rules(rules: dict[bytes, Rule], plan: FeaturePlan, prefixes: Sequence[bytes]) -> list[ValueRule]:
+    """The pairs of an owner and a rule that splits it, the longest first within an owner."""
+    found: list[ValueRule] = []
+    for owner, prefix in enumerate(prefixes[1:], start=1):
+        inside = [rule for rule in rules if rule.startswith(prefix) and rule != prefix]
+        if owner <= len(plan.fields) and _has_no_text(plan.fields[owner - 1]):
+            continue
+        for rule in sorted(inside, key=lambda rule: (-len(rule), rule)):
+            found.append(ValueRule(owner, len(prefixes) + len(found), rule[len(prefix) :]))
+    if len(prefixes) + len(found) > MOST_FEATURES:
+        raise SpecError(
+            f"rules: {len(found)} pairs of a rule and a field or cross it reaches into; "
+            f"with {len(prefixes) - 1} fields and crosses at most {MOST_FEATURES - len(prefixes)} are possible"
+        )
+    return found
+
+
+def _has_no_text(field: FieldPlan) -> bool:
+    """A real number stands in x; its key ends with `=`."""
+    return field.kind == "number" and field.spec.bucket is None
+
+
+def _check_all_match(
+    rules: dict[bytes, Rule], prefixes: Sequence[bytes], value_rules: Sequence[ValueRule]
+) -> None:
+    reached = {prefixes[rule.owner] + rule.start for rule in value_rules}
+    for rule in rules:
+        if rule in reached or rule == BIAS or any(prefix.startswith(rule) for prefix in prefixes[1:]):
+            continue
+        known = ", ".join(prefix.decode() for prefix in prefixes if prefix)
+        raise SpecError(
+            f'rules."{rule.decode()}": no key begins with it; keys begin with {known} '
+            "(names and values as they stand in keys, see docs/keys.md)"
+        )
+
+
+def _bias_chain(rules: dict[bytes, Rule]) -> list[bytes]:
+    return [BIAS] if BIAS in rules else []
+
+
+def _chain(rules: dict[bytes, Rule], key: bytes) -> list[bytes]:
+    """The rules that are a prefix of `key`, the longest first."""
+    chain: list[bytes] = []
+    by_prefix = PrefixRules((rule, rule.decode()) for rule in rules)
+    owner = by_prefix.owner(key)
+    while owner is not None:
+        chain.append(owner.encode())
+        owner = by_prefix.owner(chain[-1][:-1]) if chain[-1] else None
+    return chain
+
+
+def _inclusion(
+    spec: ModelSpec, rules: dict[bytes, Rule], chain: Sequence[bytes], is_bias: bool
+) -> tuple[Inclusion, str]:
+    for prefix in chain:
+        inclusion = rules[prefix].inclusion
+        if inclusion is not None:
+            return inclusion, f'rules."{prefix.decode()}".inclusion'
+    return (Inclusion() if is_bias else spec.learner.inclusion), "learner.inclusion"
+
+
+def _l1(rules: dict[bytes, Rule], chains: Sequence[Sequence[bytes]]) -> npt.NDArray[np.float64] | None:
+    if all(rule.l1 is None for rule in rules.values()):
+        return None
+    given = [[l1 for prefix in chain if (l1 := rules[prefix].l1) is not None] for chain in chains]
+    return np.array([l1s[0] if l1s else np.nan for l1s in given])

@@ -1,0 +1,97 @@
+"""Features that do not stand in the log: a file of items or of users, joined to each row by its id.
+
+The file is read as `ftrie store load` reads it, so that what is learned is what will be served. Log columns win.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from model_store.errors import InputError, SpecError
+from model_store.features.cells import column_text
+from model_store.records.tables import ITEM_IDS, USER_IDS, read_records
+from model_store.spec.sections import InputSection
+from trainer.logs.batch import RowBatch
+
+
+@dataclass(frozen=True)
+class SideTable:
+    """A file's records as columns: `ids` and each of `columns` are binary arrays, one value a record.
+
+    `name` is items or users, `sha256` that of the file. `key` is the log column that holds a record's id. A row whose
+    id the file lacks has no value of these columns.
+    """
+
+    name: str
+    sha256: str
+    key: str
+    ids: Any
+    columns: dict[str, Any]
+
+    @classmethod
+    def of_items(cls, path: Path, section: InputSection, id_column: str | None = None) -> SideTable:
+        """The file of items, joined by the log's `input.item`."""
+        return _load(path, "items", section.item, ITEM_IDS, id_column)
+
+    @classmethod
+    def of_users(cls, path: Path, section: InputSection, id_column: str | None = None) -> SideTable:
+        """The file of users, joined by the log's `input.cookie`."""
+        return _load(path, "users", section.cookie, USER_IDS, id_column)
+
+    def join(self, batch: RowBatch, wanted: Iterable[str]) -> RowBatch:
+        """The batch with those of the `wanted` columns that it lacks and this table has."""
+        missing = [name for name in wanted if name in self.columns and name not in batch.columns]
+        if not missing:
+            return batch
+        places = pc.index_in(column_text(batch.columns[self.key]), value_set=self.ids)
+        joined = {name: self.columns[name].take(places) for name in missing}
+        return replace(batch, columns=batch.columns | joined)
+
+
+def joined(
+    batches: Iterable[RowBatch], tables: Sequence[SideTable], wanted: Sequence[str]
+) -> Iterable[RowBatch]:
+    """Every batch with all `wanted` columns: from the log, else from a table, else (optional fields) empty."""
+    for batch in batches:
+        for table in tables:
+            batch = table.join(batch, wanted)
+        absent = {name: pa.nulls(batch.rows) for name in wanted if name not in batch.columns}
+        yield replace(batch, columns=batch.columns | absent) if absent else batch
+
+
+def _load(
+    path: Path, what: str, key: str | None, usual_ids: Sequence[str], id_column: str | None
+) -> SideTable:
+    if key is None:
+        name = "item" if what == "items" else "cookie"
+        raise SpecError(
+            f"input.{name} is missing: --{what} needs the log column with the id of each row's {name}"
+        )
+    ids: dict[bytes, int] = {}
+    columns: dict[str, list[bytes | None]] = {}
+    for row, (record_id, record) in enumerate(read_records(path, usual_ids, id_column)):
+        before = ids.setdefault(record_id.encode(), row)
+        if before != row:
+            raise InputError(
+                f"{path}: the id {record_id!r} is there twice, in records {before + 1:,} and {row + 1:,}; "
+                "expected each once"
+            )
+        for name, value in record.items():
+            column = columns.setdefault(name, [])
+            column += [None] * (row - len(column))
+            column.append(value.encode())
+    whole = {name: column + [None] * (len(ids) - len(column)) for name, column in columns.items()}
+    arrays = {column: pa.array(values, pa.binary()) for column, values in whole.items()}
+    return SideTable(what, _sha256(path), key, pa.array(list(ids), pa.binary()), arrays)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

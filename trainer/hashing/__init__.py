@@ -1,1 +1,0 @@
-"""From log rows to hashed examples: what a batch of tokens becomes before it can be learned."""

@@ -1,0 +1,339 @@
+"""The rows of impressions, as columns, for as long as the join may still give them out: in memory, and on the disk.
+
+A segment is the table that one parsed stretch of events made. It is written at most once, together with others
+(`trainer.join.pack`): when a checkpoint is to name it, or when memory runs out. What is no longer needed is
+dropped; its file goes when no checkpoint that is kept can name it. Knows nothing of requests, items or labels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from model_store.errors import CheckpointError, OutputError, counted
+from trainer.checkpoint.folder import KEPT
+from trainer.join import pack
+from trainer.join.pack import Pack
+
+Numbers = npt.NDArray[np.int32]
+
+PACK_BYTES = 64 << 20
+_SPARED = 0.75  # of the memory: what is left in it when some was given back
+
+
+class _Loose(NamedTuple):
+    """A segment that is in memory only."""
+
+    batch: pa.RecordBatch
+    nbytes: int
+
+
+class Segments:
+    """`add` may be called from any thread, the rest from one.
+
+    Opening finds what an earlier run left in `folder`; then `restore` says what of it is needed. Raises CheckpointError
+    if the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path, memory_bytes: int) -> None:
+        self._folder = folder
+        self._memory_bytes = memory_bytes
+        self._lock = Lock()
+        self._next = 0
+        self._loose: dict[int, _Loose] = {}
+        self._loose_bytes = 0
+        self._packs: list[Pack] = []
+        self._place: dict[int, tuple[Pack, int]] = {}
+        self._damaged: list[CheckpointError] = []
+        self._dropped: list[tuple[Path, int]] = []
+        self._clock = 0
+        self._open()
+
+    def add(self, columns: Mapping[str, pa.Array], /) -> int:
+        """Keep a table, in memory for now; its number, greater than all before. Columns are of equal lengths."""
+        batch = batch_from(columns)
+        with self._lock:
+            number, self._next = self._next, self._next + 1
+            self._loose[number] = _Loose(batch, batch.nbytes)
+            self._loose_bytes += self._loose[number].nbytes
+        return number
+
+    def gather(
+        self, segment: Numbers, row: npt.NDArray[np.int64], names: Sequence[str] | None = None
+    ) -> Iterator[tuple[int, Columns]]:
+        """Rows by their segments' numbers and their numbers there, in the order given, one run of a schema at a time.
+
+        Yields the number of a run's first row, and its columns, or those of `names`. A column without any value in a
+        segment takes the type that it has in the others. Raises CheckpointError naming a file that is damaged.
+        """
+        if not segment.size:
+            return
+        numbers, inverse = np.unique(segment, return_inverse=True)
+        batches: list[pa.RecordBatch] = []
+        known: dict[int, int] = {}
+        where = np.empty((numbers.size, 2), np.int64)
+        for index, number in enumerate(numbers.tolist()):
+            batch, first = self._find(number)
+            where[index] = known.setdefault(id(batch), len(batches)), first
+            if len(known) > len(batches):
+                batches.append(batch if names is None else batch.select(list(names)))
+        yield from runs(batches, where[inverse, 0], row + where[inverse, 1])
+
+    def flush(self) -> None:
+        """Put everything on the disk that is not there yet, so that a checkpoint can name it. Raises OutputError."""
+        while self._loose_on_hand():
+            self._write_pack()
+
+    def keep(self, numbers: Numbers) -> None:
+        """Drop all but these segments. Not between `add` and the join's taking the events whose rows were added."""
+        needed = set(numbers.tolist())
+        with self._lock:
+            self._loose = {number: loose for number, loose in self._loose.items() if number in needed}
+            self._loose_bytes = sum(loose.nbytes for loose in self._loose.values())
+            gone = [each for each in self._packs if needed.isdisjoint(each.numbers)]
+            self._packs = [each for each in self._packs if not needed.isdisjoint(each.numbers)]
+            for each in gone:
+                each.forget()
+                self._dropped.append((each.path, KEPT))
+                for number in each.numbers:
+                    del self._place[number]
+
+    def committed(self) -> None:
+        """A checkpoint was written beside the others: files that none of those that are kept can name are deleted."""
+        left = [(path, commits - 1) for path, commits in self._dropped]
+        for path, commits in left:
+            if not commits:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+        self._dropped = [(path, commits) for path, commits in left if commits]
+
+    def restore(self, numbers: Numbers) -> None:
+        """Go on with a checkpoint that names these segments. Raises CheckpointError if one is missing."""
+        missing = [number for number in numbers.tolist() if number not in self._place]
+        if missing:
+            damage = f"; {self._damaged[0]}" if self._damaged else ""
+            raise CheckpointError(
+                f"{self._folder} lacks {counted(len(missing), 'segment')} that the checkpoint names, the first is "
+                f"{missing[0]}{damage}; put the files back, or move the newest checkpoint away to go on from the one "
+                "before it"
+            )
+        self.keep(numbers)
+
+    def relieve(self, needed: Callable[[], Numbers]) -> None:
+        """Bring memory below its bound, if it is above: drop what is not needed, then what is on the disk, then write.
+
+        Raises OutputError if the disk is full: nothing is lost, and calling again later is enough.
+        """
+        if self.memory_used <= self._memory_bytes:
+            return
+        self.keep(needed())
+        spared = int(self._memory_bytes * _SPARED)
+        in_memory = [each for each in self._packs if each.nbytes]
+        for each in sorted(in_memory, key=lambda each: each.needed):
+            if self.memory_used <= spared:
+                return
+            each.forget()
+        while self.memory_used > spared and self._loose_on_hand():
+            self._write_pack().forget()
+
+    @property
+    def memory_used(self) -> int:
+        """Bytes of rows in memory."""
+        with self._lock:
+            return self._loose_bytes + sum(each.nbytes for each in self._packs)
+
+    def _open(self) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for begun in self._folder.glob(f"*{pack.BEGUN}"):
+                begun.unlink()
+        except OSError as error:
+            raise CheckpointError(f"cannot use {self._folder}: {error.strerror}") from error
+        for path in sorted(self._folder.glob(f"*{pack.SUFFIX}")):
+            try:
+                self._take(pack.opened(path))
+            except CheckpointError as error:
+                self._damaged.append(error)
+                self._dropped.append((path, KEPT))
+        self._next = 1 + max([*self._place, *(pack.first_of(path) for path, _ in self._dropped)], default=-1)
+
+    def _take(self, new: Pack) -> None:
+        self._packs.append(new)
+        first = 0
+        for number, rows in zip(new.numbers, new.rows, strict=True):
+            self._place[number] = new, first
+            first += rows
+
+    def _find(self, number: int) -> tuple[pa.RecordBatch, int]:
+        with self._lock:
+            if number in self._loose:
+                return self._loose[number].batch, 0
+            each, first = self._place[number]
+        self._clock += 1
+        each.needed = self._clock
+        return each.batch(), first
+
+    def _loose_on_hand(self) -> bool:
+        with self._lock:
+            return bool(self._loose)
+
+    def _write_pack(self) -> Pack:
+        """Write the oldest segments that are not on the disk, as many as fit one file and one schema."""
+        with self._lock:
+            numbers, batches, schema = self._next_pack()
+        together = joined_batches([adapted(batch, schema) for batch in batches])
+        written = pack.write(self._folder, numbers, [batch.num_rows for batch in batches], together)
+        self._sync_folder()
+        with self._lock:
+            self._take(written)
+            for number in numbers:
+                self._loose_bytes -= self._loose.pop(number).nbytes
+        return written
+
+    def _next_pack(self) -> tuple[list[int], list[pa.RecordBatch], pa.Schema]:
+        numbers: list[int] = []
+        schema, size = None, 0
+        for number, loose in self._loose.items():
+            shared = merged_schema([schema or loose.batch.schema, loose.batch.schema])
+            if shared is None:
+                continue
+            if numbers and size + loose.nbytes > PACK_BYTES:
+                break
+            numbers.append(number)
+            schema, size = shared, size + loose.nbytes
+        return numbers, [self._loose[number].batch for number in numbers], schema
+
+    def _sync_folder(self) -> None:
+        try:
+            folder = os.open(self._folder, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise OutputError(f"cannot sync {self._folder}: {error.strerror}") from error
+
+
+# --- Rows that lie in several tables, brought together in a given order. Knows tables and row numbers, no
+# files ---
+#
+# Tables of one schema may differ in this alone: a column without any value is of Arrow's null type, and takes
+# the type that the others have.
+
+
+Int64s = npt.NDArray[np.int64]
+Columns = dict[str, pa.Array]
+
+MOST_ROWS = 1 << 17
+"""In one run, so that a run's text stays far below the 2 GiB that Arrow's offsets reach."""
+
+
+def merged_schema(schemas: Sequence[pa.Schema]) -> pa.Schema | None:
+    """The schema that tables with these can share, or None."""
+    first = schemas[0]
+    if all(schema.equals(first) for schema in schemas):
+        return first
+    if any(schema.names != first.names for schema in schemas):
+        return None
+    types = []
+    for index in range(len(first)):
+        found = {
+            schema.field(index).type for schema in schemas if not pa.types.is_null(schema.field(index).type)
+        }
+        if len(found) > 1:
+            return None
+        types.append(found.pop() if found else pa.null())
+    return pa.schema(list(zip(first.names, types, strict=True)))
+
+
+def adapted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The same rows with the columns that have no value in the schema's type."""
+    if batch.schema.equals(schema):
+        return batch
+    columns = [
+        pa.nulls(batch.num_rows, field.type) if pa.types.is_null(column.type) else column
+        for field, column in zip(schema, batch.columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def joined_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Batches of one schema as one."""
+    if len(batches) == 1:
+        return batches[0]
+    columns = [
+        pa.concat_arrays([batch.column(index) for batch in batches])
+        for index in range(len(batches[0].schema))
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=batches[0].schema)
+
+
+def runs(batches: Sequence[pa.RecordBatch], batch_of: Int64s, row: Int64s) -> Iterator[tuple[int, Columns]]:
+    """Rows in their order, in stretches of one schema: the number of a stretch's first row, and its columns.
+
+    batch_of, row: int64[m], where each row lies. A stretch has MOST_ROWS at most.
+    """
+    groups = _groups([batch.schema for batch in batches])
+    group_of = np.array([group for group, _ in groups], np.int64)[batch_of]
+    edges = np.flatnonzero(np.diff(group_of)) + 1
+    for begin, end in zip([0, *edges.tolist()], [*edges.tolist(), row.size], strict=True):
+        for first in range(begin, end, MOST_ROWS):
+            mine = slice(first, min(first + MOST_ROWS, end))
+            schema = groups[int(batch_of[first])][1]
+            run = _take(batches, schema, batch_of[mine], row[mine])
+            yield first, dict(zip(schema.names, run.columns, strict=True))
+
+
+def _groups(schemas: Sequence[pa.Schema]) -> list[tuple[int, pa.Schema]]:
+    """Of each schema, the number of its group and the schema that the whole group shares."""
+    together: list[list[pa.Schema]] = []
+    group_of = []
+    for schema in schemas:
+        for number, group in enumerate(together):
+            if (shared := merged_schema([*group, schema])) is not None:
+                together[number] = [shared]
+                break
+        else:
+            number = len(together)
+            together.append([schema])
+        group_of.append(number)
+    return [(number, together[number][0]) for number in group_of]
+
+
+def _take(
+    batches: Sequence[pa.RecordBatch], schema: pa.Schema, batch_of: Int64s, row: Int64s
+) -> pa.RecordBatch:
+    """One take in each batch, then one that brings what was taken into order, where it is not."""
+    order = np.argsort(batch_of, kind="stable")
+    numbers, starts = np.unique(batch_of[order], return_index=True)
+    sorted_rows = row[order]
+    taken = [
+        adapted(_rows_of(batches[number], rows), schema)
+        for number, rows in zip(numbers.tolist(), np.split(sorted_rows, starts[1:]), strict=True)
+    ]
+    together = joined_batches(taken)
+    if np.array_equal(order, np.arange(order.size)):
+        return together
+    back = np.empty(order.size, np.int64)
+    back[order] = np.arange(order.size)
+    return together.take(pa.array(back))
+
+
+def _rows_of(batch: pa.RecordBatch, rows: Int64s) -> pa.RecordBatch:
+    first = int(rows[0])
+    if int(rows[-1]) - first == rows.size - 1 and bool((np.diff(rows) == 1).all()):
+        return batch.slice(first, rows.size)
+    return batch.take(pa.array(rows))
+
+
+def batch_from(columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """Columns of equal lengths as a batch."""
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))

@@ -1,1 +1,0 @@
-"""Giving rows out, and what is due: closing, giving up, forgetting."""

@@ -1,1 +1,0 @@
-"""From a request's hash to what is known of it."""

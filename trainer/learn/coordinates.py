@@ -1,0 +1,197 @@
+"""All coordinates of a model: the value table, the learner that changes it, and what decides which keys enter it.
+
+Bit-identical for the same examples in the same order. One thread only. Knows nothing of logs, files or metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.spec.spec import ModelSpec
+from trainer.examples.hashing_kernels import HashedRows
+from trainer.examples.rules import FeatureRules
+from trainer.learn.admission import Admission
+from trainer.learn.learners import coordinate as whole_table
+from trainer.learn.learners import loops
+from trainer.learn.learners.lanes import LANES
+from trainer.learn.learners.learner import MARKS
+from trainer.learn.learners.registry import learner_of, needs_seen, squares_of_rate, state_of_weight
+from trainer.learn.slots.layouts import layout_of
+from trainer.learn.table import TableKeys, ValueTable
+
+Numbers = npt.NDArray[np.float64]
+
+
+class Coordinates:
+    """The state of every admitted key, learned in place.
+
+    `own`: how many variants have values of their own; 1 where all share them. `examples`: how many were learned.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, masks: npt.NDArray[np.uint32], rules: FeatureRules, *, keep_seen: bool = False
+    ) -> None:
+        """masks: uint32[features], bit v set where variant v uses the feature's keys.
+
+        keep_seen: slots say when they were touched, even if the learner does not need it.
+        """
+        section = spec.learner
+        self._section = section
+        self._masks = masks
+        several = len(spec.variants)
+        self.own = several if section.values == "per_variant" else 1
+        layout = layout_of("per_variant" if self.own > 1 else "single", section.precision, section.rate)
+        self.table = ValueTable(
+            layout, variants=self.own, keep_seen=keep_seen or needs_seen(section), seed=section.seed
+        )
+        self.admission = Admission.of(rules, section.seed)
+        self.variants = _variants(spec, masks)
+        alpha, beta, _, l2 = self.variants.parameters[0]
+        self.learner = learner_of(section, alpha, beta, l2)
+        self._l1 = _l1(self.variants.parameters[: self.own, 2], rules.l1)
+        self._marks = np.zeros((self.own, MARKS))
+        self._begin_marks()
+        self._loop = (
+            loops.learn_own if self.own > 1 else loops.learn_shared if several > 1 else loops.learn_one
+        )
+        self.examples = 0
+
+    @property
+    def lanes(self) -> int:
+        """Columns of the scores that `learn` gives: at least the variants."""
+        return int(self.variants.uses.shape[1])
+
+    def learn(self, rows: HashedRows, begin: int, end: int, scores: Numbers) -> npt.NDArray[np.int64]:
+        """Predict, then learn from rows begin to end in turn; return the positions of the keys admitted, int64[k].
+
+        It may stop before `end`, as `examples` tells: marks are worn, and the new keys are not in the arena yet.
+        scores: float64[rows, lanes] out, what each row scored before it was learned from.
+        """
+        if begin == end:
+            return np.empty(0, np.int64)
+        first = int(rows.starts[begin])
+        added = np.empty(int(rows.starts[end]) - first, np.int64)
+        longest = int(np.diff(rows.starts[begin : end + 1]).max(initial=0))
+        classes, lanes = self.variants.uses.shape
+        work = loops.Work.room(longest, lanes, classes, self.own)
+        stream = loops.Stream(self.examples + 1 - begin, end)
+        row, count = begin, 0
+        while row < end:
+            reached, total = self._loop(
+                self.table.layout, self.table.room, row, rows, stream, self.admission.parameters, self.learner,
+                self._l1, self._marks, self.variants, scores, added, count, work,
+            )  # fmt: skip
+            self.table.used += total - count
+            self.examples += reached - row
+            row, count = reached, total
+            if row < end and not self._make_way(int(rows.starts[row + 1] - rows.starts[row]), count):
+                break
+        return added[:count]
+
+    def weights(self, keys: TableKeys) -> Numbers:
+        """The weight of every key: float64[keys, own]."""
+        out = np.empty((keys.slots.size, self.own))
+        whole_table.weights_of(
+            self.table.layout, keys.slots, keys.features, self.learner, self._l1, self._marks, self.variants,
+            self.examples + 1, out,
+        )  # fmt: skip
+        return out
+
+    def rates(self, keys: TableKeys) -> Numbers:
+        """The present learning rate of every key: float64[keys, own]."""
+        out = np.empty((keys.slots.size, self.own))
+        whole_table.rates_of(
+            self.table.layout, keys.slots, self.learner, self.variants, max(self.examples, 1), out
+        )
+        return out
+
+    def masks_of(self, keys: TableKeys) -> npt.NDArray[np.uint32]:
+        """Which variants use each key: uint32[keys]."""
+        return self._masks[keys.features]
+
+    def warm_start(
+        self,
+        data: npt.NDArray[np.uint8],
+        offsets: npt.NDArray[np.int64],
+        features: npt.NDArray[np.uint16],
+        weight: Numbers,
+        rate: Numbers,
+    ) -> None:
+        """Admit keys with the state that weights and rates, float64[n, own], stand for. The table must be empty."""
+        slots = self.table.add(data, offsets, features)
+        for v in range(self.own):
+            parameters = self.variants.parameters[v]
+            l1 = self._l1[v, features if self._l1.shape[1] > 1 else 0]
+            n = squares_of_rate(rate[:, v], parameters[0], parameters[1])
+            if self._section.rate == "counts":
+                n = np.floor(2.0 * n + 0.5) / 2.0  # what as many clicks as examples without can stand for
+            a = state_of_weight(self._section, weight[:, v], n, parameters, np.broadcast_to(l1, n.shape))
+            whole_table.save_each(self.table.layout, slots, v, self.learner, self.variants, a, n)
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """All that `restore` needs to go on as if nothing had happened."""
+        state = {f"table.{name}": array for name, array in self.table.state().items()}
+        state |= {f"admission.{name}": array for name, array in self.admission.state().items()}
+        return state | {"marks": self._marks, "examples": np.array([self.examples], np.int64)}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take over what `state` gave, of the same spec."""
+        self.table.restore(_part(state, "table."))
+        self.admission.restore(_part(state, "admission."))
+        self._marks[:] = state["marks"]
+        self.examples = int(state["examples"][0])
+
+    def _make_way(self, keys: int, added: int) -> bool:
+        """Do what the loop stopped for: the table is short of room for a row of so many keys, or marks are worn.
+
+        Then every key must be settled, which takes the arena: False if `added` keys are still to be written to it.
+        """
+        if self.table.room >= keys:
+            if added:
+                return False
+            self._settle()
+        while self.table.room < keys:
+            self.table.grow()
+        return True
+
+    def _settle(self) -> None:
+        keys = self.table.keys()
+        whole_table.settle(
+            self.table.layout, keys.slots, keys.features, self.learner, self._l1, self._marks, self.variants,
+            self.examples + 1,
+        )  # fmt: skip
+        self._begin_marks()
+
+    def _begin_marks(self) -> None:
+        whole_table.begin_marks(self.learner, self._marks)
+
+
+def _part(state: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:
+    return {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
+
+
+def _variants(spec: ModelSpec, masks: npt.NDArray[np.uint32]) -> loops.Variants:
+    """Which variants use which features, and what parameters each has."""
+    distinct, class_of = np.unique(masks, return_inverse=True)
+    several = len(spec.variants)
+    lanes = 1 if several == 1 else -(-several // LANES) * LANES
+    uses = np.zeros((distinct.size, lanes))
+    for row, mask in zip(uses, distinct, strict=True):
+        row[:several] = [(int(mask) >> bit) & 1 for bit in range(several)]
+    names = ("alpha", "beta", "l1", "l2")
+    parameters = [
+        [variant.own_parameters.get(name, getattr(spec.learner, name)) for name in names]
+        for variant in spec.variants.values()
+    ]
+    return loops.Variants(class_of.reshape(-1).astype(np.int64), uses, uses.sum(axis=1), np.array(parameters))
+
+
+def _l1(of_variants: Numbers, of_features: Numbers | None) -> Numbers:
+    """l1 by variant and feature, float64[own, features], or [own, 1] where no rule sets it."""
+    if of_features is None:
+        return of_variants.reshape(-1, 1).copy()
+    return np.where(np.isnan(of_features), of_variants.reshape(-1, 1), of_features)

@@ -1,0 +1,85 @@
+"""The learners by the name the spec gives them, and what a published weight says of a coordinate's state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.errors import SpecError
+from model_store.spec.learner_section import LearnerSection
+from trainer.learn.learners.fobos import Fobos
+from trainer.learn.learners.ftrl import Ftrl
+from trainer.learn.learners.ogd import Ogd
+from trainer.learn.learners.rates import rate_of
+from trainer.learn.learners.rda import Rda
+from trainer.learn.learners.truncated_gradient import TruncatedGradient
+from trainer.learn.learners.truncation import Truncation
+
+Learner = Ogd | Truncation | TruncatedGradient | Fobos | Rda | Ftrl
+
+_BY_SEEN = ("truncation", "truncated_gradient", "fobos")
+
+
+def learner_of(section: LearnerSection, alpha: float, beta: float, l2: float) -> Learner:
+    """The spec's learner with these parameters. l1 is no part of it: it comes with the coordinate."""
+    rate = rate_of(section.rate, alpha, beta)
+    theta = section.theta if section.theta is not None else 0.0
+    made: dict[str, Any] = {
+        "ogd": lambda: Ogd(rate),
+        "truncation": lambda: Truncation(rate, section.k, theta),
+        "truncated_gradient": lambda: TruncatedGradient(rate, section.k, theta),
+        "fobos": lambda: Fobos(rate, l2),
+        "rda": lambda: Rda(rate, l2),
+        "ftrl": lambda: Ftrl(rate, l2),
+    }
+    learner: Learner = made[section.algorithm]()
+    return learner
+
+
+def needs_seen(section: LearnerSection) -> bool:
+    """True if a coordinate's weight depends on when it was touched last, or keys are evicted by that."""
+    return section.algorithm in _BY_SEEN or section.ttl is not None
+
+
+def untouched_stay(section: LearnerSection) -> bool:
+    """True if a coordinate's weight and rate are the same until an example touches it again.
+
+    Not so where weights shrink at every example (`_BY_SEEN`), where they are averages over all examples (rda), and with
+    a rate that falls for all alike.
+    """
+    return section.algorithm in ("ogd", "ftrl") and section.rate != "global"
+
+
+def squares_of_rate(rate: npt.NDArray[np.float64], alpha: float, beta: float) -> npt.NDArray[np.float64]:
+    """n of coordinates whose learning rate is alpha / (beta + sqrt(n)); 0 where the rate is not known."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        root = np.where(rate > 0.0, alpha / rate - beta, 0.0)
+    squares: npt.NDArray[np.float64] = np.square(np.maximum(root, 0.0))
+    return squares
+
+
+def state_of_weight(
+    section: LearnerSection,
+    weight: npt.NDArray[np.float64],
+    n: npt.NDArray[np.float64],
+    parameters: npt.NDArray[np.float64],
+    l1: npt.NDArray[np.float64],
+) -> npt.NDArray[np.float64]:
+    """a of coordinates that have this weight; parameters: alpha, beta, l1, l2 of their variant.
+
+    FTRL's z is -(w / eta + w l2 + sgn(w) l1). Raises SpecError for RDA, whose weights are averages over examples that
+    the new run has not seen.
+    """
+    if section.algorithm == "rda":
+        raise SpecError(
+            'a model cannot start algorithm = "rda": a weight is then an average over all examples, '
+            "and a model does not hold them"
+        )
+    if section.algorithm != "ftrl":
+        return weight
+    alpha, beta, _, l2 = parameters
+    root = np.zeros_like(n) if section.rate == "constant" else np.sqrt(n)
+    z: npt.NDArray[np.float64] = -(weight * ((beta + root) / alpha + l2) + np.sign(weight) * l1)
+    return z

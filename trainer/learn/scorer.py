@@ -1,0 +1,157 @@
+"""Scorer: a published model that gives hashed examples their scores, click rates and uncertainties, variant by variant.
+
+What it computes a server would answer too (the sums run in another order, so the last bits may differ). Immutable:
+any number of threads may score at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.artefact.artefact import Artefact
+from model_store.errors import SpecError
+from model_store.hash_kernels import hash_keys
+from model_store.spec.learner_section import LearnerSection
+from model_store.spec.sections import Variant
+from model_store.spec.spec import ModelSpec, cross_called
+from trainer.examples.hashing import ExampleMaker, Examples
+from trainer.learn import scorer_kernels as kernels
+from trainer.learn.scorer_kernels import KeyIndex, Knowledge
+
+_CLOSEST = 1e-15
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Each row's numbers for every variant, float64[rows, variants].
+
+    ctr is the calibrated click rate, predicted the one before calibration. uncertainty bounds how far one more example
+    could move the score; NaN where the model's learning rates are not known.
+    """
+
+    score: Array
+    predicted: Array
+    ctr: Array
+    uncertainty: Array
+
+
+class Scorer:
+    """A model's weights and rates behind a hash index. Memory: 32 to 64 bytes a key, and the artefact."""
+
+    def __init__(self, artefact: Artefact) -> None:
+        """O(keys)."""
+        self.artefact = artefact
+        self.variants = tuple(artefact.spec.variants)
+        self._index = _index(artefact)
+        self._known = Knowledge(
+            artefact.variants, _two_axes(artefact.weight), _two_axes(artefact.rate), unseen_rates(artefact)
+        )
+        self.knows_rates = artefact.source is None
+
+    def score(self, maker: ExampleMaker, examples: Examples) -> Scores:
+        """Score examples that `maker` made by this model's spec. O(features · variants)."""
+        shape = (int(examples.hashed.labels.size), len(self.variants))
+        scores, uncertainty, predicted = np.empty(shape), np.empty(shape), np.empty(shape)
+        kernels.score(examples.hashed, maker.rules.masks, self._index, self._known, scores, uncertainty)
+        if not self.knows_rates:
+            uncertainty[:] = np.nan
+        kernels.probabilities(scores, predicted)
+        return Scores(scores, predicted, self._calibrated(maker, examples, predicted), uncertainty)
+
+    def _calibrated(self, maker: ExampleMaker, examples: Examples, predicted: Array) -> Array:
+        calibration = self.artefact.calibration
+        if calibration is None:
+            return predicted
+        ctr = predicted.copy()
+        for value, rows in _by_value(maker, examples, calibration.by):
+            for column, variant in enumerate(self.variants):
+                if (curve := calibration.curve(variant, value)) is not None:
+                    ctr[rows, column] = curve.apply(predicted[rows, column])
+        return ctr
+
+
+def scoring_spec(spec: ModelSpec, without: Sequence[str] = ()) -> ModelSpec:
+    """The spec by which a log is scored: no row is left out, and no variant uses the fields and crosses in `without`.
+
+    Those fields' columns may be missing in the log. Raises SpecError for a name that is neither field nor cross.
+    """
+    for name in without:
+        if name not in spec.fields and cross_called(name, spec.crosses) is None:
+            crosses = ", ".join("*".join(cross.fields) for cross in spec.crosses) or "none"
+            raise SpecError(
+                f"--without {name}: no such field or cross; fields: {', '.join(spec.fields)}; crosses: {crosses}"
+            )
+    fields = {
+        name: field.model_copy(update={"optional": True}) if name in without else field
+        for name, field in spec.fields.items()
+    }
+    variants = {name: _without(variant, without) for name, variant in spec.variants.items()}
+    learner = spec.learner.model_copy(update={"subsample": None, "ttl": None})
+    return spec.model_copy(update={"fields": fields, "variants": variants, "learner": learner, "rules": {}})
+
+
+def unseen_rates(artefact: Artefact) -> Array:
+    """The learning rate of a key that a model does not hold, for each variant: alpha / beta, where a key begins.
+
+    With one rate for all keys, or an infinite first one, it is the largest that the model has.
+    """
+    learner = artefact.spec.learner
+    rates = _two_axes(artefact.rate)
+    first = [
+        _first_rate(learner, variant) or float(rates[:, bit % rates.shape[1]].max(initial=0.0))
+        for bit, variant in enumerate(artefact.spec.variants.values())
+    ]
+    return np.array(first)
+
+
+def _first_rate(learner: LearnerSection, variant: Variant) -> float | None:
+    alpha = learner.alpha if variant.alpha is None else variant.alpha
+    beta = learner.beta if variant.beta is None else variant.beta
+    return alpha / beta if beta and learner.rate != "global" else None
+
+
+def _without(variant: Variant, names: Sequence[str]) -> Variant:
+    return variant.model_copy(update={"without": (*variant.without, *names)})
+
+
+def _two_axes(numbers: Any) -> Any:
+    return np.ascontiguousarray(numbers if numbers.ndim == 2 else numbers[:, None])
+
+
+def _index(artefact: Artefact) -> KeyIndex:
+    hashes = np.empty(artefact.rows, np.uint64)
+    hash_keys(artefact.key_data, artefact.key_offsets, hashes)
+    size = 1 << (2 * artefact.rows + 1).bit_length()
+    index = KeyIndex(np.zeros(size, np.uint64), np.empty(size, np.int64))
+    kernels.fill(hashes, index)
+    return index
+
+
+def _by_value(maker: ExampleMaker, examples: Examples, by: str | None) -> list[tuple[bytes | None, Any]]:
+    """Rows with the same value of the slicing field, and that value; None for those without one."""
+    field = maker.plan.field(by) if by is not None else None
+    if field is None:
+        return [(None, slice(None))]
+    tokens = examples.tokens
+    digests = tokens.digests[tokens.base[field.index] + examples.rows]
+    distinct, firsts, inverse = np.unique(digests, return_index=True, return_inverse=True)
+    texts = examples.texts[field.index]
+    return [
+        (
+            texts[int(examples.rows[firsts[number]])].as_py() if digest else None,
+            np.flatnonzero(inverse.reshape(-1) == number),
+        )
+        for number, digest in enumerate(distinct.tolist())
+    ]
+
+
+def log_odds(ctr: Array) -> Array:
+    """ln(ctr / (1 - ctr))."""
+    inside = np.clip(ctr, _CLOSEST, 1.0 - _CLOSEST)
+    return np.asarray(np.log(inside) - np.log1p(-inside))

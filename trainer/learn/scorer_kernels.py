@@ -1,0 +1,166 @@
+"""Kernels that score rows with a published model through a hash index, and judge requests by their order."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from model_store.hash_kernels import sigmoid
+from model_store.jit import bare_inline, bare_kernel
+from trainer.examples.hashing_kernels import x_of
+
+_EMPTY = np.uint64(0)
+RECIPROCAL_RANK, NDCG = 0, 1
+
+
+class KeyIndex(NamedTuple):
+    """Where a model has each key: hashes uint64[2^k], 0 where free, and rows int64[2^k]. Linear probing, never full."""
+
+    hashes: Any
+    rows: Any
+
+
+class Knowledge(NamedTuple):
+    """What a model holds of its keys: variants uint32[n]; weights, rates float32[n, 1] or [n, variants].
+
+    unseen: float64[variants], the learning rate of a key that the model does not hold.
+    """
+
+    variants: Any
+    weights: Any
+    rates: Any
+    unseen: Any
+
+
+@bare_inline
+def _place(index: Any, key: Any) -> Any:
+    """The place that holds `key`, or the free one where it belongs."""
+    mask = index.hashes.size - 1
+    place = np.int64(key & np.uint64(mask))
+    while index.hashes[place] != key and index.hashes[place] != _EMPTY:
+        place = (place + 1) & mask
+    return place
+
+
+@bare_kernel
+def fill(hashes: Any, index: Any) -> None:
+    """Enter every key's hash with its row."""
+    for row in range(hashes.size):
+        place = _place(index, hashes[row])
+        index.hashes[place] = hashes[row]
+        index.rows[place] = row
+
+
+@bare_kernel
+def score(rows: Any, masks: Any, index: Any, known: Any, scores: Any, uncertainty: Any) -> None:
+    """Score rows for every variant: sums of weight * x, and of rate * |x|, over each variant's keys, in their order.
+
+    rows: `HashedRows`; masks: uint32[features], which variants use a feature; index: `KeyIndex`; known: `Knowledge`;
+    scores, uncertainty: float64[rows, variants] out.
+    """
+    own = known.weights.shape[1] > 1
+    for row in range(scores.shape[0]):
+        for variant in range(scores.shape[1]):
+            scores[row, variant] = 0.0
+            uncertainty[row, variant] = 0.0
+        for position in range(rows.starts[row], rows.starts[row + 1]):
+            x = x_of(rows, position)
+            place = _place(index, rows.hashes[position])
+            users = masks[rows.features[position]]
+            if index.hashes[place] == _EMPTY:
+                for variant in range(scores.shape[1]):
+                    if users >> variant & 1:
+                        uncertainty[row, variant] += known.unseen[variant] * abs(x)
+                continue
+            key = index.rows[place]
+            users &= known.variants[key]
+            for variant in range(scores.shape[1]):
+                if users >> variant & 1:
+                    column = variant if own else 0
+                    scores[row, variant] += np.float64(known.weights[key, column]) * x
+                    uncertainty[row, variant] += np.float64(known.rates[key, column]) * abs(x)
+
+
+@bare_kernel
+def probability(score: Any) -> Any:
+    """The sigmoid of one score."""
+    return sigmoid(score)
+
+
+@bare_kernel
+def probabilities(scores: Any, out: Any) -> None:
+    """The sigmoid of every score: float64[rows, variants]."""
+    for row in range(scores.shape[0]):
+        for variant in range(scores.shape[1]):
+            out[row, variant] = sigmoid(scores[row, variant])
+
+
+@bare_kernel
+def judge(starts: Any, scores: Any, labels: Any, discounts: Any, out: Any) -> None:
+    """Reciprocal rank and NDCG of each request, as expected over all orders of candidates with equal scores.
+
+    starts: int64[requests + 1] into rows; scores: float64[rows, orders], higher is better; labels: float64[rows];
+    discounts: float64[k + 1], the sum of the discounts of the first 0 … k ranks; out: float64[requests, orders, 2],
+    NaN for a request without a click. (McSherry and Najork, ECIR 2008.)
+    """
+    for request in range(starts.size - 1):
+        first, last = starts[request], starts[request + 1]
+        clicks: Any = 0
+        for row in range(first, last):
+            clicks += np.int64(labels[row] > 0.5)
+        for order in range(scores.shape[1]):
+            if clicks == 0:
+                out[request, order, RECIPROCAL_RANK] = np.nan
+                out[request, order, NDCG] = np.nan
+                continue
+            gain, best = 0.0, -np.inf
+            for row in range(first, last):
+                if labels[row] > 0.5:
+                    best = max(best, scores[row, order])
+                    gain += _expected_discount(scores, first, last, order, row, discounts)
+            out[request, order, RECIPROCAL_RANK] = _reciprocal_rank(scores, labels, first, last, order, best)
+            out[request, order, NDCG] = gain / discounts[min(clicks, discounts.size - 1)]
+
+
+@bare_inline
+def _expected_discount(scores: Any, first: Any, last: Any, order: Any, row: Any, discounts: Any) -> Any:
+    """The mean discount of the ranks that a row's equals share."""
+    above: Any = 0
+    equal: Any = 0
+    for other in range(first, last):
+        above += np.int64(scores[other, order] > scores[row, order])
+        equal += np.int64(scores[other, order] == scores[row, order])
+    k = discounts.size - 1
+    return (discounts[min(above + equal, k)] - discounts[min(above, k)]) / equal
+
+
+@bare_inline
+def _reciprocal_rank(scores: Any, labels: Any, first: Any, last: Any, order: Any, best: Any) -> Any:
+    """The expected 1 / rank of the first click, which is among the rows that score `best`."""
+    above: Any = 0
+    equal: Any = 0
+    clicked: Any = 0
+    for row in range(first, last):
+        above += np.int64(scores[row, order] > best)
+        if scores[row, order] == best:
+            equal += 1
+            clicked += np.int64(labels[row] > 0.5)
+    # The chance that the first click among the equals is the next one, and that it has not come before.
+    total, open_chance, left = 0.0, 1.0, equal
+    rank = above + 1
+    while left >= clicked and open_chance > 0.0:
+        total += open_chance * clicked / left / rank
+        open_chance *= 1.0 - clicked / left
+        left -= 1
+        rank += 1
+    return total
+
+
+@bare_kernel
+def add_rows(numbers: Any, sums: Any) -> None:
+    """Add each row of float64[rows, n] to float64[n], in order and passing over NaN: batches change no bit."""
+    for row in range(numbers.shape[0]):
+        for column in range(numbers.shape[1]):
+            if not np.isnan(numbers[row, column]):
+                sums[column] += numbers[row, column]

@@ -1,0 +1,135 @@
+"""Where a key lies in a table of each layout. docs/table.md says how full a table may be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from model_store.hash_kernels import prefetch
+from model_store.jit import bare_inline, bare_kernel, implements, stub
+from trainer.learn.slots.layouts import (
+    COMPACT,
+    OWN,
+    Full,
+    FullCounts,
+    Own,
+    OwnCompact,
+    OwnCompactCounts,
+    OwnCounts,
+)
+from trainer.learn.slots.state import seen_at
+
+EMPTY = np.uint64(0)
+
+_U32 = np.uint64(32)
+
+
+@stub
+def home(table: Any, key: Any) -> Any:
+    """The slot where the search for a key begins."""
+
+
+@implements(home, Full, FullCounts, *OWN)
+def _low_bits(table: Any, key: Any) -> Any:
+    return np.int64(key & np.uint64(table.slots.size - 1))
+
+
+@implements(home, *COMPACT)
+def _high_bits_times_slots(table: Any, key: Any) -> Any:
+    """Any number of slots below 2^32 is possible, so that a compact table can grow by a tenth and stay full."""
+    return np.int64(((key >> _U32) * np.uint64(table.slots.size)) >> _U32)
+
+
+@bare_inline
+def find_slot(table: Any, key: Any) -> Any:
+    """The slot that holds `key`, or the free slot where it belongs. Linear probing; the table is never full."""
+    slots = table.slots
+    slot = home(table, key)
+    while slots[slot].key != key and slots[slot].key != EMPTY:
+        slot += 1
+        if slot == slots.size:
+            slot = 0
+    return slot
+
+
+@stub
+def prefetch_slot(table: Any, key: Any) -> Any:
+    """Ask for the cache lines of a key's slot."""
+
+
+@implements(prefetch_slot, Full, FullCounts)
+def _prefetch_shared(table: Any, key: Any) -> Any:
+    prefetch(table.slots.ctypes.data + home(table, key) * table.slots.itemsize)
+
+
+@implements(prefetch_slot, *COMPACT)
+def _prefetch_compact(table: Any, key: Any) -> Any:
+    """Two lines: searches in a table so full often reach the next one."""
+    first = table.slots.ctypes.data + home(table, key) * table.slots.itemsize
+    prefetch(first)
+    prefetch(first + 64)
+
+
+@implements(prefetch_slot, Own, OwnCounts)
+def _prefetch_own(table: Any, key: Any) -> Any:
+    slot = home(table, key)
+    prefetch(table.slots.ctypes.data + slot * table.slots.itemsize)
+    prefetch(table.z.ctypes.data + slot * table.z.shape[1] * 8)
+
+
+@implements(prefetch_slot, OwnCompact, OwnCompactCounts)
+def _prefetch_own_compact(table: Any, key: Any) -> Any:
+    prefetch(table.slots.ctypes.data + home(table, key) * table.slots.itemsize)
+
+
+# --- Moving all keys, with all that they hold, from one table to another of the same layout ---
+
+
+@bare_kernel
+def move(old: Any, new: Any, before: Any) -> Any:
+    """Move every slot of `old` that was seen at example `before` or later to `new`, which is empty; return how many."""
+    moved = 0
+    for index in range(old.slots.size):
+        if old.slots[index].key == EMPTY or seen_at(old, index) < before:
+            continue
+        slot = find_slot(new, old.slots[index].key)
+        new.slots[slot] = old.slots[index]
+        move_own(old, new, index, slot)
+        moved += 1
+    return moved
+
+
+@stub
+def move_own(old: Any, new: Any, index: Any, slot: Any) -> Any:
+    """Move what the variants of a slot have of their own."""
+
+
+@implements(move_own, Full, FullCounts, *COMPACT)
+def _move_nothing(old: Any, new: Any, index: Any, slot: Any) -> Any:
+    pass
+
+
+@implements(move_own, Own)
+def _move_z_n(old: Any, new: Any, index: Any, slot: Any) -> Any:
+    for v in range(old.z.shape[1]):
+        new.z[slot, v] = old.z[index, v]
+        new.n[slot, v] = old.n[index, v]
+
+
+@implements(move_own, OwnCounts)
+def _move_z(old: Any, new: Any, index: Any, slot: Any) -> Any:
+    for v in range(old.z.shape[1]):
+        new.z[slot, v] = old.z[index, v]
+
+
+@implements(move_own, OwnCompact)
+def _move_words(old: Any, new: Any, index: Any, slot: Any) -> Any:
+    for v in range(old.words.shape[1]):
+        new.words[slot, v] = old.words[index, v]
+
+
+@implements(move_own, OwnCompactCounts)
+def _move_q(old: Any, new: Any, index: Any, slot: Any) -> Any:
+    for v in range(old.q.shape[1]):
+        new.q[slot, v] = old.q[index, v]

@@ -1,0 +1,240 @@
+"""The value table: one open-addressing table of slots for all variants, and the arena of its keys' bytes.
+
+Invariants: `key` 0 is free; a search for a key meets it before a free slot; no more slots are used than `Growth`
+allows; the arena holds each admitted key once, in the order of admission, with the number of its feature.
+
+Not thread-safe: one thread learns. Knows nothing of learners or logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.hash_kernels import hash_keys
+from trainer.learn import table_kernels as kernels
+from trainer.learn.slots.layouts import COMPACT, Full, Own, OwnCompact, OwnCompactCounts, OwnCounts, slot_type
+from trainer.learn.slots.search import move
+
+SMALLEST_TABLE = 1 << 16
+SMALLEST_COMPACT_TABLE = 1 << 10
+_SMALLEST_ARENA = 1 << 20
+_LARGE_ARENA = 1 << 26
+_CACHE_LINE = 64
+_OWN_ARRAYS: dict[type, tuple[tuple[str, Any], ...]] = {
+    Own: (("z", np.float64), ("n", np.float64)),
+    OwnCounts: (("z", np.float64),),
+    OwnCompact: (("words", np.uint64),),
+    OwnCompactCounts: (("q", np.int16),),
+}
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How full a table may be, and by what it grows then; both in hundredths."""
+
+    full: int
+    by: int
+
+
+DOUBLING = Growth(full=70, by=200)
+CLOSE = Growth(
+    full=88, by=110
+)  # so that a compact table is never less than eight tenths full once it has grown
+
+
+@dataclass(frozen=True)
+class TableKeys:
+    """The keys of a table, in order of admission.
+
+    data: bytes end to end; offsets int64[n + 1]; slots int64[n]; features uint16[n], what each is a key of.
+    """
+
+    data: npt.NDArray[np.uint8]
+    offsets: npt.NDArray[np.int64]
+    slots: npt.NDArray[np.int64]
+    features: npt.NDArray[np.uint16]
+
+
+class ValueTable:
+    """A growing table. `layout` is what kernels take: a NamedTuple of `slots.layouts` over the table's arrays.
+
+    Slots are aligned to a cache line, so that a slot of 32 or 16 bytes never spans two.
+    """
+
+    def __init__(
+        self,
+        layout: type = Full,
+        *,
+        variants: int = 1,
+        keep_seen: bool = False,
+        seed: int = 1,
+        capacity: int | None = None,
+    ) -> None:
+        """`variants`: how many have values of their own; `keep_seen`: whether a compact slot says when it was seen."""
+        self._kind = layout
+        self._variants = variants
+        self._slot = slot_type(layout, keep_seen)
+        self._seed = np.uint64(seed)
+        self._growth = CLOSE if layout in COMPACT else DOUBLING
+        smallest = SMALLEST_COMPACT_TABLE if layout in COMPACT else SMALLEST_TABLE
+        self.layout = self._empty(capacity or smallest)
+        self._smallest = self.slots.size
+        self.used = 0
+        self.moves = 0  # how often every key was given another slot
+        self.arena = np.empty(_SMALLEST_ARENA, np.uint8)
+        self.arena_bytes = 0
+
+    @property
+    def slots(self) -> Any:
+        """The slots, a structured array of the layout's type."""
+        return self.layout.slots
+
+    @property
+    def room(self) -> int:
+        """How many keys fit before the table must grow."""
+        return self._allowed(self.slots.size) - self.used
+
+    @property
+    def table_bytes(self) -> int:
+        """Memory held by slots and by what variants have of their own, in bytes."""
+        return int(sum(getattr(self.layout, name).nbytes for name in ("slots", *self._own_names())))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held by the table and the keys' bytes, in bytes."""
+        return self.table_bytes + int(self.arena.nbytes)
+
+    def grow(self) -> None:
+        """Make room for more keys; every key keeps its state. O(slots)."""
+        self._move_to(self.slots.size * self._growth.by // 100, before=0)
+
+    def evict(
+        self, before: int, about_to_drop: Callable[[npt.NDArray[np.bool_]], None] = lambda kept: None
+    ) -> int:
+        """Drop the keys that no example from number `before` on has touched; return how many. O(slots + key bytes).
+
+        `about_to_drop` is told which keys are kept, in the order of admission, while all are still there.
+        """
+        keys = self.keys()
+        kept = self.slots["seen"][keys.slots] >= before
+        dropped = int(kept.size - np.count_nonzero(kept))
+        if dropped:
+            about_to_drop(kept)
+            self.arena_bytes = int(kernels.compact_arena(self.arena, kept.view(np.uint8)))
+            self._shrink_arena()
+            self._move_to(self._capacity_for(self.used - dropped), before)
+        return dropped
+
+    def widen_arena(self) -> None:
+        """Double the arena, a large one make half as large again; its content stays."""
+        more = self.arena.size if self.arena.size < _LARGE_ARENA else self.arena.size // 2
+        self._resize_arena(self.arena.size + more)
+
+    def add(self, data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], features: Any) -> Any:
+        """Admit keys the table does not have; return their slots, int64[n], which hold no state yet."""
+        while self.room < features.size:
+            self.grow()
+        needed = self.arena_bytes + data.size + kernels.ENTRY_HEAD * features.size
+        if needed > self.arena.size:
+            self._resize_arena(needed)
+        hashes, slots = np.empty(features.size, np.uint64), np.empty(features.size, np.int64)
+        hash_keys(data, offsets, hashes)
+        kernels.claim_keys(self.layout, hashes, slots)
+        self.arena_bytes = int(kernels.append_keys(self.arena, self.arena_bytes, data, offsets, features))
+        self.used += int(features.size)
+        return slots
+
+    def keys(self) -> TableKeys:
+        """Every admitted key with the slot that holds it. O(keys)."""
+        lengths, features = np.empty(self.used, np.int64), np.empty(self.used, np.uint16)
+        kernels.arena_entries(self.arena, lengths, features)
+        offsets = np.zeros(self.used + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        data = np.empty(int(offsets[-1]), np.uint8)
+        kernels.arena_keys(self.arena, np.ones(self.used, np.uint8), data)
+        hashes, slots = np.empty(self.used, np.uint64), np.empty(self.used, np.int64)
+        hash_keys(data, offsets, hashes)
+        kernels.find_keys(self.layout, hashes, slots)
+        return TableKeys(data, offsets, slots, features)
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """All that the table holds, as plain arrays."""
+        own = {name: getattr(self.layout, name) for name in self._own_names()}
+        slots = self.slots.view(np.uint64).reshape(self.slots.size, -1)
+        used = np.array([self.used], np.int64)
+        return {"slots": slots, "used": used, "arena": self.arena[: self.arena_bytes], **own}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take over what `state` of a table of the same layout gave, whether or not it kept `seen`, the last word.
+
+        ValueError for slots of another size.
+        """
+        self.layout = self._empty(len(state["slots"]))
+        self.moves += 1
+        words = self.slots.view(np.uint64).reshape(self.slots.size, -1)
+        known = state["slots"].shape[1] if self._kind in COMPACT else words.shape[1]
+        if abs(state["slots"].shape[1] - words.shape[1]) > (self._kind in COMPACT):
+            raise ValueError(f"slots of {state['slots'].shape[1]} words, expected {words.shape[1]}")
+        words[:, :known] = state["slots"][:, : words.shape[1]]
+        for name in self._own_names():
+            getattr(self.layout, name)[:] = state[name]
+        self.used = int(state["used"][0])
+        self.arena_bytes = int(state["arena"].size)
+        self.arena = np.empty(max(_SMALLEST_ARENA, self.arena_bytes), np.uint8)
+        self.arena[: self.arena_bytes] = state["arena"]
+
+    def _allowed(self, capacity: int) -> int:
+        return capacity * self._growth.full // 100
+
+    def _capacity_for(self, keys: int) -> int:
+        """The number of slots that a table of so many keys would have grown to."""
+        capacity = self._smallest
+        while self._allowed(capacity) <= keys:
+            capacity = capacity * self._growth.by // 100
+        return int(capacity)
+
+    def _empty(self, capacity: int) -> Any:
+        if self._growth is DOUBLING and (capacity < 2 or capacity & (capacity - 1)):
+            raise ValueError(f"capacity must be a power of two, got {capacity}")
+        own = [np.zeros((capacity, self._variants), kind) for _, kind in _OWN_ARRAYS.get(self._kind, ())]
+        seed = [self._seed] if "seed" in self._kind._fields else []  # type: ignore[attr-defined]
+        return self._kind(_aligned(capacity, self._slot), *own, *seed)
+
+    def _own_names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in _OWN_ARRAYS.get(self._kind, ()))
+
+    def _move_to(self, capacity: int, before: int) -> None:
+        moved = self._empty(capacity)
+        self.used = int(move(self.layout, moved, before))
+        self.layout = moved
+        self.moves += 1
+
+    def _resize_arena(self, size: int) -> None:
+        arena = np.empty(size, np.uint8)
+        arena[: self.arena_bytes] = self.arena[: self.arena_bytes]
+        self.arena = arena
+
+    def _shrink_arena(self) -> None:
+        if self.arena_bytes < self.arena.size // 2:
+            self._resize_arena(max(_SMALLEST_ARENA, self.arena_bytes + self.arena_bytes // 4))
+
+    def _check(self) -> None:
+        """Assert the invariants above."""
+        occupied = self.slots["key"] != 0
+        assert int(occupied.sum()) == self.used
+        assert self.slots.ctypes.data % _CACHE_LINE == 0
+        keys = self.keys()
+        assert (keys.slots >= 0).all()
+        assert np.unique(keys.slots).size == self.used
+        assert self.used <= self._allowed(self.slots.size)
+
+
+def _aligned(capacity: int, slot: np.dtype[Any]) -> Any:
+    memory = np.zeros(capacity * slot.itemsize + _CACHE_LINE, np.uint8)
+    shift = -memory.ctypes.data % _CACHE_LINE
+    return memory[shift : shift + capacity * slot.itemsize].view(slot)

@@ -1,0 +1,126 @@
+"""Kernels that every learner shares: a batch's rows, claiming slots for their keys, the arena of the keys' bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from model_store.jit import bare_inline, bare_kernel
+from trainer.learn.admission_kernels import admits
+from trainer.learn.slots.search import EMPTY, find_slot, prefetch_slot
+
+ENTRY_HEAD = 4  # bytes before a key in the arena: its length and its feature's number, uint16 each
+_ROWS_AHEAD = 2
+
+
+@bare_inline
+def claim_slots(
+    table: Any, admission: Any, rows: Any, row: Any, t: Any, found: Any, place: Any, added: Any, count: Any
+) -> Any:
+    """Find the slots of a row's keys, or claim them for new ones that are admitted at example t.
+
+    found, place: int64 out, the slot and the position in the batch of each key that the model has; positions of new
+    keys are added to `added`. Returns (how many the model has, count of all new keys).
+    """
+    size = 0
+    for position in range(rows.starts[row], rows.starts[row + 1]):
+        key = rows.hashes[position]
+        slot = find_slot(table, key)
+        if table.slots[slot].key == EMPTY:
+            if not admits(admission, key, rows.features[position], t):
+                continue
+            table.slots[slot].key = key
+            added[count] = position
+            count += 1
+        found[size] = slot
+        place[size] = position
+        size += 1
+    return size, count
+
+
+@bare_inline
+def prefetch_ahead(table: Any, rows: Any, row: Any) -> None:
+    """Ask for the cache lines of a later row's slots, so that they arrive while this row is computed."""
+    ahead = min(row + _ROWS_AHEAD, rows.labels.size - 1)
+    for position in range(rows.starts[ahead], rows.starts[ahead + 1]):
+        prefetch_slot(table, rows.hashes[position])
+
+
+@bare_kernel
+def find_keys(table: Any, hashes: Any, found: Any) -> None:
+    """The slot of every hash, or -1 where the table does not hold it: int64[n]."""
+    for index in range(hashes.size):
+        slot = find_slot(table, hashes[index])
+        found[index] = slot if table.slots[slot].key != EMPTY else -1
+
+
+@bare_kernel
+def claim_keys(table: Any, hashes: Any, found: Any) -> None:
+    """Claim a slot for every hash, none of which the table holds: int64[n]."""
+    for index in range(hashes.size):
+        slot = find_slot(table, hashes[index])
+        table.slots[slot].key = hashes[index]
+        found[index] = slot
+
+
+@bare_inline
+def entry_length(arena: Any, at: Any) -> Any:
+    """The length of the key whose entry begins at `at`."""
+    return np.int64(arena[at]) | np.int64(arena[at + 1]) << 8
+
+
+@bare_kernel
+def arena_entries(arena: Any, lengths: Any, features: Any) -> None:
+    """Read the length and the feature of every key in the arena: int64[keys], uint16[keys]."""
+    at = np.int64(0)
+    for index in range(lengths.size):
+        lengths[index] = entry_length(arena, at)
+        features[index] = np.uint16(arena[at + 2]) | np.uint16(arena[at + 3]) << np.uint16(8)
+        at += ENTRY_HEAD + lengths[index]
+
+
+@bare_kernel
+def arena_keys(arena: Any, kept: Any, data: Any) -> None:
+    """Copy the bytes of the keys with kept[i] != 0 out of the arena, end to end."""
+    at = np.int64(0)
+    to = np.int64(0)
+    for index in range(kept.size):
+        length = entry_length(arena, at)
+        at += ENTRY_HEAD
+        if kept[index]:
+            for byte in range(length):
+                data[to + byte] = arena[at + byte]
+            to += length
+        at += length
+
+
+@bare_kernel
+def compact_arena(arena: Any, kept: Any) -> Any:
+    """Drop the entries with kept[i] == 0, in place; return the new end."""
+    at = np.int64(0)
+    to = np.int64(0)
+    for index in range(kept.size):
+        size = ENTRY_HEAD + entry_length(arena, at)
+        if kept[index]:
+            for byte in range(size):
+                arena[to + byte] = arena[at + byte]
+            to += size
+        at += size
+    return to
+
+
+@bare_kernel
+def append_keys(arena: Any, at: Any, data: Any, offsets: Any, features: Any) -> Any:
+    """Append keys to the arena; return the end. data uint8, offsets int64[n + 1], features uint16[n]."""
+    for index in range(features.size):
+        length = offsets[index + 1] - offsets[index]
+        arena[at] = np.uint8(length & 0xFF)
+        arena[at + 1] = np.uint8(length >> 8)
+        arena[at + 2] = np.uint8(features[index] & np.uint16(0xFF))
+        arena[at + 3] = np.uint8(features[index] >> np.uint16(8))
+        at += ENTRY_HEAD
+        for byte in range(offsets[index], offsets[index + 1]):
+            arena[at] = data[byte]
+            at += 1
+    return at

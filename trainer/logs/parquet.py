@@ -1,0 +1,102 @@
+"""Parquet, row group by row group; from standard input, or compressed from outside, read into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from model_store.errors import InputError
+from trainer.logs.batch import RowBatch, is_several, is_usable, plain
+from trainer.logs.positions import Position
+from trainer.logs.streams import ByteStream, too_short
+
+_FEWEST_ROWS = 1024
+_MOST_ROWS = 65_536
+_READ_AHEAD_BYTES = 256 * 1024
+
+
+class ParquetInput:
+    """One Parquet file; `ahead` is what was read of its stream.
+
+    `columns` are those whose values can become features. A field `b` of a struct `a` is the column `a.b`.
+    """
+
+    def __init__(self, stream: ByteStream, batch_bytes: int, ahead: bytes = b"") -> None:
+        self._stream = stream
+        self._file = _open(stream, ahead)
+        self._rows = max(self._file.metadata.num_rows, 1)
+        text = sum(self._file.metadata.row_group(i).total_byte_size for i in range(self._file.num_row_groups))
+        self._batch_rows = min(max(batch_bytes * self._rows // max(text, 1), _FEWEST_ROWS), _MOST_ROWS)
+        found = dict(_paths(self._file.schema_arrow))
+        self.columns = tuple(found)
+        self.kinds: Mapping[str, str | None] = {
+            name: "set" for name, kind in found.items() if is_several(kind)
+        }
+        self._row = 0
+
+    def go_on(self, position: Position) -> None:
+        """Pass over the rows before a position of an earlier run. InputError if there are fewer."""
+        if position.offset > self._file.metadata.num_rows:
+            raise too_short(position.file)
+        self._row = position.offset
+
+    def may_have(self, column: str) -> bool:
+        """True if the schema has the column, and its values can become features."""
+        return column in self.columns
+
+    def batches(self, wanted: Sequence[str]) -> Iterator[RowBatch]:
+        """The rest of the rows; InputError where the file is damaged, after the row groups before."""
+        row = self._row
+        for table in self._tables(wanted):
+            lines = np.arange(row + 1, row + table.num_rows + 1, dtype=np.int64)
+            columns = {name: plain(_find(table, name)) for name in wanted}
+            row += table.num_rows
+            if self._stream.is_plain_file:
+                self._stream.report(self._stream.size * row // self._rows)
+            stop = Position(self._stream.name, row, row + 1)
+            yield RowBatch(columns, lines, self._stream.name, (), table.num_rows, stop)
+
+    def _tables(self, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        passed = self._row
+        try:
+            for group in range(self._file.num_row_groups):
+                rows = self._file.metadata.row_group(group).num_rows
+                if passed >= rows:
+                    passed -= rows
+                    continue
+                for table in self._file.iter_batches(
+                    self._batch_rows, row_groups=[group], columns=list(wanted), use_threads=False
+                ):
+                    if passed < table.num_rows:
+                        yield table.slice(passed)
+                    passed = max(passed - table.num_rows, 0)
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(f"{self._stream.name}: damaged: {error}") from error
+
+
+def _open(stream: ByteStream, ahead: bytes) -> pq.ParquetFile:
+    source = stream.name if stream.is_plain_file else pa.BufferReader(ahead + stream.read_all())
+    try:
+        # Pre-buffering would keep a piece of every row group that was read.
+        return pq.ParquetFile(source, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False)
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{stream.name}: not a whole Parquet file: {error}") from error
+
+
+def _paths(fields: Sequence[pa.Field], prefix: str = "") -> Iterator[tuple[str, pa.DataType]]:
+    for field in fields:
+        if pa.types.is_struct(field.type):
+            yield from _paths(field.type, f"{prefix}{field.name}.")
+        elif is_usable(field.type):
+            yield prefix + field.name, field.type
+
+
+def _find(table: pa.RecordBatch, name: str) -> pa.Array:
+    if name in table.schema.names:
+        return table.column(name)
+    top, *path = name.split(".")
+    return pc.struct_field(table.column(top), path)

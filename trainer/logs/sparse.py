@@ -1,0 +1,417 @@
+"""One file of Vowpal Wabbit, libsvm or libffm text: blocks of whole lines as batches, one column a namespace."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from model_store.errors import InputError
+from model_store.spec.spec import WEIGHT
+from trainer.logs import sparse_tokens_kernels as kernels
+from trainer.logs.batch import RowBatch
+from trainer.logs.positions import Position
+from trainer.logs.rejects import Reject
+from trainer.logs.sparse_lines_kernels import LIBFFM, LIBSVM, VW, read_lines, survey_lines
+from trainer.logs.sparse_tokens_kernels import (
+    AT_ONCE,
+    UNWANTED,
+    Names,
+    Notes,
+    Output,
+    Rows,
+    Tokens,
+    fill_columns,
+    gather,
+    measure_columns,
+)
+from trainer.logs.streams import Bytes, Feed, up_to_last_line_end
+
+_MOST_NAMES = 10_000
+
+
+class LateNames:
+    """Tells of columns that rows name when it is too late to make fields of them: of the first one, for all."""
+
+    def __init__(self, on_note: Callable[[str], None]) -> None:
+        self._on_note = on_note
+        self._told = False
+
+    def tell(self, file: str, line: int, column: str) -> None:
+        """A row names a column that is neither wanted nor in the first block of its file."""
+        if not self._told:
+            self._told = True
+            self._on_note(
+                f"{file}:{line} names {column!r}, which the first rows do not: it is left out, and so are others that "
+                "come so late; name them in [fields] to learn from them"
+            )
+
+
+class SparseFile:
+    """One file of rows that name their features one by one.
+
+    `columns`: those with one value a row, such as `label`; then one map from feature to x for each namespace of the
+    first block, in order of appearance. Others may turn up later, and can be wanted: a row without one has an empty
+    map. `late` is told of those that nobody wanted. Raises InputError for a file whose first block holds no good row.
+    """
+
+    def __init__(self, feed: Feed, grammar: Grammar, late: LateNames) -> None:
+        self._feed = feed
+        self._grammar = grammar
+        self._late = late
+        self._known = self._first_names()
+        namespaces = [grammar.column_of(name) for name in self._known]
+        self.columns = (*grammar.row_columns, *namespaces)
+        self.kinds: Mapping[str, str | None] = {
+            **dict.fromkeys(grammar.row_columns),
+            **dict.fromkeys(namespaces, "set"),
+            **({grammar.weight: WEIGHT} if grammar.weight else {}),
+        }
+
+    def may_have(self, column: str) -> bool:
+        """True for `label` and the like, and for whatever a namespace may be called."""
+        return column in self._grammar.row_columns or self._grammar.name_of(column) is not None
+
+    def go_on(self, position: Position) -> None:
+        """Pass over what lies before `position`."""
+        self._feed.go_on(position)
+
+    def batches(self, wanted: Sequence[str]) -> Iterator[RowBatch]:
+        """The rest of the file; InputError where it is damaged, after the rows before."""
+        maps = [name for name in wanted if name not in self._grammar.row_columns]
+        names = self._table(maps)
+        while True:
+            data = self._lines()
+            if data.size:
+                yield self._batch(data, wanted, maps, names)
+            elif self._feed.ended:
+                break
+            else:
+                self._feed.fetch()
+        self._feed.check()
+
+    def _lines(self) -> Bytes:
+        return self._feed.unread if self._feed.final else up_to_last_line_end(self._feed.unread)
+
+    def _batch(self, data: Bytes, wanted: Sequence[str], maps: Sequence[str], names: Names) -> RowBatch:
+        feed = self._feed
+        block = read_block(data, self._grammar, names)
+        columns = dict(zip(maps, block.maps(len(maps)), strict=True))
+        columns |= {name: block.row_column(name) for name in wanted if name not in columns}
+        rejects = tuple(Reject(feed.name, feed.line + line, reason) for line, reason in block.rejects())
+        for line, name in block.news():
+            self._late.tell(feed.name, feed.line + line, self._grammar.column_of(name))
+        lines = block.rows.line + feed.line
+        stop = feed.drop(data.size, block.line_ends)  # a last line without an end may still grow
+        ordered = {name: columns[name] for name in wanted}
+        return RowBatch(ordered, lines, feed.name, rejects, block.size, stop)
+
+    def _table(self, maps: Sequence[str]) -> Names:
+        """Every name known: those of the wanted columns with their number, the others as unwanted."""
+        numbers = {self._name(column): number for number, column in enumerate(maps)}
+        names = list(dict.fromkeys([*self._known, *numbers]))
+        return name_table(names, [numbers.get(name, UNWANTED) for name in names])
+
+    def _name(self, column: str) -> bytes:
+        name = self._grammar.name_of(column)
+        assert name is not None  # the reader asks `may_have` first
+        return name
+
+    def _first_names(self) -> dict[bytes, None]:
+        """The names in the good lines of the first block."""
+        while not self._lines().size and not self._feed.ended:
+            self._feed.fetch()
+        data = self._lines()
+        block = read_block(data, self._grammar, name_table([], []))
+        if not block.size:
+            self._feed.check()
+            rejects = block.rejects()
+            why = f"; line {self._feed.line + rejects[0][0]}: {rejects[0][1]}" if rejects else ""
+            raise InputError(f"{self._feed.name}: found no row of {self._grammar.format} text{why}")
+        names = dict.fromkeys(self._grammar.names_in(_good_lines(data, block.rows.line)))
+        if len(names) > _MOST_NAMES:
+            raise InputError(
+                f"{self._feed.name}: {len(names):,} namespaces in the first lines; expected a few, each with features"
+            )
+        return names
+
+
+def _good_lines(data: Bytes, good: npt.NDArray[np.int64]) -> bytes:
+    split = data.tobytes().split(b"\n")
+    return b"\n".join(split[line] for line in good.tolist())
+
+
+# --- A block of lines as rows: runs the kernels over it, and makes Arrow columns and rejects of what they
+# found ---
+
+
+_MOST_NEWS = 16  # names of columns not met before that one block may report
+_SHOWN = 60
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Block:
+    """What was read of some lines: the good rows and their tokens, notes of what else there was, the line feeds."""
+
+    data: Bytes
+    rows: Rows
+    tokens: Tokens
+    notes: Notes
+    line_ends: int
+
+    @property
+    def size(self) -> int:
+        """How many good rows there are."""
+        return int(self.rows.line.size)
+
+    def rejects(self) -> list[tuple[int, str]]:
+        """The line (from 0) of each bad row, and what is wrong with it."""
+        return [
+            (line, REASONS[what](self._text(start, stop), start - self._line_start(start)))
+            for line, what, start, stop in self.notes.faults.tolist()
+        ]
+
+    def news(self) -> list[tuple[int, bytes]]:
+        """The line (from 0) and the name of columns that are not in the table of names; not all of them."""
+        return [(line, self.data[start:stop].tobytes()) for line, start, stop in self.notes.news.tolist()]
+
+    def row_column(self, name: str) -> pa.Array:
+        """A column with one value a row: the label, the importance, or the text."""
+        if name == LABEL:
+            return pa.array(self.rows.label)
+        if name == IMPORTANCE:
+            return pa.array(self.rows.importance, from_pandas=True)  # NaN stands for none
+        return _texts(self.data, self.rows.tag)
+
+    def maps(self, columns: int) -> list[pa.Array]:
+        """The tokens as columns of maps from text to double, in the order of their numbers."""
+        members, text_bytes = np.zeros(columns + 1, np.int64), np.zeros(columns + 1, np.int64)
+        used = int(self.rows.end[-1]) if self.size else 0
+        measure_columns(self.tokens, used, members[1:], text_bytes[1:])
+        text_bytes[1:] += AT_ONCE
+        member_from, byte_from = np.cumsum(members), np.cumsum(text_bytes)
+        starts = np.empty((columns, self.size + 1), np.int32)
+        offsets = np.empty(member_from[-1] + columns, np.int32)
+        text, x = np.empty(byte_from[-1], np.uint8), np.empty(member_from[-1])
+        fill_columns(self.data, self.tokens, self.rows.end, member_from, byte_from, starts, offsets, text, x)
+        return [
+            _map_array(
+                starts[column],
+                offsets[member_from[column] + column : member_from[column + 1] + column + 1],
+                text[byte_from[column] : byte_from[column + 1]],
+                x[member_from[column] : member_from[column + 1]],
+            )
+            for column in range(columns)
+        ]
+
+    def _text(self, start: int, stop: int) -> str:
+        text = self.data[start : min(stop, start + _SHOWN)].tobytes().decode(errors="replace").rstrip("\r")
+        return repr(text + "…" if stop > start + _SHOWN else text)
+
+    def _line_start(self, at: int) -> int:
+        before = np.flatnonzero(self.data[:at] == ord("\n"))
+        return int(before[-1]) + 1 if before.size else 0
+
+
+def read_block(data: Bytes, grammar: Grammar, names: Names) -> Block:
+    """Read whole lines."""
+    feeds, blanks, bars, odd = survey_lines(data)
+    rows, tokens = _rows(feeds + 1), _tokens(blanks + 1, bars + 1)
+    notes = Notes(
+        faults=np.empty((feeds + 1, 4), np.int64),
+        longs=np.empty((blanks + bars + 1, 4), np.int64),
+        news=np.empty((_MOST_NEWS, 3), np.int64),
+    )
+    counts = np.zeros(kernels.COUNTS, np.int64)
+    read_lines(data, grammar.number, odd, Output(names, tokens, rows, notes, counts))
+    rows = Rows(*(part[: counts[kernels.ROWS]] for part in rows))
+    notes = Notes(
+        notes.faults[: counts[kernels.FAULTS]],
+        notes.longs[: counts[kernels.LONGS]],
+        notes.news[: counts[kernels.NEWS]],
+    )
+    _convert_longs(data, notes.longs, rows, tokens)
+    return Block(data, rows, tokens, notes, feeds)
+
+
+def _rows(size: int) -> Rows:
+    return Rows(
+        line=np.empty(size, np.int64),
+        end=np.empty(size, np.int64),
+        label=np.empty(size, np.int64),
+        importance=np.empty(size),
+        tag=np.empty((size, 2), np.int32),
+    )
+
+
+def _tokens(size: int, scales: int) -> Tokens:
+    column, start, stop, scale = (np.empty(size, np.int32) for _ in range(4))
+    return Tokens(column, start, stop, np.empty(size), scale, np.empty(scales))
+
+
+def _convert_longs(data: Bytes, longs: Ints, rows: Rows, tokens: Tokens) -> None:
+    """Put the numbers where they belong that the kernels could not convert in one exact operation."""
+    if not longs.size:
+        return
+    spans = longs[:, 2:].astype(np.int32)
+    spans[:, 0] += data[spans[:, 0]] == ord("+")
+    texts = _texts(data, spans).cast(pa.string())
+    try:
+        numbers = texts.cast(pa.float64()).to_numpy()
+    except pa.ArrowInvalid:  # too small for any double: Arrow calls it a fault, Python 0
+        numbers = np.array([float(text) for text in texts.to_pylist()])
+    homes = {
+        kernels.VALUE_OF: tokens.value,
+        kernels.SCALE_OF: tokens.scales,
+        kernels.IMPORTANCE_OF: rows.importance,
+    }
+    for what, home in homes.items():
+        here = longs[:, 0] == what
+        home[longs[here, 1]] = numbers[here]
+
+
+def _texts(data: Bytes, spans: npt.NDArray[np.int32]) -> pa.Array:
+    text = np.empty(int((spans[:, 1] - spans[:, 0]).sum()) + AT_ONCE, np.uint8)
+    offsets = np.empty(len(spans) + 1, np.int32)
+    gather(data, spans, offsets, text)
+    return _binary(offsets, text)
+
+
+def _binary(offsets: npt.NDArray[np.int32], text: npt.NDArray[np.uint8]) -> pa.Array:
+    return pa.Array.from_buffers(
+        pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(text)]
+    )
+
+
+def _map_array(starts: Any, offsets: Any, text: Any, x: Any) -> pa.Array:
+    items = pa.Array.from_buffers(pa.float64(), len(x), [None, pa.py_buffer(x)])
+    keys = _binary(offsets, text)
+    places = pa.Array.from_buffers(pa.int32(), len(starts), [None, pa.py_buffer(starts)])
+    return pa.MapArray.from_arrays(places, keys, items)
+
+
+# What is said of a bad line: of the bytes at fault, and where in the line they begin.
+REASONS: dict[int, Callable[[str, int], str]] = {
+    kernels.NO_LABEL: lambda got, at: (
+        f"no label: got {got} before the first |, expected 1, 0 or -1; a word that touches | is the tag"
+    ),
+    kernels.BAD_LABEL: lambda got, at: f"bad label: got {got}, expected 1, 0 or -1",
+    kernels.NO_BAR: lambda got, at: f"no namespace: got {got}, expected a | before the features",
+    kernels.EXTRA_WORDS: lambda got, at: (
+        f"too many words: got {got}, expected at most label, importance, base and 'tag before the first |"
+    ),
+    kernels.BAD_NUMBER: lambda got, at: f"not a number: got {got}",
+    kernels.BAD_BASE: lambda got, at: (
+        f"initial prediction: got {got}, which is not learned from; expected 0 or none"
+    ),
+    kernels.NO_NAME: lambda got, at: f"no feature name: got {got}, expected a name before the colon",
+    kernels.BAD_FEATURE: lambda got, at: f"malformed feature: got {got}",
+    kernels.BAD_TEXT: lambda got, at: f"invalid UTF-8: a NUL, or no UTF-8, at byte {at + 1} of the line",
+}
+
+
+def name_table(names: Sequence[bytes], columns: Sequence[int]) -> Names:
+    """The kernels' table of these names and the numbers of their columns."""
+    starts = np.zeros(len(names) + 1, np.int64)
+    np.cumsum([len(name) for name in names], out=starts[1:])
+    table = Names(
+        text=np.frombuffer(b"".join(names) + b"\0", np.uint8).copy(),
+        starts=starts,
+        column=np.array(columns, np.int32),
+        table=np.zeros(1 << (2 * len(names) + 1).bit_length(), np.int32),
+        follows=np.full(len(names) + 1, kernels.UNKNOWN, np.int32),
+    )
+    kernels.enter_names(table)
+    return table
+
+
+# --- The three text formats: what their columns are called, and how those names stand in the text ---
+
+
+LABEL = "label"
+IMPORTANCE = "importance"
+TAG = "tag"
+QUERY = "qid"
+FEATURES = "features"  # what has no name of its own: all of libsvm, and Vowpal Wabbit's nameless namespace
+_OF_THE_ROW = (LABEL, IMPORTANCE, TAG)
+_NAMESPACE = re.compile(rb"\|([^ \t\r:|\n]*)")
+_FIELD = re.compile(rb"[ \t]0*([0-9]+):[0-9]+:")
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """One format. `number` is what the kernels call it.
+
+    row_columns: those with one value a row; text_column and weight: which of them is text, and which is the weight.
+    names_in: the names of the other columns, as they stand in a text of good lines; name_of and column_of: from what
+    a column is called to its name in the text (None: nothing is called so), and back.
+    """
+
+    format: str
+    number: int
+    row_columns: tuple[str, ...]
+    text_column: str | None
+    names_in: Callable[[bytes], Iterator[bytes]]
+    name_of: Callable[[str], bytes | None]
+    column_of: Callable[[bytes], str]
+    weight: str | None = None
+
+
+def _vw_name(column: str) -> bytes | None:
+    if column == FEATURES:
+        return b""
+    name = column[1:] if column.startswith("|") else column
+    encoded = name.encode("utf-8", "surrogatepass")
+    if not encoded or _NAMESPACE.fullmatch(b"|" + encoded) is None or _vw_column(encoded) != column:
+        return None
+    return encoded
+
+
+def _vw_column(name: bytes) -> str:
+    """A namespace is called as in the text; one that is called like another column has its bar before it."""
+    text = name.decode()
+    if not text:
+        return FEATURES
+    return f"|{text}" if text in (*_OF_THE_ROW, FEATURES) else text
+
+
+def _ffm_name(column: str) -> bytes | None:
+    return column.encode() if re.fullmatch("0|[1-9][0-9]*", column, re.ASCII) else None
+
+
+VOWPAL_WABBIT = Grammar(
+    "vw",
+    VW,
+    _OF_THE_ROW,
+    TAG,
+    lambda text: (found[1] for found in _NAMESPACE.finditer(text)),
+    _vw_name,
+    _vw_column,
+    IMPORTANCE,
+)
+LIBSVM_TEXT = Grammar(
+    "libsvm",
+    LIBSVM,
+    (LABEL, QUERY),
+    QUERY,
+    lambda text: iter([b""]),
+    lambda column: b"" if column == FEATURES else None,
+    lambda name: FEATURES,
+)
+LIBFFM_TEXT = Grammar(
+    "libffm",
+    LIBFFM,
+    (LABEL,),
+    None,
+    lambda text: (found[1] for found in _FIELD.finditer(text)),
+    _ffm_name,
+    lambda name: name.decode(),
+)
+GRAMMARS = {grammar.format: grammar for grammar in (VOWPAL_WABBIT, LIBSVM_TEXT, LIBFFM_TEXT)}

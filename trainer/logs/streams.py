@@ -1,0 +1,394 @@
+"""Small operations on blocks of bytes and on Arrow columns that more than one format needs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from model_store.errors import InputError
+from trainer.logs.positions import HEAD_BYTES, STDIN, Position
+
+_STEP = 64 * 1024
+
+
+def up_to_last_line_end(data: Bytes) -> Bytes:
+    """The front of `data` that ends with its last line feed; empty if there is none."""
+    for stop in range(len(data), 0, -_STEP):
+        start = max(stop - _STEP, 0)
+        found = np.flatnonzero(data[start:stop] == ord("\n"))
+        if found.size:
+            return data[: start + int(found[-1]) + 1]
+    return data[:0]
+
+
+def one_array(column: pa.ChunkedArray) -> pa.Array:
+    """The chunks of a column as one array."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+# --- Opens one input as a stream of decompressed bytes, and counts the compressed bytes that were read ---
+#
+# Compression is known by the first bytes, never by the name, so a mislabelled file still reads.
+
+
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_OTHERS = {b"PK\x03\x04": "a zip archive", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"Obj\x01": "Avro"}
+_PROMISED = {".gz": (_GZIP, "gzip"), ".zst": (_ZSTD, "zstd")}
+_MAGIC_BYTES = 6
+_PIECE_BYTES = 64 * 1024
+_WHOLE = 1 << 62
+_ALL_BLOCK_BYTES = 16 * 1024 * 1024
+_SCRATCH_BYTES = 1024 * 1024
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class ByteStream:
+    """Reads one file, or standard input, decompressed. `consumed` may be asked from another thread.
+
+    `head` is the beginning of the stream, up to HEAD_BYTES, which is looked at and still to be read.
+
+    Raises InputError, naming the input, where it cannot be opened or is of a kind not read here. Damage met
+    later ends the stream and stands in `failure`, so that what came before it is not lost.
+    """
+
+    def __init__(self, name: str, file: BinaryIO | None = None) -> None:
+        """`file`: what lies at `name`, if it is open already; it is closed with the stream."""
+        self.name = name
+        self.failure: InputError | None = None
+        self._file = _Rewound(name, file if file is not None else _open(name))
+        self._decoder = _decoder(name, self._file)
+        # A decoder loses the piece in which it meets damage, so pieces are small; a plain file needs none.
+        self._piece_bytes = _PIECE_BYTES if self._decoder is not self._file else _WHOLE
+        self._ahead = np.empty(0, np.uint8)
+        self.head = self._read_head()
+
+    @property
+    def consumed(self) -> int:
+        """Compressed bytes read so far."""
+        return self._file.consumed
+
+    @property
+    def is_plain_file(self) -> bool:
+        """True for an uncompressed file on disk, which can also be read by its name."""
+        return self._decoder is self._file and self.name != STDIN
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file on disk; 0 for standard input."""
+        return 0 if self.name == STDIN else Path(self.name).stat().st_size
+
+    def read_into(self, buffer: Bytes) -> int:
+        """Fill `buffer`, which must not be empty, as far as the stream goes; fewer bytes mean its end."""
+        filled = min(len(self._ahead), len(buffer))
+        buffer[:filled] = self._ahead[:filled]
+        self._ahead = self._ahead[filled:]
+        while filled < len(buffer) and self.failure is None:
+            count = self._read_piece(buffer[filled : filled + self._piece_bytes])
+            if count == 0:
+                break
+            filled += count
+        return filled
+
+    def read_all(self) -> bytes:
+        """The rest of the stream, in memory. Raises the InputError of a damaged one."""
+        blocks = []
+        while True:
+            block = np.empty(_ALL_BLOCK_BYTES, np.uint8)
+            count = self.read_into(block)
+            blocks.append(block[:count])
+            if count < len(block):
+                break
+        if self.failure is not None:
+            raise self.failure
+        return np.concatenate(blocks).tobytes()
+
+    def skip(self, size: int) -> None:
+        """Pass over `size` bytes; a plain file is not read for that. InputError if there are fewer, or damage."""
+        ahead = min(len(self._ahead), size)
+        self._ahead = self._ahead[ahead:]
+        size -= ahead
+        if self.is_plain_file and self._file.seekable():
+            size = self._file.pass_over(size)
+        scratch = np.empty(min(size, _SCRATCH_BYTES), np.uint8)
+        while size and (count := self.read_into(scratch[:size])):
+            size -= count
+        if size:
+            raise self.failure or too_short(self.name)
+
+    def report(self, consumed: int) -> None:
+        """Set `consumed`, for a reader that reads the file by its name."""
+        self._file.consumed = consumed
+
+    def _read_head(self) -> bytes:
+        room = np.empty(HEAD_BYTES, np.uint8)
+        self._ahead = room[: self.read_into(room)]
+        return self._ahead.tobytes()
+
+    def _read_piece(self, piece: Bytes) -> int:
+        try:
+            return self._decoder.readinto(piece.data)
+        except (OSError, zlib.error, EOFError, pa.ArrowException) as error:
+            self.failure = InputError(
+                f"{self.name}: damaged or cut short, about {self.consumed:,} bytes into the file: {error}"
+            )
+            return 0
+
+    def close(self) -> None:
+        """Close the file; `consumed` stays."""
+        self._file.close()
+
+
+class _Decoder(Protocol):
+    def readinto(self, buffer: memoryview, /) -> int: ...
+
+
+class _Rewound:
+    """A binary file whose first bytes have been looked at and are given out once more."""
+
+    def __init__(self, name: str, file: BinaryIO) -> None:
+        self._file = file
+        self._keep_open = name == STDIN
+        self.head = _first_bytes(file)
+        self._ahead = self.head
+        self.consumed = 0
+        self.closed = False
+
+    def read(self, size: int) -> bytes:
+        if self._ahead:
+            data, self._ahead = self._ahead[:size], self._ahead[size:]
+        else:
+            data = self._file.read(size) or b""
+        self.consumed += len(data)
+        return data
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        if self._ahead:
+            data = self.read(len(buffer))
+            buffer[: len(data)] = data
+            return len(data)
+        count: int = self._file.readinto(buffer) or 0  # type: ignore[attr-defined]
+        self.consumed += count
+        return count
+
+    def seekable(self) -> bool:
+        return self._file.seekable()
+
+    def pass_over(self, size: int) -> int:
+        """Pass over `size` bytes unread; returns how many of them the file is too short for."""
+        end = self._file.seek(0, os.SEEK_END)
+        target = min(self.consumed + size, end)
+        missing = self.consumed + size - target
+        self._file.seek(target)
+        self._ahead, self.consumed = b"", target
+        return missing
+
+    def close(self) -> None:
+        self.closed = True
+        if not self._keep_open:
+            self._file.close()
+
+
+class _Gzip:
+    """Decodes gzip of one or many members. Unlike Arrow's decoder it loses nothing before a cut-off end."""
+
+    def __init__(self, file: _Rewound) -> None:
+        self._file = file
+        self._member = zlib.decompressobj(wbits=31)
+        self._waiting = b""
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        while True:
+            if not self._waiting and not self._more():
+                return 0
+            data = self._member.decompress(self._waiting, len(buffer))
+            self._waiting = b"" if self._member.eof else self._member.unconsumed_tail
+            if data:
+                buffer[: len(data)] = data
+                return len(data)
+
+    def _more(self) -> bool:
+        if self._member.eof:
+            # Some writers pad the end of the file with zero bytes.
+            self._waiting = self._member.unused_data.lstrip(b"\0")
+            self._waiting = self._waiting or self._file.read(_PIECE_BYTES).lstrip(b"\0")
+            if self._waiting:
+                self._member = zlib.decompressobj(wbits=31)
+            return bool(self._waiting)
+        self._waiting = self._file.read(_PIECE_BYTES)
+        if not self._waiting:
+            raise EOFError("the gzip data is cut short")
+        return True
+
+
+def too_short(name: str) -> InputError:
+    """The error of a log that ends before the place where reading should go on."""
+    return InputError(
+        f"{name} is shorter than what was read of it before; was it cut back? "
+        "Begin anew with another folder of checkpoints, or restore the file"
+    )
+
+
+def _first_bytes(file: BinaryIO) -> bytes:
+    """Up to _MAGIC_BYTES; a pipe may bring them one by one."""
+    head = b""
+    while len(head) < _MAGIC_BYTES and (more := file.read(_MAGIC_BYTES - len(head))):
+        head += more
+    return head
+
+
+def _open(name: str) -> BinaryIO:
+    if name == STDIN:
+        # Not through its buffer, which is locked while a thread waits in it, and then keeps the process from ending.
+        raw: BinaryIO = getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)
+        return raw
+    try:
+        return Path(name).open("rb")
+    except OSError as error:
+        raise InputError(f"{name}: cannot be opened: {error.strerror}") from error
+
+
+def _decoder(name: str, file: _Rewound) -> _Decoder:
+    _refuse_unknown(name, file.head)
+    if file.head.startswith(_GZIP):
+        return _Gzip(file)
+    if file.head.startswith(_ZSTD):
+        decoder: _Decoder = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")
+        return decoder
+    return file
+
+
+def _refuse_unknown(name: str, head: bytes) -> None:
+    for magic, kind in _OTHERS.items():
+        if head.startswith(magic):
+            raise InputError(
+                f"{name} is {kind}; expected CSV, TSV, JSON lines, Parquet, Vowpal Wabbit, libsvm or libffm text, "
+                "plain or in gzip or zstd"
+            )
+    magic, kind = _PROMISED.get(Path(name).suffix.lower(), (b"", ""))
+    if head and not head.startswith(magic):
+        raise InputError(f"{name} is not {kind}, as its name says: it begins with {head!r}")
+
+
+# --- The unread bytes of one stream, for readers of rows: they look at them, and say how many they took ---
+#
+# Knows nothing of rows but that they are not endless.
+
+
+MAX_ROW_BYTES = 64 * 1024 * 1024
+_BOM = b"\xef\xbb\xbf"
+
+
+class Stream(Protocol):
+    """What a feed reads from: a ByteStream, or bytes that are at hand."""
+
+    @property
+    def name(self) -> str:
+        """Of the input, for messages."""
+
+    @property
+    def failure(self) -> InputError | None:
+        """Damage that ended the stream."""
+
+    def read_into(self, buffer: Bytes) -> int:
+        """Fill `buffer` as far as the stream goes."""
+
+    def skip(self, size: int) -> None:
+        """Pass over `size` bytes."""
+
+
+class Feed:
+    """A window that moves over a stream.
+
+    `unread` begins where the reader left off, at physical line `line`, `offset` bytes into the stream.
+    `ended` says that no bytes follow `unread`; if that is because the stream broke, `final` is False and
+    `check()` raises what happened, so that the whole rows before the damage can be delivered first. One
+    buffer is reused: views of `unread` are void after `fetch()`.
+    """
+
+    def __init__(self, stream: Stream, block_bytes: int) -> None:
+        self.name = stream.name
+        self.line = 1
+        self.offset = 0
+        self.ended = False
+        self._stream = stream
+        self._block_bytes = block_bytes
+        self._buffer = np.empty(block_bytes, np.uint8)
+        self._start = 0
+        self._stop = 0
+        self.fetch()
+        if self.unread[:3].tobytes() == _BOM:
+            self.drop(3, 0)
+
+    @property
+    def unread(self) -> Bytes:
+        """uint8 view of the bytes read ahead."""
+        return self._buffer[self._start : self._stop]
+
+    @property
+    def final(self) -> bool:
+        """True if `unread` is all that is left of a sound stream, so its last line may lack a line end."""
+        return self.ended and self._stream.failure is None
+
+    @property
+    def full(self) -> bool:
+        """True if `unread` is as long as one row may be."""
+        return self._stop - self._start >= MAX_ROW_BYTES
+
+    def fetch(self) -> None:
+        """Read about one block more. InputError if `unread` is already as long as a row may be."""
+        if self.full:
+            raise InputError(
+                f"{self.name}:{self.line}: a row longer than {MAX_ROW_BYTES >> 20} MiB begins here; "
+                "is this a log with one row a line?"
+            )
+        self._make_room()
+        count = self._stream.read_into(self._buffer[self._stop : self._stop + self._block_bytes])
+        self._stop += count
+        self.ended = count < self._block_bytes
+
+    def drop(self, size: int, lines: int) -> Position:
+        """Move on by `size` bytes, in which `lines` physical lines ended; returns the position behind them.
+
+        Views of `unread` that were taken before stay good until `fetch()`.
+        """
+        self._start += size
+        self.offset += size
+        self.line += lines
+        return Position(self.name, self.offset, self.line)
+
+    def go_on(self, position: Position) -> None:
+        """Move on to a position of an earlier run, unless the reader is behind it already (a header lies before it).
+
+        InputError if the stream ends before it.
+        """
+        if position.offset <= self.offset:
+            return
+        ahead = len(self.unread)
+        if position.offset <= self.offset + ahead:
+            self._start += position.offset - self.offset
+        else:
+            self._stream.skip(position.offset - self.offset - ahead)
+            self._start = self._stop = 0
+            self.fetch()
+        self.offset, self.line = position.offset, position.line
+
+    def check(self) -> None:
+        """Raise the InputError of a broken stream; do nothing if it is sound."""
+        if self._stream.failure is not None:
+            raise self._stream.failure
+
+    def _make_room(self) -> None:
+        rest = self.unread
+        if len(rest) + self._block_bytes > len(self._buffer):
+            self._buffer = np.empty(len(rest) + 2 * self._block_bytes, np.uint8)
+        self._buffer[: len(rest)] = rest
+        self._start, self._stop = 0, len(rest)

@@ -1,0 +1,135 @@
+"""The time of every row, in microseconds since 1970, UTC: the clock that a time to live goes by.
+
+A column of numbers is seconds, milliseconds, microseconds or nanoseconds since 1970, told by their size; other text is
+ISO-8601, UTC where it names no zone. Where a time field of the spec reads the same column, its `format` holds.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from model_store.errors import FieldValueError
+from model_store.features.cells import plain, text_column
+from model_store.features.values import decoded, parse_number, parse_time
+from model_store.spec.spec import ModelSpec
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_FROM_MILLISECONDS = 1e11  # as seconds, the year 5138; as milliseconds, 1973
+_FROM_MICROSECONDS = 1e14
+_FROM_NANOSECONDS = 1e17
+_LATEST = 9e18
+_EPOCHS = ("epoch_s", "epoch_ms")
+
+Times = npt.NDArray[np.int64]
+Bad = list[tuple[int, str]]
+
+
+def time_format(spec: ModelSpec) -> str | None:
+    """The format of the timestamp's column, if a time field of the spec reads it and names one."""
+    for name, field in spec.fields.items():
+        if field.kind == "time" and field.format and (field.column or name) == spec.input.timestamp:
+            return field.format
+    return None
+
+
+def parse_times(array: Any, form: str | None) -> tuple[Times, Bad]:
+    """Times of a column, NO_TIME where empty, and the (row, reason) of values that are none.
+
+    form: None, or as in a time field: "epoch_s", "epoch_ms", or strptime's letters.
+    """
+    array = plain(array)
+    if pa.types.is_timestamp(array.type) or pa.types.is_date(array.type):
+        times = array.cast(pa.timestamp("us")).cast(pa.int64())
+        return np.asarray(times.fill_null(NO_TIME)), []
+    if pa.types.is_list(array.type):
+        return np.full(len(array), NO_TIME), [
+            (row, "got a list, expected a time") for row in range(len(array))
+        ]
+    numbers = _all_numbers(array) if form is None or form in _EPOCHS else None
+    if numbers is not None:
+        return _of_numbers(numbers, form), []
+    return _by_text(text_column(array), form)
+
+
+def _all_numbers(array: Any) -> npt.NDArray[np.float64] | None:
+    """A column of numbers as they are, NaN where null; None of any other, or if one is no time."""
+    if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
+        return None
+    numbers: npt.NDArray[np.float64] = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    timely = np.abs(numbers) <= _LATEST
+    return numbers if (timely | np.asarray(array.is_null())).all() else None
+
+
+def _by_text(text: Any, form: str | None) -> tuple[Times, Bad]:
+    """Numbers all at once, where all are; else each distinct text by itself."""
+    if form is None or form in _EPOCHS:
+        empty = pc.equal(pc.binary_length(text), 0)
+        try:
+            present = pc.if_else(empty, pa.scalar(None, pa.binary()), text)
+            numbers = present.cast(pa.string()).cast(pa.float64()).to_numpy(zero_copy_only=False)
+        except pa.ArrowInvalid:
+            numbers = np.full(len(text), np.nan)
+        if (np.abs(numbers) <= _LATEST)[~np.asarray(empty)].all():
+            return _of_numbers(numbers, form), []
+    return _by_distinct_text(text.dictionary_encode(), form)
+
+
+def _by_distinct_text(encoded: Any, form: str | None) -> tuple[Times, Bad]:
+    times, reasons = [], {}
+    for code, value in enumerate(encoded.dictionary.to_pylist()):
+        try:
+            times.append(_time_of(value, form))
+        except FieldValueError as error:
+            times.append(int(NO_TIME))
+            reasons[code] = str(error)
+    codes = encoded.indices.to_numpy()
+    bad = [(int(row), reasons[codes[row]]) for row in np.flatnonzero(np.isin(codes, list(reasons)))]
+    return np.array(times, np.int64)[codes], bad
+
+
+@lru_cache(maxsize=1 << 16)
+def _time_of(text: bytes, form: str | None) -> int:
+    if not text:
+        return int(NO_TIME)
+    number = _number(text) if form is None or form in _EPOCHS else None
+    if number is not None:
+        return int(_of_numbers(np.array([number]), form)[0])
+    if form in _EPOCHS:
+        raise FieldValueError(f"got {decoded(text)!r}, expected a time like {form}")
+    return (parse_time(decoded(text), form) - _EPOCH) // _MICROSECOND
+
+
+def _number(text: bytes) -> float | None:
+    try:
+        number = parse_number(text)
+    except FieldValueError:
+        return None
+    return number if abs(number) <= _LATEST else None
+
+
+def _of_numbers(numbers: npt.NDArray[np.float64], form: str | None) -> Times:
+    """Microseconds, rounded down; NaN is no time."""
+    size = np.abs(numbers)
+    if form is None:
+        scale = np.where(size < _FROM_MILLISECONDS, float(MICROSECONDS), 1000.0)
+        scale = np.where(size >= _FROM_MICROSECONDS, 1.0, scale)
+        scale = np.where(size >= _FROM_NANOSECONDS, 0.001, scale)
+    else:
+        scale = np.full(numbers.size, MICROSECONDS if form == "epoch_s" else 1000.0)
+    known = ~np.isnan(numbers)
+    microseconds = np.floor(np.where(known, numbers, 0.0) * scale)
+    return np.where(known, microseconds, NO_TIME).astype(np.int64)
+
+
+NO_TIME = np.iinfo(np.int64).min
+
+
+MICROSECONDS = 1_000_000

@@ -1,0 +1,316 @@
+"""What a log says of the choices that were made: which item was shown, with what chance, and what came of it.
+
+A decision is what a policy is asked for once: with DECISION_ROW each row, one item drawn for one place; with
+DECISION_LIST each request, the few items shown out of many. Here stand the rows; policies and estimates come after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from model_store.errors import InputError, SpecError
+from model_store.features.cells import column_text, number_column, parse_labels, parse_weights, plain
+from model_store.spec.sections import InputSection
+from model_store.spec.spec import ModelSpec
+from trainer.events.columns import POSITION, PROPENSITY
+from trainer.examples.hashing import ExampleMaker
+from trainer.examples.open_log import begin
+from trainer.examples.requests import request_ids
+from trainer.examples.side_tables import SideTable, joined
+from trainer.logs.batch import RowBatch
+from trainer.logs.positions import Position
+from trainer.logs.reader import LogReader
+
+Array = npt.NDArray[Any]
+DECISION_ROW, DECISION_LIST = "row", "list"
+
+
+@dataclass(frozen=True)
+class LoggedRows:
+    """Rows as they were shown, those of a request side by side, requests in the order in which they came first.
+
+    columns: Arrow arrays over the rows. label, weight (importance), propensity (NaN where missing or no chance at all):
+    float64[rows]; item, place: text over the rows, place None where the log has no positions. request: int64[rows],
+    0 … requests - 1, ascending. unusable: rows left out because they have no propensity; rejected: bad rows.
+    has_propensity: False where no row has one, and none was left out for it.
+    """
+
+    columns: Mapping[str, Any]
+    label: Array
+    weight: Array
+    propensity: Array
+    item: Any
+    place: Any | None
+    request: Array
+    unusable: int = 0
+    rejected: int = 0
+    has_propensity: bool = True
+
+    def __len__(self) -> int:
+        return int(self.label.size)
+
+    @property
+    def requests(self) -> int:
+        """How many requests there are."""
+        return int(self.request[-1]) + 1 if self.request.size else 0
+
+    def decisions(self, kind: str) -> Decisions:
+        """What a policy decides here: see the module."""
+        if kind == DECISION_ROW:
+            rows = np.arange(len(self))
+            return Decisions(rows, rows, np.ones(len(self), np.int64))
+        first = np.searchsorted(self.request, np.arange(self.requests))
+        return Decisions(self.request, first, np.bincount(self.request, minlength=self.requests))
+
+    def batch(self, rows: Array, columns: Mapping[str, Any] | None = None) -> RowBatch:
+        """Some of the rows as a batch, with other values for `columns`, which are over the chosen rows."""
+        chosen = pa.array(rows)
+        taken = {
+            name: column.take(chosen) for name, column in self.columns.items() if name not in (columns or {})
+        }
+        lines = np.asarray(rows, np.int64)
+        return RowBatch(
+            columns={**taken, **(columns or {})},
+            lines=lines,
+            file="log",
+            rejects=(),
+            rows=len(rows),
+            stop=Position("log"),
+        )
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """of_row: int64[rows], each row's decision; first, size: int64[decisions], a row of each, how many it shows."""
+
+    of_row: Array
+    first: Array
+    size: Array
+
+
+@dataclass
+class RowCollector:
+    """Gathers batches into LoggedRows. Memory: the columns given, for all rows.
+
+    Rows come as they were shown; or in any order, with keys by which they are put into it: of rows with the same key
+    the last one counts.
+    """
+
+    section: InputSection
+    layout: Layout
+    _batches: list[RowBatch] = field(default_factory=list)
+    _good: list[Array] = field(default_factory=list)
+    _ids: list[Array] = field(default_factory=list)
+    _keys: list[Array] = field(default_factory=list)
+    _rows: int = 0
+    _rejected: int = 0
+
+    def add(self, batch: RowBatch, bad: Sequence[int] = (), keys: Array | None = None) -> None:
+        """Keep a batch's rows but the `bad` ones, by their place in it. keys: int64[rows], for all batches or none."""
+        good = np.ones(batch.rows, bool)
+        good[list(bad)] = False
+        self._ids.append(request_ids(replace(batch, first_row=self._rows), self.section.request))
+        self._keys.append(np.arange(self._rows, self._rows + batch.rows) if keys is None else keys)
+        self._batches.append(batch)
+        self._good.append(good)
+        self._rows += batch.rows
+        self._rejected += int((~good).sum()) + len(batch.rejects)
+
+    def rows(self, kind: str) -> LoggedRows:
+        """All rows that estimates can rest on; of a list either all or none. Raises InputError if there are none."""
+        if not self._rows:
+            raise InputError("the log has no row; expected at least one to estimate from")
+        columns = _whole(self._batches)
+        label, odd_labels = parse_labels(columns[self.section.label])
+        weight, odd_weights = self._weights(columns)
+        propensity = self._propensities(columns)
+        good = np.concatenate(self._good)
+        good[[row for row, _ in (*odd_labels, *odd_weights)]] = False
+        request, keys = _numbers(np.concatenate(self._ids)), np.concatenate(self._keys)
+        usable = np.ones(self._rows, bool) if propensity is None else ~np.isnan(propensity)
+        kept = _whole_lists(good & usable, request) if kind == DECISION_LIST else good & usable
+        order = np.flatnonzero(kept & _last_of(keys))
+        order = order[np.argsort(keys[order], kind="stable")]
+        order = order[np.argsort(_numbers(request[order]), kind="stable")]
+        place = columns.get(self.layout.position) if self.layout.position else None
+        taken = {name: column.take(pa.array(order)) for name, column in columns.items()}
+        return LoggedRows(
+            columns=taken,
+            label=label[order],
+            weight=weight[order],
+            propensity=np.full(order.size, np.nan) if propensity is None else propensity[order],
+            item=self._items(taken, order.size),
+            place=None if place is None else column_text(place.take(pa.array(order))),
+            request=_numbers(request[order]),
+            unusable=int((good & ~kept).sum()),
+            rejected=self._rejected + int((np.concatenate(self._good) & ~good).sum()),
+            has_propensity=propensity is not None,
+        )
+
+    def _weights(self, columns: Mapping[str, Any]) -> tuple[Array, list[tuple[int, str]]]:
+        if self.section.weight is None:
+            return np.ones(self._rows), []
+        return parse_weights(columns[self.section.weight])
+
+    def _propensities(self, columns: Mapping[str, Any]) -> Array | None:
+        """float64[rows], NaN for what is no chance in (0, 1]; None where the log has nothing there."""
+        if self.layout.propensity is None:
+            return None
+        numbers, _ = number_column(plain(columns[self.layout.propensity]))
+        if np.isnan(numbers).all():
+            return None
+        return np.where((numbers > 0.0) & (numbers <= 1.0), numbers, np.nan)
+
+    def _items(self, columns: Mapping[str, Any], rows: int) -> Any:
+        if self.section.item is None:
+            return pa.array([b""] * rows, pa.binary())
+        return column_text(columns[self.section.item])
+
+
+def _whole(batches: Sequence[RowBatch]) -> dict[str, Any]:
+    """The batches end to end. A column that is text here and numbers there is text."""
+    names = dict.fromkeys(name for batch in batches for name in batch.columns)
+    return {name: _end_to_end([_column(batch, name) for batch in batches]) for name in names}
+
+
+def _column(batch: RowBatch, name: str) -> Any:
+    return plain(batch.columns[name]) if name in batch.columns else pa.nulls(batch.rows)
+
+
+def _end_to_end(parts: Sequence[Any]) -> Any:
+    tables = [pa.table({"": part}) for part in parts]
+    try:
+        return pa.concat_tables(tables, promote_options="permissive").column(0).combine_chunks()
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.concat_arrays([column_text(part) for part in parts])
+
+
+def _numbers(ids: Array) -> Array:
+    """Each row's request, numbered in the order in which requests come first: int64[rows]."""
+    _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    rank = np.empty(first.size, np.int64)
+    rank[np.argsort(first, kind="stable")] = np.arange(first.size)
+    return rank[inverse.reshape(-1)]
+
+
+def _last_of(keys: Array) -> Array:
+    """Which rows are the last of their key."""
+    last = np.zeros(keys.size, bool)
+    last[keys.size - 1 - np.unique(keys[::-1], return_index=True)[1]] = True
+    return last
+
+
+def _whole_lists(kept: Array, request: Array) -> Array:
+    """Those rows of which every row of the request is kept."""
+    broken = np.zeros(int(request.max()) + 1, bool)
+    broken[request[~kept]] = True
+    return np.asarray(kept & ~broken[request])
+
+
+# --- Which columns of a log hold the chance with which a row was shown, and where it was shown ---
+
+
+PROPENSITIES = ("propensity_score", "propensity", "pscore", PROPENSITY)
+POSITIONS = ("position", POSITION)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns' names; None where the log has none."""
+
+    propensity: str | None = None
+    position: str | None = None
+
+    @classmethod
+    def of(cls, columns: Sequence[str], propensity: str | None, position: str | None) -> Layout:
+        """Those that were named, else the first usual name that the log has.
+
+        Raises SpecError for a named column that is not there.
+        """
+        for flag, name in (("--propensity", propensity), ("--position", position)):
+            if name is not None and name not in columns:
+                raise SpecError(f"{flag}: no column {name!r} in the log; it has: {', '.join(columns)}")
+        return cls(
+            propensity or next((name for name in PROPENSITIES if name in columns), None),
+            position or next((name for name in POSITIONS if name in columns), None),
+        )
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Those there are."""
+        return tuple(name for name in (self.propensity, self.position) if name is not None)
+
+
+# --- Reads the rows that estimates rest on, once for all policies: the columns that any of their models wants
+# ---
+#
+# A row that one model's fields cannot take is left out for all, so that all are judged on the same rows.
+
+
+@dataclass(frozen=True)
+class LogOfRows:
+    """Labelled rows, as `ftrie train` reads them. decision: what a row is, see `logged`."""
+
+    inputs: Sequence[str]
+    format: str | None
+    tables: Sequence[SideTable]
+    propensity: str | None
+    position: str | None
+    decision: str
+    on_note: Callable[[str], None]
+
+    def read(
+        self, spec: ModelSpec, models: Sequence[ModelSpec], on_rows: Callable[[int], None] = lambda rows: None
+    ) -> tuple[LoggedRows, Layout, list[ModelSpec]]:
+        """The rows with the columns of all models; the models' specs, resolved. `spec` names the label and the item.
+
+        Raises SpecError where a column is missing, InputError where the log cannot be read or has no row.
+        """
+        with LogReader(self.inputs, format=self.format, on_note=self.on_note) as reader:
+            beginnings = [begin(each, reader, self.tables, self.on_note) for each in (spec, *models)]
+            layout = Layout.of(reader.columns(), self.propensity, self.position)
+            named = beginnings[0].resolved.input.named_columns
+            read = _each_once([*(each.columns for each in beginnings), named, layout.wanted])
+            wanted = _each_once(
+                [*(each.resolved.wanted_columns() for each in beginnings), named, layout.wanted]
+            )
+            resolved = [each.resolved for each in beginnings[1:]]
+            in_log = tuple(name for name in read if name in reader.columns() or reader.may_have(name))
+            collector = RowCollector(beginnings[0].resolved.input, layout)
+            collect(collector, joined(reader.batches(in_log), self.tables, wanted), resolved, on_rows)
+        return collector.rows(self.decision), layout, resolved
+
+
+def collect(
+    collector: RowCollector,
+    batches: Iterable[RowBatch],
+    resolved: Sequence[ModelSpec],
+    on_rows: Callable[[int], None] = lambda rows: None,
+) -> None:
+    """Hand batches to a collector, without the rows that are no example to one of the models."""
+    makers = [ExampleMaker(spec) for spec in resolved]
+    rows = 0
+    for batch in batches:
+        collector.add(batch, bad_rows(batch, makers))
+        rows += batch.rows
+        on_rows(rows)
+
+
+def bad_rows(batch: RowBatch, makers: Sequence[ExampleMaker]) -> list[int]:
+    """The places of rows that one of the makers cannot make an example of."""
+    good = np.ones(batch.rows, bool)
+    for maker in makers:
+        mine = np.zeros(batch.rows, bool)
+        mine[maker.make(batch).rows] = True
+        good &= mine
+    return [int(row) for row in np.flatnonzero(~good)]
+
+
+def _each_once(names: Iterable[Iterable[str]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for some in names for name in some))

@@ -1,0 +1,244 @@
+"""The items that a policy may choose from, with their features, and rows × candidates as batches to be hashed.
+
+The candidates of every decision are the same: all items of the log, or all of a file. What was eligible at the time is
+not in a log, so this is an assumption; a mean weight far from 1 tells where it is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from model_store.artefact.artefact import Artefact
+from model_store.errors import InputError, SpecError
+from model_store.spec.spec import ModelSpec
+from trainer.examples.hashing import ExampleMaker, Examples
+from trainer.examples.hashing_kernels import HashedRows
+from trainer.examples.side_tables import SideTable
+from trainer.learn.model import LearningModel
+from trainer.learn.scorer import Scorer, log_odds
+from trainer.learn.table import TableKeys
+from trainer.learn.table_kernels import find_keys
+from trainer.off_policy.logged import Decisions, LoggedRows
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The same for every decision.
+
+    ids: text, each once; columns: what goes with the item, over the ids; place: int64[rows], the candidate that a row
+    shows, -1 where it is none; logged: bool[candidates], whether the log shows it at all; varying: columns of items
+    that differ between rows of one item.
+    """
+
+    ids: Any
+    columns: Mapping[str, Any]
+    place: Array
+    logged: Array
+    varying: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @classmethod
+    def of(cls, rows: LoggedRows, item: str, of_items: frozenset[str], table: SideTable | None) -> Candidates:
+        """The items of the table, or else of the log. of_items: columns that belong to the item.
+
+        A column that only the log has is as in the item's first row; `varying` names those that differ elsewhere.
+        """
+        ids = table.ids if table is not None else pc.unique(rows.item)
+        first = pc.index_in(ids, value_set=rows.item)
+        place = np.asarray(pc.index_in(rows.item, value_set=ids).fill_null(-1), np.int64)
+        columns = {name: rows.columns[name].take(first) for name in of_items & rows.columns.keys()}
+        varying = tuple(sorted(name for name in columns if _varies(rows.columns[name], place, columns[name])))
+        if table is not None:
+            columns |= table.columns
+        logged = np.zeros(len(ids), bool)
+        logged[place[place >= 0]] = True
+        return cls(ids, {**columns, item: ids}, place, logged, varying)
+
+
+def columns_of_items(*specs: ModelSpec) -> frozenset[str]:
+    """The log columns of the fields of the side item. Raises SpecError for a spec without any."""
+    found: set[str] = set()
+    for spec in specs:
+        columns = {field.column or name for name, field in spec.fields.items() if field.side == "item"}
+        if not columns:
+            raise SpecError(
+                f'the model {spec.model.name!r} has no field with side = "item": every candidate would score the '
+                "same; give the item's fields their side in the spec"
+            )
+        found |= columns
+    return frozenset(found)
+
+
+def expanded(maker: ExampleMaker, rows: LoggedRows, chosen: Array, candidates: Candidates) -> Examples:
+    """Every chosen row with every candidate in the place of its item, hashed: row by row, candidates in order.
+
+    Raises InputError where a candidate's features do not fit the model's fields.
+    """
+    size = len(candidates)
+    spread = pa.array(np.tile(np.arange(size), len(chosen)))
+    wanted = {*maker.spec.wanted_columns(), *rows.columns.keys()}
+    values = {name: column.take(spread) for name, column in candidates.columns.items() if name in wanted}
+    batch = rows.batch(np.repeat(chosen, size), values)
+    examples = maker.make(batch)
+    if examples.rows.size != batch.rows:
+        good = np.zeros(batch.rows, bool)
+        good[examples.rows] = True
+        worst = int(np.flatnonzero(~good)[0])
+        item = candidates.ids[worst % size].as_py().decode("utf-8", "replace")
+        raise InputError(f"item {item!r} cannot be a candidate: {examples.rejects[0].reason}")
+    return examples
+
+
+def _varies(column: Any, place: Array, of_items: Any) -> bool:
+    """True if some row's value is not its item's."""
+    known = np.flatnonzero(place >= 0)
+    own = column.take(pa.array(known))
+    if pa.types.is_nested(own.type) or pa.types.is_null(own.type):
+        return False
+    theirs = of_items.take(pa.array(place[known]))
+    differs = pc.not_equal(own, theirs).fill_null(False)
+    return bool(
+        pc.any(differs).as_py() or not pc.equal(own.is_null(), theirs.is_null()).to_numpy(False).all()
+    )
+
+
+# --- What candidates are worth to a published model: its click rates as log-odds, for every decision and
+# variant ---
+
+
+class Values(Protocol):
+    """Values candidates for one policy after another.
+
+    names: of the policies, one a variant. of: int64[k], decisions, in ascending order and whole requests; the answer
+    is float64[k, candidates, names]. Called once for every decision, in order.
+    """
+
+    names: tuple[str, ...]
+
+    def of(self, rows: LoggedRows, decisions: Decisions, chosen: Array, candidates: Candidates) -> Array:
+        """Raises InputError where a candidate does not fit."""
+
+
+class PublishedValues:
+    """A published model's. Without calibration they are its scores; else log-odds of the calibrated click rates."""
+
+    def __init__(
+        self, artefact: Artefact, resolved: ModelSpec, name: str, variant: str | None = None
+    ) -> None:
+        """resolved: the model's spec, by the log's columns. One variant, or all of them. Raises SpecError."""
+        self._scorer = Scorer(artefact)
+        self._maker = ExampleMaker(resolved)
+        self._columns = columns_of(self._scorer.variants, variant, name)
+        self.names = tuple(f"{name}@{self._scorer.variants[column]}" for column in self._columns)
+
+    def of(self, rows: LoggedRows, decisions: Decisions, chosen: Array, candidates: Candidates) -> Array:
+        """See Values."""
+        examples = expanded(self._maker, rows, decisions.first[chosen], candidates)
+        scores = self._scorer.score(self._maker, examples)
+        values = scores.score if self._scorer.artefact.calibration is None else log_odds(scores.ctr)
+        return values[:, self._columns].reshape(len(chosen), len(candidates), len(self._columns))
+
+
+def columns_of(variants: tuple[str, ...], wanted: str | None, name: str) -> list[int]:
+    """The columns of one variant, or of all. Raises SpecError."""
+    if wanted is None:
+        return list(range(len(variants)))
+    if wanted not in variants:
+        raise SpecError(f"{name} has no variant {wanted!r}; it has: {', '.join(variants)}")
+    return [variants.index(wanted)]
+
+
+# --- What candidates are worth to a model that is still learning: as it stands before each request is learned
+# from ---
+#
+# The model learns from every request of the log, as the daemon would have, but knows each one's outcome at
+# once. So the policy changes from request to request; it depends on earlier requests alone, which keeps
+# importance weights unbiased.
+
+
+_NO_BYTES = np.empty(0, np.uint8)
+_NO_OFFSETS = np.zeros(1, np.int64)
+
+
+class LearningValues:
+    """Scores, in float64 and before calibration, by the weights that the learner has at that moment."""
+
+    def __init__(self, resolved: ModelSpec, name: str = "learning", variant: str | None = None) -> None:
+        """resolved: the spec, by the log's columns; its subsampling is left out. Raises SpecError."""
+        learner = resolved.learner.model_copy(update={"subsample": None})
+        self._maker = ExampleMaker(resolved.model_copy(update={"learner": learner}))
+        self.model = LearningModel(self._maker)
+        variants = tuple(resolved.variants)
+        self._columns = columns_of(variants, variant, name)
+        self.names = tuple(f"{name}@{variants[column]}" for column in self._columns)
+
+    def of(self, rows: LoggedRows, decisions: Decisions, chosen: Array, candidates: Candidates) -> Array:
+        """See Values. Learns from the requests of the chosen decisions."""
+        pairs = expanded(self._maker, rows, decisions.first[chosen], candidates)
+        first, last = np.searchsorted(decisions.of_row, [chosen[0], chosen[-1] + 1])
+        shown = self._maker.make(rows.batch(np.arange(first, last)))
+        request = rows.request[first:last]
+        borders = np.flatnonzero(np.diff(request, prepend=-1, append=request[-1] + 1))
+        starts = np.searchsorted(chosen, decisions.of_row[first + borders[:-1]])
+        values = np.empty((len(chosen), len(candidates), len(self._columns)))
+        for begin, end, start, stop in zip(
+            borders[:-1], borders[1:], starts, [*starts[1:], len(chosen)], strict=True
+        ):
+            size = len(candidates)
+            values[start:stop] = self._values(pairs, start * size, stop * size).reshape(
+                stop - start, size, -1
+            )
+            self.model.learn(_part(shown, *np.searchsorted(shown.rows, [begin, end])))
+        return values
+
+    def _values(self, pairs: Examples, begin: int, end: int) -> Array:
+        """The scores of pairs begin to end: float64[pairs, names]."""
+        hashed = pairs.hashed
+        first, last = int(hashed.starts[begin]), int(hashed.starts[end])
+        coordinates = self.model.coordinates
+        slots = np.empty(last - first, np.int64)
+        find_keys(coordinates.table.layout, hashed.hashes[first:last], slots)
+        known = np.flatnonzero(slots >= 0)
+        features = hashed.features[first:last][known]
+        weights = coordinates.weights(TableKeys(_NO_BYTES, _NO_OFFSETS, slots[known], features))
+        if hashed.x.size:
+            weights = weights * hashed.x[first:last][known, None]
+        pair = np.repeat(np.arange(end - begin), np.diff(hashed.starts[begin : end + 1]))[known]
+        uses = self._maker.rules.masks[features]
+        out = np.empty((end - begin, len(self._columns)))
+        for place, bit in enumerate(self._columns):
+            mine = weights[:, bit if coordinates.own > 1 else 0] * (uses >> np.uint32(bit) & np.uint32(1))
+            out[:, place] = np.bincount(pair, mine, end - begin)
+        return out
+
+
+def _part(examples: Examples, begin: int, end: int) -> Examples:
+    """Examples begin to end. Starts keep their offsets into the hashes of all."""
+    hashed = examples.hashed
+    weights = hashed.weights[begin:end] if hashed.weights.size else hashed.weights
+    rows = HashedRows(
+        hashed.starts[begin : end + 1],
+        hashed.hashes,
+        hashed.features,
+        hashed.x,
+        hashed.labels[begin:end],
+        weights,
+    )
+    return replace(
+        examples,
+        rows=examples.rows[begin:end],
+        hashed=rows,
+        times=examples.times[begin:end] if examples.times.size else examples.times,
+        requests=examples.requests[begin:end] if examples.requests.size else examples.requests,
+    )

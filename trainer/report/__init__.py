@@ -1,1 +1,0 @@
-"""From metrics files to one page that shows how models learned: read, arranged as series, drawn as SVG."""

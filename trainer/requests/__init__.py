@@ -1,1 +1,0 @@
-"""The rows of one request: keeping them together, and learning from a part of the requests without a click."""

@@ -1,0 +1,163 @@
+"""Why one row has its score: every key of it, what the model knows of the key, and how the parts add up.
+
+Keys come from the slow reference (`FeaturePlan.keys`), not from the hashing kernels: an audit also checks those.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from model_store.artefact.artefact import Artefact
+from model_store.artefact.calibration import Calibration
+from model_store.artefact.key_ranges import OTHER, PrefixRules
+from model_store.errors import FieldValueError, InputError, SpecError
+from model_store.features.features import FeaturePlan
+from model_store.features.values import Value
+from trainer.learn.scorer import unseen_rates
+from trainer.learn.scorer_kernels import probability
+from trainer.runs.log_to_score import LogToScore
+
+
+@dataclass(frozen=True)
+class KeyAudit:
+    """One key of a row: contribution = weight * x. A key that the model does not hold has no weight, and counts 0.
+
+    rate is the key's learning rate, that of an unseen key where the model does not hold it; None where not known.
+    """
+
+    key: str
+    x: float
+    weight: float | None
+    contribution: float
+    rate: float | None
+
+
+@dataclass(frozen=True)
+class FieldAudit:
+    """A field's or cross's keys in a row, and their sum."""
+
+    name: str
+    contribution: float
+    keys: tuple[KeyAudit, ...]
+
+
+@dataclass(frozen=True)
+class RowAudit:
+    """A row's score, taken apart: the sum of the fields' contributions. predicted is the ctr before calibration."""
+
+    file: str
+    line: int
+    variant: str
+    score: float
+    predicted: float
+    ctr: float
+    uncertainty: float | None
+    fields: tuple[FieldAudit, ...]
+
+
+def audit(artefact: Artefact, log: LogToScore, row: int, variant: str | None = None) -> RowAudit:
+    """Take apart the score of the log's `row`-th row, from 1; rows that cannot be read are not counted.
+
+    Raises InputError if there is no such row or a value of it does not fit its field, SpecError for an unknown variant.
+    """
+    names = list(artefact.spec.variants)
+    name = names[0] if variant is None else variant
+    if name not in names:
+        raise SpecError(f"no variant {name!r}; the model has: {', '.join(names)}")
+    with log.opened(artefact.spec) as (spec, batches):
+        seen = 0
+        for batch in batches:
+            if row <= seen + batch.rows:
+                at = row - seen - 1
+                plan = FeaturePlan.of(spec)
+                example = {field.name: _value(batch.columns[field.column], at) for field in plan.fields}
+                line = int(batch.lines[at])
+                return _RowAudit(artefact, plan, names.index(name)).of(example, batch.file, line)
+            seen += batch.rows
+    raise InputError(f"row {row} was asked for, and the log has {seen:,} rows")
+
+
+def _value(column: Any, row: int) -> Value:
+    """The row's value as `FeaturePlan.keys` takes it: of a map, a member that is repeated counts with its sum."""
+    value = column[row].as_py()
+    if not pa.types.is_map(column.type) or value is None:
+        return cast(Value, value)
+    weighted: dict[Any, float] = {}
+    for member, x in value:
+        weighted[member] = weighted.get(member, 0.0) + (x or 0.0)
+    return cast(Value, weighted)
+
+
+class _RowAudit:
+    """Looks up one variant's keys in an artefact."""
+
+    def __init__(self, artefact: Artefact, plan: FeaturePlan, variant: int) -> None:
+        self._artefact, self._plan, self._variant = artefact, plan, variant
+        self._owners = PrefixRules.of(plan)
+        self._column = variant if artefact.per_variant else None
+        self._unseen = float(unseen_rates(artefact)[variant]) if artefact.source is None else None
+
+    def of(self, example: Mapping[str, Value], file: str, line: int) -> RowAudit:
+        """The audit of one example."""
+        try:
+            keys = self._plan.keys(example)
+        except FieldValueError as error:
+            raise InputError(f"{file}:{line}: {error}") from None
+        found: dict[str, list[KeyAudit]] = {}
+        for key, x, mask in keys:
+            if mask >> self._variant & 1:
+                found.setdefault(self._owners.owner(key) or OTHER, []).append(self._key(key, x))
+        fields = tuple(
+            FieldAudit(name, sum(each.contribution for each in audits), tuple(audits))
+            for name, audits in found.items()
+        )
+        score = sum(each.contribution for each in _all(fields))
+        predicted = float(probability(score))
+        rates = [(each.rate, abs(each.x)) for each in _all(fields)]
+        uncertainty = None if self._unseen is None else sum((rate or 0.0) * size for rate, size in rates)
+        name = self._plan.variants[self._variant]
+        ctr = _calibrated(self._artefact.calibration, self._plan, name, example, predicted)
+        return RowAudit(file, line, name, score, predicted, ctr, uncertainty, fields)
+
+    def _key(self, key: bytes, x: float) -> KeyAudit:
+        shown = key.decode("utf-8", "backslashreplace")
+        row = _row_of(self._artefact, key)
+        if row is None or not int(self._artefact.variants[row]) >> self._variant & 1:
+            return KeyAudit(shown, x, None, 0.0, self._unseen)
+        weight = float(self._number(self._artefact.weight, row))
+        rate = None if self._unseen is None else float(self._number(self._artefact.rate, row))
+        return KeyAudit(shown, x, weight, weight * x, rate)
+
+    def _number(self, numbers: Any, row: int) -> Any:
+        return numbers[row] if self._column is None else numbers[row, self._column]
+
+
+def _row_of(artefact: Artefact, key: bytes) -> int | None:
+    """The row of a key, or None. O(log rows)."""
+    row = bisect_left(range(artefact.rows), key, key=artefact.key)
+    return row if row < artefact.rows and artefact.key(row) == key else None
+
+
+def _all(fields: Sequence[FieldAudit]) -> Iterator[KeyAudit]:
+    return (each for field in fields for each in field.keys)
+
+
+def _calibrated(
+    calibration: Calibration | None,
+    plan: FeaturePlan,
+    variant: str,
+    example: Mapping[str, Value],
+    predicted: float,
+) -> float:
+    if calibration is None:
+        return predicted
+    field = plan.field(calibration.by) if calibration.by is not None else None
+    tokens = field.tokens(example.get(field.name)) if field is not None else ()
+    curve = calibration.curve(variant, tokens[0].text if tokens else None)
+    return predicted if curve is None else float(curve.apply(np.array([predicted]))[0])

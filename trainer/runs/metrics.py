@@ -1,0 +1,150 @@
+"""A trainer's metrics for Prometheus: its latest status, as counters and gauges. docs/trainer.md lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from model_store.errors import InputError
+from trainer.runs.status import Status
+
+
+class Family(NamedTuple):
+    """One metric: name, counter or gauge, its labels besides `model`, what it counts."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+
+
+FAMILIES = (
+    Family("ftrie_trainer_events_total", "counter", ("kind",), "events taken, by kind"),
+    Family("ftrie_trainer_join_total", "counter", ("what",), "what became of them in the join"),
+    Family("ftrie_trainer_pending", "gauge", (), "requests whose window is open"),
+    Family("ftrie_trainer_examples_total", "counter", (), "examples learned from"),
+    Family(
+        "ftrie_trainer_dead_letters_total", "counter", (), "events and rows that could not be learned from"
+    ),
+    Family(
+        "ftrie_trainer_lost_total",
+        "counter",
+        ("source",),
+        "events deleted from a source before they were read",
+    ),
+    Family("ftrie_trainer_lag_events", "gauge", ("source",), "events that are there and not yet read"),
+    Family("ftrie_trainer_lag_seconds", "gauge", ("source",), "age of the oldest of them"),
+    Family(
+        "ftrie_trainer_versions_total",
+        "counter",
+        ("kind",),
+        "versions published, and publications that failed; of those published: refused, held by the guard",
+    ),
+    Family("ftrie_trainer_rollbacks_total", "counter", (), "how often the guard went back"),
+    Family("ftrie_trainer_version", "gauge", (), "the last version published"),
+    Family("ftrie_trainer_active_version", "gauge", (), "the version that is served"),
+    Family(
+        "ftrie_trainer_inactive", "gauge", (), "1 while an order keeps what is published from being served"
+    ),
+    Family("ftrie_trainer_store_away", "gauge", (), "1 while the store does not answer, or takes no writes"),
+    Family(
+        "ftrie_trainer_store_losses_total",
+        "counter",
+        (),
+        "how often the store was found without the trainer's lease, so without its data",
+    ),
+    Family(
+        "ftrie_trainer_unknown_items_total",
+        "counter",
+        (),
+        "rows not learned from, as the server knew nothing of the item",
+    ),
+    Family("ftrie_trainer_failed_checkpoints_total", "counter", (), "checkpoints that could not be written"),
+    Family("ftrie_trainer_keys", "gauge", (), "keys in the value table"),
+    Family("ftrie_trainer_logloss", "gauge", (), "progressive log-loss of the first variant's last window"),
+    Family(
+        "ftrie_trainer_normalized_entropy",
+        "gauge",
+        (),
+        "of the worst variant in the last 1,000 rows or more; above 1.5 the model diverges",
+    ),
+    Family(
+        "ftrie_trainer_withheld", "gauge", (), "1 while nothing is published: too many rows were rejected"
+    ),
+)
+_KINDS = {"impressions": "impression", "feedback": "feedback", "bad_events": "bad"}
+_NOT_COUNTERS = ("pending", "pending_rows", "remembered", "waiting")
+
+
+class Exposed(Collector):
+    """Shows the status it was given last. Thread safety: one reference changes."""
+
+    def __init__(self) -> None:
+        self._status: Status | None = None
+
+    def show(self, status: Status) -> None:
+        """From now on, this."""
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, with what is known of it."""
+        status = self._status
+        samples = _samples(status) if status is not None else {}
+        for family in FAMILIES:
+            kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+            metric = kind(family.name, family.help, labels=("model", *family.labels))
+            for labels, value in samples.get(family.name, ()):
+                assert status is not None
+                metric.add_metric((status.model, *labels), value)
+            yield metric
+
+
+def serve(host: str, port: int) -> Exposed:
+    """Listen on a port of an address of this machine. Raises InputError if it is taken."""
+    registry, exposed = CollectorRegistry(), Exposed()
+    registry.register(exposed)
+    try:
+        start_http_server(port, host, registry)
+    except OSError as error:
+        raise InputError(f"--metrics-port {port}: cannot listen on {host}: {error.strerror}") from error
+    return exposed
+
+
+Sample = tuple[tuple[str, ...], float]
+
+
+def _samples(status: Status) -> dict[str, list[Sample]]:
+    lags = status.lags.items()
+    return {
+        "ftrie_trainer_events_total": [((kind,), status.counts[name]) for name, kind in _KINDS.items()],
+        "ftrie_trainer_join_total": [
+            ((n,), count) for n, count in status.join.items() if n not in _NOT_COUNTERS
+        ],
+        "ftrie_trainer_pending": [((), status.join.get("pending", 0))],
+        "ftrie_trainer_examples_total": [((), status.examples)],
+        "ftrie_trainer_dead_letters_total": [((), status.dead_letters)],
+        "ftrie_trainer_lost_total": [((source,), count) for source, count in status.lost.items()],
+        "ftrie_trainer_lag_events": [((n,), lag.events) for n, lag in lags if lag.events is not None],
+        "ftrie_trainer_lag_seconds": [((n,), lag.seconds) for n, lag in lags if lag.seconds is not None],
+        "ftrie_trainer_versions_total": [((kind,), count) for kind, count in status.published.items()],
+        "ftrie_trainer_rollbacks_total": [((), status.rolled_back)],
+        "ftrie_trainer_version": _known(status.version),
+        "ftrie_trainer_active_version": _known(status.active),
+        "ftrie_trainer_inactive": [((), bool(status.inactive))],
+        "ftrie_trainer_store_away": [((), status.store_away)],
+        "ftrie_trainer_store_losses_total": [((), status.store_losses)],
+        "ftrie_trainer_unknown_items_total": [((), status.counts["unknown_items"])],
+        "ftrie_trainer_failed_checkpoints_total": [((), status.failed_checkpoints)],
+        "ftrie_trainer_keys": [((), status.keys)],
+        "ftrie_trainer_logloss": _known(status.logloss),
+        "ftrie_trainer_normalized_entropy": _known(status.normalized_entropy),
+        "ftrie_trainer_withheld": [((), bool(status.withheld))],
+    }
+
+
+def _known(value: float | None) -> list[Sample]:
+    return [] if value is None else [((), value)]

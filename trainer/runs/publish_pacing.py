@@ -1,0 +1,104 @@
+"""When a trainer publishes. What goes out, as what, and what becomes of it in the store: `trainer.publishing`.
+
+Not while nothing was learned, nor while too many rows were rejected; at longer intervals while the trainer is behind
+its sources; after a failure with a pause that grows, so that a store that hangs does not hold up the learning; and
+after a crash not before the model has learned again what the last published version had.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from model_store.backoff import Backoff
+from trainer.learn.model import LearningModel
+from trainer.logs.rejects import too_many_rejected
+from trainer.publish.publisher import Publisher
+from trainer.runs.stream import Counts
+
+WHILE_BEHIND = 10.0
+"""A trainer that is behind learns this many times as long as its last publication took before it publishes again."""
+
+
+class GoingOut:
+    """Publishes a model that learns. For one thread. `rows`: examples that the last published version had learned."""
+
+    def __init__(self, publisher: Publisher, rows: int, *, force: bool = False) -> None:
+        """`rows`: what an earlier run of the same trainer had published, as far as its lease has told.
+
+        `force`: publish however many labelled rows were rejected.
+        """
+        self.publisher = publisher
+        self._force = force
+        self._before = Counts()
+        self.rows = rows
+        self._through_us = self._begun_rows = 0
+        self.version: int | None = None
+        self._backoff = Backoff(first_s=0.5, longest_s=10.0)
+        self._not_before = 0.0
+        self._is_lost = False
+
+    def store_lost_its_data(self) -> None:
+        """Publish all that is learned again, as soon as that may be."""
+        self._is_lost = True
+        self.publisher.start_over()
+
+    def begin(self, model: LearningModel, through_us: int = 0, counts: Counts | None = None) -> None:
+        """Count from here; `through_us`: through when the active version has learned, where the run goes on."""
+        self._before = replace(counts or Counts())
+        self._through_us, self._begun_rows = through_us, model.rows
+        self.rows = self.rows if model.rows else 0  # one that begins anew may never learn as much
+        self.publisher.begin(model)
+
+    def after_step(self, model: LearningModel, all_counts: Counts, behind: bool) -> None:
+        """Publish, if it is due and there is something new. Raises nothing."""
+        through_us = all_counts.through_us
+        is_out = model.rows <= self.rows or 0 < through_us <= self._through_us  # labelled rows have no time
+        if self._is_lost:
+            is_out = not model.rows
+        if is_out or time.monotonic() < self._not_before:
+            return
+        self.publisher.through_us = through_us
+        self.publisher.withheld = self._withheld(all_counts)
+        counts = self.publisher.counts
+        out, failed, began = counts.snapshots + counts.deltas, counts.failed, time.monotonic()
+        self.publisher.after_batch(model)
+        if counts.failed > failed:
+            self._not_before = time.monotonic() + self._backoff.failed()
+        elif counts.snapshots + counts.deltas > out:
+            self._went_out(model, all_counts)
+            took = time.monotonic() - began
+            self._not_before = began + took * (1.0 + WHILE_BEHIND if behind else 1.0)
+
+    def finish(self, model: LearningModel, counts: Counts) -> int | None:
+        """Publish what is left, all that was held back; None if nothing was learned. Raises what prevents it."""
+        through_us = counts.through_us
+        # Nothing was learned by this run, and an earlier one has published what the checkpoint holds.
+        is_out = model.rows == self._begun_rows and 0 < through_us <= self._through_us and not self._is_lost
+        if not model.rows or model.rows < self.rows or is_out:
+            return self.version
+        self.publisher.through_us = through_us
+        self.publisher.withheld = self._withheld(counts)
+        self.version = self.publisher.finish(model)
+        self.rows = model.rows
+        return self.version
+
+    def _withheld(self, counts: Counts) -> str:
+        """Why nothing may go out: too many of the labelled rows since the last publication were rejected."""
+        if self._force or not counts.rows:
+            return ""
+        bad = counts.bad_rows - self._before.bad_rows
+        rows = bad + counts.examples - self._before.examples
+        name = self.publisher.model_name
+        where = [
+            f"of the rows since the last publication; `ftrie store dead {name}` lists them with their reasons"
+        ]
+        return too_many_rejected(bad / rows if rows else 0.0, bad, where, "then start the trainer again")
+
+    def _went_out(self, model: LearningModel, counts: Counts) -> None:
+        self._before = replace(counts)
+        self._backoff.succeeded()
+        self._is_lost = False
+        self.rows = model.rows
+        self._through_us = 0
+        self.version = self.publisher.version

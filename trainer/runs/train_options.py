@@ -1,0 +1,167 @@
+"""What `ftrie train` was asked for, and the files that a run holds open while it learns. The flags are in `cli`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftrie.terminal import note, progress, warn
+from model_store.errors import UsageError
+
+if TYPE_CHECKING:
+    from model_store.artefact.artefact import Artefact
+    from model_store.spec.spec import ModelSpec
+    from trainer.checkpoint import Keeper
+    from trainer.checkpoint.description import Description
+    from trainer.examples.side_tables import SideTable
+    from trainer.learn.metrics.metrics import Watching
+    from trainer.logs.rejects import RejectLog
+    from trainer.publish.publisher import Publisher
+    from trainer.runs.train import Progress, Run
+
+ACTIVE = "active"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The flags of one run, as they were given."""
+
+    items: Path | None
+    users: Path | None
+    rejects: Path | None
+    strict: bool
+    metrics: Path | None
+    window: int | None
+    slices: tuple[str, ...]
+    checkpoints: Path | None
+    every: str
+    resume: bool
+    init_from: str | None
+    store: str
+    format: str | None
+    threads: int | None
+    batch_bytes: int
+    force: bool
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What a run writes to while it learns; None where it was not asked for."""
+
+    keeper: Keeper | None
+    rejects: RejectLog
+    watching: Watching
+
+
+def learn(spec: ModelSpec, inputs: list[str], asked: Asked, publisher: Publisher | None = None) -> Run:
+    """Do a whole run, and show how it advances."""
+    from trainer.runs.train import train
+    from trainer.runs.warmup import compile_kernels, formats_of, kernels_are_ready
+
+    with _opened(spec, asked) as opened:
+        formats, slices = formats_of(inputs, asked.format), bool(asked.slices)
+        publishes = publisher is not None
+        if not kernels_are_ready(spec, formats, slices=slices, publishes=publishes):
+            note("compiling kernels for the first time; some ten seconds, once")
+        compile_kernels(spec, formats, slices=slices, publishes=publishes)
+        begins = opened.keeper is None or opened.keeper.earlier is None
+        with progress("learning") as bar:
+
+            def show(at: Progress) -> None:
+                fields = {"recent log-loss": at.logloss} if at.logloss is not None else {}
+                bar.update(at.rows, total=at.expected_rows, **fields, keys=at.keys)
+
+            run = train(
+                *(spec, inputs),
+                rejects=opened.rejects,
+                tables=_side_tables(spec, asked),
+                format=asked.format,
+                threads=asked.threads,
+                batch_bytes=asked.batch_bytes,
+                watching=opened.watching,
+                keeper=opened.keeper,
+                initial=initial_model(spec, asked.init_from, asked.store) if begins else None,
+                publisher=publisher,
+                force=asked.force,
+                on_progress=show,
+                on_note=note,
+                on_warning=warn,
+            )
+    for warning in run.report.warnings:
+        warn(warning)
+    if run.absent:
+        note(
+            f"no column was found for the optional fields {', '.join(run.absent)}; no row has a value of them"
+        )
+    return run
+
+
+@contextmanager
+def _opened(spec: ModelSpec, asked: Asked) -> Iterator[_Opened]:
+    from trainer.learn.metrics.metrics import Watching
+    from trainer.learn.metrics.records import MetricsFile
+    from trainer.logs.rejects import RejectLog
+
+    with ExitStack() as stack:
+        keeper = stack.enter_context(_keeper(spec, asked)) if asked.checkpoints is not None else None
+        before = keeper.earlier.description if keeper is not None and keeper.earlier is not None else None
+        rejects = stack.enter_context(
+            RejectLog(
+                *(asked.rejects, asked.strict),
+                counts=before.reject_counts if before else None,
+                resume_at=before.rejects.kept_of(asked.rejects) if before else 0,
+            )
+        )
+        metrics = None
+        if asked.metrics is not None:
+            kept = before.metrics.kept_of(asked.metrics) if before else 0
+            metrics = stack.enter_context(MetricsFile(asked.metrics, kept))
+        yield _Opened(keeper, rejects, Watching(asked.window, asked.slices, metrics))
+
+
+def _keeper(spec: ModelSpec, asked: Asked) -> Keeper:
+    from trainer.checkpoint import Every, Keeper
+
+    assert asked.checkpoints is not None
+    every = Every.parse(asked.every)
+    keeper = Keeper(asked.checkpoints, every, spec, resume=asked.resume, on_warning=warn)
+    if keeper.earlier is not None:
+        _say_what_goes_on(keeper.earlier.path, keeper.earlier.description, asked)
+    elif asked.resume:
+        note(f"no checkpoint in {asked.checkpoints} yet; beginning with the first row")
+    return keeper
+
+
+def _say_what_goes_on(path: Path, before: Description, asked: Asked) -> None:
+    note(f"going on from {path}: {before.rows:,} rows learned, {before.keys:,} keys")
+    if asked.init_from is not None:
+        note("--init-from is passed over: the checkpoint has what was learned since")
+
+
+def _side_tables(spec: ModelSpec, asked: Asked) -> list[SideTable]:
+    from trainer.examples.side_tables import SideTable
+
+    tables = [SideTable.of_items(asked.items, spec.input)] if asked.items else []
+    tables += [SideTable.of_users(asked.users, spec.input)] if asked.users else []
+    return tables
+
+
+def initial_model(spec: ModelSpec, init_from: str | None, store: str) -> Artefact | None:
+    """The model to begin with: a file, a version of this model in the store, or its active one."""
+    from model_store.named_model import read_named
+
+    if init_from is None:
+        return None
+    if init_from.endswith(".arrow"):
+        return read_named(init_from, store).artefact
+    if init_from == ACTIVE:
+        return read_named(spec.model.name, store).artefact
+    if init_from.isascii() and init_from.isdigit():
+        return read_named(f"{spec.model.name}:{init_from}", store).artefact
+    raise UsageError(
+        f"--init-from {init_from!r}: expected a version of {spec.model.name!r} in the store such as 7, "
+        f"{ACTIVE!r}, or a file ending in .arrow"
+    )

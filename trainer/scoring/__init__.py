@@ -1,1 +1,0 @@
-"""Scoring logs with a published model: `ftrie evaluate` and `ftrie audit`. Learns nothing, changes nothing."""

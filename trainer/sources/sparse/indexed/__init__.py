@@ -1,1 +1,0 @@
-"""The grammar of libsvm's and libffm's lines."""

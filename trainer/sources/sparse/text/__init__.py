@@ -1,1 +1,0 @@
-"""Reading bytes as text and as decimal numbers, in kernels. Knows no format."""

@@ -1,1 +1,0 @@
-"""Watching a model learn: progressive metrics."""
