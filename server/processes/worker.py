@@ -2,6 +2,7 @@
 
 It runs in a process of its own (`server.processes.worker_main`). New parts are bound, warmed with recent requests
 and swapped in by a thread beside those that answer; one reference changes.
+"""
 
 from __future__ import annotations
 
