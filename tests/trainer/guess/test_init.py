@@ -321,5 +321,5 @@ def test_sample_ends_at_its_size_and_needs_a_row(log: Path, tmp_path: Path) -> N
     assert len(take_sample(str(log), rows=7)[0].texts) == 7
     empty = tmp_path / "empty.csv"
     empty.write_text("click,site\n")
-    with pytest.raises(FtrieError, match="holds no row to look at"):
+    with pytest.raises(FtrieError, match="has no readable row"):
         take_sample(str(empty))
