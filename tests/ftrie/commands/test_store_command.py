@@ -134,7 +134,7 @@ def test_else_one_inferred_and_says_that_sides_are_not_known(
     ("name", "content", "complaint"),
     [
         ("m.json", '{"list": [{"fid": "0"}], "type": "t"}', "m.json: list[0]: not exactly these members"),
-        ("m.arrow", "nonsense", "m.arrow: this is no model file"),
+        ("m.arrow", "nonsense", "m.arrow: not a model file"),
         ("m.bin", "", "expected a name that ends in .arrow (artefact) or .json"),
     ],
 )
