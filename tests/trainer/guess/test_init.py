@@ -298,7 +298,7 @@ def test_command_writes_a_file_once(log: Path, capsys: pytest.CaptureFixture[str
     before = spec.read_text()
     code, _, err = ftrie(capsys, "init", str(log), "--output", str(spec), "--label", "brand")
     assert code != 0
-    assert "--force overwrites it" in err
+    assert "overwrite it with --force" in err
     assert ftrie(capsys, "init", str(log), "--output", str(spec), "--force")[0] == 0
     assert spec.read_text() == before
 
