@@ -20,7 +20,7 @@ Facts = dict[str, Any]
 
 def register(store: typer.Typer) -> None:
     """Add `ftrie store inspect`."""
-    store.command("inspect", epilog="Example: ftrie store inspect ads")(inspect)
+    store.command("inspect", epilog="Example: ftrie store inspect ads --prefix 'age*'")(inspect)
 
 
 def inspect(
@@ -36,7 +36,8 @@ def inspect(
         str | None,
         typer.Option(
             metavar="PREFIX",
-            help="Show only the keys under a prefix, such as 'age*': counts and weights per variant, and branches.",
+            help="Show only the keys under a prefix such as age* (a final * is a wildcard): counts and weights per "
+            "variant, and the branches below.",
         ),
     ] = None,
     store: StoreOption = DEFAULT_STORE,

@@ -18,7 +18,7 @@ from model_store.errors import FtrieError, Stopped
 from model_store.spec.spec import ModelSpec
 from model_store.versions.manifest import now
 from model_store.whole_file import write_whole
-from trainer.checkpoint import Keeper
+from trainer.checkpoint import Checkpoints
 from trainer.checkpoint.description import Description, Written
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.open_log import Beginning, begin, default_threads, examples_of
@@ -137,7 +137,7 @@ def train(
     threads: int | None = None,
     batch_bytes: int = BATCH_BYTES,
     watching: Watching | None = None,
-    keeper: Keeper | None = None,
+    keeper: Checkpoints | None = None,
     initial: Artefact | None = None,
     publisher: Publishes | None = None,
     force: bool = False,
@@ -204,7 +204,7 @@ def _label_warnings(labels: Mapping[str, int]) -> tuple[str, ...]:
     )
 
 
-def _report(learning: Learning, rejects: RejectLog, keeper: Keeper | None) -> Report:
+def _report(learning: Learning, rejects: RejectLog, keeper: Checkpoints | None) -> Report:
     model = learning.model
     clicked, minus = model.metrics.clicked, learning.minus_labels
     labels = {"1": clicked, "0": model.rows - clicked - minus, "-1": minus}
@@ -243,7 +243,7 @@ class Learning:
         model: LearningModel,
         reader: LogReader,
         rejects: RejectLog,
-        keeper: Keeper | None,
+        keeper: Checkpoints | None,
         beginning: Beginning,
         publisher: Publishes | None = None,
         *,

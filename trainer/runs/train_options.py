@@ -14,7 +14,7 @@ from trainer.output import Output
 if TYPE_CHECKING:
     from model_store.artefact.artefact import Artefact
     from model_store.spec.spec import ModelSpec
-    from trainer.checkpoint import Keeper
+    from trainer.checkpoint import Checkpoints
     from trainer.checkpoint.description import Description
     from trainer.examples.side_tables import SideTable
     from trainer.learn.metrics.metrics import Watching
@@ -51,7 +51,7 @@ class Asked:
 class _Opened:
     """What a run writes to while it learns; None where it was not asked for."""
 
-    keeper: Keeper | None
+    keeper: Checkpoints | None
     rejects: RejectLog
     watching: Watching
 
@@ -124,12 +124,12 @@ def _opened(spec: ModelSpec, asked: Asked, output: Output) -> Iterator[_Opened]:
         yield _Opened(keeper, rejects, Watching(asked.window, asked.slices, metrics))
 
 
-def _keeper(spec: ModelSpec, asked: Asked, output: Output) -> Keeper:
-    from trainer.checkpoint import Every, Keeper
+def _keeper(spec: ModelSpec, asked: Asked, output: Output) -> Checkpoints:
+    from trainer.checkpoint import Checkpoints, Every
 
     assert asked.checkpoints is not None
     every = Every.parse(asked.every)
-    keeper = Keeper(asked.checkpoints, every, spec, resume=asked.resume, on_warning=output.warn)
+    keeper = Checkpoints(asked.checkpoints, every, spec, resume=asked.resume, on_warning=output.warn)
     if keeper.earlier is not None:
         _say_what_goes_on(keeper.earlier.path, keeper.earlier.description, asked, output)
     elif asked.resume:
