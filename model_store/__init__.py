@@ -1,1 +1,1 @@
-"""What trainer and server must agree on: the spec, the keys, the artefact, the store. Imports neither of them."""
+"""What trainer and server share: the model spec, feature keys, artefacts and the store. Imports neither of them."""

@@ -1,1 +1,1 @@
-"""Learns models from click logs and hands them to the model store. Never imports the server."""
+"""Learns models from click logs and publishes them to the model store. Never imports the server."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The Python client of a server."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The `ftrie` subcommands, one group a file."""

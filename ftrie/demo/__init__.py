@@ -1,1 +1,1 @@
-"""The demo: a simulated shop whose true click rates are known, and a run of the whole loop over it."""
+"""The demo: a simulated shop whose true click rates are known, and the whole loop run over it."""

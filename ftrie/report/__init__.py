@@ -1,1 +1,1 @@
-"""TODO."""
+"""Reports as HTML or text."""

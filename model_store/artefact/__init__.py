@@ -1,1 +1,1 @@
-"""TODO."""
+"""A model as sorted rows of key, weight, variants and rate; its changes, file formats and calibration."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""User and item records and candidate sets in Redis."""

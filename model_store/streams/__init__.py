@@ -1,1 +1,1 @@
-"""TODO."""
+"""Redis streams: impressions, feedback and dead letters."""

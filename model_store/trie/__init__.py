@@ -1,1 +1,1 @@
-"""TODO."""
+"""A model's keys as a flat prefix trie."""

@@ -1,1 +1,1 @@
-"""Impressions: what was shown, with the features it was scored on, logged beside the calls for a trainer."""
+"""Impressions: which items were ranked, with the features they were scored on, logged for a trainer."""

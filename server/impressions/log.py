@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from server.impressions.lines import NoFragments, Shown
+from server.impressions.lines import Lines, NoFragments, Shown
 from server.impressions.outbox import CLOSED, Line, Outbox
 from server.impressions.sinks import Sink, open_sinks
 from server.telemetry.families import IMPRESSIONS_SKIPPED
@@ -22,7 +22,7 @@ from server.telemetry.meter import Meter
 if TYPE_CHECKING:
     from server.ranking.query import Question
     from server.ranking.ranker import Ranking
-    from server.ranking.served import Serving
+    from server.ranking.served import ServedVersion
     from server.settings import Settings
 
 LINGER_S = 0.02
@@ -48,6 +48,8 @@ class ImpressionLog:
         self._outboxes = [Outbox(sink, name, most, meter) for sink, name in zip(sinks, names, strict=True)]
         self._meter = meter
         self._most = most
+        self._lines: dict[str, Lines] = {}
+        """By model, those of the version that was offered last."""
         self._queue: SimpleQueue[Shown | None] = SimpleQueue()
         self._overflowed = self._overflow_told = False
         self._problem, self._problem_told_s = "", 0.0
@@ -61,7 +63,7 @@ class ImpressionLog:
         sinks = open_sinks(settings)
         return cls(sinks, meter, settings.impressions_queue) if sinks else None
 
-    def offer(self, request_id: str, serving: Serving, question: Question, ranking: Ranking) -> None:
+    def offer(self, request_id: str, served: ServedVersion, question: Question, ranking: Ranking) -> None:
         """Take one answer, or drop it if too many wait. Returns at once, raises nothing.
 
         An answer by a forced variant, or to a request with `no_log`, is no impression: it is counted and not taken.
@@ -72,16 +74,16 @@ class ImpressionLog:
             request = question.message.brief
             if request.no_log or request.HasField("variant"):
                 reason = NO_LOG if request.no_log else VARIANT
-                return self._meter.count(IMPRESSIONS_SKIPPED, serving.name, reason)
+                return self._meter.count(IMPRESSIONS_SKIPPED, served.name, reason)
             size = len(question.message.message)
         if self._closing.is_set():
-            return self._drop(serving.name, CLOSED)
+            return self._drop(served.name, CLOSED)
         waiting = self._queue.qsize()
         if waiting < self._most and waiting * size < MOST_BYTES:
-            self._queue.put(Shown(time.time(), request_id, serving.lines, question, ranking))
+            self._queue.put(Shown(time.time(), request_id, self._lines_of(served), question, ranking))
         else:
             self._overflowed = True
-            self._drop(serving.name, QUEUE)
+            self._drop(served.name, QUEUE)
 
     def close(self) -> None:
         """Write what waits, for at most CLOSE_S seconds, and end the threads. Call when the last call has ended.
@@ -103,6 +105,12 @@ class ImpressionLog:
     def _drop(self, model: str, reason: str) -> None:
         for outbox in self._outboxes:
             outbox.dropped(model, reason)
+
+    def _lines_of(self, served: ServedVersion) -> Lines:
+        lines = self._lines.get(served.name)
+        if lines is None or lines.form is not served.form:
+            lines = self._lines[served.name] = Lines.of(served)
+        return lines
 
     # -- the writer's thread
 

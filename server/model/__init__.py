@@ -1,1 +1,1 @@
-"""TODO."""
+"""The model that a server answers from: shared arrays, weights and the item catalogue."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The server's processes: a supervisor, its workers and the channel between them."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Ranking: from a request message to scored, ordered candidates."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The gRPC services and their interceptors: limits, security, errors."""

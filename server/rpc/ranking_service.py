@@ -21,7 +21,7 @@ from server.ranking.query import Call, Question
 from server.ranking.ranker import Ranking
 from server.ranking.request import Received, received
 from server.ranking.resolve import Asking, ranked
-from server.ranking.served import RECENT_BYTES, Current
+from server.ranking.served import RECENT_BYTES, ModelHandle
 from server.ranking.store_reads import StoredReads
 from server.ranking.users import UserFeatures
 from server.telemetry.meter import Meter
@@ -37,7 +37,7 @@ class RankingService:
 
     def __init__(
         self,
-        models: Mapping[str, Current],
+        models: Mapping[str, ModelHandle],
         reads: StoredReads,
         meter: Meter | None = None,
         shadow_log: ShadowLog | None = None,
@@ -53,7 +53,8 @@ class RankingService:
         self._meter = meter or Meter()
         self._shadow_log = shadow_log
         self._impressions = impressions
-        self._asking = Asking(reads, users or UserFeatures(reads, meter=self._meter), shadow_log)
+        wants_shadows = shadow_log.wants if shadow_log is not None else None
+        self._asking = Asking(reads, users or UserFeatures(reads, meter=self._meter), wants_shadows)
         self.draining = False
 
     def forget(self) -> None:
@@ -109,9 +110,9 @@ class RankingService:
             call.current.recent.append(question)
         call.degraded += call.current.degraded
         if explain:
-            return explanation(request_id, call.serving, question, ranking, call.degraded)
+            return explanation(request_id, call.served, question, ranking, call.degraded)
         answer = wire.answer(
-            message.brief, request_id, call.serving.answer_heads[question.variant], ranking, call.degraded
+            message.brief, request_id, call.served.answer_heads[question.variant], ranking, call.degraded
         )
         self._count(call, question, ranking, candidates, began_ns)
         return answer
@@ -129,10 +130,10 @@ class RankingService:
         current = self._models.get(name) if name else self._only
         if current is None:
             raise self._not_served(name)
-        serving = current.serving
-        if serving is None or self.draining:
+        served = current.served
+        if served is None or self.draining:
             raise self._not_ready(current)
-        return Call(message, request_id, context, current, serving, explain, until_s)
+        return Call(message, request_id, context, current, served, explain, until_s)
 
     def _count(
         self, call: Call, question: Question, ranking: Ranking, candidates: int, began_ns: int
@@ -140,12 +141,13 @@ class RankingService:
         if (
             self._impressions is not None and call.context.is_active()
         ):  # else nobody is there to be shown anything
-            self._impressions.offer(call.request_id, call.serving, question, ranking)
+            self._impressions.offer(call.request_id, call.served, question, ranking)
         if ranking.shadows and self._shadow_log is not None and not call.message.brief.no_log:
-            self._shadow_log.offer(Seen.of(call.request_id, call.serving, question.variant, ranking))
+            self._shadow_log.offer(Seen.of(call.request_id, call.served, question.variant, ranking))
         self._meter.answered(
-            call.serving,
-            question.variant,
+            call.served.name,
+            call.served.version,
+            call.served.variant_names[question.variant],
             candidates,
             began_ns,
             call.store_ns,
@@ -164,7 +166,7 @@ class RankingService:
             return ModelNotServed(f"model: this server serves {served}, not {name!r}")
         return InvalidRequest(f"model: empty, and this server serves several: {served}")
 
-    def _not_ready(self, current: Current) -> NotReady:
+    def _not_ready(self, current: ModelHandle) -> NotReady:
         if self.draining:
             return NotReady("this server is draining; ask another one, or this one's successor")
         return NotReady(f"model {current.name!r} is still loading, or no version of it is active")

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Keeps models, items and experiments up to date with the store."""

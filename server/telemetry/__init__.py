@@ -1,1 +1,1 @@
-"""TODO."""
+"""Metrics, health over HTTP, the access log and tracing."""

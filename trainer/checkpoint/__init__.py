@@ -1,11 +1,11 @@
-"""State that survives: checkpoints of a training run, and how it goes on from one.
+"""State that survives a run: checkpoints, and what a run needs to resume from one.
 
-`file` is the byte layout, `description` what a run must know beside its model, `folder` the files of one run,
-`schedule` when the next one is due, `keeper` what a run holds of all this. Nothing here knows how a model learns or
-a log is read.
+`file` is the byte layout, `description` what a run stores beside its model, `folder` the checkpoints of one run,
+`schedule` when the next one is due.
 """
 
 from trainer.checkpoint.description import Description
-from trainer.checkpoint.keeper import Checkpoint, Every, Keeper
+from trainer.checkpoint.folder import Checkpoint, Checkpoints
+from trainer.checkpoint.schedule import Every
 
-__all__ = ["Checkpoint", "Description", "Every", "Keeper"]
+__all__ = ["Checkpoint", "Checkpoints", "Description", "Every"]

@@ -1,1 +1,1 @@
-"""Events as they are read: impressions and feedback, from streams and growing files, in one order."""
+"""Impressions and feedback as events, read from streams and growing files in one order."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""From log rows to hashed examples."""

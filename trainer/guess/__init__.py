@@ -1,1 +1,1 @@
-"""TODO."""
+"""Guesses a spec from a log, for `ftrie init`."""

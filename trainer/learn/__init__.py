@@ -1,1 +1,1 @@
-"""TODO."""
+"""The model being learned: its table of coordinates, learners, admission and calibration."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Reads log files: CSV, JSON lines, Parquet and sparse text formats."""

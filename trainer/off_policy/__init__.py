@@ -1,1 +1,1 @@
-"""TODO."""
+"""Off-policy evaluation: how another policy would have done, estimated from logged impressions."""

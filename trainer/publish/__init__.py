@@ -1,1 +1,1 @@
-"""TODO."""
+"""Publishes versions: snapshots and deltas, the guard, automatic rollback."""

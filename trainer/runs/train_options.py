@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftrie.terminal import note, progress, warn
 from model_store.errors import UsageError
+from trainer.output import Output
 
 if TYPE_CHECKING:
     from model_store.artefact.artefact import Artefact
     from model_store.spec.spec import ModelSpec
-    from trainer.checkpoint import Keeper
+    from trainer.checkpoint import Checkpoints
     from trainer.checkpoint.description import Description
-    from trainer.examples.side_tables import SideTable
     from trainer.learn.metrics.metrics import Watching
     from trainer.logs.rejects import RejectLog
     from trainer.publish.publisher import Publisher
@@ -51,62 +50,64 @@ class Asked:
 class _Opened:
     """What a run writes to while it learns; None where it was not asked for."""
 
-    keeper: Keeper | None
+    keeper: Checkpoints | None
     rejects: RejectLog
     watching: Watching
 
 
-def learn(spec: ModelSpec, inputs: list[str], asked: Asked, publisher: Publisher | None = None) -> Run:
+def learn(
+    spec: ModelSpec, inputs: list[str], asked: Asked, output: Output, publisher: Publisher | None = None
+) -> Run:
     """Do a whole run, and show how it advances."""
+    from trainer.examples.open_log import Log
+    from trainer.examples.side_tables import side_tables
     from trainer.runs.train import train
     from trainer.runs.warmup import compile_kernels, formats_of, kernels_are_ready
 
-    with _opened(spec, asked) as opened:
+    with _opened(spec, asked, output) as opened:
         formats, slices = formats_of(inputs, asked.format), bool(asked.slices)
         publishes = publisher is not None
         if not kernels_are_ready(spec, formats, slices=slices, publishes=publishes):
-            note("compiling kernels for the first time; some ten seconds, once")
+            output.note("compiling kernels for the first time; some ten seconds, once")
         compile_kernels(spec, formats, slices=slices, publishes=publishes)
+        tables = side_tables(asked.items, asked.users, spec.input)
         begins = opened.keeper is None or opened.keeper.earlier is None
-        with progress("learning") as bar:
+        with output.progress("learning") as bar:
 
             def show(at: Progress) -> None:
                 fields = {"recent log-loss": at.logloss} if at.logloss is not None else {}
                 bar.update(at.rows, total=at.expected_rows, **fields, keys=at.keys)
 
             run = train(
-                *(spec, inputs),
+                spec,
+                Log(inputs, asked.format, tables, output.note, asked.batch_bytes),
                 rejects=opened.rejects,
-                tables=_side_tables(spec, asked),
-                format=asked.format,
                 threads=asked.threads,
-                batch_bytes=asked.batch_bytes,
                 watching=opened.watching,
                 keeper=opened.keeper,
                 initial=initial_model(spec, asked.init_from, asked.store) if begins else None,
                 publisher=publisher,
                 force=asked.force,
                 on_progress=show,
-                on_note=note,
-                on_warning=warn,
+                on_warning=output.warn,
             )
     for warning in run.report.warnings:
-        warn(warning)
+        output.warn(warning)
     if run.absent:
-        note(
+        output.note(
             f"no column was found for the optional fields {', '.join(run.absent)}; no row has a value of them"
         )
     return run
 
 
 @contextmanager
-def _opened(spec: ModelSpec, asked: Asked) -> Iterator[_Opened]:
+def _opened(spec: ModelSpec, asked: Asked, output: Output) -> Iterator[_Opened]:
     from trainer.learn.metrics.metrics import Watching
     from trainer.learn.metrics.records import MetricsFile
     from trainer.logs.rejects import RejectLog
 
     with ExitStack() as stack:
-        keeper = stack.enter_context(_keeper(spec, asked)) if asked.checkpoints is not None else None
+        keeper = stack.enter_context(_keeper(spec, asked, output)) if asked.checkpoints is not None else None
         before = keeper.earlier.description if keeper is not None and keeper.earlier is not None else None
         rejects = stack.enter_context(
             RejectLog(
@@ -122,31 +123,23 @@ def _opened(spec: ModelSpec, asked: Asked) -> Iterator[_Opened]:
         yield _Opened(keeper, rejects, Watching(asked.window, asked.slices, metrics))
 
 
-def _keeper(spec: ModelSpec, asked: Asked) -> Keeper:
-    from trainer.checkpoint import Every, Keeper
+def _keeper(spec: ModelSpec, asked: Asked, output: Output) -> Checkpoints:
+    from trainer.checkpoint import Checkpoints, Every
 
     assert asked.checkpoints is not None
     every = Every.parse(asked.every)
-    keeper = Keeper(asked.checkpoints, every, spec, resume=asked.resume, on_warning=warn)
+    keeper = Checkpoints(asked.checkpoints, every, spec, resume=asked.resume, on_warning=output.warn)
     if keeper.earlier is not None:
-        _say_what_goes_on(keeper.earlier.path, keeper.earlier.description, asked)
+        _say_what_goes_on(keeper.earlier.path, keeper.earlier.description, asked, output)
     elif asked.resume:
-        note(f"no checkpoint in {asked.checkpoints} yet; beginning with the first row")
+        output.note(f"no checkpoint in {asked.checkpoints} yet; beginning with the first row")
     return keeper
 
 
-def _say_what_goes_on(path: Path, before: Description, asked: Asked) -> None:
-    note(f"going on from {path}: {before.rows:,} rows learned, {before.keys:,} keys")
+def _say_what_goes_on(path: Path, before: Description, asked: Asked, output: Output) -> None:
+    output.note(f"going on from {path}: {before.rows:,} rows learned, {before.keys:,} keys")
     if asked.init_from is not None:
-        note("--init-from is passed over: the checkpoint has what was learned since")
-
-
-def _side_tables(spec: ModelSpec, asked: Asked) -> list[SideTable]:
-    from trainer.examples.side_tables import SideTable
-
-    tables = [SideTable.of_items(asked.items, spec.input)] if asked.items else []
-    tables += [SideTable.of_users(asked.users, spec.input)] if asked.users else []
-    return tables
+        output.note("--init-from is passed over: the checkpoint has what was learned since")
 
 
 def initial_model(spec: ModelSpec, init_from: str | None, store: str) -> Artefact | None:

@@ -16,15 +16,18 @@ from model_store.jit import kernels_are_cached, mark_kernels_cached
 from model_store.spec.learner_section import Inclusion, LearnerSection
 from model_store.spec.sections import Cross, FieldSpec, InputSection, ModelSection, Variant
 from model_store.spec.spec import ModelSpec
+from trainer.examples.open_log import Log
 from trainer.learn.metrics.metrics import Watching
 from trainer.learn.model import LearningModel
 from trainer.logs.positions import expand
 from trainer.logs.reader import FORMATS, format_by_name
 from trainer.logs.rejects import RejectLog
+from trainer.output import Output
 from trainer.publish.delta_chain import Line
 from trainer.publish.publisher import Published
 from trainer.runs.train import train
 
+_SCORING = "evaluate"
 _TEXT = "csv"
 _SETS = ({"x": 2.0, "y": 1.0}, {"x": 0.5})
 _ROWS = 20
@@ -58,6 +61,17 @@ def compile_kernels(
         mark_kernels_cached(part)
 
 
+def announce_scoring(output: Output) -> None:
+    """Note that the kernels that score a log must be compiled first, if they must."""
+    if not kernels_are_cached(_SCORING):
+        output.note("compiling kernels for the first time; some seconds, once")
+
+
+def mark_scoring() -> None:
+    """Remember that the kernels that score a log were compiled."""
+    mark_kernels_cached(_SCORING)
+
+
 class _Rehearsal:
     """Makes what a publisher makes, and publishes none of it."""
 
@@ -79,7 +93,7 @@ def _learn(small: ModelSpec, format: str, watching: Watching, publishes: bool) -
         log = Path(folder) / "log"
         _LOGS[format](log)
         publisher = _Rehearsal() if publishes else None
-        run = train(small, [str(log)], rejects=rejects, format=format, watching=watching, publisher=publisher)
+        run = train(small, Log([str(log)], format), rejects=rejects, watching=watching, publisher=publisher)
         run.model.table.grow()
         run.model.artefact()
 

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Hyperparameter search: candidate specs and successive halving."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Selection of the answer from scored candidates: objective, filters, limits, exploration, propensity."""

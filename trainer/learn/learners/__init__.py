@@ -1,1 +1,1 @@
-"""TODO."""
+"""The learning algorithms, one a file."""

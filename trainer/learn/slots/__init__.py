@@ -1,1 +1,1 @@
-"""TODO."""
+"""Slot layouts of the value table, one a numeric precision."""
