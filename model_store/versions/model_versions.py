@@ -123,10 +123,10 @@ class ModelVersions(PublishedVersions):
             self._verify(manifest)
             before = self._point_to(version, self._fence(), "activate", OVERRULING)
             if manifest.refused:
-                self.refusals.overruled(version)
+                self.guard.overrule(version)
         else:
             before = self._verify_and_point(version, None, "activate")
-        self.refusals.force(version)
+        self.guard.force(version)
         return before
 
     def rollback(self, version: int | None = None) -> int:
@@ -326,7 +326,7 @@ class ModelVersions(PublishedVersions):
         with self._store.answers(), self._client.pipeline(transaction=True) as pipe:
             pipe.watch(self.keys.active, self.keys.history, self.keys.versions)
             numbers = self._numbers()
-            watched = self.refusals.record(strict=True)
+            watched = self.guard.record(strict=True)
             active = (
                 self.known_active() or self.active()
             )  # raises where the pointer is junk and nothing else tells

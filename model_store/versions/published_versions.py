@@ -28,7 +28,7 @@ from model_store.redis.stored_values import (
 )
 from model_store.versions.chain import download
 from model_store.versions.experiments import StoredExperiment
-from model_store.versions.guard_record import Pin, Refusals
+from model_store.versions.guard_record import GuardRecords, Pin
 from model_store.versions.manifest import Manifest
 from model_store.versions.online_metrics import OnlineMetrics
 
@@ -74,7 +74,7 @@ class PublishedVersions:
         self.model = model
         self.keys = ModelKeys(model)
         self.experiments = StoredExperiment(connection, self.keys, model)
-        self.refusals = Refusals(connection, self.keys, self._report)
+        self.guard = GuardRecords(connection, self.keys, self._report)
         self.pin = Pin(connection, self.keys)
         self.online = OnlineMetrics(connection, self.keys, self._report)
         self._store = connection
@@ -234,12 +234,12 @@ class PublishedVersions:
         Raises VersionNotFound, or ArtefactError saying what is missing, damaged or does not fit. Time and memory are
         those of its snapshot.
         """
-        from model_store.versions.chain import put_together
+        from model_store.versions.chain import apply_chain
 
         manifests = self._chain(version)
         snapshot, *deltas = (self._read(manifest) for manifest in manifests)
         try:
-            return put_together(snapshot, deltas)  # type: ignore[arg-type]  # `_read` has held kinds to manifests
+            return apply_chain(snapshot, deltas)  # type: ignore[arg-type]  # `_read` has held kinds to manifests
         except ArtefactError as error:
             raise ArtefactError(f"version {version} cannot be put together: {error}") from error
 
@@ -299,10 +299,10 @@ class PublishedVersions:
 
     def _read(self, manifest: Manifest) -> Artefact | Delta:
         from model_store.artefact.artefact import decode
-        from model_store.versions.chain import check_as_announced
+        from model_store.versions.chain import check_matches
 
         read = decode(self._download(manifest))
-        check_as_announced(read, manifest)
+        check_matches(read, manifest)
         return read
 
     def _download(self, manifest: Manifest) -> bytes:

@@ -169,10 +169,10 @@ def test_a_pinned_version_a_lease_and_a_guard_are_repaired_field_by_field(
     lease = store.trainer_lease("ads", "one")
     lease.take()
     ads.activate(2)
-    ads.refusals.watch(2, 1)
+    ads.guard.watch(2, 1)
     store.client.hset(ads.keys.trainer, mapping={"until_ms": "9" * 15, "pinned": "abc"})
     store.client.hset(ads.keys.guard, "candidate", "abc")
-    assert ads.refusals.record().good == 1
+    assert ads.guard.record().good == 1
     with pytest.raises(UnreadableValue, match="candidate: got 'abc'"):
         ads.gc(1)
     assert [each.found.split()[0] for each in store.check(repair=True)] == ["candidate", "until_ms", "pinned"]

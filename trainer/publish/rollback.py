@@ -67,7 +67,7 @@ class Watch:
         active = self._versions.known_active()
         if active is None:
             return None
-        record = self._versions.refusals.record()
+        record = self._versions.guard.record()
         if not record.candidate or active < record.candidate:  # the first one, or an operator went back
             self._begin(active, record.good, evidence)
             return None
@@ -98,11 +98,11 @@ class Watch:
 
     def _begin(self, candidate: int, good: int, evidence: Mapping[int, Evidence]) -> None:
         """Watch `candidate` from here on."""
-        self._versions.refusals.watch(candidate, good)
+        self._versions.guard.watch(candidate, good)
         self._seen = dict(evidence)
 
     def _is_cooling(self, record: GuardRecord, bounds: GuardSection) -> bool:
-        now_us = self._versions.refusals.now_us()
+        now_us = self._versions.guard.now_us()
         return bool(record.when_us) and now_us < record.when_us + bounds.cooldown_s * 1_000_000
 
     def _go_back(
@@ -123,8 +123,8 @@ class Watch:
             self._tell_stuck(active, reason, str(error))
             return None
         # Marked after it: a crash in between leaves the evidence, and the next call goes back and marks again.
-        versions.refusals.mark(bad, f"rolled back: {reason}")
-        versions.refusals.went_back(max([active, *bad]), target, reason)
+        versions.guard.refuse(bad, f"rolled back: {reason}")
+        versions.guard.note_rollback(max([active, *bad]), target, reason)
         self._seen = dict(evidence)
         self.rolled_back += 1
         self._warn(

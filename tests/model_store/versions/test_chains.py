@@ -9,7 +9,7 @@ import pytest
 
 from model_store.artefact.artefact import Artefact, Delta
 from model_store.errors import ArtefactError, StaleEpoch, StoreError, VersionNotFound
-from model_store.named_model import read_named
+from model_store.model_files import read_named
 from model_store.store import Store
 from model_store.versions import model_versions
 from model_store.versions.chain import chain_of, is_whole, needed_by
@@ -169,7 +169,9 @@ def make_it_of_a_newer_format(store: Store, ads: ModelVersions) -> str:
 
 def name_another_parent(store: Store, ads: ModelVersions) -> str:
     store.client.hset(ads.keys.manifest(3), "parent", "1")
-    return "version 3 should make content .* of version 1, and its bytes make content .* of version 2"
+    return (
+        "version 3 should produce content .* from version 1, but its bytes produce content .* from version 2"
+    )
 
 
 def name_a_younger_parent(store: Store, ads: ModelVersions) -> str:
@@ -179,7 +181,7 @@ def name_a_younger_parent(store: Store, ads: ModelVersions) -> str:
 
 def name_no_parent(store: Store, ads: ModelVersions) -> str:
     store.client.hset(ads.keys.manifest(2), "parent", "")
-    return "a delta has a parent, and none is named"
+    return "parent: got none, expected one for a delta"
 
 
 def call_it_a_snapshot(store: Store, ads: ModelVersions) -> str:
@@ -299,9 +301,7 @@ def test_chains_by_the_numbers() -> None:
     assert [version for version in parents if is_whole(version, parents)] == [1, 2, 3, 4]
     assert not is_whole(9, parents)
     assert needed_by([3, 7, 9], parents) == {1, 2, 3, 6, 7}
-    with pytest.raises(
-        ArtefactError, match="version 7 is a delta and cannot be put together: version 5, the par"
-    ):
+    with pytest.raises(ArtefactError, match="version 7 is a delta and cannot be loaded: version 5, the par"):
         chain_of(7, parents)
     with pytest.raises(ArtefactError, match="names version 2 as its parent; expected an older one"):
         chain_of(2, {2: 2})
