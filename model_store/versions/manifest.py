@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from model_store.artefact.arrow_format import DELTA, SNAPSHOT, Metrics, metrics_from_json, metrics_to_json
+from model_store.bounded import is_finite, is_integer, json_object
 from model_store.errors import ArtefactError
 from model_store.redis.stored_values import number, shown
 
@@ -199,10 +200,19 @@ class RecentFigures:
     def from_json(cls, text: str) -> RecentFigures:
         """Read what `to_json` wrote. Raises ArtefactError."""
         try:
-            found = json.loads(text)
+            found = json_object(text)
             variants = {name: RecentVariant(**figures) for name, figures in found["variants"].items()}
-            numbers = (float(found["weight"]), float(found["clicks"]))
-            return cls(int(found["examples"]), *numbers, int(found["keys"]), variants)
+            examples, weight, clicks, keys = (
+                found[name] for name in ("examples", "weight", "clicks", "keys")
+            )
+            numbers = (
+                weight,
+                clicks,
+                *(each for variant in variants.values() for each in vars(variant).values()),
+            )
+            if not (is_integer(examples) and is_integer(keys) and all(map(is_finite, numbers))):
+                raise ValueError("expected numbers")
+            return cls(examples, float(weight), float(clicks), keys, variants)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ArtefactError(
                 f"the manifest's recent figures cannot be read ({error}); publish again"

@@ -99,7 +99,7 @@ def test_a_delta_is_named_like_any_version(ads: ModelVersions, store_url: str) -
 def test_a_delta_of_a_version_that_is_not_there_is_refused(ads: ModelVersions) -> None:
     delta = stage(1).changes_since(stage(0), version=9)
     with pytest.raises(
-        VersionNotFound, match=r"a delta of version 9, which is not there; publish the model whole"
+        VersionNotFound, match=r"a delta of version 9, which does not exist; publish a snapshot"
     ):
         ads.publish(delta)
     with pytest.raises(StoreError, match="as its parent; got none"):
@@ -186,7 +186,7 @@ def name_no_parent(store: Store, ads: ModelVersions) -> str:
 
 def call_it_a_snapshot(store: Store, ads: ModelVersions) -> str:
     store.client.hset(ads.keys.manifest(2), "kind", "snapshot")
-    return "version 2 should be a snapshot, and its bytes are not"
+    return "version 2 should be a snapshot, but its bytes are not"
 
 
 def call_it_something_else(store: Store, ads: ModelVersions) -> str:
@@ -201,7 +201,7 @@ def put_another_snapshot_there(store: Store, ads: ModelVersions) -> str:
         store.client.delete(key)
     for key in store.client.scan_iter(match="ftrie:{other}:version:1*"):
         store.client.copy(key, key.replace(b"other", b"ads"))
-    return "version 4 cannot be put together: the delta changes a model with content"
+    return "version 4 cannot be loaded: the delta changes a model with content"
 
 
 DAMAGES = [
