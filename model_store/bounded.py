@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, AnyStr, TypeGuard
 
@@ -52,14 +52,18 @@ def toml_document(text: str) -> dict[str, Any]:
 
 def json_object(text: str | bytes) -> dict[str, Any]:
     """Parse a JSON object. Raises ValueError for any other text."""
-    return _parsed(text, lambda value: isinstance(value, dict), "a JSON object")
+    value = _parsed(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"got {text[:80]!r}; expected a JSON object")
+    return value
 
 
 def json_names(text: str | bytes) -> list[str]:
     """Parse a JSON array of strings. Raises ValueError for any other text."""
-    return _parsed(
-        text, lambda value: isinstance(value, list) and all(map(is_text, value)), "a JSON array of names"
-    )
+    value = _parsed(text)
+    if not isinstance(value, list) or not all(map(is_text, value)):
+        raise ValueError(f"got {text[:80]!r}; expected a JSON array of names")
+    return value
 
 
 def is_text(value: object) -> TypeGuard[str]:
@@ -77,11 +81,8 @@ def is_finite(value: object) -> TypeGuard[float]:
     return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
 
 
-def _parsed(text: str | bytes, fits: Callable[[Any], bool], expected: str) -> Any:
+def _parsed(text: str | bytes) -> Any:
     try:
-        value = json_value(text)
+        return json_value(text)
     except ValueError:
-        value = None
-    if not fits(value):
-        raise ValueError(f"got {text[:80]!r}; expected {expected}")
-    return value
+        return None
