@@ -119,9 +119,9 @@ class Guard:
 
     def _cooldown(self, bounds: GuardSection) -> str:
         """Why nothing is activated during the cooldown after a rollback; empty otherwise."""
-        refusals = self._versions.guard
-        last = refusals.record()
-        left_s = last.when_us / 1e6 + bounds.cooldown_s - refusals.now_us() / 1e6 if last.when_us else 0.0
+        records = self._versions.guard
+        last = records.record()
+        left_s = last.when_us / 1e6 + bounds.cooldown_s - records.now_us() / 1e6 if last.when_us else 0.0
         if left_s <= 0.0:
             return ""
         return (
