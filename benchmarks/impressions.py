@@ -17,7 +17,7 @@ from benchmarks import rank_model as shop
 from benchmarks.common import ROUNDS, Spread, report
 from benchmarks.rank_requests import request
 from model_store.features.features import FeaturePlan
-from server.impressions.lines import Shown
+from server.impressions.lines import Lines, Shown
 from server.impressions.log import ImpressionLog
 from server.impressions.outbox import BATCH
 from server.impressions.sinks import FileSink, StreamSink
@@ -83,19 +83,20 @@ def measured(serving: Serving, top_k: int, *, inline: bool) -> list[tuple[str, S
     """Offer and line: what, how long, and the bytes of a line."""
     asked = questions(serving, top_k, inline=inline)
     answers = [(question, question.ask(serving)) for question in asked]
-    shown = [Shown(1.7e9, f"r{n}", serving.lines, *answer) for n, answer in enumerate(answers)]
+    makes = Lines.of(serving)
+    shown = [Shown(1.7e9, f"r{n}", makes, *answer) for n, answer in enumerate(answers)]
 
     def offer() -> None:
         log = ImpressionLog([Nowhere()], Meter(), 10 * CALLS)
         for question, ranking in answers:
             log.offer("r", serving, question, ranking)
 
-    lines = [serving.lines.line(each) for each in shown]
+    lines = [makes.line(each) for each in shown]
     size = sum(map(len, lines)) // CALLS
     where = f"top {top_k}, user {'inline' if inline else 'stored'}"
     return [
         (f"offer, {where}", microseconds(offer), 0),
-        (f"line, {where}", microseconds(lambda: [serving.lines.line(each) for each in shown]), size),
+        (f"line, {where}", microseconds(lambda: [makes.line(each) for each in shown]), size),
         *handed_over(lines, where, size),
     ]
 

@@ -12,11 +12,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 from model_store.errors import harmless, shown
+from trainer.output import SILENT, Progress
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -56,18 +57,12 @@ JsonOption = Annotated[
 ]
 
 
-class Progress(Protocol):
-    """What `progress` hands out."""
-
-    def update(self, completed: int, *, total: int | None = None, **fields: float | str) -> None:
-        """Say how far the work is, cheaply; `total` corrects an estimate, `fields` are shown beside it."""
-
-
 @contextmanager
 def progress(description: str, total: int | None = None, unit: str = "rows") -> Iterator[Progress]:
     """Show on stderr how work advances: a bar on a terminal, else a line every 5 s and one at the end."""
     if json_asked():
-        yield _Silent()
+        with SILENT.progress(description) as silent:
+            yield silent
     elif sys.stderr.isatty():
         with _Bar(description, total, unit) as bar:
             yield bar
@@ -119,11 +114,6 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: st
     if title:
         print(title)
     Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
-
-
-class _Silent:
-    def update(self, completed: int, *, total: int | None = None, **fields: float | str) -> None:
-        pass
 
 
 class _Shown:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ftrie import terminal
 from ftrie.commands.scoring_flags import (
     FormatOption,
     InputsArgument,
@@ -15,8 +16,6 @@ from ftrie.commands.scoring_flags import (
     UsersOption,
     VariantOption,
     WithoutOption,
-    announce_kernels,
-    mark_kernels,
 )
 from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table
 
@@ -46,12 +45,13 @@ def audit(
     from model_store.named_model import read_named
     from trainer.runs.audit import audit
     from trainer.runs.log_to_score import LogToScore
+    from trainer.runs.warmup import announce_scoring, mark_scoring
 
     named = read_named(model, store, spec)
     log = LogToScore(inputs, input_format, items, users, tuple(without or ()), note)
-    announce_kernels()
+    announce_scoring(terminal)
     found = audit(named.artefact, log, row, variant)
-    mark_kernels()
+    mark_scoring()
     if as_json:
         from dataclasses import asdict
 

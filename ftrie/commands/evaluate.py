@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ftrie import terminal
 from ftrie.commands.scoring_flags import (
     FormatOption,
     InputsArgument,
@@ -16,8 +17,6 @@ from ftrie.commands.scoring_flags import (
     SpecOption,
     UsersOption,
     WithoutOption,
-    announce_kernels,
-    mark_kernels,
 )
 from ftrie.terminal import (
     DEFAULT_STORE,
@@ -83,6 +82,7 @@ def evaluate(
     from trainer.logs.rejects import RejectLog
     from trainer.runs.evaluate import Judging, PredictionFile, evaluate
     from trainer.runs.log_to_score import LogToScore
+    from trainer.runs.warmup import announce_scoring, mark_scoring
 
     named = read_named(model, store, spec)
     log = LogToScore(inputs, input_format, items, users, tuple(without or ()), note)
@@ -91,7 +91,7 @@ def evaluate(
         raise SpecError(
             "--position: the model's spec has no input.request, so rows make no requests to be ordered"
         )
-    announce_kernels()
+    announce_scoring(terminal)
     writing = PredictionFile(predictions, chosen) if predictions is not None else nullcontext()
     with RejectLog(rejects, strict) as reject_log, writing as file, progress("scoring") as bar:
 
@@ -107,7 +107,7 @@ def evaluate(
             threads=threads,
             on_progress=show,
         )
-    mark_kernels()
+    mark_scoring()
     (_evaluation_as_json if as_json else _show_evaluation)(named.name, judged)
     if judged.requests is not None and (column := named.artefact.spec.input.request) is not None:
         _warn_of_requests(judged.requests, column)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ftrie import terminal
 from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table
 from model_store.whole_file import write_whole
 from trainer.off_policy.estimating import Estimates
@@ -153,7 +154,7 @@ def replay(
         force=force,
         store=store,
     )
-    show(run(load_spec(spec), logs, asked), report, as_json)
+    show(run(load_spec(spec), logs, asked, terminal), report, as_json)
 
 
 # --- What `ftrie replay` prints: a few lines and tables, or the same as JSON ---

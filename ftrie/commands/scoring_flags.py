@@ -7,10 +7,6 @@ from typing import Annotated
 
 import typer
 
-from ftrie.terminal import note
-
-_PART = "evaluate"
-
 ModelArgument = Annotated[
     str,
     typer.Argument(
@@ -45,18 +41,3 @@ FormatOption = Annotated[
         "--format", metavar="NAME", help="The logs' format, as of `ftrie train`; default: told from the file."
     ),
 ]
-
-
-def announce_kernels() -> None:
-    """Say that kernels must be compiled first, if they must."""
-    from model_store.jit import kernels_are_cached
-
-    if not kernels_are_cached(_PART):
-        note("compiling kernels for the first time; some seconds, once")
-
-
-def mark_kernels() -> None:
-    """Remember that the kernels were compiled."""
-    from model_store.jit import mark_kernels_cached
-
-    mark_kernels_cached(_PART)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ftrie import terminal
 from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table, warn
 from model_store.errors import Stopped
 
@@ -185,8 +186,8 @@ def train(
         if opened and activate:
             opened.model(model_spec.model.name).refuse_beside_a_trainer()
         publisher = Publisher(opened.model(model_spec.model.name), how, warn) if opened and how else None
-        run = learn(model_spec, inputs, asked, publisher)
-        hand_over(run, save, opened, activate, publisher)
+        run = learn(model_spec, inputs, asked, terminal, publisher)
+        hand_over(run, save, opened, activate, publisher, terminal)
     if report is not None:
         run.report.write(report)
     if run.failure is not None:

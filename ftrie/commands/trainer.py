@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption
+from ftrie import terminal
+from ftrie.commands.train import show_variants
+from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json
 
 if TYPE_CHECKING:
     from trainer.checkpoint import Every
+    from trainer.runs.status import Status
 
 DEFAULT_FOLDER = ".ftrie/trainers"
+REPEAT_S = 60.0
+"""A status line that has not changed is printed again this often."""
 
 
 def register(app: typer.Typer) -> None:
@@ -155,8 +161,9 @@ def trainer(
         metrics_port=metrics_port,
         metrics_host=metrics_host,
         force=force,
+        output=terminal,
     )
-    run(model_spec, asked, as_json)
+    run(model_spec, asked, _print_status if as_json else StatusLines())
 
 
 def _snapshot(text: str) -> int | Every:
@@ -165,3 +172,24 @@ def _snapshot(text: str) -> int | Every:
 
     every = Every.parse(text)
     return every.rows if every.rows is not None else every
+
+
+class StatusLines:
+    """Prints each status as a line, an unchanged line once a minute, and the totals at the end."""
+
+    def __init__(self, every_s: float = REPEAT_S) -> None:
+        self._every_s = every_s
+        self._last, self._printed_s = "", 0.0
+
+    def __call__(self, status: Status) -> None:
+        """Print what is new."""
+        line, now_s = status.line(), time.monotonic()
+        if line != self._last or status.ended or now_s - self._printed_s >= self._every_s:
+            note(line)
+            self._last, self._printed_s = line, now_s
+        if status.ended and status.examples:
+            show_variants(status.variants)
+
+
+def _print_status(status: Status) -> None:
+    print_json(status.as_dict())

@@ -123,7 +123,11 @@ def _search(
     note(f"{len(candidates)} candidates")
     _compile(spec, candidates, judge, formats_of(inputs, input_format))
     with progress("tuning") as bar:
-        log = Log(inputs, tables, input_format, threads, lambda rows, total: bar.update(rows, total=total))
+        log = Log(
+            *(inputs, tables, input_format, threads),
+            on_progress=lambda rows, total: bar.update(rows, total=total),
+            on_note=note,
+        )
         found = search(spec, candidates, log, judge)
     if not found.ranking:
         raise InputError(f"no row could be learned from ({found.rejected:,} rejected); nothing can be ranked")

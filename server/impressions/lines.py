@@ -16,9 +16,9 @@ import numpy.typing as npt
 from ctr.v1.ranking_pb2 import Features
 from model_store.errors import FtrieError
 from model_store.features.values import Value
-from server.impressions.lines_kernels import SKIPPED, room_for, write_items
 from server.model.catalogue import Catalogue
-from server.model.event_form import Form, Fragments, quoted
+from server.model.event_form import Form, Fragments, quoted, written_items
+from server.model.event_form_kernels import SKIPPED
 from server.model.stored_item import Spelled, StoredItem
 from server.ranking.features import PlainFeatures, WantedFields
 from server.ranking.scoring_kernels import FIRST_SPELLED, NO_ITEM
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from server.ranking.query import Question
     from server.ranking.ranker import Ranking
     from server.ranking.request import Received
+    from server.ranking.served import Serving
 
 
 Array = npt.NDArray[Any]
@@ -60,13 +61,13 @@ class Lines:
     heads: tuple[str, ...]
 
     @classmethod
-    def of(cls, model: str, version: int, form: Form, catalogue: Catalogue, wanted: WantedFields) -> Lines:
+    def of(cls, served: Serving) -> Lines:
         """Those of a version. O(variants)."""
         heads = tuple(
-            f'"model":{quoted(model)},"version":{version},"variant":{quoted(variant)}'
-            for variant in form.plan.variants
+            f'"model":{quoted(served.name)},"version":{served.version},"variant":{quoted(variant)}'
+            for variant in served.variant_names
         )
-        return cls(model, form, catalogue, wanted, heads)
+        return cls(served.name, served.form, served.catalogue, served.wanted, heads)
 
     def line(self, shown: Shown) -> bytes:
         """The line, without its end. O(features + bytes of the items). Raises NoFragments."""
@@ -112,9 +113,7 @@ class Lines:
         chances = _NO_CHANCES
         if ranking.propensities is not None:
             chances = np.ascontiguousarray(ranking.propensities, np.float64)
-        out = np.empty(room_for(rows, known.offsets, more.offsets), np.uint8)
-        used = write_items(known.data, known.offsets, more.data, more.offsets, rows, ctrs, chances, out)
-        return out[:used].tobytes()
+        return written_items(known, more, rows, ctrs, chances)
 
     def _spell_out(self, ranking: Ranking, rows: Array, which: list[int | str]) -> Fragments:
         """Fragments of the items that the catalogue does not say all of, numbered in `rows`.

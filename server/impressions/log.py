@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from server.impressions.lines import NoFragments, Shown
+from server.impressions.lines import Lines, NoFragments, Shown
 from server.impressions.outbox import CLOSED, Line, Outbox
 from server.impressions.sinks import Sink, open_sinks
 from server.telemetry.families import IMPRESSIONS_SKIPPED
@@ -48,6 +48,8 @@ class ImpressionLog:
         self._outboxes = [Outbox(sink, name, most, meter) for sink, name in zip(sinks, names, strict=True)]
         self._meter = meter
         self._most = most
+        self._lines: dict[str, Lines] = {}
+        """By model, those of the version that was offered last."""
         self._queue: SimpleQueue[Shown | None] = SimpleQueue()
         self._overflowed = self._overflow_told = False
         self._problem, self._problem_told_s = "", 0.0
@@ -78,7 +80,7 @@ class ImpressionLog:
             return self._drop(serving.name, CLOSED)
         waiting = self._queue.qsize()
         if waiting < self._most and waiting * size < MOST_BYTES:
-            self._queue.put(Shown(time.time(), request_id, serving.lines, question, ranking))
+            self._queue.put(Shown(time.time(), request_id, self._lines_of(serving), question, ranking))
         else:
             self._overflowed = True
             self._drop(serving.name, QUEUE)
@@ -103,6 +105,12 @@ class ImpressionLog:
     def _drop(self, model: str, reason: str) -> None:
         for outbox in self._outboxes:
             outbox.dropped(model, reason)
+
+    def _lines_of(self, served: Serving) -> Lines:
+        lines = self._lines.get(served.name)
+        if lines is None or lines.form is not served.form:
+            lines = self._lines[served.name] = Lines.of(served)
+        return lines
 
     # -- the writer's thread
 

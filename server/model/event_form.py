@@ -21,6 +21,7 @@ from model_store.errors import FieldValueError
 from model_store.features.features import FeaturePlan, FieldPlan
 from model_store.features.values import Value, decoded, one_scalar, parse_number, set_members
 from model_store.spec.spec import ModelSpec
+from server.model.event_form_kernels import room_for, write_items
 from server.model.model import id_fields
 
 OF_THE_LINE = ("request_id", "ts", "cookie", "model", "version", "variant")
@@ -188,6 +189,13 @@ class Fragments:
 def has_fragments(arrays: Mapping[str, Array]) -> bool:
     """Whether a packed catalogue's arrays hold fragments."""
     return "fragments.data" in arrays
+
+
+def written_items(known: Fragments, more: Fragments, rows: Array, ctrs: Array, chances: Array) -> bytes:
+    """The member `items` of a line. Rows, ctrs and chances as `event_form_kernels.write_items` takes them."""
+    out = np.empty(room_for(rows, known.offsets, more.offsets), np.uint8)
+    used = write_items(known.data, known.offsets, more.data, more.offsets, rows, ctrs, chances, out)
+    return out[:used].tobytes()
 
 
 class FragmentWriter:

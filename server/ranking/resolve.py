@@ -5,7 +5,7 @@ Written for the hot path: work that only some requests need stands behind one te
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 
 from google.protobuf.message import DecodeError
@@ -13,7 +13,6 @@ from google.protobuf.message import DecodeError
 from ctr.v1.ranking_pb2 import RankRequest
 from model_store.errors import FieldValueError
 from server.errors import CandidateSetNotFound, InvalidRequest, unreadable
-from server.impressions.shadows import ShadowLog
 from server.ranking import wire
 from server.ranking.candidates import ITEMS_PART as ITEMS
 from server.ranking.candidates import CandidateSets
@@ -32,11 +31,13 @@ from server.ranking.users import UserFeatures, drop_misfits
 class Asking:
     """Makes the questions of one worker. Shared by every thread of the server."""
 
-    def __init__(self, reads: StoredReads, users: UserFeatures, shadow_log: ShadowLog | None) -> None:
-        """Without a shadow_log no shadow is scored."""
+    def __init__(
+        self, reads: StoredReads, users: UserFeatures, wants_shadows: Callable[[str], bool] | None = None
+    ) -> None:
+        """wants_shadows: of a request's id, whether its shadows are scored; without it none are."""
         self._sets = CandidateSets(reads)
         self._users = users
-        self._shadow_log = shadow_log
+        self._wants_shadows = wants_shadows
 
     def forget(self) -> None:
         """Keep no user and no set that the store lacks."""
@@ -93,7 +94,7 @@ class Asking:
         return fields
 
     def _shadows(self, assignment: Assignment, variant: int, call: Call) -> tuple[int, ...]:
-        if self._shadow_log is None or not self._shadow_log.wants(call.request_id):
+        if self._wants_shadows is None or not self._wants_shadows(call.request_id):
             return ()
         return assignment.shadows_beside(variant)
 

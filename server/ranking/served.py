@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ctr.v1.ranking_pb2 import RankResponse
-from server.impressions.lines import Lines
 from server.model.binding import bound
 from server.model.catalogue import Catalogue
 from server.model.event_form import Form
@@ -105,8 +104,8 @@ class Serving:
     """The stored_fields likewise."""
     answer_heads: tuple[bytes, ...] = field(init=False)
     """By variant: the fields of an answer that name model, version and variant, as bytes of a RankResponse."""
-    lines: Lines = field(init=False)
-    """Makes what the log of impressions says of an answer."""
+    form: Form = field(init=False)
+    """How an impression's line prints features. A new one for each version."""
     user_raw_field: str | None = field(init=False)
     """Where a request's user.raw_keys go: the user's raw field; without one, the context's."""
     context_raw_field: str | None = field(init=False)
@@ -132,8 +131,7 @@ class Serving:
             RankResponse(model=self.name, version=self.version, variant=variant) for variant in plan.variants
         )
         bind(self, "answer_heads", tuple(answer.SerializeToString() for answer in answers))
-        form = Form(self.model.spec, plan)
-        bind(self, "lines", Lines.of(self.name, self.version, form, self.catalogue, self.wanted))
+        bind(self, "form", Form(self.model.spec, plan))
         bind(self, "item_fields", frozenset(f.name for f in plan.item_fields))
         raw = {f.side: f.name for f in reversed(plan.fields) if f.kind == "raw"}
         bind(self, "user_raw_field", raw.get("user", raw.get("context")))

@@ -6,8 +6,10 @@ import gc
 import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import structlog
 
 from ctr.v1.ranking_pb2 import RankRequest
@@ -17,7 +19,7 @@ from model_store.features.features import FeaturePlan
 from model_store.jit import kernels_are_cached, mark_kernels_cached
 from model_store.spec.spec import parse_spec
 from server.model.catalogue import Catalogue
-from server.model.event_form import Form
+from server.model.event_form import Form, Fragments, written_items
 from server.model.item_ids import ItemIds
 from server.model.live_model import LiveModel
 from server.ranking.features import PlainReader, StoredUser, WantedFields
@@ -32,6 +34,8 @@ WARM_CANDIDATES = 64
 WARM_S = 1.0
 """No longer, whatever was asked lately: deltas may come each second, and questions may be large."""
 KERNELS = "serve"
+
+Array = npt.NDArray[Any]
 
 _log = structlog.get_logger(__name__)
 
@@ -112,10 +116,18 @@ def _ask(serving: Serving) -> None:
     trie.get(b"hour=7")
     trie.longest_prefix(b"hour=7")
     ranking = serving.ranker.rank({"hour": "7"}, ["shoe", "unknown"], [("boot", {"brand": "nike"})])
-    serving.lines.items(ranking)
+    _write_line(serving, ranking.rows[ranking.order], ranking.ctrs)
     serving.ranker.rank({"hour": "7"}, ["shoe"], shadows=(0,))
     for options in options_for_warming():
         serving.ranker.rank({"hour": "7"}, ["shoe", "unknown"], [], top_k=1, options=options)
+
+
+def _write_line(served: Serving, rows: Array, ctrs: Array) -> None:
+    """Put the items of an impression's line together."""
+    known = served.catalogue.fragments
+    assert known is not None
+    rows[rows < 0] = -1
+    written_items(known, Fragments.of([b'"id":"unknown"']), rows, ctrs, np.empty(0))
 
 
 def _receive(plan: FeaturePlan) -> None:

@@ -53,7 +53,8 @@ class RankingService:
         self._meter = meter or Meter()
         self._shadow_log = shadow_log
         self._impressions = impressions
-        self._asking = Asking(reads, users or UserFeatures(reads, meter=self._meter), shadow_log)
+        wants_shadows = shadow_log.wants if shadow_log is not None else None
+        self._asking = Asking(reads, users or UserFeatures(reads, meter=self._meter), wants_shadows)
         self.draining = False
 
     def forget(self) -> None:
@@ -144,8 +145,9 @@ class RankingService:
         if ranking.shadows and self._shadow_log is not None and not call.message.brief.no_log:
             self._shadow_log.offer(Seen.of(call.request_id, call.serving, question.variant, ranking))
         self._meter.answered(
-            call.serving,
-            question.variant,
+            call.serving.name,
+            call.serving.version,
+            call.serving.variant_names[question.variant],
             candidates,
             began_ns,
             call.store_ns,

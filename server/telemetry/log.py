@@ -5,16 +5,13 @@ from __future__ import annotations
 import logging
 import random
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import TextIO, cast
 
 import structlog
 import structlog.tracebacks
 
-if TYPE_CHECKING:
-    from server.ranking.served import Serving
-
+from server.telemetry.meter import Answered
 
 _log = structlog.get_logger(__name__)
 
@@ -26,28 +23,20 @@ class AccessLog:
         """`share`: of the answers, from 0 to 1, drawn at random."""
         self._share = share
 
-    def __call__(
-        self,
-        serving: Serving,
-        variant: str,
-        candidates: int,
-        took_ns: int,
-        degraded: Sequence[str],
-        request_id: str,
-    ) -> None:
+    def __call__(self, answer: Answered) -> None:
         """Log the answer, if it is drawn."""
         if random.random() >= self._share:
             return
         _log.info(
             "answered",
-            request_id=request_id,
-            model=serving.name,
-            version=serving.version,
-            variant=variant,
-            candidates=candidates,
-            ms=round(took_ns / 1e6, 3),
+            request_id=answer.request_id,
+            model=answer.model,
+            version=answer.version,
+            variant=answer.variant,
+            candidates=answer.candidates,
+            ms=round(answer.took_ns / 1e6, 3),
             # The part alone: what follows the colon may quote a stored value.
-            degraded=[reason.partition(":")[0] for reason in degraded],
+            degraded=[reason.partition(":")[0] for reason in answer.degraded],
         )
 
 

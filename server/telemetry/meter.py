@@ -11,13 +11,9 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from server.telemetry.families import BUCKETS_MS, DEGRADED, ERRORS, FAMILIES, OLDER, VERSIONS_KEPT
-
-if TYPE_CHECKING:
-    from server.ranking.served import Serving
-
 
 _BOUNDS_NS = [int(ms * 1_000_000) for ms in BUCKETS_MS]
 CANDIDATES_AT, TOOK_AT, STORE_AT, RANKING_AT, BUCKETS_AT = range(5)
@@ -27,8 +23,22 @@ ROW = BUCKETS_AT + len(_BOUNDS_NS) + 1
 Labels = tuple[str, ...]
 AnswerKey = tuple[str, int, str]
 Taken = tuple[dict[AnswerKey, list[int]], dict[tuple[str, Labels], float]]
-Listener = Callable[["Serving", str, int, int, Sequence[str], str], None]
-"""Called for each answer with serving, variant, candidates, ns, degraded and request_id."""
+
+
+class Answered(NamedTuple):
+    """One answer, as listeners get it. degraded: the notes of the answer; took_ns: how long the call took."""
+
+    model: str
+    version: int
+    variant: str
+    candidates: int
+    took_ns: int
+    degraded: Sequence[str]
+    request_id: str
+
+
+Listener = Callable[[Answered], None]
+"""Called for each answer."""
 
 
 class _Counts:
@@ -68,8 +78,9 @@ class Meter:
 
     def answered(
         self,
-        serving: Serving,
-        variant: int,
+        model: str,
+        version: int,
+        variant: str,
         candidates: int,
         began_ns: int,
         store_ns: int,
@@ -83,8 +94,7 @@ class Meter:
             mine: _Counts = self._local.mine
         except AttributeError:
             mine = self._joined()
-        name = serving.variant_names[variant]
-        key = (serving.name, serving.version, name)
+        key = (model, version, variant)
         mine.busy = True
         answers = mine.answers
         row = answers.get(key)
@@ -98,10 +108,11 @@ class Meter:
         mine.busy = False
         if degraded:
             for reason in degraded:
-                self.count(DEGRADED, serving.name, reason.partition(":")[0])
+                self.count(DEGRADED, model, reason.partition(":")[0])
         if self.listeners:
+            answer = Answered(model, version, variant, candidates, took_ns, degraded, request_id)
             for listener in self.listeners:
-                listener(serving, name, candidates, took_ns, degraded, request_id)
+                listener(answer)
 
     def failed(self, model: str, method: str, status: str) -> None:
         """Count one error of a model that is served; "" where the request names none that is."""

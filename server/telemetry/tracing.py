@@ -5,8 +5,8 @@ A span holds the model, version, variant, counts and times, and the request's id
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 
@@ -23,8 +23,7 @@ try:
 except ImportError as error:
     raise ServerError("--traces needs OpenTelemetry: pip install 'ftrie[otel]'") from error
 
-if TYPE_CHECKING:
-    from server.ranking.served import Serving
+from server.telemetry.meter import Answered
 
 OURS = frozenset(
     (
@@ -53,18 +52,16 @@ def provider(endpoint: str, share: float) -> TracerProvider:
     return made
 
 
-def note_answer(
-    serving: Serving, variant: str, candidates: int, took_ns: int, degraded: Sequence[str], request_id: str
-) -> None:
+def note_answer(answer: Answered) -> None:
     """A listener of the meter: what was answered goes on the call's span."""
     get_current_span().set_attributes(
         {
-            "ftrie.request_id": request_id,
-            "ftrie.model": serving.name,
-            "ftrie.version": serving.version,
-            "ftrie.variant": variant,
-            "ftrie.candidates": candidates,
-            "ftrie.degraded": [reason.partition(":")[0] for reason in degraded],
+            "ftrie.request_id": answer.request_id,
+            "ftrie.model": answer.model,
+            "ftrie.version": answer.version,
+            "ftrie.variant": answer.variant,
+            "ftrie.candidates": answer.candidates,
+            "ftrie.degraded": [reason.partition(":")[0] for reason in answer.degraded],
         }
     )
 

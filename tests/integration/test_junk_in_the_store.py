@@ -225,7 +225,7 @@ class Whole:
             say_every_s=60.0,
             metrics_port=None,
         )
-        run_trainer(shop.spec(), asked, as_json=False)
+        run_trainer(shop.spec(), asked, lambda status: None)
 
     def close(self) -> None:
         self.client.close()

@@ -12,8 +12,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar
 
-from ftrie.commands.train import show_variants
-from ftrie.terminal import note, print_json, warn
 from model_store.backoff import Backoff
 from model_store.errors import (
     InputError,
@@ -52,10 +50,10 @@ CHORES_EVERY_S = 1.0
 WARNINGS_EVERY_S = 1.0
 
 
-def run(spec: ModelSpec, asked: Asked, as_json: bool) -> None:
+def run(spec: ModelSpec, asked: Asked, say: Callable[[Status], None]) -> None:
     """Be the trainer of a model until a signal comes or, with --once, the sources end. Raises FtrieError."""
     with StopAsked() as stop, ExitStack() as stack:
-        daemon = Daemon(spec, asked, stop, _say_json if as_json else Lines())
+        daemon = Daemon(spec, asked, stop, say)
         daemon.open(stack)
         daemon.begin(stack)
         daemon.go()
@@ -68,9 +66,10 @@ class Daemon:
     def __init__(self, spec: ModelSpec, asked: Asked, stop: StopAsked, say: Callable[[Status], None]) -> None:
         self._spec = spec
         self._asked = asked
+        self._output = asked.output
         self._stop = stop
         self._say = say
-        self._chores = Chores(CHORES_EVERY_S, warn)
+        self._chores = Chores(CHORES_EVERY_S, self._output.warn)
         self._active: int | None = None
         self._next_status = time.monotonic() + asked.say_every_s
         self._next_warnings = 0.0
@@ -83,10 +82,10 @@ class Daemon:
         """Take the folder, the store and the lease; wait for a store that is away."""
         asked = self._asked
         self._keeper = stack.enter_context(
-            Keeper(asked.folder, asked.every, self._spec, resume=True, on_warning=warn)
+            Keeper(asked.folder, asked.every, self._spec, resume=True, on_warning=self._output.warn)
         )
         self._store = stack.enter_context(self._until_there(lambda: Store.open(asked.store)))
-        self._versions = self._store.model(self._spec.model.name, warn)
+        self._versions = self._store.model(self._spec.model.name, self._output.warn)
         self._out: GoingOut | None = None
         self._tenure: Tenure | None = None
         self._lease: TrainerLease | None = None
@@ -97,7 +96,9 @@ class Daemon:
         self._epoch = self._until_there(lease.take)
         how = Publishing(asked.publish, asked.snapshot, asked.threshold, asked.activate, asked.keep)
         self._out = GoingOut(
-            Publisher(self._versions, how, warn, epoch=self._epoch), lease.earlier_rows, force=asked.force
+            Publisher(self._versions, how, self._output.warn, epoch=self._epoch),
+            lease.earlier_rows,
+            force=asked.force,
         )
         out = self._out
         self._tenure = stack.enter_context(Tenure(lease, lambda: out.rows))
@@ -107,7 +108,9 @@ class Daemon:
         saved = Saved(self._keeper.take(), self._asked.sources)
         if saved.checkpoint is not None:
             at = saved.checkpoint.description
-            note(f"going on from {saved.checkpoint.path}: {at.rows:,} examples learned, {at.keys:,} keys")
+            self._output.note(
+                f"going on from {saved.checkpoint.path}: {at.rows:,} examples learned, {at.keys:,} keys"
+            )
         if self._asked.metrics_port is not None:
             self._exposed = serve(self._asked.metrics_host, self._asked.metrics_port)
         self._learner = self._until_there(lambda: self._begun(saved, stack))
@@ -120,7 +123,7 @@ class Daemon:
         self._chores.add(self._look_at_active)
         if self._out is not None and self._asked.activate:
             self._chores.add(self._out.publisher.try_again)
-            self._watch = Watch(self._spec.guard, self._versions, warn)
+            self._watch = Watch(self._spec.guard, self._versions, self._output.warn)
             self._chores.add(self._watch_served)
         if self._out is not None:
             goes_on = saved.checkpoint is not None
@@ -161,7 +164,7 @@ class Daemon:
         except (StoreError, InputError) as error:
             if self._asked.once:
                 raise
-            warn(f"{error}; what was learned is in {self._asked.folder}")
+            self._output.warn(f"{error}; what was learned is in {self._asked.folder}")
         self._tell(ended=True)
 
     def _beside(self) -> None:
@@ -189,7 +192,7 @@ class Daemon:
             return
         self._losses = self._lease.losses
         name = self._spec.model.name
-        warn(
+        self._output.warn(
             f"THE STORE LOST ITS DATA, or is back at an earlier state: versions of {name}, its experiment and pins, "
             "items, users and unread events may be gone. What was learned is not: it is published again as a snapshot. "
             "Restore a backup, or load items and users again (docs/operating.md, A store that lost its data)"
@@ -200,7 +203,7 @@ class Daemon:
         """Say what is new; what goes on stands in each status."""
         found = self._learner.warnings()
         for kind in found.keys() - self._warnings.keys():
-            warn(found[kind])
+            self._output.warn(found[kind])
         self._warnings = found
 
     def _look_at_active(self) -> None:
@@ -214,7 +217,7 @@ class Daemon:
                 self._versions.refuse_beside_a_trainer()
             except LeaseHeld as error:
                 if not self._is_beside:
-                    note(f"{error}; that one's dead letters and online metrics are left to it")
+                    self._output.note(f"{error}; that one's dead letters and online metrics are left to it")
                 self._is_beside = True
                 return
             chore()
@@ -256,33 +259,14 @@ class Daemon:
                 if self._asked.once and (waited > ONCE_WAITS_S or isinstance(error, UnreadableValue)):
                     raise
                 if waited - said >= SAY_AGAIN_S:
-                    warn(f"{error}; waiting for it" + (f", for {waited:.0f} s by now" if said >= 0 else ""))
+                    self._output.warn(
+                        f"{error}; waiting for it" + (f", for {waited:.0f} s by now" if said >= 0 else "")
+                    )
                     said = waited
             except LeaseHeld as error:
                 if not self._asked.wait:
                     raise
                 if not backoff.failures:
-                    note(f"{error}; waiting for it to end")
+                    self._output.note(f"{error}; waiting for it to end")
             if self._stop.wait(backoff.failed()):
                 raise Stopped("stopped while waiting for the store", self._stop.number)
-
-
-class Lines:
-    """Tells a person each status in a line, the same line once a minute, and the totals at the end."""
-
-    def __init__(self, every_s: float = SAY_AGAIN_S) -> None:
-        self._every_s = every_s
-        self._last, self._told_s = "", 0.0
-
-    def __call__(self, status: Status) -> None:
-        """Print what is new."""
-        line, now_s = status.line(), time.monotonic()
-        if line != self._last or status.ended or now_s - self._told_s >= self._every_s:
-            note(line)
-            self._last, self._told_s = line, now_s
-        if status.ended and status.examples:
-            show_variants(status.variants)
-
-
-def _say_json(status: Status) -> None:
-    print_json(status.as_dict())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from ftrie.terminal import note, warn
 from model_store.spec.spec import ModelSpec, spec_from_json
 from model_store.store import Store
 from trainer.checkpoint import Keeper
@@ -41,29 +40,33 @@ def begin(
     if asked.once and saved.checkpoint is None:
         check_there(asked.sources)
     rows = are_rows(asked.sources, spec)
-    compile_loop(spec)
+    compile_loop(spec, asked.output)
     opened = begin_rows if rows else begin_events
     loop, sources = opened(spec, asked, saved, store, stop, stack)
     initial = _restored(loop, saved) if saved.checkpoint else _begun(loop.model, asked)
-    return Learner(spec, loop, sources, asked.sources, keeper, saved, asked.max_lag_s, initial)
+    return Learner(
+        spec, loop, sources, asked.sources, keeper, saved, asked.max_lag_s, initial, asked.output.warn
+    )
 
 
 def begin_events(
     spec: ModelSpec, asked: Asked, saved: Saved, store: Store, stop: StopAsked, stack: ExitStack
 ) -> tuple[Loop, Sequence[Named]]:
     """Impressions and feedback, which are joined."""
-    resolved = _before(spec, saved) or settle(spec, asked.sources, store, stop, once=asked.once)
-    sources = open_sources(asked.sources, spec, store, saved.places, warn, once=asked.once)
+    resolved = _before(spec, saved) or settle(
+        *(spec, asked.sources, store, stop), once=asked.once, output=asked.output
+    )
+    sources = open_sources(asked.sources, spec, store, saved.places, asked.output.warn, once=asked.once)
     segments = Segments(asked.folder / SEGMENTS, asked.memory_bytes)
     merger = Merger(
         *(sources, Wanted.of(resolved), segments),
         places=saved.places,
         idle_s=asked.idle_s,
         once=asked.once,
-        on_note=warn,
+        on_note=asked.output.warn,
     )
     stack.callback(merger.close)
-    model, letters = _model(resolved, asked), _letters(spec, saved, store)
+    model, letters = _model(resolved, asked), _letters(spec, asked, saved, store)
     return EventLoop(merger, Join(resolved.join), segments, model, letters, counts=saved.counts), sources
 
 
@@ -71,10 +74,10 @@ def begin_rows(
     spec: ModelSpec, asked: Asked, saved: Saved, store: Store, stop: StopAsked, stack: ExitStack
 ) -> tuple[Loop, Sequence[Named]]:
     """Rows that have their label already."""
-    source = open_rows(asked.sources, spec, saved.places, warn, once=asked.once)
+    source = open_rows(asked.sources, spec, saved.places, asked.output.warn, once=asked.once)
     stack.callback(source.close)
-    resolved = _before(spec, saved) or settle_rows(spec, source, stop, once=asked.once)
-    model, letters = _model(resolved, asked), _letters(spec, saved, store)
+    resolved = _before(spec, saved) or settle_rows(spec, source, stop, once=asked.once, output=asked.output)
+    model, letters = _model(resolved, asked), _letters(spec, asked, saved, store)
     return RowLoop(source, saved.places, model, letters, saved.counts, once=asked.once), [source]
 
 
@@ -82,12 +85,12 @@ def _model(resolved: ModelSpec, asked: Asked) -> LearningModel:
     return LearningModel(ExampleMaker(resolved), keep_seen=asked.publish is not None)
 
 
-def _letters(spec: ModelSpec, saved: Saved, store: Store) -> Letters:
+def _letters(spec: ModelSpec, asked: Asked, saved: Saved, store: Store) -> Letters:
     name = spec.model.name
     return Letters(
         store.dead_letters(name),
         saved.part("letters"),
-        lambda text: warn(f"{text}, and listed by: ftrie store dead {name}"),
+        lambda text: asked.output.warn(f"{text}, and listed by: ftrie store dead {name}"),
     )
 
 
@@ -103,12 +106,12 @@ def _begun(model: LearningModel, asked: Asked) -> str | None:
     initial = initial_model(model.spec, asked.init_from, asked.store)
     if initial is None:
         if not are_rows(asked.sources, model.spec):
-            note(
+            asked.output.note(
                 f"beginning with no model: until the first window of {model.spec.join.window} has closed only clicks "
                 "are learned from; --init-from begins with a published model, `ftrie replay` makes one of a log"
             )
         return None
-    return begin_with(initial, model, note, warn)
+    return begin_with(initial, model, asked.output.note, asked.output.warn)
 
 
 def _before(spec: ModelSpec, saved: Saved) -> ModelSpec | None:

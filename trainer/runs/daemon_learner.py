@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ftrie.terminal import warn
 from model_store.errors import OutputError
 from model_store.spec.spec import ModelSpec
 from model_store.versions.model_versions import ModelVersions
@@ -48,7 +47,9 @@ class Learner:
         saved: Saved,
         max_lag_s: float,
         initial: str | None,
+        on_warning: Callable[[str], None] = lambda text: None,
     ) -> None:
+        self._warn = on_warning
         self._loop = loop
         self._sources = sources
         self._keeper = keeper
@@ -112,7 +113,7 @@ class Learner:
             work()
         except OutputError as error:
             if otherwise not in self._disk_fails:
-                warn(f"{error}; {otherwise}, and learning goes on")
+                self._warn(f"{error}; {otherwise}, and learning goes on")
             self._disk_fails.add(otherwise)
             return False
         self._disk_fails.discard(otherwise)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.checkpoint.keeper import Every
+from trainer.output import SILENT, Output
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Asked:
     it is written at the end. publish, snapshot: how often, None for never; keep: versions, None for all. once: end
     where the sources do; wait: while another trainer has the model. idle_s: how long a source without a clock may stand
     still before the others go on without it. max_lag_s: from when on it counts as behind. metrics_port: None for none.
-    force: publish however many rows were rejected.
+    force: publish however many rows were rejected. output: where notes and warnings go.
     """
 
     store: str
@@ -39,3 +40,4 @@ class Asked:
     metrics_port: int | None
     metrics_host: str = "127.0.0.1"
     force: bool = False
+    output: Output = SILENT

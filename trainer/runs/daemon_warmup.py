@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ftrie.terminal import note
 from model_store.jit import kernels_are_cached, mark_kernels_cached
 from model_store.spec.sections import FieldSpec, InputSection, ModelSection
 from model_store.spec.spec import ModelSpec
@@ -17,6 +16,7 @@ from trainer.examples.hashing import ExampleMaker
 from trainer.join.join import Join
 from trainer.join.rows import Segments
 from trainer.learn.model import LearningModel
+from trainer.output import SILENT, Output
 from trainer.runs.dead_letters import Letters
 from trainer.runs.stream import EventLoop
 from trainer.runs.warmup import compile_kernels, kernels_are_ready
@@ -25,10 +25,10 @@ PART = "trainer"
 _MEMORY = 1 << 20
 
 
-def compile_loop(spec: ModelSpec) -> None:
+def compile_loop(spec: ModelSpec, output: Output = SILENT) -> None:
     """Compile whatever a trainer of this spec runs; says so where it takes long."""
     if not (kernels_are_ready(spec, publishes=True) and kernels_are_cached(PART)):
-        note("compiling kernels for the first time; up to a minute, once")
+        output.note("compiling kernels for the first time; up to a minute, once")
     compile_kernels(spec, publishes=True)
     if kernels_are_cached(PART):
         return

@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftrie.terminal import note, warn
 from model_store.errors import (
     InputError,
     LeaseHeld,
@@ -17,6 +16,7 @@ from model_store.errors import (
     StoreError,
     VersionRefused,
 )
+from trainer.output import Output
 
 if TYPE_CHECKING:
     from model_store.artefact.artefact import Artefact
@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
 
 def hand_over(
-    run: Run, save: Path | None, store: Store | None, activate: bool, publisher: Publisher | None = None
+    run: Run,
+    save: Path | None,
+    store: Store | None,
+    activate: bool,
+    publisher: Publisher | None,
+    output: Output,
 ) -> None:
     """Save and publish the model, as asked. A model of no rows replaces nothing, a broken-off one is only saved.
 
@@ -56,20 +61,24 @@ def hand_over(
         return
     versions = store.model(run.model.spec.model.name)
     try:
-        version = publisher.finish(run.model) if publisher else _publish(run, versions, artefact(), activate)
+        version = (
+            publisher.finish(run.model)
+            if publisher
+            else _publish(run, versions, artefact(), activate, output)
+        )
         run.report = replace(run.report, version=version)
     except (VersionRefused, NotActivated) as error:
         run.failure = error
     except StoreError as error:
         run.failure = error
         if save is None:
-            _keep(versions.model, artefact())
+            _keep(versions.model, artefact(), output)
 
 
-def _publish(run: Run, versions: ModelVersions, artefact: Artefact, activate: bool) -> int:
+def _publish(run: Run, versions: ModelVersions, artefact: Artefact, activate: bool, output: Output) -> int:
     from trainer.publish.guard import Guard
 
-    guard = Guard(versions, warn)
+    guard = Guard(versions, output.warn)
     verdict = guard.judge(run.model, artefact.rows)
     epoch = versions.begin() if activate else 0
     version = versions.publish(artefact, epoch=epoch, recent=verdict.recent, refused=verdict.refused)
@@ -86,8 +95,8 @@ def _publish(run: Run, versions: ModelVersions, artefact: Artefact, activate: bo
     return version
 
 
-def _keep(name: str, artefact: Artefact) -> None:
+def _keep(name: str, artefact: Artefact, output: Output) -> None:
     """Keep a model that could not be published and was saved nowhere."""
     kept = Path(f"{name}.unpublished.arrow")
     artefact.write(kept)
-    note(f"the learned model is kept in {kept}; publish it by: ftrie store import {name} {kept}")
+    output.note(f"the learned model is kept in {kept}; publish it by: ftrie store import {name} {kept}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from ftrie.terminal import note, warn
 from model_store.errors import InputError, SpecError, Stopped
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
@@ -13,6 +12,7 @@ from trainer.events.events import READ_BYTES
 from trainer.events.fields import settled
 from trainer.events.open_sources import open_sources
 from trainer.events.rows import RowSource
+from trainer.output import SILENT, Output
 from trainer.runs import status as quiet
 from trainer.runs.signals import StopAsked
 from trainer.runs.stream import Counts
@@ -24,7 +24,13 @@ _SHOWN = b'"items"'
 
 
 def settle(
-    spec: ModelSpec, names: Sequence[str], store: Store, stop: StopAsked, *, once: bool = False
+    spec: ModelSpec,
+    names: Sequence[str],
+    store: Store,
+    stop: StopAsked,
+    *,
+    once: bool = False,
+    output: Output = SILENT,
 ) -> ModelSpec:
     """The spec with its fields named, or checked against the first impressions that the sources have.
 
@@ -36,7 +42,7 @@ def settle(
         data = first_events(spec, names, store)
         if not data and not told_quiet and time.monotonic() - began_s >= quiet.QUIET_S:
             told_quiet = True
-            warn(_why_nothing(spec, names, store))
+            output.warn(_why_nothing(spec, names, store))
         try:
             return settled(spec, data, names)
         except SpecError as error:
@@ -44,7 +50,7 @@ def settle(
                 raise
             missing = str(error).partition(";")[0]
         if told != missing:
-            warn(f"waiting for more impressions: {missing}")
+            output.warn(f"waiting for more impressions: {missing}")
             told = missing
         if stop.wait(LOOK_EVERY_S):
             raise Stopped("stopped while waiting for a first impression", stop.number)
@@ -65,7 +71,9 @@ def _why_nothing(spec: ModelSpec, names: Sequence[str], store: Store) -> str:
             source.close()
 
 
-def settle_rows(spec: ModelSpec, source: RowSource, stop: StopAsked, *, once: bool = False) -> ModelSpec:
+def settle_rows(
+    spec: ModelSpec, source: RowSource, stop: StopAsked, *, once: bool = False, output: Output = SILENT
+) -> ModelSpec:
     """The spec resolved by the columns of the first file, which is waited for, but with `once`.
 
     Raises SpecError, InputError, and Stopped if a signal comes meanwhile.
@@ -80,7 +88,7 @@ def settle_rows(spec: ModelSpec, source: RowSource, stop: StopAsked, *, once: bo
         if once:
             raise InputError(f"{source.name}: there is no file of rows; expected one")
         if not told:
-            note(f"waiting for a first file of {source.name}")
+            output.note(f"waiting for a first file of {source.name}")
             told = True
         if stop.wait(LOOK_EVERY_S):
             raise Stopped("stopped while waiting for a first file", stop.number)

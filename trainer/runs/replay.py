@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftrie.commands.scoring_flags import announce_kernels, mark_kernels
-from ftrie.terminal import Progress, note, progress
 from model_store.errors import InputError
 from model_store.named_model import read_named
 from model_store.spec.spec import ModelSpec
@@ -22,9 +20,16 @@ from trainer.logs.rejects import RejectLog, too_many_rejected
 from trainer.off_policy.estimating import Estimates, Estimating, Read
 from trainer.off_policy.logged import DECISION_LIST, DECISION_ROW, Layout, LoggedRows, LogOfRows
 from trainer.off_policy.policies import Judging, PolicyName, parse_choice
+from trainer.output import Output, Progress
 from trainer.runs.first_events import first_events
 from trainer.runs.replay_logs import EVENTS, ROWS, Replayed, as_inputs, kind_of, names_store, replay_rows
-from trainer.runs.warmup import compile_kernels, formats_of, kernels_are_ready
+from trainer.runs.warmup import (
+    announce_scoring,
+    compile_kernels,
+    formats_of,
+    kernels_are_ready,
+    mark_scoring,
+)
 
 if TYPE_CHECKING:
     from trainer.runs.replay_logs import JoinedTap
@@ -76,7 +81,7 @@ class Done:
         }
 
 
-def run(spec: ModelSpec, logs: list[str], asked: Asked) -> Done:
+def run(spec: ModelSpec, logs: list[str], asked: Asked, output: Output) -> Done:
     """Replay, then save, publish and estimate. Raises FtrieError."""
     kind = kind_of(logs, spec.input.label, asked.format)
     if asked.policies and STDIN in logs:
@@ -90,13 +95,13 @@ def run(spec: ModelSpec, logs: list[str], asked: Asked) -> Done:
             spec = settled(spec, first_events(spec, logs, store), logs)
         estimating = _estimating(spec, asked, kind) if asked.policies else None
         inputs = as_inputs(logs) if kind == ROWS else []
-        _compile(spec, inputs, asked.format)
+        _compile(spec, inputs, asked.format, output)
         if kind == ROWS:
-            replayed, read = _of_rows(spec, inputs, asked, estimating)
+            replayed, read = _of_rows(spec, inputs, asked, estimating, output)
         else:
-            replayed, read = _of_events(spec, logs, asked, estimating, store)
+            replayed, read = _of_events(spec, logs, asked, estimating, store, output)
         sha256, version = _hand_over(replayed, asked, store)
-        estimates = _estimate(estimating, read) if estimating is not None else None
+        estimates = _estimate(estimating, read, output) if estimating is not None else None
     return Done(spec.model.name, replayed, sha256, version, estimates)
 
 
@@ -125,12 +130,12 @@ def _estimating(spec: ModelSpec, asked: Asked, kind: str) -> Estimating:
 
 
 def _of_rows(
-    spec: ModelSpec, inputs: list[str], asked: Asked, estimating: Estimating | None
+    spec: ModelSpec, inputs: list[str], asked: Asked, estimating: Estimating | None, output: Output
 ) -> tuple[Replayed, Read]:
     """Replay labelled rows; they can be read again for estimates."""
     tables = [SideTable.of_items(asked.items, spec.input)] if asked.items else []
     tables += [SideTable.of_users(asked.users, spec.input)] if asked.users else []
-    with RejectLog(asked.rejects) as rejects, progress("replaying") as bar:
+    with RejectLog(asked.rejects) as rejects, output.progress("replaying") as bar:
 
         def show(model: LearningModel, expected: int | None) -> None:
             _show(bar, model, expected)
@@ -142,7 +147,7 @@ def _of_rows(
             tables=tables,
             threads=asked.threads,
             on_progress=show,
-            on_note=note,
+            on_note=output.note,
         )
     decision = estimating.decision if estimating is not None else DECISION_ROW
     quietly: Callable[[str], None] = lambda text: None  # noqa: E731  (the replay has said it)
@@ -151,7 +156,12 @@ def _of_rows(
 
 
 def _of_events(
-    spec: ModelSpec, logs: list[str], asked: Asked, estimating: Estimating | None, store: Store | None
+    spec: ModelSpec,
+    logs: list[str],
+    asked: Asked,
+    estimating: Estimating | None,
+    store: Store | None,
+    output: Output,
 ) -> tuple[Replayed, Read]:
     """Replay events; for estimates, the rows that the join gave out were kept."""
     from trainer.runs.replay_logs import JoinedTap, as_events, replay_events
@@ -162,12 +172,12 @@ def _of_events(
         named = (spec.input.request, spec.input.item, asked.propensity, asked.position)
         wanted = [name for each in models for name in each.wanted_columns() if name != each.input.label]
         tap = JoinedTap(as_events(spec), [*filter(None, named), *wanted])
-    with progress("replaying", unit="examples") as bar:
+    with output.progress("replaying", unit="examples") as bar:
 
         def show(loop: EventLoop) -> None:
             _show(bar, loop.model, None)
 
-        replayed = replay_events(spec, logs, store, tap=tap, on_progress=show, on_note=note)
+        replayed = replay_events(spec, logs, store, tap=tap, on_progress=show, on_note=output.note)
     if replayed.rejected and not (replayed.counts["impressions"] or replayed.counts["feedback"]):
         raise InputError(
             f"{', '.join(logs)}: no line is an event ({next(iter(replayed.reasons))}), and none a row with the label "
@@ -189,17 +199,17 @@ def _show(bar: Progress, model: LearningModel, expected: int | None) -> None:
     bar.update(model.rows, total=expected, **fields, keys=model.table.used)
 
 
-def _estimate(estimating: Estimating, read: Read) -> Estimates:
+def _estimate(estimating: Estimating, read: Read, output: Output) -> Estimates:
     if estimating.models:
-        announce_kernels()
-    with progress("estimating", unit="steps") as bar:
+        announce_scoring(output)
+    with output.progress("estimating", unit="steps") as bar:
 
         def show(step: str, done: int, total: int | None) -> None:
             bar.update(done, total=total, of=step)
 
         found = estimating.run(read, show)
     if estimating.models:
-        mark_kernels()
+        mark_scoring()
     return found
 
 
@@ -221,8 +231,8 @@ def _hand_over(replayed: Replayed, asked: Asked, store: Store | None) -> tuple[s
     return artefact.sha256, version
 
 
-def _compile(spec: ModelSpec, inputs: list[str], format: str | None) -> None:
+def _compile(spec: ModelSpec, inputs: list[str], format: str | None, output: Output) -> None:
     formats = formats_of(inputs, format) if inputs else ()
     if not kernels_are_ready(spec, formats):
-        note("compiling kernels for the first time; some ten seconds, once")
+        output.note("compiling kernels for the first time; some ten seconds, once")
     compile_kernels(spec, formats)

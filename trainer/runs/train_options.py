@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftrie.terminal import note, progress, warn
 from model_store.errors import UsageError
+from trainer.output import Output
 
 if TYPE_CHECKING:
     from model_store.artefact.artefact import Artefact
@@ -56,19 +56,21 @@ class _Opened:
     watching: Watching
 
 
-def learn(spec: ModelSpec, inputs: list[str], asked: Asked, publisher: Publisher | None = None) -> Run:
+def learn(
+    spec: ModelSpec, inputs: list[str], asked: Asked, output: Output, publisher: Publisher | None = None
+) -> Run:
     """Do a whole run, and show how it advances."""
     from trainer.runs.train import train
     from trainer.runs.warmup import compile_kernels, formats_of, kernels_are_ready
 
-    with _opened(spec, asked) as opened:
+    with _opened(spec, asked, output) as opened:
         formats, slices = formats_of(inputs, asked.format), bool(asked.slices)
         publishes = publisher is not None
         if not kernels_are_ready(spec, formats, slices=slices, publishes=publishes):
-            note("compiling kernels for the first time; some ten seconds, once")
+            output.note("compiling kernels for the first time; some ten seconds, once")
         compile_kernels(spec, formats, slices=slices, publishes=publishes)
         begins = opened.keeper is None or opened.keeper.earlier is None
-        with progress("learning") as bar:
+        with output.progress("learning") as bar:
 
             def show(at: Progress) -> None:
                 fields = {"recent log-loss": at.logloss} if at.logloss is not None else {}
@@ -87,26 +89,26 @@ def learn(spec: ModelSpec, inputs: list[str], asked: Asked, publisher: Publisher
                 publisher=publisher,
                 force=asked.force,
                 on_progress=show,
-                on_note=note,
-                on_warning=warn,
+                on_note=output.note,
+                on_warning=output.warn,
             )
     for warning in run.report.warnings:
-        warn(warning)
+        output.warn(warning)
     if run.absent:
-        note(
+        output.note(
             f"no column was found for the optional fields {', '.join(run.absent)}; no row has a value of them"
         )
     return run
 
 
 @contextmanager
-def _opened(spec: ModelSpec, asked: Asked) -> Iterator[_Opened]:
+def _opened(spec: ModelSpec, asked: Asked, output: Output) -> Iterator[_Opened]:
     from trainer.learn.metrics.metrics import Watching
     from trainer.learn.metrics.records import MetricsFile
     from trainer.logs.rejects import RejectLog
 
     with ExitStack() as stack:
-        keeper = stack.enter_context(_keeper(spec, asked)) if asked.checkpoints is not None else None
+        keeper = stack.enter_context(_keeper(spec, asked, output)) if asked.checkpoints is not None else None
         before = keeper.earlier.description if keeper is not None and keeper.earlier is not None else None
         rejects = stack.enter_context(
             RejectLog(
@@ -122,23 +124,23 @@ def _opened(spec: ModelSpec, asked: Asked) -> Iterator[_Opened]:
         yield _Opened(keeper, rejects, Watching(asked.window, asked.slices, metrics))
 
 
-def _keeper(spec: ModelSpec, asked: Asked) -> Keeper:
+def _keeper(spec: ModelSpec, asked: Asked, output: Output) -> Keeper:
     from trainer.checkpoint import Every, Keeper
 
     assert asked.checkpoints is not None
     every = Every.parse(asked.every)
-    keeper = Keeper(asked.checkpoints, every, spec, resume=asked.resume, on_warning=warn)
+    keeper = Keeper(asked.checkpoints, every, spec, resume=asked.resume, on_warning=output.warn)
     if keeper.earlier is not None:
-        _say_what_goes_on(keeper.earlier.path, keeper.earlier.description, asked)
+        _say_what_goes_on(keeper.earlier.path, keeper.earlier.description, asked, output)
     elif asked.resume:
-        note(f"no checkpoint in {asked.checkpoints} yet; beginning with the first row")
+        output.note(f"no checkpoint in {asked.checkpoints} yet; beginning with the first row")
     return keeper
 
 
-def _say_what_goes_on(path: Path, before: Description, asked: Asked) -> None:
-    note(f"going on from {path}: {before.rows:,} rows learned, {before.keys:,} keys")
+def _say_what_goes_on(path: Path, before: Description, asked: Asked, output: Output) -> None:
+    output.note(f"going on from {path}: {before.rows:,} rows learned, {before.keys:,} keys")
     if asked.init_from is not None:
-        note("--init-from is passed over: the checkpoint has what was learned since")
+        output.note("--init-from is passed over: the checkpoint has what was learned since")
 
 
 def _side_tables(spec: ModelSpec, asked: Asked) -> list[SideTable]:

@@ -21,10 +21,12 @@ from trainer.learn.model import LearningModel
 from trainer.logs.positions import expand
 from trainer.logs.reader import FORMATS, format_by_name
 from trainer.logs.rejects import RejectLog
+from trainer.output import Output
 from trainer.publish.delta_chain import Line
 from trainer.publish.publisher import Published
 from trainer.runs.train import train
 
+_SCORING = "evaluate"
 _TEXT = "csv"
 _SETS = ({"x": 2.0, "y": 1.0}, {"x": 0.5})
 _ROWS = 20
@@ -56,6 +58,17 @@ def compile_kernels(
         _learn(_small(spec, has_fields=format not in _NAMES_FIELDS), format, Watching(), publishes)
     for part in _parts(spec, formats, slices, publishes):
         mark_kernels_cached(part)
+
+
+def announce_scoring(output: Output) -> None:
+    """Note that the kernels that score a log must be compiled first, if they must."""
+    if not kernels_are_cached(_SCORING):
+        output.note("compiling kernels for the first time; some seconds, once")
+
+
+def mark_scoring() -> None:
+    """Remember that the kernels that score a log were compiled."""
+    mark_kernels_cached(_SCORING)
 
 
 class _Rehearsal:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from ftrie.terminal import note
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import ExampleMaker, Examples
@@ -36,6 +35,7 @@ class Log:
     format: str | None = None
     threads: int | None = None
     on_progress: Callable[[int, int | None], None] = field(default=lambda rows, expected: None)
+    on_note: Callable[[str], None] = field(default=lambda text: None)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _examples(
 ) -> Iterator[tuple[Iterator[tuple[Examples, ExampleMaker]], Callable[[int], None]]]:
     """Open the log: its examples with their maker, and a function to be told how many rows were taken."""
     with LogReader(log.inputs, format=log.format) as reader:
-        beginning = begin(spec, reader, log.tables, note)
+        beginning = begin(spec, reader, log.tables, log.on_note)
         maker = ExampleMaker(beginning.resolved)
         batches = joined(reader.batches(beginning.columns), log.tables, maker.spec.wanted_columns())
         batches = WholeRequests(maker.spec).of(batches)

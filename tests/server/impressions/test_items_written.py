@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.impressions.lines_kernels import AROUND_AN_ITEM, SKIPPED, room_for, write_items
 from server.model.event_form import Fragments
+from server.model.event_form_kernels import AROUND_AN_ITEM, SKIPPED, room_for, write_items
 
 RATES = st.floats(0, 1) | st.sampled_from(
     [0.0, 1.0, 0.1, 1e-15, 4e-16, 1 - 1e-16, 0.9999999999999996, 1e-300]

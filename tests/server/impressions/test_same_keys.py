@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from model_store.errors import FieldValueError
 from model_store.features.features import Token
 from model_store.hash_kernels import hash_keys
+from server.impressions.lines import Lines
 from server.ranking.explain import item_tokens, request_tokens
 from server.ranking.features import PlainFeatures, StoredUser
 from server.ranking.query import Question
@@ -110,7 +111,7 @@ def check(*questions: Question) -> list[dict[str, Any]]:
     lines, served = list[bytes](), list[Keys]()
     for asked in questions:
         left = whole_spec.shown(SERVING, asked, f"r{len(lines)}")
-        lines.append(SERVING.lines.line(left))
+        lines.append(Lines.of(SERVING).line(left))
         ids = left.ranking.ids
         first = [place for place, item in enumerate(ids) if item not in ids[:place]]
         keys = served_keys(SERVING, asked, left.ranking.order[first].tolist())

@@ -12,7 +12,7 @@ from model_store.artefact.artefact import Artefact
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
 from model_store.spec.spec import ModelSpec, parse_spec
-from server.impressions.lines import Shown
+from server.impressions.lines import Lines, Shown
 from server.model.catalogue import Catalogue
 from server.model.event_form import Form
 from server.model.model import Model
@@ -112,7 +112,7 @@ def question(serving: Serving, request: RankRequest, user: StoredUser | None, *,
 
 def shown(serving: Serving, asked: Question, request_id: str = "r1") -> Shown:
     """The answer to it, as a call leaves it behind."""
-    return Shown(1700000000.25, request_id, serving.lines, asked, asked.ask(serving))
+    return Shown(1700000000.25, request_id, Lines.of(serving), asked, asked.ask(serving))
 
 
 def joined(event: Mapping[str, Any], item: Mapping[str, Any], spec: ModelSpec) -> dict[str, Value]:

@@ -80,7 +80,7 @@ def test_an_objective_of_score_is_the_plain_order(question: Question, variant: i
     ranker = Ranker(model, Catalogue.build(model.plan, records))
     ids = [i for i, _ in records]
     plain = ranker.rank(request, ids, [], variant, top_k)
-    for objective in ("score", "score * 2 + 1"):
+    for objective in ("score", "score * 2"):  # doubling is exact; adding 1 would make ties of tiny scores
         found = ranker.rank(request, ids, [], variant, top_k, options=options(objective=objective))
         assert (found.ids, found.score, found.ctr) == (plain.ids, plain.score, plain.ctr)
         assert found.uncertainties is None and found.propensities is None

@@ -6,7 +6,6 @@ import json
 import threading
 import urllib.error
 import urllib.request
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,12 +26,8 @@ from server.telemetry.meter import Meter, Totals
 from server.telemetry.prometheus import registry
 
 
-def serving(version: int = 1, name: str = "shop") -> Any:
-    return SimpleNamespace(name=name, version=version, variant_names=("base", "plain"))
-
-
 def answer(meter: Meter, version: int = 1, degraded: tuple[str, ...] = ()) -> None:
-    meter.answered(serving(version), 1, 200, 0, 5, 7, degraded, "r1")
+    meter.answered("shop", version, "plain", 200, 0, 5, 7, degraded, "r1")
 
 
 def over_json(taken: dict[str, Any]) -> dict[str, Any]:

@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 
 from ftrie.cli import run
+from ftrie.commands.trainer import StatusLines
 from model_store.store import Store
 from tests.trainer.learn.test_model_warnings import SPEC, log_of, write_log
 from trainer.checkpoint import Every, file
 from trainer.checkpoint.folder import checkpoints_in
+from trainer.output import SILENT, Output
 from trainer.runs import status as quiet
-from trainer.runs.daemon import Daemon, Lines
+from trainer.runs.daemon import Daemon
 from trainer.runs.daemon_options import Asked
 from trainer.runs.metrics import Exposed
 from trainer.runs.signals import StopAsked
@@ -121,12 +123,12 @@ def test_a_model_that_diverges_or_is_withheld_shows_in_the_metrics() -> None:
 
 
 def test_a_line_that_stays_the_same_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = Lines(every_s=3600.0)
+    lines = StatusLines(every_s=3600.0)
     for _ in range(5):
         lines(a_status())
     lines(a_status(events=1))
     assert len(capsys.readouterr().err.splitlines()) == 2
-    repeated = Lines(every_s=0.0)
+    repeated = StatusLines(every_s=0.0)
     repeated(a_status())
     repeated(a_status())
     assert len(capsys.readouterr().err.splitlines()) == 2
@@ -142,8 +144,18 @@ def test_a_trainer_ends_with_the_totals_of_all_rows(tmp_path: Path, store_url: s
     assert "recent log-loss" in err.splitlines()[-1]
 
 
+class Recording:
+    """An output whose warnings can be waited for."""
+
+    def __init__(self) -> None:
+        self.warnings: queue.Queue[str] = queue.Queue()
+        self.warn, self.note, self.progress = self.warnings.put, SILENT.note, SILENT.progress
+
+
 @contextmanager
-def running(folder: Path, store_url: str, source: str, spec: str) -> Iterator[queue.Queue[Status]]:
+def running(
+    folder: Path, store_url: str, source: str, spec: str, output: Output = SILENT
+) -> Iterator[queue.Queue[Status]]:
     """A trainer in a thread; gives each status it tells."""
     from model_store.spec.spec import parse_spec
 
@@ -151,7 +163,7 @@ def running(folder: Path, store_url: str, source: str, spec: str) -> Iterator[qu
     asked = Asked(
         *(store_url, (source,), folder / "state", Every.parse("1h"), None, None),
         publish=None, snapshot=10, threshold=0.0, activate=False, keep=5, once=False, wait=False,
-        idle_s=0.1, memory_bytes=1 << 20, max_lag_s=30.0, say_every_s=0.1, metrics_port=None,
+        idle_s=0.1, memory_bytes=1 << 20, max_lag_s=30.0, say_every_s=0.1, metrics_port=None, output=output,
     )  # fmt: skip
     with StopAsked() as stop, ExitStack() as stack:
         daemon = Daemon(parse_spec(spec), asked, stop, told.put)
@@ -183,9 +195,10 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("soon")
 def test_a_trainer_that_reads_nothing_says_that_no_server_logs_impressions(
-    tmp_path: Path, store: Store, store_url: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, store: Store, store_url: str
 ) -> None:
-    with running(tmp_path, store_url, "store", PLAIN) as told:
+    output = Recording()
+    with running(tmp_path, store_url, "store", PLAIN, output) as told:
         text = first_warning(told)
         assert (
             "the stream ftrie:{m}:impressions is not there; the stream ftrie:{m}:clicks is not there" in text
@@ -195,7 +208,8 @@ def test_a_trainer_that_reads_nothing_says_that_no_server_logs_impressions(
         while told.get(timeout=60).warnings:
             pass
         assert "the stream ftrie:{m}:impressions has 1 entry, all read" in first_warning(told)
-    assert capsys.readouterr().err.count("ftrie serve m --impressions store") == 1
+    warnings = [output.warnings.get() for _ in range(output.warnings.qsize())]
+    assert sum("ftrie serve m --impressions store" in text for text in warnings) == 1
 
 
 @pytest.mark.usefixtures("soon")
@@ -214,13 +228,10 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, store_url: str) -> No
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_trainer_that_waits_for_its_fields_says_why(
-    tmp_path: Path, store: Store, store_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: queue.Queue[str] = queue.Queue()
-    monkeypatch.setattr("trainer.runs.first_events.warn", told.put)
-    with running(tmp_path, store_url, "store", NUMBERLESS) as statuses:
-        while "ftrie serve m --impressions store" not in told.get(timeout=60):
+def test_a_trainer_that_waits_for_its_fields_says_why(tmp_path: Path, store: Store, store_url: str) -> None:
+    output = Recording()
+    with running(tmp_path, store_url, "store", NUMBERLESS, output) as statuses:
+        while "ftrie serve m --impressions store" not in output.warnings.get(timeout=60):
             pass
         store.event_stream("ftrie:{m}:impressions").append([SHOWN])
         assert statuses.get(timeout=60).model == "m"
