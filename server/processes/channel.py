@@ -126,10 +126,10 @@ class Channel:
 # To a worker, by `do`: start       settings; number, of the worker; port; listen, "now" or "when ready": a
 # worker that shares its port with others that serve must not take calls before it can answer them. The first
 # message. serve       parts (see `parts_body`) and serial; the descriptors are those of the blocks, in the
-# order of BLOCKS experiment  model, experiment: the record in the store, or null degraded    model, texts:
-# what every answer says in `degraded` forget      model: keep no user and no candidate set that the store
-# lacks; an operator has ordered it ping        answered by pong drain       refuse: tell callers UNAVAILABLE
-# first, since nobody else will answer on this port
+# order of BLOCKS experiment  model, experiment: the record in the store, or null degraded    model, parts:
+# what every answer says in `degraded`, a detail by part forget      model: keep no user and no candidate set
+# that the store lacks; an operator has ordered it ping        answered by pong drain       refuse: tell callers
+# UNAVAILABLE first, since nobody else will answer on this port
 #
 # From a worker, by `did`: pong listen      address swap        model, version: requests are answered by it
 # now release     serial: no request reads these parts any more refuse      model, version, error: these parts

@@ -16,6 +16,7 @@ import structlog
 
 from model_store.errors import FtrieError, StoreError, StoreUnavailable
 from model_store.versions.experiments import Experiment
+from server.errors import Degradation
 from server.impressions.log import ImpressionLog
 from server.impressions.shadows import ShadowLog
 from server.model.shared_memory import Parts
@@ -170,7 +171,9 @@ class Worker:
         current = self.models[body["model"]]
         match body["do"]:
             case "degraded":
-                current.degraded = tuple(body["texts"])
+                current.degraded = tuple(
+                    Degradation.not_current(part, text) for part, text in body["parts"].items()
+                )
             case "forget":
                 self._service.forget()
             case "experiment":
@@ -179,8 +182,9 @@ class Worker:
 
     def orphaned(self, text: str) -> None:
         """There is nobody any more to bring newer models: every answer says so."""
+        orphaned = Degradation.not_current("model", text)
         for current in self.models.values():
-            current.degraded = (*current.degraded, text)
+            current.degraded = (*current.degraded, orphaned)
 
     # -- threads
 
