@@ -28,7 +28,7 @@ from server.ranking.features import StoredUser
 from server.ranking.query import Question
 from server.ranking.ranker import Ranker
 from server.ranking.request import Received
-from server.ranking.served import Serving
+from server.ranking.served import ServedVersion
 from server.telemetry.meter import Meter
 
 CALLS, CANDIDATES = 1000, 200
@@ -46,25 +46,25 @@ class Nowhere:
         """Nothing is open."""
 
 
-def served() -> Serving:
+def served_version() -> ServedVersion:
     """The shop's model over its items, with what lines say of them."""
     model = Model.build(shop.artefact(), 1)
     records = list(shop.records(shop.ITEM_FIELDS, "item-", shop.ITEMS, seed=1))
     catalogue = Catalogue.build(FeaturePlan.of(model.spec), records, Form(model.spec, model.plan))
-    return Serving(shop.NAME, 1, "", model, catalogue, Ranker(model, catalogue), 0)
+    return ServedVersion(shop.NAME, 1, "", model, catalogue, Ranker(model, catalogue), 0)
 
 
-def questions(serving: Serving, top_k: int, *, inline: bool) -> list[Question]:
+def questions(served: ServedVersion, top_k: int, *, inline: bool) -> list[Question]:
     """As many questions, their users inline or kept from the store."""
     made = []
     for number in range(CALLS):
         message = Received(request(number, CANDIDATES, inline=inline).SerializeToString())
-        fields = serving.plain.read(message)
+        fields = served.plain.read(message)
         assert fields is not None
         if not inline:
-            values = [f"{name}7" for name in serving.wanted.hash_fields.names]
+            values = [f"{name}7" for name in served.wanted.hash_fields.names]
             user = StoredUser(f"user-{number}", values, 0.0)
-            fields = user.tokens(serving.wanted).under(fields, user)
+            fields = user.tokens(served.wanted).under(fields, user)
         made.append(Question(fields, message.item_ids, (), 0, top_k, message))
     return made
 
@@ -79,17 +79,17 @@ def microseconds(step: Callable[[], object]) -> Spread:
     return Spread.of(took)
 
 
-def measured(serving: Serving, top_k: int, *, inline: bool) -> list[tuple[str, Spread, int]]:
+def measured(served: ServedVersion, top_k: int, *, inline: bool) -> list[tuple[str, Spread, int]]:
     """Offer and line: what, how long, and the bytes of a line."""
-    asked = questions(serving, top_k, inline=inline)
-    answers = [(question, question.ask(serving)) for question in asked]
-    makes = Lines.of(serving)
+    asked = questions(served, top_k, inline=inline)
+    answers = [(question, question.ask(served)) for question in asked]
+    makes = Lines.of(served)
     shown = [Shown(1.7e9, f"r{n}", makes, *answer) for n, answer in enumerate(answers)]
 
     def offer() -> None:
         log = ImpressionLog([Nowhere()], Meter(), 10 * CALLS)
         for question, ranking in answers:
-            log.offer("r", serving, question, ranking)
+            log.offer("r", served, question, ranking)
 
     lines = [makes.line(each) for each in shown]
     size = sum(map(len, lines)) // CALLS
@@ -121,14 +121,14 @@ def handed_over(lines: Sequence[bytes], where: str, size: int) -> list[tuple[str
 
 
 def main() -> None:
-    serving = served()
+    served = served_version()
     found = [
         row
         for top_k, inline in ((10, True), (10, False), (CANDIDATES, True))
-        for row in measured(serving, top_k, inline=inline)
+        for row in measured(served, top_k, inline=inline)
     ]
     rows = [(what, *(round(x, 2) for x in (s.median, s.low, s.high)), size) for what, s, size in found]
-    fragments = serving.catalogue.fragments
+    fragments = served.catalogue.fragments
     assert fragments is not None
     per_item = fragments.data.nbytes / len(fragments) + 8
     title = (

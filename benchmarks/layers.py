@@ -1,4 +1,4 @@
-"""Ten million keys: from Redis to serving, a delta of ten thousand keys, and bytes against a dict of floats.
+"""Ten million keys: from Redis to served, a delta of ten thousand keys, and bytes against a dict of floats.
 
 python -m benchmarks.layers [KEYS]
 """
@@ -23,7 +23,7 @@ from model_store.features.features import FeaturePlan
 from model_store.store import Store
 from server.model.catalogue import Catalogue
 from server.model.live_model import LiveModel
-from server.ranking.served import Serving
+from server.ranking.served import ServedVersion
 from server.ranking.warmup import warm_up
 
 CHANGED, NEW = 9_000, 1_000
@@ -62,8 +62,8 @@ def _serving_rows(store: Store, rows: list[Row], changes: list[Delta], content: 
     artefact, fetch_s = _timed(lambda: versions.materialise(1))
     parts, build_s = _timed(partial(model.load, 1, "", artefact, catalogue))
     del artefact
-    serving, bind_s = _timed(lambda: Serving.bind(parts))
-    keys = len(serving.model.base)
+    served, bind_s = _timed(lambda: ServedVersion.bind(parts))
+    keys = len(served.model.base)
     assert parts.content == content
     trie, values = parts.base.nbytes / keys, parts.values.nbytes / keys
     apply_s = [_delta_s(model, delta) for delta in changes]
@@ -82,7 +82,7 @@ def _serving_rows(store: Store, rows: list[Row], changes: list[Delta], content: 
         ("fetch and verify", "s", round(fetch_s, 2)),
         ("build parts", "s", round(build_s, 2)),
         ("bind in a worker", "s", round(bind_s, 3)),
-        ("Redis to serving", "s", round(fetch_s + build_s + bind_s, 2)),
+        ("Redis to served", "s", round(fetch_s + build_s + bind_s, 2)),
         (f"first delta of {CHANGED + NEW:,} keys", "s", round(apply_s[0], 3)),
         ("a later one, median", "s", round(spread.median, 3)),
         ("a later one, slowest", "s", round(spread.high, 3)),
@@ -92,10 +92,10 @@ def _serving_rows(store: Store, rows: list[Row], changes: list[Delta], content: 
 
 
 def _delta_s(model: LiveModel, delta: Delta) -> float:
-    """From a fetched delta to a serving that is bound in a worker."""
+    """From a fetched delta to a served that is bound in a worker."""
     before = model.parts.values.uid
-    serving, seconds = _timed(lambda: Serving.bind(model.apply(delta.parent + 1, "", delta)))
-    assert serving.version == delta.parent + 1
+    served, seconds = _timed(lambda: ServedVersion.bind(model.apply(delta.parent + 1, "", delta)))
+    assert served.version == delta.parent + 1
     model.released(before)
     return seconds
 

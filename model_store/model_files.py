@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model_store.artefact import json_model
-from model_store.artefact.arrow_format import decode
-from model_store.artefact.artefact import Artefact, Delta
+from model_store.artefact.artefact import Artefact, Delta, decode
 from model_store.artefact.json_model import JsonModel
 from model_store.errors import ArtefactError, SpecError
 from model_store.spec.inferred_spec import infer_spec

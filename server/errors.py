@@ -40,6 +40,7 @@ RETRY_AFTER_MS = (200, 1000)
 """While something is unavailable; drawn at random, so that callers do not all come back at once."""
 MAX_MESSAGE_BYTES = 1_000
 """Of an error's text: it is sent twice or more, and clients accept 8 KiB of metadata."""
+MOST_ID_CHARACTERS = 256
 _NAME = r'[a-z_]+(?:\[(?:\d+|".*?")\])?'
 _PATH = rf"{_NAME}(?:\.{_NAME})*"
 _FIELDS = re.compile(rf"{_PATH}(?:, {_PATH})*(?=: )", re.DOTALL)
@@ -131,16 +132,16 @@ def abort(
 
     retry: the same server may be called again, so that UNAVAILABLE carries RetryInfo.
     """
-    answer = _answer_of(error)
-    metadata = {"request_id": request_id} if request_id else {}
+    answer, message = _answer_of(error), _shortened(str(error))
+    metadata = {"request_id": request_id} if 0 < len(request_id) <= MOST_ID_CHARACTERS else {}
     if answer is INTERNAL:
         text = f"internal error; see the server's log for the cause (request_id {request_id})"
         context.abort_with_status(ended(*answer, text, metadata=metadata))
-    fields = _fields_of(str(error)) if answer.status is grpc.StatusCode.INVALID_ARGUMENT else ()
+    fields = _fields_of(message) if answer.status is grpc.StatusCode.INVALID_ARGUMENT else ()
     again = retry and answer.status is grpc.StatusCode.UNAVAILABLE
     retry_after_ms = random.randint(*RETRY_AFTER_MS) if again else None
     context.abort_with_status(
-        ended(*answer, str(error), metadata=metadata, fields=fields, retry_after_ms=retry_after_ms)
+        ended(*answer, message, metadata=metadata, fields=fields, retry_after_ms=retry_after_ms)
     )
     raise AssertionError("grpc's abort always raises")
 
@@ -164,7 +165,6 @@ def ended(
     retry_after_ms: int | None = None,
 ) -> Ended:
     """A status with google.rpc details. fields: paths for BadRequest; retry_after_ms: also for grpc's own retries."""
-    message = _shortened(message)
     status = Status(code=code.value[0], message=message)
     status.details.add().Pack(ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata or {}))
     if paths := list(fields):

@@ -201,7 +201,7 @@ def _publishing(
     every: str | None, snapshot_every: int, threshold: float, activate: bool, keep: int
 ) -> Publishing | None:
     """How to publish while learning; None if it was not asked for."""
-    from trainer.checkpoint.keeper import Every
+    from trainer.checkpoint.schedule import Every
     from trainer.publish.publisher import Publishing
 
     if every is None:

@@ -298,7 +298,7 @@ class PublishedVersions:
         return [found[each] for each in chain_of(version, _parents(found))]
 
     def _read(self, manifest: Manifest) -> Artefact | Delta:
-        from model_store.artefact.arrow_format import decode
+        from model_store.artefact.artefact import decode
         from model_store.versions.chain import check_as_announced
 
         read = decode(self._download(manifest))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from server.ranking.query import Question
     from server.ranking.ranker import Ranking
     from server.ranking.request import Received
-    from server.ranking.served import Serving
+    from server.ranking.served import ServedVersion
 
 
 Array = npt.NDArray[Any]
@@ -61,7 +61,7 @@ class Lines:
     heads: tuple[str, ...]
 
     @classmethod
-    def of(cls, served: Serving) -> Lines:
+    def of(cls, served: ServedVersion) -> Lines:
         """Those of a version. O(variants)."""
         heads = tuple(
             f'"model":{quoted(served.name)},"version":{served.version},"variant":{quoted(variant)}'

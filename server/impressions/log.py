@@ -22,7 +22,7 @@ from server.telemetry.meter import Meter
 if TYPE_CHECKING:
     from server.ranking.query import Question
     from server.ranking.ranker import Ranking
-    from server.ranking.served import Serving
+    from server.ranking.served import ServedVersion
     from server.settings import Settings
 
 LINGER_S = 0.02
@@ -63,7 +63,7 @@ class ImpressionLog:
         sinks = open_sinks(settings)
         return cls(sinks, meter, settings.impressions_queue) if sinks else None
 
-    def offer(self, request_id: str, serving: Serving, question: Question, ranking: Ranking) -> None:
+    def offer(self, request_id: str, served: ServedVersion, question: Question, ranking: Ranking) -> None:
         """Take one answer, or drop it if too many wait. Returns at once, raises nothing.
 
         An answer by a forced variant, or to a request with `no_log`, is no impression: it is counted and not taken.
@@ -74,16 +74,16 @@ class ImpressionLog:
             request = question.message.brief
             if request.no_log or request.HasField("variant"):
                 reason = NO_LOG if request.no_log else VARIANT
-                return self._meter.count(IMPRESSIONS_SKIPPED, serving.name, reason)
+                return self._meter.count(IMPRESSIONS_SKIPPED, served.name, reason)
             size = len(question.message.message)
         if self._closing.is_set():
-            return self._drop(serving.name, CLOSED)
+            return self._drop(served.name, CLOSED)
         waiting = self._queue.qsize()
         if waiting < self._most and waiting * size < MOST_BYTES:
-            self._queue.put(Shown(time.time(), request_id, self._lines_of(serving), question, ranking))
+            self._queue.put(Shown(time.time(), request_id, self._lines_of(served), question, ranking))
         else:
             self._overflowed = True
-            self._drop(serving.name, QUEUE)
+            self._drop(served.name, QUEUE)
 
     def close(self) -> None:
         """Write what waits, for at most CLOSE_S seconds, and end the threads. Call when the last call has ended.
@@ -106,7 +106,7 @@ class ImpressionLog:
         for outbox in self._outboxes:
             outbox.dropped(model, reason)
 
-    def _lines_of(self, served: Serving) -> Lines:
+    def _lines_of(self, served: ServedVersion) -> Lines:
         lines = self._lines.get(served.name)
         if lines is None or lines.form is not served.form:
             lines = self._lines[served.name] = Lines.of(served)

@@ -24,7 +24,7 @@ from server.telemetry.rotating_file import RotatingFile
 
 if TYPE_CHECKING:
     from server.ranking.ranker import Ranking, ShadowRanking
-    from server.ranking.served import Serving
+    from server.ranking.served import ServedVersion
     from server.settings import Settings
 
 LOGGED_ITEMS = 100
@@ -53,15 +53,15 @@ class Seen:
     shadows: Sequence[ShadowRanking]
 
     @classmethod
-    def of(cls, request_id: str, serving: Serving, variant: int, ranking: Ranking) -> Seen:
+    def of(cls, request_id: str, served: ServedVersion, variant: int, ranking: Ranking) -> Seen:
         """What is worth writing of an answer: of each list the first LOGGED_ITEMS."""
         few = slice(LOGGED_ITEMS)
         return cls(
             time_s=time.time(),
             request_id=request_id,
-            model=serving.name,
-            version=serving.version,
-            variants=serving.variant_names,
+            model=served.name,
+            version=served.version,
+            variants=served.variant_names,
             variant=variant,
             ids=ranking.ids[few],
             score=ranking.score[few],

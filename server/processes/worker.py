@@ -21,10 +21,10 @@ from server.impressions.log import ImpressionLog
 from server.impressions.shadows import ShadowLog
 from server.model.shared_memory import Parts
 from server.ranking.candidates import LateItems
-from server.ranking.served import Current, Serving
+from server.ranking.served import ModelHandle, ServedVersion
 from server.ranking.store_reads import StoredReads
 from server.ranking.users import UserFeatures
-from server.ranking.warmup import warm_kernels, warmed
+from server.ranking.warmup import warm, warm_kernels
 from server.rpc.feedback_service import FeedbackService, FeedbackStore
 from server.rpc.grpc_server import Health, grpc_server, listen
 from server.rpc.observers import Observers
@@ -70,8 +70,8 @@ class Worker:
         self._meter = Meter()
         self._reads = StoredReads(settings.store, settings.store_budget_s, settings.user_store)
         users = UserFeatures(self._reads, settings.user_cache, settings.user_ttl_s, self._meter)
-        self.models: Mapping[str, Current] = {
-            name: Current(name, LateItems(self._reads)) for name in settings.models
+        self.models: Mapping[str, ModelHandle] = {
+            name: ModelHandle(name, LateItems(self._reads)) for name in settings.models
         }
         self._shadow_log = ShadowLog.of(settings, self._meter.count)
         self._impressions = ImpressionLog.of(settings, self._meter)
@@ -202,27 +202,27 @@ class Worker:
             return
         current = self.models[parts.name]
         try:
-            serving = warmed(Serving.bind(parts), list(current.recent))
+            served = warm(ServedVersion.bind(parts), list(current.recent))
         except Exception as error:
             return self.refuse(parts.name, parts.version, serial, error)
         # Called by whatever thread ends the last request that reads them: only a note may be left there.
-        serving.on_released(lambda: self._errands.put(lambda: self._reports.released(serial)))
-        self._put_in_service(current, serving)
+        served.on_released(lambda: self._errands.put(lambda: self._reports.released(serial)))
+        self._put_in_service(current, served)
 
-    def _put_in_service(self, current: Current, serving: Serving) -> None:
-        before = current.serving
+    def _put_in_service(self, current: ModelHandle, served: ServedVersion) -> None:
+        before = current.served
         with suppress(
             StoreError
         ):  # where a model has come from the store, users can: the first answer has them
             self._connect()
-        current.serve(serving)
-        if before is None or before.catalogue is not serving.catalogue:
+        current.serve(served)
+        if before is None or before.catalogue is not served.catalogue:
             current.late_items.rebuilt()
-        if before is None and all(each.serving for each in self.models.values()):
+        if before is None and all(each.served for each in self.models.values()):
             self._health.say(serving=True)
             self.ready.set()
-        _log.info("serving", model=current.name, version=serving.version, items=len(serving.catalogue))
-        self._reports.swapped(current.name, serving.version)
+        _log.info("serving", model=current.name, version=served.version, items=len(served.catalogue))
+        self._reports.swapped(current.name, served.version)
 
     def _find_store(self) -> None:
         failures = 0

@@ -20,7 +20,7 @@ from server.ranking import wire
 from server.ranking.features import PlainFeatures
 from server.ranking.request import Received
 from server.ranking.scoring_kernels import NO_ITEM
-from server.ranking.served import Serving
+from server.ranking.served import ServedVersion
 
 if TYPE_CHECKING:
     from server.ranking.query import Question
@@ -47,31 +47,35 @@ def check_explainable(candidates: int) -> None:
 
 
 def explanation(
-    request_id: str, serving: Serving, question: Question, ranking: Ranking, degraded: Sequence[Degradation]
+    request_id: str,
+    served: ServedVersion,
+    question: Question,
+    ranking: Ranking,
+    degraded: Sequence[Degradation],
 ) -> bytes:
     """The answer as bytes. O(items · keys · length)."""
     return ExplainResponse(
         request_id=request_id,
-        model=serving.name,
-        version=serving.version,
-        variant=serving.variant_names[question.variant],
-        items=_items(serving, question, ranking),
+        model=served.name,
+        version=served.version,
+        variant=served.variant_names[question.variant],
+        items=_items(served, question, ranking),
         degraded=[each.message() for each in (*degraded, *ranking.notes)],
         unknown_items=ranking.unknown_items,
         unknown_fields=ranking.unknown_fields,
     ).SerializeToString()
 
 
-def _items(serving: Serving, question: Question, ranking: Ranking) -> list[ExplainedItem]:
+def _items(served: ServedVersion, question: Question, ranking: Ranking) -> list[ExplainedItem]:
     if isinstance(question.fields, PlainFeatures):
         raise TypeError("an explanation needs the request's fields as Python values")
-    model, named = serving.model, len(question.item_ids)
-    spelled = serving.catalogue.under(question.spelled)
+    model, named = served.model, len(question.item_ids)
+    spelled = served.catalogue.under(question.spelled)
     of_request = request_tokens(model, question.fields)
     found = []
     for place, item in zip(ranking.order.tolist(), wire.items(ranking), strict=True):
         features = spelled[place - named][1] if place >= named else None
-        tokens = of_request | item_tokens(model, serving.catalogue, item.id, features)
+        tokens = of_request | item_tokens(model, served.catalogue, item.id, features)
         groups = explained(model, tokens, question.variant, item.score)
         found.append(ExplainedItem(item=item, groups=map(_group, groups)))
     return found

@@ -14,11 +14,11 @@ from server.ranking import wire
 from server.ranking.features import PlainFeatures
 from server.ranking.request import Received
 from server.ranking.select.options import Options
-from server.ranking.served import Serving
+from server.ranking.served import ServedVersion
 
 if TYPE_CHECKING:
     from server.ranking.ranker import Ranking
-    from server.ranking.served import Current
+    from server.ranking.served import ModelHandle
 
 
 @dataclass(slots=True)
@@ -32,8 +32,8 @@ class Call:
     message: Received
     request_id: str
     context: grpc.ServicerContext
-    current: Current
-    serving: Serving
+    current: ModelHandle
+    served: ServedVersion
     explain: bool
     until_s: float
     degraded: list[Degradation] = field(default_factory=list)
@@ -54,16 +54,16 @@ class Question:
     options: Options | None = None
     shadows: Sequence[int] = ()
 
-    def ask(self, serving: Serving, until_s: float = math.inf) -> Ranking:
-        """Rank with `serving`, which need not be the one that the question was put to.
+    def ask(self, served: ServedVersion, until_s: float = math.inf) -> Ranking:
+        """Rank with `served`, which need not be the one that the question was put to.
 
         Raises FieldValueError, and DeadlinePassed as `Ranker.rank`.
         """
         fields = self.fields
-        if isinstance(fields, PlainFeatures) and fields.reader is not serving.plain and self.message:
-            fields = wire.fields(self.message.with_features(), serving)
-        spelled = serving.catalogue.under(self.spelled) if self.spelled else ()
-        return serving.ranker.rank(
+        if isinstance(fields, PlainFeatures) and fields.reader is not served.plain and self.message:
+            fields = wire.fields(self.message.with_features(), served)
+        spelled = served.catalogue.under(self.spelled) if self.spelled else ()
+        return served.ranker.rank(
             fields,
             self.item_ids,
             spelled,

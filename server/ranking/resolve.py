@@ -23,7 +23,7 @@ from server.ranking.query import Call, Question
 from server.ranking.ranker import Ranking
 from server.ranking.request import Received
 from server.ranking.select.options import Options
-from server.ranking.served import Serving
+from server.ranking.served import ServedVersion
 from server.ranking.store_reads import StoredReads
 from server.ranking.users import UserFeatures, drop_misfits
 
@@ -46,17 +46,17 @@ class Asking:
 
     def question(self, call: Call) -> Question:
         """The question, complete. Raises InvalidRequest, CandidateSetNotFound, StoreUnavailable or DeadlinePassed."""
-        message, serving = call.message, call.serving
+        message, served = call.message, call.served
         request = message.brief
-        inline = (None if call.explain else serving.plain.read(message)) or _in_python(message, serving)
+        inline = (None if call.explain else served.plain.read(message)) or _in_python(message, served)
         top_k = wire.top_k(request)
         item_ids, spelled = self._candidates(call)
         if call.explain:
             check_explainable(len(item_ids) + len(spelled))
         wire.check_id("request_id", call.request_id)
         cookie = wire.check_id("cookie", request.cookie)
-        assignment = call.current.assigned(serving)
-        variant = _variant(request, serving, assignment, cookie or call.request_id)
+        assignment = call.current.assigned(served)
+        variant = _variant(request, served, assignment, cookie or call.request_id)
         options = Options.of(request, assignment.objective, call.request_id, call.until_s)
         fields = self._completed(inline, cookie, call)
         shadows = self._shadows(assignment, variant, call) if assignment.shadows else ()
@@ -65,7 +65,7 @@ class Asking:
     def _candidates(self, call: Call) -> tuple[Sequence[str], list[wire.Spelled]]:
         """The ids named, by the request or by the candidate set it asks for, and the items spelled out."""
         request, item_ids = call.message.brief, call.message.item_ids
-        spelled = wire.spelled_out(request, item_ids, call.serving)
+        spelled = wire.spelled_out(request, item_ids, call.served)
         if spelled is not None:
             return item_ids, spelled
         name = wire.check_id("candidate_set", request.candidate_set)
@@ -86,9 +86,9 @@ class Asking:
         began_ns = perf_counter_ns()
         fields: wire.Fields | PlainFeatures
         if isinstance(inline, PlainFeatures):
-            fields, problems = self._users.complete_plain(cookie, inline, call.serving, call.context)
+            fields, problems = self._users.complete_plain(cookie, inline, call.served, call.context)
         else:
-            fields, problems = self._users.complete(cookie, inline, call.serving, call.context)
+            fields, problems = self._users.complete(cookie, inline, call.served, call.context)
         call.degraded += problems
         call.store_ns = perf_counter_ns() - began_ns
         return fields
@@ -99,21 +99,21 @@ class Asking:
         return assignment.shadows_beside(variant)
 
 
-def _in_python(message: Received, serving: Serving) -> wire.Fields:
+def _in_python(message: Received, served: ServedVersion) -> wire.Fields:
     """The request's own features as Python values."""
     try:
-        return wire.fields(message.with_features(), serving)
+        return wire.fields(message.with_features(), served)
     except DecodeError:
         raise unreadable(RankRequest) from None
 
 
-def _variant(request: RankRequest, serving: Serving, assignment: Assignment, cookie: str) -> int:
+def _variant(request: RankRequest, served: ServedVersion, assignment: Assignment, cookie: str) -> int:
     if not request.HasField("variant"):
         return assignment.choose(cookie)
-    variant = serving.variant_of.get(request.variant)
+    variant = served.variant_of.get(request.variant)
     if variant is None:
         raise InvalidRequest(
-            f"variant: no variant {request.variant!r}; the model has: {', '.join(serving.variant_names)}"
+            f"variant: no variant {request.variant!r}; the model has: {', '.join(served.variant_names)}"
         )
     return variant
 
@@ -126,26 +126,26 @@ def ranked(call: Call, question: Question) -> Ranking:
     """Rank; what had to be left out is in call.degraded then. Raises InvalidRequest where the request is to blame."""
     asked = question.spelled  # late items are added to it, whose records nobody asked with
     try:
-        ranking = question.ask(call.serving, call.until_s)
+        ranking = question.ask(call.served, call.until_s)
     except FieldValueError as error:
         ranking = _without_misfits(call, question, error)
     if ranking.unknown_items:
         wire.check_unknown(call.message.brief, question.item_ids, ranking.unknown_items)
         ranking = _with_late_items(call, question, ranking)
-    if asked and (names := wire.unknown_item_fields(asked, call.serving)):
+    if asked and (names := wire.unknown_item_fields(asked, call.served)):
         ranking.unknown_fields = list(dict.fromkeys([*ranking.unknown_fields, *names]))
     return ranking
 
 
 def _without_misfits(call: Call, question: Question, error: FieldValueError) -> Ranking:
     """A value does not fit: blame the request if it is in the request, else leave the stored value out."""
-    wrong = wire.wrong_value(call.message.with_features(), call.serving)
+    wrong = wire.wrong_value(call.message.with_features(), call.served)
     if wrong is not None:
         raise wrong from error
     if not isinstance(question.fields, PlainFeatures):
-        question.fields, problems = drop_misfits(question.fields, call.serving)
+        question.fields, problems = drop_misfits(question.fields, call.served)
         call.degraded += problems
-    return question.ask(call.serving, call.until_s)
+    return question.ask(call.served, call.until_s)
 
 
 def _with_late_items(call: Call, question: Question, ranking: Ranking) -> Ranking:
@@ -157,9 +157,9 @@ def _with_late_items(call: Call, question: Question, ranking: Ranking) -> Rankin
     late: list[wire.Spelled] = []
     for item in question.item_ids:
         if item in records:
-            fields, problems = drop_misfits(dict(records[item]), call.serving, ITEMS, repr(item))
+            fields, problems = drop_misfits(dict(records[item]), call.served, ITEMS, repr(item))
             call.degraded += problems
             late.append((item, fields))
     question.spelled = [*question.spelled, *late]
     question.item_ids = [item for item in question.item_ids if item not in records]
-    return question.ask(call.serving, call.until_s)
+    return question.ask(call.served, call.until_s)

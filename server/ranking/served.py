@@ -1,6 +1,6 @@
 """What a worker holds of each model: the version it serves now, and what goes with it. Nothing here loads or answers.
 
-A request reads `serving` once and computes from what it got, so each response comes from exactly one version.
+A request reads `served` once and computes from what it got, so each response comes from exactly one version.
 Assigning a reference is atomic in Python, so no request waits for a lock; those who change something take turns.
 """
 
@@ -35,15 +35,15 @@ RECENT_BYTES = 1 << 19
 """A longer request is not kept to warm with: it may have 16 MiB."""
 
 
-class Current:
+class ModelHandle:
     """One model as it is served at this moment. Shared by every thread."""
 
     def __init__(self, name: str, late_items: LateItems) -> None:
         self.name = name
-        self.serving: Serving | None = None
+        self.served: ServedVersion | None = None
         """Set by `serve` alone."""
         self.assignment = Assignment(name, (), ())
-        """Over the variants of `serving`; a request that has read an older one asks `assigned`."""
+        """Over the variants of `served`; a request that has read an older one asks `assigned`."""
         self.degraded: tuple[Degradation, ...] = ()
         """What every answer says in `degraded`: why the version served may not be the one it should be."""
         self._changing = threading.Lock()
@@ -51,31 +51,31 @@ class Current:
         self.recent: deque[Question] = deque(maxlen=RECENT_REQUESTS)
         """The latest questions; the next version is warmed with them."""
 
-    def serve(self, serving: Serving) -> None:
+    def serve(self, served: ServedVersion) -> None:
         """Swap. Requests that have begun end with the version that they read."""
         with self._changing:
-            self.assignment = self.assignment.over(serving.variant_names, serving.model.plan.shares)
-            self.serving = serving
+            self.assignment = self.assignment.over(served.variant_names, served.model.plan.shares)
+            self.served = served
 
     def ask_for(self, experiment: Experiment | None) -> None:
         """Divide traffic by this experiment if it fits what is served, now or once it is served."""
         with self._changing:
             self.assignment = self.assignment.asked_for(experiment)
 
-    def assigned(self, serving: Serving) -> Assignment:
-        """The assignment over the variants of `serving`, which may have been swapped out just now. O(1), but then."""
+    def assigned(self, served: ServedVersion) -> Assignment:
+        """The assignment over the variants of `served`, which may have been swapped out just now. O(1), but then."""
         assignment = self.assignment
-        if assignment.variants is not serving.variant_names:
-            assignment = assignment.over(serving.variant_names, serving.model.plan.shares)
+        if assignment.variants is not served.variant_names:
+            assignment = assignment.over(served.variant_names, served.model.plan.shares)
         return assignment
 
 
-# --- What is being served: one immutable `Serving`. Nothing here loads, waits or answers;
+# --- What is being served: one immutable `ServedVersion`. Nothing here loads, waits or answers;
 # `server.ranking.served` holds it ---
 
 
 @dataclass(frozen=True)
-class Serving:
+class ServedVersion:
     """A model version, the items, and all that requests need of both, bound once. Shared by every thread."""
 
     name: str
@@ -140,7 +140,7 @@ class Serving:
         bind(self, "item_raw_field", raw.get("item"))
 
     @classmethod
-    def bind(cls, parts: Parts) -> Serving:
+    def bind(cls, parts: Parts) -> ServedVersion:
         """What a worker serves of these parts. O(fields) and the pages of the values, which it touches.
 
         Raises ArtefactError if the parts do not fit together.

@@ -17,7 +17,7 @@ import grpc
 from model_store.errors import FieldValueError, StoreError, StoreUnavailable
 from server.errors import Degradation
 from server.ranking.features import PlainFeatures, StoredUser, UserCache, WantedFields
-from server.ranking.served import Serving
+from server.ranking.served import ServedVersion
 from server.ranking.store_reads import StoredReads
 from server.ranking.wire import Fields
 from server.settings import DEFAULT_USER_CACHE, DEFAULT_USER_TTL_S
@@ -51,43 +51,43 @@ class UserFeatures:
         self._shelves.clear()
 
     def complete(
-        self, cookie: str, inline: Fields, serving: Serving, context: grpc.ServicerContext
+        self, cookie: str, inline: Fields, served: ServedVersion, context: grpc.ServicerContext
     ) -> tuple[Fields, list[Degradation]]:
         """Returns the fields to score with, and what `degraded` must say. Raises DeadlinePassed."""
-        if not cookie or serving.user_fields <= inline.keys():
+        if not cookie or served.user_fields <= inline.keys():
             return inline, []
         problems: list[Degradation] = []
-        if serving.stored_fields <= inline.keys():
-            fields: Fields = dict.fromkeys(serving.cookie_fields, cookie)
+        if served.stored_fields <= inline.keys():
+            fields: Fields = dict.fromkeys(served.cookie_fields, cookie)
         else:
-            user, problems = self._user(cookie, serving, context)
-            fields = user.fields(serving.wanted).copy()
+            user, problems = self._user(cookie, served, context)
+            fields = user.fields(served.wanted).copy()
         fields.update(inline)
         return fields, problems
 
     def complete_plain(
-        self, cookie: str, inline: PlainFeatures, serving: Serving, context: grpc.ServicerContext
+        self, cookie: str, inline: PlainFeatures, served: ServedVersion, context: grpc.ServicerContext
     ) -> tuple[PlainFeatures, list[Degradation]]:
         """As `complete`, for features that came as tokens and go on as tokens."""
-        if not cookie or inline.given & serving.user_bits == serving.user_bits:
+        if not cookie or inline.given & served.user_bits == served.user_bits:
             return inline, []
-        if inline.given & serving.stored_bits == serving.stored_bits:
-            user, problems = _unread(cookie, serving.wanted), list[Degradation]()
+        if inline.given & served.stored_bits == served.stored_bits:
+            user, problems = _unread(cookie, served.wanted), list[Degradation]()
         else:
-            user, problems = self._user(cookie, serving, context)
-        tokens = user.tokens(serving.wanted)
+            user, problems = self._user(cookie, served, context)
+        tokens = user.tokens(served.wanted)
         if tokens.misfits:
             problems = problems + tokens.problems(inline.given, PART)
         return tokens.under(inline, user), problems
 
     def _user(
-        self, cookie: str, serving: Serving, context: grpc.ServicerContext
+        self, cookie: str, served: ServedVersion, context: grpc.ServicerContext
     ) -> tuple[StoredUser, list[Degradation]]:
         """The user as far as known, and what `degraded` must say of that. Raises DeadlinePassed."""
-        shelf = self._shelves.get(serving.name)
-        if shelf is None or shelf.wanted is not serving.wanted:
+        shelf = self._shelves.get(served.name)
+        if shelf is None or shelf.wanted is not served.wanted:
             # Another version, whose spec has other fields: what was read for the one before is of no use to it.
-            shelf = self._shelves[serving.name] = _Shelf(serving.wanted, UserCache(self._users))
+            shelf = self._shelves[served.name] = _Shelf(served.wanted, UserCache(self._users))
         user = shelf.cache.get(cookie)
         if user is not None and user.fresh_until > time.monotonic():
             user.used = True
@@ -171,12 +171,12 @@ def _lost(user: StoredUser) -> list[Degradation]:
 
 
 def drop_misfits(
-    fields: Fields, serving: Serving, part: str = PART, whose: str = ""
+    fields: Fields, served: ServedVersion, part: str = PART, whose: str = ""
 ) -> tuple[Fields, list[Degradation]]:
     """Leave out the values that do not fit their fields: stored by mistake, so no fault of the caller's."""
     kept, problems = dict(fields), list[Degradation]()
     for name, value in fields.items():
-        plan = serving.model.plan.field(name)
+        plan = served.model.plan.field(name)
         try:
             if plan is not None:
                 plan.tokens(value)

@@ -27,7 +27,7 @@ from server.ranking.query import Question
 from server.ranking.request import Received
 from server.ranking.select.options import Options
 from server.ranking.select.propensity import integrated
-from server.ranking.served import Serving
+from server.ranking.served import ServedVersion
 from server.ranking.wire import Fields, ranked_items
 
 WARM_CANDIDATES = 64
@@ -51,29 +51,29 @@ def warm_kernels() -> None:
     gc.freeze()
 
 
-def warmed(serving: Serving, recent: Iterable[Question]) -> Serving:
+def warm(served: ServedVersion, recent: Iterable[Question]) -> ServedVersion:
     """The same, after it was asked what was asked lately, and a few questions that any model can be asked."""
     until = time.monotonic() + WARM_S
-    for question in (*_synthetic(serving), *recent):
+    for question in (*_synthetic(served), *recent):
         if time.monotonic() > until:
             break
         try:
-            question.ask(serving)
+            question.ask(served)
         except (FieldValueError, IndexError):
             continue  # a question of the version before need not fit this one
         except Exception:  # whatever a caller has asked, it must not keep a version from being served
-            _log.exception("a question to warm with failed", model=serving.name, version=serving.version)
-    return serving
+            _log.exception("a question to warm with failed", model=served.name, version=served.version)
+    return served
 
 
-def _synthetic(serving: Serving) -> list[Question]:
+def _synthetic(served: ServedVersion) -> list[Question]:
     """Questions that touch a version's memory: known, unknown and spelled-out items, every variant's own weights."""
-    ids = list(islice(serving.catalogue.ids, WARM_CANDIDATES))
-    fields: Fields = {field.name: "1" for field in serving.model.plan.request_fields if field.kind != "time"}
-    spelled: Fields = {field.name: "1" for field in serving.model.plan.item_fields if field.kind != "time"}
+    ids = list(islice(served.catalogue.ids, WARM_CANDIDATES))
+    fields: Fields = {field.name: "1" for field in served.model.plan.request_fields if field.kind != "time"}
+    spelled: Fields = {field.name: "1" for field in served.model.plan.item_fields if field.kind != "time"}
     return [
         question
-        for variant in range(serving.model.base.values.width)
+        for variant in range(served.model.base.values.width)
         for question in (
             Question(fields, ids, [("spelled out", spelled)], variant, top_k=10),
             Question({}, [*ids, "no such item"], [], variant, top_k=None),
@@ -105,24 +105,24 @@ def warm_up() -> None:
     model = LiveModel("warm-up")
     model.load(1, "", before, items)
     model.apply(2, "", after.changes_since(before, version=1))
-    _ask(Serving.bind(model.parts))
-    _ask(Serving.bind(model.rebuild()))
+    _ask(ServedVersion.bind(model.parts))
+    _ask(ServedVersion.bind(model.rebuild()))
     warm_up_approximation()
     _receive(FeaturePlan.of(before.spec))
 
 
-def _ask(serving: Serving) -> None:
-    trie = serving.model.base.trie
+def _ask(served: ServedVersion) -> None:
+    trie = served.model.base.trie
     trie.get(b"hour=7")
     trie.longest_prefix(b"hour=7")
-    ranking = serving.ranker.rank({"hour": "7"}, ["shoe", "unknown"], [("boot", {"brand": "nike"})])
-    _write_line(serving, ranking.rows[ranking.order], ranking.ctrs)
-    serving.ranker.rank({"hour": "7"}, ["shoe"], shadows=(0,))
+    ranking = served.ranker.rank({"hour": "7"}, ["shoe", "unknown"], [("boot", {"brand": "nike"})])
+    _write_line(served, ranking.rows[ranking.order], ranking.ctrs)
+    served.ranker.rank({"hour": "7"}, ["shoe"], shadows=(0,))
     for options in options_for_warming():
-        serving.ranker.rank({"hour": "7"}, ["shoe", "unknown"], [], top_k=1, options=options)
+        served.ranker.rank({"hour": "7"}, ["shoe", "unknown"], [], top_k=1, options=options)
 
 
-def _write_line(served: Serving, rows: Array, ctrs: Array) -> None:
+def _write_line(served: ServedVersion, rows: Array, ctrs: Array) -> None:
     """Put the items of an impression's line together."""
     known = served.catalogue.fragments
     assert known is not None

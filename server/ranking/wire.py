@@ -19,7 +19,7 @@ from server.errors import Degradation, InvalidRequest
 from server.model.item_ids import ItemIds
 from server.ranking.limits import check_fields, check_members
 from server.ranking.request_kernels import write_items
-from server.ranking.served import Serving
+from server.ranking.served import ServedVersion
 
 if TYPE_CHECKING:
     from server.ranking.ranker import Ranking
@@ -45,13 +45,13 @@ def top_k(request: RankRequest) -> int | None:
     return request.top_k
 
 
-def spelled_out(request: RankRequest, item_ids: Sequence[str], serving: Serving) -> list[Spelled] | None:
+def spelled_out(request: RankRequest, item_ids: Sequence[str], served: ServedVersion) -> list[Spelled] | None:
     """The spelled-out candidates beside those named; None if a candidate set is asked for instead.
 
     An empty id among the named is found later, by `check_unknown`.
     """
     spelled = (
-        [_item(item, index, serving) for index, item in enumerate(request.items)] if request.items else []
+        [_item(item, index, served) for index, item in enumerate(request.items)] if request.items else []
     )
     count = len(item_ids) + len(spelled)
     if request.candidate_set:
@@ -79,7 +79,7 @@ def check_unknown(request: RankRequest, item_ids: Sequence[str], unknown_items: 
             check_id(f"item_ids[{at}]", item)
 
 
-def fields(request: RankRequest, serving: Serving) -> Fields:
+def fields(request: RankRequest, served: ServedVersion) -> Fields:
     """The features in the request by field name: the context's over the user's."""
     user, context = request.user, request.context
     merged: Fields = dict(user.values)
@@ -92,8 +92,8 @@ def fields(request: RankRequest, serving: Serving) -> Fields:
         check_members("user.raw_keys, context.raw_keys", [*user.raw_keys, *context.raw_keys])
         raw: dict[str, list[str]] = {}
         for name, keys in (
-            (serving.user_raw_field, user.raw_keys),
-            (serving.context_raw_field, context.raw_keys),
+            (served.user_raw_field, user.raw_keys),
+            (served.context_raw_field, context.raw_keys),
         ):
             if keys:
                 raw.setdefault(name or RAW_KEYS, []).extend(keys)
@@ -109,9 +109,9 @@ def check_id(path: str, value: str) -> str:
     return value
 
 
-def unknown_item_fields(spelled: Sequence[Spelled], serving: Serving) -> list[str]:
+def unknown_item_fields(spelled: Sequence[Spelled], served: ServedVersion) -> list[str]:
     """Names in the features of items spelled out that are no item field of the model, each once."""
-    known = serving.item_fields
+    known = served.item_fields
     odd = [features for _, features in spelled if not features.keys() <= known]
     return list(dict.fromkeys(name for features in odd for name in features if name not in known))
 
@@ -168,10 +168,10 @@ def _add_more(ranking: Ranking, found: Sequence[RankedItem]) -> None:
             item.propensity = number
 
 
-def wrong_value(request: RankRequest, serving: Serving) -> InvalidRequest | None:
+def wrong_value(request: RankRequest, served: ServedVersion) -> InvalidRequest | None:
     """The first value in the request that does not fit its field, or None if every value does."""
-    for path, name, value in _values(request, serving):
-        field = serving.model.plan.field(name or "")
+    for path, name, value in _values(request, served):
+        field = served.model.plan.field(name or "")
         if field is not None and field.side == "item" and not path.startswith("items["):
             return InvalidRequest(f"{path}: belongs to the item; give it with an item spelled out, in items")
         try:
@@ -182,11 +182,11 @@ def wrong_value(request: RankRequest, serving: Serving) -> InvalidRequest | None
     return None
 
 
-def _values(request: RankRequest, serving: Serving) -> Iterator[tuple[str, str | None, Value]]:
-    yield from _feature_values("user", request.user, serving.user_raw_field)
-    yield from _feature_values("context", request.context, serving.context_raw_field)
+def _values(request: RankRequest, served: ServedVersion) -> Iterator[tuple[str, str | None, Value]]:
+    yield from _feature_values("user", request.user, served.user_raw_field)
+    yield from _feature_values("context", request.context, served.context_raw_field)
     for index, item in enumerate(request.items):
-        yield from _feature_values(f"items[{index}].features", item.features, serving.item_raw_field)
+        yield from _feature_values(f"items[{index}].features", item.features, served.item_raw_field)
 
 
 def _feature_values(
@@ -204,7 +204,7 @@ def _feature_values(
         yield f"{path}.raw_keys[{index}]", raw_field, [key]
 
 
-def _item(item: Item, index: int, serving: Serving) -> Spelled:
+def _item(item: Item, index: int, served: ServedVersion) -> Spelled:
     if not item.id:
         raise InvalidRequest(f"items[{index}].id: empty; an item id has at least one character")
     check_id(f"items[{index}].id", item.id)
@@ -215,7 +215,7 @@ def _item(item: Item, index: int, serving: Serving) -> Spelled:
         _add_sets_and_numbers(path, features, spelled)
     if features.raw_keys:
         check_members(f"{path}.raw_keys", features.raw_keys)
-        spelled[serving.item_raw_field or RAW_KEYS] = list(features.raw_keys)
+        spelled[served.item_raw_field or RAW_KEYS] = list(features.raw_keys)
     check_fields(path, spelled)
     return item.id, spelled
 

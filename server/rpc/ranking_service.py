@@ -12,7 +12,7 @@ from time import perf_counter_ns
 import grpc
 import structlog
 
-from server.errors import DeadlinePassed, InvalidRequest, ModelNotServed, NotReady, abort, status_of
+from server.errors import DeadlinePassed, InvalidRequest, NotReady, abort, status_of
 from server.impressions.log import ImpressionLog
 from server.impressions.shadows import Seen, ShadowLog
 from server.ranking import wire
@@ -21,9 +21,10 @@ from server.ranking.query import Call, Question
 from server.ranking.ranker import Ranking
 from server.ranking.request import Received, received
 from server.ranking.resolve import Asking, ranked
-from server.ranking.served import RECENT_BYTES, Current
+from server.ranking.served import RECENT_BYTES, ModelHandle
 from server.ranking.store_reads import StoredReads
 from server.ranking.users import UserFeatures
+from server.rpc.gate import resolve_model
 from server.telemetry.meter import Meter
 
 SERVICE = "ctr.v1.RankingService"
@@ -37,7 +38,7 @@ class RankingService:
 
     def __init__(
         self,
-        models: Mapping[str, Current],
+        models: Mapping[str, ModelHandle],
         reads: StoredReads,
         meter: Meter | None = None,
         shadow_log: ShadowLog | None = None,
@@ -110,9 +111,9 @@ class RankingService:
             call.current.recent.append(question)
         call.degraded += call.current.degraded
         if explain:
-            return explanation(request_id, call.serving, question, ranking, call.degraded)
+            return explanation(request_id, call.served, question, ranking, call.degraded)
         answer = wire.answer(
-            message.brief, request_id, call.serving.answer_heads[question.variant], ranking, call.degraded
+            message.brief, request_id, call.served.answer_heads[question.variant], ranking, call.degraded
         )
         self._count(call, question, ranking, candidates, began_ns)
         return answer
@@ -129,11 +130,11 @@ class RankingService:
         name = message.brief.model
         current = self._models.get(name) if name else self._only
         if current is None:
-            raise self._not_served(name)
-        serving = current.serving
-        if serving is None or self.draining:
+            current = self._models[resolve_model(name, self._models)]
+        served = current.served
+        if served is None or self.draining:
             raise self._not_ready(current)
-        return Call(message, request_id, context, current, serving, explain, until_s)
+        return Call(message, request_id, context, current, served, explain, until_s)
 
     def _count(
         self, call: Call, question: Question, ranking: Ranking, candidates: int, began_ns: int
@@ -141,13 +142,13 @@ class RankingService:
         if (
             self._impressions is not None and call.context.is_active()
         ):  # else nobody is there to be shown anything
-            self._impressions.offer(call.request_id, call.serving, question, ranking)
+            self._impressions.offer(call.request_id, call.served, question, ranking)
         if ranking.shadows and self._shadow_log is not None and not call.message.brief.no_log:
-            self._shadow_log.offer(Seen.of(call.request_id, call.serving, question.variant, ranking))
+            self._shadow_log.offer(Seen.of(call.request_id, call.served, question.variant, ranking))
         self._meter.answered(
-            call.serving.name,
-            call.serving.version,
-            call.serving.variant_names[question.variant],
+            call.served.name,
+            call.served.version,
+            call.served.variant_names[question.variant],
             candidates,
             began_ns,
             call.store_ns,
@@ -160,13 +161,7 @@ class RankingService:
         """The model of a failed request in the metrics: one that is served here, or "", never another text."""
         return model if model in self._models else self._only.name if self._only and not model else ""
 
-    def _not_served(self, name: str) -> Exception:
-        served = ", ".join(map(repr, self._models))
-        if name:
-            return ModelNotServed(f"model: this server serves {served}, not {name!r}")
-        return InvalidRequest(f"model: empty, and this server serves several: {served}")
-
-    def _not_ready(self, current: Current) -> NotReady:
+    def _not_ready(self, current: ModelHandle) -> NotReady:
         if self.draining:
-            return NotReady("this server is draining; ask another one, or this one's successor")
+            return NotReady("this server is draining; call another one, or its successor")
         return NotReady(f"model {current.name!r} is still loading, or no version of it is active")

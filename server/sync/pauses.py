@@ -3,24 +3,10 @@
 from __future__ import annotations
 
 import os
-import random
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Pauses:
-    """Waits from `first_s` on that double up to `longest_s`; of each, between half and all is taken."""
-
-    first_s: float
-    longest_s: float
-
-    def after(self, failures: int) -> float:
-        """Seconds to wait after `failures` in a row, from 1 on."""
-        longest = min(self.first_s * 2.0 ** min(failures - 1, 30), self.longest_s)
-        return longest * random.uniform(0.5, 1.0)
-
+from model_store.backoff import Pauses
 
 RECONNECT = Pauses(first_s=0.1, longest_s=5.0)
 """Between attempts to reach the store."""

@@ -34,7 +34,7 @@ from server.telemetry.status import SupervisorStatus
 from tests.model_store.redis.test_redis_keys import ROWS, pattern_of
 from tests.server import shop
 from tests.server.one_process import Server
-from trainer.checkpoint.keeper import Every
+from trainer.checkpoint.schedule import Every
 from trainer.runs.daemon import run as run_trainer
 from trainer.runs.daemon_options import Asked
 

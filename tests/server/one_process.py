@@ -17,7 +17,7 @@ import structlog
 from model_store.errors import StoreUnavailable
 from model_store.store import Store
 from server.processes.worker import Worker
-from server.ranking.served import Current, Serving
+from server.ranking.served import ModelHandle, ServedVersion
 from server.settings import Settings
 from server.sync.feed import Feed
 from server.sync.state_folder import StateFolder
@@ -31,11 +31,13 @@ class Server:
     """All models of `settings` on one port, without other workers."""
 
     def __init__(
-        self, settings: Settings, on_ready: Callable[[Serving, str], None] = lambda serving, address: None
+        self,
+        settings: Settings,
+        on_ready: Callable[[ServedVersion, str], None] = lambda served, address: None,
     ) -> None:
         """`on_ready` is called once, with the first model's version and the address, when every model is served."""
         self._settings = settings
-        self._on_ready: Callable[[Serving, str], None] | None = on_ready
+        self._on_ready: Callable[[ServedVersion, str], None] | None = on_ready
         self.address = ""
         self.totals = Totals()
         self.meter = Meter()
@@ -44,12 +46,12 @@ class Server:
         self._worker = Worker(settings, self)
 
     @property
-    def models(self) -> Mapping[str, Current]:
+    def models(self) -> Mapping[str, ModelHandle]:
         """What is served of each model."""
         return self._worker.models
 
     @property
-    def current(self) -> Current:
+    def current(self) -> ModelHandle:
         """What is served of the first model."""
         return self.models[self._settings.models[0]]
 
@@ -96,10 +98,10 @@ class Server:
 
     def swapped(self, model: str, version: int) -> None:
         """As of `worker.Reports`."""
-        serving = self.current.serving
-        if serving is not None and self.ready.is_set() and self._on_ready is not None:
+        served = self.current.served
+        if served is not None and self.ready.is_set() and self._on_ready is not None:
             on_ready, self._on_ready = self._on_ready, None
-            on_ready(serving, self.address)
+            on_ready(served, self.address)
 
     def released(self, serial: int) -> None:
         """As of `worker.Reports`."""

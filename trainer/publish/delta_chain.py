@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.artefact.artefact import Artefact, Delta
-from model_store.artefact.changes import moved
+from model_store.artefact.changes import differing
 from model_store.artefact.rows import Content
 from trainer.learn.learners.registry import untouched_stay
 from trainer.learn.model import LearningModel
@@ -59,7 +59,7 @@ class Line:
         before, after = self._rows.published(numbers), Numbers(*self._model.published(keys))
         masks = self._model.coordinates.masks_of(keys)
         went, came = self._values(masks, before), self._values(masks, after)
-        out = moved(went, came, 0.0 if last else threshold)
+        out = differing(went, came, 0.0 if last else threshold)
         there = int(after.there[out].sum()) - int(before.there[out].sum())
         chosen = self._rows.keys(numbers[out], keys.slots[out])
         delta = self._delta(chosen, _of(went, out), _of(came, out))

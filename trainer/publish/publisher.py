@@ -21,7 +21,7 @@ from model_store.errors import (
     VersionNotFound,
 )
 from model_store.versions.model_versions import KEEP, ModelVersions
-from trainer.checkpoint.keeper import Every, Schedule
+from trainer.checkpoint.schedule import Every, Schedule
 from trainer.learn.model import LearningModel
 from trainer.publish.delta_chain import Change, Line
 from trainer.publish.guard import Guard, Verdict

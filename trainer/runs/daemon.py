@@ -25,7 +25,7 @@ from model_store.errors import (
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from model_store.versions.lease import TrainerLease
-from trainer.checkpoint import Keeper
+from trainer.checkpoint import Checkpoints
 from trainer.publish.publisher import Publisher, Publishing
 from trainer.publish.rollback import Watch
 from trainer.runs.daemon_begin import begin
@@ -82,7 +82,7 @@ class Daemon:
         """Take the folder, the store and the lease; wait for a store that is away."""
         asked = self._asked
         self._keeper = stack.enter_context(
-            Keeper(asked.folder, asked.every, self._spec, resume=True, on_warning=self._output.warn)
+            Checkpoints(asked.folder, asked.every, self._spec, resume=True, on_warning=self._output.warn)
         )
         self._store = stack.enter_context(self._until_there(lambda: Store.open(asked.store)))
         self._versions = self._store.model(self._spec.model.name, self._output.warn)

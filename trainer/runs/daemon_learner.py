@@ -12,7 +12,7 @@ from typing import Protocol
 from model_store.errors import OutputError
 from model_store.spec.spec import ModelSpec
 from model_store.versions.model_versions import ModelVersions
-from trainer.checkpoint import Keeper
+from trainer.checkpoint import Checkpoints
 from trainer.events.events import Lag
 from trainer.learn.model import LearningModel
 from trainer.publish.online_metrics import Online
@@ -43,7 +43,7 @@ class Learner:
         loop: Loop,
         sources: Sequence[Named],
         names: Sequence[str],
-        keeper: Keeper,
+        keeper: Checkpoints,
         saved: Saved,
         max_lag_s: float,
         initial: str | None,
@@ -99,7 +99,7 @@ class Learner:
         """Write a checkpoint; first the rows that wait for their clicks, which it names."""
         loop = self._loop
         if not self._on_disk(loop.before_checkpoint, "no checkpoint is written"):
-            self._keeper.gave_up(self.model.rows)
+            self._keeper.skip(self.model.rows)
             return
         rows, parts = self.model.rows, {"join": loop.joined()}
         saved = self._saving.save(loop.model, loop.state(), loop.places(), loop.counts, parts)

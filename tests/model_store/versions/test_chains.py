@@ -199,7 +199,7 @@ def put_another_snapshot_there(store: Store, ads: ModelVersions) -> str:
         store.client.delete(key)
     for key in store.client.scan_iter(match="ftrie:{other}:version:1*"):
         store.client.copy(key, key.replace(b"other", b"ads"))
-    return "version 4 cannot be put together: the delta changes a model of content"
+    return "version 4 cannot be put together: the delta changes a model with content"
 
 
 DAMAGES = [

@@ -32,11 +32,11 @@ def in_file(path: Path) -> list[dict[str, Any]]:
 
 
 def offered(log: ImpressionLog, count: int, message_bytes: int = 0) -> None:
-    serving = whole_spec.serving()
+    served = whole_spec.served()
     request = RankRequest(item_ids=["i1", "x" * message_bytes] if message_bytes else ["i1"])
-    question = whole_spec.question(serving, request, None, plain=True)
+    question = whole_spec.question(served, request, None, plain=True)
     for n in range(count):
-        log.offer(f"r{n}", serving, question, question.ask(serving))
+        log.offer(f"r{n}", served, question, question.ask(served))
 
 
 def test_a_writer_that_is_behind_costs_impressions_that_are_counted_and_told_once(
@@ -72,11 +72,11 @@ def test_few_long_requests_wait_where_many_short_ones_may(
 
 
 def test_an_impression_that_waits_keeps_no_version_in_memory() -> None:
-    serving = whole_spec.serving()
+    served = whole_spec.served()
     request = RankRequest(item_ids=["i1", "new"], cookie="c1")
-    left = whole_spec.shown(serving, whole_spec.question(serving, request, None, plain=True))
-    model = weakref.ref(serving.model)
-    del serving
+    left = whole_spec.shown(served, whole_spec.question(served, request, None, plain=True))
+    model = weakref.ref(served.model)
+    del served
     gc.collect()
     assert model() is None
     assert json.loads(left.lines.line(left))["version"] == 7
@@ -86,10 +86,10 @@ def test_items_whose_values_are_not_known_yet_are_told_and_counted(file: Path) -
     meter = Meter()
     with capture_logs() as told:
         log = ImpressionLog([sinks.FileSink(str(file), 1 << 30, 1)], meter, most=5)
-        serving = whole_spec.serving(with_fragments=False)
-        question = whole_spec.question(serving, RankRequest(item_ids=["i1"]), None, plain=True)
+        served = whole_spec.served(with_fragments=False)
+        question = whole_spec.question(served, RankRequest(item_ids=["i1"]), None, plain=True)
         for _ in range(3):
-            log.offer("r", serving, question, question.ask(serving))
+            log.offer("r", served, question, question.ask(served))
         log.close()
     counts = {(name, *labels): number for name, labels, number in meter.take()["counts"]}
     assert counts == {(IMPRESSIONS_DROPPED, "whole", "file", "catalogue"): 3}

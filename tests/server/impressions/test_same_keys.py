@@ -20,7 +20,7 @@ from server.impressions.lines import Lines
 from server.ranking.explain import item_tokens, request_tokens
 from server.ranking.features import PlainFeatures, StoredUser
 from server.ranking.query import Question
-from server.ranking.served import Serving
+from server.ranking.served import ServedVersion
 from server.ranking.users import drop_misfits
 from tests.server.impressions import whole_spec
 from tests.server.impressions.drawn import CONTEXT, ITEM, STORED, USER, features, request
@@ -32,19 +32,19 @@ from trainer.logs.batch import RowBatch
 from trainer.logs.positions import Position
 
 Keys = list[tuple[bytes, float, int]]
-SERVING = whole_spec.serving()
-PLAN = SERVING.model.plan
-WANTED = Wanted.of(SERVING.model.spec)
-MAKER = ExampleMaker(SERVING.model.spec)
+SERVED = whole_spec.served()
+PLAN = SERVED.model.plan
+WANTED = Wanted.of(SERVED.model.spec)
+MAKER = ExampleMaker(SERVED.model.spec)
 
 
 def stored(cookie: str, values: dict[str, str]) -> StoredUser | None:
     """What is kept of a user; nobody without a cookie."""
-    names = SERVING.wanted.hash_fields.names
+    names = SERVED.wanted.hash_fields.names
     return StoredUser(cookie, [values.get(name) for name in names], 0.0) if cookie else None
 
 
-def served_keys(serving: Serving, asked: Question, places: Sequence[int]) -> list[Keys]:
+def served_keys(served: ServedVersion, asked: Question, places: Sequence[int]) -> list[Keys]:
     """The keys that each item was scored on, by the tokens in the ranker's hands."""
     if isinstance(asked.fields, PlainFeatures):
         starts, begin, x, text = asked.fields.arrays
@@ -56,14 +56,14 @@ def served_keys(serving: Serving, asked: Question, places: Sequence[int]) -> lis
             for place, field in enumerate(PLAN.request_fields)
         }
     else:
-        of_request = request_tokens(serving.model, asked.fields)
+        of_request = request_tokens(served.model, asked.fields)
     ids = [*asked.item_ids, *(item for item, _ in asked.spelled)]
-    under = [None] * len(asked.item_ids) + [values for _, values in serving.catalogue.under(asked.spelled)]
+    under = [None] * len(asked.item_ids) + [values for _, values in served.catalogue.under(asked.spelled)]
     return [
         [
             (key, x, mask)
             for _, key, x, mask in PLAN.keys_of(
-                of_request | item_tokens(serving.model, serving.catalogue, ids[place], under[place])
+                of_request | item_tokens(served.model, served.catalogue, ids[place], under[place])
             )
         ]
         for place in places
@@ -73,7 +73,7 @@ def served_keys(serving: Serving, asked: Question, places: Sequence[int]) -> lis
 def logged_keys(line: bytes) -> list[Keys]:
     """The keys that the rows of a line make, by the slow reference."""
     event = json.loads(line)
-    return [PLAN.keys(whole_spec.joined(event, item, SERVING.model.spec)) for item in event["items"]]
+    return [PLAN.keys(whole_spec.joined(event, item, SERVED.model.spec)) for item in event["items"]]
 
 
 Hashed = list[tuple[int, float]]
@@ -110,11 +110,11 @@ def check(*questions: Question) -> list[dict[str, Any]]:
     """Compare what they were scored on with what their lines say, and give back the events."""
     lines, served = list[bytes](), list[Keys]()
     for asked in questions:
-        left = whole_spec.shown(SERVING, asked, f"r{len(lines)}")
-        lines.append(Lines.of(SERVING).line(left))
+        left = whole_spec.shown(SERVED, asked, f"r{len(lines)}")
+        lines.append(Lines.of(SERVED).line(left))
         ids = left.ranking.ids
         first = [place for place, item in enumerate(ids) if item not in ids[:place]]
-        keys = served_keys(SERVING, asked, left.ranking.order[first].tolist())
+        keys = served_keys(SERVED, asked, left.ranking.order[first].tolist())
         served += keys
         assert logged_keys(lines[-1]) == keys
         event = json.loads(lines[-1])
@@ -145,11 +145,11 @@ def test_a_request_and_its_line_make_the_same_keys(
     record: dict[str, str],
 ) -> None:
     made = request(ids if ids or items else ["i1"], user, context, items, cookie)
-    asked = whole_spec.question(SERVING, made, stored(cookie, record), plain=False)
+    asked = whole_spec.question(SERVED, made, stored(cookie, record), plain=False)
     try:
-        asked.ask(SERVING)
+        asked.ask(SERVED)
     except FieldValueError:
-        asked.fields, _ = drop_misfits(asked.fields, SERVING)  # type: ignore[arg-type]
+        asked.fields, _ = drop_misfits(asked.fields, SERVED)  # type: ignore[arg-type]
     check(asked, *OTHERS)
 
 
@@ -164,12 +164,12 @@ def test_so_do_a_request_that_was_never_python_values_and_its_line(
     ids: list[str], user: dict[str, Any], place: str, cookie: str, record: dict[str, str]
 ) -> None:
     made = request(ids or ["i1"], user, {"place": place}, {}, cookie)
-    check(whole_spec.question(SERVING, made, stored(cookie, record), plain=True))
+    check(whole_spec.question(SERVED, made, stored(cookie, record), plain=True))
 
 
 OTHERS = [
     whole_spec.question(
-        SERVING,
+        SERVED,
         request(
             ["i1", "i2"],
             {"topics": topics, "income": 3.0},
@@ -187,20 +187,20 @@ OTHERS = [
 
 def test_what_a_model_does_not_know_stands_in_the_context_unless_the_row_has_a_use_for_its_name() -> None:
     made = request(["i1"], {"new": 2.5}, {"session": "s", "when": "now", "click": "1", "id": "x"}, {}, "")
-    (event,) = check(whole_spec.question(SERVING, made, None, plain=False))
+    (event,) = check(whole_spec.question(SERVED, made, None, plain=False))
     assert event["context"] == {"session": "s", "new": 2.5, "when": ""}
 
 
 def test_a_value_of_a_record_that_does_not_fit_was_not_scored_and_is_not_logged() -> None:
     made = request(["i1"], {}, {}, {}, "c1")
     record = {"age": "30", "income": "many", "likes": "a|b"}
-    (event,) = check(whole_spec.question(SERVING, made, stored("c1", record), plain=True))
+    (event,) = check(whole_spec.question(SERVED, made, stored("c1", record), plain=True))
     assert event["user"] == {"age": "30", "device": "c1", "likes": ["a", "b"]}
 
 
 def test_a_line_says_of_an_item_what_its_record_says_of_the_models_fields() -> None:
     made = request(["i1", "i2"], {}, {}, {}, "")
-    (event,) = check(whole_spec.question(SERVING, made, None, plain=True))
+    (event,) = check(whole_spec.question(SERVED, made, None, plain=True))
     assert [item["features"] for item in event["items"]] == [
         {"brand": "50%", "model": "", "tags": ["a*b", "c=d"], "words": {"x": 0.5, "y": -2.0}, "price": 9.5},
         {"model": "ü-2", "kg": 0.1, "added": "1700000000", "sku": "another"},

@@ -20,7 +20,7 @@ from server.ranking.features import PlainFeatures, StoredUser
 from server.ranking.query import Question
 from server.ranking.ranker import Ranker
 from server.ranking.request import Received
-from server.ranking.served import Serving
+from server.ranking.served import ServedVersion
 
 SPEC = """
 [model]
@@ -73,7 +73,7 @@ def spec() -> ModelSpec:
     return parsed.resolve(["click", "request", "when", "device", "sku", *columns])
 
 
-def serving(with_fragments: bool = True) -> Serving:
+def served(with_fragments: bool = True) -> ServedVersion:
     """What serves it: a model that knows no key, over the items."""
     made = Artefact.from_columns(
         key_data=np.frombuffer(b"bias", np.uint8),
@@ -87,32 +87,34 @@ def serving(with_fragments: bool = True) -> Serving:
     model = Model.build(made, 7)
     form = Form(model.spec, model.plan) if with_fragments else None
     catalogue = Catalogue.build(model.plan, ITEMS.items(), form)
-    return Serving("whole", 7, "", model, catalogue, Ranker(model, catalogue), 0)
+    return ServedVersion("whole", 7, "", model, catalogue, Ranker(model, catalogue), 0)
 
 
-def question(serving: Serving, request: RankRequest, user: StoredUser | None, *, plain: bool) -> Question:
+def question(
+    served: ServedVersion, request: RankRequest, user: StoredUser | None, *, plain: bool
+) -> Question:
     """What a call makes of a request, and of what is stored of its user; with `plain` as tokens."""
     from server.ranking import wire
 
     message = Received(request.SerializeToString())
     fields: wire.Fields | PlainFeatures | None
     if plain:
-        fields = serving.plain.read(message)
+        fields = served.plain.read(message)
         assert fields is not None
         if user is not None:
-            fields = user.tokens(serving.wanted).under(fields, user)
+            fields = user.tokens(served.wanted).under(fields, user)
     else:
-        fields = wire.fields(message.with_features(), serving)
+        fields = wire.fields(message.with_features(), served)
         if user is not None:
-            fields = {**serving.wanted.named(user.cookie, user.values), **fields}
-    spelled = wire.spelled_out(message.brief, message.item_ids, serving)
+            fields = {**served.wanted.named(user.cookie, user.values), **fields}
+    spelled = wire.spelled_out(message.brief, message.item_ids, served)
     assert spelled is not None
     return Question(fields, message.item_ids, spelled, 0, None, message)
 
 
-def shown(serving: Serving, asked: Question, request_id: str = "r1") -> Shown:
+def shown(served: ServedVersion, asked: Question, request_id: str = "r1") -> Shown:
     """The answer to it, as a call leaves it behind."""
-    return Shown(1700000000.25, request_id, Lines.of(serving), asked, asked.ask(serving))
+    return Shown(1700000000.25, request_id, Lines.of(served), asked, asked.ask(served))
 
 
 def joined(event: Mapping[str, Any], item: Mapping[str, Any], spec: ModelSpec) -> dict[str, Value]:

@@ -16,7 +16,7 @@ from model_store.spec.spec import ModelSpec
 from server.model.catalogue import Catalogue
 from server.model.live_model import LiveModel
 from server.model.shared_memory import Mapped, Parts
-from server.ranking.served import Serving
+from server.ranking.served import ServedVersion
 from tests.matrix import examples
 from tests.server import shop
 from tests.server.model.models import Records, answers, follow, fresh_ranker, live, runs, told
@@ -35,9 +35,9 @@ def test_after_every_delta_answers_are_those_of_the_snapshot_bit_for_bit(run: Ru
         if number:
             follow(model, spec, steps[number - 1 : number + 1], number)
         expected = fresh_ranker(artefact_of(spec, steps[number]), records)
-        serving = Serving.bind(model.parts)
-        assert serving.version == number + 1
-        assert answers(serving.ranker, requests, records) == answers(expected, requests, records)
+        served = ServedVersion.bind(model.parts)
+        assert served.version == number + 1
+        assert answers(served.ranker, requests, records) == answers(expected, requests, records)
 
 
 @pytest.mark.slow
@@ -50,19 +50,19 @@ def test_rebuilding_restoring_and_new_items_change_no_answer(run: Run, rebuild: 
     if rebuild:
         model.rebuild()
         assert model.parts.fresh is None
-    model.with_catalogue(Catalogue.build(Serving.bind(model.parts).model.plan, records), 2)
+    model.with_catalogue(Catalogue.build(ServedVersion.bind(model.parts).model.plan, records), 2)
     other = LiveModel("m")
     other.restore(model.parts)
     follow(other, spec, steps[-2:], len(steps) - 1)
     expected = fresh_ranker(artefact_of(spec, steps[-1]), records)
-    serving = Serving.bind(other.parts)
-    assert serving.items_generation == 2
-    assert answers(serving.ranker, requests, records) == answers(expected, requests, records)
+    served = ServedVersion.bind(other.parts)
+    assert served.items_generation == 2
+    assert answers(served.ranker, requests, records) == answers(expected, requests, records)
 
 
 def loaded() -> LiveModel:
     model, artefact = LiveModel(shop.NAME), shop.artefact(1)
-    plan = Serving.bind(model.load(1, artefact.sha256, artefact, catalogue())).model.plan
+    plan = ServedVersion.bind(model.load(1, artefact.sha256, artefact, catalogue())).model.plan
     assert plan.variants == shop.VARIANTS
     return model
 
@@ -103,7 +103,7 @@ def test_parts_on_disk_are_served_again(tmp_path: Path) -> None:
         getattr(parts, role).save(tmp_path / role)
     blocks = {role: Mapped.load(tmp_path / role) for role in ("base", "values", "items", "catalogue")}
     again = Parts(parts.name, 2, parts.sha256, parts.content, 0, fresh=None, **blocks)
-    one, other = Serving.bind(parts), Serving.bind(again)
+    one, other = ServedVersion.bind(parts), ServedVersion.bind(again)
     fields = {"age": "20", "likes": ["red"], "device": "u1"}
     ids = list(shop.ITEMS)
     assert told(other.ranker.rank(fields, ids)) == told(one.ranker.rank(fields, ids))
@@ -123,7 +123,7 @@ def test_long_and_short_ranges_of_fresh_keys_score_as_the_snapshots() -> None:
     some = {key: entry for number, (key, entry) in enumerate(sorted(whole.items())) if number % 3 == 0}
     model = live(spec, some, items)
     follow(model, spec, [some, whole])
-    ours, theirs = Serving.bind(model.parts).ranker, fresh_ranker(artefact_of(spec, whole), items)
+    ours, theirs = ServedVersion.bind(model.parts).ranker, fresh_ranker(artefact_of(spec, whole), items)
     request: dict[str, Value] = {"age": "25", "hour": 7}
     for few in (items[:5], items[100:300], items):
         ids = [item_id for item_id, _ in few]
@@ -149,7 +149,7 @@ def test_a_model_of_thirty_two_variants_follows_deltas() -> None:
     items: Records = [("shoe", {"brand": "nike"})]
     model = live(spec, steps[0], items)
     follow(model, spec, steps)
-    ours, theirs = Serving.bind(model.parts).ranker, fresh_ranker(artefact_of(spec, steps[-1]), items)
+    ours, theirs = ServedVersion.bind(model.parts).ranker, fresh_ranker(artefact_of(spec, steps[-1]), items)
     for variant in range(32):
         asked = {"age": "25"}, ["shoe"], items, variant
         assert told(ours.rank(*asked)) == told(theirs.rank(*asked))  # type: ignore[arg-type]
@@ -174,7 +174,7 @@ def test_parts_of_two_versions_are_refused() -> None:
     model, spec = loaded(), parse(SHOP)
     other = live(spec, {b"bias": (1.0, 1)}, [])
     with pytest.raises(ArtefactError, match="parts of two versions"):
-        Serving.bind(replace(model.parts, values=other.parts.values))
+        ServedVersion.bind(replace(model.parts, values=other.parts.values))
 
 
 def test_parts_of_another_model_are_not_restored() -> None:
@@ -190,7 +190,7 @@ def test_a_key_is_looked_up_in_both_layers_and_not_found_once_it_is_gone() -> No
     ]
     model = live(spec, steps[0], [])
     follow(model, spec, steps)
-    found = Serving.bind(model.parts).model
+    found = ServedVersion.bind(model.parts).model
     entries = [found.look_up(key, 0) for key in (b"bias", b"age=31", b"age=25", b"age=2")]
     assert [entry and entry.weight for entry in entries] == [-2.0, 0.25, None, None]
     assert [entry and entry.rate for entry in entries[:2]] == [1.0, 1.0]

@@ -15,7 +15,7 @@ from server.model import live_model
 from server.model.catalogue import Catalogue
 from server.model.live_model import LiveModel
 from server.model.state import State
-from server.ranking.served import Serving
+from server.ranking.served import ServedVersion
 from tests.matrix import examples
 from tests.server import shop
 from tests.server.model.models import Records, answers, follow, fresh_ranker, live, runs
@@ -46,7 +46,7 @@ def test_deltas_go_on_while_a_base_is_built_and_answers_stay_the_snapshots(
             work()
             assert model.finish_rebuild() is model.parts
         expected = fresh_ranker(artefact_of(spec, steps[number]), records)
-        found = Serving.bind(model.parts)
+        found = ServedVersion.bind(model.parts)
         assert found.version == number + 1
         assert answers(found.ranker, requests, records) == answers(expected, requests, records)
 
@@ -65,9 +65,9 @@ def test_items_that_came_meanwhile_are_kept() -> None:
     model.with_catalogue(some, 5)
     work()
     assert model.finish_rebuild() is not None
-    serving = Serving.bind(model.parts)
-    assert (len(serving.catalogue), serving.items_generation) == (3, 5)
-    assert serving.ranker.rank({"age": "20"}, list(shop.ITEMS)).unknown_items == list(shop.ITEMS)[3:]
+    served = ServedVersion.bind(model.parts)
+    assert (len(served.catalogue), served.items_generation) == (3, 5)
+    assert served.ranker.rank({"age": "20"}, list(shop.ITEMS)).unknown_items == list(shop.ITEMS)[3:]
 
 
 def test_a_snapshot_that_comes_meanwhile_is_what_counts() -> None:

@@ -9,7 +9,7 @@ from model_store.features.features import FeaturePlan
 from server.model.catalogue import Catalogue
 from server.model.live_model import LiveModel
 from server.ranking.ranker import Ranker
-from server.ranking.served import Serving
+from server.ranking.served import ServedVersion
 from tests.server import shop
 from tests.server.model.models import fresh_ranker
 
@@ -28,9 +28,9 @@ class Swapped:
         self.serve()
 
     def serve(self) -> None:
-        self.serving = Serving.bind(self._model.parts)
+        self.served = ServedVersion.bind(self._model.parts)
         uid = self._model.parts.values.uid
-        self.serving.on_released(lambda: self.released.append(uid))
+        self.served.on_released(lambda: self.released.append(uid))
 
     def collect(self) -> None:
         """In the model's own thread, tell it what was released."""
@@ -57,10 +57,10 @@ def test_every_answer_under_deltas_is_exactly_one_versions() -> None:
 
     def ask() -> None:
         while not stop.is_set():
-            serving = worker.serving
-            if asked(serving.ranker) != expected[serving.version]:
-                wrong.append(serving.version)
-            seen[serving.version].set()
+            served = worker.served
+            if asked(served.ranker) != expected[served.version]:
+                wrong.append(served.version)
+            seen[served.version].set()
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
@@ -80,8 +80,8 @@ def test_every_answer_under_deltas_is_exactly_one_versions() -> None:
 
 def test_parts_are_released_when_the_last_request_that_reads_them_ends() -> None:
     worker = Swapped(loaded())
-    reading = worker.serving.ranker
-    del worker.serving
+    reading = worker.served.ranker
+    del worker.served
     assert worker.released == []
     assert asked(reading)
     del reading
@@ -98,8 +98,8 @@ def test_a_worker_keeps_no_more_objects_for_more_items() -> None:
         del model, records
         gc.collect()
         before = len(gc.get_objects())
-        serving = Serving.bind(parts)
-        assert len(serving.catalogue) == items
+        served = ServedVersion.bind(parts)
+        assert len(served.catalogue) == items
         gc.collect()
         return len(gc.get_objects()) - before
 

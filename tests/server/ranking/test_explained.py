@@ -16,7 +16,7 @@ from server.model.live_model import LiveModel
 from server.model.model import Model
 from server.ranking.explain import ROUNDING, Group, _rest, explained, item_tokens, request_tokens
 from server.ranking.ranker import Ranker
-from server.ranking.served import Serving
+from server.ranking.served import ServedVersion
 from tests.matrix import examples
 from tests.server.ranking.test_ranker import SHOP, SHOP_WEIGHTS, VARIANTS, parse, questions
 from tests.server.slow_ranker import Weights, artefact_of
@@ -133,11 +133,11 @@ def test_keys_that_a_delta_brought_changed_or_took_out_are_explained_as_they_are
     live = LiveModel("shop")
     live.load(1, "", first, Catalogue.build(FeaturePlan.of(spec), [("shoe", {"brand": "nike"})]))
     live.apply(2, "", second.changes_since(first, version=1))
-    serving = Serving.bind(live.parts)
-    assert len(serving.model.fresh) > 0
-    ranking = serving.ranker.rank({"age": "25"}, ["shoe"])
-    request = request_tokens(serving.model, {"age": "25"})
-    tokens = request | item_tokens(serving.model, serving.catalogue, "shoe", None)
-    groups = explained(serving.model, tokens, 0, ranking.score[0])
+    served = ServedVersion.bind(live.parts)
+    assert len(served.model.fresh) > 0
+    ranking = served.ranker.rank({"age": "25"}, ["shoe"])
+    request = request_tokens(served.model, {"age": "25"})
+    tokens = request | item_tokens(served.model, served.catalogue, "shoe", None)
+    groups = explained(served.model, tokens, 0, ranking.score[0])
     assert added_up(groups) == ranking.score[0]
     assert [group.name for group in groups if group.name != ROUNDING] == ["bias", "age", "age*brand"]

@@ -20,7 +20,7 @@ from server.model.catalogue import Catalogue
 from server.model.live_model import LiveModel
 from server.ranking.ranker import Ranker
 from server.ranking.select.options import Options
-from server.ranking.served import Serving
+from server.ranking.served import ServedVersion
 from tests.matrix import examples
 from tests.server.model.models import Records, runs
 from tests.server.ranking.test_ranker import VARIANTS
@@ -44,7 +44,7 @@ def followed(run: Run) -> tuple[Ranker, Artefact]:
     model.load(1, "", artefacts[0], Catalogue.build(FeaturePlan.of(spec), records))
     for version, (before, after) in enumerate(pairwise(artefacts), start=2):
         model.apply(version, "", after.changes_since(before, version=version - 1))
-    return Serving.bind(model.parts).ranker, artefacts[-1]
+    return ServedVersion.bind(model.parts).ranker, artefacts[-1]
 
 
 @examples(50)
@@ -89,7 +89,7 @@ def test_uncertainty_after_deltas_is_the_snapshots_bit_for_bit(run: Run) -> None
     ranker, artefact = followed(run)
     model = LiveModel("m")
     model.load(1, "", artefact, Catalogue.build(FeaturePlan.of(artefact.spec), records))
-    other = Serving.bind(model.parts).ranker
+    other = ServedVersion.bind(model.parts).ranker
     for request in requests:
         asked: Any = (request, [i for i, _ in records], records, 1)
         one, two = ranker.rank(*asked, options=UNSURE), other.rank(*asked, options=UNSURE)

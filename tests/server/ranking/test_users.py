@@ -21,7 +21,7 @@ from server.model.model import Model
 from server.ranking.features import PlainFeatures
 from server.ranking.ranker import Ranker
 from server.ranking.request import received
-from server.ranking.served import Serving
+from server.ranking.served import ServedVersion
 from server.ranking.store_reads import StoredReads
 from server.ranking.users import UserFeatures
 from tests.matrix import slow_except
@@ -33,10 +33,10 @@ PATIENT: Any = SimpleNamespace(time_remaining=lambda: None)
 
 
 @pytest.fixture(scope="module")
-def serving() -> Serving:
+def served() -> ServedVersion:
     model = Model.build(shop.artefact(), 1)
     catalogue = Catalogue.build(model.plan, [])
-    return Serving(shop.NAME, 1, "", model, catalogue, Ranker(model, catalogue), 0)
+    return ServedVersion(shop.NAME, 1, "", model, catalogue, Ranker(model, catalogue), 0)
 
 
 @pytest.fixture
@@ -80,44 +80,44 @@ def asked(store: Store) -> int:
     return int(found["calls"]) if found else 0
 
 
-def tokens_of(features: PlainFeatures, serving: Serving) -> dict[str, list[tuple[bytes, float]]]:
+def tokens_of(features: PlainFeatures, served: ServedVersion) -> dict[str, list[tuple[bytes, float]]]:
     """The tokens of each field that has some."""
     starts, begin, x, text = features.arrays
     found = {}
-    for place, field in enumerate(serving.model.plan.request_fields):
+    for place, field in enumerate(served.model.plan.request_fields):
         tokens = range(starts[place], starts[place + 1])
         if tokens:
             found[field.name] = [(text[begin[t] : begin[t + 1] - 1].tobytes(), float(x[t])) for t in tokens]
     return found
 
 
-def expected_tokens(fields: dict[str, Value], serving: Serving) -> dict[str, list[tuple[bytes, float]]]:
-    plans = serving.model.plan.request_fields
+def expected_tokens(fields: dict[str, Value], served: ServedVersion) -> dict[str, list[tuple[bytes, float]]]:
+    plans = served.model.plan.request_fields
     made = {plan.name: [(t.text, t.x) for t in plan.tokens(fields.get(plan.name))] for plan in plans}
     return {name: tokens for name, tokens in made.items() if tokens}
 
 
-def plain(serving: Serving, **values: str) -> PlainFeatures:
+def plain(served: ServedVersion, **values: str) -> PlainFeatures:
     """What the request reader makes of these features."""
     request = RankRequest(item_ids=["x"])
     request.user.values.update(values)
-    read = serving.plain.read(received(request.SerializeToString()))  # type: ignore[arg-type]
+    read = served.plain.read(received(request.SerializeToString()))  # type: ignore[arg-type]
     assert read is not None
     return read
 
 
 def test_what_is_given_inline_overrides_what_is_stored_field_by_field(
-    reads: StoredReads, serving: Serving
+    reads: StoredReads, served: ServedVersion
 ) -> None:
     users = UserFeatures(reads)
     stored = {"device": "u1", "age": "20", "likes": '["red","blue"]'}
-    assert users.complete("u1", {}, serving, PATIENT) == (stored, [])
-    assert users.complete("u1", {"age": "40"}, serving, PATIENT) == (stored | {"age": "40"}, [])
-    assert users.complete("u1", {"age": "", "device": "d"}, serving, PATIENT)[0] == stored | {
+    assert users.complete("u1", {}, served, PATIENT) == (stored, [])
+    assert users.complete("u1", {"age": "40"}, served, PATIENT) == (stored | {"age": "40"}, [])
+    assert users.complete("u1", {"age": "", "device": "d"}, served, PATIENT)[0] == stored | {
         "age": "",
         "device": "d",
     }
-    assert users.complete("u1", {}, serving, PATIENT)[0] == stored
+    assert users.complete("u1", {}, served, PATIENT)[0] == stored
 
 
 @pytest.mark.parametrize(
@@ -125,108 +125,112 @@ def test_what_is_given_inline_overrides_what_is_stored_field_by_field(
 )
 @pytest.mark.parametrize("cookie", ["u1", "u2", "nobody", "ü*=%"])
 def test_tokens_are_completed_as_texts_are(
-    reads: StoredReads, serving: Serving, cookie: str, inline: dict[str, str]
+    reads: StoredReads, served: ServedVersion, cookie: str, inline: dict[str, str]
 ) -> None:
     users = UserFeatures(reads)
     for _ in range(2):  # read, then kept
-        fields, problems = users.complete(cookie, dict(inline), serving, PATIENT)
-        features, same = users.complete_plain(cookie, plain(serving, **inline), serving, PATIENT)
-        assert tokens_of(features, serving) == expected_tokens(fields, serving)
+        fields, problems = users.complete(cookie, dict(inline), served, PATIENT)
+        features, same = users.complete_plain(cookie, plain(served, **inline), served, PATIENT)
+        assert tokens_of(features, served) == expected_tokens(fields, served)
         assert same == problems == []
 
 
 def test_a_stored_value_that_does_not_fit_is_left_out_and_told_unless_it_is_overridden(
-    store: Store, reads: StoredReads, serving: Serving
+    store: Store, reads: StoredReads, served: ServedVersion
 ) -> None:
     store.records.put_users([("odd", {"age": "20", "likes": "[1"})])
     users = UserFeatures(reads)
     for _ in range(2):
-        features, problems = users.complete_plain("odd", plain(serving), serving, PATIENT)
-        assert tokens_of(features, serving) == expected_tokens({"age": "20", "device": "odd"}, serving)
+        features, problems = users.complete_plain("odd", plain(served), served, PATIENT)
+        assert tokens_of(features, served) == expected_tokens({"age": "20", "device": "odd"}, served)
         assert [text.partition(": ")[0] for text in problems] == ["user_features"]
         assert "left out likes" in problems[0]
 
 
 def test_a_user_is_read_once_and_then_kept_also_one_who_is_not_there(
-    store: Store, reads: StoredReads, serving: Serving
+    store: Store, reads: StoredReads, served: ServedVersion
 ) -> None:
     users = UserFeatures(reads)
     before = asked(store)
     for _ in range(5):
-        users.complete("u1", {}, serving, PATIENT)
-        users.complete_plain("u1", plain(serving), serving, PATIENT)
-        assert users.complete("nobody", {}, serving, PATIENT) == ({"device": "nobody"}, [])
+        users.complete("u1", {}, served, PATIENT)
+        users.complete_plain("u1", plain(served), served, PATIENT)
+        assert users.complete("nobody", {}, served, PATIENT) == ({"device": "nobody"}, [])
     assert asked(store) == before + 2
 
 
-def test_what_is_no_longer_fresh_is_read_again(store: Store, reads: StoredReads, serving: Serving) -> None:
+def test_what_is_no_longer_fresh_is_read_again(
+    store: Store, reads: StoredReads, served: ServedVersion
+) -> None:
     users = UserFeatures(reads, ttl_s=0.0)
-    users.complete("u1", {}, serving, PATIENT)
+    users.complete("u1", {}, served, PATIENT)
     store.records.put_users([("u1", {"age": "99"})])
-    assert users.complete("u1", {}, serving, PATIENT)[0] == {"device": "u1", "age": "99"}
+    assert users.complete("u1", {}, served, PATIENT)[0] == {"device": "u1", "age": "99"}
 
 
-def test_without_room_nothing_is_kept(store: Store, reads: StoredReads, serving: Serving) -> None:
+def test_without_room_nothing_is_kept(store: Store, reads: StoredReads, served: ServedVersion) -> None:
     users = UserFeatures(reads, users=0)
     before = asked(store)
     for _ in range(3):
-        users.complete("u1", {}, serving, PATIENT)
+        users.complete("u1", {}, served, PATIENT)
     assert asked(store) == before + 3
 
 
 def test_when_the_store_stalls_the_last_known_features_serve_and_the_answer_says_so(
-    store: Store, hasty: StoredReads, serving: Serving, eventually: Eventually
+    store: Store, hasty: StoredReads, served: ServedVersion, eventually: Eventually
 ) -> None:
     users = UserFeatures(hasty, ttl_s=0.0)
     known = {"device": "u1", **shop.USERS["u1"]}
     del known["never used"]
-    eventually(lambda: users.complete("u1", {}, serving, PATIENT) == (known, []))
+    eventually(lambda: users.complete("u1", {}, served, PATIENT) == (known, []))
     with stalled(store):
         for _ in range(5):  # the breaker opens meanwhile
-            fields, problems = users.complete("u1", {"age": "40"}, serving, PATIENT)
+            fields, problems = users.complete("u1", {"age": "40"}, served, PATIENT)
             assert fields == known | {"age": "40"}
             assert problems[0].startswith("user_features: stale, read ")
-            fields, problems = users.complete("u2", {"age": "40"}, serving, PATIENT)
+            fields, problems = users.complete("u2", {"age": "40"}, served, PATIENT)
             assert fields == {"device": "u2", "age": "40"}
             assert problems[0].startswith("user_features: ")
             assert "stale" not in problems[0]
 
 
 def test_stale_tokens_serve_too(
-    store: Store, hasty: StoredReads, serving: Serving, eventually: Eventually
+    store: Store, hasty: StoredReads, served: ServedVersion, eventually: Eventually
 ) -> None:
     users = UserFeatures(hasty, ttl_s=0.0)
-    eventually(lambda: users.complete_plain("u1", plain(serving), serving, PATIENT)[1] == [])
+    eventually(lambda: users.complete_plain("u1", plain(served), served, PATIENT)[1] == [])
     with stalled(store):
-        features, problems = users.complete_plain("u1", plain(serving), serving, PATIENT)
+        features, problems = users.complete_plain("u1", plain(served), served, PATIENT)
     known: dict[str, Value] = {"device": "u1", **shop.USERS["u1"]}
-    assert tokens_of(features, serving) == expected_tokens(known, serving)
+    assert tokens_of(features, served) == expected_tokens(known, served)
     assert problems[0].startswith("user_features: stale, read ")
 
 
-def test_a_passed_deadline_is_no_degraded_answer(reads: StoredReads, serving: Serving) -> None:
+def test_a_passed_deadline_is_no_degraded_answer(reads: StoredReads, served: ServedVersion) -> None:
     late: Any = SimpleNamespace(time_remaining=lambda: 0.0)
     with pytest.raises(DeadlinePassed):
-        UserFeatures(reads).complete("u1", {}, serving, late)
+        UserFeatures(reads).complete("u1", {}, served, late)
 
 
-def test_a_read_ends_in_time_for_the_deadline(store: Store, reads: StoredReads, serving: Serving) -> None:
+def test_a_read_ends_in_time_for_the_deadline(
+    store: Store, reads: StoredReads, served: ServedVersion
+) -> None:
     hurried: Any = SimpleNamespace(time_remaining=lambda: 0.03)
     users = UserFeatures(reads)
-    users.complete("u2", {}, serving, PATIENT)  # opens this thread's connection
+    users.complete("u2", {}, served, PATIENT)  # opens this thread's connection
     with stalled(store):
-        _, problems = users.complete("u1", {}, serving, hurried)
+        _, problems = users.complete("u1", {}, served, hurried)
     assert "no answer within 26 ms" in problems[0]
 
 
 def test_requests_for_one_cookie_at_a_time_ask_once(
-    store: Store, reads: StoredReads, serving: Serving, eventually: Eventually
+    store: Store, reads: StoredReads, served: ServedVersion, eventually: Eventually
 ) -> None:
     users = UserFeatures(reads)
     before = asked(store)
     with ThreadPoolExecutor(8) as pool:
         with stalled(store):
-            answers = [pool.submit(users.complete, "u1", {}, serving, PATIENT) for _ in range(8)]
+            answers = [pool.submit(users.complete, "u1", {}, served, PATIENT) for _ in range(8)]
             shelf = users._shelves.get
             eventually(lambda: bool((kept := shelf(shop.NAME)) and "u1" in kept.flights))
             eventually(lambda: all(answer.running() or answer.done() for answer in answers))
@@ -235,42 +239,42 @@ def test_requests_for_one_cookie_at_a_time_ask_once(
 
 
 def test_who_waits_for_a_request_in_a_hurry_asks_again_in_its_own_time(
-    store: Store, store_url: str, serving: Serving, eventually: Eventually
+    store: Store, store_url: str, served: ServedVersion, eventually: Eventually
 ) -> None:
     store.records.put_users(shop.USERS.items())
     reads = StoredReads(store_url, budget_s=10.0)
     reads.connect()
     users = UserFeatures(reads)
-    users.complete("u2", {}, serving, PATIENT)  # opens this thread's connection, and a shelf
+    users.complete("u2", {}, served, PATIENT)  # opens this thread's connection, and a shelf
     shelf = users._shelves[shop.NAME]
     hurried: Any = SimpleNamespace(time_remaining=lambda: 0.1)
     with ThreadPoolExecutor(2) as pool:
         with stalled(store):
-            first = pool.submit(users.complete, "u1", {}, serving, hurried)
+            first = pool.submit(users.complete, "u1", {}, served, hurried)
             eventually(lambda: "u1" in shelf.flights)
-            second = pool.submit(users.complete, "u1", {}, serving, PATIENT)
+            second = pool.submit(users.complete, "u1", {}, served, PATIENT)
             assert first.result()[1][0].startswith("user_features: ")
         assert second.result() == ({"device": "u1", "age": "20", "likes": '["red","blue"]'}, [])
     reads.close()
 
 
 def test_a_version_with_other_fields_does_not_see_what_was_read_for_the_one_before(
-    store: Store, reads: StoredReads, serving: Serving
+    store: Store, reads: StoredReads, served: ServedVersion
 ) -> None:
     users = UserFeatures(reads)
-    users.complete("u1", {}, serving, PATIENT)
+    users.complete("u1", {}, served, PATIENT)
     spec = shop.spec().model_copy(
         update={"fields": {**shop.spec().fields, "city": shop.spec().fields["age"].model_copy()}}
     )
     artefact = shop.artefact()
     model = Model.build(type(artefact)(**{**vars(artefact), "spec": spec}), 2)
     catalogue = Catalogue.build(model.plan, [])
-    other = Serving(shop.NAME, 2, "", model, catalogue, Ranker(model, catalogue), 0)
+    other = ServedVersion(shop.NAME, 2, "", model, catalogue, Ranker(model, catalogue), 0)
     store.records.put_users([("u1", {"age": "20", "city": "Kyoto"})])
     assert users.complete("u1", {}, other, PATIENT)[0] == {"device": "u1", "age": "20", "city": "Kyoto"}
 
 
-def test_users_may_live_in_another_store(store: Store, store_url: str, serving: Serving) -> None:
+def test_users_may_live_in_another_store(store: Store, store_url: str, served: ServedVersion) -> None:
     with Store.open(f"unix://{store_url.removeprefix('embedded:')}/valkey.sock?db=1") as other:
         other.records.put_users([("u1", {"age": "77"})])
         store.records.put_items([("i", {"brand": "b"})])
@@ -278,7 +282,7 @@ def test_users_may_live_in_another_store(store: Store, store_url: str, serving: 
             store_url, user_url=f"unix://{store_url.removeprefix('embedded:')}/valkey.sock?db=1"
         )
         reads.connect()
-        assert UserFeatures(reads).complete("u1", {}, serving, PATIENT)[0] == {"device": "u1", "age": "77"}
+        assert UserFeatures(reads).complete("u1", {}, served, PATIENT)[0] == {"device": "u1", "age": "77"}
         assert reads.items(["i"], PATIENT) == [{"brand": "b"}]
         reads.close()
 
@@ -287,7 +291,7 @@ def test_users_may_live_in_another_store(store: Store, store_url: str, serving: 
 def test_answers_never_cross_between_cookies_whatever_the_line_does(
     store: Store,
     line: Line,
-    serving: Serving,
+    served: ServedVersion,
     seed: int,
     eventually: Eventually,
 ) -> None:
@@ -304,7 +308,7 @@ def test_answers_never_cross_between_cookies_whatever_the_line_does(
         draw = random.Random(seed * 100 + number)
         while not ended.is_set():
             n = draw.randrange(40)
-            fields, problems = users.complete(f"c{n}", {}, serving, PATIENT)
+            fields, problems = users.complete(f"c{n}", {}, served, PATIENT)
             whole = {"device": f"c{n}", "age": f"age-{n}", "likes": f'["{n}"]'}
             answered[bool(problems)] += 1
             if fields != whole and not (problems and fields == {"device": f"c{n}"}):

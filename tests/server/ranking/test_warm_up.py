@@ -17,7 +17,7 @@ from server.model.catalogue import Catalogue
 from server.model.live_model import LiveModel
 from server.model.model import Model
 from server.ranking.ranker import Ranker
-from server.ranking.served import Serving
+from server.ranking.served import ServedVersion
 from server.ranking.warmup import options_for_warming, warm_up
 from tests.server import shop
 from tests.server.ranking.test_ranker import FIELDS, parse
@@ -80,6 +80,6 @@ def test_nothing_is_compiled_for_the_first_delta() -> None:
     for version in (2, 3):
         after = shop.artefact(version, "per_variant")
         model.apply(version, "", after.changes_since(artefact, version=version - 1))
-        Serving.bind(model.parts).ranker.rank({"age": "20"}, list(shop.ITEMS), shadows=(1,))
+        ServedVersion.bind(model.parts).ranker.rank({"age": "20"}, list(shop.ITEMS), shadows=(1,))
         artefact = after
     assert compiled() == before

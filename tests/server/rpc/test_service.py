@@ -150,7 +150,7 @@ def test_an_item_stored_after_the_catalogue_was_read_is_scored_at_once(
     assert scores["new"] == pytest.approx(expected("u1", "new", brand="b2", price="6"))
     assert scores["item-1"] == pytest.approx(expected("u1", "item-1"))
     assert answer.unknown_items == ()
-    eventually(lambda: server.current.serving is not None and len(server.current.serving.catalogue) == 13)
+    eventually(lambda: server.current.served is not None and len(server.current.served.catalogue) == 13)
 
 
 def test_loading_items_renews_the_catalogue(
@@ -307,8 +307,8 @@ def test_before_a_version_is_active_calls_are_unavailable(start: Callable[[], Se
 
 
 def test_an_unknown_fault_is_logged_whole_and_told_to_nobody(client: Client, server: Server) -> None:
-    assert server.current.serving is not None
-    server.current.serving = replace(server.current.serving, ranker=None)  # type: ignore[arg-type]
+    assert server.current.served is not None
+    server.current.served = replace(server.current.served, ranker=None)  # type: ignore[arg-type]
     with structlog.testing.capture_logs() as logs, pytest.raises(RankFailed) as failed:
         client.rank(candidates=["a"], request_id="r-18")
     assert failed.value.code is grpc.StatusCode.INTERNAL

@@ -180,7 +180,7 @@ def test_one_server_serves_several_models(store: Store, begin: Start, eventually
     shop.fill(store)
     server = begin(shop.NAME, "ads")
     with Client(server.address) as client:
-        eventually(lambda: server.models[shop.NAME].serving is not None)
+        eventually(lambda: server.models[shop.NAME].served is not None)
         assert client.rank(shop.NAME, candidates=["item-1"]).version == 1
         with pytest.raises(RankFailed, match="'ads' is still loading"):
             client.rank("ads", candidates=["item-1"])
@@ -281,11 +281,11 @@ def test_buffers_are_used_in_turns_however_many_deltas_come(
     for turn in range(12):
         before, after = (one, other) if turn % 2 == 0 else (other, one)
         version = publish(store, after, before, version)
-        eventually(lambda version=version: server.current.serving.version == version)  # type: ignore[misc, union-attr]
-        serving = server.current.serving
-        assert serving is not None and serving.parts is not None
-        weights = serving.parts.values.arrays["weights"]
+        eventually(lambda version=version: server.current.served.version == version)  # type: ignore[misc, union-attr]
+        served = server.current.served
+        assert served is not None and served.parts is not None
+        weights = served.parts.values.arrays["weights"]
         np.testing.assert_array_equal(weights[0], after.weight)
         seen.add(weights.__array_interface__["data"][0])
-        del serving, weights
+        del served, weights
     assert len(seen) <= 4

@@ -122,8 +122,8 @@ def test_keys_that_are_no_items_keep_no_version_from_being_served(
     store.client.hset("ftrie:item:", "brand", "b1")
     server = start()
     assert server.ready.wait(60)
-    assert server.current.serving is not None
-    assert len(server.current.serving.catalogue) == len(shop.ITEMS)
+    assert server.current.served is not None
+    assert len(server.current.served.catalogue) == len(shop.ITEMS)
 
 
 def test_a_store_that_died_is_found_again(start: Callable[..., Server], eventually: Eventually) -> None:
@@ -166,7 +166,7 @@ def test_a_store_url_that_is_none_ends_the_server_at_once(start: Callable[..., S
 def test_swaps_under_load_fail_no_call_and_no_answer_mixes_versions(
     server: Server, store: Store, eventually: Eventually
 ) -> None:
-    versions = {server.current.serving.version: 1} if server.current.serving else {}
+    versions = {server.current.served.version: 1} if server.current.served else {}
     stop = threading.Event()
     answers: list[tuple[int, tuple[float, ...]]] = []
     failures: list[Exception] = []

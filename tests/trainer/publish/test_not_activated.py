@@ -14,7 +14,7 @@ from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from tests.trainer.click_logs import learn, model_of
 from tests.trainer.publish.shop import rows
-from trainer.checkpoint.keeper import Every
+from trainer.checkpoint.schedule import Every
 from trainer.learn.model import LearningModel
 from trainer.publish.publisher import Published, Publisher, Publishing
 from trainer.runs.publish_pacing import GoingOut

@@ -7,7 +7,7 @@ from model_store.store import Store
 from model_store.versions.model_versions import ModelVersions
 from tests.trainer.click_logs import learn, model_of
 from tests.trainer.publish.shop import rows
-from trainer.checkpoint.keeper import Every
+from trainer.checkpoint.schedule import Every
 from trainer.learn.model import LearningModel
 from trainer.publish.publisher import Publisher, Publishing
 from trainer.runs.publish_pacing import GoingOut
