@@ -44,7 +44,7 @@ def distribution(freed: list[tuple[str, str]]) -> Distribution:
 def test_a_new_taker_gets_the_latest_of_everything(distribution: Distribution) -> None:
     for version in (1, 2):
         distribution.deliver(parts(version))
-        distribution.tell("shop", {"do": "degraded", "texts": [str(version)]})
+        distribution.tell("shop", {"do": "degraded", "parts": {"model": str(version)}})
     distribution.deliver(parts(7, name="ads"))
     taker = Taker()
     distribution.join(taker)
