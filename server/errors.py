@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn, TypeVar
 
@@ -100,6 +100,21 @@ INTERNAL = _Answer(grpc.StatusCode.INTERNAL, "INTERNAL")
 def status_of(error: Exception) -> grpc.StatusCode:
     """The status of `error`: that of its nearest class in the table, else INTERNAL."""
     return _answer_of(error).status
+
+
+def served_name(name: str, served: Collection[str]) -> str:
+    """The served model that a request's `model` means; an empty name means the only one.
+
+    Raises ModelNotServed, InvalidRequest.
+    """
+    if name in served:
+        return name
+    listed = ", ".join(map(repr, served))
+    if name:
+        raise ModelNotServed(f"model: this server serves {listed}, not {name!r}")
+    if len(served) != 1:
+        raise InvalidRequest(f"model: empty, and this server serves several: {listed}")
+    return next(iter(served))
 
 
 def check_deadline(until_s: float) -> None:

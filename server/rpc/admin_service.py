@@ -22,13 +22,13 @@ from model_store.errors import ExperimentError, StoreUnavailable
 from model_store.store import Store
 from model_store.versions.experiments import RUNNING, STOPPED, Experiment
 from model_store.versions.published_versions import VersionInfo
-from server.errors import InvalidRequest, abort, readable, status_of
+from server.errors import InvalidRequest, abort, readable, served_name, status_of
 from server.ranking.experiments import Assignment
 from server.rpc import security
-from server.rpc.gate import BoundedPool, Gate, resolve_model
+from server.rpc.gate import BoundedPool, Gate
 from server.rpc.grpc_server import MAX_STREAMS, listen, reflection_gates
 from server.settings import Settings
-from server.sync.experiment_sync import FollowedExperiment, assigned_by_spec
+from server.sync.experiment_sync import ExperimentSync, assigned_by_spec
 from server.telemetry.meter import Meter
 from server.telemetry.status import ModelStatus, SupervisorStatus, WorkerStatus
 
@@ -63,7 +63,7 @@ class Administered(Protocol):
     def status(self) -> SupervisorStatus:
         """The current status."""
 
-    def followed(self, model: str) -> FollowedExperiment:
+    def followed(self, model: str) -> ExperimentSync:
         """The experiment of one of its models."""
 
     def look_now(self, model: str, timeout_s: float) -> bool:
@@ -198,7 +198,7 @@ class ModelAdminService:
         return next(model for model in self._server.status().models if model.name == name)
 
     def _name(self, name: str) -> str:
-        return resolve_model(name, [model.name for model in self._server.status().models])
+        return served_name(name, [model.name for model in self._server.status().models])
 
 
 class AdminPort:

@@ -19,9 +19,9 @@ from ctr.v1.feedback_pb2 import FeedbackEvent, FeedbackKind, RejectedEvent, Repo
 from model_store.redis.redis_keys import MAX_ID_BYTES
 from model_store.store import Store
 from model_store.streams.feedback import AGE_S, LENGTH, MOST_EVENTS, Event, Feedback, Kind, Reported
-from server.errors import DeadlinePassed, InvalidRequest, NotReady, abort, readable, status_of
+from server.errors import DeadlinePassed, InvalidRequest, NotReady, abort, readable, served_name, status_of
 from server.ranking.store_reads import Source
-from server.rpc.gate import PLACES_A_THREAD, BoundedPool, Gate, resolve_model
+from server.rpc.gate import PLACES_A_THREAD, BoundedPool, Gate
 from server.rpc.security import Tokens
 from server.telemetry.families import FEEDBACK
 from server.telemetry.meter import Meter
@@ -149,10 +149,10 @@ class FeedbackService:
             raise
 
     def _model(self, name: str) -> str:
-        """The model to report to. Raises NotReady while the server drains, and as `resolve_model`."""
+        """The model to report to. Raises NotReady while the server drains, and as `served_name`."""
         if self.draining:
             raise NotReady("this server is draining; call another one, or its successor")
-        return resolve_model(name, self._models)
+        return served_name(name, self._models)
 
     def _label(self, model: str) -> str:
         """The label of a failed call in metrics: a model that is served here, or ""."""

@@ -1,4 +1,4 @@
-"""What stands before a service: the gate that refuses calls, the bounded thread pool, and the model that a call means.
+"""What stands before a service: the gate that refuses calls, and the bounded thread pools that run them.
 
 How grpc 1.85 starts a call (grpc/_server.py): one thread takes every call from the completion queue, asks the handlers
 in order (`GenericRpcHandler.service`, which sees method and metadata) and calls `submit` of a thread pool, whose queue
@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
@@ -25,7 +25,7 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 import structlog
 
-from server.errors import Ended, InvalidRequest, ModelNotServed, ended
+from server.errors import Ended, ended
 from server.rpc.security import Guard
 from server.telemetry.families import REFUSED
 from server.telemetry.meter import Meter
@@ -43,18 +43,6 @@ LOOK_EVERY_S = 1.0
 _AWAITED = "receive_message"  # in the call state's `due` until the message has arrived
 
 _log = structlog.get_logger(__name__)
-
-
-def resolve_model(name: str, served: Collection[str]) -> str:
-    """The served model that a request's `model` names; "" names the only one. Raises ModelNotServed, InvalidRequest."""
-    if name in served:
-        return name
-    listed = ", ".join(map(repr, served))
-    if name:
-        raise ModelNotServed(f"model: this server serves {listed}, not {name!r}")
-    if len(served) != 1:
-        raise InvalidRequest(f"model: empty, but this server serves several: {listed}")
-    return next(iter(served))
 
 
 class Gate(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs alone

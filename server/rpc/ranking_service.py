@@ -12,7 +12,7 @@ from time import perf_counter_ns
 import grpc
 import structlog
 
-from server.errors import DeadlinePassed, InvalidRequest, NotReady, abort, status_of
+from server.errors import DeadlinePassed, InvalidRequest, NotReady, abort, served_name, status_of
 from server.impressions.log import ImpressionLog
 from server.impressions.shadows import Seen, ShadowLog
 from server.ranking import wire
@@ -24,7 +24,6 @@ from server.ranking.resolve import Asking, ranked
 from server.ranking.served import RECENT_BYTES, ModelHandle
 from server.ranking.store_reads import StoredReads
 from server.ranking.users import UserFeatures
-from server.rpc.gate import resolve_model
 from server.telemetry.meter import Meter
 
 SERVICE = "ctr.v1.RankingService"
@@ -130,7 +129,7 @@ class RankingService:
         name = message.brief.model
         current = self._models.get(name) if name else self._only
         if current is None:
-            current = self._models[resolve_model(name, self._models)]
+            current = self._models[served_name(name, self._models)]
         served = current.served
         if served is None or self.draining:
             raise self._not_ready(current)
