@@ -82,7 +82,7 @@ def test_keys_stand_under_the_field_or_cross_that_made_them() -> None:
         ("brand", 0.25, [b"brand=nike"]),
         ("age*brand", 2.0, [b"age*brand=25*nike"]),
     ]
-    assert groups[0].keys[0].learning_rate == 1.0
+    assert groups[0].keys[0].rate == 1.0
     unknown = explained(model, request | item_tokens(model, catalogue, "new", None), 0, -0.375)
     assert [group.name for group in unknown] == ["bias", "age", "sku"]
     assert [
