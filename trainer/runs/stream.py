@@ -27,7 +27,7 @@ from trainer.join.rows import Segments
 from trainer.learn.model import LearningModel
 from trainer.logs.batch import Position, RowBatch
 from trainer.logs.rejects import Reject
-from trainer.publish.online_metrics import Online
+from trainer.publish.online_metrics import OnlineAccumulator
 from trainer.runs.dead_letters import Letters
 
 JOIN_PART, ONLINE_PART = "join.", "online."
@@ -73,7 +73,7 @@ class Loop(Protocol):
     model: LearningModel
     letters: Letters
     counts: Counts
-    online: Online
+    online: OnlineAccumulator
 
     def step(self, wait_s: float = 0.0) -> bool:
         """Take what comes next; False if nothing does within `wait_s` seconds."""
@@ -125,14 +125,14 @@ class EventLoop:
         letters: Letters,
         on_joined: Closed = lambda joined, segments: None,
         counts: Counts | None = None,
-        online: Online | None = None,
+        online: OnlineAccumulator | None = None,
     ) -> None:
         self.model = model
         self.join = join
         self.segments = segments
         self.letters = letters
         self.counts = counts or Counts()
-        self.online = online or Online()
+        self.online = online or OnlineAccumulator()
         self._merger = merger
         self._on_joined = on_joined
         joined_rows = self.counts.examples + self.counts.bad_rows + self.counts.subsampled
@@ -254,7 +254,7 @@ class RowLoop:
         self.model = model
         self.letters = letters
         self.counts = counts
-        self.online = Online()
+        self.online = OnlineAccumulator()
         self._source = source
         self._position = positions[0] if positions else source.start
         self._wanted = model.spec.wanted_columns()

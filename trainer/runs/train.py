@@ -28,7 +28,7 @@ from trainer.learn.metrics.records import SliceMetrics, VariantMetrics
 from trainer.learn.model import LearningModel, Memory
 from trainer.logs.batch import Position, ReadFile
 from trainer.logs.rejects import RejectLog, too_many_rejected
-from trainer.publish.publisher import Published, Publishes
+from trainer.publish.publisher import BatchPublisher, PublishCounts
 from trainer.runs.resume import begin_with, go_on, restore
 from trainer.runs.signals import StopSignals
 
@@ -70,7 +70,7 @@ class Report:
     calibration: dict[str, CalibrationReport] = field(default_factory=dict)
     memory: Memory | None = None
     version: int | None = None
-    published: Published = field(default_factory=Published)
+    published: PublishCounts = field(default_factory=PublishCounts)
     failed_checkpoints: int = 0
     damaged_checkpoints: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
@@ -133,7 +133,7 @@ def train(
     watching: Watching | None = None,
     keeper: Checkpoints | None = None,
     initial: Artefact | None = None,
-    publisher: Publishes | None = None,
+    publisher: BatchPublisher | None = None,
     force: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_warning: Callable[[str], None] = lambda text: None,
@@ -234,7 +234,7 @@ class Learning:
         rejects: RejectLog,
         keeper: Checkpoints | None,
         start: RunStart,
-        publisher: Publishes | None = None,
+        publisher: BatchPublisher | None = None,
         *,
         force: bool = False,
     ) -> None:

@@ -23,8 +23,8 @@ from trainer.logs.batch import expand
 from trainer.logs.reader import FORMATS, format_by_name
 from trainer.logs.rejects import RejectLog
 from trainer.output import Output
-from trainer.publish.delta_chain import Line
-from trainer.publish.publisher import Published
+from trainer.publish.delta_chain import DeltaChain
+from trainer.publish.publisher import PublishCounts
 from trainer.runs.train import train
 
 _SCORING = "evaluate"
@@ -76,7 +76,7 @@ class _Rehearsal:
     """Makes what a publisher makes, and publishes none of it."""
 
     def __init__(self) -> None:
-        self.counts = Published()
+        self.counts = PublishCounts()
         self.withheld = ""
 
     def begin(self, model: LearningModel) -> None:
@@ -84,8 +84,8 @@ class _Rehearsal:
 
     def after_batch(self, model: LearningModel) -> None:
         """Make a snapshot, and a delta of it."""
-        line = Line(model, model.artefact(), version=1)
-        line.change()
+        chain = DeltaChain(model, model.artefact(), version=1)
+        chain.change()
 
 
 def _learn(small: ModelSpec, format: str, watching: Watching, publishes: bool) -> None:
