@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from model_store.errors import FieldValueError, SpecError
-from model_store.features import sets_kernels as kernels
+from model_store.features import sets_kernels
 from model_store.features.cells import addresses, log_buckets, number_column, plain, real_column, text_column
 from model_store.features.features import FieldPlan
 from model_store.features.values import LARGEST_REAL, not_real
@@ -238,7 +238,7 @@ def members_of(array: Any) -> Members:
         starts = array.offsets.to_numpy()
         part = slice(starts[0], starts[-1])
         keys, x, starts = array.keys[part], array.items.to_numpy()[part], starts - starts[0]
-        if kernels.are_real(x, LARGEST_REAL):
+        if sets_kernels.are_real(x, LARGEST_REAL):
             return _distinct(keys, starts, x, [])
     if not (pa.types.is_integer(kind.item_type) or pa.types.is_floating(kind.item_type)):
         raise pa.ArrowInvalid(f"a map to {kind.item_type}, expected one to numbers")
@@ -255,13 +255,15 @@ def _distinct(
     text: Any, starts: npt.NDArray[np.int32], x: npt.NDArray[np.float64], bad: list[tuple[int, str]]
 ) -> Members:
     data, offsets = addresses([text])
-    longest, all_one, some_absent = kernels.survey_members(offsets[0], starts, x)
+    longest, all_one, some_absent = sets_kernels.survey_members(offsets[0], starts, x)
     if longest <= 1 and not some_absent:
         return Members(text, starts, None if all_one else x, bad)
     digests, table = np.empty(longest, np.uint64), np.zeros(1 << (2 * longest + 1).bit_length(), np.int32)
     kept, kept_x = np.empty(len(text), np.int32), np.empty(x.size)
     kept_starts = np.empty(starts.size, np.int32)
-    count = kernels.merge_repeats(data[0], offsets[0], starts, x, digests, table, kept, kept_x, kept_starts)
+    count = sets_kernels.merge_repeats(
+        data[0], offsets[0], starts, x, digests, table, kept, kept_x, kept_starts
+    )
     if count == len(text):
         return Members(text, starts, None if all_one else x, bad)
     text = text.take(pa.array(kept[:count]))
