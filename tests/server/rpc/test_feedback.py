@@ -213,7 +213,7 @@ def test_a_store_that_is_full_is_to_be_tried_again(
     finally:
         store.client.config_set("maxmemory", "0")
     assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert "takes no writes now" in error.details()
+    assert "accepts no writes now" in error.details()
     assert REPEAT_AFTER_MS[0] <= retry_ms(error) <= REPEAT_AFTER_MS[1]
     assert report(click()).accepted == 1
 
