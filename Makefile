@@ -20,7 +20,7 @@ help:
 	@echo "make test-all  run every test; FTRIE_TEST_DATA=FOLDER adds those on real click logs (docs/testing.md)"
 	@echo "make check   lint, formatting, types, import direction, generated stubs and pages"
 	@echo "make bench   measure against Vowpal Wabbit, scikit-learn, River, LitServe, marisa-trie and an empty gRPC handler"
-	@echo "make proto   regenerate the stubs in proto/ after changing a .proto file"
+	@echo "make proto   regenerate the stubs and docs/protocol.md after changing a .proto file"
 	@echo "make docs    regenerate docs/commands.md after changing a command or a flag"
 	@echo "make lock    write down the exact versions that the image is built with, the newest that pyproject.toml allows"
 
@@ -56,8 +56,9 @@ types: $(DEV)
 imports: $(DEV)
 	@$(BIN)/lint-imports --no-logo --no-cache
 
-stubs: $(DEV)
+wire: $(DEV)
 	@$(BIN)/python proto/generate.py --check
+	@cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf breaking --against released.binpb
 
 pages: $(DEV)
 	@$(BIN)/python docs/generate.py --check
