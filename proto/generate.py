@@ -1,8 +1,8 @@
 """Generates the Python stubs and docs/protocol.md from the .proto files; with `--check` only compares them.
 
-`make proto` and `make check` run it. The stubs are committed, so that installing ftrie needs no compiler; pyproject.toml
-pins grpcio-tools, since another version generates other stubs. `--release` renews released.binpb, the wire as last
-released, which `buf breaking` compares with.
+`make proto` and `make check` run it. The stubs are committed, so that installing ftrie needs no compiler;
+pyproject.toml pins grpcio-tools, since another version generates other stubs. `--release` renews released.binpb, the
+wire as last released, which `buf breaking` compares with.
 """
 
 from __future__ import annotations
@@ -39,10 +39,18 @@ def main() -> int:
     """Generate, or with `--check` print what is out of date and return 1."""
     parser = argparse.ArgumentParser(description="Generate the stubs and the page of proto/.")
     parser.add_argument("--check", action="store_true", help="change nothing, fail if a file is out of date")
-    parser.add_argument("--release", action="store_true", help="renew released.binpb; only when a release is made")
+    parser.add_argument(
+        "--release", action="store_true", help="renew released.binpb; only when a release is made"
+    )
     flags = parser.parse_args()
     if flags.release:
-        command = ["buf", "build", "--exclude-source-info", "--output", str(RELEASED)]
+        command = [
+            str(Path(sys.executable).with_name("buf")),
+            "build",
+            "--exclude-source-info",
+            "-o",
+            str(RELEASED),
+        ]
         return subprocess.run(command, cwd=HERE).returncode
     if not flags.check:
         generate(HERE)
@@ -88,7 +96,9 @@ def page() -> str:
         heading, _, text = intro.partition(":")
         sections.append(f"## {heading}\n\n{_prose(text.strip()[:1].upper() + text.strip()[1:])}")
         sections += document.sections()
-        last += [f"## {title}\n\n{_prose(body)}" for title, _, body in (each.partition("\n") for each in more)]
+        last += [
+            f"## {title}\n\n{_prose(body)}" for title, _, body in (each.partition("\n") for each in more)
+        ]
     return "\n".join(each.rstrip() + "\n" for each in [*sections, *last])
 
 
