@@ -148,7 +148,7 @@ def train(
     learns, but not at the end; with `force` however many rows were rejected. Raises SpecError before anything is
     learned where the spec does not fit the log.
     """
-    for doubt in spec.doubts():
+    for doubt in spec.warnings():
         log.on_note(doubt)
     earlier = keeper.take() if keeper is not None else None
     resumed = go_on(spec, earlier, log) if earlier else None
