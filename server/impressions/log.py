@@ -20,8 +20,7 @@ from server.telemetry.families import IMPRESSIONS_SKIPPED
 from server.telemetry.meter import Meter
 
 if TYPE_CHECKING:
-    from server.ranking.query import Question
-    from server.ranking.ranker import Ranking
+    from server.ranking.query import Query, Ranking
     from server.ranking.served import ServedVersion
     from server.settings import Settings
 
@@ -63,24 +62,19 @@ class ImpressionLog:
         sinks = open_sinks(settings)
         return cls(sinks, meter, settings.impressions_queue) if sinks else None
 
-    def offer(self, request_id: str, served: ServedVersion, question: Question, ranking: Ranking) -> None:
+    def offer(self, served: ServedVersion, query: Query, ranking: Ranking) -> None:
         """Take one answer, or drop it if too many wait. Returns at once, raises nothing.
 
         An answer by a forced variant, or to a request with `no_log`, is no impression: it is counted and not taken.
         The longer messages are, the fewer may wait: those that do hold MOST_BYTES · (1 + ln most), and one message.
         """
-        size = 0
-        if question.message is not None:
-            request = question.message.brief
-            if request.no_log or request.HasField("variant"):
-                reason = NO_LOG if request.no_log else VARIANT
-                return self._meter.count(IMPRESSIONS_SKIPPED, served.name, reason)
-            size = len(question.message.message)
+        if query.no_log or query.is_forced:
+            return self._meter.count(IMPRESSIONS_SKIPPED, served.name, NO_LOG if query.no_log else VARIANT)
         if self._closing.is_set():
             return self._drop(served.name, CLOSED)
         waiting = self._queue.qsize()
-        if waiting < self._most and waiting * size < MOST_BYTES:
-            self._queue.put(Shown(time.time(), request_id, self._lines_of(served), question, ranking))
+        if waiting < self._most and waiting * query.size < MOST_BYTES:
+            self._queue.put(Shown(time.time(), self._lines_of(served), query, ranking))
         else:
             self._overflowed = True
             self._drop(served.name, QUEUE)

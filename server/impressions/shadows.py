@@ -23,7 +23,7 @@ from server.telemetry.families import SHADOW_DROPPED, SHADOW_LOGGED
 from server.telemetry.rotating_file import RotatingFile
 
 if TYPE_CHECKING:
-    from server.ranking.ranker import Ranking, ShadowRanking
+    from server.ranking.query import Ranking, ShadowRanking
     from server.ranking.served import ServedVersion
     from server.settings import Settings
 
