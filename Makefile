@@ -9,7 +9,7 @@ DEV := .venv/installed-dev
 BENCH := .venv/installed-bench
 PEERS := .venv/installed-peers
 
-.PHONY: help setup demo live test test-all check lint types imports stubs bench proto lock
+.PHONY: help setup demo live test test-all check lint types imports stubs pages docs bench proto lock
 .DEFAULT_GOAL := help
 
 help:
@@ -18,9 +18,10 @@ help:
 	@echo "make live    the same, all the time: store, trainer, two servers and visitors, five processes on one screen"
 	@echo "make test    run the tests, without the slow ones: about four minutes on two cores"
 	@echo "make test-all  run every test; FTRIE_TEST_DATA=FOLDER adds those on real click logs (docs/testing.md)"
-	@echo "make check   lint, formatting, types, import direction, generated stubs"
+	@echo "make check   lint, formatting, types, import direction, generated stubs and pages"
 	@echo "make bench   measure against Vowpal Wabbit, scikit-learn, River, LitServe, marisa-trie and an empty gRPC handler"
 	@echo "make proto   regenerate the stubs in proto/ after changing a .proto file"
+	@echo "make docs    regenerate docs/commands.md after changing a command or a flag"
 	@echo "make lock    write down the exact versions that the image is built with, the newest that pyproject.toml allows"
 
 setup: $(RUNTIME)
@@ -42,7 +43,7 @@ test: $(DEV)
 test-all: $(DEV)
 	@$(PYTEST) auto
 
-check: lint types imports stubs
+check: lint types imports stubs pages
 	@echo "check: all is well"
 
 lint: $(DEV)
@@ -57,6 +58,12 @@ imports: $(DEV)
 
 stubs: $(DEV)
 	@$(BIN)/python proto/generate.py --check
+
+pages: $(DEV)
+	@$(BIN)/python docs/generate.py --check
+
+docs: $(DEV)
+	@$(BIN)/python docs/generate.py
 
 bench: $(BENCH) $(PEERS)
 	@$(BIN)/ftrie bench

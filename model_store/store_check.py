@@ -340,8 +340,7 @@ class _ModelCheck:
 
     def _right_manifest(self, version: int, fields: dict[bytes, bytes]) -> tuple[Manifest | None, str]:
         """The manifest as the bytes have it, with what only the one that is there can say; or why there is none."""
-        from model_store.artefact.arrow_format import decode
-        from model_store.artefact.artefact import Delta
+        from model_store.artefact.artefact import Delta, decode
 
         try:
             there: Manifest | None = self._versions.read_manifest(version, fields)

@@ -1,25 +1,170 @@
-"""The flags of every command that calls a server: TLS and token. What they mean is `ftrie.client.access`."""
+"""The flags that several commands share, each declared once.
+
+A flag is an annotated type (`RejectsOption`); flags that belong together are a frozen dataclass of them (`LogFlags`). A
+command decorated with `grouped` takes such a group as one parameter.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 if TYPE_CHECKING:
+    from ftrie.client.access import Access
     from ftrie.client.messages import Exploration, Filter, Question
+    from model_store.spec.sections import InputSection
+    from trainer.examples.side_tables import SideTable
 
 
-AddressOption = Annotated[str, typer.Option(metavar="HOST:PORT", help="The server.")]
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Make a command of a function some of whose parameters are groups of flags.
+
+    A parameter annotated with a dataclass stands for one flag per field, in this order and with the fields' defaults;
+    the function receives the dataclass. All parameters must be known by name.
+    """
+    groups: dict[str, Any] = {}
+    flags: list[inspect.Parameter] = []
+    hints = get_type_hints(command, include_extras=True)
+    for name, parameter in inspect.signature(command).parameters.items():
+        if is_dataclass(hints[name]):
+            groups[name] = hints[name]
+            own = get_type_hints(hints[name], include_extras=True)
+            flags += [_flag(each.name, own[each.name], _default(each)) for each in fields(hints[name])]
+        else:
+            flags.append(_flag(name, hints[name], parameter.default))
+
+    @functools.wraps(command)
+    def call(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{each.name: values.pop(each.name) for each in fields(group)})
+        command(**values)
+
+    call.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
+    call.__annotations__ = {flag.name: flag.annotation for flag in flags}
+    return call
+
+
+def _flag(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return inspect.Parameter.empty if field.default is MISSING else field.default
+
+
+# --- Models, logs and what a run writes ---
+
+SpecArgument = Annotated[Path, typer.Argument(metavar="SPEC", help="The model spec, a TOML file.")]
+InputsArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="INPUT…", help="Log files or globs, read in this order; - is standard input."),
+]
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="NAME (its active version) or NAME:VERSION in the store, or a file: .arrow, .json.",
+    ),
+]
+JsonSpecOption = Annotated[Path | None, typer.Option(metavar="TOML", help="The spec of a .json model.")]
+WithoutOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FIELD", help="Score without this field or cross (a*b), as if no row had it; repeatable."
+    ),
+]
+FormatOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Format of the log: csv, tsv, jsonl, parquet, vw, libsvm or libffm; default: detected.",
+    ),
+]
+ThreadsOption = Annotated[
+    int | None, typer.Option(min=1, help="Hashing threads; the result does not depend on their number.")
+]
+RejectsOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="List bad rows here: JSON lines of file, line, reason.")
+]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")]
+SaveOption = Annotated[
+    Path | None, typer.Option(metavar="FILE.arrow", help="Write the learned model to this file.")
+]
+ForceOption = Annotated[
+    bool,
+    typer.Option("--force", help="Publish even if more than a tenth of the rows were rejected."),
+]
+InitFromOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="VERSION|FILE",
+        help="Start from a published model: its version in the store, `active`, or a FILE.arrow; ignored when "
+        "resuming from a checkpoint.",
+    ),
+]
+ThresholdOption = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        metavar="X",
+        help="When publishing changes: hold a weight back until it has moved by more than X.",
+    ),
+]
+KeepOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        metavar="N",
+        help="When publishing changes: versions to keep in the store, as `ftrie store gc` does; 0 keeps all.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class LogFlags:
+    """The format of a log of rows, and the files that are joined to it."""
+
+    items: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A file of items: columns that the log lacks, joined by input.item."
+        ),
+    ] = None
+    users: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A file of users: columns that the log lacks, joined by input.cookie."
+        ),
+    ] = None
+    format: FormatOption = None
+
+    def tables(self, section: InputSection) -> list[SideTable]:
+        """The files of items and users, loaded. Raises SpecError, InputError."""
+        from trainer.examples.side_tables import SideTable
+
+        tables = [SideTable.of_items(self.items, section)] if self.items else []
+        return tables + ([SideTable.of_users(self.users, section)] if self.users else [])
+
+
+# --- Reaching a server ---
+
 TlsCaOption = Annotated[
     str,
     typer.Option(
         "--tls-ca",
         envvar="FTRIE_TLS_CA",
         metavar="FILE",
-        help="Speak TLS; the server must be signed by one of these authorities (PEM), or `system`.",
+        help="Use TLS; one of these authorities (PEM) must have signed the server's certificate. `system`: those of "
+        "this system.",
     ),
 ]
 TlsCertOption = Annotated[
@@ -28,7 +173,7 @@ TlsCertOption = Annotated[
         "--tls-cert",
         envvar="FTRIE_TLS_CERT",
         metavar="FILE",
-        help="For mutual TLS: one's own certificate, PEM.",
+        help="For mutual TLS: the client's certificate, PEM.",
     ),
 ]
 TlsKeyOption = Annotated[
@@ -45,76 +190,91 @@ TokenOption = Annotated[
 ]
 
 
-# --- The flags that ask a ranking, shared by `ftrie rank` and `ftrie explain`, and what their texts mean ---
+@dataclass(frozen=True)
+class ServerFlags:
+    """A server's address, the time to wait for it, and the credentials."""
 
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server.")] = "127.0.0.1:50051"
+    timeout: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="How long to wait.")] = 5.0
+    tls_ca: TlsCaOption = ""
+    tls_cert: TlsCertOption = ""
+    tls_key: TlsKeyOption = ""
+    token: TokenOption = ""
+
+    def access(self) -> Access:
+        """The credentials. Raises ServerError."""
+        from ftrie.client.access import Access
+
+        return Access(self.tls_ca, self.tls_cert, self.tls_key, self.token)
+
+
+# --- What to rank ---
 
 MAX_TOP_K = 2**31 - 1  # an int32 on the wire
 _FILTER = re.compile(r"(?P<field>.+?)(?P<test>!=|>=|<=|=)(?P<value>.*)", re.DOTALL)
 
-CookieOption = Annotated[str, typer.Option(help="The user; may be left out.")]
-CandidatesOption = Annotated[str, typer.Option(metavar="A,B,C", help="Item ids, separated by commas.")]
-CandidateSetOption = Annotated[str, typer.Option(metavar="NAME", help="A set of items in the store.")]
-ContextOption = Annotated[
-    list[str] | None, typer.Option(metavar="FIELD=VALUE", help="A feature of this moment; twice for a set.")
-]
-UserOption = Annotated[
-    list[str] | None, typer.Option(metavar="FIELD=VALUE", help="A feature of the user, over the stored one.")
-]
-TopKOption = Annotated[
-    int | None, typer.Option(min=1, max=MAX_TOP_K, help="How many items; all if left out.")
-]
-VariantOption = Annotated[str | None, typer.Option(help="Force a variant; else the cookie decides.")]
-ObjectiveOption = Annotated[
-    str, typer.Option(metavar="TEXT", help='What to order by, such as "ctr * bid"; default: the model\'s.')
-]
-FilterOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--filter", metavar="TEST", help="FIELD=A,B or FIELD!=A,B or FIELD>=N or FIELD<=N; may be repeated."
-    ),
-]
-CapOption = Annotated[
-    list[str] | None,
-    typer.Option("--cap", metavar="FIELD=N", help="At most N items of one value; may be repeated."),
-]
-ExploreOption = Annotated[
-    str, typer.Option(metavar="HOW:WIDTH", help="ucb:WIDTH or thompson:WIDTH, a number of uncertainties.")
-]
-RequestIdOption = Annotated[str, typer.Option(help="The request's id, which decides what Thompson draws.")]
-TimeoutOption = Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="How long to wait.")]
 
+@dataclass(frozen=True)
+class RankFlags:
+    """One ranking request."""
 
-def question_of(
-    cookie: str,
-    candidates: str,
-    candidate_set: str,
-    context: Sequence[str] | None,
-    user: Sequence[str] | None,
-    top_k: int | None,
-    variant: str | None,
-    request_id: str,
-    objective: str,
-    filters: Sequence[str] | None,
-    caps: Sequence[str] | None,
-    explore: str,
-) -> Question:
-    """What the flags ask. Raises typer.BadParameter for a flag that cannot be read."""
-    if bool(candidates) == bool(candidate_set):
-        raise typer.BadParameter("give either --candidates A,B,C or --candidate-set NAME")
-    return {
-        "cookie": cookie,
-        "candidates": _listed(candidates) if candidates else (),
-        "candidate_set": candidate_set,
-        "context": _features("--context", context),
-        "user": _features("--user", user),
-        "top_k": top_k,
-        "variant": variant,
-        "request_id": request_id,
-        "objective": objective,
-        "filters": [_filter(text) for text in filters or ()],
-        "caps": dict(_cap(text) for text in caps or ()),
-        "exploration": exploration_of(explore),
-    }
+    cookie: Annotated[str, typer.Option(help="The user; may be left out.")] = ""
+    candidates: Annotated[str, typer.Option(metavar="A,B,C", help="Item ids, separated by commas.")] = ""
+    candidate_set: Annotated[str, typer.Option(metavar="NAME", help="A set of items in the store.")] = ""
+    context: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD=VALUE", help="A feature of the context; repeat it for a set."),
+    ] = None
+    user: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD=VALUE", help="A feature of the user; overrides the stored one."),
+    ] = None
+    top_k: Annotated[
+        int | None, typer.Option(min=1, max=MAX_TOP_K, help="How many items; all if left out.")
+    ] = None
+    variant: Annotated[str | None, typer.Option(help="Force a variant; else the cookie decides.")] = None
+    objective: Annotated[
+        str,
+        typer.Option(metavar="TEXT", help='What to order by, such as "ctr * bid"; default: the model\'s.'),
+    ] = ""
+    filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            metavar="TEST",
+            help="FIELD=A,B or FIELD!=A,B or FIELD>=N or FIELD<=N; may be repeated.",
+        ),
+    ] = None
+    caps: Annotated[
+        list[str] | None,
+        typer.Option("--cap", metavar="FIELD=N", help="At most N items of one value; may be repeated."),
+    ] = None
+    explore: Annotated[
+        str,
+        typer.Option(metavar="HOW:WIDTH", help="ucb:WIDTH or thompson:WIDTH, a number of uncertainties."),
+    ] = ""
+    request_id: Annotated[
+        str, typer.Option(help="The request's id, which is the seed of Thompson draws.")
+    ] = ""
+
+    def question(self) -> Question:
+        """The keywords of `Client.rank`. Raises typer.BadParameter for a flag that cannot be parsed."""
+        if bool(self.candidates) == bool(self.candidate_set):
+            raise typer.BadParameter("give either --candidates A,B,C or --candidate-set NAME")
+        return {
+            "cookie": self.cookie,
+            "candidates": _listed(self.candidates) if self.candidates else (),
+            "candidate_set": self.candidate_set,
+            "context": _features("--context", self.context),
+            "user": _features("--user", self.user),
+            "top_k": self.top_k,
+            "variant": self.variant,
+            "request_id": self.request_id,
+            "objective": self.objective,
+            "filters": [_filter(text) for text in self.filters or ()],
+            "caps": dict(_cap(text) for text in self.caps or ()),
+            "exploration": exploration_of(self.explore),
+        }
 
 
 def _features(flag: str, pairs: Sequence[str] | None) -> dict[str, str | list[str]]:
@@ -153,7 +313,7 @@ def _cap(text: str) -> tuple[str, int]:
 
 
 def exploration_of(text: str) -> Exploration | None:
-    """`thompson:2` → Thompson(2.0); "" is none. Raises typer.BadParameter for what cannot be read."""
+    """`thompson:2` → Thompson(2.0); "" → None. Raises typer.BadParameter."""
     from ftrie.client.messages import Thompson, UpperConfidenceBound
 
     if not text:

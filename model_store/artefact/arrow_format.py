@@ -1,7 +1,7 @@
-"""The bytes of an artefact or a delta: an Arrow IPC file with its own checks. docs/artefact.md is its description.
+"""The bytes of an artefact or a delta: an Arrow IPC file with its own checks, described in docs/artefact.md.
 
-Reading trusts nothing: format version, columns, row count, content digest and order are checked before an
-Artefact leaves here, and what Arrow raises leaves as ArtefactError.
+`encode` takes and `decode` returns a `StoredModel`: rows and the metadata stored with them. Reading verifies the format
+version, columns, row count, spec hash and content digest; Arrow's exceptions are raised as ArtefactError.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import io
 import json
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -18,92 +19,107 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from model_store.artefact import rows as fixed_point
-from model_store.artefact.artefact import Artefact, Delta, JsonSource
 from model_store.artefact.calibration import Calibration
-from model_store.artefact.checks import check, check_delta
 from model_store.artefact.rows import (
+    OWN_VALUES,
     Array,
+    JsonSource,
     ModelRows,
-    columns,
     columns_of,
-    from_arrow,
-    refuse_nulls,
-    to_arrow,
-    weight_type,
+    from_q213,
+    to_q213,
 )
 from model_store.errors import ArtefactError, NewerFormat, SpecError
 from model_store.redis.stored_values import shown
 from model_store.spec.spec import spec_from_json
 
+SNAPSHOT, DELTA = "snapshot", "delta"
+SNAPSHOT_FORMAT, DELTA_FORMAT = 2, 3
+"""The formats written; format 1 is read as well. An ftrie without deltas refuses a delta by its format."""
 MAGIC = b"ARROW1"
 BATCH_ROWS = 1 << 20
 BATCH_KEY_BYTES = 1 << 30  # offsets within a batch are int32
 
 
-def encode(artefact: Artefact | Delta) -> bytes:
-    """The file of an artefact or a delta."""
-    metadata = metadata_of(artefact)
-    metadata[SHA256] = _digest(metadata, artefact).encode()
-    fields = columns(
-        compact=artefact.is_compact, width=_width(artefact), from_json=_source_of(artefact) is not None
-    )
+@dataclass(frozen=True)
+class Lineage:
+    """A delta's parent version (0: not yet published), the parent's content digest and that of the new model."""
+
+    parent: int
+    parent_content: str
+    content: str
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """What a file holds: rows; a JSON model's extra columns; of a delta, its lineage."""
+
+    rows: ModelRows
+    source: JsonSource | None = None
+    lineage: Lineage | None = None
+
+
+def encode(model: StoredModel) -> bytes:
+    """The file, deterministic: the same content gives the same bytes."""
+    rows = model.rows
+    metadata = _metadata(model)
+    metadata[SHA256] = _digest(metadata, model).encode()
+    width = rows.weight.shape[1] if rows.per_variant else None
+    fields = columns(compact=rows.is_compact, width=width, from_json=model.source is not None)
     schema = pa.schema(fields, metadata=dict(sorted(metadata.items())))
     out = io.BytesIO()
     options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
     with pa.ipc.new_file(out, schema, options=options) as writer:
-        for begin, end in pairwise(_batch_bounds(artefact.key_offsets)):
-            writer.write_batch(_batch(artefact, schema, begin, end))
+        for begin, end in pairwise(_batch_bounds(rows.key_offsets)):
+            writer.write_batch(_batch(model, schema, begin, end))
     return out.getvalue()
 
 
-def decode(data: bytes | bytearray | memoryview) -> Artefact | Delta:
-    """Read and verify a file's bytes. Raises ArtefactError."""
+def decode(data: bytes | bytearray | memoryview) -> StoredModel:
+    """Read and verify a file's bytes. Raises ArtefactError. The caller checks the rows' invariants."""
     try:
         schema, batches = _read(data)
     except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
         raise ArtefactError(f"the model file is damaged: {error}") from error
     metadata = schema.metadata
-    check_spec_hash(metadata)
-    read = _assembled(schema, batches)
-    if str(read.rows).encode() != metadata[ROWS]:
-        raise ArtefactError(f"the model file should have {text(metadata[ROWS])} rows and has {read.rows}")
-    found = _digest(metadata, read)
+    _check_spec_hash(metadata)
+    model = _assembled(schema, batches)
+    if str(model.rows.rows).encode() != metadata[ROWS]:
+        raise ArtefactError(
+            f"the model file should have {_text(metadata[ROWS])} rows and has {model.rows.rows}"
+        )
+    found = _digest(metadata, model)
     if found.encode() != metadata[SHA256]:
         raise ArtefactError(
-            f"the model file is damaged: its content digest is {found}, not {text(metadata[SHA256])}"
+            f"the model file is damaged: its content digest is {found}, not {_text(metadata[SHA256])}"
         )
-    if isinstance(read, Delta):
-        check_delta(read)
-    else:
-        check(read)
-    return read
+    return model
 
 
 # -- writing
 
 
-def _digest(metadata: Mapping[bytes, bytes], artefact: Artefact | Delta) -> str:
-    """SHA-256 over the metadata but the digest, then the raw columns; before each part its length, u64 LE."""
+def _digest(metadata: Mapping[bytes, bytes], model: StoredModel) -> str:
+    """SHA-256 over the other metadata, then the raw columns; each part is preceded by its length, u64 LE."""
     digest = hashlib.sha256()
-    for part in _digested(metadata, artefact):
+    for part in _digested(metadata, model):
         view = memoryview(part).cast("B") if len(part) else memoryview(b"")
         digest.update(len(view).to_bytes(8, "little"))
         digest.update(view)
     return digest.hexdigest()
 
 
-def _digested(metadata: Mapping[bytes, bytes], artefact: Artefact | Delta) -> Iterator[Any]:
+def _digested(metadata: Mapping[bytes, bytes], model: StoredModel) -> Iterator[Any]:
     for name in sorted(metadata):
         if name != SHA256:
             yield name
             yield metadata[name]
-    yield artefact.key_offsets
-    yield artefact.key_data
-    yield _stored_weight(artefact)
-    yield artefact.variants
-    yield artefact.rate
-    if (source := _source_of(artefact)) is not None:
+    yield model.rows.key_offsets
+    yield model.rows.key_data
+    yield _stored_weight(model.rows)
+    yield model.rows.variants
+    yield model.rows.rate
+    if (source := model.source) is not None:
         fid_data, fid_offsets = columns_of(source.fid)
         yield fid_offsets
         yield fid_data
@@ -122,33 +138,25 @@ def _batch_bounds(offsets: npt.NDArray[np.int64]) -> Iterator[int]:
         yield begin
 
 
-def _batch(artefact: Artefact | Delta, schema: pa.Schema, begin: int, end: int) -> pa.RecordBatch:
-    offsets = artefact.key_offsets[begin : end + 1]
+def _batch(model: StoredModel, schema: pa.Schema, begin: int, end: int) -> pa.RecordBatch:
+    rows = model.rows
+    offsets = rows.key_offsets[begin : end + 1]
     local = (offsets - offsets[0]).astype(np.int32)
-    data = artefact.key_data[offsets[0] : offsets[-1]]
+    data = rows.key_data[offsets[0] : offsets[-1]]
     keys = pa.BinaryArray.from_buffers(
         pa.binary(), end - begin, [None, pa.py_buffer(local), pa.py_buffer(data)]
     )
-    weight = _stored_weight(artefact, begin, end)
-    arrays = [keys, *map(to_arrow, (weight, artefact.variants[begin:end], artefact.rate[begin:end]))]
-    if (source := _source_of(artefact)) is not None:
+    weight = _stored_weight(rows, begin, end)
+    arrays = [keys, *map(to_arrow, (weight, rows.variants[begin:end], rows.rate[begin:end]))]
+    if (source := model.source) is not None:
         arrays.append(pa.concat_arrays([source.fid.slice(begin, end - begin)]))
         arrays += [pa.array(source.value[begin:end]), pa.array(source.order[begin:end])]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _stored_weight(artefact: ModelRows, begin: int = 0, end: int | None = None) -> Array:
-    weight = artefact.weight[begin:end]
-    return fixed_point.to_int16(weight) if artefact.is_compact else weight
-
-
-def _source_of(artefact: Artefact | Delta) -> JsonSource | None:
-    return artefact.source if isinstance(artefact, Artefact) else None
-
-
-def _width(artefact: ModelRows) -> int | None:
-    """How many weights a key has: None for one that is no list."""
-    return artefact.weight.shape[1] if artefact.per_variant else None
+def _stored_weight(rows: ModelRows, begin: int = 0, end: int | None = None) -> Array:
+    weight = rows.weight[begin:end]
+    return to_q213(weight) if rows.is_compact else weight
 
 
 # -- reading
@@ -157,39 +165,54 @@ def _width(artefact: ModelRows) -> int | None:
 def _read(data: bytes | bytearray | memoryview) -> tuple[pa.Schema, list[pa.RecordBatch]]:
     view = memoryview(data)
     if view[: len(MAGIC)] != MAGIC:
-        raise ArtefactError("this is no model file: it does not begin with ARROW1")
+        raise ArtefactError("not a model file: it does not begin with ARROW1")
     if view[-len(MAGIC) :] != MAGIC:
         raise ArtefactError(f"the model file is truncated: its {len(view):,} bytes do not end with ARROW1")
     reader = pa.ipc.open_file(pa.py_buffer(data))
-    check_schema(reader.schema)
+    _check_schema(reader.schema)
     batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
     for batch in batches:
         batch.validate(full=True)
-        refuse_nulls(batch)
+        _refuse_nulls(batch)
     return reader.schema, batches
 
 
-def _assembled(schema: pa.Schema, batches: list[pa.RecordBatch]) -> Artefact | Delta:
-    """One artefact of all batches. Arrays are copies: Arrow's are read-only, another type to numba."""
+def _assembled(schema: pa.Schema, batches: list[pa.RecordBatch]) -> StoredModel:
+    """One model of all batches. Arrays are copied: Arrow's are read-only, which numba compiles for separately."""
     key_parts = [columns_of(batch.column("key")) for batch in batches]
     starts = np.cumsum([0, *(len(data) for data, _ in key_parts)])
     offsets = [part[1:] + start for (_, part), start in zip(key_parts, starts, strict=False)]
-    fields: dict[str, Any] = {
+    stored = from_arrow(schema, batches, "weight")
+    columns: dict[str, Any] = {
         "key_data": np.concatenate([np.zeros(0, np.uint8), *(data for data, _ in key_parts)]),
         "key_offsets": np.concatenate([np.zeros(1, np.int64), *offsets]),
-        "weight": _weights(schema, batches),
+        "weight": from_q213(stored) if stored.dtype == np.int16 else stored,
         "variants": from_arrow(schema, batches, "variants"),
         "rate": from_arrow(schema, batches, "rate"),
     }
-    fields |= fields_of(schema.metadata)
-    if KIND in schema.metadata:
-        return Delta(**fields)
-    return Artefact(**fields, source=_source(schema, batches))
+    metadata = schema.metadata
+    try:
+        rows = ModelRows(
+            **columns,
+            spec=spec_from_json(metadata[SPEC].decode()),
+            metrics=metrics_from_json(metadata[METRICS].decode()),
+            calibration=_calibration(metadata),
+        )
+        lineage = _lineage(metadata)
+    except (SpecError, ValueError, TypeError) as error:
+        raise ArtefactError(f"the model file's metadata cannot be read: {error}") from error
+    return StoredModel(rows, _source(schema, batches), lineage)
 
 
-def _weights(schema: pa.Schema, batches: list[pa.RecordBatch]) -> npt.NDArray[np.float32]:
-    stored = from_arrow(schema, batches, "weight")
-    return fixed_point.from_int16(stored) if stored.dtype == np.int16 else stored
+def _calibration(metadata: Mapping[bytes, bytes]) -> Calibration | None:
+    return Calibration.from_json(metadata[CALIBRATION].decode()) if CALIBRATION in metadata else None
+
+
+def _lineage(metadata: Mapping[bytes, bytes]) -> Lineage | None:
+    if KIND not in metadata:
+        return None
+    contents = metadata[PARENT_CONTENT].decode("ascii"), metadata[CONTENT].decode("ascii")
+    return Lineage(int(metadata[PARENT]), *contents)
 
 
 def _source(schema: pa.Schema, batches: list[pa.RecordBatch]) -> JsonSource | None:
@@ -211,11 +234,71 @@ def _json_type(metadata: Mapping[bytes, bytes]) -> str:
         raise ArtefactError(f"the model file's metadata cannot be read: {error}") from error
 
 
-# --- What stands beside an artefact's columns: the schema metadata, by name, and whether it is there and
-# readable ---
-#
-# `arrow_format` reads and writes the columns. docs/artefact.md lists the names.
+# -- columns
 
+COLUMNS = [
+    pa.field("key", pa.binary(), nullable=False),
+    pa.field("weight", pa.float32(), nullable=False),
+    pa.field("variants", pa.uint32(), nullable=False),
+    pa.field("rate", pa.float32(), nullable=False),
+]
+COMPACT_WEIGHT = pa.field("weight", pa.int16(), nullable=False)
+JSON_COLUMNS = [
+    pa.field("fid", pa.utf8(), nullable=False),
+    pa.field("value", pa.float64(), nullable=False),
+    pa.field("order", pa.uint32(), nullable=False),
+]
+
+
+def columns(*, compact: bool, width: int | None, from_json: bool) -> list[pa.Field]:
+    """The columns of a file: weights of 16 or 32 bits, one per key or in lists of `width`; JSON columns if any."""
+    key, weight, *rest = COLUMNS
+    fields = [key, COMPACT_WEIGHT if compact else weight, *rest]
+    if width is not None:
+        fields = [f.with_type(list_of(f.type, width)) if f.name in OWN_VALUES else f for f in fields]
+    return fields + JSON_COLUMNS if from_json else fields
+
+
+def list_of(kind: pa.DataType, width: int) -> pa.DataType:
+    """The type of lists of `width` numbers."""
+    return pa.list_(pa.field("item", kind, nullable=False), width)
+
+
+def weight_type(schema: pa.Schema) -> tuple[pa.DataType | None, int | None]:
+    """The type of a stored weight (None without the column), and the length of its lists (None for single weights)."""
+    place = schema.get_field_index("weight")
+    kind = schema.field(place).type if place >= 0 else None
+    if kind is not None and pa.types.is_fixed_size_list(kind):
+        return kind.value_type, kind.list_size
+    return kind, None
+
+
+def to_arrow(numbers: Array) -> pa.Array:
+    """A column of numbers from [rows], or of lists from [rows, width]."""
+    if numbers.ndim == 1:
+        return pa.array(numbers)
+    flat = pa.array(numbers.reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, type=list_of(flat.type, numbers.shape[1]))
+
+
+def from_arrow(schema: pa.Schema, batches: list[pa.RecordBatch], name: str) -> Array:
+    """A column's numbers, copied: [rows], or [rows, width] for lists. Nulls must have been refused before."""
+    kind = schema.field(name).type
+    width = [kind.list_size] if pa.types.is_fixed_size_list(kind) else []
+    parts = [batch.column(name) for batch in batches]
+    flat = [(part.flatten() if width else part).to_numpy() for part in parts]
+    empty = np.zeros(0, (kind.value_type if width else kind).to_pandas_dtype())
+    return np.concatenate([empty, *flat]).reshape([sum(map(len, parts)), *width])
+
+
+def _refuse_nulls(batch: pa.RecordBatch) -> None:
+    """Raise ArtefactError for a null: a null list has no numbers, so those of all later rows would shift."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if column.null_count:
+            raise ArtefactError(f"the model file is damaged: column {name!r} has {column.null_count} nulls")
+
+
+# -- metadata: entries of the Arrow schema, listed in docs/artefact.md
 
 FORMAT = b"ftrie.format"
 ROWS = b"ftrie.rows"
@@ -230,15 +313,15 @@ PARENT_CONTENT = b"ftrie.parent_content"
 CONTENT = b"ftrie.content"
 SHA256 = b"ftrie.sha256"
 
-NEWEST = Delta.FORMAT
 _ALWAYS = {ROWS, SPEC, SPEC_SHA256, METRICS, SHA256}
 _OF_DELTAS = {KIND, PARENT, PARENT_CONTENT, CONTENT}
 
 
-def metadata_of(rows: Artefact | Delta) -> dict[bytes, bytes]:
-    """All of it but the content digest, which is of these too."""
+def _metadata(model: StoredModel) -> dict[bytes, bytes]:
+    """All metadata except SHA256, which covers it."""
+    rows, lineage = model.rows, model.lineage
     metadata = {
-        FORMAT: str(rows.FORMAT).encode(),
+        FORMAT: b"%d" % (SNAPSHOT_FORMAT if lineage is None else DELTA_FORMAT),
         ROWS: str(rows.rows).encode(),
         SPEC: rows.spec.to_json().encode(),
         SPEC_SHA256: rows.spec.sha256.encode(),
@@ -246,16 +329,16 @@ def metadata_of(rows: Artefact | Delta) -> dict[bytes, bytes]:
     }
     if rows.calibration is not None:
         metadata[CALIBRATION] = rows.calibration.to_json().encode()
-    if isinstance(rows, Delta):
-        contents = {PARENT_CONTENT: rows.parent_content.encode(), CONTENT: rows.content.encode()}
-        return metadata | contents | {KIND: DELTA.encode(), PARENT: str(rows.parent).encode()}
-    if rows.source is not None:
-        metadata[JSON_TYPE] = rows.source.type.encode("utf-8", "surrogatepass")
+    if lineage is not None:
+        contents = {PARENT_CONTENT: lineage.parent_content.encode(), CONTENT: lineage.content.encode()}
+        metadata |= contents | {KIND: DELTA.encode(), PARENT: str(lineage.parent).encode()}
+    if model.source is not None:
+        metadata[JSON_TYPE] = model.source.type.encode("utf-8", "surrogatepass")
     return metadata
 
 
-def check_schema(schema: pa.Schema) -> None:
-    """Raise ArtefactError unless the metadata is that of a format we read, and the columns are those it says."""
+def _check_schema(schema: pa.Schema) -> None:
+    """Raise ArtefactError unless the format is known, the metadata complete, and the columns match it."""
     metadata = schema.metadata or {}
     version = _format(metadata)
     is_delta = KIND in metadata
@@ -266,84 +349,61 @@ def check_schema(schema: pa.Schema) -> None:
         )
     if is_delta and (metadata[KIND] != DELTA.encode() or JSON_TYPE in metadata):
         raise ArtefactError(
-            f"the model file is of the kind {text(metadata[KIND])!r}; expected a plain {DELTA}"
+            f"the model file has kind {_text(metadata[KIND])!r}; expected {DELTA!r} without JSON columns"
         )
     kind, width = weight_type(schema)
     compact = kind == pa.int16()
     if version < 2 and (compact or width is not None or CALIBRATION in metadata):
         raise ArtefactError(
-            f"the model file says format {version}, and holds what only format 2 has (16-bit weights, a weight for "
-            "each variant, calibration)"
+            f"the model file says format {version} but has features of format 2 (16-bit weights, a weight per "
+            "variant, calibration)"
         )
-    if is_delta and version < Delta.FORMAT:
+    if is_delta and version < DELTA_FORMAT:
         raise ArtefactError(
-            f"the model file says format {version}, and is a delta: only format {Delta.FORMAT} has them"
+            f"the model file says format {version} but is a delta, which needs format {DELTA_FORMAT}"
         )
     expected = columns(compact=compact, width=width, from_json=JSON_TYPE in metadata)
     if not schema.equals(pa.schema(expected), check_metadata=False):
         raise ArtefactError(
-            f"the model file's columns are {_columns(schema)}; expected {_columns(pa.schema(expected))}"
+            f"the model file's columns are {_listed(schema)}; expected {_listed(pa.schema(expected))}"
         )
 
 
-def check_spec_hash(metadata: Mapping[bytes, bytes]) -> None:
-    """Of the text as stored: a later ftrie writes the same spec with more keys, each at its default."""
+def _check_spec_hash(metadata: Mapping[bytes, bytes]) -> None:
+    """The hash covers the stored text: a later ftrie writes the same spec with more keys, each at its default."""
     if hashlib.sha256(metadata[SPEC]).hexdigest().encode() != metadata[SPEC_SHA256]:
-        raise ArtefactError("the model file is damaged: its spec does not have the hash it states")
-
-
-def fields_of(metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
-    """What the metadata says of an Artefact's or a Delta's fields, by their names. Raises ArtefactError."""
-    try:
-        fields: dict[str, Any] = {
-            "spec": spec_from_json(metadata[SPEC].decode()),
-            "metrics": metrics_from_json(metadata[METRICS].decode()),
-            "calibration": _calibration(metadata),
-        }
-        if KIND in metadata:
-            fields["parent"] = int(metadata[PARENT])
-            fields["parent_content"] = metadata[PARENT_CONTENT].decode("ascii")
-            fields["content"] = metadata[CONTENT].decode("ascii")
-        return fields
-    except (SpecError, ValueError, TypeError) as error:
-        raise ArtefactError(f"the model file's metadata cannot be read: {error}") from error
-
-
-def text(metadata: bytes) -> str:
-    """What stands in the metadata, whatever it is, to be shown."""
-    return metadata.decode("utf-8", "backslashreplace")
+        raise ArtefactError("the model file is damaged: its spec does not match its hash")
 
 
 def _format(metadata: Mapping[bytes, bytes]) -> int:
     if FORMAT not in metadata:
-        raise ArtefactError("this is an Arrow file, but no model: it has no ftrie.format")
+        raise ArtefactError("an Arrow file, but not a model: it has no ftrie.format")
     try:
         version = int(metadata[FORMAT])
     except ValueError:
         raise ArtefactError(f"the model file's format version cannot be read: {metadata[FORMAT]!r}") from None
-    if version > NEWEST:
+    if version > DELTA_FORMAT:
         raise NewerFormat(
-            f"the model file has format {version}, newer than the {NEWEST} this ftrie reads: upgrade ftrie"
+            f"the model file has format {version}, newer than the {DELTA_FORMAT} this ftrie reads: upgrade ftrie"
         )
     return version
 
 
-def _columns(schema: pa.Schema) -> str:
+def _text(metadata: bytes) -> str:
+    return metadata.decode("utf-8", "backslashreplace")
+
+
+def _listed(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
-def _calibration(metadata: Mapping[bytes, bytes]) -> Calibration | None:
-    return Calibration.from_json(metadata[CALIBRATION].decode()) if CALIBRATION in metadata else None
-
-
-SNAPSHOT, DELTA = "snapshot", "delta"
-
+# -- metrics as JSON
 
 Metrics = Mapping[str, Mapping[str, float]]
 
 
 def plain_metrics(metrics: Metrics) -> dict[str, dict[str, float | None]]:
-    """Metrics as JSON can say them: what is not finite becomes None."""
+    """Metrics in JSON's types: NaN and infinity become None."""
     return {
         variant: {name: float(value) if math.isfinite(value) else None for name, value in values.items()}
         for variant, values in metrics.items()
@@ -351,7 +411,7 @@ def plain_metrics(metrics: Metrics) -> dict[str, dict[str, float | None]]:
 
 
 def metrics_to_json(metrics: Metrics) -> str:
-    """Canonical JSON of metrics; NaN becomes null."""
+    """Canonical JSON of metrics; NaN and infinity become null."""
     return json.dumps(plain_metrics(metrics), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from model_store.artefact.artefact import Artefact, JsonSource
+from model_store.artefact.artefact import Artefact
 from model_store.artefact.key_ranges import key_ranges
+from model_store.artefact.rows import JsonSource
 from model_store.bounded import NESTING, json_value
 from model_store.errors import ArtefactError, SpecError
 from model_store.spec.keys import MAX_KEY_BYTES

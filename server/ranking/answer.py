@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctr.v1.ranking_pb2 import RankedItem, RankResponse
+from server.errors import Degradation
 from server.model.item_ids import ItemIds
 from server.ranking.query import Query, Ranking
 from server.ranking.request_kernels import write_items
@@ -19,7 +20,7 @@ _BESIDE_THE_ID = 36
 """Bytes that a RankedItem has besides its id, at most."""
 
 
-def rank_response(query: Query, ranking: Ranking, head: bytes, degraded: Sequence[str]) -> bytes:
+def rank_response(query: Query, ranking: Ranking, head: bytes, degraded: Sequence[Degradation]) -> bytes:
     """The answer. `head`: its fields that name model, version and variant, as bytes.
 
     Fields that stand one after the other are one message (protobuf, "Encoding").
@@ -29,7 +30,9 @@ def rank_response(query: Query, ranking: Ranking, head: bytes, degraded: Sequenc
     if not (degraded or ranking.notes or unknown or query.unknown_fields):
         return start + head + _items(ranking)
     end = RankResponse(
-        degraded=[*degraded, *ranking.notes], unknown_items=unknown, unknown_fields=query.unknown_fields
+        degraded=[each.message() for each in (*degraded, *ranking.notes)],
+        unknown_items=unknown,
+        unknown_fields=query.unknown_fields,
     )
     return start + head + _items(ranking) + end.SerializeToString()
 

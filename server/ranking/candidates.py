@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import grpc
 
 from model_store.errors import StoreError, StoreUnavailable
+from server.errors import Degradation
 from server.ranking.limits import MAX_ID_BYTES, MAX_LOOKUPS
 from server.ranking.store_reads import StoredReads
 
@@ -54,7 +55,9 @@ class CandidateSets:
         self._ids = 0
         self._lock = threading.Lock()
 
-    def members(self, name: str, context: grpc.ServicerContext) -> tuple[Sequence[str] | None, list[str]]:
+    def members(
+        self, name: str, context: grpc.ServicerContext
+    ) -> tuple[Sequence[str] | None, list[Degradation]]:
         """The ids of a set, None if there is no such set; and the notes for `degraded`.
 
         Raises StoreUnavailable if the store does not answer and never did for this set, StoreError for a key of another
@@ -68,10 +71,10 @@ class CandidateSets:
         except StoreUnavailable as error:
             if kept is None:
                 raise
-            return kept.ids, [f"{SET_PART}: stale, read {self._now() - kept.read_at:.0f} s ago: {error}"]
+            return kept.ids, [Degradation.stale(SET_PART, self._now() - kept.read_at, str(error))]
         if ids is None and kept is not None and kept.ids and self._reads.lost_sets(kept.read_at, context):
             age_s = self._now() - kept.read_at  # not kept: each request looks whether the set is back
-            return kept.ids, [f"{SET_PART}: stale, read {age_s:.0f} s ago: the store lost its data"]
+            return kept.ids, [Degradation.stale(SET_PART, age_s, "the store lost its data")]
         self._keep(name, _Kept(ids, self._now()))
         return ids, []
 
@@ -109,26 +112,27 @@ class LateItems:
 
     def look_up(
         self, ids: Sequence[str], context: grpc.ServicerContext
-    ) -> tuple[dict[str, Record], list[str]]:
+    ) -> tuple[dict[str, Record], list[Degradation]]:
         """The records of those `ids` that the store has, and the notes for `degraded`.
 
         One round trip at most, for at most MAX_LOOKUPS ids. Raises DeadlinePassed.
         """
         known, asked = self._remembered(dict.fromkeys(ids))
-        problems = []
+        notes = list[Degradation]()
         if len(asked) > MAX_LOOKUPS:
-            problems = [f"{LATE_PART}: {len(asked)} unknown items, only {MAX_LOOKUPS} were looked up"]
+            detail = f"{len(asked)} unknown items, only {MAX_LOOKUPS} were looked up"
+            notes = [Degradation.limited(LATE_PART, detail)]
             asked = asked[:MAX_LOOKUPS]
         if asked:
             try:
                 records = self._reads.items(asked, context)
             except StoreError as error:
-                return known, [f"{LATE_PART}: {error}"]
+                return known, [Degradation.of(LATE_PART, error)]
             self._remember(asked, records)
             known |= {item: record for item, record in zip(asked, records, strict=True) if record is not None}
         if known and len(self._found) < MAX_FOUND:
             self._found.update(dict.fromkeys(known))
-        return known, problems
+        return known, notes
 
     def rebuilt(self) -> None:
         """A rebuild of the catalogue has begun: forget the items it will find."""

@@ -13,6 +13,7 @@ from itertools import groupby
 from ctr.v1.ranking_pb2 import Contributions, ExplainedItem, ExplainResponse, KeyContribution
 from model_store.features.features import FeaturePlan, Token
 from model_store.features.values import Value
+from server.errors import Degradation
 from server.model.catalogue import Catalogue, id_tokens
 from server.model.model import Model
 from server.ranking.answer import item_messages
@@ -25,7 +26,9 @@ MAX_ROUNDINGS = 3
 Tokens = dict[str, Sequence[Token]]
 
 
-def explain_response(query: Query, ranking: Ranking, served: ServedVersion, degraded: Sequence[str]) -> bytes:
+def explain_response(
+    query: Query, ranking: Ranking, served: ServedVersion, degraded: Sequence[Degradation]
+) -> bytes:
     """The answer as bytes. O(items · keys · length)."""
     return ExplainResponse(
         request_id=query.request_id,
@@ -33,7 +36,7 @@ def explain_response(query: Query, ranking: Ranking, served: ServedVersion, degr
         version=served.version,
         variant=served.variant_names[query.variant],
         items=_items(query, ranking, served),
-        degraded=[*degraded, *ranking.notes],
+        degraded=[each.message() for each in (*degraded, *ranking.notes)],
         unknown_items=query.candidates.unknown,
         unknown_fields=query.unknown_fields,
     ).SerializeToString()
@@ -57,7 +60,9 @@ def _group(group: Group) -> Contributions:
 
 
 def _key(key: Contribution) -> KeyContribution:
-    return KeyContribution(key=key.key, weight=key.weight, x=key.x, contribution=key.value, rate=key.rate)
+    return KeyContribution(
+        key=key.key, weight=key.weight, x=key.x, contribution=key.value, learning_rate=key.rate
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from model_store.features.values import Value
+from server.errors import Degradation
 from server.model.item_ids import ItemIds
 from server.model.items import TokenTable
 from server.ranking.select.selection import Options
@@ -74,7 +75,7 @@ class Query(NamedTuple):
     request_id: str = ""
     cookie: str = ""
     unknown_fields: Sequence[str] = ()
-    degraded: Sequence[str] = ()
+    degraded: Sequence[Degradation] = ()
     is_forced: bool = False
     no_log: bool = False
     size: int = 0
@@ -111,7 +112,7 @@ class Ranking:
     objectives: Array | None = None
     uncertainties: Array | None = None
     propensities: Array | None = None
-    notes: Sequence[str] = ()
+    notes: Sequence[Degradation] = ()
     shadows: Sequence[ShadowRanking] = ()
 
     @property

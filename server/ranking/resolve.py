@@ -16,7 +16,7 @@ import grpc
 from model_store.errors import FieldValueError
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
-from server.errors import CandidateSetNotFound, InvalidRequest
+from server.errors import CandidateSetNotFound, Degradation, InvalidRequest
 from server.ranking.candidates import LATE_PART, CandidateSets
 from server.ranking.features import PlainTokens, StoredUser, UserFields
 from server.ranking.limits import MAX_CANDIDATES, MAX_EXPLAINED, check_id
@@ -51,7 +51,7 @@ class Call:
     served: ServedVersion
     explain: bool = False
     until_s: float = math.inf
-    degraded: list[str] = field(default_factory=list)
+    degraded: list[Degradation] = field(default_factory=list)
     store_ns: int = 0
     completed_ns: int = 0
 
@@ -178,15 +178,17 @@ def _with_late_items(
     late: list[InlineItem] = []
     for item in named:
         if item in records:
-            record, notes = _fitting(records[item], call.served.model.plan, f"{LATE_PART}: {item!r}")
+            record, notes = _fitting(records[item], call.served.model.plan, repr(item))
             call.degraded += notes
             late.append((item, record))
     return _located(call.served, [item for item in named if item not in records], [*inline, *late])
 
 
-def _fitting(record: Mapping[str, Value], plan: FeaturePlan, path: str) -> tuple[dict[str, Value], list[str]]:
+def _fitting(
+    record: Mapping[str, Value], plan: FeaturePlan, item_id: str
+) -> tuple[dict[str, Value], list[Degradation]]:
     """A stored record without the values that do not fit their field, and a note on each of those."""
-    kept, notes = dict(record), []
+    kept, notes = dict(record), list[Degradation]()
     for name, value in record.items():
         field = plan.field(name)
         try:
@@ -194,5 +196,5 @@ def _fitting(record: Mapping[str, Value], plan: FeaturePlan, path: str) -> tuple
                 field.tokens(value)
         except FieldValueError as error:
             del kept[name]
-            notes.append(f"{path}: left out {error}")
+            notes.append(Degradation.left_out(LATE_PART, str(error), item_id))
     return kept, notes

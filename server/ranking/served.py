@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from ctr.v1.ranking_pb2 import RankResponse
 from model_store.versions.experiments import Experiment
+from server.errors import Degradation
 from server.model.binding import bound
 from server.model.catalogue import Catalogue
 from server.model.event_form import Form
@@ -100,7 +101,7 @@ class ModelHandle:
         """Set by `serve` alone."""
         self.assignment = Assignment(name, (), ())
         """Over the variants of `served`; a request that has read an older version calls `assigned`."""
-        self.degraded: tuple[str, ...] = ()
+        self.degraded: tuple[Degradation, ...] = ()
         """Notes for every answer: why the version served may not be the one it should be."""
         self._changing = threading.Lock()
         self.late_items = late_items

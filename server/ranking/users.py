@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from model_store.errors import StoreError, StoreUnavailable
+from server.errors import Degradation
 from server.ranking.features import StoredUser, UserFields
 from server.ranking.store_reads import StoredReads
 from server.settings import DEFAULT_USER_CACHE, DEFAULT_USER_TTL_S
@@ -104,7 +105,7 @@ class Users:
 
     def find(
         self, cookie: str, given: int, model: str, wanted: UserFields, context: grpc.ServicerContext
-    ) -> tuple[StoredUser | None, Sequence[str]]:
+    ) -> tuple[StoredUser | None, Sequence[Degradation]]:
         """The user to lay under a request's features, None if there is nothing to add; and the notes.
 
         given: a bit for each field that the request has itself. The notes tell what is missing or stale, and which
@@ -112,18 +113,18 @@ class Users:
         """
         if not cookie or given & wanted.user_bits == wanted.user_bits:
             return None, ()
-        notes: list[str] = []
+        notes = list[Degradation]()
         if given & wanted.stored_bits == wanted.stored_bits:
             user = _unread(cookie, wanted)
         else:
             user, notes = self._user(cookie, model, wanted, context)
         if misfits := user.tokens(wanted).misfits:
-            notes = [*notes, *(f"{PART}: left out {text}" for bit, text in misfits if not given & bit)]
+            notes = [*notes, *(Degradation.left_out(PART, text) for bit, text in misfits if not given & bit)]
         return user, notes
 
     def _user(
         self, cookie: str, model: str, wanted: UserFields, context: grpc.ServicerContext
-    ) -> tuple[StoredUser, list[str]]:
+    ) -> tuple[StoredUser, list[Degradation]]:
         """The user as far as known, and the notes on that. Raises DeadlinePassed."""
         shelf = self._shelves.get(model)
         if shelf is None or shelf.wanted is not wanted:
@@ -141,10 +142,10 @@ class Users:
         except StoreError as error:
             self._meter.count(USER_CACHE, "failed" if user is None else "stale")
             if user is None:
-                return _unread(cookie, wanted), [f"{PART}: {error}"]
+                return _unread(cookie, wanted), [Degradation.of(PART, error)]
             user.used = True
             age_s = time.monotonic() - user.fresh_until + self._ttl_s
-            return user, [f"{PART}: stale, read {age_s:.0f} s ago: {error}"]
+            return user, [Degradation.stale(PART, age_s, str(error))]
 
     def _read(self, shelf: _Shelf, cookie: str, context: grpc.ServicerContext) -> StoredUser:
         """Ask the store, or wait for the request that is asking it for the same cookie. Raises StoreError."""
@@ -230,7 +231,7 @@ def _unread(cookie: str, wanted: UserFields) -> StoredUser:
     return StoredUser(cookie, [None] * len(wanted.users), 0.0)
 
 
-def _lost(user: StoredUser) -> list[str]:
+def _lost(user: StoredUser) -> list[Degradation]:
     """The note on a user whose record the store has lost."""
     age_s = time.monotonic() - user.lost_at
-    return [f"{PART}: stale, read {age_s:.0f} s ago: the store lost its data, and has no record of this user"]
+    return [Degradation.stale(PART, age_s, "the store lost its data, and has no record of this user")]

@@ -12,7 +12,7 @@ from time import perf_counter_ns
 import grpc
 import structlog
 
-from server.errors import DeadlinePassed, InvalidRequest, ModelNotServed, NotReady, abort, status_of
+from server.errors import DeadlinePassed, InvalidRequest, NotReady, abort, served_name, status_of
 from server.impressions.log import ImpressionLog
 from server.impressions.shadows import Seen, ShadowLog
 from server.ranking.answer import rank_response
@@ -95,7 +95,10 @@ class RankingService:
         if left_s == 0:
             raise DeadlinePassed("the deadline passed while the call waited for a thread")
         until_s = math.inf if left_s is None else time.monotonic() + left_s
-        model = self._model(message.brief.model)
+        name = message.brief.model
+        model = self._models.get(name) if name else self._only
+        if model is None:
+            model = self._models[served_name(name, self._models)]
         served = model.served  # read once: one version computes the whole answer
         if served is None or self.draining:
             raise self._not_ready(model)
@@ -124,21 +127,11 @@ class RankingService:
         )
         return answer
 
-    def _model(self, name: str) -> ModelHandle:
-        """The model that a request names; the only one if it names none. Raises ModelNotServed, InvalidRequest."""
-        model = self._models.get(name) if name else self._only
-        if model is None:
-            served = ", ".join(map(repr, self._models))
-            if name:
-                raise ModelNotServed(f"model: this server serves {served}, not {name!r}")
-            raise InvalidRequest(f"model: empty, and this server serves several: {served}")
-        return model
-
     def _label(self, model: str) -> str:
         """The model of a failed request in the metrics: one that is served here, or ""."""
         return model if model in self._models else self._only.name if self._only and not model else ""
 
     def _not_ready(self, model: ModelHandle) -> NotReady:
         if self.draining:
-            return NotReady("this server is draining; ask another one, or this one's successor")
+            return NotReady("this server is draining; call another one, or its successor")
         return NotReady(f"model {model.name!r} is still loading, or no version of it is active")

@@ -4,48 +4,19 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 
 import pytest
-import typer
-
-from ftrie.cli import build
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\[[^\]]*\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
-FLAG = re.compile(r"--[a-z][a-z0-9-]*")
-SECTION = re.compile(r"^## `?(ftrie(?: [a-z]+)*)`?$", re.MULTILINE)
 
 
 def tracked() -> list[Path]:
     """Every file that belongs to the project."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
     return [ROOT / name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).exists()]
-
-
-def commands() -> Iterator[tuple[str, list[str]]]:
-    """Every command as it is typed, with its flags."""
-
-    def walk(words: str, command: object) -> Iterator[tuple[str, list[str]]]:
-        if isinstance(command, typer.core.TyperGroup):
-            for name, below in command.commands.items():
-                yield from walk(f"{words} {name}", below)
-        elif isinstance(command, typer.core.TyperCommand):
-            options = (
-                option
-                for parameter in command.params
-                for option in (*parameter.opts, *parameter.secondary_opts)
-            )
-            yield words, [option for option in options if option.startswith("--") and option != "--help"]
-
-    return walk("ftrie", build())
-
-
-def sections(page: str) -> dict[str, str]:
-    """The text below each `## ftrie …` heading of docs/commands.md."""
-    pieces = SECTION.split((ROOT / page).read_text("utf-8"))
-    return dict(zip(pieces[1::2], pieces[2::2], strict=True))
 
 
 def test_the_readme_has_a_line_for_every_folder() -> None:
@@ -62,17 +33,11 @@ def test_the_index_names_every_page() -> None:
     assert not missing, f"docs/README.md has no line for {missing}"
 
 
-@pytest.mark.parametrize(("command", "flags"), [pytest.param(*each, id=each[0]) for each in commands()])
-def test_a_command_is_documented_with_exactly_its_flags(command: str, flags: list[str]) -> None:
-    section = sections("docs/commands.md").get(command)
-    assert section is not None, f"docs/commands.md has no section `## {command}`"
-    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `--")]
-    assert sorted(flag for row in rows for flag in FLAG.findall(row)) == sorted(flags)
-
-
-def test_no_command_is_documented_that_does_not_exist() -> None:
-    known = {command for command, _ in commands()}
-    assert sorted(set(sections("docs/commands.md")) - known) == []
+def test_the_page_of_commands_is_what_the_commands_say() -> None:
+    result = subprocess.run(
+        [sys.executable, "docs/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

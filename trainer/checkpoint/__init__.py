@@ -1,6 +1,11 @@
-"""Checkpoints of a training run: the byte layout, the description, the folder and the schedule."""
+"""State that survives a run: checkpoints, and what a run needs to resume from one.
+
+`file` is the byte layout, `description` what a run stores beside its model, `folder` the checkpoints of one run,
+`schedule` when the next one is due.
+"""
 
 from trainer.checkpoint.description import Description
-from trainer.checkpoint.keeper import Checkpoint, Every, Keeper
+from trainer.checkpoint.folder import Checkpoint, Checkpoints
+from trainer.checkpoint.schedule import Every
 
-__all__ = ["Checkpoint", "Description", "Every", "Keeper"]
+__all__ = ["Checkpoint", "Checkpoints", "Description", "Every"]

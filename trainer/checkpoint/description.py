@@ -1,6 +1,6 @@
-"""What a run must know beside its model's arrays to go on as if it had never stopped.
+"""The JSON part of a checkpoint: all that a run needs beside its model's arrays to resume as if it had never stopped.
 
-It is JSON in the checkpoint, so that it can be looked at. Which spec a run may go on with is judged here too.
+`check_same_spec` says with which spec a run may resume.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ SHOWN_DIFFERENCES = 8
 
 @dataclass(frozen=True)
 class Written:
-    """A file that a run appends to, and its bytes up to the checkpoint: a run that goes on cuts it back to them."""
+    """A file that a run appends to, and its size at the checkpoint: a resumed run truncates it to that."""
 
     path: str | None = None
     bytes: int = 0
 
     @classmethod
     def to(cls, path: Path | None, size: int) -> Self:
-        """So many bytes of the file at `path`."""
+        """`size` bytes of the file at `path`."""
         return cls(os.path.abspath(path), size) if path is not None else cls()
 
     def kept_of(self, path: Path | None) -> int:
-        """How many bytes of the file at `path` a run that goes on keeps: none of another file."""
+        """How many bytes of the file at `path` a resumed run keeps; 0 of another file."""
         return self.bytes if path is not None and os.path.abspath(path) == self.path else 0
 
 
@@ -42,13 +42,13 @@ class Written:
 class Description:
     """The description of a checkpoint.
 
-    spec: canonical JSON as given; resolved: with its fields named by the first log; columns: what is read from the log.
-    rows: learned from; keys: in the table; seconds: spent by all the runs so far. read: how far each file was read;
-    rows_read: rows delivered, learned from or not; subsampled: of them, not drawn; minus_labels: of those learned from,
-    with a label written as -1. reject_counts: bad rows by category;
-    rejects, metrics: the files they are written to. sides: SHA-256 of the files of items and users; initial: of the
-    model it began with. failed: checkpoints that could not be written; damaged: that could not be read. stream: what
-    `ftrie trainer` keeps besides (`trainer.runs.saved_state`), None for a run over logs.
+    spec: canonical JSON as given; resolved: with the fields found in the first log; columns: those read from the log.
+    rows: learned; keys: in the table; seconds: of training, over all resumed runs. read: how far each file was read;
+    rows_read: rows read, learned or not; subsampled: of those, dropped by subsampling; minus_labels: of those learned,
+    with a label written as -1. reject_counts: bad rows by category; rejects, metrics: the files they are written to.
+    sides: SHA-256 of the files of items and users; initial: SHA-256 of the model of --init-from. failed: checkpoints
+    that could not be written; damaged: that could not be read. stream: what `ftrie trainer` stores besides
+    (`trainer.runs.daemon`), None for a run over logs.
     """
 
     ftrie: str
@@ -82,7 +82,7 @@ _ADAPTER = TypeAdapter(Description)
 
 
 def description_from_json(written: Mapping[str, Any], where: str) -> Description:
-    """Read back `to_json`. CheckpointError, naming the file `where`, if a sound file does not hold what it must."""
+    """Read back `to_json`. Raises CheckpointError, naming the file `where`, for any other JSON."""
     try:
         return _ADAPTER.validate_python(written)
     except ValidationError as error:
@@ -90,7 +90,7 @@ def description_from_json(written: Mapping[str, Any], where: str) -> Description
 
 
 def check_same_spec(given: ModelSpec, written: str, where: str) -> None:
-    """Raise CheckpointError, naming what differs, unless a run with the `given` spec may go on from `written`.
+    """Raise CheckpointError, naming what differs, unless a run with the `given` spec may resume from `written`.
 
     [guard] may differ: what is learned does not depend on it.
     """
@@ -102,7 +102,7 @@ def check_same_spec(given: ModelSpec, written: str, where: str) -> None:
     rest = [f"and {more} more"] if more > 0 else []
     shown = "; ".join(differences[:SHOWN_DIFFERENCES] + rest) or "the order of fields, crosses or variants"
     raise CheckpointError(
-        f"{where} was made with another spec: {shown}. Go on with that spec, or begin anew with another folder"
+        f"{where} was made with another spec: {shown}. Resume with that spec, or start again with another folder"
     )
 
 

@@ -1,7 +1,7 @@
 """The byte layout of a checkpoint (docs/checkpoint.md): named arrays, a description, and a digest of every byte.
 
-Arrays go to the file without a copy, however large, and come back mapped. What stands at the end of the file describes
-the rest, so it can be written in one go, and a file that was cut short anywhere is known at once.
+Arrays are written without copying them and read back memory-mapped. The index is at the end of the file, so the file is
+written in one pass, and one that was truncated anywhere is detected at once.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """The array's bytes, without the zeros behind it."""
+        """The array's bytes, without the padding after it."""
         return dtype_from_json(self.dtype).itemsize * math.prod(self.shape)
 
 
 def write(file: BinaryIO, description: Mapping[str, Any], arrays: Arrays) -> None:
-    """Write a checkpoint to an empty file. `description` is JSON; arrays of objects are refused (TypeError)."""
+    """Write a checkpoint to an empty file. `description` is JSON. Raises TypeError for an array of objects."""
     start = START.pack(MAGIC, FORMAT_VERSION)
     file.write(start)
     entries, at = [], len(start)
@@ -67,16 +67,16 @@ def write(file: BinaryIO, description: Mapping[str, Any], arrays: Arrays) -> Non
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """The description and the arrays, verified; the arrays are the file itself, mapped: read-only, aligned.
+    """The description and the arrays, verified. The arrays are the mapped file: read-only, aligned.
 
-    Raises Damaged, or CheckpointError for a sound file of a format that is not read here, or one that cannot be read.
+    Raises Damaged, or CheckpointError for a sound file of another format version.
     """
     try:
         with path.open("rb") as file:
             description, entries = _read_description(path, file)
             for entry in entries:
                 _check_array(path, file, entry)
-            # Checked by reading and not in the mapping: there, a disk that fails would end the process.
+            # Verified by reading, not through the mapping: there, a disk error would kill the process (SIGBUS).
             mapped = np.memmap(file, np.uint8, mode="r")
             return description, {entry.name: _array(mapped, entry) for entry in entries}
     except OSError as error:
@@ -84,7 +84,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """The description alone, verified; the arrays are not looked at. Raises like `read`."""
+    """The description alone, verified; the arrays are not read. Raises the same as `read`."""
     try:
         with path.open("rb") as file:
             return _read_description(path, file)[0]
@@ -95,7 +95,7 @@ def read_description(path: Path) -> dict[str, Any]:
 def dtype_to_json(dtype: np.dtype[Any]) -> Any:
     """A dtype as JSON: its code, or for records their names, codes, offsets, size and whether they are aligned."""
     if dtype.hasobject:
-        raise TypeError("an array of objects cannot stand in a checkpoint")
+        raise TypeError("an array of objects cannot be stored in a checkpoint")
     if dtype.names is None:
         return dtype.str
     fields = [dtype.fields[name] for name in dtype.names]  # type: ignore[index]
@@ -115,7 +115,7 @@ def dtype_from_json(written: Any) -> np.dtype[Any]:
 
 def _padded(array: npt.NDArray[Any]) -> Iterator[memoryview]:
     """The array's bytes in pieces, then zeros up to a multiple of ALIGNMENT."""
-    # Only an array that does not lie in one piece is copied; the large ones do.
+    # Copies only arrays that are not contiguous; the large ones are.
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     for begin in range(0, len(data), _PIECE_BYTES):
         yield data[begin : begin + _PIECE_BYTES]
@@ -131,12 +131,12 @@ def _put(file: BinaryIO, piece: memoryview, digest: Any) -> int:
 def _read_description(path: Path, file: BinaryIO) -> tuple[dict[str, Any], list[Entry]]:
     size = os.fstat(file.fileno()).st_size
     if size < START.size + END.size:
-        raise Damaged(f"{path} is cut short: {size} bytes are less than any checkpoint has")
+        raise Damaged(f"{path} is cut short: {size} bytes, less than any checkpoint has")
     start = file.read(START.size)
     file.seek(size - END.size)
     length, digest, magic = END.unpack(file.read(END.size))
     if magic != MAGIC or length > size - START.size - END.size:
-        raise Damaged(f"{path} is cut short or is no checkpoint: its last bytes are not those of one")
+        raise Damaged(f"{path} is cut short or not a checkpoint: its last bytes are not those of one")
     file.seek(size - END.size - length)
     text = file.read(length)
     if _digest_of_the_rest(start, text) != digest:
@@ -145,7 +145,7 @@ def _read_description(path: Path, file: BinaryIO) -> tuple[dict[str, Any], list[
     if version != FORMAT_VERSION:
         raise CheckpointError(
             f"{path} is of format {version}, this ftrie reads format {FORMAT_VERSION}; "
-            "go on with the ftrie that wrote it, or begin anew with another folder"
+            "resume with the ftrie that wrote it, or start again with another folder"
         )
     description = json.loads(text)
     return description, [Entry(**entry) for entry in description.pop("arrays")]

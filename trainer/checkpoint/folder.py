@@ -1,40 +1,146 @@
-"""The checkpoints of one run: a folder of files named by the rows learned from, held by one run at a time.
+"""The checkpoints of one run: a folder of files named by the number of rows learned, used by one run at a time.
 
-A file is complete or absent: written beside under a temporary name, synced, renamed, the folder synced; only then are
-older ones deleted. What killed runs left half-written is removed when the next one begins.
+`Checkpoints` is what a run uses: the checkpoint to resume from, when the next one is due, and writing it.
+`CheckpointFolder` is the files. A file is complete or absent: it is written under a temporary name, synced and renamed;
+only then are older ones deleted. Temporary files of killed runs are deleted when the next run opens the folder.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from model_store.errors import CheckpointError, StoreError
 from model_store.locks import lock
+from model_store.spec.spec import ModelSpec
+from model_store.whole_file import whole_file
 from trainer.checkpoint import file
+from trainer.checkpoint.description import Description, check_same_spec, description_from_json
 from trainer.checkpoint.file import Arrays, Damaged
+from trainer.checkpoint.schedule import Every, Schedule
 
 SUFFIX = ".checkpoint"
 DAMAGED = ".damaged"
 KEPT = 3
-_BEGUN = ".begun"
+_TEMPORARY = ".begun"
 _LOCK = "lock"
 _DIGITS = 15
 
 
-class CheckpointFolder:
-    """A folder that is locked while it is open. Raises CheckpointError if another run has it, or it cannot be made."""
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was read: its file, its description, and the model's arrays."""
 
-    def __init__(self, path: Path, on_note: Callable[[str], None]) -> None:
+    path: Path
+    description: Description
+    arrays: Arrays
+
+
+class Checkpoints:
+    """The checkpoints of one run, in a folder that it locks.
+
+    With `resume`, `earlier` is the newest sound checkpoint, or None if there is none yet, so that the same command line
+    both starts and resumes a run. Without, the folder must be empty: the checkpoints in it would be deleted as the
+    run's own. `failed` and `damaged` count checkpoints that could not be written or read, over all resumed runs; each
+    is reported to `on_warning`. Raises CheckpointError for a checkpoint of another spec.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        every: Every,
+        spec: ModelSpec,
+        *,
+        resume: bool = False,
+        on_warning: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._warn = on_warning
+        self._folder = CheckpointFolder(folder, on_warning)
+        self.earlier: Checkpoint | None = None
+        self.failed = self.damaged = 0
+        self._last: Description | None = None
+        try:
+            if resume:
+                self._read_newest(spec)
+            else:
+                _check_empty(folder)
+        except BaseException:
+            self.close()
+            raise
+        self._schedule = Schedule(every, self.earlier.description.rows if self.earlier else 0)
+
+    def take(self) -> Checkpoint | None:
+        """The checkpoint to resume from; dropped here, so that its arrays can be freed."""
+        earlier, self.earlier = self.earlier, None
+        return earlier
+
+    def is_due(self, rows: int) -> bool:
+        """True if a checkpoint should be written now that `rows` rows are learned."""
+        return self._schedule.is_due(rows)
+
+    def skip(self, rows: int) -> None:
+        """Count a checkpoint that failed before it was written; the next one is due as after any other."""
+        self._schedule.restart(rows)
+        self.failed += 1
+
+    def save(self, description: Description, arrays: Arrays) -> bool:
+        """Write a checkpoint; True if it was written. A failure is counted and reported, and the run goes on.
+
+        Writes nothing if nothing has changed since the last one.
+        """
+        self._schedule.restart(description.rows)
+        description = replace(description, failed=self.failed, damaged=self.damaged)
+        if self._last is not None and _is_same(self._last, description):
+            return False
+        try:
+            self._folder.write(description.rows, description.to_json(), arrays)
+            self._last = description
+            return True
+        except OSError as error:
+            self.failed += 1
+            self._warn(
+                f"the checkpoint at {description.rows:,} rows could not be written to {self._folder.path}: "
+                f"{error.strerror}; learning continues, earlier checkpoints are kept"
+            )
+            return False
+
+    def close(self) -> None:
+        """Unlock the folder. May be called twice."""
+        self._folder.close()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _read_newest(self, spec: ModelSpec) -> None:
+        found = self._folder.newest()
+        if found is None:
+            return
+        path, written, arrays, damaged = found
+        description = description_from_json(written, str(path))
+        check_same_spec(spec, description.spec, str(path))
+        self.earlier = Checkpoint(path, description, arrays)
+        self.failed, self.damaged = description.failed, description.damaged + damaged
+        self._last = description
+
+
+class CheckpointFolder:
+    """A folder, locked while it is open. Raises CheckpointError if another run uses it, or it cannot be created."""
+
+    def __init__(self, path: Path, on_warning: Callable[[str], None]) -> None:
         self.path = path
-        self._on_note = on_note
-        self._lock = _hold(path)
-        for left in path.glob(f"*{_BEGUN}"):
+        self._warn = on_warning
+        self._lock = _lock_folder(path)
+        for left in path.glob(f"*{_TEMPORARY}"):
             left.unlink()
 
     def write(self, rows: int, description: Mapping[str, Any], arrays: Arrays) -> Path:
@@ -43,26 +149,16 @@ class CheckpointFolder:
         Raises OSError, and leaves the older ones as they are, if it cannot be written.
         """
         path = self.path / f"{rows:0{_DIGITS}}{SUFFIX}"
-        begun = path.with_suffix(_BEGUN)
-        try:
-            with begun.open("wb") as out:
-                file.write(out, description, arrays)
-                out.flush()
-                os.fsync(out.fileno())
-            begun.replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                begun.unlink(missing_ok=True)
-            raise
-        _sync(self.path)
+        with whole_file(path, path.with_suffix(_TEMPORARY)) as out:
+            file.write(out, description, arrays)
         self._delete_old()
         return path
 
     def newest(self) -> tuple[Path, dict[str, Any], Arrays, int] | None:
-        """The newest sound checkpoint: file, description, arrays, and how many newer ones are damaged; None of none.
+        """The newest sound checkpoint: file, description, arrays, and the number of newer, damaged ones.
 
-        A damaged one is told of and set aside under another name, once a sound one is found. CheckpointError if all
-        are damaged.
+        None if the folder holds none. Damaged ones are reported, and renamed once a sound one is found. Raises
+        CheckpointError if all are damaged.
         """
         damaged: list[Damaged] = []
         paths = checkpoints_in(self.path)
@@ -70,7 +166,7 @@ class CheckpointFolder:
             try:
                 description, arrays = file.read(path)
             except Damaged as error:
-                self._on_note(f"{error}; trying the checkpoint before it")
+                self._warn(f"{error}; trying the checkpoint before it")
                 damaged.append(error)
                 continue
             for bad in paths[: len(damaged)]:
@@ -79,12 +175,12 @@ class CheckpointFolder:
         if damaged:
             raise CheckpointError(
                 f"all {len(damaged)} checkpoints in {self.path} are damaged ({damaged[0]}); "
-                "begin anew with another folder"
+                "start again with another folder"
             )
         return None
 
     def close(self) -> None:
-        """Let another run have the folder. May be called twice."""
+        """Unlock the folder. May be called twice."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -102,7 +198,7 @@ class CheckpointFolder:
             try:
                 path.unlink()
             except OSError as error:
-                self._on_note(f"the old checkpoint {path} cannot be deleted: {error.strerror}")
+                self._warn(f"the old checkpoint {path} cannot be deleted: {error.strerror}")
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
@@ -110,7 +206,20 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"{'[0-9]' * _DIGITS}{SUFFIX}"), reverse=True)
 
 
-def _hold(path: Path) -> int:
+def _check_empty(folder: Path) -> None:
+    if paths := checkpoints_in(folder):
+        raise CheckpointError(
+            f"{folder} holds checkpoints of an earlier run (the newest is {paths[0].name}); resume it with "
+            "--resume, or start again with another folder"
+        )
+
+
+def _is_same(last: Description, now: Description) -> bool:
+    """True if nothing that matters has changed since the last checkpoint."""
+    return now == replace(last, ftrie=now.ftrie, created=now.created, seconds=now.seconds)
+
+
+def _lock_folder(path: Path) -> int:
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         return lock(path / _LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,11 +230,3 @@ def _hold(path: Path) -> int:
     except (OSError, StoreError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it must be writable"
         raise CheckpointError(f"the folder {path} cannot be used for checkpoints: {reason}") from error
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

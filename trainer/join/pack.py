@@ -6,9 +6,7 @@ other. Complete or absent: written beside, synced, renamed.
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from model_store.errors import CheckpointError, OutputError
+from model_store.whole_file import whole_file
 from trainer.checkpoint import file
 
 SUFFIX = ".rows"
@@ -70,20 +69,14 @@ class Pack:
 def write(folder: Path, numbers: Sequence[int], rows: Sequence[int], batch: pa.RecordBatch) -> Pack:
     """Write segments that lie in one batch, in order. Raises OutputError, and leaves nothing, if the disk is full."""
     path = folder / f"{numbers[0]:010}{SUFFIX}"  # see first_of
-    begun = path.with_suffix(BEGUN)
     sink = io.BytesIO()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
     try:
-        with begun.open("wb") as out:
+        with whole_file(path, path.with_suffix(BEGUN)) as out:
             description = {"segments": list(numbers), "rows": list(rows)}
             file.write(out, description, {_ROWS: np.frombuffer(sink.getbuffer(), np.uint8)})
-            out.flush()
-            os.fsync(out.fileno())
-        begun.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            begun.unlink(missing_ok=True)
         raise OutputError(
             f"cannot write {path}: {error.strerror}; nothing is lost, the rows that wait for their clicks are still in "
             "memory: make room there, and it is tried again"

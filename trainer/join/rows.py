@@ -8,7 +8,6 @@ dropped; its file goes when no checkpoint that is kept can name it. Knows nothin
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from model_store.errors import CheckpointError, OutputError, counted
+from model_store.errors import CheckpointError, counted
 from trainer.checkpoint.folder import KEPT
 from trainer.join import pack
 from trainer.join.pack import Pack
@@ -191,7 +190,6 @@ class Segments:
             numbers, batches, schema = self._next_pack()
         together = joined_batches([adapted(batch, schema) for batch in batches])
         written = pack.write(self._folder, numbers, [batch.num_rows for batch in batches], together)
-        self._sync_folder()
         with self._lock:
             self._take(written)
             for number in numbers:
@@ -210,16 +208,6 @@ class Segments:
             numbers.append(number)
             schema, size = shared, size + loose.nbytes
         return numbers, [self._loose[number].batch for number in numbers], schema
-
-    def _sync_folder(self) -> None:
-        try:
-            folder = os.open(self._folder, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-        except OSError as error:
-            raise OutputError(f"cannot sync {self._folder}: {error.strerror}") from error
 
 
 # --- Rows that lie in several tables, brought together in a given order. Knows tables and row numbers, no

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from model_store.artefact import rows as fixed_point
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.key_ranges import SortedKeys
+from model_store.artefact.rows import nearest_q213
 from model_store.errors import FtrieError, SpecError
 from model_store.features.cells import addresses
 from model_store.spec.keys import BIAS
@@ -187,7 +187,7 @@ class LearningModel:
             masks = self.coordinates.masks_of(keys).reshape(-1, 1)
             weights *= masks >> np.arange(self.coordinates.own, dtype=np.uint32) & np.uint32(1)
         if self.spec.learner.precision == "q2.13":
-            return fixed_point.nearest(weights)
+            return nearest_q213(weights)
         if (np.abs(weights) > _LARGEST).any():
             row, v = np.unravel_index(int(np.abs(weights).argmax()), weights.shape)
             key = keys.data[keys.offsets[row] : keys.offsets[row + 1]].tobytes()

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from model_store.spec.spec import ModelSpec, spec_from_json
 from model_store.store import Store
-from trainer.checkpoint import Keeper
+from trainer.checkpoint import Checkpoints
 from trainer.events.columns import Wanted
 from trainer.events.merge import Merger
 from trainer.events.open_sources import are_rows, check_there, open_rows, open_sources
@@ -31,7 +31,7 @@ def begin(
     spec: ModelSpec,
     asked: Asked,
     saved: Saved,
-    keeper: Keeper,
+    keeper: Checkpoints,
     store: Store,
     stop: StopAsked,
     stack: ExitStack,

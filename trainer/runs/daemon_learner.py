@@ -12,10 +12,10 @@ from typing import Protocol
 from model_store.errors import OutputError
 from model_store.spec.spec import ModelSpec
 from model_store.versions.model_versions import ModelVersions
-from trainer.checkpoint import Keeper
+from trainer.checkpoint import Checkpoints
 from trainer.events.events import Lag
 from trainer.learn.model import LearningModel
-from trainer.publish.online_metrics import Online
+from trainer.publish.online_metrics import OnlineAccumulator
 from trainer.runs.publish_pacing import GoingOut
 from trainer.runs.saved_state import Saved, Saving
 from trainer.runs.status import Holds, Quiet, Status
@@ -43,7 +43,7 @@ class Learner:
         loop: Loop,
         sources: Sequence[Named],
         names: Sequence[str],
-        keeper: Keeper,
+        keeper: Checkpoints,
         saved: Saved,
         max_lag_s: float,
         initial: str | None,
@@ -99,7 +99,7 @@ class Learner:
         """Write a checkpoint; first the rows that wait for their clicks, which it names."""
         loop = self._loop
         if not self._on_disk(loop.before_checkpoint, "no checkpoint is written"):
-            self._keeper.gave_up(self.model.rows)
+            self._keeper.skip(self.model.rows)
             return
         rows, parts = self.model.rows, {"join": loop.joined()}
         saved = self._saving.save(loop.model, loop.state(), loop.places(), loop.counts, parts)
@@ -124,7 +124,7 @@ class Learner:
         return [self._loop.letters.send, lambda: self._loop.online.flush(versions.online)]
 
     @property
-    def online(self) -> Online:
+    def online(self) -> OnlineAccumulator:
         """What the served versions came to."""
         return self._loop.online
 

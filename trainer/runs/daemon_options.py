@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.checkpoint.keeper import Every
+from trainer.checkpoint.schedule import Every
 from trainer.output import SILENT, Output
 
 

@@ -50,6 +50,7 @@ def compile_loop(spec: ModelSpec, output: Output = SILENT) -> None:
         while not loop.ended:
             loop.step(1.0)
         loop.finish()
+        loop.before_checkpoint()  # with [join] late = "correct" the state names segments, which must be on disk
         loop.restore(loop.state())
         merger.close()
     mark_kernels_cached(PART)

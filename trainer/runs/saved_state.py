@@ -17,7 +17,7 @@ from model_store.errors import CheckpointError, InputError
 from model_store.spec.spec import ModelSpec
 from model_store.versions.manifest import now
 from model_store.whole_file import write_whole
-from trainer.checkpoint import Checkpoint, Keeper
+from trainer.checkpoint import Checkpoint, Checkpoints
 from trainer.checkpoint.description import Description
 from trainer.events.events import Place
 from trainer.events.open_sources import known_as
@@ -72,7 +72,7 @@ class Saving:
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: Checkpoints,
         spec: ModelSpec,
         resolved: ModelSpec,
         sources: Sequence[str],

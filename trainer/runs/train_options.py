@@ -14,9 +14,8 @@ from trainer.output import Output
 if TYPE_CHECKING:
     from model_store.artefact.artefact import Artefact
     from model_store.spec.spec import ModelSpec
-    from trainer.checkpoint import Keeper
+    from trainer.checkpoint import Checkpoints
     from trainer.checkpoint.description import Description
-    from trainer.examples.side_tables import SideTable
     from trainer.learn.metrics.metrics import Watching
     from trainer.logs.rejects import RejectLog
     from trainer.publish.publisher import Publisher
@@ -51,7 +50,7 @@ class Asked:
 class _Opened:
     """What a run writes to while it learns; None where it was not asked for."""
 
-    keeper: Keeper | None
+    keeper: Checkpoints | None
     rejects: RejectLog
     watching: Watching
 
@@ -60,6 +59,8 @@ def learn(
     spec: ModelSpec, inputs: list[str], asked: Asked, output: Output, publisher: Publisher | None = None
 ) -> Run:
     """Do a whole run, and show how it advances."""
+    from trainer.examples.open_log import Log
+    from trainer.examples.side_tables import side_tables
     from trainer.runs.train import train
     from trainer.runs.warmup import compile_kernels, formats_of, kernels_are_ready
 
@@ -69,6 +70,7 @@ def learn(
         if not kernels_are_ready(spec, formats, slices=slices, publishes=publishes):
             output.note("compiling kernels for the first time; some ten seconds, once")
         compile_kernels(spec, formats, slices=slices, publishes=publishes)
+        tables = side_tables(asked.items, asked.users, spec.input)
         begins = opened.keeper is None or opened.keeper.earlier is None
         with output.progress("learning") as bar:
 
@@ -77,19 +79,16 @@ def learn(
                 bar.update(at.rows, total=at.expected_rows, **fields, keys=at.keys)
 
             run = train(
-                *(spec, inputs),
+                spec,
+                Log(inputs, asked.format, tables, output.note, asked.batch_bytes),
                 rejects=opened.rejects,
-                tables=_side_tables(spec, asked),
-                format=asked.format,
                 threads=asked.threads,
-                batch_bytes=asked.batch_bytes,
                 watching=opened.watching,
                 keeper=opened.keeper,
                 initial=initial_model(spec, asked.init_from, asked.store) if begins else None,
                 publisher=publisher,
                 force=asked.force,
                 on_progress=show,
-                on_note=output.note,
                 on_warning=output.warn,
             )
     for warning in run.report.warnings:
@@ -124,12 +123,12 @@ def _opened(spec: ModelSpec, asked: Asked, output: Output) -> Iterator[_Opened]:
         yield _Opened(keeper, rejects, Watching(asked.window, asked.slices, metrics))
 
 
-def _keeper(spec: ModelSpec, asked: Asked, output: Output) -> Keeper:
-    from trainer.checkpoint import Every, Keeper
+def _keeper(spec: ModelSpec, asked: Asked, output: Output) -> Checkpoints:
+    from trainer.checkpoint import Checkpoints, Every
 
     assert asked.checkpoints is not None
     every = Every.parse(asked.every)
-    keeper = Keeper(asked.checkpoints, every, spec, resume=asked.resume, on_warning=output.warn)
+    keeper = Checkpoints(asked.checkpoints, every, spec, resume=asked.resume, on_warning=output.warn)
     if keeper.earlier is not None:
         _say_what_goes_on(keeper.earlier.path, keeper.earlier.description, asked, output)
     elif asked.resume:
@@ -143,17 +142,9 @@ def _say_what_goes_on(path: Path, before: Description, asked: Asked, output: Out
         output.note("--init-from is passed over: the checkpoint has what was learned since")
 
 
-def _side_tables(spec: ModelSpec, asked: Asked) -> list[SideTable]:
-    from trainer.examples.side_tables import SideTable
-
-    tables = [SideTable.of_items(asked.items, spec.input)] if asked.items else []
-    tables += [SideTable.of_users(asked.users, spec.input)] if asked.users else []
-    return tables
-
-
 def initial_model(spec: ModelSpec, init_from: str | None, store: str) -> Artefact | None:
     """The model to begin with: a file, a version of this model in the store, or its active one."""
-    from model_store.named_model import read_named
+    from model_store.model_files import read_named
 
     if init_from is None:
         return None

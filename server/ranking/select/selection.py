@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.artefact.calibration import Curve
-from server.errors import check_deadline
+from server.errors import Degradation, check_deadline
 from server.ranking.select.exploration import Exploration, Thompson, integrated, moves, seeds, simulated
 from server.ranking.select.filters import CandidateColumns, Cap, Condition, Groups
 from server.ranking.select.objective import Objective
@@ -36,7 +36,7 @@ class Selection:
     objective: Array | None
     uncertainty: Array | None
     propensity: Array | None
-    notes: list[str] = field(default_factory=list)
+    notes: list[Degradation] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Options:
 
     def _notes(
         self, objective: Objective, value: Array, candidates: CandidateColumns, kept: Array
-    ) -> list[str]:
+    ) -> list[Degradation]:
         with np.errstate(invalid="ignore"):
             bad = ~(np.abs(value) <= LARGEST)
         if not bad.any():
@@ -155,7 +155,9 @@ class Options:
         lacking = [name for name in objective.fields if np.isnan(candidates.numbers(name)[kept][bad]).any()]
         why = f": no number in {', '.join(map(repr, lacking))}" if lacking else ": the result is not finite"
         count = np.count_nonzero(bad)
-        return [f"objective: {count} of {len(kept)} candidates have no value and stand last{why}"]
+        return [
+            Degradation.no_value(f"{count} of {len(kept)} candidates have no value and are ranked last{why}")
+        ]
 
     def _propensity(
         self,

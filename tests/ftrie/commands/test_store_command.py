@@ -134,7 +134,7 @@ def test_else_one_inferred_and_says_that_sides_are_not_known(
     ("name", "content", "complaint"),
     [
         ("m.json", '{"list": [{"fid": "0"}], "type": "t"}', "m.json: list[0]: not exactly these members"),
-        ("m.arrow", "nonsense", "m.arrow: this is no model file"),
+        ("m.arrow", "nonsense", "m.arrow: not a model file"),
         ("m.bin", "", "expected a name that ends in .arrow (artefact) or .json"),
     ],
 )
@@ -184,6 +184,25 @@ def test_inspect_tells_the_manifest_the_fields_and_the_heaviest_keys(ask: Answer
     ]
 
 
+@pytest.mark.parametrize("pattern", ["age", "age*"])
+def test_inspect_counts_and_weighs_the_keys_under_a_prefix(ask: Answer, store: Store, pattern: str) -> None:
+    store.model("ads").publish_and_activate(model(KEYS, [0.1, -3, 2, 0.5, 1]))
+    told = ask("inspect", "ads", "--prefix", pattern, "--top", 1)
+    assert (told["version"], told["prefix"], told["keys"]) == (1, "age", 3)
+    used = {"keys": 3, "nonzero": 3, "weight_sum": 0.0, "absolute_sum": 6.0}
+    assert told["variants"] == {
+        "base": used,
+        "plain": {"keys": 3, "nonzero": 0, "weight_sum": 0.0, "absolute_sum": 0.0},
+    }
+    assert [(each["prefix"], each["keys"], each["absolute_sums"]["base"]) for each in told["branches"]] == [
+        ("age*brand=25*acme", 1, 1.0),
+        ("age=", 2, 5.0),
+    ]
+    assert [each["key"] for each in told["top"]] == ["age=25"]
+    assert ask("inspect", "ads", "--prefix", "age**")["keys"] == 1
+    assert ask("inspect", "ads", "--prefix", "hour")["branches"] == []
+
+
 def test_without_json_every_command_prints_for_a_reader(
     say: Callable[..., tuple[int, str, str]], store: Store, tmp_path: Path
 ) -> None:
@@ -196,6 +215,7 @@ def test_without_json_every_command_prints_for_a_reader(
         (["gc", "ads", "--keep", 1, "--dry-run"], "would delete 1"),
         (["gc", "ads"], "deleted nothing"),
         (["inspect", "ads", 3], "age*brand=25*acme"),
+        (["inspect", "ads", "--prefix", "age=*"], "age=31"),
         (["export", "ads", tmp_path / "o.arrow", "--version", 2], "wrote version 2, 5 keys"),
     ]:
         code, out, err = say(*arguments)
@@ -351,7 +371,7 @@ def test_a_delta_that_fits_no_version_is_not_imported(
     (tmp_path / "delta.arrow").write_bytes(store.model("ads").fetch(3).to_bytes())
     code, _, complaint = say("import", "shop", tmp_path / "delta.arrow")
     assert code == 4
-    assert "no version of shop has it; import the model whole" in " ".join(complaint.split())
+    assert "no version of shop has that content; import the whole model" in " ".join(complaint.split())
 
 
 def test_a_snapshot_is_no_delta_to_export_nor_is_the_json_form(

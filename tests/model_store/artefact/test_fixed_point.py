@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.artefact import json_model
-from model_store.artefact import rows as fixed_point
+from model_store.artefact import arrow_format, json_model, rows
 from model_store.artefact.artefact import Artefact
 from model_store.errors import ArtefactError
 from model_store.store import Store
@@ -53,25 +52,25 @@ def test_store_and_json_form_know_no_difference(store: Store) -> None:
 def test_16_bit_weights_in_a_file_that_says_format_1_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     artefact = model(KEYS, WEIGHTS, spec=COMPACT)
     with monkeypatch.context() as older:
-        older.setattr(Artefact, "FORMAT", 1)
+        older.setattr(arrow_format, "SNAPSHOT_FORMAT", 1)
         data = artefact.to_bytes()
-    with pytest.raises(ArtefactError, match="only format 2 has"):
+    with pytest.raises(ArtefactError, match="has features of format 2"):
         Artefact.from_bytes(data)
 
 
 @given(st.lists(st.floats(-6, 6, width=32), max_size=20))
 def test_the_nearest_step_is_within_half_a_step_or_at_the_end_of_the_range(weights: list[float]) -> None:
     given_weights = np.array(weights, np.float32)
-    near = fixed_point.nearest(given_weights)
-    assert fixed_point.fits(near)
-    inside = np.clip(given_weights, fixed_point.SMALLEST, fixed_point.LARGEST)
-    assert (np.abs(near - inside) <= fixed_point.STEP / 2).all()
-    assert fixed_point.from_int16(fixed_point.to_int16(near)).tolist() == near.tolist()
+    near = rows.nearest_q213(given_weights)
+    assert rows.fits_q213(near)
+    inside = np.clip(given_weights, rows.Q213_SMALLEST, rows.Q213_LARGEST)
+    assert (np.abs(near - inside) <= rows.Q213_STEP / 2).all()
+    assert rows.from_q213(rows.to_q213(near)).tolist() == near.tolist()
 
 
 def test_a_tie_goes_to_the_even_step() -> None:
-    halves = np.array([0.5, 1.5, -2.5], np.float32) * np.float32(fixed_point.STEP)
-    assert (fixed_point.nearest(halves) / fixed_point.STEP).tolist() == [0.0, 2.0, -2.0]
+    halves = np.array([0.5, 1.5, -2.5], np.float32) * np.float32(rows.Q213_STEP)
+    assert (rows.nearest_q213(halves) / rows.Q213_STEP).tolist() == [0.0, 2.0, -2.0]
 
 
 def test_a_cached_form_is_not_carried_into_a_changed_model() -> None:

@@ -149,7 +149,7 @@ def test_every_truncation_is_refused() -> None:
 
 
 def test_lists_in_a_file_of_format_1_are_refused() -> None:
-    with pytest.raises(ArtefactError, match="says format 1, and holds what only format 2 has"):
+    with pytest.raises(ArtefactError, match="says format 1 but has features of format 2"):
         Artefact.from_bytes(rewritten(own_model(), {b"ftrie.format": b"1"}))
 
 

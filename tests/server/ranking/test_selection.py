@@ -124,14 +124,16 @@ def test_items_whose_objective_has_no_value_stand_last_by_score_and_are_told_of(
     found = select([0.0, 1.0, 2.0], [{"bid": "1"}, {}, {"bid": "soon"}], objective="ctr * bid")
     assert found.order.tolist() == [0, 2, 1]
     assert found.objective is not None and np.isnan(found.objective[1:]).all()
-    assert found.notes == ["objective: 2 of 3 candidates have no value and stand last: no number in 'bid'"]
+    assert list(map(str, found.notes)) == [
+        "objective: 2 of 3 candidates have no value and are ranked last: no number in 'bid'"
+    ]
 
 
 def test_infinite_results_stand_last_whatever_their_sign() -> None:
     found = select([0.0, 1.0, 2.0], [{"bid": "1"}, {"bid": "0"}, {"bid": "-1"}], objective="1 / bid")
     assert found.order.tolist() == [0, 2, 1]
-    assert found.notes == [
-        "objective: 1 of 3 candidates have no value and stand last: the result is not finite"
+    assert list(map(str, found.notes)) == [
+        "objective: 1 of 3 candidates have no value and are ranked last: the result is not finite"
     ]
 
 

@@ -113,7 +113,7 @@ def complete(
     """Features as values, with the user's stored ones beneath; and the notes."""
     wanted = served.user_fields
     user, notes = users.find(cookie, wanted.bits(inline), served.name, wanted, context)
-    return {**(user.fields(wanted) if user else {}), **inline}, list(notes)
+    return {**(user.fields(wanted) if user else {}), **inline}, list(map(str, notes))
 
 
 def complete_plain(
@@ -122,7 +122,7 @@ def complete_plain(
     """The same for features as tokens."""
     wanted = served.user_fields
     user, notes = users.find(cookie, inline.given, served.name, wanted, context)
-    return user.tokens(wanted).under(inline) if user else inline.tokens, list(notes)
+    return user.tokens(wanted).under(inline) if user else inline.tokens, list(map(str, notes))
 
 
 def test_what_is_given_inline_overrides_what_is_stored_field_by_field(

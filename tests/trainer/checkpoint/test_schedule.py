@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from model_store.errors import UsageError
-from trainer.checkpoint.keeper import Every, Schedule
+from trainer.checkpoint.schedule import Every, Schedule
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from model_store.artefact import rows as fixed_point
 from model_store.artefact.artefact import Artefact
+from model_store.artefact.rows import Q213_STEP
 from model_store.spec.spec import parse_spec
 from tests.trainer.click_logs import SPEC, learn, model_of, shop_rows, shop_spec
 
@@ -25,7 +25,7 @@ def test_a_model_learned_in_16_bits_is_published_in_16_bits(values: str, learner
     artefact = learn(model_of(parse_spec(head + section), list(rows[0])), rows).artefact()
     kind = pa.ipc.open_file(artefact.to_bytes()).schema.field("weight").type
     assert (kind.value_type if values == "per_variant" else kind) == pa.int16()
-    steps = artefact.weight / np.float32(fixed_point.STEP)
+    steps = artefact.weight / np.float32(Q213_STEP)
     assert (steps == np.rint(steps)).all()
     assert artefact.weight.reshape(artefact.rows, -1).any(axis=1).all()
     back = Artefact.from_bytes(artefact.to_bytes())

@@ -13,7 +13,7 @@ import pytest
 from model_store.errors import CheckpointError
 from model_store.spec.sections import FieldSpec, InputSection, ModelSection
 from model_store.spec.spec import ModelSpec
-from trainer.checkpoint import Every, Keeper
+from trainer.checkpoint import Checkpoints, Every
 from trainer.checkpoint.folder import checkpoints_in
 from trainer.events.columns import Wanted
 from trainer.events.merge import Merger
@@ -45,7 +45,7 @@ class Running:
 
     def __init__(self, log: Path, folder: Path, every: str, stack: ExitStack, spec: ModelSpec = SPEC) -> None:
         self._log = log
-        keeper = stack.enter_context(Keeper(folder, Every.parse(every), spec, resume=True))
+        keeper = stack.enter_context(Checkpoints(folder, Every.parse(every), spec, resume=True))
         saved = Saved(keeper.take(), [str(log)])
         sources = open_sources([str(log)], spec, None, saved.places)
         segments = Segments(folder / SEGMENTS, 1 << 20)

@@ -225,7 +225,7 @@ def test_rejects_of_another_file_begin_empty_and_a_lost_file_is_an_error(
 def test_of_specs_that_have_little_in_common_only_the_first_differences_are_told(tmp_path: Path) -> None:
     spec = load_spec(write_spec(tmp_path / "shop.toml"))
     fields = {**spec.fields, **{f"f{number}": FieldSpec() for number in range(20)}}
-    with pytest.raises(CheckpointError, match=r"fields\.f7 was null, [^;]*; and 12 more\. Go on") as refused:
+    with pytest.raises(CheckpointError, match=r"fields\.f7 was null, [^;]*; and 12 more\. Resume") as refused:
         check_same_spec(spec.model_copy(update={"fields": fields}), spec.to_json(), "here")
     assert "f8" not in str(refused.value)
 

@@ -1,4 +1,4 @@
-"""The figures that watching gives, and the lines of a metrics file that hold them (docs/metrics.md lists every field).
+"""The figures that watching gives, and the lines of a metrics file that hold them (docs/training_metrics.md lists every field).
 
 How figures are computed is in `figures.py`; nothing here computes.
 """

@@ -1,7 +1,7 @@
 """What somebody should look at in a model that learns: predictions that diverge, and variants that are equal.
 
 A model is looked at whenever a chunk of rows is large enough to tell: 1,000 rows, 100 of them clicked and 100 not. A
-shorter log is looked at as a whole at its end. docs/metrics.md#warnings has the bounds.
+shorter log is looked at as a whole at its end. docs/training_metrics.md#warnings has the bounds.
 """
 
 from __future__ import annotations

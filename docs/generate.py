@@ -1,0 +1,118 @@
+"""Generates docs/commands.md from the commands themselves: usage, flags, defaults, environment variables, examples.
+
+`python docs/generate.py` writes the page; `--check` compares it and fails if it differs (`make check`). What stands
+below `<!-- notes -->` in a section is written by hand and kept: links, members of JSON answers, what needs a paragraph.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+
+from ftrie.cli import build
+
+PAGE = Path(__file__).with_name("commands.md")
+NOTES = "<!-- notes -->"
+COMMON = {"--store", "--json", "--help"}
+"""Flags that the page's introduction explains once."""
+_SECTION = re.compile(r"^## (ftrie(?: [a-z]+)*)$", re.MULTILINE)
+
+
+def commands() -> Iterator[tuple[str, TyperCommand]]:
+    """Every command by the words that call it, in the order of `ftrie --help`."""
+
+    def walk(words: str, command: object) -> Iterator[tuple[str, TyperCommand]]:
+        if isinstance(command, TyperGroup):
+            for name, below in command.commands.items():
+                yield from walk(f"{words} {name}", below)
+        elif isinstance(command, TyperCommand):
+            yield words, command
+
+    return walk("ftrie", build())
+
+
+def page(before: str) -> str:
+    """The whole page; introduction and notes are those of `before`."""
+    pieces = _SECTION.split(before)
+    sections = dict(zip(pieces[1::2], pieces[2::2], strict=True))
+    made = [pieces[0].rstrip()]
+    for words, command in commands():
+        _, marker, notes = sections.get(words, "").partition(NOTES)
+        made.append(_section(words, command))
+        if marker:
+            made.append(f"{NOTES}\n\n{notes.strip()}")
+    return "\n\n".join(made) + "\n"
+
+
+def _section(words: str, command: TyperCommand) -> str:
+    """What a command says of itself."""
+    arguments = [each for each in command.params if isinstance(each, TyperArgument)]
+    options = [each for each in command.params if isinstance(each, TyperOption)]
+    usage = [words, *(_argument(each) for each in arguments)]
+    parts = [f"## {words}", f"`{' '.join(usage)}`", _paragraphs(command.help or "")]
+    if any(each.help for each in arguments):
+        parts.append(
+            "\n".join(f"- `{_argument(each)}`: {_sentence(each.help)}" for each in arguments if each.help)
+        )
+    rows = [_row(each) for each in options if not COMMON & {*each.opts}]
+    if rows:
+        parts.append("\n".join(["| flag | default | meaning |", "|---|---|---|", *rows]))
+    common = [f"`{each.opts[0]}`" for each in options if {*each.opts} & (COMMON - {"--help"})]
+    if common:
+        parts.append(
+            f"{'Also' if rows else 'Flags:'} {' and '.join(common)}, [as for every command](#commands)."
+        )
+    if command.epilog:
+        parts.append(f"Example: `{command.epilog.removeprefix('Example: ')}`")
+    return "\n\n".join(parts)
+
+
+def _argument(argument: TyperArgument) -> str:
+    name = argument.metavar or (argument.name or "").upper()
+    return name if argument.required else f"[{name}]"
+
+
+def _row(option: TyperOption) -> str:
+    names = [*option.opts, *option.secondary_opts]
+    names.sort(key=lambda name: not name.startswith("--"))
+    value = f" {option.metavar}" if option.metavar and not option.is_flag else ""
+    flags = ", ".join([f"`{names[0]}{value}`", *(f"`{name}`" for name in names[1:])]).replace("|", "\\|")
+    return f"| {flags} | {_default(option)} | {_sentence(option.help)} |"
+
+
+def _default(option: TyperOption) -> str:
+    default = option.default
+    if default is None or default is False or default is ... or default == [] or callable(default):
+        return ""
+    if default is True:
+        return f"`{option.opts[0]}`" if option.secondary_opts else "on"
+    return f"`{default}`".replace("|", "\\|")
+
+
+def _sentence(text: str | None) -> str:
+    """Help as the page has it: without the full stop at the end."""
+    return " ".join((text or "").split()).removesuffix(".").replace("|", "\\|")
+
+
+def _paragraphs(text: str) -> str:
+    return "\n\n".join(" ".join(each.split()) for each in text.split("\n\n"))
+
+
+def main() -> int:
+    """Write the page, or with --check say whether it is up to date."""
+    before = PAGE.read_text("utf-8")
+    made = page(before)
+    if "--check" not in sys.argv:
+        PAGE.write_text(made, "utf-8")
+    elif made != before:
+        print("docs/commands.md differs from what the commands say; run: make docs", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
