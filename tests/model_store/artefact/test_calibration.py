@@ -148,4 +148,4 @@ def test_an_export_to_the_json_form_says_that_it_has_no_place_for_curves(
     )
     for file, said in ((tmp_path / "ads.json", True), (tmp_path / "ads.arrow", False)):
         assert run(["store", "export", "ads", str(file), "--store", store_url]) == 0
-        assert ("no place for calibration" in capsys.readouterr().err) is said
+        assert ("no calibration" in capsys.readouterr().err) is said
