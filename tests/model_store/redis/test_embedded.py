@@ -22,7 +22,7 @@ from redis.retry import Retry
 from model_store.errors import StoreError, StoreUnavailable
 from model_store.locks import is_held, lock
 from model_store.redis import embedded
-from model_store.redis import embedded as valkey_server
+from model_store.redis import embedded
 from model_store.redis.embedded import LOCK, LOG, PID, SOCKET, EmbeddedValkey
 from tests.model_store.models import python
 
@@ -208,9 +208,9 @@ def test_who_joins_while_the_server_ends_gets_a_new_one_with_the_data(
 # Every child joins, counts itself, and leaves or is killed, while the guardian looks all the time.
 HASTE = """
 import os, random, signal, sys, time, redis
-from model_store import valkey_server
+from model_store.redis import embedded
 from model_store.redis.embedded import EmbeddedValkey
-valkey_server.WATCH_S = 0.001
+embedded.WATCH_S = 0.001
 dice = random.Random(1)
 
 def visit(leaves, pause):

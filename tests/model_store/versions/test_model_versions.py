@@ -82,7 +82,7 @@ def test_models_do_not_see_each_other(store: Store, ads: ModelVersions) -> None:
 
 PUBLISH = """
 import sys
-from model_store import model_versions
+from model_store.versions import model_versions
 from model_store.store import Store
 from tests.model_store.models import large_model
 model_versions.CHUNK_BYTES = 512
