@@ -26,7 +26,7 @@ from trainer.learn.calibration import CalibrationReport
 from trainer.learn.metrics.metrics import Watching
 from trainer.learn.metrics.records import SliceMetrics, VariantMetrics
 from trainer.learn.model import LearningModel, Memory
-from trainer.logs.positions import Position, ReadFile
+from trainer.logs.batch import Position, ReadFile
 from trainer.logs.rejects import RejectLog, too_many_rejected
 from trainer.publish.publisher import BatchPublisher, PublishCounts
 from trainer.runs.resume import begin_with, go_on, restore
