@@ -95,9 +95,9 @@ def test_a_store_gives_the_calibration_back(store: Store) -> None:
     [
         ({"kind": "cubic"}, "kind is 'cubic', expected one of power, isotonic"),
         ({"by": 3}, "by is 3"),
-        ({"by": None}, "no field whose values they are"),
-        ({"by": "brand"}, "'brand', which is no field of the request's side"),
-        ({"variants": {"other": {"whole": None, "values": {}}}}, r"\['other'\], which are no variants"),
+        ({"by": None}, "but no field"),
+        ({"by": "brand"}, "'brand', which is not a request field"),
+        ({"variants": {"other": {"whole": None, "values": {}}}}, r"\['other'\], which are not variants"),
         ({"variants": {"base": {"whole": [0.0, 1.0], "values": {}}}}, "expected two numbers > 0"),
         ({"variants": {"base": {"whole": [1.0], "values": {}}}}, "cannot be read"),
         ({"variants": {"base": {"values": {}}}}, "cannot be read: KeyError"),
