@@ -16,6 +16,7 @@ from model_store.jit import kernels_are_cached, mark_kernels_cached
 from model_store.spec.learner_section import Inclusion, LearnerSection
 from model_store.spec.sections import Cross, FieldSpec, InputSection, ModelSection, Variant
 from model_store.spec.spec import ModelSpec
+from trainer.examples.open_log import Log
 from trainer.learn.metrics.metrics import Watching
 from trainer.learn.model import LearningModel
 from trainer.logs.positions import expand
@@ -92,7 +93,7 @@ def _learn(small: ModelSpec, format: str, watching: Watching, publishes: bool) -
         log = Path(folder) / "log"
         _LOGS[format](log)
         publisher = _Rehearsal() if publishes else None
-        run = train(small, [str(log)], rejects=rejects, format=format, watching=watching, publisher=publisher)
+        run = train(small, Log([str(log)], format), rejects=rejects, watching=watching, publisher=publisher)
         run.model.table.grow()
         run.model.artefact()
 
