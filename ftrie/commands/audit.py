@@ -42,7 +42,7 @@ def audit(
     as_json: JsonOption = False,
 ) -> None:
     """Explain one row's score: its keys, their weights and contributions, and which keys the model lacks."""
-    from model_store.named_model import read_named
+    from model_store.model_files import read_named
     from trainer.runs.audit import audit
     from trainer.runs.warmup import compiling_scorer
 

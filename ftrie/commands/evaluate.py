@@ -75,7 +75,7 @@ def evaluate(
     Log-loss, AUC, calibration and normalized entropy over all rows; if rows have a request (input.request), also the
     mean reciprocal rank and NDCG of the requests with both a clicked and an unclicked row. The model does not change.
     """
-    from model_store.named_model import read_named
+    from model_store.model_files import read_named
     from trainer.logs.rejects import RejectLog
     from trainer.runs.evaluate import PredictionFile, evaluate
     from trainer.runs.warmup import compiling_scorer

@@ -90,7 +90,7 @@ class PolicyFlags:
 
     def estimating(self, spec: ModelSpec, items: Path | None, store: str, default: str) -> Estimating:
         """What is to be estimated; `default` is the decision if none was given. Raises FtrieError."""
-        from model_store.named_model import read_named
+        from model_store.model_files import read_named
         from trainer.examples.side_tables import SideTable
         from trainer.off_policy.estimating import Estimating
         from trainer.off_policy.policies import Judging, PolicyName, parse_choice

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from trainer.learn.metrics.metrics import Watching
     from trainer.learn.metrics.records import VariantMetrics
     from trainer.logs.rejects import RejectLog
-    from trainer.publish.publisher import Publishing
+    from trainer.publish.publisher import PublishOptions
     from trainer.runs.train import Report, Run
 
 _MOST_REASONS = 5
@@ -58,16 +58,16 @@ class PublishingFlags:
     publish_threshold: ThresholdOption = 0.0
     keep: KeepOption = 5
 
-    def publishing(self, activate: bool) -> Publishing | None:
+    def publishing(self, activate: bool) -> PublishOptions | None:
         """How to publish while learning; None without --publish-every. Raises UsageError."""
         from trainer.checkpoint import Every
-        from trainer.publish.publisher import Publishing
+        from trainer.publish.publisher import PublishOptions
 
         if self.publish_every is None:
             return None
         check_threshold(self.publish_threshold)
         every = Every.parse(self.publish_every)
-        return Publishing(every, self.snapshot_every, self.publish_threshold, activate, self.keep or None)
+        return PublishOptions(every, self.snapshot_every, self.publish_threshold, activate, self.keep or None)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from model_store.artefact.artefact import Artefact
 from model_store.errors import CheckpointError, InputError, SpecError, UsageError
-from model_store.named_model import read_named
+from model_store.model_files import read_named
 from model_store.spec.spec import ModelSpec, spec_from_json
 from trainer.checkpoint import Checkpoint
 from trainer.examples.open_log import Log, RunStart

@@ -29,7 +29,7 @@ from trainer.learn.model import LearningModel, Memory
 from trainer.logs.positions import Position, ReadFile
 from trainer.logs.rejects import RejectLog, too_many_rejected
 from trainer.output import SILENT, Output, Progress
-from trainer.publish.publisher import Published, Publishes
+from trainer.publish.publisher import BatchPublisher, PublishCounts
 from trainer.runs.resume import resumed_start, start_model
 from trainer.runs.signals import StopSignals
 
@@ -57,7 +57,7 @@ class Report:
     calibration: dict[str, CalibrationReport] = field(default_factory=dict)
     memory: Memory | None = None
     version: int | None = None
-    published: Published = field(default_factory=Published)
+    published: PublishCounts = field(default_factory=PublishCounts)
     failed_checkpoints: int = 0
     damaged_checkpoints: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
@@ -120,7 +120,7 @@ def train(
     watching: Watching | None = None,
     checkpoints: Checkpoints | None = None,
     initial: Artefact | None = None,
-    publisher: Publishes | None = None,
+    publisher: BatchPublisher | None = None,
     force: bool = False,
     output: Output = SILENT,
 ) -> Run:
@@ -167,7 +167,7 @@ def _show(bar: Progress, model: LearningModel, opened: OpenLog) -> None:
     bar.update(model.rows, total=opened.expected_rows(model.rows), **fields, keys=model.table.used)
 
 
-def _report(loop: LearningLoop, publisher: Publishes | None) -> Report:
+def _report(loop: LearningLoop, publisher: BatchPublisher | None) -> Report:
     model, rejects, checkpoints = loop.model, loop.rejects, loop.checkpoints
     clicked, minus = model.metrics.clicked, loop.minus_labels
     labels = {"1": clicked, "0": model.rows - clicked - minus, "-1": minus}
@@ -188,7 +188,7 @@ def _report(loop: LearningLoop, publisher: Publishes | None) -> Report:
         slices=model.metrics.slices(),
         calibration=model.calibrator.report() if model.calibrator is not None else {},
         memory=model.memory(),
-        published=publisher.counts if publisher is not None else Published(),
+        published=publisher.counts if publisher is not None else PublishCounts(),
         failed_checkpoints=checkpoints.failed if checkpoints else 0,
         damaged_checkpoints=checkpoints.damaged if checkpoints else 0,
     )
@@ -204,7 +204,7 @@ def _label_warnings(labels: Mapping[str, int]) -> tuple[str, ...]:
 
 
 class LearningLoop:
-    """Learns from batch after batch. Publishes and saves when due, and saves at the end or when a signal stops it.
+    """Learns from batch after batch. BatchPublisher and saves when due, and saves at the end or when a signal stops it.
 
     The state between two batches is the model, the position in the log, and what was written so far; a checkpoint
     stores these three.
@@ -218,7 +218,7 @@ class LearningLoop:
         *,
         start: RunStart | None = None,
         checkpoints: Checkpoints | None = None,
-        publisher: Publishes | None = None,
+        publisher: BatchPublisher | None = None,
         force: bool = False,
     ) -> None:
         """`start`: where the run starts, by default where the log does; `force`: publish despite many rejects."""

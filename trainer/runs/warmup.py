@@ -29,8 +29,8 @@ from trainer.logs.positions import expand
 from trainer.logs.reader import FORMATS, format_by_name
 from trainer.logs.rejects import RejectLog
 from trainer.output import SILENT, Output
-from trainer.publish.delta_chain import Line
-from trainer.publish.publisher import Published
+from trainer.publish.delta_chain import DeltaChain
+from trainer.publish.publisher import PublishCounts
 from trainer.runs.dead_letters import Letters
 from trainer.runs.stream import EventLoop
 from trainer.runs.train import train
@@ -104,7 +104,7 @@ class _Discarding:
     """A publisher that makes a snapshot and a delta, and discards them."""
 
     def __init__(self) -> None:
-        self.counts = Published()
+        self.counts = PublishCounts()
         self.withheld = ""
 
     def begin(self, model: LearningModel) -> None:
@@ -112,8 +112,8 @@ class _Discarding:
 
     def after_batch(self, model: LearningModel) -> None:
         """Make a snapshot and a delta."""
-        line = Line(model, model.artefact(), version=1)
-        line.change()
+        chain = DeltaChain(model, model.artefact(), version=1)
+        chain.change()
 
 
 def _learn(small: ModelSpec, format: str, watching: Watching, publishes: bool) -> None:

@@ -206,7 +206,7 @@ def test_a_change_that_cannot_be_is_told_apart_by_its_status(admin: AdminClient,
         ({"objective": "import os"}, "INVALID_ARGUMENT", "objective: "),
         ({"winner": "base"}, "INVALID_ARGUMENT", "winner: "),
         ({"state": 7}, "INVALID_ARGUMENT", "state: got 7, which this server does not know"),
-        ({"revision": 9}, "ABORTED", "expected revision 9, it is at 0"),
+        ({"revision": 9}, "ABORTED", "expected revision 9, found 0"),
     ):
         answered, message = update(**parts)
         assert (answered, text in message) == (code, True), message
