@@ -283,7 +283,7 @@ def asked_of_the_store(whole: Whole) -> list[tuple[str, Callable[[], object]]]:
 def asked_of_the_server(whole: Whole) -> list[tuple[str, Callable[[], object]]]:
     admin = whole.admin
     return [
-        ("ListVersions", admin.versions),
+        ("ListVersions", lambda: list(admin.versions())),
         ("GetStatus", admin.status),
         ("GetExperiment", admin.experiment),
         ("Reload", admin.reload),
@@ -356,7 +356,7 @@ def is_repaired(whole: Whole, junk: Junk) -> None:
     versions.gc(50)
     whole.look()
     serves(whole, newest)
-    assert whole.admin.versions().versions[-1].version == newest
+    assert list(whole.admin.versions())[-1].version == newest
 
 
 def serves(whole: Whole, version: int) -> None:
