@@ -17,7 +17,7 @@ from trainer.join.join import Join
 from trainer.join.rows import Segments
 from trainer.learn.model import LearningModel
 from trainer.output import SILENT, Output
-from trainer.runs.dead_letters import Letters
+from trainer.runs.dead_letters import DeadLetterOutbox
 from trainer.runs.stream import EventLoop
 from trainer.runs.warmup import compile_kernels, kernels_are_ready
 
@@ -45,7 +45,7 @@ def compile_loop(spec: ModelSpec, output: Output = SILENT) -> None:
         segments = Segments(Path(folder) / "segments", _MEMORY)
         merger = Merger(sources, Wanted.of(small), segments, once=True)
         loop = EventLoop(
-            merger, Join(small.join), segments, LearningModel(ExampleMaker(small)), Letters(None)
+            merger, Join(small.join), segments, LearningModel(ExampleMaker(small)), DeadLetterOutbox(None)
         )
         while not loop.ended:
             loop.step(1.0)

@@ -32,7 +32,7 @@ from trainer.logs.positions import STDIN, Position
 from trainer.logs.rejects import RejectLog
 from trainer.logs.times import NO_TIME, parse_times, time_format
 from trainer.off_policy.logged import Layout, LoggedRows, RowCollector, bad_rows
-from trainer.runs.dead_letters import Letters
+from trainer.runs.dead_letters import DeadLetterOutbox
 from trainer.runs.stream import EventLoop
 
 EVENTS, ROWS = "events", "rows"
@@ -157,7 +157,7 @@ def replay_events(
         merger = Merger(sources, _wanted(resolved, tap), segments, once=True, on_note=on_note)
         stack.callback(merger.close)
         model = LearningModel(ExampleMaker(resolved))
-        letters, span = Letters(None), _Span()
+        letters, span = DeadLetterOutbox(None), _Span()
 
         def joined(found: Joined, segments: Segments) -> None:
             span.add(found)

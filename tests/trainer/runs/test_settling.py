@@ -13,7 +13,7 @@ from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from tests.simulated import event_logs
 from tests.trainer.runs.running import NAME, Trainer
-from trainer.runs.first_events import settle
+from trainer.runs.first_events import resolve_by_impressions
 from trainer.runs.signals import StopAsked
 
 
@@ -73,4 +73,4 @@ def test_long_impressions_are_enough_before_they_are_a_hundred(store: Store, tmp
     with StopAsked() as stop:
         signal.raise_signal(signal.SIGTERM)  # to wait is to end
         with pytest.raises(SpecError, match="no impression so far has 'colour'"):
-            settle(spec, [str(log)], store, stop)
+            resolve_by_impressions(spec, [str(log)], store, stop)
