@@ -46,10 +46,6 @@ class Records(Lookups):
                         seen.add(item)
                         yield item, record
 
-    def items_generation(self) -> int:
-        """A number that is another one after any items were put or the store has lost its data."""
-        return self.item_changes.state().generation
-
     # -- writing
 
     def put_users(

@@ -29,7 +29,7 @@ from model_store.versions.online_metrics import OnlineSums
 from server.rpc.admin_service import ModelAdminService
 from server.settings import Settings
 from server.sync import model_sync as follower
-from server.sync.experiment_sync import FollowedExperiment
+from server.sync.experiment_sync import ExperimentSync
 from server.telemetry.status import SupervisorStatus
 from tests.model_store.redis.test_redis_keys import ROWS, pattern_of
 from tests.server import shop
@@ -84,8 +84,8 @@ def filled(store: Store) -> None:
     versions.experiments.change(
         lambda before: before.pinned({"u1": "base"}).divided({"base": 0.5, "plain": 0.5})
     )
-    versions.refusals.watch(3, 1)
-    versions.refusals.went_back(2, 1, "a test")
+    versions.guard.watch(3, 1)
+    versions.guard.note_rollback(2, 1, "a test")
     versions.online.write({(MINUTE, 3, "base"): OnlineSums(requests=1)})
     store.client.persist(versions.keys.online(MINUTE))
     store.impressions(shop.NAME).append([json.dumps(IMPRESSION).encode()])
@@ -97,7 +97,7 @@ def filled(store: Store) -> None:
     lease.take()
     lease.release()
     versions.activate(3)  # pins it
-    store.records.items_generation()
+    store.records.item_changes.state()
     store.client.set("ftrie:items:generation", "1")
 
 
@@ -200,7 +200,7 @@ class Whole:
         self.look()
 
     def look(self) -> None:
-        assert self.server._feed.look_now(shop.NAME, WAIT_S)
+        assert self.server._sync.look_now(shop.NAME, WAIT_S)
 
     def train(self) -> None:
         """A trainer's whole life, on what is in the streams."""
@@ -244,11 +244,11 @@ class Administered:
     def status(self) -> SupervisorStatus:
         return SupervisorStatus(self._server.address, True, False, self._server.status(), ())
 
-    def followed(self, model: str) -> FollowedExperiment:
-        return self._server._feed.followed(model)
+    def followed(self, model: str) -> ExperimentSync:
+        return self._server._sync.experiment(model)
 
     def look_now(self, model: str, timeout_s: float) -> bool:
-        return self._server._feed.look_now(model, timeout_s)
+        return self._server._sync.look_now(model, timeout_s)
 
 
 @pytest.fixture(scope="module")
@@ -283,7 +283,7 @@ def asked_of_the_store(whole: Whole) -> list[tuple[str, Callable[[], object]]]:
 def asked_of_the_server(whole: Whole) -> list[tuple[str, Callable[[], object]]]:
     admin = whole.admin
     return [
-        ("ListVersions", admin.versions),
+        ("ListVersions", lambda: list(admin.versions())),
         ("GetStatus", admin.status),
         ("GetExperiment", admin.experiment),
         ("Reload", admin.reload),
@@ -356,7 +356,7 @@ def is_repaired(whole: Whole, junk: Junk) -> None:
     versions.gc(50)
     whole.look()
     serves(whole, newest)
-    assert whole.admin.versions().versions[-1].version == newest
+    assert list(whole.admin.versions())[-1].version == newest
 
 
 def serves(whole: Whole, version: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_store.errors import InputError
-from model_store.named_model import read_named
+from model_store.model_files import read_named
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from trainer.events.fields import settled

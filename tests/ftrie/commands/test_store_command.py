@@ -371,7 +371,7 @@ def test_a_delta_that_fits_no_version_is_not_imported(
     (tmp_path / "delta.arrow").write_bytes(store.model("ads").fetch(3).to_bytes())
     code, _, complaint = say("import", "shop", tmp_path / "delta.arrow")
     assert code == 4
-    assert "no version of shop has it; import the model whole" in " ".join(complaint.split())
+    assert "no version of shop has that content; import the whole model" in " ".join(complaint.split())
 
 
 def test_a_snapshot_is_no_delta_to_export_nor_is_the_json_form(

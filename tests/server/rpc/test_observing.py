@@ -20,6 +20,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from ctr.v1.ranking_pb2 import RankRequest
 from model_store.errors import ServerError
+from server.errors import Degradation
 from server.rpc.grpc_server import Health, grpc_server, listen
 from server.rpc.observers import RANK, Observers
 from server.settings import Settings
@@ -28,7 +29,7 @@ from server.telemetry.recorder import Recorded, Recorder
 from server.telemetry.tracing import Traced, note_answer
 
 ROOT = Path(__file__).resolve().parents[3]
-DEGRADED = "user_features: left out age: got 'secret'"
+DEGRADED = Degradation.left_out("user_features", "age: got 'secret'")
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
