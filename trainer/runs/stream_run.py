@@ -1,8 +1,8 @@
 """A trainer's run over its sources: opened new or from a checkpoint; it learns in steps, saves itself and reports.
 
 In: the options of `ftrie trainer`, its sources, and the checkpoint to resume from. Out: a model that learns,
-checkpoints, and a `Status`. A checkpoint holds the arrays of model, join and online metrics and, as JSON, the offsets in
-the sources, the counts and the waiting dead letters, all of the same moment. Rows waiting for their clicks are in
+checkpoints, and a `Status`. A checkpoint holds the arrays of model, join and online metrics and, as JSON, the offsets
+in the sources, the counts and the waiting dead letters, all of the same moment. Rows waiting for their clicks are in
 segment files, which are on disk before a checkpoint names them. `trainer.runs.daemon` decides when to save and publish,
 and when to end.
 """
