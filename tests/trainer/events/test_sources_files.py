@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.errors import InputError
-from server.telemetry.rotating_file import RotatingFile
+from server.impressions.rotating_file import RotatingFile
 from tests.matrix import examples
 from trainer.events.events import NEVER_US, Place
 from trainer.events.files import FileSource
@@ -444,7 +444,7 @@ def test_every_line_is_read_once_while_another_process_moves_the_files_on(
 
 WRITER = """
 import sys
-from server.telemetry.rotating_file import RotatingFile
+from server.impressions.rotating_file import RotatingFile
 from tests.trainer.events.test_sources_files import event
 file = RotatingFile(sys.argv[1], 6000, 50)
 for number in range(int(sys.argv[2])):
