@@ -63,7 +63,7 @@ def _default(field: Field[Any]) -> Any:
     return inspect.Parameter.empty if field.default is MISSING else field.default
 
 
-# Models, logs, and what a run writes.
+# --- Models, logs, and what a run writes ---
 
 SpecArgument = Annotated[Path, typer.Argument(metavar="SPEC", help="The model spec, a TOML file.")]
 InputsArgument = Annotated[
@@ -159,7 +159,7 @@ class LogFlags:
         return Log(inputs, self.format, tables, note, batch_bytes or BATCH_BYTES)
 
 
-# How to reach a server.
+# --- Reaching a server ---
 
 TlsCaOption = Annotated[
     str,

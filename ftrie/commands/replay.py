@@ -166,11 +166,11 @@ def replay(
     from model_store.spec.spec import load_spec
     from model_store.store import Store
     from model_store.whole_file import check_writable
-    from trainer.events.fields import settled
-    from trainer.logs.positions import STDIN
+    from trainer.events.fields import resolve_fields
+    from trainer.events.open_sources import EVENTS, check_there, kind_of, names_store
+    from trainer.logs.batch import STDIN
     from trainer.off_policy.logged import DECISION_LIST, DECISION_ROW
     from trainer.runs.first_events import first_events
-    from trainer.runs.replay import EVENTS, kind_of, names_store
 
     if save is not None and save.suffix != ".arrow":
         raise typer.BadParameter("a model is saved as .arrow; `ftrie store export` writes the JSON form")
@@ -179,6 +179,7 @@ def replay(
     for path in filter(None, (save, report)):
         check_writable(path)
     model_spec = load_spec(spec)
+    check_there([each for each in logs if each != STDIN])
     of_events = kind_of(logs, model_spec.input.label, log.format) == EVENTS
     if policies.policy and STDIN in logs:
         raise InputError(
@@ -190,7 +191,7 @@ def replay(
         needs_store = publish or any(map(names_store, logs))
         opened = stack.enter_context(Store.open(store)) if needs_store else None
         if of_events:
-            model_spec = settled(model_spec, first_events(model_spec, logs, opened), logs)
+            model_spec = resolve_fields(model_spec, first_events(model_spec, logs, opened), logs)
         estimating = None
         if policies.policy:
             default = DECISION_LIST if of_events else DECISION_ROW
@@ -244,13 +245,14 @@ def _replay_rows(
     threads: int | None,
 ) -> tuple[Replayed, Read]:
     """Replay labelled rows, which estimates read a second time."""
+    from trainer.events.open_sources import files_of_rows
     from trainer.examples.open_log import Log
     from trainer.logs.rejects import RejectLog
     from trainer.off_policy.logged import DECISION_ROW, LogOfRows
-    from trainer.runs.replay import as_inputs, replay_rows
+    from trainer.runs.replay import replay_rows
     from trainer.runs.warmup import compile_kernels, formats_of
 
-    inputs = as_inputs(logs)
+    inputs = files_of_rows(logs)
     compile_kernels(spec, formats_of(inputs, flags.format), output=terminal)
     log = flags.log(inputs, spec.input)
     with RejectLog(rejects) as reject_log:

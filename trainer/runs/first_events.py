@@ -9,7 +9,7 @@ from model_store.errors import InputError, SpecError, Stopped
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from trainer.events.events import READ_BYTES
-from trainer.events.fields import settled
+from trainer.events.fields import resolve_fields
 from trainer.events.open_sources import open_sources
 from trainer.events.rows import RowSource
 from trainer.output import SILENT, Output
@@ -44,7 +44,7 @@ def resolve_by_impressions(
             reported_idle = True
             output.warn(_idle_reason(spec, names, store))
         try:
-            return settled(spec, data, names)
+            return resolve_fields(spec, data, names)
         except SpecError as error:
             if once or _is_enough(spec, data):
                 raise

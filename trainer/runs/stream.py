@@ -19,15 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer.events.columns import UNKNOWN
-from trainer.events.events import FEEDBACK, IMPRESSION, Lag, Merged, Place
+from trainer.events.events import FEEDBACK, IMPRESSION, Lag, Merged, SourcePosition
 from trainer.events.merge import Merger
 from trainer.events.rows import Rows, RowSource
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.join.join import Join, Joined
 from trainer.join.rows import Segments
 from trainer.learn.model import LearningModel
-from trainer.logs.batch import RowBatch
-from trainer.logs.positions import Position
+from trainer.logs.batch import Position, RowBatch
 from trainer.logs.rejects import Reject
 from trainer.publish.online_metrics import OnlineAccumulator
 from trainer.runs.dead_letters import DeadLetterOutbox
@@ -91,7 +90,7 @@ class Loop(Protocol):
     def ended(self) -> bool:
         """True once every source has ended and all its events are taken."""
 
-    def places(self) -> list[Place]:
+    def positions(self) -> list[SourcePosition]:
         """Where each source is to be read from next."""
 
     def lags(self) -> list[Lag]:
@@ -168,9 +167,9 @@ class EventLoop:
         """True once every source has ended and all its events are taken."""
         return self._merger.ended
 
-    def places(self) -> list[Place]:
+    def positions(self) -> list[SourcePosition]:
         """Where each source is to be read on."""
-        return self._merger.places()
+        return self._merger.positions()
 
     def lags(self) -> list[Lag]:
         """How far behind each source is read."""
@@ -235,7 +234,7 @@ class RowLoop:
     def __init__(
         self,
         source: RowSource,
-        places: Sequence[Place],
+        positions: Sequence[SourcePosition],
         model: LearningModel,
         dead_letters: DeadLetterOutbox,
         counts: Counts,
@@ -247,7 +246,7 @@ class RowLoop:
         self.counts = counts
         self.online = OnlineAccumulator()
         self._source = source
-        self._place = places[0] if places else source.start
+        self._position = positions[0] if positions else source.start
         self._wanted = model.spec.wanted_columns()
         self._once = once
         self._pause = threading.Event()
@@ -271,9 +270,9 @@ class RowLoop:
         """With `once`: True when everything is read."""
         return self._source.ended
 
-    def places(self) -> list[Place]:
+    def positions(self) -> list[SourcePosition]:
         """Where the source is to be read from next."""
-        return [self._place]
+        return [self._position]
 
     def lags(self) -> list[Lag]:
         """How far behind the source is read."""
@@ -310,7 +309,7 @@ class RowLoop:
         counts.rows += batch.rows + len(batch.rejects)
         for reject in examples.rejects:
             self.dead_letters.add(self._source.name, f"{reject.file}:{reject.line}", reject.reason, b"")
-        self._place = rows.after
+        self._position = rows.after
 
 
 @dataclass(frozen=True)

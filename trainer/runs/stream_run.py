@@ -24,9 +24,9 @@ from model_store.versions.manifest import now
 from model_store.versions.model_versions import ModelVersions
 from trainer.checkpoint import Checkpoint, Checkpoints, Description, Every
 from trainer.events.columns import Wanted
-from trainer.events.events import Lag, Place
+from trainer.events.events import Lag, SourcePosition
 from trainer.events.merge import Merger
-from trainer.events.open_sources import are_rows, check_there, known_as, open_rows, open_sources
+from trainer.events.open_sources import ROWS, check_there, kind_of, known_as, open_rows, open_sources
 from trainer.examples.hashing import ExampleMaker
 from trainer.join.join import Join
 from trainer.join.rows import Segments
@@ -122,8 +122,8 @@ class SavedRun:
             )
 
     @property
-    def places(self) -> list[Place]:
-        """Where each source is to be read on."""
+    def positions(self) -> list[SourcePosition]:
+        """Where each source is to be read from next."""
         return list(self._saved.get("places", ()))
 
     @property
@@ -147,7 +147,7 @@ def open_run(
     """
     if options.once and saved.checkpoint is None:
         check_there(options.sources)
-    has_rows = are_rows(options.sources, spec)
+    has_rows = kind_of(options.sources, spec.input.label) == ROWS
     compile_trainer(spec, options.output)
     open_loop = _open_row_loop if has_rows else _open_event_loop
     loop, sources = open_loop(spec, options, saved, store, stop, stack)
@@ -180,11 +180,11 @@ def _open_event_loop(
         if saved.checkpoint is not None
         else resolve_by_impressions(spec, options.sources, store, stop, once=once, output=output)
     )
-    sources = open_sources(options.sources, spec, store, saved.places, output.warn, once=once)
+    sources = open_sources(options.sources, spec, store, saved.positions, output.warn, once=once)
     segments = Segments(options.folder / SEGMENTS, options.memory_bytes)
     merger = Merger(
         *(sources, Wanted.of(resolved), segments),
-        places=saved.places,
+        positions=saved.positions,
         idle_s=options.idle_s,
         once=once,
         on_note=output.warn,
@@ -200,7 +200,7 @@ def _open_row_loop(
 ) -> tuple[Loop, Sequence[NamedSource]]:
     """Rows that have their label already."""
     once, output = options.once, options.output
-    source = open_rows(options.sources, spec, saved.places, output.warn, once=once)
+    source = open_rows(options.sources, spec, saved.positions, output.warn, once=once)
     stack.callback(source.close)
     resolved = (
         resumed_spec(spec, saved.checkpoint)
@@ -208,7 +208,7 @@ def _open_row_loop(
         else resolve_by_file(spec, source, stop, once=once, output=output)
     )
     model, dead_letters = _model(resolved, options), _dead_letters(spec, options, saved, store)
-    return RowLoop(source, saved.places, model, dead_letters, saved.counts, once=once), [source]
+    return RowLoop(source, saved.positions, model, dead_letters, saved.counts, once=once), [source]
 
 
 def _model(resolved: ModelSpec, options: TrainerOptions) -> LearningModel:
@@ -303,9 +303,8 @@ class StreamRun:
             self._checkpoints.skip(rows)
             return
         is_written = self._checkpoints.save(self._description(), loop.state())
-        if (
-            is_written and rows > self._saved_rows
-        ):  # one of as many rows replaces the last; those before it stay
+        if is_written and rows > self._saved_rows:
+            # A checkpoint of as many rows as the last one replaces it, and drops none of those before.
             self._saved_rows = rows
             loop.after_checkpoint()
 
@@ -370,7 +369,7 @@ class StreamRun:
             initial=self._initial,
             stream={
                 "sources": self._names,
-                "places": loop.places(),
+                "places": list(loop.positions()),
                 "counts": asdict(counts),
                 "letters": loop.dead_letters.state(),
                 "join": loop.joined(),

@@ -26,7 +26,7 @@ from trainer.learn.calibration import CalibrationReport
 from trainer.learn.metrics.metrics import Watching
 from trainer.learn.metrics.records import SliceMetrics, VariantMetrics
 from trainer.learn.model import LearningModel, Memory
-from trainer.logs.positions import Position, ReadFile
+from trainer.logs.batch import Position, ReadFile
 from trainer.logs.rejects import RejectLog, too_many_rejected
 from trainer.output import SILENT, Output, Progress
 from trainer.publish.publisher import BatchPublisher, PublishCounts
@@ -135,7 +135,7 @@ def train(
     end, the Run has what was learned until then, and the error as its `failure`. Raises SpecError, before anything is
     learned, if the spec does not fit the log.
     """
-    for warning in spec.doubts():
+    for warning in spec.warnings():
         output.note(warning)
     checkpoint = checkpoints.take() if checkpoints is not None else None
     resumed = resumed_start(spec, checkpoint, log, output) if checkpoint else None

@@ -25,7 +25,7 @@ from trainer.join.join import Join
 from trainer.join.rows import Segments
 from trainer.learn.metrics.metrics import Watching
 from trainer.learn.model import LearningModel
-from trainer.logs.positions import expand
+from trainer.logs.batch import expand
 from trainer.logs.reader import FORMATS, format_by_name
 from trainer.logs.rejects import RejectLog
 from trainer.output import SILENT, Output

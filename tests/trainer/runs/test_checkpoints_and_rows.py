@@ -47,9 +47,9 @@ class Running:
         self._log = log
         checkpoints = stack.enter_context(Checkpoints(folder, Every.parse(every), spec, resume=True))
         saved = SavedRun(checkpoints.take(), [str(log)])
-        sources = open_sources([str(log)], spec, None, saved.places)
+        sources = open_sources([str(log)], spec, None, saved.positions)
         segments = Segments(folder / SEGMENTS, 1 << 20)
-        merger = Merger(sources, Wanted.of(spec), segments, places=saved.places)
+        merger = Merger(sources, Wanted.of(spec), segments, positions=saved.positions)
         stack.callback(merger.close)
         model = LearningModel(ExampleMaker(spec))
         loop = EventLoop(
