@@ -33,7 +33,7 @@ from trainer.publish.rollback import RollbackWatch
 from trainer.runs.lease import LeaseHolder, lease_owner
 from trainer.runs.metrics import StatusCollector, serve_metrics
 from trainer.runs.publish_pacing import PublishPacer
-from trainer.runs.signals import StopAsked
+from trainer.runs.signals import StopRequest
 from trainer.runs.status import Status
 from trainer.runs.stream_run import SavedRun, StreamRun, TrainerOptions, open_run
 
@@ -51,7 +51,7 @@ WARNINGS_EVERY_S = 1.0
 
 def run(spec: ModelSpec, options: TrainerOptions, on_status: Callable[[Status], None]) -> None:
     """Train a model until a signal comes or, with --once, the sources end. Raises FtrieError."""
-    with StopAsked() as stop, ExitStack() as stack:
+    with StopRequest() as stop, ExitStack() as stack:
         daemon = Daemon(spec, options, stop, on_status)
         daemon.open(stack)
         daemon.begin(stack)
@@ -63,7 +63,7 @@ class Daemon:
     """One trainer. For one thread."""
 
     def __init__(
-        self, spec: ModelSpec, options: TrainerOptions, stop: StopAsked, on_status: Callable[[Status], None]
+        self, spec: ModelSpec, options: TrainerOptions, stop: StopRequest, on_status: Callable[[Status], None]
     ) -> None:
         self._spec = spec
         self._options = options

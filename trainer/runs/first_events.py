@@ -14,7 +14,7 @@ from trainer.events.open_sources import open_sources
 from trainer.events.rows import RowSource
 from trainer.output import SILENT, Output
 from trainer.runs import status
-from trainer.runs.signals import StopAsked
+from trainer.runs.signals import StopRequest
 from trainer.runs.stream import Counts
 
 LOOK_EVERY_S = 0.5
@@ -27,7 +27,7 @@ def resolve_by_impressions(
     spec: ModelSpec,
     names: Sequence[str],
     store: Store,
-    stop: StopAsked,
+    stop: StopRequest,
     *,
     once: bool = False,
     output: Output = SILENT,
@@ -57,7 +57,7 @@ def resolve_by_impressions(
 
 
 def resolve_by_file(
-    spec: ModelSpec, source: RowSource, stop: StopAsked, *, once: bool = False, output: Output = SILENT
+    spec: ModelSpec, source: RowSource, stop: StopRequest, *, once: bool = False, output: Output = SILENT
 ) -> ModelSpec:
     """The spec resolved by the columns of the first file. Without `once` it waits for that.
 

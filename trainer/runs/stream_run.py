@@ -37,7 +37,7 @@ from trainer.runs.dead_letters import DeadLetterOutbox
 from trainer.runs.first_events import resolve_by_file, resolve_by_impressions
 from trainer.runs.publish_pacing import PublishPacer
 from trainer.runs.resume import initial_model, layout_error, resumed_spec, start_model
-from trainer.runs.signals import StopAsked
+from trainer.runs.signals import StopRequest
 from trainer.runs.status import IdleWatch, Status
 from trainer.runs.stream import Counts, EventLoop, Loop, RowLoop
 from trainer.runs.warmup import compile_trainer
@@ -138,7 +138,7 @@ def open_run(
     saved: SavedRun,
     checkpoints: Checkpoints,
     store: Store,
-    stop: StopAsked,
+    stop: StopRequest,
     stack: ExitStack,
 ) -> StreamRun:
     """Open the sources where `saved` has left them, and start or restore the model.
@@ -171,7 +171,12 @@ def open_run(
 
 
 def _open_event_loop(
-    spec: ModelSpec, options: TrainerOptions, saved: SavedRun, store: Store, stop: StopAsked, stack: ExitStack
+    spec: ModelSpec,
+    options: TrainerOptions,
+    saved: SavedRun,
+    store: Store,
+    stop: StopRequest,
+    stack: ExitStack,
 ) -> tuple[Loop, Sequence[NamedSource]]:
     """Impressions and feedback, to be joined."""
     once, output = options.once, options.output
@@ -196,7 +201,12 @@ def _open_event_loop(
 
 
 def _open_row_loop(
-    spec: ModelSpec, options: TrainerOptions, saved: SavedRun, store: Store, stop: StopAsked, stack: ExitStack
+    spec: ModelSpec,
+    options: TrainerOptions,
+    saved: SavedRun,
+    store: Store,
+    stop: StopRequest,
+    stack: ExitStack,
 ) -> tuple[Loop, Sequence[NamedSource]]:
     """Rows that have their label already."""
     once, output = options.once, options.output

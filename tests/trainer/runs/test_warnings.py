@@ -24,7 +24,7 @@ from trainer.output import SILENT, Output
 from trainer.runs import status
 from trainer.runs.daemon import Daemon
 from trainer.runs.metrics import StatusCollector
-from trainer.runs.signals import StopAsked
+from trainer.runs.signals import StopRequest
 from trainer.runs.status import Status
 from trainer.runs.stream_run import TrainerOptions
 
@@ -165,7 +165,7 @@ def running(
         publish=None, snapshot=10, threshold=0.0, activate=False, keep=5, once=False, wait=False,
         idle_s=0.1, memory_bytes=1 << 20, max_lag_s=30.0, say_every_s=0.1, metrics_port=None, output=output,
     )  # fmt: skip
-    with StopAsked() as stop, ExitStack() as stack:
+    with StopRequest() as stop, ExitStack() as stack:
         daemon = Daemon(parse_spec(spec), options, stop, told.put)
 
         def live() -> None:
@@ -178,7 +178,7 @@ def running(
         try:
             yield told
         finally:
-            stop.asked(15)
+            stop.on_signal(15)
             thread.join()
 
 
