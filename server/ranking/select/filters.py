@@ -1,4 +1,4 @@
-"""The fields of one request's candidates, in their order: catalogue rows and items spelled out alike, as columns."""
+"""Filters and caps: the fields of a request's candidates as columns, conditions on them, and caps on shared values."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ import pyarrow.compute as pc
 
 from model_store.features.values import Value
 from server.model.attributes import NO_TEXT, Attributes, Column, number_of
-from server.ranking.scoring_kernels import FIRST_SPELLED
+from server.model.stored_item import InlineItem
+from server.ranking.scoring_kernels import FIRST_INLINE
 from server.ranking.select.select_kernels import count_taken, take
 
 Array = npt.NDArray[Any]
-Spelled = tuple[str, Mapping[str, Value]]
 
 FEW = 64
 _EMPTY = pa.array([], pa.large_binary())
 
 ID = "id"
-"""Stands for the candidate's own id, unless the catalogue's records have a field of this name."""
+"""The candidate's own id, unless the catalogue's records have a field of this name."""
 
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """What the candidates have in one field: candidate owner[i] has the text code[i]. Both int64, owner ascending."""
+    """The candidates' texts in one field: candidate owner[i] has the text code[i]. Both int64, owner ascending."""
 
     owner: Array
     code: Array
@@ -50,14 +50,14 @@ class Texts:
         return np.asarray(found.to_numpy(zero_copy_only=False))[place]
 
     def code_of(self, text: str | bytes) -> int:
-        """The code of a text; NO_TEXT, which no candidate has, if it is none of theirs."""
+        """The code of a text; NO_TEXT if no candidate has it."""
         text = text.encode() if isinstance(text, str) else text
         code = NO_TEXT if self.column is None else self.column.code(text)
         return self.numbered.get(text, NO_TEXT) if code == NO_TEXT else code
 
     @cached_property
     def distinct(self) -> tuple[pa.Array, Array]:
-        """Each text once, in the order of the codes, and where each of `code` stands among them."""
+        """Each text once, in the order of the codes, and the index in it of each of `code`."""
         codes, place = np.unique(self.code, return_inverse=True)
         texts = _EMPTY if self.column is None else self.column.texts
         if self.numbered:
@@ -65,20 +65,20 @@ class Texts:
         return texts.take(pa.array(codes)), place
 
 
-class Candidates:
-    """Columns over the candidates of one request, each made when it is first asked for. For one thread."""
+class CandidateColumns:
+    """Columns over the candidates of one request, each made when it is first used. For one thread."""
 
     def __init__(
-        self, attributes: Attributes, ids: Sequence[str], rows: Array, spelled: Sequence[Spelled]
+        self, attributes: Attributes, ids: Sequence[str], rows: Array, items: Sequence[InlineItem]
     ) -> None:
-        """`rows` int32[candidates] as the ranking kernel has them; FIRST_SPELLED - r stands for spelled[r]."""
+        """`rows` int32[candidates] as the ranking kernel has them; FIRST_INLINE - r stands for items[r]."""
         self._attributes = attributes
         self._ids = ids
         self._rows = rows
-        self._spelled = spelled
+        self._items = items
         self._numbers: dict[str, Array] = {}
         self._texts: dict[str, Texts] = {}
-        self._at = np.flatnonzero(rows <= FIRST_SPELLED) if spelled else np.empty(0, np.int64)
+        self._at = np.flatnonzero(rows <= FIRST_INLINE) if items else np.empty(0, np.int64)
         self._known = rows >= 0
 
     def __len__(self) -> int:
@@ -101,7 +101,7 @@ class Candidates:
         column = self._attributes.columns.get(name)
         if column is not None and column.start is None:
             found[self._known] = column.numbers[column.codes[self._rows[self._known]]]
-        for at, features in self._spelled_out():
+        for at, features in self._inline_items():
             found[at] = number_of(features.get(name))
         return found
 
@@ -113,7 +113,7 @@ class Candidates:
         numbered: dict[bytes, int] = {}
         more: list[tuple[int, int]] = []
         first = 0 if column is None else len(column.text_offsets) - 1
-        for at, features in self._spelled_out():
+        for at, features in self._inline_items():
             for text in self._attributes.members(name, features.get(name)):
                 known = NO_TEXT if column is None else column.code(text)
                 if known == NO_TEXT:
@@ -145,13 +145,12 @@ class Candidates:
         code = np.array([numbered.setdefault(text, len(numbered)) for text in texts], np.int64)
         return Texts(np.arange(len(code)), code, numbered, None)
 
-    def _spelled_out(self) -> Iterator[tuple[int, Mapping[str, Value]]]:
+    def _inline_items(self) -> Iterator[tuple[int, Mapping[str, Value]]]:
         for at in self._at.tolist():
-            yield at, self._spelled[FIRST_SPELLED - int(self._rows[at])][1]
+            yield at, self._items[FIRST_INLINE - int(self._rows[at])][1]
 
 
-# --- Conditions on candidates: which of them may be returned at all. One that fails any is left out before
-# the order ---
+# -- conditions: a candidate that fails one is left out before the order is made
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ class AnyOf:
     field: str
     texts: Collection[str | bytes]
 
-    def passes(self, candidates: Candidates) -> Array:
+    def passes(self, candidates: CandidateColumns) -> Array:
         """bool[candidates]."""
         return _has(candidates.texts(self.field), self.texts, len(candidates))
 
@@ -173,7 +172,7 @@ class NoneOf:
     field: str
     texts: Collection[str | bytes]
 
-    def passes(self, candidates: Candidates) -> Array:
+    def passes(self, candidates: CandidateColumns) -> Array:
         """bool[candidates]."""
         return ~_has(candidates.texts(self.field), self.texts, len(candidates))
 
@@ -186,7 +185,7 @@ class InRange:
     least: float = -math.inf
     most: float = math.inf
 
-    def passes(self, candidates: Candidates) -> Array:
+    def passes(self, candidates: CandidateColumns) -> Array:
         """bool[candidates]; False where there is no number."""
         numbers = candidates.numbers(self.field)
         return (numbers >= self.least) & (numbers <= self.most)
@@ -201,8 +200,7 @@ def _has(found: Texts, wanted: Collection[str | bytes], count: int) -> Array:
     return has
 
 
-# --- Caps: how many returned items may share a value. Greedy: best first, an item is taken if its values have
-# room ---
+# -- caps, taken greedily: best first, an item is taken if each of its values has room
 
 
 @dataclass(frozen=True)
@@ -222,8 +220,8 @@ class Groups:
     limits: Array
 
     @classmethod
-    def of(cls, caps: Sequence[Cap], candidates: Candidates) -> Groups:
-        """A group a value a cap. O(candidates · caps), and a sort."""
+    def of(cls, caps: Sequence[Cap], candidates: CandidateColumns) -> Groups:
+        """One group for each value of each cap. O(candidates · caps), and a sort."""
         owners, groups, limits = [np.empty(0, np.int64)], [np.empty(0, np.int64)], list[int]()
         for cap in caps:
             texts = candidates.texts(cap.field)

@@ -1,4 +1,4 @@
-"""Selection: which candidates are returned, in which order, and what is said of each. Arrays in, arrays out."""
+"""Selection: which candidates are returned and in which order, with objective, uncertainty and propensity."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ import numpy.typing as npt
 
 from model_store.artefact.calibration import Curve
 from server.errors import Degradation, check_deadline
-from server.ranking.select.exploration import Exploration, Thompson, moves, seeds
-from server.ranking.select.filters import Candidates, Cap, Condition, Groups
+from server.ranking.select.exploration import Exploration, Thompson, integrated, moves, seeds, simulated
+from server.ranking.select.filters import CandidateColumns, Cap, Condition, Groups
 from server.ranking.select.objective import Objective
-from server.ranking.select.propensity import integrated, simulated
 from server.ranking.select.select_kernels import click_rates
 
 Array = npt.NDArray[Any]
 
 LARGEST = 1e300
-"""A larger result counts as infinite, so that what has none can stand below every result."""
+"""A larger result counts as infinite, so that candidates without a result can be ordered below all results."""
 
 
 @dataclass(slots=True)
 class Selection:
-    """The items returned, best first: order int64[k], candidate numbers; what follows float64[k], or None.
+    """The items returned, best first: order int64[k], candidate numbers; the rest float64[k], or None.
 
-    objective: NaN where it could not be computed. notes: what the answer's `degraded` must say.
+    objective: NaN where it could not be computed. notes: for the answer's `degraded`.
     """
 
     order: Array
@@ -42,7 +41,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Scored:
-    """What the model says of the candidates: score, uncertainty float64[candidates], and the curve of their ctr."""
+    """The model's scores: score and uncertainty float64[candidates], and the calibration curve of their ctr."""
 
     score: Array
     uncertainty: Array | None
@@ -61,7 +60,7 @@ class Scored:
 
 
 def order_key(value: Array, score: Array) -> Array:
-    """What to order by, descending: `value` where it is finite; all others below, among themselves by score."""
+    """The key to order by, descending: `value` where it is finite; all others below it, ordered by score."""
     with np.errstate(all="ignore"):
         good = np.abs(value) <= LARGEST
         within = np.sign(score) * (1.0 - 1.0 / (1.0 + np.abs(score)))  # rises with the score, in (-1, 1)
@@ -69,26 +68,36 @@ def order_key(value: Array, score: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How to select: conditions, then exploration, then the objective's order, then caps, then the first `top_k`."""
+class Options:
+    """How a request selects: conditions, exploration, the objective's order, caps, and then the first `top_k`.
+
+    A request without options has the plain order: by ctr, all candidates.
+    """
 
     objective: Objective | None
     conditions: tuple[Condition, ...]
     caps: tuple[Cap, ...]
     exploration: Exploration | None
 
+    @property
+    def needs_uncertainty(self) -> bool:
+        """Whether `select` needs the candidates' uncertainty."""
+        return self.exploration is not None or (
+            self.objective is not None and self.objective.uses_uncertainty
+        )
+
     def select(
         self,
         scored: Scored,
-        candidates: Candidates,
+        candidates: CandidateColumns,
         ids: Sequence[str],
         top_k: int | None,
         request_id: str,
         until_s: float = math.inf,
     ) -> Selection:
-        """Select from all candidates of a request, whose `ids` stand in their order. Equal ones keep that order.
+        """Select from all candidates of a request; `ids` in the same order. Equal candidates keep that order.
 
-        Raises DeadlinePassed between two steps where it is later than `until_s` (monotonic).
+        Raises DeadlinePassed between two steps after `until_s` (monotonic).
         """
         kept = self._kept(candidates, until_s)
         some = scored.part(kept)
@@ -115,7 +124,7 @@ class Plan:
             notes=notes,
         )
 
-    def _kept(self, candidates: Candidates, until_s: float) -> Array:
+    def _kept(self, candidates: CandidateColumns, until_s: float) -> Array:
         passes = np.ones(len(candidates), np.bool_)
         for condition in self.conditions:
             check_deadline(until_s)
@@ -128,7 +137,7 @@ class Plan:
         names = [ids[at] for at in kept.tolist()]
         return self.exploration.explored(some.score, some.uncertainty, names, request_id)
 
-    def _valued(self, some: Scored, candidates: Candidates, kept: Array) -> Callable[[Array], Array]:
+    def _valued(self, some: Scored, candidates: CandidateColumns, kept: Array) -> Callable[[Array], Array]:
         """From moved scores to the objective's value; the items' fields are read once."""
         objective = self.objective
         if objective is None:
@@ -137,7 +146,7 @@ class Plan:
         return lambda score: objective.evaluate(score, some.ctr(score), some.uncertainty, columns.__getitem__)
 
     def _notes(
-        self, objective: Objective, value: Array, candidates: Candidates, kept: Array
+        self, objective: Objective, value: Array, candidates: CandidateColumns, kept: Array
     ) -> list[Degradation]:
         with np.errstate(invalid="ignore"):
             bad = ~(np.abs(value) <= LARGEST)
