@@ -16,10 +16,9 @@ import numpy.typing as npt
 from ctr.v1.ranking_pb2 import Features
 from model_store.errors import FtrieError
 from model_store.features.values import Value
-from server.model.catalogue import Catalogue
+from server.model.catalogue import Catalogue, Spelled, StoredItem
 from server.model.event_form import Form, Fragments, quoted, written_items
 from server.model.event_form_kernels import SKIPPED
-from server.model.stored_item import Spelled, StoredItem
 from server.ranking.features import PlainFeatures, WantedFields
 from server.ranking.scoring_kernels import FIRST_SPELLED, NO_ITEM
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from model_store.features.values import Value
 from server.model.catalogue import id_tokens
-from server.model.items import NO_VALUE, ItemTable, TokenWriter
+from server.model.items import ItemTable
+from server.model.tokens import NO_VALUE, TokenWriter
 
 if TYPE_CHECKING:
     from server.model.model import Model

@@ -54,4 +54,4 @@ class LaneScorer:
 
 
 def _arrays(layer: Layer) -> tuple[Array, ...]:
-    return *layer.trie.walked, *layer.values.arrays, layer.halves.half, layer.halves.at
+    return *layer.trie.walked, *layer.values.arrays, layer.item_parts.half, layer.item_parts.at

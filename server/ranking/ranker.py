@@ -116,7 +116,7 @@ class Ranker:
         self._no_spelled = nothing.own[0], *nothing.code_arrays
         self._lanes = LaneScorer(model, items, nothing)
         self._halves, self._groups, self._longest_run = (
-            model.halves,
+            model.item_parts,
             len(model.terms.groups),
             items.longest_run,
         )
