@@ -20,9 +20,8 @@ from model_store.features.cells import addresses
 from model_store.spec.keys import BIAS
 from model_store.spec.sections import MAX_CROSS_FIELDS
 from model_store.spec.spec import ModelSpec
-from trainer.examples.hashing import ExampleMaker, Examples
-from trainer.examples.hashing_kernels import key_tokens, write_keys
-from trainer.examples.tokens import key_prefixes, prefix_table
+from trainer.examples.examples_kernels import key_tokens, write_keys
+from trainer.examples.hashing import ExampleMaker, Examples, key_prefixes, prefix_table
 from trainer.learn import table_kernels as kernels
 from trainer.learn.calibration import Calibrator
 from trainer.learn.coordinates import Coordinates

@@ -267,7 +267,7 @@ def test_a_variant_with_its_own_weights_is_exported_and_inspected_alone(
 ) -> None:
     store.model("ads").publish_and_activate(own_model())
     code, _, err = say("export", "ads", tmp_path / "m.json")
-    assert (code, "choose one by --variant base|plain|lean" in err) == (2, True), err
+    assert (code, "choose one with --variant base|plain|lean" in err) == (2, True), err
     assert not (tmp_path / "m.json").exists()
     code, _, err = say("export", "ads", tmp_path / "m.json", "--variant", "bold")
     assert (code, "no variant 'bold'; the model has: base, plain, lean" in err) == (2, True), err

@@ -217,7 +217,7 @@ def test_a_store_that_is_full_is_to_be_tried_again(
     finally:
         store.client.config_set("maxmemory", "0")
     assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert "takes no writes now" in error.details()
+    assert "accepts no writes now" in error.details()
     told = CallFailed.of("", error)
     assert (told.reason, told.violations) == ("STORE_UNAVAILABLE", ())
     assert told.retry_after_s is not None

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from model_store.hash_kernels import sigmoid
 from model_store.jit import bare_inline, bare_kernel
-from trainer.examples.hashing_kernels import importance_of, x_of
+from trainer.examples.examples_kernels import importance_of, x_of
 from trainer.learn.learners.coordinate import l1_at, load, own_learner, save
 from trainer.learn.learners.lanes import add_to_users, sum_over_users
 from trainer.learn.learners.learner import mark, step, tick, weight, worn
