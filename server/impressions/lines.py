@@ -1,7 +1,6 @@
-"""From an answer to its line: one JSON object, as docs/events.md has it. Runs beside the calls, in the writer's thread.
+"""From an answer to its line: one JSON object, described in docs/events.md.
 
-What an answer leaves behind are references to things that no longer change; only here are they read. Nothing here
-waits, counts or writes.
+A call leaves references to objects that do not change any more; the writer's thread reads them here.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ Array = npt.NDArray[Any]
 
 
 class NoFragments(FtrieError):
-    """The catalogue was made without fragments: what its items were scored on is not known as values."""
+    """The catalogue was built without fragments: the values of its items are not known."""
 
 
 class Shown(NamedTuple):
-    """An answer, as a call leaves it behind. time_s: when it was given, seconds since 1970."""
+    """An answer, as a call leaves it. time_s: when it was given, seconds since 1970."""
 
     time_s: float
     request_id: str
@@ -48,7 +47,7 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Makes the lines of one version. It holds no part of the model, so that a line that waits keeps none from going.
+    """Makes the lines of one version. Holds no part of the model, so that a waiting line does not keep a version alive.
 
     heads: by variant, the members `model`, `version` and `variant`.
     """
@@ -61,7 +60,7 @@ class Lines:
 
     @classmethod
     def of(cls, served: ServedVersion) -> Lines:
-        """Those of a version. O(variants)."""
+        """The lines of a version. O(variants)."""
         heads = tuple(
             f'"model":{quoted(served.name)},"version":{served.version},"variant":{quoted(variant)}'
             for variant in served.variant_names
@@ -83,7 +82,7 @@ class Lines:
         return b"%b%b]}" % (start.encode(), items)
 
     def _fields(self, question: Question) -> Mapping[str, Value]:
-        """The request's features and the user's, as values, as they were scored."""
+        """The request's features and the user's, as the values that were scored."""
         fields = question.fields
         if not isinstance(fields, PlainFeatures):
             return fields
@@ -97,7 +96,7 @@ class Lines:
         return values
 
     def items(self, ranking: Ranking) -> bytes:
-        """The items, commas between them, each once: of one that was shown twice the first place counts.
+        """The items, commas between them. An item that was shown twice is written once, at its first position.
 
         O(bytes of the items). Raises NoFragments, FieldValueError.
         """
@@ -115,9 +114,9 @@ class Lines:
         return written_items(known, more, rows, ctrs, chances)
 
     def _spell_out(self, ranking: Ranking, rows: Array, which: list[int | str]) -> Fragments:
-        """Fragments of the items that the catalogue does not say all of, numbered in `rows`.
+        """Fragments of the items that are not wholly in the catalogue; `rows` gets their numbers, negative.
 
-        which: by what the items are known; theirs are set.
+        which: identifies each item; set for these.
         """
         made: list[bytes] = []
         unknown = frozenset(ranking.unknown_items)
@@ -129,7 +128,7 @@ class Lines:
         return Fragments.of(made)
 
     def _spelled(self, ranking: Ranking, place: int, row: int, unknown: Set[str]) -> tuple[int | str, bytes]:
-        """What an item is known by, and its fragment. unknown: those of which the store told nothing."""
+        """What identifies an item, and its fragment. unknown: the items of which the store has no record."""
         if row == NO_ITEM:
             item: Spelled = (ranking.candidates[int(ranking.order[place])], {})
         else:
@@ -153,7 +152,7 @@ _NO_FRAGMENTS = Fragments.of(())
 
 
 def _skip_repeated(rows: Array, which: Sequence[int | str]) -> None:
-    """Leave out every item but the first of those that are the same."""
+    """Skip every repetition of an item."""
     if len(set(which)) < len(which):
         seen: set[int | str] = set()
         for place, each in enumerate(which):
@@ -163,7 +162,7 @@ def _skip_repeated(rows: Array, which: Sequence[int | str]) -> None:
 
 
 def _inline(message: Received) -> dict[str, Value]:
-    """The plain features of a message: `wire.fields` of those that are texts only."""
+    """The features of a message that has only texts."""
     assert message.found is not None
     _, user, user_end, context, context_end, _ = message.found.tolist()
     values: dict[str, Value] = {}
