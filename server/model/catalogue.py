@@ -22,8 +22,8 @@ from server.model.item_ids import IdTable
 from server.model.tokens import NO_VALUE, TokenTable, TokenWriter
 
 Array = npt.NDArray[Any]
-Spelled = tuple[str, Mapping[str, Value]]
-"""An inline item: its id, and the features that the request gives it."""
+InlineItem = tuple[str, Mapping[str, Value]]
+"""An item whose features stand in the request: its id, and the features by field name."""
 
 MAX_PROBLEMS = 20
 CACHED_VALUES = 16_384
@@ -117,12 +117,12 @@ class Catalogue:
         """The ids by row; each is decoded when it is read."""
         return self.rows
 
-    def under(self, spelled: Sequence[Spelled]) -> list[Spelled]:
+    def under(self, inline: Sequence[InlineItem]) -> list[InlineItem]:
         """Inline items, each over its record if the catalogue has its id. O(bytes of the ids)."""
-        rows, _ = self.rows.rows([item_id for item_id, _ in spelled])
+        rows, _ = self.rows.rows([item_id for item_id, _ in inline])
         return [
             (item_id, features if row < 0 else StoredItem(features, self, row))
-            for (item_id, features), row in zip(spelled, rows.tolist(), strict=True)
+            for (item_id, features), row in zip(inline, rows.tolist(), strict=True)
         ]
 
     def value_at(self, row: int, name: str) -> Value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from model_store.spec.spec import ModelSpec, spec_from_json
+from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from trainer.checkpoint import Checkpoints
 from trainer.events.columns import Wanted
@@ -17,14 +17,13 @@ from trainer.join.rows import Segments
 from trainer.learn.model import LearningModel
 from trainer.runs.daemon_learner import Learner, Named
 from trainer.runs.daemon_options import Asked
-from trainer.runs.daemon_warmup import compile_loop
 from trainer.runs.dead_letters import Letters
 from trainer.runs.first_events import settle, settle_rows
-from trainer.runs.resume import begin_with, restore
+from trainer.runs.resume import initial_model, resumed_spec, start_model
 from trainer.runs.saved_state import SEGMENTS, Saved
 from trainer.runs.signals import StopAsked
 from trainer.runs.stream import EventLoop, Loop, RowLoop
-from trainer.runs.train_options import initial_model
+from trainer.runs.warmup import compile_trainer
 
 
 def begin(
@@ -40,10 +39,10 @@ def begin(
     if asked.once and saved.checkpoint is None:
         check_there(asked.sources)
     rows = kind_of(asked.sources, spec.input.label) == ROWS
-    compile_loop(spec, asked.output)
+    compile_trainer(spec, asked.output)
     opened = begin_rows if rows else begin_events
     loop, sources = opened(spec, asked, saved, store, stop, stack)
-    initial = _restored(loop, saved) if saved.checkpoint else _begun(loop.model, asked)
+    initial = _start(loop, asked, saved)
     return Learner(
         spec, loop, sources, asked.sources, keeper, saved, asked.max_lag_s, initial, asked.output.warn
     )
@@ -94,29 +93,18 @@ def _letters(spec: ModelSpec, asked: Asked, saved: Saved, store: Store) -> Lette
     )
 
 
-def _restored(loop: Loop, saved: Saved) -> str | None:
-    """Give the loop the checkpoint's state; returns the SHA-256 of the model that the first run began with."""
-    assert saved.checkpoint is not None
-    restore(loop, saved.checkpoint)
-    return saved.checkpoint.description.initial
-
-
-def _begun(model: LearningModel, asked: Asked) -> str | None:
-    """Begin with the published model that was asked for, if one was; returns its SHA-256."""
-    initial = initial_model(model.spec, asked.init_from, asked.store)
-    if initial is None:
-        if kind_of(asked.sources, model.spec.input.label) != ROWS:
-            asked.output.note(
-                f"beginning with no model: until the first window of {model.spec.join.window} has closed only clicks "
-                "are learned from; --init-from begins with a published model, `ftrie replay` makes one of a log"
-            )
-        return None
-    return begin_with(initial, model, asked.output.note, asked.output.warn)
+def _start(loop: Loop, asked: Asked, saved: Saved) -> str | None:
+    """Give the loop its state; returns the SHA-256 of the published model that the first run started from, if any."""
+    spec, fresh = loop.model.spec, saved.checkpoint is None
+    initial = initial_model(spec, asked.init_from, asked.store) if fresh else None
+    if fresh and initial is None and kind_of(asked.sources, spec.input.label) != ROWS:
+        asked.output.note(
+            f"starting with an empty model: until the first window of {spec.join.window} has closed, only clicks are "
+            "learned from; --init-from starts with a published model, `ftrie replay` makes one from a log"
+        )
+    return start_model(loop.model, asked.output, checkpoint=saved.checkpoint, initial=initial, whole=loop)
 
 
 def _before(spec: ModelSpec, saved: Saved) -> ModelSpec | None:
-    """The spec with its fields named, as it was when the first run began; the guard is that of this run."""
-    if saved.checkpoint is None:
-        return None
-    before = spec_from_json(saved.checkpoint.description.resolved, str(saved.checkpoint.path))
-    return before.model_copy(update={"guard": spec.guard})
+    """The spec as the first run resolved it, with this run's guard; None for a first run."""
+    return resumed_spec(spec, saved.checkpoint) if saved.checkpoint is not None else None

@@ -23,7 +23,7 @@ from trainer.events.events import SourcePosition
 from trainer.events.open_sources import known_as
 from trainer.learn.model import LearningModel
 from trainer.runs.dead_letters import Letters
-from trainer.runs.resume import of_another_layout
+from trainer.runs.resume import layout_error
 from trainer.runs.stream import Counts
 
 OWNER = "owner"
@@ -49,7 +49,7 @@ class Saved:
             self.counts = Counts(**self.stream.get("counts", {}))
             before = list(self.stream["sources"])
         except (KeyError, TypeError) as error:
-            raise of_another_layout(earlier, error) from error
+            raise layout_error(earlier, error) from error
         names = [known_as(name) for name in sources]
         if names != before:
             raise InputError(

@@ -257,7 +257,7 @@ def test_a_trainer_refuses_to_begin_with_a_foreign_model_in_the_words_of_train(
     code, _, err = trained(source, "--init-from", "active")
     assert code == 2
     said = json.loads(err.splitlines()[-1])["error"]["message"]
-    assert "no key of the model to begin with is of a field or cross of this spec" in said
+    assert "no key of the model to start from is of a field or cross of this spec" in said
     assert store.model("m").active() == 1
     assert run(["train", str(tmp_path / "m.toml"), str(tmp_path / "a.csv"), "--init-from", foreign]) == 2
     assert said in capsys.readouterr().err
@@ -301,4 +301,4 @@ def test_a_checkpoint_of_an_older_layout_is_an_error_that_says_what_to_do(
     code, _, err = trained(source, "--no-publish")
     assert code == 7
     assert f"{path} does not hold the state of this ftrie's learners" in err
-    assert "it was written by ftrie" in err and "begin anew with another folder" in err
+    assert "it was written by ftrie" in err and "start again with another folder" in err
