@@ -81,7 +81,7 @@ class ModelBuilder:
 
     @property
     def items_orders(self) -> int:
-        """How many orders to read all items again were followed."""
+        """How many orders to read all items again were carried out."""
         return 0 if self._items is None else self._items.orders
 
     def variants_and_shares(self) -> tuple[Sequence[str], Sequence[float]]:
