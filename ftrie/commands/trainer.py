@@ -130,13 +130,13 @@ def trainer(
     from model_store.whole_file import check_writable
     from trainer.checkpoint import Every
     from trainer.runs.daemon import run
-    from trainer.runs.daemon_options import Asked
+    from trainer.runs.stream_run import TrainerOptions
 
     model_spec = load_spec(spec)
     check_threshold(publish_threshold)
     if save is not None:
         check_writable(save)
-    asked = Asked(
+    options = TrainerOptions(
         store=store,
         sources=(*sources, *(more or ())) or ("store",),
         folder=checkpoint or Path(DEFAULT_FOLDER) / model_spec.model.name,
@@ -159,7 +159,7 @@ def trainer(
         force=force,
         output=terminal,
     )
-    run(model_spec, asked, _print_status if as_json else StatusLines())
+    run(model_spec, options, _print_status if as_json else StatusLines())
 
 
 def _snapshot(text: str) -> int | Every:

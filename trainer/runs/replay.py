@@ -33,7 +33,7 @@ from trainer.logs.rejects import RejectLog
 from trainer.logs.times import NO_TIME, parse_times, time_format
 from trainer.off_policy.logged import Layout, LoggedRows, RowCollector, bad_rows
 from trainer.output import SILENT, Output, Progress
-from trainer.runs.dead_letters import Letters
+from trainer.runs.dead_letters import DeadLetterOutbox
 from trainer.runs.stream import EventLoop
 from trainer.runs.train import LearningLoop
 
@@ -113,14 +113,14 @@ def replay_events(
         stack.callback(merger.close)
         bar = stack.enter_context(output.progress("replaying", unit="examples"))
         model = LearningModel(ExampleMaker(resolved))
-        letters, span = Letters(None), _EventSpan()
+        dead_letters, span = DeadLetterOutbox(None), _EventSpan()
 
         def on_joined(joined: Joined, segments: Segments) -> None:
             span.add(joined)
             if tap is not None:
                 tap.add(joined, segments)
 
-        loop = EventLoop(merger, Join(resolved.join), segments, model, letters, on_joined)
+        loop = EventLoop(merger, Join(resolved.join), segments, model, dead_letters, on_joined)
         while not loop.ended:
             loop.step(_WAIT_S)
             _show(bar, model, None)
@@ -135,7 +135,7 @@ def replay_events(
         span_s=span.seconds,
         counts=loop.counts.as_dict(),
         join=dict(vars(loop.join.counts)),
-        reasons=dict(letters.reasons.most_common()),
+        reasons=dict(dead_letters.reasons.most_common()),
     )
 
 

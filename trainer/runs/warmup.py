@@ -31,7 +31,7 @@ from trainer.logs.rejects import RejectLog
 from trainer.output import SILENT, Output
 from trainer.publish.delta_chain import DeltaChain
 from trainer.publish.publisher import PublishCounts
-from trainer.runs.dead_letters import Letters
+from trainer.runs.dead_letters import DeadLetterOutbox
 from trainer.runs.stream import EventLoop
 from trainer.runs.train import train
 
@@ -141,11 +141,12 @@ def _join_and_learn(spec: ModelSpec) -> None:
         segments = Segments(Path(folder) / "segments", _SEGMENT_BYTES)
         merger = Merger(sources, Wanted.of(small), segments, once=True)
         loop = EventLoop(
-            merger, Join(small.join), segments, LearningModel(ExampleMaker(small)), Letters(None)
+            merger, Join(small.join), segments, LearningModel(ExampleMaker(small)), DeadLetterOutbox(None)
         )
         while not loop.ended:
             loop.step(1.0)
         loop.finish()
+        loop.before_checkpoint()  # with [join] late = "correct" the state names segments, which must be on disk
         loop.restore(loop.state())
         merger.close()
 
