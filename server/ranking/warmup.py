@@ -134,8 +134,8 @@ def run_kernels() -> None:
 
 
 def _rank(served: ServedVersion) -> None:
-    trie, ranker = served.model.base.trie, served.ranker
-    trie.get(b"hour=7")
+    ranker = served.ranker
+    served.model.base.trie.get(b"hour=7")
     ranking = ranker.rank(ranker.query({"hour": "7"}, ["shoe", "unknown"], [("boot", {"brand": "nike"})]))
     _write_line(served, ranking.candidates.rows[ranking.order], ranking.ctrs)
     ranker.rank(ranker.query({"hour": "7"}, ["shoe"], shadows=(0,)))

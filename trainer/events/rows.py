@@ -1,4 +1,5 @@
 """Labelled rows in growing files as a source: CSV, TSV or JSON lines, parsed as `ftrie train` parses them."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

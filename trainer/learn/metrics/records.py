@@ -1,4 +1,4 @@
-"""The figures that watching gives, and the lines of a metrics file that hold them (docs/training_metrics.md lists every field).
+"""The figures of the training metrics, and the lines of a metrics file (docs/training_metrics.md lists the fields).
 
 How figures are computed is in `figures.py`; nothing here computes.
 """
