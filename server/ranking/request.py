@@ -22,6 +22,7 @@ from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
 from server.errors import InvalidRequest, ObjectiveError, check_deadline, unreadable
 from server.model.item_ids import ItemIds
+from server.model.stored_item import InlineItem
 from server.ranking.limits import (
     MAX_CANDIDATES,
     MAX_CAPS,
@@ -32,7 +33,6 @@ from server.ranking.limits import (
     check_id,
     check_members,
 )
-from server.ranking.query import InlineItem
 from server.ranking.request_kernels import FOUND, IRREGULAR, REST, split
 from server.ranking.select.exploration import Exploration, Thompson, UpperConfidenceBound
 from server.ranking.select.filters import AnyOf, Cap, Condition, InRange, NoneOf
