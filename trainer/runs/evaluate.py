@@ -28,6 +28,7 @@ from trainer.examples.requests import MOST_ROWS, Runs, WholeRequests
 from trainer.learn import scorer_kernels as kernels
 from trainer.learn.metrics.metrics import ProgressiveMetrics
 from trainer.learn.metrics.records import VariantMetrics
+from trainer.learn.predictions_kernels import Predictions
 from trainer.learn.scorer import Scorer, Scores, log_odds
 from trainer.learn.scorer_kernels import add_rows
 from trainer.logs.batch import RowBatch
@@ -139,11 +140,15 @@ class _Judge:
         self._requests = RequestMetrics(orders, judging.k) if maker.spec.input.request is not None else None
 
     def add(self, examples: ScoredExamples) -> None:
-        scores = examples.scores
-        # Weighed as log-odds again: what the metrics take. Without calibration that is the score itself.
-        self.metrics.update(scores.score if self._raw is None else log_odds(scores.ctr), examples)
-        if self._raw is not None:
-            self._raw.update(scores.score, examples)
+        scores, rows, requests = examples.scores, examples.hashed, examples.requests
+        variants = len(self._scorer.variants)
+        raw = Predictions.of(scores.score, scores.predicted, rows, requests, variants)
+        if self._raw is None:
+            self.metrics.update(raw, examples)
+        else:
+            calibrated = Predictions.of_scores(log_odds(scores.ctr), rows, requests, variants)
+            self.metrics.update(calibrated, examples)
+            self._raw.update(raw, examples)
         add_rows(scores.uncertainty, self._uncertainty)
         if self._requests is not None:
             self._requests.update(

@@ -13,7 +13,8 @@ from model_store.spec.spec import ModelSpec, spec_from_json
 from trainer.checkpoint import Checkpoint
 from trainer.examples.open_log import Beginning
 from trainer.examples.side_tables import SideTable
-from trainer.learn.model import NO_FEATURE, LearningModel, features_of_keys
+from trainer.learn.model import LearningModel
+from trainer.learn.warm_start import NO_FEATURE, features_of_keys
 
 
 def go_on(

@@ -25,7 +25,7 @@ from trainer.examples.open_log import Beginning, begin, default_threads, example
 from trainer.examples.requests import WholeRequests
 from trainer.examples.side_tables import SideTable, joined
 from trainer.learn.calibration import CalibrationReport
-from trainer.learn.metrics.metrics import Watching
+from trainer.learn.metrics.metrics import MetricsOptions
 from trainer.learn.metrics.records import SliceMetrics, VariantMetrics
 from trainer.learn.model import LearningModel, Memory
 from trainer.logs.positions import Position, ReadFile
@@ -136,7 +136,7 @@ def train(
     format: str | None = None,
     threads: int | None = None,
     batch_bytes: int = BATCH_BYTES,
-    watching: Watching | None = None,
+    metrics: MetricsOptions | None = None,
     keeper: Checkpoints | None = None,
     initial: Artefact | None = None,
     publisher: Publishes | None = None,
@@ -149,7 +149,7 @@ def train(
 
     A column that the log lacks is taken from `tables`. The result depends on the rows alone, not on `threads` (hashing
     threads; default: the cores less one) nor on `batch_bytes`. A bad row goes to `rejects`. A log that cannot be read
-    to its end stops the run: what was learned so far is in the Run, with the error as its `failure`. `watching` says
+    to its end stops the run: what was learned so far is in the Run, with the error as its `failure`. `metrics` says
     which metrics are written where while it learns. `keeper` saves the state, and brings that of an earlier run to go
     on from; a run that begins may begin with the model `initial` instead of with none. `publisher` publishes while it
     learns, but not at the end; with `force` however many rows were rejected. Raises SpecError before anything is
@@ -162,7 +162,7 @@ def train(
     with LogReader(inputs, format=format, batch_bytes=batch_bytes, read=read, on_note=on_note) as reader:
         beginning = go_on(spec, earlier, tables, on_note) if earlier else begin(spec, reader, tables, on_note)
         maker = ExampleMaker(beginning.resolved)
-        model = LearningModel(maker, watching, keep_seen=publisher is not None)
+        model = LearningModel(maker, metrics, keep_seen=publisher is not None)
         if earlier is not None:
             restore(model, earlier)
         elif initial is not None:

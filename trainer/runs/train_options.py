@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trainer.checkpoint import Checkpoints
     from trainer.checkpoint.description import Description
     from trainer.examples.side_tables import SideTable
-    from trainer.learn.metrics.metrics import Watching
+    from trainer.learn.metrics.metrics import MetricsOptions
     from trainer.logs.rejects import RejectLog
     from trainer.publish.publisher import Publisher
     from trainer.runs.train import Progress, Run
@@ -53,7 +53,7 @@ class _Opened:
 
     keeper: Checkpoints | None
     rejects: RejectLog
-    watching: Watching
+    metrics: MetricsOptions
 
 
 def learn(
@@ -83,7 +83,7 @@ def learn(
                 format=asked.format,
                 threads=asked.threads,
                 batch_bytes=asked.batch_bytes,
-                watching=opened.watching,
+                metrics=opened.metrics,
                 keeper=opened.keeper,
                 initial=initial_model(spec, asked.init_from, asked.store) if begins else None,
                 publisher=publisher,
@@ -103,7 +103,7 @@ def learn(
 
 @contextmanager
 def _opened(spec: ModelSpec, asked: Asked, output: Output) -> Iterator[_Opened]:
-    from trainer.learn.metrics.metrics import Watching
+    from trainer.learn.metrics.metrics import MetricsOptions
     from trainer.learn.metrics.records import MetricsFile
     from trainer.logs.rejects import RejectLog
 
@@ -121,7 +121,7 @@ def _opened(spec: ModelSpec, asked: Asked, output: Output) -> Iterator[_Opened]:
         if asked.metrics is not None:
             kept = before.metrics.kept_of(asked.metrics) if before else 0
             metrics = stack.enter_context(MetricsFile(asked.metrics, kept))
-        yield _Opened(keeper, rejects, Watching(asked.window, asked.slices, metrics))
+        yield _Opened(keeper, rejects, MetricsOptions(asked.window, asked.slices, metrics))
 
 
 def _keeper(spec: ModelSpec, asked: Asked, output: Output) -> Checkpoints:

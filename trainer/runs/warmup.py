@@ -16,7 +16,7 @@ from model_store.jit import kernels_are_cached, mark_kernels_cached
 from model_store.spec.learner_section import Inclusion, LearnerSection
 from model_store.spec.sections import Cross, FieldSpec, InputSection, ModelSection, Variant
 from model_store.spec.spec import ModelSpec
-from trainer.learn.metrics.metrics import Watching
+from trainer.learn.metrics.metrics import MetricsOptions
 from trainer.learn.model import LearningModel
 from trainer.logs.positions import expand
 from trainer.logs.reader import FORMATS, format_by_name
@@ -52,10 +52,10 @@ def compile_kernels(
 
     slices: the run watches slices; publishes: it publishes while it learns.
     """
-    watching = Watching(window=1, slices=("f",) if slices else ())
-    _learn(_small(spec), _TEXT, watching, publishes)
+    metrics = MetricsOptions(window=1, slices=("f",) if slices else ())
+    _learn(_small(spec), _TEXT, metrics, publishes)
     for format in sorted({*formats} & _LOGS.keys() - {_TEXT}):
-        _learn(_small(spec, has_fields=format not in _NAMES_FIELDS), format, Watching(), publishes)
+        _learn(_small(spec, has_fields=format not in _NAMES_FIELDS), format, MetricsOptions(), publishes)
     for part in _parts(spec, formats, slices, publishes):
         mark_kernels_cached(part)
 
@@ -87,12 +87,12 @@ class _Rehearsal:
         line.change()
 
 
-def _learn(small: ModelSpec, format: str, watching: Watching, publishes: bool) -> None:
+def _learn(small: ModelSpec, format: str, metrics: MetricsOptions, publishes: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="ftrie-") as folder, RejectLog() as rejects:
         log = Path(folder) / "log"
         _LOGS[format](log)
         publisher = _Rehearsal() if publishes else None
-        run = train(small, [str(log)], rejects=rejects, format=format, watching=watching, publisher=publisher)
+        run = train(small, [str(log)], rejects=rejects, format=format, metrics=metrics, publisher=publisher)
         run.model.table.grow()
         run.model.artefact()
 

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import ModelSpec
@@ -18,9 +17,10 @@ from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.open_log import begin, default_threads, examples_of
 from trainer.examples.requests import WholeRequests
 from trainer.examples.side_tables import SideTable, joined
-from trainer.learn.metrics.metrics import ProgressiveMetrics, Watching
+from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
 from trainer.learn.metrics.records import VariantMetrics
 from trainer.learn.model import LearningModel
+from trainer.learn.predictions_kernels import Predictions
 from trainer.logs.reader import LogReader
 from trainer.logs.rejects import RejectLog
 from trainer.tune.candidates import Group
@@ -135,8 +135,8 @@ def _examples(
 
 
 @dataclass(frozen=True)
-class Judging(Watching):
-    """What `Watching` is to a run: here the rows before `begin` (counted from 0) are passed over."""
+class Judging(MetricsOptions):
+    """What `MetricsOptions` is to a run: here the rows before `begin` (counted from 0) are passed over."""
 
     begin: int = 0
 
@@ -152,12 +152,13 @@ class JudgedPart(ProgressiveMetrics):
         super().__init__(variants)
         self._to_skip = begin
 
-    def update(self, scores: npt.NDArray[np.float64], examples: Examples) -> None:
-        """Add what of a batch lies behind the beginning."""
-        skipped = min(self._to_skip, scores.shape[0])
+    def update(self, predictions: Predictions, examples: Examples) -> None:
+        """Add the rows of a batch after the skipped ones."""
+        rows = int(predictions.labels.size)
+        skipped = min(self._to_skip, rows)
         self._to_skip -= skipped
-        if skipped < scores.shape[0]:
-            super().update(scores[skipped:], _outcomes_judged(examples, slice(skipped, None)))
+        if skipped < rows:
+            super().update(predictions.after(skipped), _outcomes_judged(examples, slice(skipped, None)))
 
 
 def first_rows(examples: Examples, rows: int) -> Examples:

@@ -10,7 +10,7 @@ import pytest
 from ftrie.cli import run
 from ftrie.report.series import read_runs
 from model_store.artefact.artefact import Artefact
-from tests.trainer.learn.test_watching import lines_of
+from tests.trainer.learn.test_metrics import lines_of
 
 SPEC = """
 [model]
