@@ -17,7 +17,7 @@ from benchmarks.common import ROUNDS, Spread, report
 from model_store.features.features import FeaturePlan
 from model_store.store import Store
 from server.model.catalogue import Catalogue
-from server.sync.item_sync import ItemFollower
+from server.sync.item_sync import ItemSync
 
 ITEMS, CHANGED = 100_000, 10
 
@@ -36,7 +36,7 @@ def milliseconds(step: Callable[[], object], before: Callable[[], object] = int)
 def kept_bytes(store: Store) -> float:
     """Memory of the records of one item."""
     tracemalloc.start()
-    follower = ItemFollower(store.records)
+    follower = ItemSync(store.records)
     follower.poll()
     found = tracemalloc.get_traced_memory()[0] / len(follower)
     tracemalloc.stop()
@@ -47,7 +47,7 @@ def main() -> None:
     plan = FeaturePlan.of(shop.artefact().spec)
     with tempfile.TemporaryDirectory(prefix="ftrie-") as folder, Store.open(f"embedded:{folder}") as store:
         store.records.put_items(shop.records(shop.ITEM_FIELDS, "item-", ITEMS, seed=1))
-        follower = ItemFollower(store.records)
+        follower = ItemSync(store.records)
         follower.poll()
         catalogue = Catalogue.build(plan, follower.items())
         head, arrays = catalogue.pack()
@@ -57,7 +57,7 @@ def main() -> None:
             store.records.put_items(shop.records(shop.ITEM_FIELDS, "item-", CHANGED, seed=next(seeds)))
 
         steps = {
-            f"read all {ITEMS:,}": milliseconds(lambda: ItemFollower(store.records).poll()),
+            f"read all {ITEMS:,}": milliseconds(lambda: ItemSync(store.records).poll()),
             f"read {CHANGED} that changed": milliseconds(follower.poll, change),
             "look, nothing changed": milliseconds(follower.poll),
             "build the catalogue": milliseconds(lambda: Catalogue.build(plan, follower.items())),

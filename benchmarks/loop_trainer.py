@@ -30,7 +30,7 @@ from trainer.events.parse import Parser
 from trainer.events.redis import StreamSource
 from trainer.join.join import Join
 from trainer.learn.model import LearningModel
-from trainer.publish.online_metrics import Online
+from trainer.publish.online_metrics import OnlineAccumulator
 from trainer.runs import daemon
 from trainer.runs.daemon_options import Asked
 from trainer.runs.stream import JoinedExamples
@@ -77,7 +77,7 @@ def _round(spec: Any, url: str, folder: Path) -> dict[str, float]:
             (Merger, "poll", "merge, and wait for what is read beside"),
             (Join, "push", "join"),
             (JoinedExamples, "of", "gather the rows, make keys of them"),
-            (Online, "add", "online metrics"),
+            (OnlineAccumulator, "add", "online metrics"),
             (LearningModel, "learn", "learn"),
         ):
             stack.enter_context(_timed(owner, name, step, times))

@@ -19,6 +19,7 @@ from pathlib import Path
 from benchmarks.common import report
 from benchmarks.streams import TailStream, write_vw
 from model_store.spec.spec import parse_spec
+from trainer.examples.open_log import Log
 from trainer.learn.model import LearningModel
 from trainer.logs.rejects import RejectLog
 from trainer.runs.train import train
@@ -108,7 +109,7 @@ def learn(log: Path, learner: str, variants: int = 1) -> Outcome:
     beta = "" if "beta" in learner else f"beta = {BETA}\n"
     text += f"[learner]\nalpha = {ALPHA}\n{beta}l1 = {L1}\n{learner}\n"
     with RejectLog() as rejects:
-        run = train(parse_spec(text), [str(log)], rejects=rejects)
+        run = train(parse_spec(text), Log([str(log)]), rejects=rejects)
     metrics = list(run.report.variants.values())
     losses = [1.0 - each.auc for each in metrics if each.auc is not None]
     return _weighed(run.model, sum(losses) / len(losses), metrics[0].logloss or 0.0)

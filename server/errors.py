@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
@@ -83,6 +83,21 @@ def status_of(error: Exception) -> grpc.StatusCode:
         if kind in STATUS_OF:
             return STATUS_OF[kind]
     return grpc.StatusCode.INTERNAL
+
+
+def served_name(name: str, served: Collection[str]) -> str:
+    """The served model that a request's `model` means; an empty name means the only one.
+
+    Raises ModelNotServed, InvalidRequest.
+    """
+    if name in served:
+        return name
+    listed = ", ".join(map(repr, served))
+    if name:
+        raise ModelNotServed(f"model: this server serves {listed}, not {name!r}")
+    if len(served) > 1:
+        raise InvalidRequest(f"model: empty, and this server serves several: {listed}")
+    return next(iter(served))
 
 
 def check_deadline(until_s: float) -> None:

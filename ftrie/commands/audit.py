@@ -43,14 +43,15 @@ def audit(
 ) -> None:
     """Take one row's score apart: its keys, their weights, what each adds, and which keys the model lacks."""
     from model_store.named_model import read_named
+    from trainer.examples.open_log import Log
+    from trainer.examples.side_tables import side_tables
     from trainer.runs.audit import audit
-    from trainer.runs.log_to_score import LogToScore
     from trainer.runs.warmup import announce_scoring, mark_scoring
 
     named = read_named(model, store, spec)
-    log = LogToScore(inputs, input_format, items, users, tuple(without or ()), note)
+    log = Log(inputs, input_format, side_tables(items, users, named.artefact.spec.input), note)
     announce_scoring(terminal)
-    found = audit(named.artefact, log, row, variant)
+    found = audit(named.artefact, log, row, variant, without or ())
     mark_scoring()
     if as_json:
         from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""`ftrie checkpoint`: looks at a folder of checkpoints, also while a run has it. Changes nothing."""
+"""`ftrie checkpoint`: lists and verifies the checkpoints in a folder, also while a run is using it. Read-only."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def register(app: typer.Typer) -> None:
 
 
 def checkpoint(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What --checkpoint was given.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder given to --checkpoint.")],
     as_json: JsonOption = False,
 ) -> None:
-    """List the checkpoints of a run, newest first, each verified to the last byte, and how far its logs were read."""
+    """List the checkpoints of a run, newest first, with the position in its logs; every byte is verified."""
     from model_store.errors import CheckpointError
     from trainer.checkpoint.folder import checkpoints_in
 
@@ -36,7 +36,7 @@ def checkpoint(
     else:
         _show(answers)
     if all(answer["damaged"] for answer in answers):
-        raise CheckpointError(f"every checkpoint in {folder} is damaged; begin anew with another folder")
+        raise CheckpointError(f"every checkpoint in {folder} is damaged; start again with another folder")
 
 
 def _answer(path: Path) -> dict[str, Any]:
@@ -51,10 +51,10 @@ def _answer(path: Path) -> dict[str, Any]:
     answer["bytes"] = path.stat().st_size
     description = description_from_json(written, str(path))
     sizes = {name: array.nbytes for name, array in arrays.items()}
-    return answer | {"damaged": None, **_told(description), "arrays": sizes}
+    return answer | {"damaged": None, **_described(description), "arrays": sizes}
 
 
-def _told(description: Description) -> dict[str, Any]:
+def _described(description: Description) -> dict[str, Any]:
     from model_store.spec.spec import spec_from_json
 
     return {
@@ -74,12 +74,12 @@ def _told(description: Description) -> dict[str, Any]:
             }
             for each in description.read
         ],
-        "stream": _told_of_stream(description.stream) if description.stream is not None else None,
+        "stream": _stream(description.stream) if description.stream is not None else None,
     }
 
 
-def _told_of_stream(stream: dict[str, Any]) -> dict[str, Any]:
-    """What a trainer has kept besides: where it stands in its sources, and what became of the events."""
+def _stream(stream: dict[str, Any]) -> dict[str, Any]:
+    """The part of a trainer's checkpoint that a run lacks: positions in its sources, and counts of events."""
     return {name: stream.get(name) for name in ("sources", "places", "counts", "join")}
 
 

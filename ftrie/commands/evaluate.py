@@ -79,13 +79,14 @@ def evaluate(
     mean reciprocal rank and NDCG of the requests with a clicked and an unclicked row. The model does not change.
     """
     from model_store.named_model import read_named
+    from trainer.examples.open_log import Log
+    from trainer.examples.side_tables import side_tables
     from trainer.logs.rejects import RejectLog
     from trainer.runs.evaluate import Judging, PredictionFile, evaluate
-    from trainer.runs.log_to_score import LogToScore
     from trainer.runs.warmup import announce_scoring, mark_scoring
 
     named = read_named(model, store, spec)
-    log = LogToScore(inputs, input_format, items, users, tuple(without or ()), note)
+    log = Log(inputs, input_format, side_tables(items, users, named.artefact.spec.input), note)
     chosen = _variant(named.artefact, variant)
     if position is not None and named.artefact.spec.input.request is None:
         raise SpecError(
@@ -103,6 +104,7 @@ def evaluate(
             named.artefact,
             log,
             Judging(k, position, file),
+            without=without or (),
             rejects=reject_log,
             threads=threads,
             on_progress=show,

@@ -1,16 +1,160 @@
-"""The flags of every command that calls a server: TLS and token. What they mean is `ftrie.client.access`."""
+"""The flags that several commands share, each declared once.
+
+A flag is an annotated type (`RejectsOption`); flags that belong together are a frozen dataclass of them (`LogFlags`). A
+command decorated with `grouped` takes such a group as one parameter.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 if TYPE_CHECKING:
     from ftrie.client.messages import Exploration, Filter, Question
+    from model_store.spec.sections import InputSection
+    from trainer.examples.side_tables import SideTable
 
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Make a command of a function some of whose parameters are groups of flags.
+
+    A parameter annotated with a dataclass stands for one flag per field, in this order and with the fields' defaults;
+    the function receives the dataclass. All parameters must be known by name.
+    """
+    groups: dict[str, Any] = {}
+    flags: list[inspect.Parameter] = []
+    hints = get_type_hints(command, include_extras=True)
+    for name, parameter in inspect.signature(command).parameters.items():
+        if is_dataclass(hints[name]):
+            groups[name] = hints[name]
+            own = get_type_hints(hints[name], include_extras=True)
+            flags += [_flag(each.name, own[each.name], _default(each)) for each in fields(hints[name])]
+        else:
+            flags.append(_flag(name, hints[name], parameter.default))
+
+    @functools.wraps(command)
+    def call(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{each.name: values.pop(each.name) for each in fields(group)})
+        command(**values)
+
+    call.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
+    call.__annotations__ = {flag.name: flag.annotation for flag in flags}
+    return call
+
+
+def _flag(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return inspect.Parameter.empty if field.default is MISSING else field.default
+
+
+# --- Models, logs and what a run writes ---
+
+SpecArgument = Annotated[Path, typer.Argument(metavar="SPEC", help="The model spec, a TOML file.")]
+InputsArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="INPUT…", help="Log files or globs, read in this order; - is standard input."),
+]
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="NAME (its active version) or NAME:VERSION in the store, or a file: .arrow, .json.",
+    ),
+]
+JsonSpecOption = Annotated[Path | None, typer.Option(metavar="TOML", help="The spec of a .json model.")]
+WithoutOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FIELD", help="Score without this field or cross (a*b), as if no row had it; repeatable."
+    ),
+]
+FormatOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Format of the log: csv, tsv, jsonl, parquet, vw, libsvm or libffm; default: detected.",
+    ),
+]
+ThreadsOption = Annotated[
+    int | None, typer.Option(min=1, help="Hashing threads; the result does not depend on their number.")
+]
+RejectsOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="List bad rows here: JSON lines of file, line, reason.")
+]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")]
+SaveOption = Annotated[
+    Path | None, typer.Option(metavar="FILE.arrow", help="Write the learned model to this file.")
+]
+ForceOption = Annotated[
+    bool,
+    typer.Option("--force", help="Publish even if more than a tenth of the rows were rejected."),
+]
+InitFromOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="VERSION|FILE",
+        help="Start from a published model: its version in the store, `active`, or a FILE.arrow; ignored when "
+        "resuming from a checkpoint.",
+    ),
+]
+ThresholdOption = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        metavar="X",
+        help="When publishing changes: hold a weight back until it has moved by more than X.",
+    ),
+]
+KeepOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        metavar="N",
+        help="When publishing changes: versions to keep in the store, as `ftrie store gc` does; 0 keeps all.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class LogFlags:
+    """The format of a log of rows, and the files that are joined to it."""
+
+    items: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A file of items: columns that the log lacks, joined by input.item."
+        ),
+    ] = None
+    users: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A file of users: columns that the log lacks, joined by input.cookie."
+        ),
+    ] = None
+    format: FormatOption = None
+
+    def tables(self, section: InputSection) -> list[SideTable]:
+        """The files of items and users, loaded. Raises SpecError, InputError."""
+        from trainer.examples.side_tables import SideTable
+
+        tables = [SideTable.of_items(self.items, section)] if self.items else []
+        return tables + ([SideTable.of_users(self.users, section)] if self.users else [])
+
+
+# --- How to reach a server ---
 
 AddressOption = Annotated[str, typer.Option(metavar="HOST:PORT", help="The server.")]
 TlsCaOption = Annotated[

@@ -1,4 +1,4 @@
-"""`ftrie init`: reads a log's first rows and writes a spec to start from. The guesses: `trainer.guess.guesses`."""
+"""`ftrie init`: reads a log's first rows and writes a commented spec to start from. See `trainer.guess`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ftrie.commands.flags import FormatOption
 from ftrie.terminal import JsonOption, note, print_json
 
 if TYPE_CHECKING:
@@ -31,51 +32,39 @@ def init(
         typer.Option("--output", "-o", metavar="FILE", help="Write the spec here, not to stdout."),
     ] = None,
     label: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The column that says whether there was a click.")
+        str | None, typer.Option(metavar="NAME", help="The column that tells whether there was a click.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
-    input_format: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="NAME",
-            help="csv, tsv, jsonl, parquet, vw, libsvm or libffm; default: told from the file.",
-        ),
-    ] = None,
+    format: FormatOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at the first rows of a log and write a commented spec to start from.
+    """Write a commented spec to start from, guessed from the first rows of a log.
 
-    Label, times, identities, numbers and lists are guessed from names and values; every guess says why.
+    Label, times, identities, numbers and lists are guessed from names and values; comments give the reasons.
     """
     from model_store.errors import InputError
     from model_store.spec.spec import parse_spec
+    from model_store.whole_file import write_whole
     from trainer.guess.guesses import guess_all
     from trainer.guess.profiles import take_sample
     from trainer.guess.spec_writer import spec_text
 
     if output is not None and output.exists() and not force:
-        raise InputError(f"{output} is already there; --force overwrites it")
-    guesses = guess_all(take_sample(source, input_format), label)
+        raise InputError(f"{output} exists already; overwrite it with --force")
+    guesses = guess_all(take_sample(source, format), label)
     text = spec_text(source, guesses)
     parse_spec(text, "the guessed spec")
     if output is not None:
-        _write(output, text)
+        write_whole(output, text.encode())
     if as_json:
-        print_json({"spec": text, "columns": [_described(guess) for guess in guesses]})
+        print_json({"spec": text, "columns": [_column(guess) for guess in guesses]})
     elif output is None:
         print(text, end="")
     else:
         note(f"wrote {output}; next: ftrie train {output} {source}")
 
 
-def _write(path: Path, text: str) -> None:
-    from model_store.whole_file import write_whole
-
-    write_whole(path, text.encode())
-
-
-def _described(guess: Guess) -> dict[str, Any]:
+def _column(guess: Guess) -> dict[str, Any]:
     return {
         "name": guess.name,
         "role": guess.role,

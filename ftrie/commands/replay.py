@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ftrie import terminal
 from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table
-from model_store.whole_file import write_whole
-from trainer.off_policy.estimating import Estimates
-from trainer.off_policy.estimators import Estimate, Z
-from trainer.off_policy.policies import PolicyValue
-from trainer.runs.replay import Done
-from trainer.runs.replay_logs import Replayed
+
+if TYPE_CHECKING:
+    from trainer.off_policy.estimating import Estimates
+    from trainer.off_policy.estimators import Estimate
+    from trainer.off_policy.policies import PolicyValue
+    from trainer.runs.replay import Done
+    from trainer.runs.replay_logs import Replayed
 
 
 def register(app: typer.Typer) -> None:
@@ -166,6 +167,8 @@ _MOST_PLACES, _MOST_REASONS = 12, 5
 
 def show(done: Done, report: Path | None, as_json: bool) -> None:
     """Print what was done, and write it to `report`. Raises OutputError."""
+    from model_store.whole_file import write_whole
+
     answer = done.as_dict()
     if report is not None:
         write_whole(report, (json.dumps(answer, indent=2, allow_nan=False) + "\n").encode())
@@ -297,5 +300,7 @@ def _interval(low: float | None, high: float | None) -> str:
 def _with_error(estimate: Estimate, sign: str = "") -> str:
     if estimate.value is None:
         return "—"
+    from trainer.off_policy.estimators import Z
+
     error = f" ± {Z * estimate.error:.5f}" if estimate.error is not None else ""
     return f"{estimate.value:{sign}.5f}{error}"

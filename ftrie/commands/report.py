@@ -1,4 +1,4 @@
-"""`ftrie report`: flags and output. Reading and drawing live in `trainer.report`."""
+"""`ftrie report`: draws metrics files to one page. See `ftrie.report`."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def report(
             "--output",
             "-o",
             metavar="FILE",
-            help="Where the page goes; a name in .svg gets the pictures alone.",
+            help="File to write; a name ending in .svg gets the charts alone.",
         ),
     ] = Path("report.html"),
     as_json: JsonOption = False,
 ) -> None:
-    """Draw learning curves, calibration and slices of one or more runs to one page that needs nothing else.
+    """Draw the learning curves, calibration and slices of one or more runs to a self-contained page.
 
-    A run may still be going on: the page shows what is there.
+    A run that has not ended is drawn as far as it has come.
     """
     from ftrie.report.page import html_page, svg_page
     from ftrie.report.series import read_runs

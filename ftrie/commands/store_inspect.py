@@ -1,4 +1,4 @@
-"""`ftrie store inspect`: a published version as tables or as JSON. `inspection` says what is worth showing."""
+"""`ftrie store inspect`: a published version as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, print_json, p
 if TYPE_CHECKING:
     from model_store.artefact.artefact import Artefact
     from model_store.artefact.inspection import WeightedKey
+    from model_store.trie.prefixes import PrefixSummary
     from model_store.versions.manifest import Manifest
 
 Table = tuple[list[str], list[list[Any]]]
@@ -19,22 +20,30 @@ Facts = dict[str, Any]
 
 def register(store: typer.Typer) -> None:
     """Add `ftrie store inspect`."""
-    store.command("inspect", epilog="Example: ftrie store inspect ads")(inspect)
+    store.command("inspect", epilog="Example: ftrie store inspect ads --prefix 'age*'")(inspect)
 
 
 def inspect(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")],
     version: Annotated[
-        int | None, typer.Argument(metavar="VERSION", min=1, help="By default the active one.")
+        int | None, typer.Argument(metavar="VERSION", min=1, help="Default: the active version.")
     ] = None,
-    top: Annotated[int, typer.Option(min=0, metavar="N", help="How many of the heaviest keys.")] = 10,
+    top: Annotated[int, typer.Option(min=0, metavar="N", help="How many of the heaviest keys to show.")] = 10,
     variant: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only what this variant uses and weighs.")
+        str | None, typer.Option(metavar="NAME", help="Show only the keys and weights of this variant.")
+    ] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PREFIX",
+            help="Show only the keys under a prefix such as age* (a final * is a wildcard): counts and weights per "
+            "variant, and the branches below.",
+        ),
     ] = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a version: its manifest, metrics, keys per field and heaviest keys; of a delta the whole model it makes."""
+    """Show a version: its manifest, metrics, keys per field and heaviest keys; of a delta, those of the whole model."""
     from model_store.artefact.inspection import one_variant
     from model_store.store import Store
 
@@ -45,10 +54,50 @@ def inspect(
         artefact = versions.materialise(manifest.version)
     if variant is not None:
         artefact = one_variant(artefact, variant)
-    if as_json:
+    if prefix is not None:
+        _show_prefix(model, manifest.version, artefact, prefix, top, as_json)
+    elif as_json:
         _as_json(model, manifest, _facts(manifest, chain), artefact, top)
     else:
         _as_tables(model, manifest, _facts(manifest, chain), artefact, top)
+
+
+def _show_prefix(model: str, version: int, artefact: Artefact, pattern: str, top: int, as_json: bool) -> None:
+    from model_store.trie.prefixes import under_prefix
+
+    found = under_prefix(artefact, pattern, top)
+    if as_json:
+        print_json({"model": model, "version": version, **_plain(found)})
+        return
+    names = list(artefact.spec.variants)
+    heading = f"{model} version {version}, {found.prefix}*"
+    tables: list[Table] = [
+        (
+            [heading, "keys", "non-zero", "sum w", "sum |w|"],
+            [[n, s.keys, s.nonzero, s.weight_sum, s.absolute_sum] for n, s in found.variants.items()],
+        ),
+        (
+            ["branch", "keys", *(f"sum |w| {name}" for name in names)],
+            [[each.prefix, each.keys, *each.absolute_sums.values()] for each in found.branches],
+        ),
+        _heaviest(artefact, list(found.heaviest)),
+    ]
+    for columns, rows in tables:
+        print_table(columns, rows)
+        print()
+
+
+def _plain(found: PrefixSummary) -> Facts:
+    from dataclasses import asdict
+
+    variants = {name: figures._asdict() for name, figures in found.variants.items()}
+    return {
+        "prefix": found.prefix,
+        "keys": found.keys,
+        "variants": variants,
+        "branches": [asdict(each) for each in found.branches],
+        "top": [asdict(each) for each in found.heaviest],
+    }
 
 
 def _as_tables(model: str, manifest: Manifest, facts: Facts, artefact: Artefact, top: int) -> None:
@@ -72,7 +121,7 @@ def _as_tables(model: str, manifest: Manifest, facts: Facts, artefact: Artefact,
 
 
 def _heaviest(artefact: Artefact, keys: list[WeightedKey]) -> Table:
-    """A column of weights, or where each variant has its own one for each that uses the key."""
+    """One column of weights, or one per variant where each has its own."""
     if not artefact.per_variant:
         return ["key", "weight", "variants"], [[k.key, k.weight, ", ".join(k.variants)] for k in keys]
     names = list(artefact.spec.variants)
@@ -80,7 +129,7 @@ def _heaviest(artefact: Artefact, keys: list[WeightedKey]) -> Table:
 
 
 def _curves(artefact: Artefact) -> list[Table]:
-    """The calibration, if there is one: what each curve makes of some predictions."""
+    """The calibration, if any: each curve at some predictions."""
     from model_store.artefact.inspection import CURVE_AT, curve_lines
 
     if (calibration := artefact.calibration) is None:
@@ -94,7 +143,7 @@ def _curves(artefact: Artefact) -> list[Table]:
 
 
 def _recent(manifest: Manifest) -> list[Table]:
-    """What a guard judged the version by, if one did."""
+    """The figures that a guard judged the version by, if one did."""
     from model_store.versions.manifest import RecentFigures
 
     if not manifest.recent:
@@ -126,7 +175,7 @@ def _as_json(model: str, manifest: Manifest, facts: Facts, artefact: Artefact, t
 
 
 def _facts(manifest: Manifest, chain: list[int]) -> Facts:
-    """What is stored of the version; `chain` are the versions that it is put together from, itself last."""
+    """The version's manifest; `chain` are the versions needed to load it, itself last."""
     return {
         "version": manifest.version,
         "kind": manifest.kind,

@@ -15,7 +15,7 @@ from model_store.errors import Stopped
 
 if TYPE_CHECKING:
     from trainer.learn.metrics.records import VariantMetrics
-    from trainer.publish.publisher import Publishing
+    from trainer.publish.publisher import PublishOptions
     from trainer.runs.train import Report
 
 
@@ -199,16 +199,16 @@ def train(
 
 def _publishing(
     every: str | None, snapshot_every: int, threshold: float, activate: bool, keep: int
-) -> Publishing | None:
+) -> PublishOptions | None:
     """How to publish while learning; None if it was not asked for."""
     from trainer.checkpoint.schedule import Every
-    from trainer.publish.publisher import Publishing
+    from trainer.publish.publisher import PublishOptions
 
     if every is None:
         return None
     if not threshold < float("inf"):
         raise typer.BadParameter("--publish-threshold is a weight, from 0 up")
-    return Publishing(Every.parse(every), snapshot_every, threshold, activate, keep or None)
+    return PublishOptions(Every.parse(every), snapshot_every, threshold, activate, keep or None)
 
 
 # --- What `ftrie train` prints at its end: a run's report in a few lines and tables, or as JSON ---

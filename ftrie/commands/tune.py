@@ -113,22 +113,18 @@ def _search(
     input_format: str | None,
     threads: int | None,
 ) -> Tuning:
-    from trainer.examples.side_tables import SideTable
+    from trainer.examples.open_log import Log
+    from trainer.examples.side_tables import side_tables
     from trainer.runs.warmup import formats_of
     from trainer.tune.halving import tune as search
-    from trainer.tune.passes import Log
+    from trainer.tune.passes import Repeated
 
-    tables = [SideTable.of_items(items, spec.input)] if items else []
-    tables += [SideTable.of_users(users, spec.input)] if users else []
+    log = Log(inputs, input_format, side_tables(items, users, spec.input), note)
     note(f"{len(candidates)} candidates")
     _compile(spec, candidates, judge, formats_of(inputs, input_format))
     with progress("tuning") as bar:
-        log = Log(
-            *(inputs, tables, input_format, threads),
-            on_progress=lambda rows, total: bar.update(rows, total=total),
-            on_note=note,
-        )
-        found = search(spec, candidates, log, judge)
+        repeated = Repeated(log, threads, lambda rows, total: bar.update(rows, total=total))
+        found = search(spec, candidates, repeated, judge)
     if not found.ranking:
         raise InputError(f"no row could be learned from ({found.rejected:,} rejected); nothing can be ranked")
     for warning in _warnings(found):

@@ -1,7 +1,7 @@
-"""Drawing: curves with bands, reliability, and dots for the values of a slice, each one SVG picture.
+"""Charts as SVG elements: curves with bands, reliability diagrams, and dots for the values of a slice.
 
-A picture has a title and a description for those who hear it; a point says its numbers when it is pointed at. Series
-differ by colour and, beyond eight, by dashes.
+A chart has a title and a description for screen readers, a point its numbers as a tooltip. Series differ by colour
+and, beyond eight, by dashes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ WIDTH, HEIGHT = 760.0, 300.0
 _LEFT, _RIGHT, _BOTTOM = 64.0, 28.0, 40.0
 _LETTER, _LEGEND_LINE = 6.6, 18.0
 _MOST_MARKS = 60
+_STEPS = (1.0, 2.0, 5.0, 10.0)
 
 
 def curve_chart(
@@ -29,19 +30,19 @@ def curve_chart(
     mark: tuple[float, str] | None = None,
     says_beginning: bool = False,
 ) -> Element:
-    """Lines over rows, with bands where points have intervals; `reference` is a value worth a line of its own.
+    """Lines over rows, with bands where points have intervals.
 
-    mark: a place on the lower axis where something happened, and what.
-    says_beginning: print where the upright axis begins.
+    reference: a value marked by a horizontal line; mark: a position on the x axis and its label; says_beginning: print
+    where the y axis begins.
     """
     legend, top = _legend(series)
     y = Scale.over([*_heights(series), *([] if reference is None else [reference])], HEIGHT - _BOTTOM, top)
-    # No point stands left of row 0, and the first window should not touch the axis.
+    # From row 0, so that the first window does not touch the axis.
     x = Scale(0.0, max(point.x for each in series for point in each.points), _LEFT, WIDTH - _RIGHT)
-    drawn = [] if reference is None else [_level(y(reference))]
+    drawn = [] if reference is None else [_horizontal(y(reference))]
     drawn += [] if mark is None else _marked(x(mark[0]), mark[1], top, HEIGHT - _BOTTOM)
     if says_beginning:
-        words = f"the upright axis begins at {y.low:.2g}"
+        words = f"the y axis begins at {y.low:.2g}"
         drawn.append(element("text", words, x=_LEFT, y=y.start + 34.0, class_="quiet"))
     for each in series:
         drawn += [_band(each, x, y), _line(each, x, y), *_marks(each, x, y, across)]
@@ -49,7 +50,7 @@ def curve_chart(
 
 
 def reliability_chart(name: str, series: Sequence[Series]) -> Element:
-    """Click rate by prediction on logarithmic axes; on the diagonal they are equal."""
+    """Click rate by prediction on logarithmic axes, with the diagonal on which they are equal."""
     legend, top = _legend(series)
     height = HEIGHT + 140.0
     seen = [value for each in series for point in each.points for value in (point.x, point.y) if value > 0.0]
@@ -65,7 +66,7 @@ def reliability_chart(name: str, series: Sequence[Series]) -> Element:
 
 
 def dot_chart(name: str, values: Sequence[str], series: Sequence[Series], reference: float | None) -> Element:
-    """A dot for every value and series, with its interval; values stand below each other."""
+    """A dot with its interval for every value and series, one row per value."""
     legend, top = _legend(series)
     left = min(max((len(value) for value in values), default=0), 28) * _LETTER + 24.0
     pitch = max(20.0, 7.0 * len(series) + 6.0)
@@ -73,21 +74,21 @@ def dot_chart(name: str, values: Sequence[str], series: Sequence[Series], refere
     x = Scale.over([*_heights(series), *([] if reference is None else [reference])], left, WIDTH - _RIGHT)
     drawn = _columns(x, top, height - _BOTTOM)
     if reference is not None:
-        drawn.append(_upright(x(reference), top, height - _BOTTOM, "reference"))
-    for place, value in enumerate(values):
-        at = top + pitch * (place + 0.5)
+        drawn.append(_vertical(x(reference), top, height - _BOTTOM, "reference"))
+    for number, value in enumerate(values):
+        at = top + pitch * (number + 0.5)
         drawn.append(element("path", d=f"M{left:.0f} {at:.1f}H{WIDTH - _RIGHT:.0f}", class_="grid"))
         drawn.append(element("text", _cut(value, 28), x=left - 10.0, y=at + 4.0, text_anchor="end"))
-    for place, each in enumerate(series):
+    for number, each in enumerate(series):
         for point in each.points:
-            at = top + pitch * (point.x + 0.5) + (place - (len(series) - 1) / 2) * 7.0
+            at = top + pitch * (point.x + 0.5) + (number - (len(series) - 1) / 2) * 7.0
             drawn += _dot(each, point, x, at, values[round(point.x)])
     words = f"{name} of {len(values)} values, most rows first: " + ", ".join(values[:12])
     return _picture(name, height, [*drawn, *legend], words)
 
 
 def stacked(pictures: Sequence[Element], style: str) -> Element:
-    """Pictures below each other as one file, which brings its own style."""
+    """Charts one below the other as one SVG element with its own style sheet."""
     total = 0.0
     whole = element(
         "svg", element("style", style), xmlns="http://www.w3.org/2000/svg", width=WIDTH, class_="chart"
@@ -121,7 +122,7 @@ def _picture(name: str, height: float, drawn: Sequence[Element], words: str) -> 
 
 
 def _legend(series: Sequence[Series]) -> tuple[list[Element], float]:
-    """Names beside their colours, below the picture's name; and where the drawing may begin."""
+    """The series' names and colours below the title; and the y at which drawing may begin."""
     drawn: list[Element] = []
     at, line = 4.0, 38.0
     for each in series:
@@ -136,7 +137,7 @@ def _legend(series: Sequence[Series]) -> tuple[list[Element], float]:
 
 
 def _frame(x: Scale, y: Scale, across: str) -> list[Element]:
-    """Grid, ticks and their numbers."""
+    """Grid, axis, ticks and tick labels."""
     drawn = []
     for tick in y.ticks():
         drawn.append(element("path", d=f"M{_LEFT:.0f} {y(tick):.1f}H{WIDTH - _RIGHT:.0f}", class_="grid"))
@@ -157,23 +158,23 @@ def _frame(x: Scale, y: Scale, across: str) -> list[Element]:
 def _columns(x: Scale, top: float, bottom: float) -> list[Element]:
     drawn = []
     for tick in x.ticks(7):
-        drawn.append(_upright(x(tick), top, bottom, "grid"))
+        drawn.append(_vertical(x(tick), top, bottom, "grid"))
         drawn.append(
             element("text", short(tick), x=x(tick), y=bottom + 18.0, text_anchor="middle", class_="quiet")
         )
     return drawn
 
 
-def _upright(x: float, top: float, bottom: float, kind: str) -> Element:
+def _vertical(x: float, top: float, bottom: float, kind: str) -> Element:
     return element("path", d=f"M{x:.1f} {top:.1f}V{bottom:.1f}", class_=kind)
 
 
 def _marked(x: float, what: str, top: float, bottom: float) -> list[Element]:
     words = element("text", what, x=x + 6.0, y=top + 0.25 * (bottom - top), class_="quiet")
-    return [_upright(x, top, bottom, "reference"), words]
+    return [_vertical(x, top, bottom, "reference"), words]
 
 
-def _level(y: float) -> Element:
+def _horizontal(y: float) -> Element:
     return element("path", d=f"M{_LEFT:.0f} {y:.1f}H{WIDTH - _RIGHT:.0f}", class_="reference")
 
 
@@ -191,11 +192,13 @@ def _band(series: Series, x: Scale, y: Scale) -> Element:
 
 
 def _marks(series: Series, x: Scale, y: Scale, across: str) -> list[Element]:
-    """Points that say their numbers, where there are not too many to point at."""
+    """Dots with tooltips, unless there are too many to point at."""
     if len(series.points) > _MOST_MARKS:
         return []
     return [
-        _mark(series, x(point.x), y(point.y), f"{series.name}: {_said(point)} at {across} {short(point.x)}")
+        _mark(
+            series, x(point.x), y(point.y), f"{series.name}: {_numbers(point)} at {across} {short(point.x)}"
+        )
         for point in series.points
     ]
 
@@ -216,11 +219,11 @@ def _dot(series: Series, point: Point, x: Scale, at: float, value: str) -> list[
     if point.low is not None and point.high is not None:
         path = f"M{x(point.low):.1f} {at:.1f}H{x(point.high):.1f}"
         drawn.append(element("path", d=path, class_=f"bar s{series.number % COLOURS}"))
-    drawn.append(_mark(series, x(point.y), at, f"{value}, {series.name}: {_said(point)}"))
+    drawn.append(_mark(series, x(point.y), at, f"{value}, {series.name}: {_numbers(point)}"))
     return drawn
 
 
-def _said(point: Point) -> str:
+def _numbers(point: Point) -> str:
     interval = (
         f" [{point.low:.5g}, {point.high:.5g}]" if point.low is not None and point.high is not None else ""
     )
@@ -233,7 +236,7 @@ def _dashes(series: Series) -> dict[str, str]:
 
 
 def _heights(series: Sequence[Series]) -> list[float]:
-    """Every value that must fit in, the ends of intervals among them."""
+    """All y values, including the ends of intervals."""
     values = [value for each in series for point in each.points for value in (point.y, point.low, point.high)]
     return [value for value in values if value is not None]
 
@@ -247,15 +250,9 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-# --- Scales of axes: from values to places in a picture, and where their ticks stand ---
-
-
-_STEPS = (1.0, 2.0, 5.0, 10.0)
-
-
 @dataclass(frozen=True)
 class Scale:
-    """Maps values from `low` to `high` to places from `start` to `stop`, evenly or by logarithms."""
+    """Maps values from `low` to `high` to coordinates from `start` to `stop`, linearly or logarithmically."""
 
     low: float
     high: float
@@ -273,7 +270,7 @@ class Scale:
         logarithmic: bool = False,
         margin: float = 0.05,
     ) -> Scale:
-        """A scale that holds all the values, with a margin on both sides as a share of their range."""
+        """A scale over all the values; `margin` is a share of their range, added on both sides."""
         known = [value for value in values if math.isfinite(value) and (value > 0 or not logarithmic)]
         low, high = min(known, default=0.5), max(known, default=1.0)
         if logarithmic:
@@ -285,17 +282,17 @@ class Scale:
         return cls(low, high, start, stop, logarithmic)
 
     def __call__(self, value: float) -> float:
-        """The place of a value; one outside the scale is put on its end."""
+        """The coordinate of a value, clamped to the scale."""
         low, high, at = self.low, self.high, min(max(value, self.low), self.high)
         if self.logarithmic:
             low, high, at = math.log(low), math.log(high), math.log(at)
         return self.start + (at - low) / (high - low) * (self.stop - self.start)
 
     def ticks(self, most: int = 6) -> list[float]:
-        """Round values within the scale, at most about so many."""
-        return self._logarithmic_ticks(most) if self.logarithmic else self._even_ticks(most)
+        """About `most` round values within the scale, at most."""
+        return self._logarithmic_ticks(most) if self.logarithmic else self._linear_ticks(most)
 
-    def _even_ticks(self, most: int) -> list[float]:
+    def _linear_ticks(self, most: int) -> list[float]:
         rough = (self.high - self.low) / most
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(step * power for step in _STEPS if step * power >= rough * (1 - 1e-9))
@@ -310,11 +307,11 @@ class Scale:
             inside = [tick for tick in ticks if self.low <= tick <= self.high]
             if len(inside) <= most:
                 break
-        return inside if len(inside) > 1 else self._even_ticks(most)
+        return inside if len(inside) > 1 else self._linear_ticks(most)
 
 
 def short(value: float) -> str:
-    """A number for a tick: 0.0125, 1.5 M."""
+    """A tick label: 0.0125, 1.5 M."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.4g} {letter}"

@@ -1,4 +1,7 @@
-"""Making HTML and SVG elements. Text is escaped by the writer, so no value of a log can become markup."""
+"""HTML and SVG elements, and the style sheets of the report page and its charts.
+
+Elements are serialized by ElementTree, which escapes all text: no value of a log can become markup.
+"""
 
 from __future__ import annotations
 
@@ -7,46 +10,8 @@ from xml.etree.ElementTree import Element, tostring
 
 _CONTROL = re.compile("[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\ud800-\\udfff\\ufffe\\uffff]")
 
-
-def element(tag: str, *children: Element | str, **attributes: object) -> Element:
-    """An element; `class_` stands for class, `_` in other names for `-`; numbers are rounded to hundredths."""
-    made = Element(
-        tag, {name.rstrip("_").replace("_", "-"): _text(each) for name, each in attributes.items()}
-    )
-    for child in children:
-        if isinstance(child, Element):
-            made.append(child)
-        elif len(made):
-            made[-1].tail = (made[-1].tail or "") + _printable(child)
-        else:
-            made.text = (made.text or "") + _printable(child)
-    return made
-
-
-def as_html(page: Element) -> str:
-    """A whole HTML document."""
-    return "<!DOCTYPE html>\n" + tostring(page, encoding="unicode", method="html") + "\n"
-
-
-def as_svg(picture: Element) -> str:
-    """A picture as a file of its own."""
-    return tostring(picture, encoding="unicode", method="xml") + "\n"
-
-
-def _text(value: object) -> str:
-    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else _printable(str(value))
-
-
-def _printable(text: str) -> str:
-    """XML has no place for control characters, not even escaped."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-# --- The look of the page and of its pictures, light and dark, in colours that the colour-blind tell apart
-# ---
-
-
-# After Okabe and Ito (2008), "Color universal design"; darkened for a white ground, lightened for a dark one.
+# Colours that colour-blind readers can tell apart, after Okabe and Ito (2008), "Color universal design"; darkened for
+# a white background, lightened for a dark one.
 _LIGHT = ("#0062a3", "#c04a00", "#00785a", "#a8447c", "#7a5c00", "#2b7fb8", "#5b4bb0", "#444444")
 _DARK = ("#5ab0f0", "#f0894a", "#35c79b", "#e58fc0", "#e0b93f", "#8fd0f5", "#a99bf5", "#bbbbbb")
 COLOURS = len(_LIGHT)
@@ -93,3 +58,37 @@ PAGE = (
     "th:first-child,td:first-child{text-align:left}thead th{color:var(--quiet);font-weight:600}"
     "summary{cursor:pointer}"
 )
+
+
+def element(tag: str, *children: Element | str, **attributes: object) -> Element:
+    """An element. Attributes: `class_` means class, `_` becomes `-`, floats are rounded to hundredths."""
+    made = Element(
+        tag, {name.rstrip("_").replace("_", "-"): _text(each) for name, each in attributes.items()}
+    )
+    for child in children:
+        if isinstance(child, Element):
+            made.append(child)
+        elif len(made):
+            made[-1].tail = (made[-1].tail or "") + _printable(child)
+        else:
+            made.text = (made.text or "") + _printable(child)
+    return made
+
+
+def as_html(page: Element) -> str:
+    """The page as an HTML document."""
+    return "<!DOCTYPE html>\n" + tostring(page, encoding="unicode", method="html") + "\n"
+
+
+def as_svg(picture: Element) -> str:
+    """The picture as an SVG file."""
+    return tostring(picture, encoding="unicode", method="xml") + "\n"
+
+
+def _text(value: object) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else _printable(str(value))
+
+
+def _printable(text: str) -> str:
+    """The text without control characters, which XML does not allow even escaped."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -1,4 +1,7 @@
-"""The page: what it says and in which order. It needs no network and no scripts, and looks the same from a disk."""
+"""The report page: runs, their totals, learning curves and slices as one HTML or SVG document.
+
+The page needs no network and no scripts: it can be opened from a disk.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def html_page(runs: Sequence[RunMetrics]) -> str:
 
 
 def svg_page(runs: Sequence[RunMetrics]) -> str:
-    """The pictures alone, below each other."""
+    """The charts alone, one below the other."""
     pictures = [picture for _, picture, _ in _pictures(runs)]
     for name in series.slice_names(runs):
         pictures += [picture for picture, _ in _slice_pictures(runs, name)]
@@ -49,7 +52,7 @@ def _models(runs: Sequence[RunMetrics]) -> str:
 
 
 def _runs(runs: Sequence[RunMetrics]) -> list[Element]:
-    """What each run was, and what it came to in all."""
+    """Each run's size and notes, and the totals of all runs."""
     made = []
     for run in runs:
         total = run.windows[-1].total if run.windows else None
@@ -63,8 +66,8 @@ def _runs(runs: Sequence[RunMetrics]) -> list[Element]:
     made.append(
         element(
             "p",
-            "Every example was predicted before it was learned from. The difference is to the first variant on the "
-            "same rows, with its 95 % interval; AUC loss is the relative change of 1 − AUC.",
+            "Every example was predicted before it was learned from. Differences are to the first variant on the "
+            "same rows, with 95 % intervals; AUC loss is the relative change of 1 − AUC.",
             class_="quiet",
         )
     )
@@ -123,17 +126,22 @@ def _sections(runs: Sequence[RunMetrics]) -> list[Element]:
 
 
 def _pictures(runs: Sequence[RunMetrics]) -> list[tuple[str, Element, str]]:
-    """The pictures of all rows: a heading where a new part begins, the picture, its caption."""
+    """The charts over all rows: heading ("" within a section), chart, caption."""
     kinds: tuple[tuple[str, Figure, float | None, str], ...] = (
         ("Log-loss", series.logloss, None, "Mean log-loss of each window."),
         (
-            "Log-loss less the first variant's",
+            "Log-loss minus the first variant's",
             series.difference,
             0.0,
             "Mean over each window of the difference on the same rows; below 0 is better. Bands: 95 % intervals.",
         ),
         ("AUC", series.auc, None, "Area under the ROC curve of each window."),
-        ("Calibration", series.calibration, 1.0, "Σ p / Σ y of each window; above 1 is too much."),
+        (
+            "Calibration",
+            series.calibration,
+            1.0,
+            "Σ p / Σ y of each window; above 1 predictions are too high.",
+        ),
     )
     made = []
     for name, figure, reference, caption in kinds:
@@ -148,9 +156,7 @@ def _pictures(runs: Sequence[RunMetrics]) -> list[tuple[str, Element, str]]:
 
 
 def _slice(runs: Sequence[RunMetrics], name: str) -> list[Element]:
-    said = (
-        f"Drawn are up to {DRAWN_VALUES} values with most rows, of those with {ENOUGH_CLICKS} clicks or more."
-    )
+    said = f"The {DRAWN_VALUES} values with the most rows, of those with {ENOUGH_CLICKS} clicks or more."
     made = [element("h2", "By ", element("code", name)), element("p", said, class_="quiet")]
     made += [_figure(picture, caption) for picture, caption in _slice_pictures(runs, name)]
     rows = [
@@ -169,7 +175,7 @@ def _slice_pictures(runs: Sequence[RunMetrics], name: str) -> list[tuple[Element
     values = series.slice_values(runs, name)[:DRAWN_VALUES]
     called = [_called(value) for value in values]
     kinds: tuple[tuple[str, Figure, float | None, str], ...] = (
-        ("log-loss less the first variant's", series.difference, 0.0, "Bars: 95 % intervals."),
+        ("log-loss minus the first variant's", series.difference, 0.0, "Bars: 95 % intervals."),
         ("calibration", series.calibration, 1.0, "Σ p / Σ y of the rows with each value."),
         ("AUC", series.auc, None, "Within the rows with each value."),
     )

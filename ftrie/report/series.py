@@ -1,4 +1,8 @@
-"""Reading metrics files back. A file that is still being written, or broke off, is read as far as it goes."""
+"""Reads metrics files, and turns them into the series of points that charts draw.
+
+In: files that `ftrie train --metrics` wrote; an unfinished or truncated file is read as far as it goes. Out: a
+`RunMetrics` per file, and `Series` of its variants.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +27,14 @@ from trainer.learn.metrics.records import (
     Window,
 )
 
+MOST_POINTS = 300
+ENOUGH_CLICKS = 20
 _LINE: TypeAdapter[Line] = TypeAdapter(Line)
 
 
 @dataclass
 class RunMetrics:
-    """One run as its metrics file tells it. `notes` say what the reader should know of the file itself."""
+    """The metrics of one run. `notes` are remarks about the file itself."""
 
     name: str
     header: Header
@@ -39,12 +45,12 @@ class RunMetrics:
 
     @property
     def rows(self) -> int:
-        """Rows in all windows."""
+        """The number of rows in all windows."""
         return self.windows[-1].rows if self.windows else 0
 
 
 def read_runs(paths: Sequence[Path]) -> list[RunMetrics]:
-    """Read each file, and name each run by the shortest end of its path that tells it from the others."""
+    """Read each file; a run is named by the shortest suffix of its path that is unique. Raises InputError."""
     runs = [_read(path) for path in paths]
     for run, name in zip(runs, _short_names(paths), strict=True):
         run.name = name
@@ -52,7 +58,7 @@ def read_runs(paths: Sequence[Path]) -> list[RunMetrics]:
 
 
 def _read(path: Path) -> RunMetrics:
-    """Raises InputError for what is no metrics file, or is damaged before its last line."""
+    """Raises InputError if this is not a metrics file, or is damaged before its last line."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -62,9 +68,9 @@ def _read(path: Path) -> RunMetrics:
     for number, line in enumerate(whole, start=2):
         _add(run, _line(path, number, line))
     if rest:
-        run.notes.append(f"line {len(lines)} is not complete and was passed over")
+        run.notes.append(f"line {len(lines)} is not complete and was skipped")
     if not run.ended:
-        run.notes.append(f"the run has not ended, or broke off: figures up to row {run.rows:,}")
+        run.notes.append(f"the run has not ended, or was interrupted: figures up to row {run.rows:,}")
     return run
 
 
@@ -110,11 +116,11 @@ def _add(run: RunMetrics, line: Line) -> None:
         case End():
             run.ended = True
         case Header():
-            run.notes.append("a second header stands in the file: two runs wrote to it")
+            run.notes.append("the file has a second header: two runs wrote to it")
 
 
 def _short_names(paths: Sequence[Path]) -> list[str]:
-    """a/m.jsonl and b/m.jsonl are told apart by their folders; the same file twice is numbered."""
+    """The shortest unique suffixes of the paths (a/m.jsonl, b/m.jsonl); a file given twice is numbered."""
     for depth in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-depth:]) for path in paths]
         if len(set(names)) == len(names):
@@ -122,17 +128,9 @@ def _short_names(paths: Sequence[Path]) -> list[str]:
     return [f"{path.name} ({number})" for number, path in enumerate(paths, start=1)]
 
 
-# --- What is drawn: each variant of each run as a series of points. Nothing here knows how pictures are made
-# ---
-
-
-MOST_POINTS = 300
-ENOUGH_CLICKS = 20
-
-
 @dataclass(frozen=True)
 class Point:
-    """A value at a place, with the ends of its interval where it has one."""
+    """A point of a curve, with the ends of its confidence interval if it has one."""
 
     x: float
     y: float
@@ -142,7 +140,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one variant of one run; `number` gives it its colour everywhere on the page."""
+    """The points of one variant of one run; `number` chooses its colour on the whole page."""
 
     name: str
     number: int
@@ -153,48 +151,48 @@ Figure = Callable[[VariantMetrics], tuple[float | None, float | None, float | No
 
 
 def logloss(metrics: VariantMetrics) -> tuple[float | None, float | None, float | None]:
-    """The log-loss; it has no interval."""
+    """The log-loss, without an interval."""
     return metrics.logloss, None, None
 
 
 def auc(metrics: VariantMetrics) -> tuple[float | None, float | None, float | None]:
-    """The AUC; it has no interval."""
+    """The AUC, without an interval."""
     return metrics.auc, None, None
 
 
 def calibration(metrics: VariantMetrics) -> tuple[float | None, float | None, float | None]:
-    """Σp / Σy; it has no interval."""
+    """Σp / Σy, without an interval."""
     return metrics.calibration, None, None
 
 
 def difference(metrics: VariantMetrics) -> tuple[float | None, float | None, float | None]:
-    """The log-loss less the base's, with its interval."""
+    """The log-loss minus the base variant's, with its interval."""
     found = metrics.difference
     return (found.logloss, found.low, found.high) if found else (None, None, None)
 
 
 def curves(runs: Sequence[RunMetrics], figure: Figure) -> list[Series]:
-    """A figure of every variant by windows; a long run's neighbouring windows are averaged to 300 points.
+    """A figure of every variant by windows; neighbouring windows of a long run are averaged to 300 points.
 
-    A last window of less than half the rows of the one before is left out: its figures are mostly chance.
+    A last window with fewer than half the rows of the one before is left out: its figures are mostly noise.
     """
-    return _each(runs, lambda run, name: _curve(_drawn(run), name, figure))
+    return _by_variant(runs, lambda run, name: _curve(_drawn(run), name, figure))
 
 
 def reliability(runs: Sequence[RunMetrics]) -> list[Series]:
     """Click rate by prediction of every variant, with the 95 % interval of a rate."""
-    return _each(runs, _reliability)
+    return _by_variant(runs, _reliability)
 
 
 def slice_names(runs: Sequence[RunMetrics]) -> list[str]:
-    """All slices of all runs, each once."""
+    """The names of all slices of all runs, without duplicates."""
     return list(dict.fromkeys(name for run in runs if run.detail for name in run.detail.slices))
 
 
 def slice_values(runs: Sequence[RunMetrics], name: str) -> list[str | None]:
-    """The values of a slice with 20 clicks or more, most rows first; None stands for those counted together.
+    """The values of a slice with 20 clicks or more, most rows first; None stands for all values counted as one.
 
-    Below that, figures are mostly chance, and would stretch the axes for all others.
+    With fewer clicks the figures are mostly noise and would stretch the axes for all others.
     """
     rows: dict[str | None, int] = {}
     for run in runs:
@@ -207,15 +205,15 @@ def slice_values(runs: Sequence[RunMetrics], name: str) -> list[str | None]:
 def of_slice(
     runs: Sequence[RunMetrics], name: str, values: Sequence[str | None], figure: Figure
 ) -> list[Series]:
-    """A figure of every variant for each of the values, at x = the value's number."""
-    places = {value: number for number, value in enumerate(values)}
-    return _each(
+    """A figure of every variant for each of the values, at x = the value's index."""
+    index = {value: number for number, value in enumerate(values)}
+    return _by_variant(
         runs,
         lambda run, variant: [
             point
             for each in _values(run, name)
-            if each.value in places
-            for point in _points(places[each.value], figure(each.variants[variant]))
+            if each.value in index
+            for point in _points(index[each.value], figure(each.variants[variant]))
         ],
     )
 
@@ -224,8 +222,10 @@ def _values(run: RunMetrics, name: str) -> Sequence[SliceMetrics]:
     return run.detail.slices.get(name, []) if run.detail else []
 
 
-def _each(runs: Sequence[RunMetrics], points: Callable[[RunMetrics, str], Sequence[Point]]) -> list[Series]:
-    """A series for every variant of every run that has points."""
+def _by_variant(
+    runs: Sequence[RunMetrics], points: Callable[[RunMetrics, str], Sequence[Point]]
+) -> list[Series]:
+    """A series for each variant of each run, those without points left out."""
     named = [(run, variant) for run in runs for variant in run.header.variants]
     series = [
         Series(f"{run.name} · {variant}" if len(runs) > 1 else variant, number, tuple(points(run, variant)))
@@ -249,7 +249,7 @@ def _curve(windows: Sequence[Window], variant: str, figure: Figure) -> list[Poin
 
 
 def _joined(windows: Sequence[Window]) -> list[list[Window]]:
-    """Neighbouring windows, as many together as have a 300th of all rows."""
+    """Neighbouring windows in groups of at least 1/300 of all rows."""
     joined: list[list[Window]] = []
     rows = 0
     for window in windows:
@@ -265,7 +265,7 @@ def _joined(windows: Sequence[Window]) -> list[list[Window]]:
 def _mean(
     found: Sequence[tuple[float, float | None, float | None, float | None]],
 ) -> tuple[float | None, float | None, float | None]:
-    """The weighted mean of windows' figures; their errors are independent, so the intervals' squares add up."""
+    """The weighted mean of the windows' figures; errors are independent, so squared half-intervals add up."""
     if len(found) == 1:
         return found[0][1:]
     known = [(weight, y, low, high) for weight, y, low, high in found if y is not None and weight > 0]

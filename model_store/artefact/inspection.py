@@ -1,4 +1,4 @@
-"""One variant of a model as a model of its own: what it weighs, its calibration, and a spec without the others."""
+"""Views of an artefact: one variant as a model of its own, and the figures that `ftrie store inspect` shows."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from model_store.spec.spec import ModelSpec, spec_from_json
 
 
 def one_variant(artefact: Artefact, name: str) -> Artefact:
-    """The variant `name` as a model of its own: the keys that have a weight for it, a spec without the others.
+    """The variant `name` as a model of its own: the keys with a weight for it, and a spec without other variants.
 
-    The keys' numbers are unchanged, so it scores as the variant does. Raises SpecError for a name the spec lacks.
+    Weights are unchanged, so it scores as the variant does. Raises SpecError for a name the spec lacks.
     """
     spec, calibration = artefact.spec, artefact.calibration
     if name not in spec.variants:
@@ -44,25 +44,25 @@ def one_variant(artefact: Artefact, name: str) -> Artefact:
 
 
 def _kept(artefact: Artefact, bit: int) -> npt.NDArray[np.bool_]:
-    """bool[rows]: the keys that the variant uses and, where each has its own weights, weighs other than 0."""
+    """bool[rows]: the keys that the variant uses and, with per-variant weights, that weigh other than 0."""
     used = artefact.used_by(bit)
     return used & (artefact.weight[:, bit] != 0) if artefact.per_variant else used
 
 
 def _spec_of(spec: ModelSpec, name: str) -> ModelSpec:
-    """The spec with this variant only, its own parameters put in the learner's place."""
+    """The spec with this variant only; its own parameters replace the learner's."""
     document, variant = spec.model_dump(mode="json"), spec.variants[name]
     document["variants"] = {name: {"share": 1.0, "without": list(variant.without)}}
     document["learner"] |= {**variant.own_parameters, "values": "single"}
     return spec_from_json(json.dumps(document))
 
 
-# --- What `ftrie store inspect` tells of an artefact: its heaviest keys, the keys of each field and cross ---
+# -- figures
 
 
 @dataclass(frozen=True)
 class OwnerSummary:
-    """What a model knows under one field or cross. `weight_sum` is of |w|, over all variants that have their own."""
+    """The keys of one field or cross. `weight_sum` is that of |w|, over all variants where each has its own weights."""
 
     name: str
     keys: int
@@ -75,7 +75,7 @@ CURVE_AT = (0.01, 0.03, 0.1, 0.3)
 
 @dataclass(frozen=True)
 class CurveLine:
-    """A calibration curve by what it makes of CURVE_AT. `value` is `all` for a whole variant; None: as predicted."""
+    """A calibration curve evaluated at CURVE_AT. `value` is `all` for a whole variant; None: predictions unchanged."""
 
     variant: str
     value: str
@@ -84,9 +84,9 @@ class CurveLine:
 
 @dataclass(frozen=True)
 class WeightedKey:
-    """One key; bytes that are not UTF-8 are shown escaped.
+    """One key; bytes that are not UTF-8 are escaped.
 
-    `variants` are those that use it, `weights` what it weighs for each of them, `weight` the largest of these in size.
+    `variants` are those that use it, `weights` its weight for each of them, `weight` the largest of these by size.
     """
 
     key: str
@@ -96,7 +96,7 @@ class WeightedKey:
 
 
 def summaries(artefact: Artefact) -> list[OwnerSummary]:
-    """Every field and cross that has a key, most keys first."""
+    """Every field and cross that has keys, most keys first."""
     size = _sizes(artefact)
     found: dict[str, OwnerSummary] = {}
     for name, begin, end in key_ranges(artefact):
@@ -110,10 +110,15 @@ def summaries(artefact: Artefact) -> list[OwnerSummary]:
     return sorted(found.values(), key=lambda summary: (-summary.keys, summary.name))
 
 
-def heaviest(artefact: Artefact, count: int) -> list[WeightedKey]:
-    """The `count` keys of largest |w|, heaviest first; equal ones by key."""
-    order = np.argsort(-_sizes(artefact).max(axis=1), kind="stable")[:count]
-    return [_weighted(artefact, row) for row in order.tolist()]
+def heaviest(artefact: Artefact, count: int, begin: int = 0, stop: int | None = None) -> list[WeightedKey]:
+    """The `count` keys of largest |w| among rows begin to stop, heaviest first; ties in key order."""
+    order = np.argsort(-_sizes(artefact)[begin:stop].max(axis=1), kind="stable")[:count]
+    return [_weighted(artefact, begin + row) for row in order.tolist()]
+
+
+def key_text(key: bytes) -> str:
+    """A key for a reader; bytes that are not UTF-8 are escaped."""
+    return key.decode("utf-8", "backslashreplace")
 
 
 def _sizes(artefact: Artefact) -> npt.NDArray[np.float64]:
@@ -126,7 +131,7 @@ def _weighted(artefact: Artefact, row: int) -> WeightedKey:
     bits = {name: bit for bit, name in enumerate(artefact.spec.variants) if artefact.variants[row] >> bit & 1}
     own = np.atleast_1d(artefact.weight[row]).tolist()
     return WeightedKey(
-        key=artefact.key(row).decode("utf-8", "backslashreplace"),
+        key=key_text(artefact.key(row)),
         weight=max(own, key=abs),
         variants=tuple(bits),
         weights={name: own[bit if artefact.per_variant else 0] for name, bit in bits.items()},
@@ -134,7 +139,7 @@ def _weighted(artefact: Artefact, row: int) -> WeightedKey:
 
 
 def curve_lines(calibration: Calibration) -> list[CurveLine]:
-    """Every curve, each variant's whole before those of its values."""
+    """Every curve; of each variant the whole one first, then those of values."""
     points = np.array(CURVE_AT)
     return [
         CurveLine(
@@ -143,6 +148,6 @@ def curve_lines(calibration: Calibration) -> list[CurveLine]:
         for name, curves in calibration.variants.items()
         for value, curve in [
             ("all", curves.whole),
-            *((value.decode("utf-8", "backslashreplace"), curve) for value, curve in curves.values.items()),
+            *((key_text(value), curve) for value, curve in curves.values.items()),
         ]
     ]

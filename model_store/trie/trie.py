@@ -50,9 +50,10 @@ class Cursor(NamedTuple):
 
 
 class PrefixStatistics(NamedTuple):
-    """The keys under a prefix: how many, the sum of their weights and of the absolute weights."""
+    """The keys under a prefix: their number, how many weigh other than 0, the sums of weights and of |weight|."""
 
     keys: int
+    nonzero: int
     weight_sum: float
     absolute_sum: float
 
@@ -162,9 +163,29 @@ class FlatTrie:
         """Count and weigh the keys under `prefix`; `weights` has a number a slot. O(L + keys below)."""
         cursor = self.cursor(prefix)
         if cursor is None:
-            return PrefixStatistics(0, 0.0, 0.0)
+            return PrefixStatistics(0, 0, 0.0, 0.0)
         below = weights[cursor.begin : cursor.stop].astype(np.float64)
-        return PrefixStatistics(len(below), float(below.sum()), float(np.abs(below).sum()))
+        nonzero = int(np.count_nonzero(below))
+        return PrefixStatistics(len(below), nonzero, float(below.sum()), float(np.abs(below).sum()))
+
+    def branches(self, prefix: bytes) -> Iterator[tuple[bytes, int, int]]:
+        """The next level below `prefix`: each branch's prefix with its slots [begin, stop), in key order.
+
+        Branches are the longest prefixes shared by all keys that continue with the same byte. A key that ends where
+        the others branch is a branch of its own. O(L) a branch.
+        """
+        cursor = self.cursor(prefix)
+        if cursor is None:
+            return
+        child, _, slot, shape = self.nodes[cursor.node].tolist()
+        depth = len(prefix) + (shape & LENGTH_MASK) - cursor.used
+        if shape >> TERMINAL_SHIFT:
+            yield self.key(slot), slot, slot + 1
+        children = range(child, child + (shape >> CHILDREN_SHIFT & CHILDREN_MASK))
+        begins = [int(self.nodes[each, SLOT]) for each in children]
+        for each, begin, stop in zip(children, begins, [*begins, cursor.stop][1:], strict=True):
+            length = int(self.nodes[each, SHAPE]) & LENGTH_MASK
+            yield self.key(begin)[: depth + length], begin, stop
 
     @property
     def walked(self) -> tuple[Array, Array, Array]:

@@ -22,10 +22,7 @@ def chain_of(version: int, parents: Parents) -> list[int]:
     """
     chain = [version]
     while (parent := parents[chain[-1]]) is not None:
-        if parent >= chain[-1]:
-            raise ArtefactError(
-                f"version {chain[-1]} is a delta and names version {parent} as its parent; expected an older one"
-            )
+        check_parent(chain[-1], parent)
         if parent not in parents:
             raise ArtefactError(
                 f"version {version} is a delta and cannot be put together: version {parent}, the parent of "
@@ -33,6 +30,14 @@ def chain_of(version: int, parents: Parents) -> list[int]:
             )
         chain.append(parent)
     return chain[::-1]
+
+
+def check_parent(version: int, parent: int) -> None:
+    """Raise ArtefactError for a delta whose parent is not an older version."""
+    if parent >= version:
+        raise ArtefactError(
+            f"version {version} is a delta and names version {parent} as its parent; expected an older one"
+        )
 
 
 def is_whole(version: int, parents: Parents) -> bool:

@@ -26,7 +26,7 @@ from model_store.redis.stored_values import (
     version_number,
     version_numbers,
 )
-from model_store.versions.chain import download
+from model_store.versions.chain import check_parent, download
 from model_store.versions.experiments import StoredExperiment
 from model_store.versions.guard_record import Pin, Refusals
 from model_store.versions.manifest import Manifest
@@ -220,6 +220,24 @@ class PublishedVersions:
         Raises VersionNotFound, or ArtefactError saying what is damaged.
         """
         return self._read(self.manifest(version))
+
+    def read(self, manifest: Manifest) -> Artefact | Delta:
+        """Same as `fetch`, for a version whose manifest has been read already."""
+        return self._read(manifest)
+
+    def delta_chain(self, served: int, manifest: Manifest, *, at_most: int) -> list[Manifest] | None:
+        """The deltas that lead from version `served` to the version of `manifest`, oldest first.
+
+        None if a snapshot lies between the two, or more than `at_most` deltas do. Costs one round trip for each version
+        between the two, which are not counted. Raises VersionNotFound, ArtefactError.
+        """
+        chain = [manifest]
+        while (parent := chain[-1].parent) is not None and chain[-1].is_delta and len(chain) <= at_most:
+            check_parent(chain[-1].version, parent)
+            if parent <= served:
+                return chain[::-1] if parent == served else None
+            chain.append(self.manifest(parent))
+        return None
 
     def chain(self, version: int) -> list[int]:
         """The versions that `version` is put together from: its snapshot first, itself last.

@@ -1,7 +1,27 @@
-"""The control channel between supervisor and worker: JSON messages over a Unix socket pair, open files beside them.
+"""The control channel between supervisor and worker: JSON messages and file descriptors over a Unix socket pair.
 
-A message is a length of 4 bytes, little endian, and that many bytes of JSON; the descriptors travel with the length.
-What the messages say is in `server.processes.channel`. Both ends run the same release of ftrie.
+A message is a length of 4 bytes, little endian, and that many bytes of JSON; descriptors travel with the length. Both
+ends run the same release of ftrie.
+
+To a worker, by `do`:
+    start       settings; number, of the worker; port; listen, NOW or WHEN_READY: a worker that shares its port with
+                others that serve must not accept calls before it can answer them. The first message.
+    serve       parts (see `parts_body`) and serial; the descriptors are those of the blocks, in the order of BLOCKS
+    experiment  model, experiment: the record in the store, or null
+    degraded    model, texts: what every answer says in `degraded`
+    forget      model: drop the cached users and candidate sets that the store lacks, as an operator has ordered
+    ping        answered by pong
+    drain       refuse: first answer UNAVAILABLE for a moment, since no other process answers on this port
+
+From a worker, by `did`:
+    pong
+    listen      address
+    swap        model, version: this version answers requests from now on
+    release     serial: no request reads these parts any more
+    refuse      model, version, error: these parts could not be served
+    count       meter: what was counted since the last report; late: by model, ids of items that requests found in the
+                store and that the catalogue lacks
+    fail        error: the worker cannot serve at all, and ends
 """
 
 from __future__ import annotations
@@ -26,12 +46,12 @@ _LENGTH = struct.Struct("<I")
 
 
 class ChannelClosed(Exception):
-    """The other end is gone, or takes nothing in: the process there is to be treated as dead."""
+    """The other end is gone, or receives nothing: treat its process as dead."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """What was received. Who takes it owns `descriptors`, and closes them."""
+    """What was received. The receiver owns `descriptors` and closes them."""
 
     body: dict[str, Any]
     descriptors: tuple[int, ...] = ()
@@ -42,7 +62,7 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         """Takes over a connected, blocking stream socket of the Unix family."""
-        # A send waits for room at most this long: an end that takes nothing must not hold up the others.
+        # Bounded, so that an end that receives nothing does not hold up the others.
         seconds, microseconds = int(SEND_TIMEOUT_S), int(SEND_TIMEOUT_S % 1 * 1e6)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", seconds, microseconds))
         self._socket = end
@@ -55,7 +75,7 @@ class Channel:
         return cls(ours), theirs
 
     def send(self, body: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-        """Send one message whole; the descriptors stay the caller's too. Raises ChannelClosed."""
+        """Send one message; the caller keeps its descriptors. Raises ChannelClosed."""
         if len(descriptors) > MAX_DESCRIPTORS:
             raise ValueError(
                 f"got {len(descriptors)} descriptors; a message carries at most {MAX_DESCRIPTORS}"
@@ -63,12 +83,12 @@ class Channel:
         text = json.dumps(body, allow_nan=False).encode()
         with self._sending:
             try:
-                # A length of four bytes goes into an empty or half-full buffer whole, or not at all.
+                # A length of four bytes enters the socket's buffer whole or not at all.
                 socket.send_fds(self._socket, [_LENGTH.pack(len(text))], descriptors)
                 self._socket.sendall(text)
             except OSError as error:
-                self.hang_up()  # half a message may be on its way: nothing may follow it
-                raise ChannelClosed(f"the other end takes no message: {error.strerror}") from error
+                self.hang_up()  # half a message may have been sent: nothing may follow it
+                raise ChannelClosed(f"the other end receives no message: {error.strerror}") from error
 
     def receive(self) -> Message:
         """Wait for the next message. Raises ChannelClosed at the end of the stream."""
@@ -89,7 +109,7 @@ class Channel:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Hang up and let go of the descriptor. No thread may still receive."""
+        """Hang up and close the socket. No thread may still receive."""
         self.hang_up()
         self._socket.close()
 
@@ -121,23 +141,6 @@ class Channel:
         return bytes(received)
 
 
-# --- What supervisor and worker say to each other over a `Channel`, as JSON objects ---
-#
-# To a worker, by `do`: start       settings; number, of the worker; port; listen, "now" or "when ready": a
-# worker that shares its port with others that serve must not take calls before it can answer them. The first
-# message. serve       parts (see `parts_body`) and serial; the descriptors are those of the blocks, in the
-# order of BLOCKS experiment  model, experiment: the record in the store, or null degraded    model, texts:
-# what every answer says in `degraded` forget      model: keep no user and no candidate set that the store
-# lacks; an operator has ordered it ping        answered by pong drain       refuse: tell callers UNAVAILABLE
-# first, since nobody else will answer on this port
-#
-# From a worker, by `did`: pong listen      address swap        model, version: requests are answered by it
-# now release     serial: no request reads these parts any more refuse      model, version, error: these parts
-# could not be served count       meter: what was counted since the last time; late: by model, ids of items
-# that requests found in the store and that the catalogue lacks fail        error: the worker cannot serve at
-# all, and ends
-
-
 NOW, WHEN_READY = "now", "when ready"
 
 
@@ -156,13 +159,13 @@ def parts_body(parts: Parts) -> tuple[dict[str, Any], list[int]]:
 
 
 class Opener:
-    """A worker's end: maps the blocks it is sent, each once however often it is sent. For one thread."""
+    """A worker's end: maps each block once, however often it is sent. For one thread."""
 
     def __init__(self) -> None:
         self._open: weakref.WeakValueDictionary[str, Mapped] = weakref.WeakValueDictionary()
 
     def parts(self, body: dict[str, Any], descriptors: Sequence[int]) -> Parts:
-        """The parts that `parts_body` described; takes over the descriptors. Raises ArtefactError, OSError."""
+        """The parts described by `parts_body`; takes over the descriptors. Raises ArtefactError, OSError."""
         left = list(descriptors)
         blocks: dict[str, Any] = {}
         try:
@@ -178,7 +181,7 @@ class Opener:
         block = self._open.get(uid)
         if block is None:
             block = Mapped.open(left[0], uid)
-            # The map outlives its descriptor, and a worker passes none on.
+            # The map outlives the descriptor, and a worker sends none on.
             block.close()
             self._open[uid] = block
         else:

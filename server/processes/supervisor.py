@@ -1,7 +1,7 @@
-"""The supervisor of a server: startup, tending, drain, shutdown. It answers no request; its workers do, on one port.
+"""The supervisor of a server: startup, tend, drain, shutdown. Its workers answer requests, on one port.
 
-If it dies, they go on. A successor with the same state folder finds them, brings up workers of its own on the same
-port, and ends the old ones once every model is served by every new one.
+If the supervisor dies, they go on. A successor with the same state folder finds them, starts workers of its own on the
+same port, and ends the old ones once each new worker serves every model.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from model_store.store import Store
 from server.processes.crew import Crew
 from server.processes.takeover import Inherited, Port
 from server.ranking.warmup import KERNELS, warm_kernels
-from server.rpc import observers as observing
-from server.rpc import security as access
+from server.rpc import observers, security
 from server.settings import Settings
-from server.sync.experiment_sync import FollowedExperiment
-from server.sync.feed import Feed
+from server.sync.experiment_sync import ExperimentSync
 from server.sync.state_folder import StateFolder
+from server.sync.store_sync import StoreSync
 from server.telemetry.http import MetricsPage
 from server.telemetry.meter import Meter, Totals
 from server.telemetry.prometheus import note_status, registry
@@ -37,7 +36,7 @@ from server.telemetry.status import SupervisorStatus
 
 TICK_S = 0.2
 KILL_AFTER_S = 5.0
-"""How much longer than its drain a worker may take to end."""
+"""How long after its drain a worker may take to end."""
 
 _log = structlog.get_logger(__name__)
 
@@ -45,16 +44,16 @@ OnReady = Callable[[SupervisorStatus], None]
 
 
 class Supervisor:
-    """One server. `run` is its whole life, and is called by the main thread."""
+    """One server. `run` is its whole life; the main thread calls it."""
 
     def __init__(self, settings: Settings, on_ready: OnReady = lambda status: None) -> None:
-        """`on_ready` is called once, when every model is served by every worker."""
+        """`on_ready` is called once, when every worker serves every model."""
         self._settings = settings
         self._on_ready = on_ready
         self._begun = False
         self._signals = 0
         self._kill: Callable[[], None] = lambda: None
-        """Ends every worker at once; nothing before there is a crew."""
+        """Kills every worker."""
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self.meter = Meter()
@@ -62,9 +61,9 @@ class Supervisor:
         self._last = ExitStack()
 
     def run(self) -> None:
-        """Live until SIGTERM, SIGINT or SIGHUP. Raises ServerError, StoreError if the server cannot begin."""
+        """Serve until SIGTERM, SIGINT or SIGHUP. Raises ServerError, StoreError if the server cannot start."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                 signal.signal(number, self._on_signal)
         with self._last:
             self._startup()
@@ -84,25 +83,25 @@ class Supervisor:
             address=self._port.address,
             begun=self._begun,
             draining=self._stopping.is_set(),
-            models=self._feed.status(),
+            models=self._sync.status(),
             workers=self._crew.status(),
             successor_of=self._inherited.pids(),
         )
 
-    def followed(self, model: str) -> FollowedExperiment:
+    def followed(self, model: str) -> ExperimentSync:
         """The experiment of one of the models."""
-        return self._feed.followed(model)
+        return self._sync.experiment(model)
 
     def look_now(self, model: str, timeout_s: float) -> bool:
-        """Look at the store at once; whether that was done within the time."""
-        return self._feed.look_now(model, timeout_s)
+        """Look at the store at once. False if that took longer than `timeout_s`."""
+        return self._sync.look_now(model, timeout_s)
 
     # -- startup
 
     def _startup(self) -> None:
         settings = self._settings
-        access.check(settings)
-        observing.check(settings)
+        security.check(settings)
+        observers.check(settings)
         self._state = self._open_state()
         self._inherited = Inherited.of(self._state, settings)
         self._port = Port(
@@ -111,17 +110,17 @@ class Supervisor:
         self._last.callback(self._port.close)
         self._hold_store()
         if not kernels_are_cached(KERNELS):
-            warm_kernels()  # once, and not in every worker at the same time
-        self._feed = Feed(settings, self._state, self.meter, yields=True)
-        self._crew = Crew(settings, self._port.number, self._feed.distribution, self, self._wake.set)
+            warm_kernels()  # once, not in every worker at the same time
+        self._sync = StoreSync(settings, self._state, self.meter, low_priority=True)
+        self._crew = Crew(settings, self._port.number, self._sync.distribution, self, self._wake.set)
         self._kill = self._crew.kill
         self._crew.listen_now = not self._inherited.pids()
         self._last.enter_context(Hosted(settings, self))
-        self._feed.start()
+        self._sync.start()
         _log.info("listening", address=self._port.address, models=settings.models, workers=settings.workers)
 
     def _open_state(self) -> StateFolder | None:
-        """The state folder; a disk that gives none costs the last good model and the take-over, not the server."""
+        """The state folder. If the disk has none, the server runs without last good models and take-over."""
         if not self._settings.state:
             return None
         try:
@@ -133,7 +132,7 @@ class Supervisor:
         return state
 
     def _hold_store(self) -> None:
-        """Find a store's URL that is none before anything begins, and keep an embedded store from coming and going."""
+        """Reject an invalid URL before anything starts, and keep an embedded store running while the server runs."""
         try:
             self._last.enter_context(Store.open(self._settings.store, timeout_s=1.0))
         except StoreUnavailable as error:
@@ -153,24 +152,24 @@ class Supervisor:
             self._inherited.end(self._settings.drain_s + KILL_AFTER_S)
 
     def counted(self, worker: str, meter: Mapping[str, Any], late: Mapping[str, Sequence[str]]) -> None:
-        """As of `crew.Listener`."""
+        """See `crew.Listener`."""
         self.totals.add(f"worker {worker}", meter)
-        self._feed.late(late)
+        self._sync.items_found(late)
 
     def gone(self, worker: str) -> None:
-        """As of `crew.Listener`."""
+        """See `crew.Listener`."""
         self.totals.gone(f"worker {worker}")
 
     # -- the end
 
     def _drain(self) -> None:
-        """Have every worker finish, and the last good models written, for a bounded time in all."""
+        """Wait, for a bounded time, until every worker has finished and the last good models are on disk."""
         _log.info("draining", at_most_s=self._settings.drain_s)
         end_at_s = time.monotonic() + self._settings.drain_s + KILL_AFTER_S
-        self._feed.stop()
+        self._sync.stop()
         self._crew.drain(refuse=True)
         self._inherited.end(self._settings.drain_s + KILL_AFTER_S)
-        self._feed.close(end_at_s)
+        self._sync.close(end_at_s)
         while self._crew.alive and time.monotonic() < end_at_s:
             self._crew.tend()
             threading.Event().wait(TICK_S / 4)
@@ -184,12 +183,8 @@ class Supervisor:
         self._wake.set()
 
 
-# --- What a supervisor hosts beside its workers, each only if it is asked for: the page of metrics, the admin
-# service ---
-
-
 class Host(Protocol):
-    """What the hosted services ask; of the admin service this is `server.rpc.admin_service.Administered`."""
+    """What the hosted services read; for the admin service it is `server.rpc.admin_service.Administered`."""
 
     totals: Totals
     meter: Meter
@@ -198,15 +193,18 @@ class Host(Protocol):
     def status(self) -> SupervisorStatus:
         """The server as it is now."""
 
-    def followed(self, model: str) -> FollowedExperiment:
+    def followed(self, model: str) -> ExperimentSync:
         """The experiment of one of the models."""
 
     def look_now(self, model: str, timeout_s: float) -> bool:
-        """Look at the store at once; whether that was done within the time."""
+        """Look at the store at once. False if that took longer than `timeout_s`."""
 
 
 class Hosted:
-    """A context: the services begin with it and end with it. Raises ServerError if a port is taken."""
+    """The services beside the workers, each if its port is set: the metrics page and the admin service.
+
+    A context manager: they run while it is entered. Raises ServerError if a port is taken.
+    """
 
     def __init__(self, settings: Settings, host: Host) -> None:
         self._settings = settings
@@ -234,7 +232,7 @@ class Hosted:
         _log.info("metrics", address=page.address)
 
     def _take_own(self) -> None:
-        """Before each scrape: what the supervisor itself has counted, and how the server is."""
+        """Before each scrape: add what the supervisor itself has counted, and the server's status."""
         note_status(self._host.meter, self._host.status())
         self._host.totals.add("supervisor", self._host.meter.take())
 

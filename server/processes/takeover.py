@@ -1,4 +1,4 @@
-"""What a successor finds of a supervisor that died: workers that still answer, on a port that it is to share."""
+"""Taking over from a supervisor that died: its workers, which still answer, and the port to share with them."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _log = structlog.get_logger(__name__)
 
 
 class Inherited:
-    """The workers left behind, until they have ended. `pids` may be asked by any thread, the rest is for one."""
+    """The dead supervisor's workers, until they have ended. `pids` is for any thread, the rest for one."""
 
     def __init__(self, workers: Sequence[Process], port: int) -> None:
         self.port = port
-        """Where they answer, if that is where this server is to; else 0."""
+        """The port that they answer on, if this server is to use it too; else 0."""
         self._workers = tuple(workers)
         self._ended_at: float | None = None
         self._remembered: object = None
-        self._writing = threading.Thread()  # none yet
+        self._writing = threading.Thread()  # not started
 
     @classmethod
     def of(cls, state: StateFolder | None, settings: Settings) -> Inherited:
-        """Those that the state folder names. With port 0 the server goes where they are."""
+        """The workers that the state folder names. With `--port 0` the server takes their port."""
         if state is None:
             return cls((), 0)
         address, workers = state.left_behind()
@@ -50,11 +50,11 @@ class Inherited:
         return cls(workers, port if same else 0)
 
     def pids(self) -> tuple[int, ...]:
-        """The processes that are still there."""
+        """The processes that still run."""
         return tuple(worker.pid for worker in self._workers)
 
     def end(self, at_most_s: float) -> None:
-        """Ask them once to finish and to end; kill those that have not after `at_most_s`. Returns at once."""
+        """Send SIGTERM once, and SIGKILL to those left after `at_most_s`. Returns at once; call it repeatedly."""
         self._workers = tuple(worker for worker in self._workers if worker.alive())
         if not self._workers:
             return
@@ -67,9 +67,9 @@ class Inherited:
                 worker.send(signal.SIGKILL)
 
     def remember(self, state: StateFolder, address: str, own: Sequence[Process]) -> None:
-        """Write down all that a successor would find, if it is not what was written before.
+        """Record the processes for a successor, if they have changed.
 
-        In a thread that is waited for REMEMBER_S at most: the caller must hear signals also while the disk hangs.
+        A thread writes, and is waited for REMEMBER_S at most: the caller handles signals even if the disk hangs.
         """
         record = (address, *self._workers, *own)
         if record == self._remembered or self._writing.is_alive():
@@ -78,7 +78,7 @@ class Inherited:
         self._writing = threading.Thread(
             target=state.remember,
             args=(address, [*self._workers, *own]),
-            name="write down workers",
+            name="record workers",
             daemon=True,
         )
         self._writing.start()
@@ -90,20 +90,18 @@ class Inherited:
             )
 
 
-# --- The port that the workers share: reserved by the supervisor, who binds it and never listens ---
-#
-# With SO_REUSEPORT the kernel lets any process of the same user listen on a port that another has, and
-# divides connections among all who listen. So the workers can share it, and so a second server would go
-# unnoticed: hence the look first.
-
-
 class Port:
-    """A reserved port, from construction to `close`."""
+    """The port that the workers share, reserved from construction to `close`.
+
+    The supervisor binds it and never listens. With SO_REUSEPORT the kernel lets any process of the same user listen on
+    a port in use and divides connections among them: workers can share it, and a second server would go unnoticed. So
+    the constructor first checks that the port is free.
+    """
 
     def __init__(self, host: str, port: int, *, shared: bool) -> None:
-        """port: 0 takes a free one. shared: whether those who listen there already are known, and to be joined.
+        """port: 0 takes a free one. shared: whether inherited workers listen there already.
 
-        Raises ServerError if somebody else listens there, or the host is no address of this machine.
+        Raises ServerError if another process listens there, or if the host is not an address of this machine.
         """
         try:
             found = socket.getaddrinfo(
@@ -111,7 +109,7 @@ class Port:
             )
             family, _, _, _, address = found[0]
             if port and not shared:
-                _look(family, address)
+                _check_free(family, address)
             self._socket = socket.socket(family, socket.SOCK_STREAM)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             self._socket.bind(address)
@@ -121,12 +119,12 @@ class Port:
         self.address = address_of(host, self.number)
 
     def close(self) -> None:
-        """Let go of the port."""
+        """Release the port."""
         self._socket.close()
 
 
-def _look(family: int, address: tuple[object, ...]) -> None:
-    """Raise OSError if anybody has the port. Past connections that the kernel still remembers do not count."""
+def _check_free(family: int, address: tuple[object, ...]) -> None:
+    """Raise OSError if a process has the port. Closed connections that the kernel still remembers do not count."""
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(address)

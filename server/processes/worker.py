@@ -1,7 +1,7 @@
-"""A worker: one port, one thread pool, and what it serves of each model. It is told what to serve; it never looks.
+"""A worker: one port, one thread pool, and the served version of each model.
 
-It runs in a process of its own (`server.processes.worker_main`). New parts are bound, warmed with recent requests
-and swapped in by a thread beside those that answer; one reference changes.
+It runs in a process of its own (`server.processes.worker_main`) and is handed the parts to serve. A thread beside those
+that answer binds new parts, warms them with recent requests and swaps them in by changing one reference.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from model_store.backoff import Backoff
 from model_store.errors import FtrieError, StoreError, StoreUnavailable
 from model_store.versions.experiments import Experiment
 from server.impressions.log import ImpressionLog
@@ -30,34 +31,33 @@ from server.rpc.observers import Observers
 from server.rpc.ranking_service import RankingService
 from server.rpc.security import credentials, tokens
 from server.settings import Settings
-from server.sync.pauses import RECONNECT
 from server.sync.version_retry import reason_of
 from server.telemetry.families import REFUSED_VERSIONS
 from server.telemetry.meter import Meter
 
 REFUSE_S = 0.25
-"""How long callers are told UNAVAILABLE before the port closes: grpc cancels what arrives once it is told to stop."""
+"""How long callers are answered UNAVAILABLE before the port closes: gRPC cancels calls that arrive once it stops."""
 REPORT_EVERY_S = 1.0
 SWAPPER_ENDS_S = 2.0
-"""How long a version that is being bound is waited for at the end."""
+"""How long `close` waits for a version that is being bound."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Reports(Protocol):
-    """Whom a worker tells what has come about. Called from the worker's own threads."""
+    """Receives what a worker reports. Called from the worker's own threads."""
 
     def swapped(self, model: str, version: int) -> None:
-        """Requests are answered by this version from now on."""
+        """This version answers requests from now on."""
 
     def released(self, serial: int) -> None:
         """No request reads the parts of this hand-over any more."""
 
     def refused(self, model: str, version: int, error: str) -> None:
-        """These parts could not be served; what was served before still is."""
+        """These parts could not be served; the version before still is."""
 
     def counted(self, meter: Mapping[str, Any], late: Mapping[str, Sequence[str]]) -> None:
-        """Each second: what was counted, and by model the items found that the catalogue lacks."""
+        """Each second: what was counted; by model, the items that requests found and the catalogue lacks."""
 
 
 class Worker:
@@ -106,7 +106,7 @@ class Worker:
     # -- a life
 
     def start(self) -> None:
-        """Begin to swap in what is taken, to seek the store and to report. Nothing listens yet."""
+        """Start the threads that swap in parts, connect to the store and report. Nothing listens yet."""
         self._errands.put(warm_kernels)
         self._swapper.start()
         for task in (self._find_store, self._report):
@@ -119,10 +119,10 @@ class Worker:
         return address
 
     def drain(self, *, refuse: bool = True) -> None:
-        """Take no more calls, and finish those that have begun, for at most `drain_s` seconds.
+        """Accept no more calls, and finish those that have begun, for at most `drain_s` seconds.
 
-        refuse: tell callers UNAVAILABLE for a moment first. Without it the port closes at once, and callers find those
-        who share it.
+        refuse: answer UNAVAILABLE for a moment first. Without it the port closes at once, and callers reach the
+        processes that share it.
         """
         self._stopping.set()
         told_s = min(REFUSE_S, self._settings.drain_s) if refuse else 0.0
@@ -135,7 +135,7 @@ class Worker:
             pass
 
     def close(self) -> None:
-        """Let go of the store and of what is served. Call after `drain`."""
+        """End the threads and disconnect from the store. Call after `drain`."""
         self._stopping.set()
         self._errands.put(None)
         if self._swapper.is_alive():
@@ -149,7 +149,7 @@ class Worker:
         self._feedback_store.close()
         self._reads.close()
 
-    # -- what a supervisor gives
+    # -- orders of the supervisor
 
     def take(self, parts: Parts, serial: int) -> None:
         """Serve these parts soon, unless newer ones of their model come first; then report `serial` released."""
@@ -157,7 +157,7 @@ class Worker:
         self._errands.put(lambda: self._swap(parts, serial))
 
     def refuse(self, model: str, version: int, serial: int, error: Exception) -> None:
-        """These parts cannot be served. Whatever it was: a serial that is not given back keeps its buffer for ever."""
+        """Report that these parts cannot be served, and give `serial` back: else its buffer stays lent for ever."""
         known = isinstance(error, FtrieError | MemoryError | OSError)
         facts = {"model": model, "version": version, "error": str(error)}
         _log.error("parts refused", **facts, exc_info=None if known else error)
@@ -166,7 +166,7 @@ class Worker:
         self._reports.released(serial)
 
     def tell(self, body: Mapping[str, Any]) -> None:
-        """Take what is no model: an experiment, or what every answer must say in `degraded`."""
+        """Handle a message without parts: experiment, degraded or forget."""
         current = self.models[body["model"]]
         match body["do"]:
             case "degraded":
@@ -178,7 +178,7 @@ class Worker:
                 current.ask_for(None if asked is None else Experiment.from_json(asked))
 
     def orphaned(self, text: str) -> None:
-        """There is nobody any more to bring newer models: every answer says so."""
+        """Have every answer say that the supervisor, which brings newer models, is gone."""
         for current in self.models.values():
             current.degraded = (*current.degraded, text)
 
@@ -190,7 +190,7 @@ class Worker:
                 errand()
             except Exception:
                 _log.exception("an errand failed")
-            del errand  # it may hold parts, which would be kept until the next one comes
+            del errand  # it may hold parts, which would stay alive until the next one
 
     def _swap(self, parts: Parts, serial: int) -> None:
         if self._newest[parts.name] != serial:
@@ -201,15 +201,13 @@ class Worker:
             served = warm(ServedVersion.bind(parts), list(current.recent))
         except Exception as error:
             return self.refuse(parts.name, parts.version, serial, error)
-        # Called by whatever thread ends the last request that reads them: only a note may be left there.
+        # Called in the thread that ends the last request: it only queues the report.
         served.on_released(lambda: self._errands.put(lambda: self._reports.released(serial)))
         self._put_in_service(current, served)
 
     def _put_in_service(self, current: ModelHandle, served: ServedVersion) -> None:
         before = current.served
-        with suppress(
-            StoreError
-        ):  # where a model has come from the store, users can: the first answer has them
+        with suppress(StoreError):  # connected before the swap, the first answer can already read users
             self._connect()
         current.serve(served)
         if before is None or before.catalogue is not served.catalogue:
@@ -221,21 +219,20 @@ class Worker:
         self._reports.swapped(current.name, served.version)
 
     def _find_store(self) -> None:
-        failures = 0
+        backoff = Backoff()
         while not self._stopping.is_set():
             try:
                 return self._connect()
             except StoreUnavailable as error:
-                failures += 1
-                if failures == 1:
+                if not backoff.failures:
                     _log.warning("store away, waiting for it", error=str(error))
-                self._stopping.wait(RECONNECT.after(failures))
+                self._stopping.wait(backoff.failed())
 
     def _connect(self) -> None:
         with self._connecting:
             try:
                 self._reads.connect()
-            finally:  # feedback needs no users
+            finally:  # feedback does not need the reads
                 self._feedback_store.connect()
 
     def _report(self) -> None:

@@ -1,7 +1,7 @@
 """A worker's process, spawned by a supervisor as `python -m server.processes.worker_main DESCRIPTOR`.
 
-It ends when its supervisor says so, or at SIGTERM. When the supervisor dies it goes on serving what it has, until a
-successor is ready and ends it by SIGTERM, or until for a minute there is none.
+It ends when its supervisor says so, or at SIGTERM. If the supervisor dies, it serves on until a successor is ready and
+ends it by SIGTERM, or until there has been no successor for `--alone` seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 
 
 class WorkerMain:
-    """One worker's life, and its end of the channel."""
+    """One worker, from start to end, and its end of the channel."""
 
     def __init__(self, channel: Channel, start: Mapping[str, Any]) -> None:
         self._channel = channel
@@ -61,7 +61,7 @@ class WorkerMain:
         self._worker.close()
 
     def _listen(self) -> bool:
-        """Open the port, at once or when there is something to answer with; False if the end came before."""
+        """Open the port, at once or once every model is served; False if the worker is stopped before that."""
         while not (self._listen_now or self._worker.ready.wait(SIGNAL_SLICE_S)):
             if self._stopping.is_set():
                 return False
@@ -83,7 +83,7 @@ class WorkerMain:
         except ChannelClosed:
             pass
         except Exception:
-            _log.exception("an order could not be followed; taking no more")
+            _log.exception("an order could not be carried out; accepting no more")
         if not self._stopping.is_set():
             self._go_on_alone()
 
@@ -108,7 +108,7 @@ class WorkerMain:
             self._worker.refuse(parts["name"], parts["version"], serial, error)
 
     def _go_on_alone(self) -> None:
-        """Serve on without a supervisor, as long as there is hope for a successor."""
+        """Serve on without a supervisor while a successor may come."""
         self._orphan = True
         if not self._worker.ready.is_set():
             self._stopping.set()
@@ -122,30 +122,30 @@ class WorkerMain:
 
     def _say(self, body: dict[str, Any]) -> None:
         if not self._orphan:
-            with suppress(ChannelClosed):  # `_follow_orders` sees it too
+            with suppress(ChannelClosed):  # `_follow_orders` notices it too
                 self._channel.send(body)
 
-    # -- what the worker reports
+    # -- reports of the worker
 
     def swapped(self, model: str, version: int) -> None:
-        """As of `Reports`."""
+        """See `worker.Reports`."""
         self._say({"did": "swap", "model": model, "version": version})
 
     def released(self, serial: int) -> None:
-        """As of `Reports`."""
+        """See `worker.Reports`."""
         self._say({"did": "release", "serial": serial})
 
     def refused(self, model: str, version: int, error: str) -> None:
-        """As of `Reports`."""
+        """See `worker.Reports`."""
         self._say({"did": "refuse", "model": model, "version": version, "error": error})
 
     def counted(self, meter: Mapping[str, Any], late: Mapping[str, Sequence[str]]) -> None:
-        """As of `Reports`."""
+        """See `worker.Reports`."""
         self._say({"did": "count", "meter": meter, "late": late})
 
 
 def main() -> None:
-    """Take the first message, and live."""
+    """Receive the first message, and serve."""
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     start = channel.receive().body
     log_to_stderr(start["settings"]["log_level"], worker=start["number"])
@@ -160,10 +160,10 @@ def main() -> None:
 
 
 def pin(number: int) -> None:
-    """Keep this process on one of the cores it may use, the next one for the next worker.
+    """Keep this process on one of the cores it may use; the next worker takes the next core.
 
-    Python runs one thread at a time, and a thread that waits for its turn on another core is slow to be woken. Measured
-    with one worker and 32 callers on two cores: 3,968 calls/s free to move, 7,366 on one core (benchmarks/workers.py).
+    Python runs one thread at a time, and a thread that waits for its turn on another core is slow to wake. Measured
+    with one worker and 32 callers on two cores: 3,968 calls/s unpinned, 7,366 pinned (benchmarks/workers.py).
     """
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[number % len(cores)]})

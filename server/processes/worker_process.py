@@ -1,4 +1,4 @@
-"""One worker process as its supervisor sees it: spawned, spoken to, watched for signs of life, ended, reaped."""
+"""One worker process as its supervisor sees it: spawned, sent messages, pinged, ended, reaped."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from typing import Any
 
 import structlog
 
+from model_store.backoff import Backoff
 from server.model.shared_memory import Parts
 from server.processes.channel import NOW, WHEN_READY, Channel, ChannelClosed, parts_body
 from server.settings import Settings
-from server.sync.pauses import REFUSED_VERSION
 from server.sync.state_folder import Process
+from server.sync.version_retry import FIRST_PAUSE_S, LONGEST_PAUSE_S
 
 START_S = 120.0
-"""How long a worker may take to its first word: it imports, and on a new machine it compiles."""
+"""How long a worker may take to its first message: it imports and, on a new machine, compiles kernels."""
 SILENT_S = 10.0
-"""A worker that has not answered a ping for so long hangs."""
+"""A worker that has not answered a ping for this long hangs."""
 
 _log = structlog.get_logger(__name__)
 
@@ -34,18 +35,18 @@ class WorkerProcess:
     """A process from spawn to `reap`. Thread safety: any method, any thread, but `reap` from one."""
 
     def __init__(self, number: int, settings: Settings, port: int, *, listen_now: bool, hear: Hear) -> None:
-        """`hear` is called with each message, by a thread of this worker's own. Raises OSError if none can be made."""
+        """`hear` is called with each message, from a thread of its own. Raises OSError if no process can be started."""
         self.number = number
         self.listening = False
         self.versions: dict[str, int] = {}
-        """What its requests are answered by, by model."""
+        """By model, the version that answers requests."""
         self.error = ""
-        """What it said last before it ended, if it could not serve at all."""
+        """Why the worker ended, if it could not serve at all."""
         self.ending = False
         self.refused: dict[str, str] = {}
-        """By model, why it does not serve what it was given last."""
-        self._again: dict[str, tuple[int, float]] = {}
-        """By model that it has refused: how often in a row, and when to hand it over again."""
+        """By model, why it does not serve the parts it was handed last."""
+        self._retry: dict[str, tuple[Backoff, float]] = {}
+        """By model that it has refused: when to hand the parts over again."""
         self.born = self._heard = time.monotonic()
         self._spoke = False
         self._hear = hear
@@ -62,18 +63,18 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The process's number."""
+        """The process's pid."""
         return self._process.pid
 
     # -- a taker
 
     def take(self, parts: Parts, serial: int) -> None:
-        """Pass the parts on, their memory as descriptors."""
+        """Send the parts, their memory as descriptors."""
         body, descriptors = parts_body(parts)
         self._send({"do": "serve", "serial": serial, "parts": body}, descriptors)
 
     def tell(self, body: Mapping[str, Any]) -> None:
-        """Pass the message on."""
+        """Send the message."""
         self._send(dict(body))
 
     # -- life and death
@@ -83,7 +84,7 @@ class WorkerProcess:
         self._send({"do": "ping"})
 
     def excuse(self) -> None:
-        """Nobody listened to it for a while: begin to wait anew."""
+        """Restart the wait for a sign of life, because the supervisor itself was held up."""
         self._heard = time.monotonic()
 
     def hangs(self) -> bool:
@@ -91,43 +92,43 @@ class WorkerProcess:
         return time.monotonic() - self._heard > (SILENT_S if self._spoke else START_S)
 
     def due_again(self) -> list[str]:
-        """The models to hand over again, each told once for each time that it was refused."""
+        """The models to hand over again; each is returned once for each refusal."""
         now, never = time.monotonic(), math.inf
-        due = {model: failures for model, (failures, at) in list(self._again.items()) if at <= now}
-        for model, failures in due.items():
-            self._again[model] = (failures, never)
+        due = {model: backoff for model, (backoff, at) in list(self._retry.items()) if at <= now}
+        for model, backoff in due.items():
+            self._retry[model] = (backoff, never)
         return list(due)
 
     def drain(self, *, refuse: bool) -> None:
-        """Ask it to finish what it has begun, and to end."""
+        """Ask the worker to finish its calls and end."""
         self.ending = True
         self._send({"do": "drain", "refuse": refuse})
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         self._process.kill()
 
     def ended(self) -> int | None:
-        """Its exit code, negative for a signal; None while it lives. Reaps it."""
+        """Reap the process: its exit code, negative for a signal; None while it runs."""
         return self._process.poll()
 
     def close(self) -> None:
-        """Let go of the channel. Call when it has ended."""
+        """Close the channel. Call when the process has ended."""
         self._channel.hang_up()
         self._reader.join()
         self._channel.close()
 
     def _refused(self, model: str, error: str) -> None:
-        failures = self._again.get(model, (0, 0.0))[0] + 1
+        backoff = self._retry[model][0] if model in self._retry else Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self.refused = {**self.refused, model: error}
-        self._again[model] = (failures, time.monotonic() + REFUSED_VERSION.after(failures))
+        self._retry[model] = (backoff, time.monotonic() + backoff.failed())
 
     def _took(self, model: str) -> None:
         self.refused = {name: error for name, error in self.refused.items() if name != model}
-        self._again.pop(model, None)
+        self._retry.pop(model, None)
 
     def _send(self, body: dict[str, Any], descriptors: list[int] | None = None) -> None:
-        # A worker that takes nothing in is dead or hangs; either way whoever tends the workers finds out.
+        # A worker that receives nothing is dead or hangs; `Crew.tend` notices both.
         with suppress(ChannelClosed):
             self._channel.send(body, descriptors or ())
 
@@ -148,13 +149,13 @@ class WorkerProcess:
                 try:
                     self._hear(self, body)
                 except Exception:
-                    _log.exception("a worker's message could not be followed", worker=self.number)
+                    _log.exception("a worker's message could not be handled", worker=self.number)
 
 
 def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
-    """Spawned, not forked: grpc's threads do not survive a fork.
+    """Spawned, not forked: gRPC's threads do not survive a fork.
 
-    A process group of its own keeps Ctrl-C from it; the session, and with it the share of the processor, stays ours.
+    Its own process group keeps Ctrl-C from it. The session stays the supervisor's, and with it the share of the CPU.
     """
     command = [sys.executable, "-m", "server.processes.worker_main", str(descriptor)]
     return subprocess.Popen(

@@ -19,14 +19,14 @@ from model_store.errors import ExperimentError, StoreUnavailable
 from model_store.store import Store
 from model_store.versions.experiments import RUNNING, STOPPED, Experiment
 from model_store.versions.published_versions import VersionInfo
-from server.errors import InvalidRequest, ModelNotServed, abort, readable, status_of
+from server.errors import InvalidRequest, abort, readable, served_name, status_of
 from server.ranking.experiments import Assignment
 from server.rpc import security as access
 from server.rpc.gate import BoundedPool, Gate
 from server.rpc.grpc_server import MAX_STREAMS, listen, reflection_gates
 from server.rpc.security import warn_if_exposed
 from server.settings import Settings
-from server.sync.experiment_sync import FollowedExperiment, assigned_by_spec
+from server.sync.experiment_sync import ExperimentSync, assigned_by_spec
 from server.telemetry.meter import Meter
 from server.telemetry.status import ModelStatus, SupervisorStatus, WorkerStatus
 
@@ -44,7 +44,7 @@ class Administered(Protocol):
     def status(self) -> SupervisorStatus:
         """How it is now."""
 
-    def followed(self, model: str) -> FollowedExperiment:
+    def followed(self, model: str) -> ExperimentSync:
         """The experiment of one of its models."""
 
     def look_now(self, model: str, timeout_s: float) -> bool:
@@ -162,15 +162,7 @@ class ModelAdminService:
 
     def _name(self, name: str) -> str:
         """The model that a request means."""
-        served = [model.name for model in self._server.status().models]
-        listed = ", ".join(map(repr, served))
-        if not name and len(served) == 1:
-            return served[0]
-        if not name:
-            raise InvalidRequest(f"model: empty, and this server serves several: {listed}")
-        if name not in served:
-            raise ModelNotServed(f"model: this server serves {listed}, not {name!r}")
-        return name
+        return served_name(name, [model.name for model in self._server.status().models])
 
 
 def _found_junk(text: str) -> None:

@@ -22,11 +22,11 @@ from model_store.streams.feedback import AGE_S, LENGTH, MOST_EVENTS, Event, Feed
 from server.errors import (
     DeadlinePassed,
     InvalidRequest,
-    ModelNotServed,
     NotReady,
     abort,
     abort_to_repeat,
     readable,
+    served_name,
     status_of,
 )
 from server.ranking.store_reads import Source
@@ -146,14 +146,7 @@ class FeedbackService:
         """The model meant. Raises ModelNotServed, InvalidRequest, NotReady while the server drains."""
         if self.draining:
             raise NotReady("this server is draining; ask another one, or this one's successor")
-        if name in self._models:
-            return name
-        served = ", ".join(map(repr, self._models))
-        if name:
-            raise ModelNotServed(f"model: this server serves {served}, not {name!r}")
-        if len(self._models) > 1:
-            raise InvalidRequest(f"model: empty, and this server serves several: {served}")
-        return next(iter(self._models))
+        return served_name(name, self._models)
 
     def _label(self, model: str) -> str:
         """The model of a failed call in the metrics: one that is served here, or ""."""

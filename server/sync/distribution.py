@@ -1,11 +1,11 @@
-"""Hands the latest parts of every model to every taker, and knows which buffers of values are still being read.
+"""Hands the latest parts of every model to every taker, and tracks which buffers of values are still being read.
 
-A taker is a worker, in a process of its own or in this one. Every hand-over has a serial number; a taker gives it back
-when no request reads those parts any more. A buffer whose serials have all come back is free to be written again:
-that, and a taker that is gone, are told to `on_free`. What the parts hold is not looked at.
+A taker is a worker, in a process of its own or in this one, or the thread that keeps the last good models. Each
+hand-over has a serial number, which the taker gives back once no request reads those parts any more. When all serials
+of a buffer have come back, `on_free` is called: the buffer may be written again. The parts are opaque to this module.
 
-Invariant: a buffer is lent from before it is sent until each of its serials has been given back or its taker has left,
-and the latest parts of a model are always lent, since a new taker may be given them at any moment.
+Invariant: a buffer is lent from before it is sent until each of its serials has been given back or its taker has left.
+The latest parts of a model are always lent, since a new taker may be given them at any moment.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ Body = Mapping[str, Any]
 
 
 class Taker(Protocol):
-    """Who serves. Neither method may raise or block for long."""
+    """Receives parts and messages. Neither method may raise or block for long."""
 
     def take(self, parts: Parts, serial: int) -> None:
-        """Serve these parts from now on, and give `serial` back when they have been read for the last time."""
+        """Take these parts, and give `serial` back when they have been read for the last time."""
 
     def tell(self, body: Body) -> None:
-        """Take a message without parts; `do` says what it is (`server.processes.channel`)."""
+        """Take a message without parts; `do` names its kind (`server.processes.channel`)."""
 
 
 class Distribution:
-    """The latest of everything, and who has it. Thread safety: any method, any thread."""
+    """The latest parts and messages of every model, and who holds them. Thread safety: any method, any thread."""
 
     def __init__(self, on_free: Callable[[str, str], None]) -> None:
-        """`on_free(model, uid)` is called once for each buffer that nobody reads any more; it must not block."""
+        """`on_free(model, uid)` is called once for each buffer that is not read any more; it must not block."""
         self._on_free = on_free
         self._lock = threading.RLock()
         self._takers: set[Taker] = set()
         self._latest: dict[str, tuple[int, Parts]] = {}
-        self._told: dict[tuple[str, str], Body] = {}
+        self._messages: dict[tuple[str, str], Body] = {}
         self._lent: dict[tuple[Taker | None, int], tuple[str, str]] = {}
         self._serial = 0
 
     def deliver(self, parts: Parts) -> None:
-        """Make `parts` the latest of their model and hand them to every taker."""
+        """Make `parts` the latest of their model, and hand them to every taker."""
         with self._lock:
             self._serial += 1
             before = self._latest.get(parts.name)
@@ -55,23 +55,23 @@ class Distribution:
                 self._give_back(None, before[0])
 
     def tell(self, model: str, body: Body) -> None:
-        """Tell every taker, and those to come; of one kind of message (`do`) a model's latest counts."""
+        """Send a message to every taker, also to later ones; the next of the same model and kind (`do`) replaces it."""
         with self._lock:
-            self._told[model, body["do"]] = body
+            self._messages[model, body["do"]] = body
             for taker in self._takers:
                 taker.tell(body)
 
     def join(self, taker: Taker) -> None:
-        """Hand everything that is the latest to a new taker, and from now on all that comes."""
+        """Add a taker: hand it the latest of everything, and from now on whatever is delivered."""
         with self._lock:
             self._takers.add(taker)
-            for body in self._told.values():
+            for body in self._messages.values():
                 taker.tell(body)
             for serial, parts in self._latest.values():
                 self._hand(taker, serial, parts)
 
     def leave(self, taker: Taker) -> None:
-        """A taker is gone, its process reaped: whatever it read, it reads no more."""
+        """Remove a taker whose process has been reaped: it reads nothing any more."""
         with self._lock:
             self._takers.discard(taker)
             for holder, serial in [key for key in self._lent if key[0] is taker]:
@@ -83,7 +83,7 @@ class Distribution:
             self._give_back(taker, serial)
 
     def borrow(self, taker: Taker, model: str) -> tuple[Parts, int] | None:
-        """Lend a model's latest parts to a taker that gives their serial back; None if there are none."""
+        """Lend a model's latest parts to a taker, which gives the serial back; None if there are none."""
         with self._lock:
             if model not in self._latest:
                 return None
@@ -92,7 +92,7 @@ class Distribution:
             return parts, serial
 
     def hand_again(self, taker: Taker, model: str) -> None:
-        """Hand a model's latest parts once more to a taker that could not take them."""
+        """Hand a model's latest parts again to a taker that could not take them."""
         with self._lock:
             if model in self._latest and taker in self._takers:
                 self._serial += 1

@@ -1,7 +1,7 @@
-"""Follows the experiment of one model in the store, and says aloud when it cannot be used: the last good one stays.
+"""Follows the experiment of one model in the store; one that cannot be used is logged, and the last usable one stays.
 
-It tells workers what the store asks for; each makes its own assignment of it, by the same rules as the one kept here
-for the status. Nothing here answers a request.
+Workers are sent the record as the store holds it. Each makes its own assignment from it, by the same rules as the
+assignment kept here for the status.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from server.telemetry.meter import Meter
 _log = structlog.get_logger(__name__)
 
 
-class FollowedExperiment:
-    """Used by the one thread that follows the store; `assignment` and `problem` may be read by any."""
+class ExperimentSync:
+    """For the one thread that follows the store; `assignment` and `problem` may be read by any."""
 
     def __init__(
         self, model: str, deliver: Callable[[Experiment | None], None], meter: Meter | None = None
     ) -> None:
-        """`deliver` is told of each experiment that the store asks for, whether it fits or not."""
+        """`deliver` is called with each experiment that the store asks for, whether it can be used or not."""
         self.assignment = Assignment(model, (), ())
-        """What is in force, over the variants of the version served."""
+        """What is in force, over the variants of the served version."""
         self._deliver = deliver
         self._unreadable = ""
         if meter is not None:
@@ -45,25 +45,23 @@ class FollowedExperiment:
 
     @property
     def asked(self) -> Experiment | None:
-        """What the store has last asked for: what a new worker is to be told."""
+        """The experiment that the store asked for last."""
         return self.assignment.asked
 
     @property
     def problem(self) -> str:
-        """Why what the store asks for is not in force; empty if it is."""
+        """Why the experiment in the store is not in force; empty if it is."""
         return self._unreadable or self.assignment.problem
 
     def check(self, versions: ModelVersions) -> None:
-        """Read the record, and deliver it if it is another one than before. Raises StoreUnavailable.
+        """Read the record, and deliver it if it has changed. Raises StoreUnavailable.
 
-        Call it only while a version is active: an emptied store asks for nothing, and has lost what it asked for.
+        Call it only while a version is active: a store without one may have lost the record with everything else.
         """
         before, asked, unreadable = self.problem, self.asked, ""
         try:
             asked = versions.experiment()
-            if (
-                asked is None and self.asked is not None
-            ):  # a record is never deleted: the store has lost its data
+            if asked is None and self.asked is not None:  # records are never deleted: the store lost its data
                 asked = self.asked
                 unreadable = (
                     f"the store has lost the experiment; revision {asked.revision} stays: set it again"
@@ -80,19 +78,19 @@ class FollowedExperiment:
         self._tell(before)
 
     def restore(self, kept: Experiment | None) -> None:
-        """Begin with this one, until the store is asked for the first time."""
+        """Start with this experiment, until the store is read for the first time."""
         if kept is not None:
             self.assignment = self.assignment.asked_for(kept)
             self._deliver(kept)
 
     def served(self, variants: Sequence[str], shares: Sequence[float]) -> None:
-        """Another version is served, with these variants and shares of its spec."""
+        """Note that another version is served, with these variants and shares of its spec."""
         before = self.problem
         self.assignment = self.assignment.over(variants, shares)
         self._tell(before)
 
     def _tell(self, before: str) -> None:
-        """Log a problem once, until it is another one."""
+        """Log a change of the problem."""
         if self.problem == before or not self.assignment.variants:
             return
         if self.problem:
@@ -107,7 +105,7 @@ class FollowedExperiment:
 
 
 def assigned_by_spec(versions: ModelVersions) -> Assignment | None:
-    """The spec's own division of traffic, of the version that is active; None if none is."""
+    """The division of traffic by the active version's spec; None if no version is active."""
     active = versions.active()
     if active is None:
         return None

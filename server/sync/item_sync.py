@@ -1,11 +1,10 @@
-"""Keeps the store's item records in memory, up to date by the stream of changes. For the one thread that follows.
+"""Keeps the store's item records in memory, up to date by the stream of changes.
 
-All items are read at the start, and again where the stream cannot tell what changed: it was trimmed past our position,
-the store lost its data, or somebody asked for it. A change costs what the changed items cost. Nothing here builds a
-catalogue, and nothing runs in a request.
+All items are read at the start, and again if the stream cannot tell what has changed: it was trimmed past the position
+read last, the store lost its data, or an operator ordered it. Otherwise only changed items are read.
 
-A store that lost its data (another epoch) takes no items from a server: those that it lacks are kept as they were,
-until they are written again, removed by a notice, or an operator orders all items to be read again.
+If the store has lost its data (it has another epoch), the items that it lacks are kept as they were until they are
+written again, are removed by a notice, or an operator orders all items to be read again.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from model_store.records.records import BATCH, Records
 from model_store.redis.stored_values import cure
 
 SHARED_LENGTH = 32
-"""Values up to this long are kept once however many items have them: brands and colours, not titles."""
+"""Values up to this long are kept once for all items that have them: brands and colours, not titles."""
 
 _log = structlog.get_logger(__name__)
 
 
-class ItemFollower:
-    """The items of one store, as of the last `poll`. Not for several threads at a time."""
+class ItemSync:
+    """The items of one store, as of the last `poll`. For one thread."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
@@ -39,41 +38,41 @@ class ItemFollower:
         self._last_order = ""
         self._generation = self._moves = 0
         self.orders = 0
-        """How many orders to read all items again were followed."""
+        """How many orders to read all items again were carried out."""
         self.is_ordered = False
-        """Whether the items are as an order has found them, or as changed since by notices."""
+        """Whether the items come from an ordered reading, plus the notices since."""
         self.began_empty = False
-        """Whether the first reading found no item, and none has come since: perhaps the store has lost them."""
+        """Whether the first reading found no item and none has come since: the store may have lost them."""
 
     def __len__(self) -> int:
         return len(self._items)
 
     @property
     def generation(self) -> int:
-        """Another number after each poll that changed the items, and in any other store; 0 before the first."""
+        """Changes with each poll that changed the items, and differs between stores; 0 before the first poll."""
         return self._generation
 
     @property
     def kept(self) -> int:
-        """How many of the items are kept though the store, which has lost its data, lacks them."""
+        """How many items are kept though the store, which has lost its data, lacks them."""
         return len(self._kept)
 
     def items(self) -> Iterator[tuple[str, Record]]:
-        """Every item once. Do not `poll` meanwhile."""
+        """Every item once. Do not `poll` while iterating."""
         return iter(self._items)
 
     def include(self, ids: Iterable[str]) -> None:
-        """Read these items too at the next poll: requests have found them, and nobody gave notice."""
+        """Read these items at the next poll too: requests have found them without a notice of change."""
         self._include.update(dict.fromkeys(ids))
 
     def read_from(self, records: Records) -> None:
-        """Go on with another connection; whether the store behind it is the same one, the next poll finds out."""
+        """Continue with another connection; the next poll finds out whether it leads to the same store."""
         self._records = records
 
     def poll(self) -> bool:
-        """Take in what changed since the last call; return whether anything did. The first call reads all items.
+        """Read what changed since the last call; returns whether anything did. The first call reads all items.
 
-        Raises StoreUnavailable or StoreError; then the items are those of before, and the next call tries again.
+        Raises StoreUnavailable or StoreError; the items are then unchanged, and the next call tries again.
         """
         before = self._state
         state = self._records.item_changes.state()
@@ -97,7 +96,7 @@ class ItemFollower:
             return self._read_all(state, "the stream is new")
         found = self._records.item_changes.since(before.position)
         if found is None:
-            # Without an epoch, which a replica may lack, a store without items is one that lost its data.
+            # Without an epoch, which a replica may lack, a store without items has lost its data.
             unsure = not state.epoch
             return self._read_all(state, "the stream does not reach back to the last look", if_none=unsure)
         changed, position = found
@@ -112,10 +111,10 @@ class ItemFollower:
         if_none: bool = False,
         ordered: bool = False,
     ) -> bool:
-        """Read every item; `state` was taken before, so what changes meanwhile is read again at the next poll.
+        """Read every item. `state` was read before, so changes during the scan are read again at the next poll.
 
-        lost: keep the items that the store lacks; if_none: keep them if it has no item at all. Those that were kept
-        before stay so, unless this was ordered.
+        lost: keep the items that the store lacks. if_none: keep them if it has no item at all. Items that were kept
+        before stay, unless the reading is `ordered`.
         """
         items = _Items()
         for item, record in self._records.scan_items():
@@ -155,12 +154,12 @@ class ItemFollower:
         return moved
 
     def _moved(self, state: ItemsState) -> None:
-        self._moves += 1  # an item that a request has found moves nothing in the store's state
+        self._moves += 1  # an item that a request has found does not change the store's state
         self._generation = (state.generation + self._moves) % (1 << 63)
 
 
 class _Items:
-    """Records by id, in a third of the memory of a dict each: the fields' names are kept once for all items alike."""
+    """Records by id, in a third of the memory of dicts: items with the same fields share one tuple of names."""
 
     def __init__(self) -> None:
         self._values: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
@@ -177,7 +176,7 @@ class _Items:
             yield item, dict(zip(names, values, strict=True))
 
     def put(self, item: str, record: Record | None) -> bool:
-        """Take in one item's record, None where there is none any more; return whether it is another one."""
+        """Store one item's record, or remove it for None; returns whether it changed."""
         if record is None:
             return self._values.pop(item, None) is not None
         names = tuple(record)

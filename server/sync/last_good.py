@@ -1,7 +1,15 @@
-"""Keeps each model's last good version and its experiment on disk, by a thread of its own: no delta waits for a disk.
+"""Each model's last good version and its experiment on disk: what a server starts from when the store is away or empty.
 
-The first version is written at once, of a run of deltas one each half minute at most, the last when the server ends. A
-disk that is full or broken costs the copy, says so in the log once a cause, and is tried again after growing pauses.
+models/<model>/last_good.json     version, SHA-256 and content, and the file of each block; with a checksum of its own
+models/<model>/base-….part, …     one file for each block (`server.model.shared_memory`), verified when it is read
+experiments/<model>.json          the experiment's record, with a checksum of its own; absent if there is none
+
+A block's file is written whole before last_good.json names it, and removed once nothing names it: at every moment the
+folder holds one whole model, or none. A block that two versions share is written once.
+
+`LastGoodKeeper` writes from a thread of its own, so that no delta waits for a disk: the first version at once, then one
+every half minute at most, and the last when the server ends. If the disk is full or broken, only the copy is lost:
+each cause is logged once, and writing is tried again after growing pauses.
 """
 
 from __future__ import annotations
@@ -18,30 +26,35 @@ from typing import Any
 
 import structlog
 
+from model_store.backoff import Backoff
 from model_store.errors import ArtefactError, ExperimentError, FtrieError, OutputError
 from model_store.versions.experiments import Experiment
 from model_store.whole_file import write_whole
 from server.model.shared_memory import BLOCKS, Mapped, Parts
 from server.sync.distribution import Distribution
-from server.sync.pauses import FAILED_SAVE, yield_to_others
-from server.sync.state_folder import StateFolder
+from server.sync.state_folder import StateFolder, lower_priority
 
 SAVE_EVERY_S = 30.0
 SAVE_SHARE = 0.1
 """At most this share of the time goes into writing one model."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+"""Between attempts to write to a disk that has failed."""
+FORMAT = 1
+INDEX = "last_good.json"
+SUFFIX = ".part"
 
 _log = structlog.get_logger(__name__)
 
 
-class Keeper(threading.Thread):
-    """Takes every model's parts from a `Distribution`, and gives them back as soon as they are on disk."""
+class LastGoodKeeper(threading.Thread):
+    """Takes every model's parts from a `Distribution`, and gives them back once they are on disk."""
 
     def __init__(self, state: StateFolder, models: Sequence[str], distribution: Distribution) -> None:
         super().__init__(name="keep last good", daemon=True)
         self._folder = state.folder
         self._folders = {name: LastGood(state.model(name), name) for name in models}
         self._experiments = KeptExperiments(state.experiments)
-        self._told: dict[str, str | None] = {}
+        self._experiments_due: dict[str, str | None] = {}
         """By model whose experiment is to be written: its record."""
         self._distribution = distribution
         self._changed = threading.Condition()
@@ -49,32 +62,31 @@ class Keeper(threading.Thread):
         """By model that has changed: when to write it."""
         self._resting: dict[str, float] = {}
         """By model: when it may be written again."""
-        self._failures = dict.fromkeys(models, 0)
-        """By model: how often in a row it could not be written."""
+        self._backoff = {name: Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S) for name in models}
         self._ending = False
         self.problems: dict[str, str] = {}
-        """By model, why its copy could not be written. Replaced by this thread, read by any."""
+        """By model, why its copy could not be written. Replaced by this thread; read by any."""
 
     # -- a taker, called by the thread that delivers
 
     def take(self, parts: Parts, serial: int) -> None:
-        """Note that there is something to write; which parts, is decided when they are written."""
+        """Note that there is something to write. The latest parts at the time of writing are written."""
         self._distribution.given_back(self, serial)
         with self._changed:
             self._due.setdefault(parts.name, max(time.monotonic(), self._resting.get(parts.name, 0.0)))
             self._changed.notify()
 
     def tell(self, body: Mapping[str, Any]) -> None:
-        """Note an experiment that is to be written; nothing else is kept."""
+        """Note an experiment to write; other messages are ignored."""
         if body["do"] == "experiment":
             with self._changed:
-                self._told[body["model"]] = body["experiment"]
+                self._experiments_due[body["model"]] = body["experiment"]
                 self._changed.notify()
 
-    # -- for a model that has nothing to serve yet
+    # -- reading, while a model has nothing to serve yet
 
     def last_good(self, model: str, sha256: str | None = None) -> Parts | None:
-        """The parts on disk, verified; None if there are none that are whole, or another version than `sha256`'s."""
+        """The parts on disk, verified. None if they are missing, damaged, or not those of `sha256`, if given."""
         folder = self._folders[model]
         try:
             kept = folder.kept()
@@ -86,7 +98,7 @@ class Keeper(threading.Thread):
             return None
 
     def experiment(self, model: str) -> Experiment | None:
-        """The experiment on disk, if there is one that is whole."""
+        """The experiment on disk; None if it is missing or damaged."""
         try:
             return self._experiments.load(model)
         except ArtefactError as error:
@@ -96,15 +108,15 @@ class Keeper(threading.Thread):
     # -- the thread
 
     def run(self) -> None:
-        """Write what is due, until `close`; then once more what has changed since."""
-        yield_to_others()
+        """Write what is due until `close`, then once more what has changed since."""
+        lower_priority()
         while (model := self._next()) is not None:
-            began = time.monotonic()
+            began_s = time.monotonic()
             self._save(model)
-            self._rest(model, time.monotonic() - began)
+            self._rest(model, time.monotonic() - began_s)
 
     def close(self, end_at_s: float) -> None:
-        """Write what has changed, and end, waiting for the disk until `end_at_s` (monotonic) at most."""
+        """Write what has changed, and end. Waits for the disk until `end_at_s` (on the monotonic clock) at most."""
         began_s = time.monotonic()
         with self._changed:
             self._ending = True
@@ -119,7 +131,7 @@ class Keeper(threading.Thread):
             )
 
     def _next(self) -> str | None:
-        """Wait for a model that is due; None at the end."""
+        """Wait until a model is due; None once `close` was called and nothing is left."""
         with self._changed:
             while True:
                 self._save_experiments()
@@ -133,9 +145,9 @@ class Keeper(threading.Thread):
                 self._changed.wait(min(self._due.values()) - now if self._due else None)
 
     def _save_experiments(self) -> None:
-        """Write those that were told of. Called with `_changed` held, and lets go of it while it writes."""
-        while self._told:
-            model, experiment = self._told.popitem()
+        """Write the experiments that are due. Called with `_changed` held; releases it while it writes."""
+        while self._experiments_due:
+            model, experiment = self._experiments_due.popitem()
             self._changed.release()
             try:
                 self._experiments.save(model, experiment)
@@ -151,23 +163,26 @@ class Keeper(threading.Thread):
         parts, serial = lent
         try:
             self._folders[model].save(parts)
-            self._settle(model, "")
+            self._note_outcome(model, "")
         except (FtrieError, OSError, MemoryError) as error:
-            self._settle(model, str(error))
+            self._note_outcome(model, str(error))
         finally:
             self._distribution.given_back(self, serial)
 
     def _rest(self, model: str, took_s: float) -> None:
-        """Leave a model alone for a while; one that could not be written is tried again after it."""
-        failures = self._failures[model]
-        pause_s = FAILED_SAVE.after(failures) if failures else SAVE_EVERY_S
+        """Postpone the next write of a model; if the last one failed, schedule another."""
+        failed = bool(self.problems.get(model))
+        if failed:
+            pause_s = self._backoff[model].failed()
+        else:
+            self._backoff[model].succeeded()
+            pause_s = SAVE_EVERY_S
         with self._changed:
             self._resting[model] = time.monotonic() + max(pause_s, took_s / SAVE_SHARE)
-            if failures and not self._ending:
+            if failed and not self._ending:
                 self._due[model] = self._resting[model]
 
-    def _settle(self, model: str, problem: str) -> None:
-        self._failures[model] = self._failures[model] + 1 if problem else 0
+    def _note_outcome(self, model: str, problem: str) -> None:
         if problem and self.problems.get(model) != problem:
             _log.error("the last good model could not be kept on disk", model=model, error=problem)
         if not problem and self.problems.get(model):
@@ -175,25 +190,9 @@ class Keeper(threading.Thread):
         self.problems = {**self.problems, model: problem}
 
 
-# --- The last good model on disk, one folder a model: what a server starts from when the store is away or its
-# model lost ---
-#
-# last_good.json           version, SHA-256 and content, and the file of each block; checked by a SHA-256 of
-# its own base-….part, values-….part, …   one file a block (`server.model.shared_memory`), verified when it is
-# read
-#
-# A block's file is written whole before last_good.json names it, and removed after none names it any more: at
-# every moment the folder holds one whole model, or none. A block that two versions share is written once.
-
-
-FORMAT = 1
-INDEX = "last_good.json"
-SUFFIX = ".part"
-
-
 @dataclass(frozen=True)
 class Kept:
-    """What the folder says it holds, before the blocks are read."""
+    """What the index of a folder says, before the blocks are read."""
 
     version: int
     sha256: str
@@ -201,7 +200,7 @@ class Kept:
 
 
 class LastGood:
-    """The folder of one model. For one thread."""
+    """The folder of one model's last good version. For one thread."""
 
     def __init__(self, folder: Path, model: str) -> None:
         self._folder = folder
@@ -210,7 +209,7 @@ class LastGood:
         """The file of each block that is on disk, by the block's uid."""
 
     def save(self, parts: Parts) -> None:
-        """Keep `parts` in place of what was kept. O(bytes of the blocks that are new). Raises OutputError."""
+        """Replace what was kept by `parts`. O(bytes of the new blocks). Raises OutputError."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -231,7 +230,7 @@ class LastGood:
         self._sweep({name for name in files.values() if name is not None})
 
     def kept(self) -> Kept | None:
-        """What is kept; None if nothing is. Raises ArtefactError if the index is damaged or of another format."""
+        """The index; None if nothing is kept. Raises ArtefactError if it is damaged or of another format."""
         path = self._folder / INDEX
         try:
             outer = json.loads(path.read_bytes())
@@ -282,28 +281,22 @@ class LastGood:
         return file
 
     def _sweep(self, named: set[str]) -> None:
-        """Remove what the index does not name: the blocks before, and what a crash left half-written."""
+        """Remove what the index does not name: earlier blocks, and what a crash left half-written."""
         self._files = {uid: file for uid, file in self._files.items() if file in named}
         for path in self._folder.iterdir():
             if path.name not in named and path.name != INDEX:
                 path.unlink(missing_ok=True)
 
 
-# --- The experiments on disk, a file a model: how a server that starts while the store is away divides its
-# traffic ---
-#
-# experiments/<model>.json     the record, checked by a SHA-256 of its own; absent where there is none
-
-
 class KeptExperiments:
-    """A folder of records. Thread safety: any, a model's file being whole at every moment."""
+    """The folder of the experiments' records. Thread safety: any method, any thread."""
 
     def __init__(self, folder: Path) -> None:
-        """The folder is made when there is something to keep."""
+        """The folder is created by the first `save`."""
         self._folder = folder
 
     def save(self, model: str, experiment: str | None) -> None:
-        """Keep a record, as `Experiment.to_json` says it, or that there is none. Raises OutputError."""
+        """Keep the record that `Experiment.to_json` returned; None removes it. Raises OutputError."""
         path = self._path(model)
         try:
             if experiment is None:

@@ -1,11 +1,11 @@
-"""A server's folder: one supervisor at a time, and the names of its workers, so that a successor can find them.
+"""A server's state folder. One supervisor holds it at a time; a successor finds the workers of a dead one in it.
 
-    lock               held by the supervisor that lives
+    lock               held by the running supervisor
     server.json        the address, and each worker's process
     models/<model>/    the last good model (`server.sync.last_good`)
     experiments/       each model's experiment (`server.sync.last_good`)
 
-A process is named by its number and the moment it started, since numbers are given out again.
+A process is identified by its pid and its start time, since pids are reused.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -32,34 +33,36 @@ MODELS = "models"
 EXPERIMENTS = "experiments"
 LOCK_TRIES = 10
 LOCK_PAUSE_S = 0.05
+LOWERED_BY = 10
+"""Steps of nice."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process, by number and start time (clock ticks since the machine started)."""
+    """A process, by pid and start time (clock ticks since boot)."""
 
     pid: int
     started: int
 
     @classmethod
     def of(cls, pid: int) -> Process | None:
-        """The process that has this number now; None if there is none, or where /proc does not tell."""
+        """The process that has this pid now; None if there is none, or if /proc does not show it."""
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:
-                # The name in brackets may hold anything, also spaces and brackets.
+                # The name stands in brackets and may itself hold spaces and brackets.
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
             return None
         return None if fields[0] in (b"Z", b"X") else cls(pid, int(fields[19]))
 
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the process still runs."""
         return Process.of(self.pid) == self
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal, to this process and never to one that was given its number."""
+        """Send a signal to this process, never to another one that has its pid by now."""
         with suppress(OSError):
             descriptor = os.pidfd_open(self.pid)
             try:
@@ -73,7 +76,7 @@ class StateFolder:
     """The folder, locked from construction to `close`."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ServerError if another supervisor has it, OSError if it cannot be made."""
+        """Raises ServerError if another supervisor holds the folder, OSError if it cannot be created."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.folder = folder
         self._lock = _locked(folder)
@@ -88,7 +91,7 @@ class StateFolder:
         return self.folder / EXPERIMENTS
 
     def remember(self, address: str, workers: Sequence[Process]) -> None:
-        """Write down who serves, for a successor. A full disk costs only the take-over, and is logged."""
+        """Record the workers for a successor. An error, such as a full disk, is logged."""
         record = {"address": address, "workers": [asdict(worker) for worker in workers]}
         try:
             write_whole(self.folder / RECORD, json.dumps(record).encode())
@@ -96,7 +99,7 @@ class StateFolder:
             _log.error("the workers could not be written down: no successor will find them", error=str(error))
 
     def left_behind(self) -> tuple[str, list[Process]]:
-        """The address of the server that was here before, and those of its workers that still run."""
+        """The address of the server that held the folder before, and its workers that still run."""
         try:
             record = json.loads((self.folder / RECORD).read_bytes())
             workers = [Process(int(w["pid"]), int(w["started"])) for w in record["workers"]]
@@ -105,7 +108,7 @@ class StateFolder:
             return "", []
 
     def close(self) -> None:
-        """Let another supervisor have the folder."""
+        """Release the folder for another supervisor."""
         os.close(self._lock)
 
 
@@ -114,7 +117,7 @@ def _locked(folder: Path) -> int:
         try:
             return lock(folder / LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            time.sleep(LOCK_PAUSE_S)  # a worker that asks `has_supervisor` has it for a moment
+            time.sleep(LOCK_PAUSE_S)  # a worker that calls `has_supervisor` holds it for a moment
         except StoreError as error:
             raise OSError(str(error)) from error
     raise ServerError(
@@ -123,8 +126,18 @@ def _locked(folder: Path) -> int:
 
 
 def has_supervisor(folder: str) -> bool:
-    """Whether a supervisor has this folder: for workers that have lost theirs."""
+    """Whether a supervisor holds this folder: for workers that have lost theirs."""
     try:
         return bool(folder) and is_held(Path(folder) / LOCK)
     except StoreError:
         return False
+
+
+def lower_priority() -> None:
+    """Lower the calling thread's priority, where the system has priorities for threads (Linux).
+
+    Background work then does not delay the threads that answer. Not for a worker: its other threads wait for locks that
+    this thread may hold.
+    """
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWERED_BY)

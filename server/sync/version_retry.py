@@ -1,4 +1,4 @@
-"""Versions that could not be taken: said once a cause, counted by reason, and tried again after growing pauses."""
+"""Versions that cannot be served: logged once for each cause, counted by reason, tried again after growing pauses."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from collections.abc import Callable
 
 import structlog
 
+from model_store.backoff import Backoff
 from model_store.errors import ArtefactError, FtrieError, NewerFormat, UnreadableValue, VersionNotFound
 from server.model.state import AllEqual
-from server.sync.pauses import REFUSED_VERSION
 from server.telemetry.families import REFUSED_VERSIONS
 from server.telemetry.meter import Meter
 
 DAMAGED, NEWER, GONE, EQUAL = "damaged", "newer", "gone", "equal"
 MEMORY, UNREADABLE, OTHER = "memory", "unreadable", "failed"
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+"""Between attempts to serve a version that was refused."""
 
 _log = structlog.get_logger(__name__)
 
@@ -27,20 +30,17 @@ _REASONS: tuple[tuple[type[BaseException], str], ...] = (
     (ArtefactError, DAMAGED),
     (UnreadableValue, UNREADABLE),
     (MemoryError, MEMORY),
-    (
-        OSError,
-        MEMORY,
-    ),  # shared memory is made by system calls; nothing else is asked of the system for a version
+    (OSError, MEMORY),  # creating shared memory is the only system call that building a version makes
 )
 
 
 def reason_of(error: BaseException) -> str:
-    """One word for a cause."""
+    """The metric's label for a cause."""
     return next((word for kind, word in _REASONS if isinstance(error, kind)), OTHER)
 
 
-class Refusals:
-    """Of one model. `counts` may be read by any thread, the rest is for the one that follows the store."""
+class VersionRetry:
+    """The refused versions of one model. `counts` may be read by any thread; the rest is for the one that syncs."""
 
     def __init__(self, model: str, meter: Meter, now: Callable[[], float] = time.monotonic) -> None:
         self._model = model
@@ -49,9 +49,9 @@ class Refusals:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._version: int | None = None
-        self._said = ""
-        self._failures = 0
-        self._again_at = 0.0
+        self._logged_cause = ""
+        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self._retry_at = 0.0
 
     @property
     def counts(self) -> dict[str, int]:
@@ -60,22 +60,23 @@ class Refusals:
             return dict(self._counts)
 
     def resting(self, version: int | None) -> bool:
-        """Whether `version` was refused lately, and is to be left alone for now. None: what names the version."""
-        return version == self._version and self._now() < self._again_at
+        """Whether `version` was refused and its next attempt is not due yet. None: the active pointer itself."""
+        return version == self._version and self._now() < self._retry_at
 
     def refuse(self, version: int | None, error: Exception, still_serving: int | None) -> None:
-        """Count one refusal; log it unless it was the last one's cause too."""
+        """Count one refusal; log it unless the last one had the same cause."""
         reason = reason_of(error)
         with self._lock:
             self._counts[reason] += 1
         self._meter.count(REFUSED_VERSIONS, self._model, reason)
-        self._failures = self._failures + 1 if version == self._version else 1
+        if version != self._version:
+            self._backoff.succeeded()
         self._version = version
-        self._again_at = self._now() + REFUSED_VERSION.after(self._failures)
+        self._retry_at = self._now() + self._backoff.failed()
         cause = f"{version} {reason} {error}"
-        if cause == self._said:
+        if cause == self._logged_cause:
             return
-        self._said = cause
+        self._logged_cause = cause
         facts = {"model": self._model, "version": version, "reason": reason, "still_serving": still_serving}
         if reason == OTHER and not isinstance(error, FtrieError):
             _log.error("version refused", **facts, exc_info=error)
@@ -83,9 +84,10 @@ class Refusals:
             _log.error("version refused", **facts, error=str(error))
 
     def forgive(self) -> None:
-        """Let the next look try again at once."""
-        self._again_at = 0.0
+        """Make the next attempt due now."""
+        self._retry_at = 0.0
 
     def succeeded(self) -> None:
-        """A version was taken: what was refused before is forgotten, but for the counts."""
-        self._version, self._said, self._failures = None, "", 0
+        """A version is served: forget the refused one, but not the counts."""
+        self._version, self._logged_cause = None, ""
+        self._backoff.succeeded()

@@ -1,4 +1,4 @@
-"""Every metric by name, with its labels and meaning: docs/metrics_reference.md is this table. Nothing here counts.
+"""Every metric by name, with its labels and meaning: docs/server_metrics.md is this table. Nothing here counts.
 
 No label takes a text from a request: models, versions and variants are those served, parts and reasons those in the
 code. Of a model's versions the latest few have series of their own, the rest share version="older".

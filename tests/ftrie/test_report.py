@@ -162,9 +162,9 @@ def test_a_broken_last_line_is_passed_over_with_a_note(metrics_file, tmp_path, c
     code = run(["report", str(metrics_file), "-o", str(tmp_path / "r.html")])
     assert code == 0
     said = capsys.readouterr().err
-    assert "run.jsonl: line 6 is not complete and was passed over" in said
-    assert "the run has not ended, or broke off: figures up to row 100" in said
-    assert "was passed over" in (tmp_path / "r.html").read_text()
+    assert "run.jsonl: line 6 is not complete and was skipped" in said
+    assert "the run has not ended, or was interrupted: figures up to row 100" in said
+    assert "was skipped" in (tmp_path / "r.html").read_text()
 
 
 @pytest.mark.parametrize(

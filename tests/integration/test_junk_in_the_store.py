@@ -29,7 +29,7 @@ from model_store.versions.online_metrics import OnlineSums
 from server.rpc.admin_service import ModelAdminService
 from server.settings import Settings
 from server.sync import model_sync as follower
-from server.sync.experiment_sync import FollowedExperiment
+from server.sync.experiment_sync import ExperimentSync
 from server.telemetry.status import SupervisorStatus
 from tests.model_store.redis.test_redis_keys import ROWS, pattern_of
 from tests.server import shop
@@ -200,7 +200,7 @@ class Whole:
         self.look()
 
     def look(self) -> None:
-        assert self.server._feed.look_now(shop.NAME, WAIT_S)
+        assert self.server._sync.look_now(shop.NAME, WAIT_S)
 
     def train(self) -> None:
         """A trainer's whole life, on what is in the streams."""
@@ -244,11 +244,11 @@ class Administered:
     def status(self) -> SupervisorStatus:
         return SupervisorStatus(self._server.address, True, False, self._server.status(), ())
 
-    def followed(self, model: str) -> FollowedExperiment:
-        return self._server._feed.followed(model)
+    def followed(self, model: str) -> ExperimentSync:
+        return self._server._sync.experiment(model)
 
     def look_now(self, model: str, timeout_s: float) -> bool:
-        return self._server._feed.look_now(model, timeout_s)
+        return self._server._sync.look_now(model, timeout_s)
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ def expressions() -> Iterator[tuple[str, str]]:
         yield f"annotation {note['name']}", note["expr"]
     for alert in alerts():
         yield f"alert {alert['alert']}", alert["expr"]
-    for page in ("metrics_reference.md", "operating.md"):
+    for page in ("server_metrics.md", "operating.md"):
         yield page, (ROOT / "docs" / page).read_text("utf-8")
 
 

@@ -1,8 +1,4 @@
-"""A server that is one process, follower and worker together: for tests and for embedding in a program.
-
-Its life is `startup`, `drain`, `shutdown`. Both halves are those that `ftrie serve` puts into a supervisor
-and its workers (`server.supervising`).
-"""
+"""A server in one process, for tests: the parts that `ftrie serve` divides between a supervisor and its workers."""
 
 from __future__ import annotations
 
@@ -19,8 +15,8 @@ from model_store.store import Store
 from server.processes.worker import Worker
 from server.ranking.served import ModelHandle, ServedVersion
 from server.settings import Settings
-from server.sync.feed import Feed
 from server.sync.state_folder import StateFolder
+from server.sync.store_sync import StoreSync
 from server.telemetry.meter import Meter, Totals
 from server.telemetry.status import ModelStatus
 
@@ -42,7 +38,7 @@ class Server:
         self.totals = Totals()
         self.meter = Meter()
         self._state = StateFolder(Path(settings.state)) if settings.state else None
-        self._feed = Feed(settings, self._state, self.meter)
+        self._sync = StoreSync(settings, self._state, self.meter)
         self._worker = Worker(settings, self)
 
     @property
@@ -62,7 +58,7 @@ class Server:
 
     def status(self) -> tuple[ModelStatus, ...]:
         """Each model as it is now."""
-        return self._feed.status()
+        return self._sync.status()
 
     def startup(self) -> None:
         """Listen, say NOT_SERVING, begin to load.
@@ -76,18 +72,18 @@ class Server:
         self.address = self._worker.listen(self._settings.port)
         _log.info("listening", address=self.address, models=self._settings.models)
         self._worker.start()
-        self._feed.distribution.join(self._worker)
-        self._feed.start()
+        self._sync.distribution.join(self._worker)
+        self._sync.start()
 
     def drain(self) -> None:
         """Refuse new calls, finish those that have begun, for at most `drain_s` seconds."""
         _log.info("draining", at_most_s=self._settings.drain_s)
-        self._feed.stop()
+        self._sync.stop()
         self._worker.drain()
 
     def shutdown(self) -> None:
         """Let go of the store. Call after `drain`."""
-        self._feed.close(time.monotonic() + self._settings.drain_s)
+        self._sync.close(time.monotonic() + self._settings.drain_s)
         self._worker.close()
         if self._state is not None:
             self._state.close()
@@ -97,20 +93,20 @@ class Server:
     # -- what the worker reports
 
     def swapped(self, model: str, version: int) -> None:
-        """As of `worker.Reports`."""
+        """See `worker.Reports`."""
         served = self.current.served
         if served is not None and self.ready.is_set() and self._on_ready is not None:
             on_ready, self._on_ready = self._on_ready, None
             on_ready(served, self.address)
 
     def released(self, serial: int) -> None:
-        """As of `worker.Reports`."""
-        self._feed.distribution.given_back(self._worker, serial)
+        """See `worker.Reports`."""
+        self._sync.distribution.given_back(self._worker, serial)
 
     def refused(self, model: str, version: int, error: str) -> None:
-        """As of `worker.Reports`; the worker has logged it."""
+        """See `worker.Reports`; the worker has logged it."""
 
     def counted(self, meter: Mapping[str, Any], late: Mapping[str, Sequence[str]]) -> None:
-        """As of `worker.Reports`."""
+        """See `worker.Reports`."""
         self.totals.add("worker", meter)
-        self._feed.late(late)
+        self._sync.items_found(late)

@@ -1,7 +1,7 @@
-"""Reading, hashing and learning side by side: a reader thread, hashing threads, and one learner, in input order.
+"""Opens a log of labelled rows: the one way from files on disk to batches and hashed examples.
 
-Batches are submitted in order and taken in order, so the number of threads changes the speed and nothing else.
-The queue between them is bounded: memory does not grow with the log.
+In: a `Log` (files, format, side tables) and the specs to read it by. Out: an `OpenLog` with the specs resolved against
+the log's columns, its rows as batches, and its rows as hashed `Examples`, made by threads ahead of the learner.
 """
 
 from __future__ import annotations
@@ -13,23 +13,177 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 from model_store.errors import SpecError
 from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import ExampleMaker, Examples
-from trainer.examples.side_tables import SideTable
+from trainer.examples.requests import WholeRequests
+from trainer.examples.side_tables import SideTable, joined
 from trainer.logs.batch import RowBatch
-from trainer.logs.positions import ReadFile
-from trainer.logs.reader import LogReader
+from trainer.logs.positions import Position, ReadFile
+from trainer.logs.reader import BATCH_BYTES, LogReader
 
 _END = None
 _POLL_S = 0.1
-_PATIENCE_S = 2.0
-_SPARE_BATCHES = 3  # so that a slow batch starves nobody; fewer cost a tenth of the speed on two cores
+_READER_STOP_S = 2.0
+_SPARE_BATCHES = (
+    3  # so that one slow batch does not starve the learner; fewer cost a tenth of the speed on two cores
+)
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log of labelled rows, as a command names it.
+
+    inputs: files, globs, or - for standard input; format: one of FORMATS, None to detect it; tables: the files of
+    items and users to join; on_note: receives remarks for the user. About `batch_bytes` bytes of text make a batch.
+    """
+
+    inputs: Sequence[str]
+    format: str | None = None
+    tables: Sequence[SideTable] = ()
+    on_note: Callable[[str], None] = lambda text: None
+    batch_bytes: int = BATCH_BYTES
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """What all runs that continue one another share, and where the previous one stopped.
+
+    spec: as given; resolved: against the first run's log; columns: those read from the log; sides: SHA-256 of the side
+    tables' files, by table; initial: SHA-256 of the model that the first run started from. read: how far each file was
+    read; rows_read: rows delivered, learned from or not; subsampled: those of them that were not drawn; minus_labels:
+    rows whose label is -1; seconds: duration of all the runs.
+    """
+
+    spec: ModelSpec
+    resolved: ModelSpec
+    columns: tuple[str, ...]
+    sides: dict[str, str]
+    initial: str | None = None
+    read: tuple[ReadFile, ...] = ()
+    rows_read: int = 0
+    subsampled: int = 0
+    minus_labels: int = 0
+    seconds: float = 0.0
+
+
+@contextmanager
+def open_log(log: Log, *specs: ModelSpec, start: RunStart | None = None) -> Iterator[OpenLog]:
+    """Open a log and resolve each spec against its columns, or continue it from `start`, which is resolved already.
+
+    Raises SpecError where the log lacks a column that a spec requires, InputError for a missing or unreadable file.
+    """
+    read = start.read if start is not None else ()
+    with LogReader(
+        log.inputs, format=log.format, batch_bytes=log.batch_bytes, read=read, on_note=log.on_note
+    ) as reader:
+        yield OpenLog(log, reader, [start] if start else [_resolve(spec, reader, log) for spec in specs])
+
+
+class OpenLog:
+    """An open log. `start` is the first spec's; `specs` are all specs, resolved, in the order given."""
+
+    def __init__(self, log: Log, reader: LogReader, starts: Sequence[RunStart]) -> None:
+        self.start = starts[0]
+        self.specs = tuple(each.resolved for each in starts)
+        self._log, self._reader = log, reader
+        self._in_log = _each_once(each.columns for each in starts)
+        self._requests = WholeRequests(self.start.resolved, self.start.rows_read)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The first spec, resolved."""
+        return self.start.resolved
+
+    @cached_property
+    def maker(self) -> ExampleMaker:
+        """Makes examples by the first spec."""
+        return ExampleMaker(self.spec)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the log, without those of side tables."""
+        return self._reader.columns()
+
+    @property
+    def absent_fields(self) -> tuple[str, ...]:
+        """The optional fields of the first spec whose column neither the log nor a side table has."""
+        found = {*self.start.columns, *(name for table in self._log.tables for name in table.columns)}
+        return tuple(field.name for field in self.maker.plan.fields if field.column not in found)
+
+    def batches(self, more_columns: Sequence[str] = ()) -> Iterator[RowBatch]:
+        """All rows in order, once, with the columns of all specs and `more_columns`.
+
+        A value comes from the log, else from a side table, else it is null.
+        """
+        more = [name for name in more_columns if name in self.columns or self._reader.may_have(name)]
+        wanted = _each_once([*(spec.wanted_columns() for spec in self.specs), more_columns])
+        return joined(self._reader.batches(_each_once([self._in_log, more])), self._log.tables, wanted)
+
+    @contextmanager
+    def examples(
+        self,
+        threads: int | None = None,
+        *,
+        maker: ExampleMaker | None = None,
+        batches: Iterable[RowBatch] | None = None,
+    ) -> Iterator[Iterator[Examples]]:
+        """The rows as examples, hashed ahead in `threads` threads (None: one core less than there are).
+
+        `maker` and `batches` replace the log's own. The result does not depend on the number of threads.
+        """
+        whole = self._requests.of(batches if batches is not None else self.batches())
+        with examples_of(whole, maker or self.maker, threads or default_threads()) as stream:
+            yield stream
+
+    def expected_rows(self, rows: int) -> int | None:
+        """An estimate of the log's rows once `rows` were taken, from the bytes read; None for standard input."""
+        total, read = self._reader.total_bytes, self._reader.bytes_read()
+        return int(rows * total / read) if total and read else None
+
+    def read_until(self, stop: Position | None) -> tuple[ReadFile, ...]:
+        """How far every file was read once the rows up to `stop` are learned from; None: once all are."""
+        return self._reader.bookmarks.until(stop)
+
+    @property
+    def requests(self) -> WholeRequests:
+        """What was found out about requests; final once the examples have ended."""
+        return self._requests
+
+
+def _resolve(spec: ModelSpec, reader: LogReader, log: Log) -> RunStart:
+    """Resolve the spec against the log's columns, then those that only a side table has."""
+    in_log = (*reader.columns(), *_expected_later(spec, reader, log))
+    names = dict.fromkeys(in_log)
+    for table in log.tables:
+        if table.key not in in_log:
+            raise SpecError(f"input: no column {table.key!r} in the log; it has: {', '.join(in_log)}")
+        names |= dict.fromkeys(table.columns)
+    resolved = spec.resolve(tuple(names), reader.kinds())
+    wanted = _each_once([resolved.wanted_columns(), [table.key for table in log.tables]])
+    columns = tuple(name for name in wanted if name in in_log)
+    return RunStart(spec, resolved, columns, {table.name: table.sha256 for table in log.tables})
+
+
+def _expected_later(spec: ModelSpec, reader: LogReader, log: Log) -> tuple[str, ...]:
+    """The columns of fields that no row has named so far, but that later rows may name."""
+    known = {*reader.columns(), *(name for table in log.tables for name in table.columns)}
+    columns = dict.fromkeys(field.column or name for name, field in spec.fields.items())
+    later = tuple(name for name in columns if name not in known and reader.may_have(name))
+    missing = [name for name in later if name not in reader.kinds()]  # kinds has objects seen without members
+    if missing:
+        log.on_note(f"no row at the log's beginning has {', '.join(missing)}: without a value until one does")
+    return later
+
+
+def _each_once(names: Iterable[Iterable[str]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for some in names for name in some))
 
 
 def default_threads() -> int:
-    """Hashing threads that leave a core to the learner."""
+    """The number of hashing threads that leaves one core to the learner."""
     return max(1, (os.cpu_count() or 2) - 1)
 
 
@@ -37,10 +191,10 @@ def default_threads() -> int:
 def examples_of(
     batches: Iterable[RowBatch], maker: ExampleMaker, threads: int
 ) -> Iterator[Iterator[Examples]]:
-    """Hash `batches` in `threads` threads, ahead of whoever iterates, in order.
+    """Hash `batches` in `threads` threads ahead of the consumer; examples come in the order of the batches.
 
-    An error in a batch is raised where that batch would have come: all before it are delivered. Leaving the context
-    stops the threads, whether or not all batches were taken; a reader that waits for a pipe is left behind.
+    The queue is bounded: memory does not grow with the log. An error in a batch is raised in that batch's place, after
+    all earlier batches. Leaving the context stops the threads, whether or not all batches were taken.
     """
     ready: queue.Queue[Future[Examples] | None] = queue.Queue(maxsize=threads + _SPARE_BATCHES)
     stop = threading.Event()
@@ -54,8 +208,8 @@ def examples_of(
         finally:
             stop.set()
             _drain(ready)
-            # A pipe that brings nothing would hold the reader, and with it the end of the run, for ever.
-            reader.join(_PATIENCE_S)
+            # A reader blocked on an idle pipe is abandoned: waiting for it could delay the end of the run for ever.
+            reader.join(_READER_STOP_S)
 
 
 def _read(
@@ -69,7 +223,7 @@ def _read(
         for batch in batches:
             if not _put(ready, pool.submit(maker.make, batch), stop):
                 return
-    except BaseException as error:  # handed to the learner's thread, which raises it
+    except BaseException as error:  # passed to the learner's thread, which raises it
         failed: Future[Examples] = Future()
         failed.set_exception(error)
         _put(ready, failed, stop)
@@ -98,56 +252,3 @@ def _drain(ready: queue.Queue[Future[Examples] | None]) -> None:
         item = ready.get_nowait()
         if item is not None:
             item.cancel()
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """What stays the same over all the runs that go on from one another, and where the one before has stopped.
-
-    spec: as given; resolved: by the first log; columns: what is read from the log; sides: SHA-256 of the files of items
-    and users; initial: of the model begun with. read: how far each file was read; rows_read: rows delivered, learned
-    from or not; subsampled: of them, not drawn; minus_labels: rows whose label is written as -1; seconds: what all the
-    runs took.
-    """
-
-    spec: ModelSpec
-    resolved: ModelSpec
-    columns: tuple[str, ...]
-    sides: dict[str, str]
-    initial: str | None = None
-    read: tuple[ReadFile, ...] = ()
-    rows_read: int = 0
-    subsampled: int = 0
-    minus_labels: int = 0
-    seconds: float = 0.0
-
-
-def begin(
-    spec: ModelSpec, reader: LogReader, tables: Sequence[SideTable], on_note: Callable[[str], None]
-) -> Beginning:
-    """Resolve the spec by the log's columns, then those that only a table has."""
-    in_log = (*reader.columns(), *_expected_later(spec, reader, tables, on_note))
-    names = dict.fromkeys(in_log)
-    for table in tables:
-        if table.key not in in_log:
-            raise SpecError(f"input: no column {table.key!r} in the log; it has: {', '.join(in_log)}")
-        names |= dict.fromkeys(table.columns)
-    resolved = spec.resolve(tuple(names), reader.kinds())
-    wanted = dict.fromkeys((*resolved.wanted_columns(), *(table.key for table in tables)))
-    columns = tuple(name for name in wanted if name in in_log)
-    return Beginning(spec, resolved, columns, {table.name: table.sha256 for table in tables})
-
-
-def _expected_later(
-    spec: ModelSpec, reader: LogReader, tables: Sequence[SideTable], on_note: Callable[[str], None]
-) -> tuple[str, ...]:
-    """The columns of fields that no row has named so far, but that rows farther down may."""
-    known = {*reader.columns(), *(name for table in tables for name in table.columns)}
-    columns = dict.fromkeys(field.column or name for name, field in spec.fields.items())
-    later = tuple(name for name in columns if name not in known and reader.may_have(name))
-    missing = [
-        name for name in later if name not in reader.kinds()
-    ]  # an object is there, though no column yet
-    if missing:
-        on_note(f"no row at the log's beginning has {', '.join(missing)}: without a value until one does")
-    return later

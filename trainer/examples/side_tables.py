@@ -6,7 +6,7 @@ The file is read as `ftrie store load` reads it, so that what is learned is what
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,14 +36,14 @@ class SideTable:
     columns: dict[str, Any]
 
     @classmethod
-    def of_items(cls, path: Path, section: InputSection, id_column: str | None = None) -> SideTable:
-        """The file of items, joined by the log's `input.item`."""
-        return _load(path, "items", section.item, ITEM_IDS, id_column)
+    def of_items(cls, path: Path, section: InputSection) -> SideTable:
+        """The file of items, joined by the log's `input.item`. Raises SpecError, InputError."""
+        return _load(path, "items", section.item, ITEM_IDS)
 
     @classmethod
-    def of_users(cls, path: Path, section: InputSection, id_column: str | None = None) -> SideTable:
-        """The file of users, joined by the log's `input.cookie`."""
-        return _load(path, "users", section.cookie, USER_IDS, id_column)
+    def of_users(cls, path: Path, section: InputSection) -> SideTable:
+        """The file of users, joined by the log's `input.cookie`. Raises SpecError, InputError."""
+        return _load(path, "users", section.cookie, USER_IDS)
 
     def join(self, batch: RowBatch, wanted: Iterable[str]) -> RowBatch:
         """The batch with those of the `wanted` columns that it lacks and this table has."""
@@ -55,9 +55,15 @@ class SideTable:
         return replace(batch, columns=batch.columns | joined)
 
 
+def side_tables(items: Path | None, users: Path | None, section: InputSection) -> list[SideTable]:
+    """The tables of the files given. Raises SpecError, InputError."""
+    tables = [SideTable.of_items(items, section)] if items else []
+    return [*tables, SideTable.of_users(users, section)] if users else tables
+
+
 def joined(
     batches: Iterable[RowBatch], tables: Sequence[SideTable], wanted: Sequence[str]
-) -> Iterable[RowBatch]:
+) -> Iterator[RowBatch]:
     """Every batch with all `wanted` columns: from the log, else from a table, else (optional fields) empty."""
     for batch in batches:
         for table in tables:
@@ -66,9 +72,7 @@ def joined(
         yield replace(batch, columns=batch.columns | absent) if absent else batch
 
 
-def _load(
-    path: Path, what: str, key: str | None, usual_ids: Sequence[str], id_column: str | None
-) -> SideTable:
+def _load(path: Path, what: str, key: str | None, usual_ids: Sequence[str]) -> SideTable:
     if key is None:
         name = "item" if what == "items" else "cookie"
         raise SpecError(
@@ -76,7 +80,7 @@ def _load(
         )
     ids: dict[bytes, int] = {}
     columns: dict[str, list[bytes | None]] = {}
-    for row, (record_id, record) in enumerate(read_records(path, usual_ids, id_column)):
+    for row, (record_id, record) in enumerate(read_records(path, usual_ids, None)):
         before = ids.setdefault(record_id.encode(), row)
         if before != row:
             raise InputError(

@@ -1,7 +1,6 @@
-"""What each column of a log probably is: the label, a time, an identity, a field and of what kind; and why.
+"""Guesses what each column of a log is: label, weight, time, identity, field of some kind, or to be ignored.
 
-Guesses are made from names and from the first rows alone. Each carries its reason, for the user to judge it
-by.
+In: the profiles of the columns in the log's first rows. Out: a `Guess` per column, with its reason in one line.
 """
 
 from __future__ import annotations
@@ -16,85 +15,66 @@ from model_store.features.cells import EXPECTED_LABELS
 from model_store.spec.spec import WEIGHT
 from trainer.guess.profiles import Profile, can_be_label
 
-# --- The words by which `ftrie init` recognises columns. Only vocabulary; what follows from a word is in
-# `guesses` ---
-#
-# Names are compared without case and punctuation: `user_id`, `userId` and `User-ID` are all `userid`.
 
-
-def words(name: str) -> list[str]:
-    """The lower-case words of a column name: user_id, userId and context.userID all end in user, id."""
-    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
-    return re.findall(r"[a-z]+|[0-9]+", spaced.lower())
-
-
-def short_name(name: str) -> str:
-    """The words of the last part of a nested column's path, run together."""
-    return "".join(words(name.rpartition(".")[2]))
-
-
-def _list_column_names(text: str) -> tuple[str, ...]:
+def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-# Whole names, the likeliest first.
-LABELS = _list_column_names(
+# Column names as `_short_name` gives them, the likeliest first.
+_LABELS = _names(
     """click clicked isclick isclicked label islabel clk y target conversion converted isconverted purchase
     purchased response outcome installed engaged"""
 )
-WEIGHTS = _list_column_names("weight importance sampleweight exampleweight")
-REQUESTS = _list_column_names(
-    "requestid request reqid qid impressionid queryid searchid pageviewid bidid auctionid"
-)
-COOKIES = _list_column_names(
+_WEIGHTS = _names("weight importance sampleweight exampleweight")
+_REQUESTS = _names("requestid request reqid qid impressionid queryid searchid pageviewid bidid auctionid")
+_COOKIES = _names(
     """cookie cookieid userid uid user visitorid memberid customerid clientid deviceid accountid profileid
     anonymousid"""
 )
-ITEMS = _list_column_names(
+_ITEMS = _names(
     """itemid item adid productid creativeid articleid newsid movieid videoid docid documentid sku asin
     listingid hotelid offerid bannerid songid trackid contentid"""
 )
 
-# Single words within a name.
-TIME_WORDS = frozenset(_list_column_names("ts time timestamp datetime date day hour dt when at clock"))
-USER_WORDS = frozenset(
-    _list_column_names("user cookie visitor member customer client device age gender sex account profile")
+# Words within a column name.
+_TIME_WORDS = frozenset(_names("ts time timestamp datetime date day hour dt when at clock"))
+_USER_WORDS = frozenset(
+    _names("user cookie visitor member customer client device age gender sex account profile")
 )
-ITEM_WORDS = frozenset(
-    _list_column_names(
+_ITEM_WORDS = frozenset(
+    _names(
         """item ad ads product brand price campaign creative advertiser article sku movie video hotel listing
         offer genre"""
     )
 )
-CONTEXT_WORDS = frozenset(
-    _list_column_names("pos position rank slot site app page placement context request session os browser")
+_CONTEXT_WORDS = frozenset(
+    _names("pos position rank slot site app page placement context request session os browser")
 )
-QUANTITY_WORDS = frozenset(
-    _list_column_names(
+_QUANTITY_WORDS = frozenset(
+    _names(
         """price cost amount count cnt num number duration length score rate ratio distance bid size views age
         income budget quantity qty seconds minutes days hours"""
     )
 )
-IDENTITY_WORDS = frozenset(_list_column_names("id uuid guid key hash index idx ip code"))
-
+_IDENTITY_WORDS = frozenset(_names("id uuid guid key hash index idx ip code"))
 
 Role = Literal["label", "weight", "timestamp", "request", "cookie", "item", "ignore", "field"]
 ROLES_WITH_ONE_COLUMN: tuple[Role, ...] = ("label", "weight", "timestamp", "request", "cookie", "item")
 
-MANY_VALUES = 100
+_MANY_VALUES = 100
 _MANY_FRACTIONS = 20
 _NAMES: dict[Role, tuple[str, ...]] = {
-    "weight": WEIGHTS,
-    "request": REQUESTS,
-    "cookie": COOKIES,
-    "item": ITEMS,
+    "weight": _WEIGHTS,
+    "request": _REQUESTS,
+    "cookie": _COOKIES,
+    "item": _ITEMS,
 }
 _SIDES = {"cookie": "user", "item": "item"}
 
 
 @dataclass(frozen=True)
 class Guess:
-    """What a column probably is. `kind`, `side`, `separator` and `format` matter for fields; `why` is one line."""
+    """What a column probably is, and why. `kind`, `side`, `separator` and `format` apply to fields."""
 
     profile: Profile
     role: Role
@@ -106,12 +86,12 @@ class Guess:
 
     @property
     def name(self) -> str:
-        """The column."""
+        """The column's name."""
         return self.profile.name
 
 
 def guess_all(profiles: Sequence[Profile], label: str | None = None) -> tuple[Guess, ...]:
-    """Guess every column, in order. SpecError if no column can be the label, or `label` cannot."""
+    """Guess every column, in order. Raises SpecError if no column can be the label, or the one named `label` cannot."""
     chosen = _label(profiles, label)
     guesses = [chosen if p is chosen.profile else _guess(p, chosen.profile) for p in profiles]
     for role in ROLES_WITH_ONE_COLUMN:
@@ -123,7 +103,7 @@ def _label(profiles: Sequence[Profile], wanted: str | None) -> Guess:
     if wanted is not None:
         return _wanted_label(profiles, wanted)
     binary = [profile for profile in profiles if profile.is_label]
-    named = [(LABELS.index(short_name(p.name)), p) for p in binary if short_name(p.name) in LABELS]
+    named = [(_LABELS.index(_short_name(p.name)), p) for p in binary if _short_name(p.name) in _LABELS]
     if named:
         _, best = min(named, key=lambda each: each[0])
         return Guess(best, "label", f"its name, and {_click_rate(best)}")
@@ -167,10 +147,10 @@ def _guess(profile: Profile, label: Profile) -> Guess:
 
 
 def _by_format(profile: Profile) -> Guess | None:
-    """What the format says of a column that is no feature."""
+    """A guess for a column that the log's format gives a role."""
     if profile.kind == WEIGHT:
         return Guess(profile, "weight", f"so the format has it; {_values(profile)}")
-    if profile.kind is None and profile.filled and short_name(profile.name) in REQUESTS:
+    if profile.kind is None and profile.filled and _short_name(profile.name) in _REQUESTS:
         return _request_of_one_row(profile) or Guess(
             profile, "request", f"so the format has it; {_values(profile)}"
         )
@@ -182,9 +162,9 @@ def _by_format(profile: Profile) -> Guess | None:
 def _not_a_feature(profile: Profile, label: Profile) -> Guess | None:
     if profile.distinct == 0:
         return Guess(profile, "ignore", "empty in these rows")
-    if profile.is_label and short_name(profile.name) in LABELS:
+    if profile.is_label and _short_name(profile.name) in _LABELS:
         return Guess(profile, "ignore", "looks like another label, not known when ranking")
-    if "propensity" in words(profile.name):
+    if "propensity" in _words(profile.name):
         return Guess(profile, "ignore", "says how the item was chosen, not whether it is clicked")
     if _comes_with_the_click(profile, label):
         return Guess(profile, "ignore", "only there in clicked rows: it would give the answer away")
@@ -199,7 +179,7 @@ def _comes_with_the_click(profile: Profile, label: Profile) -> bool:
 def _by_role_name(profile: Profile) -> Guess | None:
     for role, names in _NAMES.items():
         fits = not profile.lists and (role != "weight" or _is_weight(profile))
-        if fits and short_name(profile.name) in names:
+        if fits and _short_name(profile.name) in names:
             if role == "request" and (one_row := _request_of_one_row(profile)) is not None:
                 return one_row
             return Guess(profile, role, f"its name; {_values(profile)}", _SIDES.get(role, "context"))
@@ -207,7 +187,7 @@ def _by_role_name(profile: Profile) -> Guess | None:
 
 
 def _request_of_one_row(profile: Profile) -> Guess | None:
-    """Ignore a column that is called a request's id and has another value in every row."""
+    """Ignore a column that is named like a request id and has a different value in every row."""
     if not profile.is_unique:
         return None
     why = (
@@ -222,8 +202,8 @@ def _is_weight(profile: Profile) -> bool:
 
 def _time(profile: Profile) -> Guess | None:
     form = profile.time_format
-    hinted = bool(TIME_WORDS & set(words(profile.name)))
-    # Digits alone may be anything; text such as 2024-05-01 may not.
+    hinted = bool(_TIME_WORDS & set(_words(profile.name)))
+    # A number may mean anything, unless the name suggests a time; text such as 2024-05-01 is unambiguous.
     if form is None or (profile.numbers is not None and not hinted):
         return None
     return Guess(profile, "timestamp", f"times like {profile.examples(1)[0]}", kind="time", format=form)
@@ -247,27 +227,27 @@ def _field(profile: Profile) -> Guess:
 
 
 def _is_quantity(profile: Profile) -> bool:
-    if profile.numbers is None or IDENTITY_WORDS & set(words(profile.name)):
+    if profile.numbers is None or _IDENTITY_WORDS & set(_words(profile.name)):
         return False
     if not profile.is_whole:
         return profile.distinct > _MANY_FRACTIONS
-    named = bool(QUANTITY_WORDS & set(words(profile.name)))
+    named = bool(_QUANTITY_WORDS & set(_words(profile.name)))
     counting = not profile.is_unique and profile.is_dense
-    return profile.distinct > MANY_VALUES and (named or counting)
+    return profile.distinct > _MANY_VALUES and (named or counting)
 
 
 def _side(name: str) -> str:
-    found = set(words(name))
+    found = set(_words(name))
     top = name.partition(".")[0]
     if top in ("user", "item", "context") and top != name:
         return top
-    if found & CONTEXT_WORDS or (found & USER_WORDS and found & ITEM_WORDS):
+    if found & _CONTEXT_WORDS or (found & _USER_WORDS and found & _ITEM_WORDS):
         return "context"
-    return "user" if found & USER_WORDS else "item" if found & ITEM_WORDS else "context"
+    return "user" if found & _USER_WORDS else "item" if found & _ITEM_WORDS else "context"
 
 
 def _keep_one(guesses: list[Guess], role: Role) -> list[Guess]:
-    """Let the first guess of `role` keep it; what else the others are is asked again."""
+    """Leave `role` to the first column guessed to have it; guess the others as fields."""
     found = [guess for guess in guesses if guess.role == role]
     return [
         guess if guess.role != role or guess is found[0] else replace(_field(guess.profile), side=guess.side)
@@ -293,3 +273,14 @@ def _cut(text: str) -> str:
 
 def _list(profiles: Sequence[Profile]) -> str:
     return ", ".join(profile.name for profile in profiles)
+
+
+def _words(name: str) -> list[str]:
+    """The lower-case words of a column name: user_id, userId and context.userID all end in user, id."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
+    return re.findall(r"[a-z]+|[0-9]+", spaced.lower())
+
+
+def _short_name(name: str) -> str:
+    """The last part of a nested column's path without case and punctuation: context.User-ID is userid."""
+    return "".join(_words(name.rpartition(".")[2]))

@@ -1,6 +1,6 @@
-"""What the first rows of a log say about each of its columns: how many values, of what kind. Guesses nothing.
+"""Profiles the columns of a log by its first rows: which values, how many, and what they could be.
 
-Only `ftrie init` looks at logs this way; training takes the spec's word.
+In: a log file. Out: a `Profile` per column, from which `guesses` guesses.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ _SEPARATORS = ("|", ";", ",")
 
 @dataclass(frozen=True)
 class Profile:
-    """One column of a sample. `texts` holds a row's value as text ("" for none); `lists` if it holds lists.
+    """One column of a sample.
 
-    `kind` is what the format of the log says of it: see `ModelSpec.resolve`.
+    texts: the value of each row as text, "" for none; lists: whether the values are lists; kind: the column's kind
+    according to the log's format (see `ModelSpec.resolve`).
     """
 
     name: str
@@ -56,7 +57,7 @@ class Profile:
 
     @cached_property
     def counts(self) -> Counter[str]:
-        """How often each value occurs; absent ones are not counted."""
+        """How often each value occurs, missing ones left out."""
         return Counter(text for text in self.texts if text)
 
     @property
@@ -90,17 +91,17 @@ class Profile:
 
     @cached_property
     def is_label(self) -> bool:
-        """True if every value, and there is one in each row, says yes or no."""
+        """True if every row has a value and all values can be labels."""
         return self.filled == len(self.texts) > 0 and all(map(can_be_label, self.counts))
 
     @property
     def labels(self) -> list[int]:
-        """The values as 1 and 0; only of a column that `is_label`."""
+        """The values as 1 and 0; defined if `is_label`."""
         return [int(LABELS[text.lower().encode()] > 0.0) for text in self.texts]
 
     @cached_property
     def numbers(self) -> list[float] | None:
-        """The distinct values as numbers; None if one is no finite number."""
+        """The distinct values as numbers; None if one is not a finite number."""
         numbers = [_number(text) for text in self.counts]
         found = [number for number in numbers if number is not None]
         return found if found and len(found) == len(numbers) else None
@@ -112,25 +113,25 @@ class Profile:
 
     @cached_property
     def is_dense(self) -> bool:
-        """True if whole numbers lie close together from about 0, as counts do and codes do not."""
+        """True if the whole numbers start near 0 and have few gaps: counts do, codes do not."""
         near = sum(self.counts[text] for text in self.counts if 0 <= float(text) <= 4 * self.distinct)
         return 2 * near >= self.filled
 
     @cached_property
     def time_format(self) -> str | None:
-        """How times are written here: "iso", "epoch_s", "epoch_ms" or strptime's letters; None if they are no times."""
+        """The format of the times: "iso", "epoch_s", "epoch_ms" or a strptime format; None if these are not times."""
         return _time_format(list(self.counts))
 
     @cached_property
     def separator(self) -> str | None:
-        """What separates the members, "[" for JSON arrays; None if this is no text of several members."""
+        """The separator of a set's members, "[" for JSON arrays; None if the values are not sets."""
         texts = list(self.counts)
         if texts and all(_is_json_list(text) for text in texts):
             return "["
         return next((separator for separator in _SEPARATORS if self._is_separated_by(separator)), None)
 
     def _is_separated_by(self, separator: str) -> bool:
-        """True if values have a varying number of parts, fewer different ones than there are values."""
+        """True if the values have varying numbers of parts and share parts with one another."""
         parts = [text.split(separator) for text in self.counts]
         several = sum(len(each) > 1 for each in parts)
         if 5 * several < len(parts) or len({len(each) for each in parts}) < 2:
@@ -140,17 +141,17 @@ class Profile:
 
     @property
     def days(self) -> int:
-        """How many days the values of a time column lie on."""
+        """The number of distinct days in a time column."""
         return len({moment.date() for moment in _moments(list(self.counts), self.time_format) or []})
 
 
 def can_be_label(text: str) -> bool:
-    """True if training reads the text as a label."""
+    """True if training accepts the text as a label."""
     return text.lower().encode() in LABELS
 
 
 def take_sample(name: str, format: str | None = None, rows: int = SAMPLE_ROWS) -> tuple[Profile, ...]:
-    """Profile every column in the first rows of a log. InputError if there is no row that can be read."""
+    """Profile every column in the first rows of a log. Raises InputError if no row can be read."""
     values: dict[str, list[Any]] = {}
     with closing(LogReader([name], format=format, batch_bytes=_BATCH_BYTES)) as reader:
         columns, kinds = reader.columns(), reader.kinds()
@@ -162,7 +163,7 @@ def take_sample(name: str, format: str | None = None, rows: int = SAMPLE_ROWS) -
             if taken >= rows:
                 break
     if not values or not taken:
-        raise InputError(f"{name} holds no row to look at")
+        raise InputError(f"{name} has no readable row")
     return tuple(_profile(column, values[column], kinds.get(column, "category")) for column in columns)
 
 
@@ -175,7 +176,7 @@ def _text(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, list):
-        if value and isinstance(value[0], tuple):  # how Arrow gives a map
+        if value and isinstance(value[0], tuple):  # Arrow returns a map as pairs
             value = {_text(member): x for member, x in value}
         return json.dumps(value, ensure_ascii=False, default=str) if value else ""
     try:
@@ -215,7 +216,7 @@ def _are_numbers(texts: Sequence[str]) -> bool:
 
 
 def _moments(texts: Sequence[str], form: str | None) -> list[datetime] | None:
-    """The times that `texts` are in `form`; None if one is not, or lies in no plausible year."""
+    """`texts` parsed by `form`; None if one does not parse or has an implausible year."""
     try:
         moments = [_moment(text, form) for text in texts]
     except (ValueError, OverflowError, OSError):

@@ -1,4 +1,4 @@
-"""Writes a commented spec to start from, out of the guesses about a log's columns. Reads and guesses nothing itself."""
+"""Writes a commented TOML spec from the guesses about a log's columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ l2 = 0.0
 
 
 def model_name(path: str) -> str:
-    """A model's name from its log's: `logs/ads 2024.csv.gz` is `ads-2024`."""
+    """A model name from the log's file name: `logs/ads 2024.csv.gz` gives `ads-2024`."""
     name = PurePath(path)
     while name.suffix.lower() in _EXTENSIONS:
         name = name.with_suffix("")
@@ -36,7 +36,7 @@ def model_name(path: str) -> str:
 
 
 def spec_text(path: str, guesses: Sequence[Guess]) -> str:
-    """The spec as TOML; `parse_spec` accepts it, and the log at `path` can be learned with it."""
+    """The spec as TOML, valid for `parse_spec` and for training on the log at `path`."""
     names = field_names(guesses)
     parts = [
         _opening(path, guesses),
@@ -50,7 +50,7 @@ def spec_text(path: str, guesses: Sequence[Guess]) -> str:
 
 
 def field_names(guesses: Sequence[Guess]) -> dict[str, str]:
-    """Column → field: the last part of a nested column's path, where no other column has that name."""
+    """Column → field: the last part of a nested column's path where that is unique, else the whole path."""
     columns = [guess.name for guess in guesses]
     last = [name.rpartition(".")[2] for name in columns]
     return {
@@ -63,8 +63,8 @@ def _opening(path: str, guesses: Sequence[Guess]) -> str:
     rows = len(guesses[0].profile.texts)
     source = "standard input" if path == STDIN else PurePath(path).name
     return (
-        f"# Guessed from the first {rows:,} rows of {_comment(source)}. Read it before you trust it: names and a few\n"
-        "# rows do not tell what a column means. What stands behind # is the reason, or a suggestion.\n\n"
+        f"# Guessed from the first {rows:,} rows of {_comment(source)}. Review it: names and a few rows do not\n"
+        "# tell what a column means. Comments give the reason of each guess, or a suggestion.\n\n"
         f'[model]\nname = "{model_name(path)}"'
     )
 
@@ -84,12 +84,12 @@ def _input(guesses: Sequence[Guess]) -> Iterator[str]:
 
 
 def _fields(guesses: Sequence[Guess], names: dict[str, str]) -> Iterator[str]:
-    yield '[fields]                              # side: "user", "item" or "context", by whom the value is known'
+    yield '[fields]                              # side: "user", "item" or "context": where the value comes from'
     for guess in guesses:
         if guess.role == "timestamp":
             yield from _time_fields(guess, names)
         elif guess.role == "cookie":
-            yield "# To learn each user by name, which needs many clicks a user:"
+            yield "# To learn each user individually, which needs many clicks per user:"
             yield "# " + _field(guess, names[guess.name])
         elif guess.role in ("item", "field"):
             yield _line(_field(guess, names[guess.name]), guess.why)
@@ -101,7 +101,7 @@ def _time_fields(guess: Guess, names: dict[str, str]) -> Iterator[str]:
         name = part if part not in taken else f"{names[guess.name]}_{part}"
         one_day = part == "weekday" and guess.profile.days < 2
         if one_day:
-            yield "# These rows are of one day; for a log of many:"
+            yield "# These rows cover one day; for a log of several days:"
         yield ("# " if one_day else "") + _line(_field(guess, name, part), guess.why)
 
 
@@ -123,14 +123,14 @@ def _field(guess: Guess, name: str, part: str | None = None) -> str:
 
 
 def _crosses(guesses: Sequence[Guess], names: dict[str, str]) -> Iterator[str]:
-    yield "# A cross learns a pair of values together, such as a taste of some users for some items:"
+    yield "# A cross learns pairs of values, such as the taste of some users for some items:"
     for request_side, item_side in _pairs(guesses) or [("field", "other_field")]:
         fields = ", ".join(_quote(names.get(name, name)) for name in (request_side, item_side))
         yield f"# [[crosses]]\n# fields = [{fields}]"
 
 
 def _pairs(guesses: Sequence[Guess]) -> list[tuple[str, str]]:
-    """Request-side and item-side columns of a moderate number of values, users' first."""
+    """Pairs of a request-side and an item-side column with a moderate number of values, user columns first."""
     usable = [
         guess
         for guess in guesses
@@ -149,7 +149,7 @@ def _pairs(guesses: Sequence[Guess]) -> list[tuple[str, str]]:
 def _variants(guesses: Sequence[Guess], names: dict[str, str]) -> Iterator[str]:
     fields = [names[guess.name] for guess in guesses if guess.role in ("field", "item")]
     yield "[variants]"
-    yield _line("base = { share = 1.0 }", "learned and served side by side; their shares sum to 1")
+    yield _line("base = { share = 1.0 }", "variants learn and serve side by side; shares sum to 1")
     if fields:
         yield "# base = { share = 0.5 }"
         yield f"# small = {{ share = 0.5, without = [{_quote(fields[-1])}] }}"
@@ -160,7 +160,7 @@ def _line(text: str, why: str) -> str:
 
 
 def _comment(text: str) -> str:
-    """Text that may stand in a TOML comment, which allows no control characters."""
+    """The text without control characters, which TOML does not allow in comments."""
     return "".join(character if character.isprintable() else "�" for character in text)
 
 
@@ -169,5 +169,5 @@ def _key(name: str) -> str:
 
 
 def _quote(text: str) -> str:
-    # A JSON string is a TOML string, but for DEL, which TOML wants escaped.
+    # A JSON string is a valid TOML string except that TOML requires DEL escaped.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -20,12 +20,10 @@ from model_store.spec.sections import InputSection
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import POSITION, PROPENSITY
 from trainer.examples.hashing import ExampleMaker
-from trainer.examples.open_log import begin
+from trainer.examples.open_log import Log, open_log
 from trainer.examples.requests import request_ids
-from trainer.examples.side_tables import SideTable, joined
 from trainer.logs.batch import RowBatch
 from trainer.logs.positions import Position
-from trainer.logs.reader import LogReader
 
 Array = npt.NDArray[Any]
 DECISION_ROW, DECISION_LIST = "row", "list"
@@ -257,13 +255,10 @@ class Layout:
 class LogOfRows:
     """Labelled rows, as `ftrie train` reads them. decision: what a row is, see `logged`."""
 
-    inputs: Sequence[str]
-    format: str | None
-    tables: Sequence[SideTable]
+    log: Log
     propensity: str | None
     position: str | None
     decision: str
-    on_note: Callable[[str], None]
 
     def read(
         self, spec: ModelSpec, models: Sequence[ModelSpec], on_rows: Callable[[int], None] = lambda rows: None
@@ -272,18 +267,12 @@ class LogOfRows:
 
         Raises SpecError where a column is missing, InputError where the log cannot be read or has no row.
         """
-        with LogReader(self.inputs, format=self.format, on_note=self.on_note) as reader:
-            beginnings = [begin(each, reader, self.tables, self.on_note) for each in (spec, *models)]
-            layout = Layout.of(reader.columns(), self.propensity, self.position)
-            named = beginnings[0].resolved.input.named_columns
-            read = _each_once([*(each.columns for each in beginnings), named, layout.wanted])
-            wanted = _each_once(
-                [*(each.resolved.wanted_columns() for each in beginnings), named, layout.wanted]
-            )
-            resolved = [each.resolved for each in beginnings[1:]]
-            in_log = tuple(name for name in read if name in reader.columns() or reader.may_have(name))
-            collector = RowCollector(beginnings[0].resolved.input, layout)
-            collect(collector, joined(reader.batches(in_log), self.tables, wanted), resolved, on_rows)
+        with open_log(self.log, spec, *models) as opened:
+            own, *resolved = opened.specs
+            layout = Layout.of(opened.columns, self.propensity, self.position)
+            collector = RowCollector(own.input, layout)
+            batches = opened.batches([*own.input.named_columns, *layout.wanted])
+            collect(collector, batches, resolved, on_rows)
         return collector.rows(self.decision), layout, resolved
 
 
@@ -310,7 +299,3 @@ def bad_rows(batch: RowBatch, makers: Sequence[ExampleMaker]) -> list[int]:
         mine[maker.make(batch).rows] = True
         good &= mine
     return [int(row) for row in np.flatnonzero(~good)]
-
-
-def _each_once(names: Iterable[Iterable[str]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for some in names for name in some))

@@ -1,7 +1,9 @@
-"""The guard of a model's publications: judges each version against the one that is served now.
+"""The guard of a model's publications: judges each version against bounds and against the version now served.
 
-What is served, and whether a rollback was a moment ago, is asked of the store each time, so that operators, other runs
-and restarts are all seen. Without `[guard]` everything may be served, and nothing is asked.
+The served version, and when the last rollback was, are read from the store each time, so that operators, other runs and
+restarts are taken into account. Without `[guard]` every version may be served, and nothing is read. A version is
+refused only if it crosses a bound by more than two standard errors, so that a small window refuses only what is
+plainly bad.
 """
 
 from __future__ import annotations
@@ -17,103 +19,17 @@ from model_store.versions.manifest import RecentFigures, RecentVariant
 from model_store.versions.model_versions import ModelVersions
 from trainer.learn.model import LearningModel
 
-AGAIN_S = 60.0
-"""What goes on being refused is told of this often."""
-
-
-class Guard:
-    """Judges the versions of one model. For one thread. `refused` and `held` count them."""
-
-    def __init__(self, versions: ModelVersions, on_warning: Callable[[str], None]) -> None:
-        self.refused = 0
-        self.held = 0
-        self._versions = versions
-        self._warn = on_warning
-        self._in_a_row = 0
-        self._told_s = 0.0
-
-    def judge(self, model: LearningModel, keys: int) -> Verdict:
-        """Judge what the model would publish now, `keys` keys. Raises StoreUnavailable."""
-        bounds, recent = model.spec.guard, model.recent
-        if bounds is None or recent is None:
-            return Verdict()
-        verdict = judge(bounds, recent.figures(keys), self._served())
-        return verdict if verdict.reasons else replace(verdict, held=self._cooling(bounds))
-
-    def tell(self, version: int, verdict: Verdict) -> None:
-        """Count and tell what became of a version that is published now. Raises StoreUnavailable."""
-        if verdict.reasons:
-            self._tell_refused(version, verdict)
-        elif verdict.held:
-            self.held += 1
-        elif self._in_a_row:
-            self._warn(
-                f"version {version} is within its bounds again, after {self._in_a_row:,} that were refused"
-            )
-            self._in_a_row = 0
-
-    def check(self, version: int, verdict: Verdict) -> None:
-        """Raise VersionRefused if the version that ends a run is refused."""
-        if verdict.reasons:
-            raise VersionRefused(
-                f"version {version} is published and stays inactive: {verdict.refused}; to serve it all the same: "
-                f"ftrie store activate {self._versions.model} {version} --force"
-            )
-
-    def _tell_refused(self, version: int, verdict: Verdict) -> None:
-        self.refused += 1
-        self._in_a_row += 1
-        now_s = time.monotonic()
-        if self._in_a_row == 1 or now_s - self._told_s >= AGAIN_S:
-            self._told_s = now_s
-            name = self._versions.model
-            self._warn(
-                f"VERSION {version} IS REFUSED ({self._in_a_row:,} in a row): {verdict.refused}. Servers stay with "
-                f"the active version. Look at what is being learned (ftrie store inspect {name} {version}); to serve "
-                f"it all the same: ftrie store activate {name} {version} --force"
-            )
-        self._versions.refusals.count()
-
-    def _served(self) -> RecentFigures | None:
-        """The figures of the active version; None where none is active, or it has none."""
-        active = self._versions.known_active()
-        if active is None:
-            return None
-        try:
-            text = self._versions.manifest(active).recent
-            return RecentFigures.from_json(text) if text else None
-        except (ArtefactError, StoreError):
-            # Collected, or damaged: what it was like is not known, and absolute bounds still hold.
-            return None
-
-    def _cooling(self, bounds: GuardSection) -> str:
-        """Why nothing is activated for now; empty if something may be."""
-        refusals = self._versions.refusals
-        last = refusals.record()
-        left_s = last.when_us / 1e6 + bounds.cooldown_s - refusals.now_us() / 1e6 if last.when_us else 0.0
-        if left_s <= 0.0:
-            return ""
-        return (
-            f"version {last.origin} was rolled back, and for {left_s:.0f} s more nothing is activated "
-            f"([guard] cooldown = {bounds.cooldown!r})"
-        )
-
-
-# --- The judgement: figures of a version against bounds, and against those of the version that is served ---
-#
-# Each bound has to be left by more than chance leaves it: by two standard errors, so that a small window
-# refuses only what is plainly bad. Nothing here knows of stores or learners.
-
-
+WARN_AGAIN_S = 60.0
+"""While versions are refused in a row, a warning is repeated this often."""
 BEYOND_CHANCE = 2.0
-"""Standard errors. Chance alone goes that far in one direction in 2.3 % of the cases."""
+"""Standard errors. Chance alone exceeds that in one direction in 2.3 % of the cases."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a judgement. reasons: why the version is refused, in words; none if it may be served.
+    """The result of judging a version. reasons: why it is refused; empty if it may be served.
 
-    held: why nothing is activated at present, though the version itself may be sound; empty if it may be.
+    held: why no version is activated now, whether or not this one is sound; empty if it may be activated.
     """
 
     reasons: tuple[str, ...] = ()
@@ -122,12 +38,12 @@ class Verdict:
 
     @property
     def refused(self) -> str:
-        """All reasons in one line; empty if there is none."""
+        """All reasons in one line."""
         return "; ".join(self.reasons)
 
     @property
     def recent(self) -> str:
-        """The figures as a manifest keeps them; empty where nothing was judged."""
+        """The figures as the manifest stores them; empty if nothing was judged."""
         return self.figures.to_json() if self.figures is not None else ""
 
     @property
@@ -136,8 +52,86 @@ class Verdict:
         return not self.reasons and not self.held
 
 
+class Guard:
+    """The guard of one model; `refused` and `held` count versions. For one thread."""
+
+    def __init__(self, versions: ModelVersions, on_warning: Callable[[str], None]) -> None:
+        self.refused = 0
+        self.held = 0
+        self._versions = versions
+        self._warn = on_warning
+        self._in_a_row = 0
+        self._warned_s = 0.0
+
+    def judge(self, model: LearningModel, keys: int) -> Verdict:
+        """Judge the version that the model would publish now, of `keys` keys. Raises StoreUnavailable."""
+        bounds, recent = model.spec.guard, model.recent
+        if bounds is None or recent is None:
+            return Verdict()
+        verdict = judge(bounds, recent.figures(keys), self._served())
+        return verdict if verdict.reasons else replace(verdict, held=self._cooldown(bounds))
+
+    def report(self, version: int, verdict: Verdict) -> None:
+        """Count a version that has been published, and warn if it is refused. Raises StoreUnavailable."""
+        if verdict.reasons:
+            self._report_refused(version, verdict)
+        elif verdict.held:
+            self.held += 1
+        elif self._in_a_row:
+            self._warn(
+                f"version {version} is within its bounds again, after {self._in_a_row:,} refused versions"
+            )
+            self._in_a_row = 0
+
+    def check(self, version: int, verdict: Verdict) -> None:
+        """Raise VersionRefused if the last version of a run is refused."""
+        if verdict.reasons:
+            raise VersionRefused(
+                f"version {version} is published and stays inactive: {verdict.refused}; to serve it nevertheless: "
+                f"ftrie store activate {self._versions.model} {version} --force"
+            )
+
+    def _report_refused(self, version: int, verdict: Verdict) -> None:
+        self.refused += 1
+        self._in_a_row += 1
+        now_s = time.monotonic()
+        if self._in_a_row == 1 or now_s - self._warned_s >= WARN_AGAIN_S:
+            self._warned_s = now_s
+            name = self._versions.model
+            self._warn(
+                f"VERSION {version} IS REFUSED ({self._in_a_row:,} in a row): {verdict.refused}. Servers keep "
+                f"the active version. Check what is being learned (ftrie store inspect {name} {version}); to serve it "
+                f"nevertheless: ftrie store activate {name} {version} --force"
+            )
+        self._versions.refusals.count()
+
+    def _served(self) -> RecentFigures | None:
+        """The figures of the active version; None if no version is active, or it has none."""
+        active = self._versions.known_active()
+        if active is None:
+            return None
+        try:
+            text = self._versions.manifest(active).recent
+            return RecentFigures.from_json(text) if text else None
+        except (ArtefactError, StoreError):
+            # Deleted or damaged: only the absolute bounds apply.
+            return None
+
+    def _cooldown(self, bounds: GuardSection) -> str:
+        """Why nothing is activated during the cooldown after a rollback; empty otherwise."""
+        refusals = self._versions.refusals
+        last = refusals.record()
+        left_s = last.when_us / 1e6 + bounds.cooldown_s - refusals.now_us() / 1e6 if last.when_us else 0.0
+        if left_s <= 0.0:
+            return ""
+        return (
+            f"version {last.origin} was rolled back; no version is activated for another {left_s:.0f} s "
+            f"([guard] cooldown = {bounds.cooldown!r})"
+        )
+
+
 def judge(bounds: GuardSection, candidate: RecentFigures, last: RecentFigures | None) -> Verdict:
-    """Judge a version; `last` are the figures of the active one, None where it has none."""
+    """Judge a version. last: the figures of the active version, None if it has none."""
     reasons = [*_keys(bounds, candidate, last)]
     if candidate.examples >= bounds.min_examples:
         comparable = last if last is not None and last.examples >= bounds.min_examples else None
@@ -145,13 +139,13 @@ def judge(bounds: GuardSection, candidate: RecentFigures, last: RecentFigures | 
     return Verdict(tuple(reasons), figures=candidate)
 
 
-def leaves(
+def crossed_bound(
     band: tuple[float, float], predicted: float, variance: float, clicks: float
 ) -> tuple[str, float] | None:
-    """The bound that a calibration, clicks predicted / clicks that came, has left beyond chance: its side, itself.
+    """The side and value of the bound that a calibration, predicted / observed clicks, crosses beyond chance, or None.
 
-    Under the bound c the clicks that come are Poisson's with mean predicted / c. variance: that of the predicted
-    clicks, their number itself where all weights are 1. None if the band is kept.
+    At a calibration of c the observed clicks are Poisson-distributed with mean predicted / c. variance: that of the
+    predicted clicks; their number itself if all weights are 1.
     """
     low, high = band
     if predicted / high - clicks > BEYOND_CHANCE * (variance / high) ** 0.5:
@@ -162,9 +156,9 @@ def leaves(
 
 
 def shown_calibration(predicted: float, clicks: float) -> str:
-    """For a message: 1.37 (412 clicks predicted, 301 came)."""
+    """For a message: 1.37 (412 clicks predicted, 301 observed)."""
     ratio = f"{predicted / clicks:.3g}" if clicks else "infinite"
-    return f"{ratio} ({predicted:,.5g} clicks predicted, {clicks:,.5g} came)"
+    return f"{ratio} ({predicted:,.5g} clicks predicted, {clicks:,.5g} observed)"
 
 
 def _variants(bounds: GuardSection, candidate: RecentFigures, last: RecentFigures | None) -> Iterator[str]:
@@ -176,9 +170,10 @@ def _variants(bounds: GuardSection, candidate: RecentFigures, last: RecentFigure
 
 
 def _logloss(name: str, rise: float, candidate: RecentFigures, last: RecentFigures) -> Iterator[str]:
-    """Held against the log-loss before at today's click rate: a sound model's goes with the rate's entropy.
+    """Compare with the served version's log-loss, scaled to the present click rate.
 
-    So normalized entropies are compared (He et al., ADKDD 2014); there is none of nothing but clicks, or of no click.
+    A sound model's log-loss varies with the entropy of the click rate, so this compares normalized entropies (He et
+    al., ADKDD 2014). Without clicks, or with nothing but clicks, there is none.
     """
     own, before = candidate.variants[name], last.variants[name]
     uncertain, uncertain_before = _entropy(candidate.click_rate), _entropy(last.click_rate)
@@ -195,7 +190,7 @@ def _logloss(name: str, rise: float, candidate: RecentFigures, last: RecentFigur
 
 
 def _entropy(rate: float) -> float:
-    """Of a click rate, in nats; 0 where there is nothing to be uncertain of."""
+    """Entropy of a click rate, in nats; 0 at rates of 0 and 1."""
     if not 0.0 < rate < 1.0:
         return 0.0
     return -rate * math.log(rate) - (1.0 - rate) * math.log1p(-rate)
@@ -204,10 +199,10 @@ def _entropy(rate: float) -> float:
 def _calibration(
     name: str, band: tuple[float, float], figures: RecentVariant, clicks: float
 ) -> Iterator[str]:
-    left = leaves(band, figures.predicted, figures.predicted_variance, clicks)
-    if left is not None:
+    crossed = crossed_bound(band, figures.predicted, figures.predicted_variance, clicks)
+    if crossed is not None:
         yield (
-            f"calibration of {name}: got {shown_calibration(figures.predicted, clicks)}, {left[0]} the band "
+            f"calibration of {name}: got {shown_calibration(figures.predicted, clicks)}, {crossed[0]} the band "
             f"from {band[0]:g} to {band[1]:g}"
         )
 
@@ -216,7 +211,7 @@ def _keys(bounds: GuardSection, candidate: RecentFigures, last: RecentFigures | 
     if candidate.keys < bounds.min_keys:
         yield f"keys: got {candidate.keys:,}, at least {bounds.min_keys:,} are expected"
     if last is None or not last.keys or last.examples < bounds.examples:
-        return  # a model that has just begun grows by any factor
+        return  # a new model may grow by any factor
     change = candidate.keys / last.keys - 1.0
     bound = bounds.keys_rise if change > 0.0 else bounds.keys_fall
     if bound != "off" and abs(change) > bound:

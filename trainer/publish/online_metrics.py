@@ -1,8 +1,9 @@
-"""The online metrics of a model as its trainer keeps them: cells of minute, version and variant, and what is unwritten.
+"""A model's online metrics in its trainer: sums over closed requests by minute, version and variant.
 
-Its arrays are in the checkpoint, at the same moment as the places in the sources: so a request is counted once, through
-crashes too. The store gets absolute numbers, every few seconds those of the cells that changed. A version a second
-would fill it: once a minute can change no more, its versions are one cell there for each variant.
+In: the requests whose join window has closed. Out: the changed cells, written to the store every few seconds as
+absolute numbers. The cells are part of the trainer's checkpoint, together with the offsets in the sources, so a request
+is counted once, also after a crash. Once a minute can no longer change, its versions are added up to one cell for each
+variant: a version a second would fill the store.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ from trainer.publish.rollback import Evidence
 
 REMEMBERED_MINUTES = 120
 MOST_VERSIONS = 10_000
+MINUTE_US = 60_000_000
 
 _CTR, _CLICKS = SUMS.index("ctr_nano"), SUMS.index("clicks")
 _WITHOUT = SUMS.index("without_ctr")
+_COLUMNS = {VERSION: pa.int64(), VARIANT: pa.binary(), CTR: pa.float64()}
 
 Int64s = npt.NDArray[np.int64]
 
 
-class Online:
+class OnlineAccumulator:
     """Online metrics of one model. For one thread.
 
-    too_late: requests of minutes that were forgotten, REMEMBERED_MINUTES before the latest one; they are not counted.
+    too_late: requests not counted, as they are REMEMBERED_MINUTES or more older than the latest one.
     """
 
     def __init__(self) -> None:
@@ -41,12 +44,12 @@ class Online:
         self._cells: dict[Cell, Int64s] = {}
         self._unwritten: set[Cell] = set()
         self._is_restored = False
+        # By version: predicted clicks in CTR_UNIT, and clicks, of requests with a ctr for every item.
         self._versions: dict[int, Int64s] = {}
-        """Of each version the predicted clicks, in CTR_UNIT, and the clicks, of requests with a ctr for every item."""
         self._latest = 0
 
     def add(self, joined: Joined, rows: Rows) -> None:
-        """Count the requests that closed. O(rows) in numpy, and a step of Python for each cell that changes."""
+        """Count the closed requests. O(rows) in numpy, and one step of Python for each cell that changes."""
         if not len(joined.closed):
             return
         requests = ClosedRequests.of(joined.closed, rows)
@@ -56,7 +59,7 @@ class Online:
             self._add(cell, added)
 
     def flush(self, store: OnlineMetrics) -> int:
-        """Write the cells that changed since the last time; returns how many. StoreUnavailable loses none."""
+        """Write the cells that changed since the last call; return how many. After StoreUnavailable call it again."""
         changed = {cell: _record(self._cells[cell]) for cell in sorted(self._unwritten)}
         store.write(changed, whole=self._is_restored)
         self._unwritten.clear()
@@ -65,14 +68,14 @@ class Online:
         return len(changed)
 
     def evidence(self) -> dict[int, Evidence]:
-        """Expected clicks and clicks of each version; of the newest MOST_VERSIONS."""
+        """Expected and observed clicks by version, of the newest MOST_VERSIONS."""
         return {
             version: Evidence(float(sums[0]) * CTR_UNIT, float(sums[1]))
             for version, sums in self._versions.items()
         }
 
     def totals(self) -> dict[str, OnlineSums]:
-        """By variant, of the minutes that are remembered."""
+        """Sums by variant, over the last REMEMBERED_MINUTES."""
         totals: dict[str, OnlineSums] = {}
         for (_, _, variant), sums in self._cells.items():
             totals[variant] = totals.get(variant, OnlineSums()) + _record(sums)
@@ -94,7 +97,7 @@ class Online:
         }
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Go on from what `state` gave. All minutes are written again: what came after the state is taken back."""
+        """Restore `state`. All its minutes are written again, which undoes what was written after it."""
         ends = np.cumsum(state["lengths"])
         names = state["names"].tobytes()
         variants = [names[end - size : end] for end, size in zip(ends, state["lengths"], strict=True)]
@@ -107,7 +110,7 @@ class Online:
         self._latest, self.too_late = state["head"].tolist()
 
     def _in_time(self, minutes: Int64s) -> npt.NDArray[np.bool_]:
-        """Which requests are counted: a function of those before alone, not of when cells were written."""
+        """Which requests are counted. Depends on earlier requests only, not on when cells were written."""
         latest = np.maximum.accumulate(np.maximum(minutes, self._latest))
         in_time: npt.NDArray[np.bool_] = minutes > latest - REMEMBERED_MINUTES
         self._latest = int(latest.max(initial=self._latest))
@@ -120,11 +123,11 @@ class Online:
         self._unwritten.add(cell)
 
     def _add_evidence(self, requests: ClosedRequests) -> None:
-        """Only requests whose clicks were predicted say anything of the predictions."""
-        told = requests.sums[:, _WITHOUT] == 0
-        versions, places = np.unique(requests.version[told], return_inverse=True)
+        """Add the requests whose clicks were predicted for every item."""
+        predicted = requests.sums[:, _WITHOUT] == 0
+        versions, index = np.unique(requests.version[predicted], return_inverse=True)
         sums = np.zeros((versions.size, 2), np.int64)
-        np.add.at(sums, places.reshape(-1), requests.sums[told][:, [_CTR, _CLICKS]])
+        np.add.at(sums, index.reshape(-1), requests.sums[predicted][:, [_CTR, _CLICKS]])
         for version, added in zip(versions.tolist(), sums, strict=True):
             self._versions[version] = self._versions.get(version, 0) + added
         if len(self._versions) > MOST_VERSIONS:
@@ -132,9 +135,9 @@ class Online:
                 del self._versions[version]
 
     def _forget(self, store: OnlineMetrics) -> None:
-        """Drop minutes that can change no more, and let the store add up their versions. O(cells).
+        """Drop minutes that can no longer change, and add up their versions in the store. O(cells).
 
-        All of them have been written, whole: `restore` brings no part of a minute.
+        All their cells have been written: `restore` never restores part of a minute.
         """
         oldest = self._latest - REMEMBERED_MINUTES
         gone = sorted(cell for cell in self._cells if cell[0] <= oldest)
@@ -144,7 +147,7 @@ class Online:
 
 
 def _without_versions(cells: Mapping[Cell, OnlineSums]) -> dict[Cell, OnlineSums]:
-    """The cells of each minute and variant added up, as if they were of the last version. cells: in their order."""
+    """The sums over all versions of each minute and variant, under the last version. cells: in ascending order."""
     last = {(minute, variant): version for minute, version, variant in cells}
     added: dict[Cell, OnlineSums] = {}
     for (minute, _, variant), sums in cells.items():
@@ -154,14 +157,14 @@ def _without_versions(cells: Mapping[Cell, OnlineSums]) -> dict[Cell, OnlineSums
 
 
 def _by_cell(requests: ClosedRequests) -> tuple[list[Cell], Int64s]:
-    """The cells that occur, and the sums of each: int64[cells, len(SUMS)]."""
+    """The cells of the requests, and the sums of each: int64[cells, len(SUMS)]."""
     minutes, of_minute = np.unique(requests.minute, return_inverse=True)
     versions, of_version = np.unique(requests.version, return_inverse=True)
     kinds = len(requests.variants)
     codes = (of_minute.reshape(-1) * versions.size + of_version.reshape(-1)) * kinds + requests.variant
-    distinct, places = np.unique(codes, return_inverse=True)
+    distinct, index = np.unique(codes, return_inverse=True)
     sums = np.zeros((distinct.size, len(SUMS)), np.int64)
-    np.add.at(sums, places.reshape(-1), requests.sums)
+    np.add.at(sums, index.reshape(-1), requests.sums)
     above, variant = np.divmod(distinct, kinds)
     minute, version = np.divmod(above, versions.size)
     found = zip(minutes[minute].tolist(), versions[version].tolist(), variant.tolist(), strict=True)
@@ -172,30 +175,18 @@ def _record(sums: Int64s) -> OnlineSums:
     return OnlineSums(*sums.tolist())
 
 
-# --- From the requests whose window closed to what each adds to the sums: whole numbers, one row a request
-# ---
-#
-# Vectorised: nothing here runs once a request. Knows the columns that every joined row has; knows nothing of
-# stores.
-
-
-MINUTE_US = 60_000_000
-
-_KINDS = {VERSION: pa.int64(), VARIANT: pa.binary(), CTR: pa.float64()}
-
-
 class Rows(Protocol):
-    """Where the joined rows stand: `trainer.join.rows.Segments`."""
+    """The joined rows: `trainer.join.rows.Segments`."""
 
     def gather(
         self, segment: npt.NDArray[np.int32], row: Int64s, names: Sequence[str] | None = None
     ) -> Iterator[tuple[int, dict[str, pa.Array]]]:
-        """Columns of the rows, in runs: the place of each run's first row, and the columns over the run."""
+        """Columns of the rows, in runs: the index of each run's first row, and the columns over the run."""
 
 
 @dataclass(frozen=True)
 class ClosedRequests:
-    """One element a request. minute, version: int64; variant: places in `variants`; sums: int64[n, len(SUMS)]."""
+    """One element a request. minute, version: int64; variant: indices of `variants`; sums: int64[n, len(SUMS)]."""
 
     minute: Int64s
     version: Int64s
@@ -205,7 +196,7 @@ class ClosedRequests:
 
     @classmethod
     def of(cls, closed: Closed, rows: Rows) -> ClosedRequests:
-        """What was shown, predicted and clicked of each request that showed something."""
+        """The sums of each request that showed at least one item."""
         shows = closed.rows > 0
         count = closed.rows[shows].astype(np.int64)
         first = np.cumsum(count) - count
@@ -229,7 +220,7 @@ class ClosedRequests:
         )
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> ClosedRequests:
-        """Some of them."""
+        """The chosen requests, bool[n]."""
         minute, version, variant = (each[chosen] for each in (self.minute, self.version, self.variant))
         return ClosedRequests(minute, version, variant, self.variants, self.sums[chosen])
 
@@ -238,12 +229,12 @@ def _gathered(runs: Iterator[tuple[int, dict[str, pa.Array]]]) -> dict[str, pa.A
     parts = [columns for _, columns in runs]
     return {
         name: pa.concat_arrays([columns[name].cast(kind) for columns in parts] or [pa.array([], kind)])
-        for name, kind in _KINDS.items()
+        for name, kind in _COLUMNS.items()
     }
 
 
 def _codes(names: pa.Array) -> tuple[Int64s, tuple[str, ...]]:
-    """Each text's place among the distinct ones; a null is the empty text."""
+    """Each text's index among the distinct ones; a null is the empty text."""
     encoded = pc.fill_null(names, b"").dictionary_encode()
     distinct = tuple(each.decode("utf-8", "surrogateescape") for each in encoded.dictionary.to_pylist())
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), distinct
@@ -255,7 +246,7 @@ def _sums(
     conversions: npt.NDArray[np.int32],
     ctr: npt.NDArray[np.float64],
 ) -> Int64s:
-    """What each request adds, in the order of SUMS. ctr: of every row, NaN where there is none."""
+    """The sums of each request, in the order of SUMS. ctr: of every row, NaN if unknown."""
     ends = np.cumsum(shown)
     usable = np.isfinite(ctr) & (ctr >= 0.0) & (ctr <= 1.0)
     complete = _between(np.cumsum(~usable), ends, shown) == 0
@@ -279,7 +270,7 @@ def _sums(
 
 
 def _between(running: Int64s, ends: Int64s, sizes: Int64s) -> Int64s:
-    """Sums over consecutive stretches, from the running sum over all of them."""
+    """Sums over consecutive ranges, from the cumulative sum over all of them."""
     padded = np.concatenate([np.zeros(1, np.int64), running])
     between: Int64s = padded[ends] - padded[ends - sizes]
     return between

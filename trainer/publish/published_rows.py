@@ -1,8 +1,8 @@
-"""What was last published of every key of a table, and which keys were touched since. Nothing here publishes.
+"""The last published value of every key of a table, and which keys were touched since.
 
-Keys are numbered in the order of admission, as they stand in the arena. An array tells each slot's number; it is made
-anew when the table has moved its slots. So which keys were touched is one pass over the slots' `seen`, and all else
-costs what was touched.
+Keys are numbered in the order of admission, which is their order in the arena. An array maps each slot to its key's
+number; it is rebuilt when the table has moved its slots. Finding the touched keys is one pass over the slots' `seen`;
+everything else is proportional to the number of touched keys.
 """
 
 from __future__ import annotations
@@ -14,121 +14,126 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.learn.table import TableKeys, ValueTable
-from trainer.publish import published_rows_kernels as kernels
+from trainer.publish.published_rows_kernels import (
+    bytes_at,
+    entries_at,
+    index_keys,
+    slots_of_all,
+    touched_since,
+)
 
 Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """Weights and rates of keys as they are published: float32[keys, own], both 0 where a key is not published."""
+class PublishedValues:
+    """Published weights and rates of keys: float32[keys, own]; both are 0 where a key is not published."""
 
     weight: Floats
     rate: Floats
 
-    def of(self, rows: Any) -> Numbers:
-        """Of these rows alone."""
-        return Numbers(self.weight[rows], self.rate[rows])
+    def of(self, rows: Any) -> PublishedValues:
+        """Those of these rows."""
+        return PublishedValues(self.weight[rows], self.rate[rows])
 
     @property
-    def there(self) -> npt.NDArray[np.bool_]:
+    def is_published(self) -> npt.NDArray[np.bool_]:
         """bool[keys]: which keys are published."""
         return np.asarray(self.weight.any(axis=1))
 
 
 class PublishedRows:
-    """The published numbers of a table's keys: 8 bytes a key and variant, and to find them 8 a key and 4 a slot."""
+    """The published values of a table's keys. In bytes: 8 a key and variant; the index: 8 a key, 4 a slot."""
 
     def __init__(self, table: ValueTable, own: int) -> None:
-        """`own`: how many variants have values of their own."""
+        """own: how many variants have values of their own."""
         self._table = table
         self._own = own
-        self._begins = np.empty(0, np.int64)
-        self._numbers = Numbers(np.zeros((0, own), np.float32), np.zeros((0, own), np.float32))
+        self._entry_starts = np.empty(0, np.int64)
+        self._values = _no_values(own)
         self._moves = -1
-        self._places = np.empty(0, np.int32)
+        self._number_of_slot = np.empty(0, np.int32)
         self._known = self._end = 0
 
     @property
     def sees_touches(self) -> bool:
-        """True if the table's slots say when they were touched; else every key counts as touched."""
+        """True if the table's slots record when they were touched; if not, every key counts as touched."""
         return "seen" in self._table.slots.dtype.names
 
     def touched(self, since: int) -> tuple[npt.NDArray[np.int64], TableKeys]:
-        """The keys that example `since` or a later one has touched: their numbers, ascending, and where they are.
-
-        With 0 all of them.
-        """
+        """The keys touched by example `since` or a later one, all with 0: their numbers, ascending, and their slots."""
         self._follow()
         table = self._table
         if since == 0 or not self.sees_touches:
             numbers, slots = np.arange(table.used), np.empty(table.used, np.int64)
-            kernels.slots_of_all(table.layout, self._places, slots)
+            slots_of_all(table.layout, self._number_of_slot, slots)
             return numbers, self.keys(numbers, slots)
         found = np.empty((table.used, 2), np.int64)
-        found = found[: kernels.touched_since(table.layout, since, self._places, found)]
+        found = found[: touched_since(table.layout, since, self._number_of_slot, found)]
         found = found[np.argsort(found[:, 0])]
         numbers, slots = (np.ascontiguousarray(column) for column in found.T)
         return numbers, self.keys(numbers, slots)
 
-    def published(self, numbers: npt.NDArray[np.int64]) -> Numbers:
-        """What was published of these keys."""
-        return self._numbers.of(numbers)
+    def published(self, numbers: npt.NDArray[np.int64]) -> PublishedValues:
+        """The published values of these keys."""
+        return self._values.of(numbers)
 
-    def put(self, numbers: npt.NDArray[np.int64], published: Numbers) -> None:
-        """Note what has been published of these keys."""
-        self._numbers.weight[numbers] = published.weight
-        self._numbers.rate[numbers] = published.rate
+    def put(self, numbers: npt.NDArray[np.int64], published: PublishedValues) -> None:
+        """Remember the values that have been published of these keys."""
+        self._values.weight[numbers] = published.weight
+        self._values.rate[numbers] = published.rate
 
     def keys(self, numbers: npt.NDArray[np.int64], slots: npt.NDArray[np.int64]) -> TableKeys:
-        """Keys by number, which lie in these slots."""
-        arena, begins = self._table.arena, self._begins
+        """The keys with these numbers, which are in these slots."""
+        arena, starts = self._table.arena, self._entry_starts
         offsets, features = np.empty(numbers.size + 1, np.int64), np.empty(numbers.size, np.uint16)
-        kernels.entries_at(arena, begins, numbers, offsets, features)
+        entries_at(arena, starts, numbers, offsets, features)
         data = np.empty(int(offsets[-1]), np.uint8)
-        kernels.bytes_at(arena, begins, numbers, offsets, data)
+        bytes_at(arena, starts, numbers, offsets, data)
         return TableKeys(data, offsets, slots, features)
 
-    def drop(self, kept: npt.NDArray[np.bool_]) -> tuple[TableKeys, Numbers]:
-        """Forget the keys that the table is about to drop; return those of them that are published, and as what.
+    def drop(self, kept: npt.NDArray[np.bool_]) -> tuple[TableKeys, PublishedValues]:
+        """Forget the keys that the table is about to evict; return those that are published, and their values.
 
-        kept: bool[keys of the table], in their order. To be called while the table still has them.
+        kept: bool[keys of the table], in their order. To be called before the table evicts them.
         """
         self._follow()
-        known = self._numbers.of(slice(self._known))
-        gone = np.flatnonzero(known.there & ~kept)
+        known = self._values.of(slice(self._known))
+        gone = np.flatnonzero(known.is_published & ~kept)
         keys, numbers = self.keys(gone, np.full(gone.size, -1)), known.of(gone)
         remaining = known.of(kept)
-        self._numbers = Numbers(np.zeros((0, self._own), np.float32), np.zeros((0, self._own), np.float32))
+        self._values = _no_values(self._own)
         self._make_room(remaining.weight.shape[0])
         self.put(np.arange(remaining.weight.shape[0]), remaining)
-        self._moves = -1  # the arena's entries move up: all are numbered anew
+        self._moves = -1  # the arena's entries move: number all keys again
         return keys, numbers
 
     def _follow(self) -> None:
-        """Number the keys admitted since, or all of them where the table has moved its slots."""
+        """Number the keys admitted since the last call, or all of them if the table has moved its slots."""
         table = self._table
         if self._moves != table.moves:
             self._moves, self._known, self._end = table.moves, 0, 0
-            self._places = np.empty(table.slots.size, np.int32)
+            self._number_of_slot = np.empty(table.slots.size, np.int32)
         self._make_room(table.used)
-        places = (self._begins, self._places)
-        self._end = int(
-            kernels.index_keys(table.layout, table.arena, self._end, self._known, table.used, *places)
-        )
+        index = (self._entry_starts, self._number_of_slot)
+        self._end = int(index_keys(table.layout, table.arena, self._end, self._known, table.used, *index))
         self._known = table.used
 
     def _make_room(self, keys: int) -> None:
-        """Room for so many keys at least, half as many again where more is needed; what is new is 0."""
-        room = self._numbers.weight.shape[0]
-        if keys > room or self._begins.size < room:
-            wider = max(keys + keys // 2, room)
-            self._begins = _widened(self._begins, wider)
-            weight, rate = _widened(self._numbers.weight, wider), _widened(self._numbers.rate, wider)
-            self._numbers = Numbers(weight, rate)
+        """Grow the arrays to at least `keys` keys, by half as many more; new entries are 0."""
+        room = self._values.weight.shape[0]
+        if keys > room or self._entry_starts.size < room:
+            size = max(keys + keys // 2, room)
+            self._entry_starts = _grown(self._entry_starts, size)
+            weight, rate = _grown(self._values.weight, size), _grown(self._values.rate, size)
+            self._values = PublishedValues(weight, rate)
 
 
-def _widened(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
-    wider = np.zeros((size, *array.shape[1:]), array.dtype)
-    wider[: len(array)] = array[:size]
-    return wider
+def _no_values(own: int) -> PublishedValues:
+    return PublishedValues(np.zeros((0, own), np.float32), np.zeros((0, own), np.float32))
+
+
+def _grown(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+    grown = np.zeros((size, *array.shape[1:]), array.dtype)
+    grown[: len(array)] = array[:size]
+    return grown

@@ -1,9 +1,9 @@
-"""Going back on its own account: when what users do with the served versions leaves the band of `[guard]`.
+"""Automatic rollback: when the online calibration of the served versions leaves the band of `[guard]`.
 
-One version at a time is the candidate. What was answered by it and by all that came after it is its evidence; once that
-has `online_clicks` expected clicks, the candidate is either found good, and the version active then is the next
-candidate, or all from the candidate on are refused and servers go back to the last one that was found good. With a
-version a second no single one would ever have clicks enough.
+One version at a time is the candidate. Its evidence is the answers of that version and of all later ones: with a
+version a second no single one would ever get enough clicks. Once the evidence has `online_clicks` expected clicks,
+either the candidate is good, and the version active now is the next candidate; or all versions from the candidate on
+are refused, and servers go back to the last good one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from model_store.errors import ArtefactError, StaleEpoch, VersionNotFound
 from model_store.spec.sections import GuardSection
 from model_store.versions.guard_record import GuardRecord
 from model_store.versions.model_versions import ModelVersions
-from trainer.publish.guard import leaves, shown_calibration
+from trainer.publish.guard import crossed_bound, shown_calibration
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a version's answers came to, of requests whose time for clicks is over: expected clicks, clicks."""
+    """Expected and observed clicks of a version's answers, of requests whose join window has closed."""
 
     expected: float = 0.0
     clicks: float = 0.0
@@ -33,33 +33,32 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class WentBack:
-    """A rollback that has happened."""
+class Rollback:
+    """A rollback from one version to another."""
 
     origin: int
     target: int
     reason: str
 
 
-class Watch:
-    """Watches what is served of one model. For one thread. `rolled_back` counts this process's rollbacks."""
+class RollbackWatch:
+    """Watches the served versions of one model; `rolled_back` counts this process's rollbacks. For one thread."""
 
     def __init__(
         self, bounds: GuardSection | None, versions: ModelVersions, on_warning: Callable[[str], None]
     ) -> None:
-        """`bounds`: None to watch nothing."""
+        """bounds: None to watch nothing."""
         self.rolled_back = 0
         self._bounds = bounds
         self._versions = versions
         self._warn = on_warning
-        self._seen: Mapping[int, Evidence] = {}
-        """What was known when the candidate became one."""
-        self._stuck = 0
+        self._before: Mapping[int, Evidence] = {}  # the evidence when the candidate became one
+        self._stuck = 0  # the active version for which `_warn_stuck` has warned
 
-    def after(self, evidence: Mapping[int, Evidence], epoch: int) -> WentBack | None:
-        """Judge what is known by now, version by version; go back if it is bad. To be called every few seconds.
+    def check(self, evidence: Mapping[int, Evidence], epoch: int) -> Rollback | None:
+        """Judge the evidence so far, by version; roll back if it is bad. To be called every few seconds.
 
-        `epoch`: the trainer's; whoever has activated a version since is not overruled. Raises StoreUnavailable.
+        epoch: the trainer's; a writer that has activated a version since is not overruled. Raises StoreUnavailable.
         """
         bounds = self._bounds
         if bounds is None or bounds.online_calibration == "off":
@@ -74,40 +73,41 @@ class Watch:
         pooled = self._pooled(evidence, record)
         if pooled.expected < bounds.online_clicks:
             return None
-        left = leaves(bounds.online_calibration, pooled.expected, pooled.expected, pooled.clicks)
-        if left is None:
+        crossed = crossed_bound(bounds.online_calibration, pooled.expected, pooled.expected, pooled.clicks)
+        if crossed is None:
             self._begin(active, record.candidate, evidence)
             return None
-        if self._is_cooling(record, bounds):
+        if self._in_cooldown(record, bounds):
             return None
         band = bounds.online_calibration
         reason = (
             f"online calibration since version {record.candidate}: got "
-            f"{shown_calibration(pooled.expected, pooled.clicks)}, {left[0]} the band from {band[0]:g} to {band[1]:g}"
+            f"{shown_calibration(pooled.expected, pooled.clicks)}, {crossed[0]} the band from {band[0]:g} to "
+            f"{band[1]:g}"
         )
-        return self._go_back(active, record, reason, evidence, epoch)
+        return self._roll_back(active, record, reason, evidence, epoch)
 
     def _pooled(self, evidence: Mapping[int, Evidence], record: GuardRecord) -> Evidence:
-        """All of the candidate and of what came after it, but for versions that were rolled back."""
+        """The evidence of the candidate and of all later versions, except those that were rolled back."""
         pooled = Evidence()
         for version, known in evidence.items():
             gone = record.target < version <= record.origin
             if version >= record.candidate and not gone:
-                pooled += known - self._seen.get(version, Evidence())
+                pooled += known - self._before.get(version, Evidence())
         return pooled
 
     def _begin(self, candidate: int, good: int, evidence: Mapping[int, Evidence]) -> None:
-        """Watch `candidate` from here on."""
+        """Watch `candidate` from now on."""
         self._versions.refusals.watch(candidate, good)
-        self._seen = dict(evidence)
+        self._before = dict(evidence)
 
-    def _is_cooling(self, record: GuardRecord, bounds: GuardSection) -> bool:
+    def _in_cooldown(self, record: GuardRecord, bounds: GuardSection) -> bool:
         now_us = self._versions.refusals.now_us()
         return bool(record.when_us) and now_us < record.when_us + bounds.cooldown_s * 1_000_000
 
-    def _go_back(
+    def _roll_back(
         self, active: int, record: GuardRecord, reason: str, evidence: Mapping[int, Evidence], epoch: int
-    ) -> WentBack | None:
+    ) -> Rollback | None:
         versions = self._versions
         infos = versions.versions()
         bad = [info.version for info in infos if info.version >= record.candidate]
@@ -115,29 +115,29 @@ class Watch:
         target = record.good if 0 < record.good < record.candidate and is_sound.get(record.good) else None
         target = target or versions.served_before(record.candidate)
         if target is None:
-            self._tell_stuck(active, reason, "there is no earlier version to go to")
+            self._warn_stuck(active, reason, "there is no earlier version to roll back to")
             return None
         try:
             versions.go_back(target, epoch=epoch)
         except (ArtefactError, StaleEpoch, VersionNotFound) as error:
-            self._tell_stuck(active, reason, str(error))
+            self._warn_stuck(active, reason, str(error))
             return None
-        # Marked after it: a crash in between leaves the evidence, and the next call goes back and marks again.
+        # Marked afterwards: after a crash in between the evidence remains, and the next call repeats both.
         versions.refusals.mark(bad, f"rolled back: {reason}")
         versions.refusals.went_back(max([active, *bad]), target, reason)
-        self._seen = dict(evidence)
+        self._before = dict(evidence)
         self.rolled_back += 1
         self._warn(
             f"ROLLED BACK from version {active} to {target}: {reason}. Look at what is learned and logged; to "
             f"overrule: ftrie store activate {versions.model} {active} --force"
         )
-        return WentBack(active, target, reason)
+        return Rollback(active, target, reason)
 
-    def _tell_stuck(self, active: int, reason: str, why: str) -> None:
-        """Say, once for each active version, why it stays."""
+    def _warn_stuck(self, active: int, reason: str, why: str) -> None:
+        """Warn, once for each active version, why it stays active."""
         if self._stuck != active:
             self._stuck = active
             self._warn(
-                f"VERSION {active} SHOULD BE ROLLED BACK AND IS NOT: {reason}; {why}. Activate a sound one by hand: "
+                f"VERSION {active} SHOULD BE ROLLED BACK AND IS NOT: {reason}; {why}. Activate a sound one manually: "
                 f"ftrie store versions {self._versions.model}"
             )

@@ -19,9 +19,9 @@ from model_store.artefact.key_ranges import OTHER, PrefixRules
 from model_store.errors import FieldValueError, InputError, SpecError
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
-from trainer.learn.scorer import unseen_rates
+from trainer.examples.open_log import Log, open_log
+from trainer.learn.scorer import scoring_spec, unseen_rates
 from trainer.learn.scorer_kernels import probability
-from trainer.runs.log_to_score import LogToScore
 
 
 @dataclass(frozen=True)
@@ -61,21 +61,24 @@ class RowAudit:
     fields: tuple[FieldAudit, ...]
 
 
-def audit(artefact: Artefact, log: LogToScore, row: int, variant: str | None = None) -> RowAudit:
+def audit(
+    artefact: Artefact, log: Log, row: int, variant: str | None = None, without: Sequence[str] = ()
+) -> RowAudit:
     """Take apart the score of the log's `row`-th row, from 1; rows that cannot be read are not counted.
 
-    Raises InputError if there is no such row or a value of it does not fit its field, SpecError for an unknown variant.
+    without: fields and crosses to leave out. Raises InputError if there is no such row or a value of it does not fit
+    its field, SpecError for an unknown variant.
     """
     names = list(artefact.spec.variants)
     name = names[0] if variant is None else variant
     if name not in names:
         raise SpecError(f"no variant {name!r}; the model has: {', '.join(names)}")
-    with log.opened(artefact.spec) as (spec, batches):
+    with open_log(log, scoring_spec(artefact.spec, tuple(without))) as opened:
         seen = 0
-        for batch in batches:
+        for batch in opened.batches():
             if row <= seen + batch.rows:
                 at = row - seen - 1
-                plan = FeaturePlan.of(spec)
+                plan = FeaturePlan.of(opened.spec)
                 example = {field.name: _value(batch.columns[field.column], at) for field in plan.fields}
                 line = int(batch.lines[at])
                 return _RowAudit(artefact, plan, names.index(name)).of(example, batch.file, line)

@@ -26,8 +26,8 @@ from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from model_store.versions.lease import TrainerLease
 from trainer.checkpoint import Checkpoints
-from trainer.publish.publisher import Publisher, Publishing
-from trainer.publish.rollback import Watch
+from trainer.publish.publisher import Publisher, PublishOptions
+from trainer.publish.rollback import RollbackWatch
 from trainer.runs.daemon_begin import begin
 from trainer.runs.daemon_learner import Learner
 from trainer.runs.daemon_options import Asked
@@ -75,7 +75,7 @@ class Daemon:
         self._next_warnings = 0.0
         self._warnings: dict[str, str] = {}
         self._exposed: Exposed | None = None
-        self._watch: Watch | None = None
+        self._watch: RollbackWatch | None = None
         self._is_beside = False
 
     def open(self, stack: ExitStack) -> None:
@@ -94,7 +94,7 @@ class Daemon:
             return
         lease = self._lease = self._store.trainer_lease(self._spec.model.name, owner_of(asked.folder))
         self._epoch = self._until_there(lease.take)
-        how = Publishing(asked.publish, asked.snapshot, asked.threshold, asked.activate, asked.keep)
+        how = PublishOptions(asked.publish, asked.snapshot, asked.threshold, asked.activate, asked.keep)
         self._out = GoingOut(
             Publisher(self._versions, how, self._output.warn, epoch=self._epoch),
             lease.earlier_rows,
@@ -122,8 +122,8 @@ class Daemon:
             self._chores.add(chore if self._tenure is not None else self._beside_none(chore))
         self._chores.add(self._look_at_active)
         if self._out is not None and self._asked.activate:
-            self._chores.add(self._out.publisher.try_again)
-            self._watch = Watch(self._spec.guard, self._versions, self._output.warn)
+            self._chores.add(self._out.publisher.retry_activation)
+            self._watch = RollbackWatch(self._spec.guard, self._versions, self._output.warn)
             self._chores.add(self._watch_served)
         if self._out is not None:
             goes_on = saved.checkpoint is not None
@@ -227,7 +227,7 @@ class Daemon:
     def _watch_served(self) -> None:
         """Go back if what is served does not do what it promised."""
         assert self._watch is not None
-        self._watch.after(self._learner.online.evidence(), self._epoch)
+        self._watch.check(self._learner.online.evidence(), self._epoch)
 
     def _tell(self, *, ended: bool = False) -> None:
         status = replace(

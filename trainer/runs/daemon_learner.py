@@ -15,7 +15,7 @@ from model_store.versions.model_versions import ModelVersions
 from trainer.checkpoint import Checkpoints
 from trainer.events.events import Lag
 from trainer.learn.model import LearningModel
-from trainer.publish.online_metrics import Online
+from trainer.publish.online_metrics import OnlineAccumulator
 from trainer.runs.publish_pacing import GoingOut
 from trainer.runs.saved_state import Saved, Saving
 from trainer.runs.status import Holds, Quiet, Status
@@ -124,7 +124,7 @@ class Learner:
         return [self._loop.letters.send, lambda: self._loop.online.flush(versions.online)]
 
     @property
-    def online(self) -> Online:
+    def online(self) -> OnlineAccumulator:
         """What the served versions came to."""
         return self._loop.online
 

@@ -19,21 +19,20 @@ import pyarrow as pa
 import pyarrow.csv as csv
 
 from model_store.artefact.artefact import Artefact
-from model_store.errors import OutputError
+from model_store.errors import OutputError, SpecError
 from model_store.features.cells import number_column, plain
 from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import ExampleMaker, Examples
-from trainer.examples.open_log import default_threads, examples_of
-from trainer.examples.requests import MOST_ROWS, Runs, WholeRequests
+from trainer.examples.open_log import Log, open_log
+from trainer.examples.requests import MOST_ROWS, Runs
 from trainer.learn import scorer_kernels as kernels
 from trainer.learn.metrics.metrics import ProgressiveMetrics
 from trainer.learn.metrics.records import VariantMetrics
 from trainer.learn.predictions_kernels import Predictions
-from trainer.learn.scorer import Scorer, Scores, log_odds
+from trainer.learn.scorer import Scorer, Scores, log_odds, scoring_spec
 from trainer.learn.scorer_kernels import add_rows
 from trainer.logs.batch import RowBatch
 from trainer.logs.rejects import RejectLog
-from trainer.runs.log_to_score import LogToScore
 
 Array = npt.NDArray[Any]
 SHOWN = "shown order"
@@ -103,23 +102,28 @@ class Judging:
 
 def evaluate(
     artefact: Artefact,
-    log: LogToScore,
+    log: Log,
     judging: Judging,
     *,
+    without: Sequence[str] = (),
     rejects: RejectLog,
     threads: int | None = None,
     on_progress: Callable[[int, float | None], None] = lambda rows, logloss: None,
 ) -> Evaluation:
     """Score every row of a log and judge the scores. A bad row goes to `rejects`.
 
-    Raises SpecError where the model's spec does not fit the log, InputError where the log cannot be read to its end.
+    without: fields and crosses to score without; their columns may be missing. Raises SpecError where the model's spec
+    does not fit the log, InputError where the log cannot be read to its end.
     """
     scorer = Scorer(artefact)
-    wanted = [judging.position] if judging.position is not None else []
-    with log.opened(artefact.spec, wanted) as (spec, batches):
-        maker = ScoringMaker(scorer, spec, judging.position)
+    with open_log(log, scoring_spec(artefact.spec, tuple(without))) as opened:
+        maker = ScoringMaker(scorer, opened.spec, judging.position)
         judge = _Judge(scorer, maker, judging)
-        with examples_of(WholeRequests(spec).of(batches), maker, threads or default_threads()) as stream:
+        more = [judging.position] if judging.position is not None else []
+        for name in more:
+            if name not in opened.columns:
+                raise SpecError(f"no column {name!r} in the log; it has: {', '.join(opened.columns)}")
+        with opened.examples(threads, maker=maker, batches=opened.batches(more)) as stream:
             for examples in stream:
                 assert isinstance(examples, ScoredExamples)
                 rejects.add_all(examples.rejects)

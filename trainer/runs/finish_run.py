@@ -83,7 +83,7 @@ def _publish(run: Run, versions: ModelVersions, artefact: Artefact, activate: bo
     epoch = versions.begin() if activate else 0
     version = versions.publish(artefact, epoch=epoch, recent=verdict.recent, refused=verdict.refused)
     try:
-        guard.tell(version, verdict)
+        guard.report(version, verdict)
         if activate and verdict.may_be_served:
             versions.activate(version, epoch=epoch)
     except (LeaseHeld, StaleEpoch):

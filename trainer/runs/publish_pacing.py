@@ -41,7 +41,7 @@ class GoingOut:
     def store_lost_its_data(self) -> None:
         """Publish all that is learned again, as soon as that may be."""
         self._is_lost = True
-        self.publisher.start_over()
+        self.publisher.restart_chain()
 
     def begin(self, model: LearningModel, through_us: int = 0, counts: Counts | None = None) -> None:
         """Count from here; `through_us`: through when the active version has learned, where the run goes on."""

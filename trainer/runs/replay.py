@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,8 @@ from model_store.named_model import read_named
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from trainer.events.fields import settled
-from trainer.examples.side_tables import SideTable
+from trainer.examples.open_log import Log
+from trainer.examples.side_tables import SideTable, side_tables
 from trainer.learn.model import LearningModel
 from trainer.logs.positions import STDIN
 from trainer.logs.rejects import RejectLog, too_many_rejected
@@ -133,26 +134,16 @@ def _of_rows(
     spec: ModelSpec, inputs: list[str], asked: Asked, estimating: Estimating | None, output: Output
 ) -> tuple[Replayed, Read]:
     """Replay labelled rows; they can be read again for estimates."""
-    tables = [SideTable.of_items(asked.items, spec.input)] if asked.items else []
-    tables += [SideTable.of_users(asked.users, spec.input)] if asked.users else []
+    log = Log(inputs, asked.format, side_tables(asked.items, asked.users, spec.input), output.note)
     with RejectLog(asked.rejects) as rejects, output.progress("replaying") as bar:
 
         def show(model: LearningModel, expected: int | None) -> None:
             _show(bar, model, expected)
 
-        replayed = replay_rows(
-            *(spec, inputs),
-            rejects=rejects,
-            format=asked.format,
-            tables=tables,
-            threads=asked.threads,
-            on_progress=show,
-            on_note=output.note,
-        )
+        replayed = replay_rows(spec, log, rejects=rejects, threads=asked.threads, on_progress=show)
     decision = estimating.decision if estimating is not None else DECISION_ROW
-    quietly: Callable[[str], None] = lambda text: None  # noqa: E731  (the replay has said it)
-    log = LogOfRows(inputs, asked.format, tables, asked.propensity, asked.position, decision, quietly)
-    return replayed, log.read
+    quiet = Log(log.inputs, log.format, log.tables)  # the replay has shown its notes
+    return replayed, LogOfRows(quiet, asked.propensity, asked.position, decision).read
 
 
 def _of_events(

@@ -22,16 +22,13 @@ from trainer.events.merge import Merger
 from trainer.events.open_sources import ROWS_PREFIX as _AS_ROWS
 from trainer.events.open_sources import STORE, check_there, holds_rows, open_sources
 from trainer.examples.hashing import ExampleMaker
-from trainer.examples.open_log import begin, default_threads, examples_of
-from trainer.examples.requests import WholeRequests
-from trainer.examples.side_tables import SideTable, joined
+from trainer.examples.open_log import Log, open_log
 from trainer.join.join import Join, Joined
 from trainer.join.rows import Segments
 from trainer.learn.model import LearningModel
 from trainer.logs.batch import RowBatch
 from trainer.logs.file_listing import Listing
 from trainer.logs.positions import STDIN, Position
-from trainer.logs.reader import LogReader
 from trainer.logs.rejects import RejectLog
 from trainer.logs.times import NO_TIME, parse_times, time_format
 from trainer.off_policy.logged import Layout, LoggedRows, RowCollector, bad_rows
@@ -219,36 +216,28 @@ class _Span:
 
 def replay_rows(
     spec: ModelSpec,
-    inputs: Sequence[str],
+    log: Log,
     *,
     rejects: RejectLog,
-    format: str | None = None,
-    tables: Sequence[SideTable] = (),
     threads: int | None = None,
     on_progress: Callable[[LearningModel, int | None], None] = lambda model, expected: None,
-    on_note: Callable[[str], None] = lambda text: None,
 ) -> Replayed:
     """Learn from every row in turn, as `ftrie train` does. on_progress: told of how many rows are expected.
 
     Raises SpecError where the spec does not fit the log, InputError where the log cannot be read to its end.
     """
     began = time.perf_counter()
-    with LogReader(inputs, format=format, on_note=on_note) as reader:
-        beginning = begin(spec, reader, tables, on_note)
-        maker = ExampleMaker(beginning.resolved)
-        model, span = LearningModel(maker), _SpanRows(maker.spec)
+    with open_log(log, spec) as opened:
+        model, span = LearningModel(opened.maker), _SpanRows(opened.spec)
         stamp = spec.input.timestamp
-        read = tuple(dict.fromkeys([*beginning.columns, *([stamp] if stamp in reader.columns() else [])]))
-        batches = span.of(joined(reader.batches(read), tables, maker.spec.wanted_columns()))
-        requests = WholeRequests(maker.spec)
-        with examples_of(requests.of(batches), maker, threads or default_threads()) as stream:
+        batches = span.of(opened.batches([stamp] if stamp in opened.columns else []))
+        with opened.examples(threads, batches=batches) as stream:
             for examples in stream:
                 rejects.add_all(examples.rejects)
                 model.learn(examples)
-                total, done = reader.total_bytes, reader.bytes_read()
-                on_progress(model, int(model.rows * total / done) if total and done else None)
-    for warning in requests.warnings():
-        on_note(warning)
+                on_progress(model, opened.expected_rows(model.rows))
+    for warning in opened.requests.warnings():
+        log.on_note(warning)
     seconds = time.perf_counter() - began
     return Replayed(ROWS, model, model.rows, rejects.count, seconds, span.seconds, reasons=rejects.counts)
 

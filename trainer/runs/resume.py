@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -11,25 +11,22 @@ from model_store.artefact.artefact import Artefact
 from model_store.errors import CheckpointError, InputError, SpecError
 from model_store.spec.spec import ModelSpec, spec_from_json
 from trainer.checkpoint import Checkpoint
-from trainer.examples.open_log import Beginning
-from trainer.examples.side_tables import SideTable
+from trainer.examples.open_log import Log, RunStart
 from trainer.learn.model import LearningModel
 from trainer.learn.warm_start import NO_FEATURE, features_of_keys
 
 
-def go_on(
-    spec: ModelSpec, earlier: Checkpoint, tables: Sequence[SideTable], on_note: Callable[[str], None]
-) -> Beginning:
+def go_on(spec: ModelSpec, earlier: Checkpoint, log: Log) -> RunStart:
     """What was settled when the run began; the columns of this log have no say in it."""
     before = earlier.description
-    sides = {table.name: table.sha256 for table in tables}
+    sides = {table.name: table.sha256 for table in log.tables}
     _check_sides(before.sides, sides)
     for name in (name for name in sides if sides[name] != before.sides[name]):
-        on_note(
+        log.on_note(
             f"the file of {name} has changed since the checkpoint; rows from here on are joined with the new one"
         )
     resolved = spec_from_json(before.resolved, str(earlier.path)).model_copy(update={"guard": spec.guard})
-    return Beginning(
+    return RunStart(
         spec=spec,
         resolved=resolved,
         columns=before.columns,

@@ -28,7 +28,7 @@ from trainer.learn.model import LearningModel
 from trainer.logs.batch import RowBatch
 from trainer.logs.positions import Position
 from trainer.logs.rejects import Reject
-from trainer.publish.online_metrics import Online
+from trainer.publish.online_metrics import OnlineAccumulator
 from trainer.runs.dead_letters import Letters
 
 JOIN_PART, ONLINE_PART = "join.", "online."
@@ -74,7 +74,7 @@ class Loop(Protocol):
     model: LearningModel
     letters: Letters
     counts: Counts
-    online: Online
+    online: OnlineAccumulator
 
     def step(self, wait_s: float = 0.0) -> bool:
         """Take what comes next; False if nothing does within `wait_s` seconds."""
@@ -126,14 +126,14 @@ class EventLoop:
         letters: Letters,
         on_joined: Closed = lambda joined, segments: None,
         counts: Counts | None = None,
-        online: Online | None = None,
+        online: OnlineAccumulator | None = None,
     ) -> None:
         self.model = model
         self.join = join
         self.segments = segments
         self.letters = letters
         self.counts = counts or Counts()
-        self.online = online or Online()
+        self.online = online or OnlineAccumulator()
         self._merger = merger
         self._on_joined = on_joined
         joined_rows = self.counts.examples + self.counts.bad_rows + self.counts.subsampled
@@ -255,7 +255,7 @@ class RowLoop:
         self.model = model
         self.letters = letters
         self.counts = counts
-        self.online = Online()
+        self.online = OnlineAccumulator()
         self._source = source
         self._place = places[0] if places else source.start
         self._wanted = model.spec.wanted_columns()

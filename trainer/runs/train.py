@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -20,18 +20,15 @@ from model_store.versions.manifest import now
 from model_store.whole_file import write_whole
 from trainer.checkpoint import Checkpoints
 from trainer.checkpoint.description import Description, Written
-from trainer.examples.hashing import ExampleMaker, Examples
-from trainer.examples.open_log import Beginning, begin, default_threads, examples_of
-from trainer.examples.requests import WholeRequests
-from trainer.examples.side_tables import SideTable, joined
+from trainer.examples.hashing import Examples
+from trainer.examples.open_log import Log, OpenLog, RunStart, open_log
 from trainer.learn.calibration import CalibrationReport
 from trainer.learn.metrics.metrics import MetricsOptions
 from trainer.learn.metrics.records import SliceMetrics, VariantMetrics
 from trainer.learn.model import LearningModel, Memory
 from trainer.logs.positions import Position, ReadFile
-from trainer.logs.reader import BATCH_BYTES, LogReader
 from trainer.logs.rejects import RejectLog, too_many_rejected
-from trainer.publish.publisher import Published, Publishes
+from trainer.publish.publisher import BatchPublisher, PublishCounts
 from trainer.runs.resume import begin_with, go_on, restore
 from trainer.runs.signals import StopSignals
 
@@ -73,7 +70,7 @@ class Report:
     calibration: dict[str, CalibrationReport] = field(default_factory=dict)
     memory: Memory | None = None
     version: int | None = None
-    published: Published = field(default_factory=Published)
+    published: PublishCounts = field(default_factory=PublishCounts)
     failed_checkpoints: int = 0
     damaged_checkpoints: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
@@ -129,26 +126,22 @@ class Run:
 
 def train(
     spec: ModelSpec,
-    inputs: Sequence[str],
+    log: Log,
     *,
     rejects: RejectLog,
-    tables: Sequence[SideTable] = (),
-    format: str | None = None,
     threads: int | None = None,
-    batch_bytes: int = BATCH_BYTES,
     metrics: MetricsOptions | None = None,
     keeper: Checkpoints | None = None,
     initial: Artefact | None = None,
-    publisher: Publishes | None = None,
+    publisher: BatchPublisher | None = None,
     force: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
-    on_note: Callable[[str], None] = lambda text: None,
     on_warning: Callable[[str], None] = lambda text: None,
 ) -> Run:
-    """Learn every variant of `spec` in one pass over `inputs`, in order.
+    """Learn every variant of `spec` in one pass over the log, in order.
 
-    A column that the log lacks is taken from `tables`. The result depends on the rows alone, not on `threads` (hashing
-    threads; default: the cores less one) nor on `batch_bytes`. A bad row goes to `rejects`. A log that cannot be read
+    The result depends on the rows alone, not on `threads` (hashing threads; default: the cores less one) nor on the
+    size of batches. A bad row goes to `rejects`. A log that cannot be read
     to its end stops the run: what was learned so far is in the Run, with the error as its `failure`. `metrics` says
     which metrics are written where while it learns. `keeper` saves the state, and brings that of an earlier run to go
     on from; a run that begins may begin with the model `initial` instead of with none. `publisher` publishes while it
@@ -156,42 +149,38 @@ def train(
     learned where the spec does not fit the log.
     """
     for doubt in spec.doubts():
-        on_note(doubt)
+        log.on_note(doubt)
     earlier = keeper.take() if keeper is not None else None
-    read = earlier.description.read if earlier else ()
-    with LogReader(inputs, format=format, batch_bytes=batch_bytes, read=read, on_note=on_note) as reader:
-        beginning = go_on(spec, earlier, tables, on_note) if earlier else begin(spec, reader, tables, on_note)
-        maker = ExampleMaker(beginning.resolved)
-        model = LearningModel(maker, metrics, keep_seen=publisher is not None)
+    resumed = go_on(spec, earlier, log) if earlier else None
+    with open_log(log, spec, start=resumed) as opened:
+        start = opened.start
+        model = LearningModel(opened.maker, metrics, keep_seen=publisher is not None)
         if earlier is not None:
             restore(model, earlier)
         elif initial is not None:
-            beginning = replace(beginning, initial=begin_with(initial, model, on_note, on_warning))
+            start = replace(start, initial=begin_with(initial, model, log.on_note, on_warning))
         del earlier  # its arrays are in the model now
         if publisher is not None:
             publisher.begin(model)
-        learning = Learning(model, reader, rejects, keeper, beginning, publisher, force=force)
-        batches = joined(reader.batches(beginning.columns), tables, maker.spec.wanted_columns())
-        requests = WholeRequests(maker.spec, beginning.rows_read)
-        with examples_of(requests.of(batches), maker, threads or default_threads()) as stream:
-            failure = learning.learn_all(stream, lambda: on_progress(_progress(model, reader)))
+        learning = Learning(model, opened, rejects, keeper, start, publisher, force=force)
+        with opened.examples(threads) as stream:
+            failure = learning.learn_all(stream, lambda: on_progress(_progress(model, opened)))
         if failure is None:
             model.metrics.finish()
-        for warning in (*requests.warnings(), *model.coordinates.admission.notes()):
-            on_note(warning)
-    found = {*beginning.columns, *(name for table in tables for name in table.columns)}
-    absent = tuple(each.name for each in maker.plan.fields if each.column not in found)
+        for warning in (*opened.requests.warnings(), *model.coordinates.admission.notes()):
+            log.on_note(warning)
     report = replace(
-        _report(learning, rejects, keeper), resumed_requests=requests.resumed, cut_requests=requests.cut
+        _report(learning, rejects, keeper),
+        resumed_requests=opened.requests.resumed,
+        cut_requests=opened.requests.cut,
     )
     if publisher is not None:
         report = replace(report, published=publisher.counts)
-    return Run(model, report, failure, absent, learning.withheld)
+    return Run(model, report, failure, opened.absent_fields, learning.withheld)
 
 
-def _progress(model: LearningModel, reader: LogReader) -> Progress:
-    total, read = reader.total_bytes, reader.bytes_read()
-    expected = int(model.rows * total / read) if total and read else None
+def _progress(model: LearningModel, opened: OpenLog) -> Progress:
+    expected = opened.expected_rows(model.rows)
     return Progress(model.rows, expected, model.metrics.recent_logloss(), model.table.used)
 
 
@@ -241,23 +230,23 @@ class Learning:
     def __init__(
         self,
         model: LearningModel,
-        reader: LogReader,
+        opened: OpenLog,
         rejects: RejectLog,
         keeper: Checkpoints | None,
-        beginning: Beginning,
-        publisher: Publishes | None = None,
+        start: RunStart,
+        publisher: BatchPublisher | None = None,
         *,
         force: bool = False,
     ) -> None:
         """`force`: publish however many rows were rejected."""
         self.model = model
-        self.subsampled = beginning.subsampled
-        self.minus_labels = beginning.minus_labels
-        self._rows_read = beginning.rows_read
-        self._reader = reader
+        self.subsampled = start.subsampled
+        self.minus_labels = start.minus_labels
+        self._rows_read = start.rows_read
+        self._opened = opened
         self._rejects = rejects
         self._keeper = keeper
-        self._beginning = beginning
+        self._start = start
         self._publisher = publisher
         self._force = force
         self._began = time.perf_counter()
@@ -267,7 +256,7 @@ class Learning:
     @property
     def seconds(self) -> float:
         """Spent so far, by the runs before this one too."""
-        return self._beginning.seconds + time.perf_counter() - self._began
+        return self._start.seconds + time.perf_counter() - self._began
 
     @property
     def rejected_share(self) -> float:
@@ -305,7 +294,7 @@ class Learning:
                 self._save(self._read_so_far())
                 return error
             if examples is None:
-                self._save(self._reader.bookmarks.until(None))
+                self._save(self._opened.read_until(None))
                 return None
             try:
                 # Rejects first: with --strict nothing is learned from a batch that holds a bad row, nor after it.
@@ -329,8 +318,8 @@ class Learning:
 
     def _read_so_far(self) -> tuple[ReadFile, ...]:
         if self._stop is None:
-            return self._beginning.read
-        return self._reader.bookmarks.until(self._stop)
+            return self._start.read
+        return self._opened.read_until(self._stop)
 
     def _save(self, read: tuple[ReadFile, ...]) -> None:
         if self._keeper is None or not self._resumable:
@@ -338,9 +327,9 @@ class Learning:
         description = Description(
             ftrie=version("ftrie"),
             created=now().isoformat(),
-            spec=self._beginning.spec.to_json(),
-            resolved=self._beginning.resolved.to_json(),
-            columns=self._beginning.columns,
+            spec=self._start.spec.to_json(),
+            resolved=self._start.resolved.to_json(),
+            columns=self._start.columns,
             rows=self.model.rows,
             keys=self.model.table.used,
             seconds=self.seconds,
@@ -351,8 +340,8 @@ class Learning:
             reject_counts=dict(self._rejects.counts_as_met),
             rejects=Written.to(self._rejects.path, self._rejects.sync()),
             metrics=self._metrics_written(),
-            sides=self._beginning.sides,
-            initial=self._beginning.initial,
+            sides=self._start.sides,
+            initial=self._start.initial,
         )
         self._keeper.save(description, self.model.state())
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from model_store.spec.spec import ModelSpec
     from trainer.checkpoint import Checkpoints
     from trainer.checkpoint.description import Description
-    from trainer.examples.side_tables import SideTable
     from trainer.learn.metrics.metrics import MetricsOptions
     from trainer.logs.rejects import RejectLog
     from trainer.publish.publisher import Publisher
@@ -60,6 +59,8 @@ def learn(
     spec: ModelSpec, inputs: list[str], asked: Asked, output: Output, publisher: Publisher | None = None
 ) -> Run:
     """Do a whole run, and show how it advances."""
+    from trainer.examples.open_log import Log
+    from trainer.examples.side_tables import side_tables
     from trainer.runs.train import train
     from trainer.runs.warmup import compile_kernels, formats_of, kernels_are_ready
 
@@ -69,6 +70,7 @@ def learn(
         if not kernels_are_ready(spec, formats, slices=slices, publishes=publishes):
             output.note("compiling kernels for the first time; some ten seconds, once")
         compile_kernels(spec, formats, slices=slices, publishes=publishes)
+        tables = side_tables(asked.items, asked.users, spec.input)
         begins = opened.keeper is None or opened.keeper.earlier is None
         with output.progress("learning") as bar:
 
@@ -77,19 +79,16 @@ def learn(
                 bar.update(at.rows, total=at.expected_rows, **fields, keys=at.keys)
 
             run = train(
-                *(spec, inputs),
+                spec,
+                Log(inputs, asked.format, tables, output.note, asked.batch_bytes),
                 rejects=opened.rejects,
-                tables=_side_tables(spec, asked),
-                format=asked.format,
                 threads=asked.threads,
-                batch_bytes=asked.batch_bytes,
                 metrics=opened.metrics,
                 keeper=opened.keeper,
                 initial=initial_model(spec, asked.init_from, asked.store) if begins else None,
                 publisher=publisher,
                 force=asked.force,
                 on_progress=show,
-                on_note=output.note,
                 on_warning=output.warn,
             )
     for warning in run.report.warnings:
@@ -141,14 +140,6 @@ def _say_what_goes_on(path: Path, before: Description, asked: Asked, output: Out
     output.note(f"going on from {path}: {before.rows:,} rows learned, {before.keys:,} keys")
     if asked.init_from is not None:
         output.note("--init-from is passed over: the checkpoint has what was learned since")
-
-
-def _side_tables(spec: ModelSpec, asked: Asked) -> list[SideTable]:
-    from trainer.examples.side_tables import SideTable
-
-    tables = [SideTable.of_items(asked.items, spec.input)] if asked.items else []
-    tables += [SideTable.of_users(asked.users, spec.input)] if asked.users else []
-    return tables
 
 
 def initial_model(spec: ModelSpec, init_from: str | None, store: str) -> Artefact | None:

@@ -16,14 +16,15 @@ from model_store.jit import kernels_are_cached, mark_kernels_cached
 from model_store.spec.learner_section import Inclusion, LearnerSection
 from model_store.spec.sections import Cross, FieldSpec, InputSection, ModelSection, Variant
 from model_store.spec.spec import ModelSpec
+from trainer.examples.open_log import Log
 from trainer.learn.metrics.metrics import MetricsOptions
 from trainer.learn.model import LearningModel
 from trainer.logs.positions import expand
 from trainer.logs.reader import FORMATS, format_by_name
 from trainer.logs.rejects import RejectLog
 from trainer.output import Output
-from trainer.publish.delta_chain import Line
-from trainer.publish.publisher import Published
+from trainer.publish.delta_chain import DeltaChain
+from trainer.publish.publisher import PublishCounts
 from trainer.runs.train import train
 
 _SCORING = "evaluate"
@@ -75,7 +76,7 @@ class _Rehearsal:
     """Makes what a publisher makes, and publishes none of it."""
 
     def __init__(self) -> None:
-        self.counts = Published()
+        self.counts = PublishCounts()
         self.withheld = ""
 
     def begin(self, model: LearningModel) -> None:
@@ -83,8 +84,8 @@ class _Rehearsal:
 
     def after_batch(self, model: LearningModel) -> None:
         """Make a snapshot, and a delta of it."""
-        line = Line(model, model.artefact(), version=1)
-        line.change()
+        chain = DeltaChain(model, model.artefact(), version=1)
+        chain.change()
 
 
 def _learn(small: ModelSpec, format: str, metrics: MetricsOptions, publishes: bool) -> None:
@@ -92,7 +93,7 @@ def _learn(small: ModelSpec, format: str, metrics: MetricsOptions, publishes: bo
         log = Path(folder) / "log"
         _LOGS[format](log)
         publisher = _Rehearsal() if publishes else None
-        run = train(small, [str(log)], rejects=rejects, format=format, metrics=metrics, publisher=publisher)
+        run = train(small, Log([str(log)], format), rejects=rejects, metrics=metrics, publisher=publisher)
         run.model.table.grow()
         run.model.artefact()
 

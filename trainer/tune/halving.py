@@ -16,7 +16,7 @@ from model_store.errors import InputError, SpecError
 from model_store.spec.spec import ModelSpec
 from trainer.logs.positions import STDIN, expand
 from trainer.tune.candidates import Candidate, Group, groups_of
-from trainer.tune.passes import Log, Outcome, Pass, count_rows, learn_together
+from trainer.tune.passes import Outcome, Pass, Repeated, count_rows, learn_together
 
 KEPT = 3
 MODELS_A_PASS = 8
@@ -68,7 +68,7 @@ class Tuning:
     seconds: float
 
 
-def tune(spec: ModelSpec, candidates: Sequence[Candidate], log: Log, judge: Judge) -> Tuning:
+def tune(spec: ModelSpec, candidates: Sequence[Candidate], log: Repeated, judge: Judge) -> Tuning:
     """Learn the candidates and rank them. Raises SpecError for a variant that is absent or has its own parameters."""
     variant = judged_variant(spec, judge.variant)
     _check_readable_again(log, spec, candidates, judge, variant)
@@ -108,11 +108,11 @@ def judged_variant(spec: ModelSpec, name: str | None) -> str:
 
 
 def _check_readable_again(
-    log: Log, spec: ModelSpec, candidates: Sequence[Candidate], judge: Judge, variant: str
+    log: Repeated, spec: ModelSpec, candidates: Sequence[Candidate], judge: Judge, variant: str
 ) -> None:
     once = judge.last == 1.0 and judge.first_rung is None
     once = once and len(groups_of(spec, candidates, range(len(candidates)), variant)) <= MODELS_A_PASS
-    if STDIN in expand(log.inputs) and not once:
+    if STDIN in expand(log.log.inputs) and not once:
         raise InputError(
             "- (standard input) can be read only once, and this needs several passes: give files"
         )
@@ -123,7 +123,7 @@ def _judge_from(judge: Judge, rows: int | None) -> int:
     return 0 if rows is None or judge.last == 1.0 else rows - max(1, math.floor(rows * judge.last))
 
 
-def _learn(log: Log, groups: Sequence[Group], rows: int | None, judge_from: int) -> tuple[Pass, int]:
+def _learn(log: Repeated, groups: Sequence[Group], rows: int | None, judge_from: int) -> tuple[Pass, int]:
     """Learn all groups, some models a pass; all outcomes together, and how many passes it took."""
     parts = [groups[at : at + MODELS_A_PASS] for at in range(0, len(groups), MODELS_A_PASS)]
     passes = [learn_together(log, part, rows=rows, judge_from=judge_from) for part in parts]

@@ -14,28 +14,28 @@ import numpy as np
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import ExampleMaker, Examples
-from trainer.examples.open_log import begin, default_threads, examples_of
-from trainer.examples.requests import WholeRequests
-from trainer.examples.side_tables import SideTable, joined
+from trainer.examples.open_log import Log, OpenLog, open_log
 from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
 from trainer.learn.metrics.records import VariantMetrics
 from trainer.learn.model import LearningModel
 from trainer.learn.predictions_kernels import Predictions
-from trainer.logs.reader import LogReader
 from trainer.logs.rejects import RejectLog
 from trainer.tune.candidates import Group
 
 
 @dataclass(frozen=True)
-class Log:
-    """The log that is learned, again and again: inputs, side tables and format as `ftrie train` takes them."""
+class Repeated:
+    """A log that is learned several times. on_progress: receives the rows taken so far and the rows expected."""
 
-    inputs: Sequence[str]
-    tables: Sequence[SideTable] = ()
-    format: str | None = None
+    log: Log
     threads: int | None = None
     on_progress: Callable[[int, int | None], None] = field(default=lambda rows, expected: None)
-    on_note: Callable[[str], None] = field(default=lambda text: None)
+
+    @contextmanager
+    def examples(self, spec: ModelSpec) -> Iterator[tuple[OpenLog, Iterator[Examples]]]:
+        """Open the log and hash its rows by the spec."""
+        with open_log(self.log, spec) as opened, opened.examples(self.threads) as stream:
+            yield opened, stream
 
 
 @dataclass(frozen=True)
@@ -56,26 +56,26 @@ class Pass:
     outcomes: dict[int, Outcome]
 
 
-def count_rows(log: Log, spec: ModelSpec) -> int:
+def count_rows(log: Repeated, spec: ModelSpec) -> int:
     """How many rows of the log would be learned from."""
     rows = 0
-    with _examples(log, spec) as (stream, show):
-        for examples, _ in stream:
+    with log.examples(spec) as (opened, stream):
+        for examples in stream:
             rows += int(examples.hashed.labels.size)
-            show(rows)
+            log.on_progress(rows, opened.expected_rows(rows))
     return rows
 
 
 def learn_together(
-    log: Log, groups: Sequence[Group], *, rows: int | None = None, judge_from: int = 0
+    log: Repeated, groups: Sequence[Group], *, rows: int | None = None, judge_from: int = 0
 ) -> Pass:
     """Learn the first `rows` rows (None: all) by the model of every group; judge by those from `judge_from` on."""
     models: list[LearningModel] = []
     learned = 0
     rejects = RejectLog()
-    with _examples(log, groups[0].spec) as (stream, show):
-        for examples, maker in stream:
-            models = models or [_model(group, maker, judge_from) for group in groups]
+    with log.examples(groups[0].spec) as (opened, stream):
+        for examples in stream:
+            models = models or [_model(group, opened.spec, judge_from) for group in groups]
             rejects.add_all(examples.rejects)
             size = int(examples.hashed.labels.size)
             if rows is not None and learned + size > rows:
@@ -83,7 +83,7 @@ def learn_together(
             for model in models:
                 model.learn(examples)
             learned += size
-            show(learned)
+            log.on_progress(learned, opened.expected_rows(learned))
             if learned == rows:
                 break
     outcomes = (
@@ -93,9 +93,9 @@ def learn_together(
     return Pass(learned, max(learned - judge_from, 0), rejects.count, found)
 
 
-def _model(group: Group, maker: ExampleMaker, judge_from: int) -> LearningModel:
-    """A model of the group's spec, with the fields that the log has given."""
-    spec = group.spec.model_copy(update={"fields": maker.spec.fields})
+def _model(group: Group, resolved: ModelSpec, judge_from: int) -> LearningModel:
+    """A model of the group's spec, with the fields resolved against the log."""
+    spec = group.spec.model_copy(update={"fields": resolved.fields})
     return LearningModel(ExampleMaker(spec), Judging(begin=judge_from))
 
 
@@ -109,25 +109,6 @@ def _outcomes(model: LearningModel, group: Group) -> dict[int, Outcome]:
         own = weights[:, variant if weights.shape[1] > 1 else 0]
         found[place] = Outcome(metrics[variant], int(np.count_nonzero(own[used])))
     return found
-
-
-@contextmanager
-def _examples(
-    log: Log, spec: ModelSpec
-) -> Iterator[tuple[Iterator[tuple[Examples, ExampleMaker]], Callable[[int], None]]]:
-    """Open the log: its examples with their maker, and a function to be told how many rows were taken."""
-    with LogReader(log.inputs, format=log.format) as reader:
-        beginning = begin(spec, reader, log.tables, log.on_note)
-        maker = ExampleMaker(beginning.resolved)
-        batches = joined(reader.batches(beginning.columns), log.tables, maker.spec.wanted_columns())
-        batches = WholeRequests(maker.spec).of(batches)
-
-        def show(rows: int) -> None:
-            total, read = reader.total_bytes, reader.bytes_read()
-            log.on_progress(rows, int(rows * total / read) if total and read else None)
-
-        with examples_of(batches, maker, log.threads or default_threads()) as stream:
-            yield ((examples, maker) for examples in stream), show
 
 
 # --- Metrics of a part of the log: from some row on. The rows before it are learned from, and judge nothing

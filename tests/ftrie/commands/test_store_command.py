@@ -184,6 +184,25 @@ def test_inspect_tells_the_manifest_the_fields_and_the_heaviest_keys(ask: Answer
     ]
 
 
+@pytest.mark.parametrize("pattern", ["age", "age*"])
+def test_inspect_counts_and_weighs_the_keys_under_a_prefix(ask: Answer, store: Store, pattern: str) -> None:
+    store.model("ads").publish_and_activate(model(KEYS, [0.1, -3, 2, 0.5, 1]))
+    told = ask("inspect", "ads", "--prefix", pattern, "--top", 1)
+    assert (told["version"], told["prefix"], told["keys"]) == (1, "age", 3)
+    used = {"keys": 3, "nonzero": 3, "weight_sum": 0.0, "absolute_sum": 6.0}
+    assert told["variants"] == {
+        "base": used,
+        "plain": {"keys": 3, "nonzero": 0, "weight_sum": 0.0, "absolute_sum": 0.0},
+    }
+    assert [(each["prefix"], each["keys"], each["absolute_sums"]["base"]) for each in told["branches"]] == [
+        ("age*brand=25*acme", 1, 1.0),
+        ("age=", 2, 5.0),
+    ]
+    assert [each["key"] for each in told["top"]] == ["age=25"]
+    assert ask("inspect", "ads", "--prefix", "age**")["keys"] == 1
+    assert ask("inspect", "ads", "--prefix", "hour")["branches"] == []
+
+
 def test_without_json_every_command_prints_for_a_reader(
     say: Callable[..., tuple[int, str, str]], store: Store, tmp_path: Path
 ) -> None:
@@ -196,6 +215,7 @@ def test_without_json_every_command_prints_for_a_reader(
         (["gc", "ads", "--keep", 1, "--dry-run"], "would delete 1"),
         (["gc", "ads"], "deleted nothing"),
         (["inspect", "ads", 3], "age*brand=25*acme"),
+        (["inspect", "ads", "--prefix", "age=*"], "age=31"),
         (["export", "ads", tmp_path / "o.arrow", "--version", 2], "wrote version 2, 5 keys"),
     ]:
         code, out, err = say(*arguments)

@@ -70,9 +70,21 @@ def test_prefix_statistics_weigh_what_lies_below(keys: list[bytes], prefix: byte
     weights = np.linspace(-1, 2, len(keys), dtype=np.float32)
     below = [float(w) for key, w in zip(keys, weights, strict=True) if key.startswith(prefix)]
     found = FlatTrie.of(keys).statistics(prefix, weights)
-    assert found.keys == len(below)
+    assert (found.keys, found.nonzero) == (len(below), sum(w != 0 for w in below))
     assert found.weight_sum == pytest.approx(sum(below))
     assert found.absolute_sum == pytest.approx(sum(map(abs, below)))
+
+
+@given(key_sets, keys_of_every_kind)
+def test_branches_partition_the_keys_under_a_prefix(keys: list[bytes], prefix: bytes) -> None:
+    trie = FlatTrie.of(keys)
+    below = [key for key in keys if key.startswith(prefix)]
+    found = list(trie.branches(prefix))
+    assert [trie.key(slot) for _, begin, stop in found for slot in range(begin, stop)] == below
+    for branch, begin, stop in found:
+        inside = [trie.key(slot) for slot in range(begin, stop)]
+        assert all(key.startswith(branch) for key in inside)
+        assert len(inside) == 1 or len({key[len(branch) : len(branch) + 1] for key in inside}) > 1
 
 
 def test_a_node_may_have_a_child_for_each_byte() -> None:

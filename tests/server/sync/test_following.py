@@ -15,7 +15,6 @@ import structlog
 from ftrie.client.client import Client, RankFailed
 from model_store.errors import StoreError
 from model_store.store import Store
-from server.sync.pauses import RECONNECT
 from tests.server import shop
 from tests.server.one_process import Server
 
@@ -202,10 +201,3 @@ def test_swaps_under_load_fail_no_call_and_no_answer_mixes_versions(
         given = {scores for answered, scores in answers if answered == version}
         assert len(given) == 1, "two answers of one version differ"
         assert given.pop() == pytest.approx(wanted, abs=1e-6)
-
-
-def test_pauses_between_retries_grow_and_differ() -> None:
-    assert 0.05 <= RECONNECT.after(1) <= 0.1
-    assert len({RECONNECT.after(50) for _ in range(10)}) > 1
-    longest = RECONNECT.longest_s
-    assert all(longest / 2 <= RECONNECT.after(n) <= longest for n in (7, 50, 100_000))

@@ -15,7 +15,7 @@ from model_store.store import Store
 from server.telemetry.status import ModelStatus
 from tests.server import shop
 from tests.server.one_process import Server
-from tests.server.sync.test_feeding import part_of, publish, publish_delta
+from tests.server.sync.test_model_sync import part_of, publish, publish_delta
 
 Eventually = Callable[[Callable[[], bool]], None]
 Start = Callable[..., Server]

@@ -12,7 +12,9 @@ from model_store.spec.spec import parse_spec
 from tests.matrix import slow_except
 from tests.trainer.click_logs import batch_of, learn, model_of
 from trainer.examples.hashing import ExampleMaker
+from trainer.examples.open_log import Log
 from trainer.examples.requests import MOST_ROWS, WholeRequests
+from trainer.logs.reader import BATCH_BYTES
 from trainer.logs.rejects import RejectLog
 from trainer.runs.train import train
 
@@ -132,7 +134,7 @@ def test_a_log_that_is_not_sorted_by_request_is_warned_of_by_the_run(tmp_path):
     log.write_text("click,rq,f,g\n" + "".join(f"{row == 7},r{row % 5},1,2\n" for row in range(20)).lower())
     told = []
     with RejectLog() as rejects:
-        report = train(spec_of(), [str(log)], rejects=rejects, on_note=told.append).report
+        report = train(spec_of(), Log([str(log)], on_note=told.append), rejects=rejects).report
     assert (report.resumed_requests, report.cut_requests, report.rejected) == (15, 0, 0)
     assert any("sort the log by 'rq'" in text for text in told)
 
@@ -193,7 +195,7 @@ def test_the_model_stays_calibrated_and_metrics_weigh_by_one_over_r(tmp_path):
     for rate in (1.0, 0.2):
         spec = spec_of(rate=rate, learner="l1 = 0.1\n")
         with RejectLog() as rejects:
-            runs[rate] = train(spec, [str(log)], rejects=rejects)
+            runs[rate] = train(spec, Log([str(log)]), rejects=rejects)
     full, sampled = (runs[rate].report for rate in (1.0, 0.2))
     assert (full.rows, full.subsampled) == (len(rows), 0)
     assert sampled.rows + sampled.subsampled == len(rows) and sampled.subsampled > 0.3 * len(rows)
@@ -208,9 +210,9 @@ def test_batches_and_threads_change_nothing(tmp_path, batch_bytes):
     lines = [b",".join(row.values()) for row in rows]
     log.write_bytes(b"\n".join([b"click,rq,f,g", *lines]) + b"\n")
     found = set()
-    for options in ({}, {"batch_bytes": batch_bytes}, {"batch_bytes": batch_bytes, "threads": 3}):
+    for size, threads in ((BATCH_BYTES, None), (batch_bytes, None), (batch_bytes, 3)):
         with RejectLog() as rejects:
-            run = train(spec_of(), [str(log)], rejects=rejects, **options)
+            run = train(spec_of(), Log([str(log)], batch_bytes=size), rejects=rejects, threads=threads)
         found.add((run.model.artefact().sha256, run.report.rows, run.report.subsampled))
     assert len(found) == 1
 
@@ -247,7 +249,7 @@ def test_columns_whose_type_changes_within_a_request_change_nothing(tmp_path):
     found = set()
     for batch_bytes in (1 << 20, 3000, 200):
         with RejectLog() as rejects:
-            run = train(spec, [str(log)], rejects=rejects, batch_bytes=batch_bytes)
+            run = train(spec, Log([str(log)], batch_bytes=batch_bytes), rejects=rejects)
         assert run.failure is None and rejects.count == 0
         found.add((run.model.artefact().sha256, run.report.rows, run.report.subsampled))
     assert len(found) == 1

@@ -8,6 +8,7 @@ from ftrie.cli import run
 from model_store.artefact.artefact import Artefact
 from model_store.errors import InputError, SpecError
 from model_store.spec.spec import parse_spec
+from trainer.examples.open_log import Log
 from trainer.examples.side_tables import SideTable
 from trainer.logs.rejects import RejectLog
 from trainer.runs.train import train
@@ -66,21 +67,21 @@ def test_the_log_wins_over_the_table(files):
     spec = parse_spec(SPEC)
     (files / "items.csv").write_text("item_id,brand\n7,adidas\n")
     table = SideTable.of_items(files / "items.csv", spec.input)
-    with_table = train(spec, [str(files / "whole.csv")], rejects=RejectLog(), tables=[table])
-    without = train(spec, [str(files / "whole.csv")], rejects=RejectLog())
+    with_table = train(spec, Log([str(files / "whole.csv")], tables=[table]), rejects=RejectLog())
+    without = train(spec, Log([str(files / "whole.csv")]), rejects=RejectLog())
     assert with_table.model.artefact().sha256 == without.model.artefact().sha256
 
 
 def test_a_missing_item_column_says_that_a_file_may_have_it(files):
     with pytest.raises(SpecError, match="--items FILE"):
-        train(parse_spec(SPEC), [str(files / "short.csv")], rejects=RejectLog())
+        train(parse_spec(SPEC), Log([str(files / "short.csv")]), rejects=RejectLog())
 
 
 def test_an_optional_field_may_be_missing_and_is_named(files):
     text = SPEC.replace("brand = { ", "brand = { optional = true, ").replace(
         "age = { ", "age = { optional = true, "
     )
-    ended = train(parse_spec(text), [str(files / "short.csv")], rejects=RejectLog())
+    ended = train(parse_spec(text), Log([str(files / "short.csv")]), rejects=RejectLog())
     assert ended.absent == ("brand", "age")
     artefact = ended.model.artefact()
     assert not [row for row in range(artefact.rows) if b"brand" in artefact.key(row)]

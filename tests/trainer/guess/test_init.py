@@ -298,7 +298,7 @@ def test_command_writes_a_file_once(log: Path, capsys: pytest.CaptureFixture[str
     before = spec.read_text()
     code, _, err = ftrie(capsys, "init", str(log), "--output", str(spec), "--label", "brand")
     assert code != 0
-    assert "--force overwrites it" in err
+    assert "overwrite it with --force" in err
     assert ftrie(capsys, "init", str(log), "--output", str(spec), "--force")[0] == 0
     assert spec.read_text() == before
 
@@ -321,5 +321,5 @@ def test_sample_ends_at_its_size_and_needs_a_row(log: Path, tmp_path: Path) -> N
     assert len(take_sample(str(log), rows=7)[0].texts) == 7
     empty = tmp_path / "empty.csv"
     empty.write_text("click,site\n")
-    with pytest.raises(FtrieError, match="holds no row to look at"):
+    with pytest.raises(FtrieError, match="has no readable row"):
         take_sample(str(empty))

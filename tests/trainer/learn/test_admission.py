@@ -11,6 +11,7 @@ from model_store.errors import FtrieError, SpecError
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import parse_spec
 from tests.trainer.click_logs import SPEC, learn, model_of, shop_rows, state_of
+from trainer.examples.open_log import Log
 from trainer.examples.rules import FeatureRules
 from trainer.learn.admission import Admission, false_positive_rate, size_filter, touched_cells
 from trainer.learn.admission_kernels import ByRule, Everything, admit_each
@@ -250,6 +251,6 @@ def test_a_run_tells_of_an_overfull_filter(tmp_path):
     log.write_bytes(b"\n".join([",".join(rows[0]).encode(), *lines]) + b"\n")
     spec, notes = spec_with('{ kind = "bloom", count = 3, keys = 10 }'), []
     with RejectLog() as rejects:
-        run = train(spec, [str(log)], rejects=rejects, on_note=notes.append)
+        run = train(spec, Log([str(log)], on_note=notes.append), rejects=rejects)
     assert run.failure is None
     assert [note for note in notes if "sized for 10" in note]

@@ -13,6 +13,7 @@ from model_store.features.features import FeaturePlan
 from model_store.named_model import NamedModel
 from model_store.spec.spec import parse_spec
 from tests.trainer.off_policy.rows import CHANCES, ITEMS, SPEC, Row, rows_of, write_items, write_rows
+from trainer.examples.open_log import Log
 from trainer.examples.side_tables import SideTable
 from trainer.logs.rejects import RejectLog
 from trainer.off_policy.estimating import Estimates, Estimating
@@ -27,7 +28,7 @@ LOG = rows_of(300, seed=3, per_request=2)
 def artefact(tmp_path_factory: pytest.TempPathFactory) -> Artefact:
     """A model of another log."""
     log = write_rows(tmp_path_factory.mktemp("before") / "log.csv", rows_of(400, seed=1))
-    return train(parse_spec(SPEC), [str(log)], rejects=RejectLog()).model.artefact()
+    return train(parse_spec(SPEC), Log([str(log)]), rejects=RejectLog()).model.artefact()
 
 
 def estimated(
@@ -41,13 +42,7 @@ def estimated(
     spec = parse_spec(SPEC)
     table = SideTable.of_items(write_items(folder / "items.csv"), spec.input)
     log = LogOfRows(
-        [str(write_rows(folder / "log.csv", rows))],
-        None,
-        [table],
-        None,
-        None,
-        DECISION_ROW,
-        lambda text: None,
+        Log([str(write_rows(folder / "log.csv", rows))], tables=[table]), None, None, DECISION_ROW
     )
     names = [PolicyName.parse(each) for each in policies]
     models = {each.name: NamedModel(model, each.name) for each in names if each.is_model and model}
@@ -136,7 +131,7 @@ def test_a_learning_policy_judges_every_request_before_it_learns_from_it(tmp_pat
             scores = dict.fromkeys(ITEMS, 0.0)
         else:
             log = write_rows(tmp_path / f"before-{number}.csv", before)
-            model = train(parse_spec(SPEC), [str(log)], rejects=RejectLog()).model
+            model = train(parse_spec(SPEC), Log([str(log)]), rejects=RejectLog()).model
             scores = Slow(model.artefact(), 0).scores(row)
         weights.append(slow_chance(Softmax(1.0), scores, row["item"]) / row["propensity"])
     clicks = np.array([row["click"] for row in rows])

@@ -11,7 +11,7 @@ from model_store.versions.model_versions import ModelVersions
 from tests.trainer.click_logs import learn, model_of
 from trainer.checkpoint.schedule import Every
 from trainer.learn.model import LearningModel
-from trainer.publish.publisher import Publisher, Publishing
+from trainer.publish.publisher import Publisher, PublishOptions
 
 SPEC = """
 [model]
@@ -55,7 +55,7 @@ class GuardedRun:
         self.versions = versions
         self.warnings: list[str] = []
         self.model: LearningModel = model_of(parse_spec(spec), ("click", "brand", "user"), keep_seen=True)
-        how = Publishing(every=Every(EVERY, None), snapshot_every=5, activate=True, keep=keep)
+        how = PublishOptions(every=Every(EVERY, None), snapshot_every=5, activate=True, keep=keep)
         self.publisher = Publisher(versions, how, self.warnings.append)
         self.publisher.begin(self.model)
 

@@ -16,7 +16,7 @@ from tests.trainer.click_logs import learn, model_of
 from tests.trainer.publish.shop import rows
 from trainer.checkpoint.schedule import Every
 from trainer.learn.model import LearningModel
-from trainer.publish.publisher import Published, Publisher, Publishing
+from trainer.publish.publisher import PublishCounts, Publisher, PublishOptions
 from trainer.runs.publish_pacing import GoingOut
 from trainer.runs.stream import Counts
 
@@ -45,13 +45,13 @@ def learner() -> LearningModel:
 def test_what_went_out_is_counted_and_activated_once_the_store_lets_it(store: Store, half_url: str) -> None:
     said: list[str] = []
     with Store.open(half_url) as half:
-        how = Publishing(Every(1, None), activate=True, keep=None)
+        how = PublishOptions(Every(1, None), activate=True, keep=None)
         publisher = Publisher(half.model("shop"), how, said.append)
         out, model = GoingOut(publisher, 0), learner()
         out.begin(model)
         learn(model, rows(50, seed=1))
         out.after_step(model, Counts(), behind=False)
-        assert publisher.counts == Published(snapshots=1)
+        assert publisher.counts == PublishCounts(snapshots=1)
         assert (out.version, out.rows, store.model("shop").active()) == (1, 50, None)
         (warning,) = said
         assert "version 1 is published and stays inactive" in warning
@@ -60,9 +60,9 @@ def test_what_went_out_is_counted_and_activated_once_the_store_lets_it(store: St
             publisher.finish(model)
         assert len(store.model("shop").versions()) == 1  # nothing had changed since
         lift(store)
-        publisher.try_again()
+        publisher.retry_activation()
         assert store.model("shop").active() == 1
-        assert said[-1] == "version 1 is active by now"
+        assert said[-1] == "version 1 is active now"
         assert publisher.finish(model) == 1
 
 

@@ -15,7 +15,7 @@ from tests.model_store.models import model as small_model
 from tests.trainer.click_logs import SPEC, learn, model_of, shop_rows
 from trainer.checkpoint.schedule import Every
 from trainer.learn.model import LearningModel
-from trainer.publish.publisher import Published, Publisher, Publishing
+from trainer.publish.publisher import PublishCounts, Publisher, PublishOptions
 
 BEFORE = 1000  # rows learned before it may publish, so that a hundred more touch a small part of the keys
 ROWS = [row | {"hashes": b"visit%d" % number} for number, row in enumerate(shop_rows(4000, seed=1))]
@@ -38,7 +38,9 @@ def run(shop: ModelVersions) -> Callable[..., tuple[Publisher, list[str]]]:
 
     def begun(rows: int, **how: Any) -> tuple[Publisher, list[str]]:
         warnings: list[str] = []
-        publisher = Publisher(shop, Publishing(**{"every": EVERY_100, "keep": None, **how}), warnings.append)
+        publisher = Publisher(
+            shop, PublishOptions(**{"every": EVERY_100, "keep": None, **how}), warnings.append
+        )
         model = learn(begun_model(), ROWS[:BEFORE])
         publisher.begin(model)
         learned(model, rows, publisher)
@@ -66,7 +68,7 @@ def test_a_snapshot_begins_and_comes_back_after_so_many_deltas(
     assert kinds(shop) == "sdddsdddsdddsdddsdddsddd"
     assert shop.materialise(24).to_bytes() == publisher.model.artefact().to_bytes()
     assert [info.parent for info in shop.versions()] == [None, *range(1, 24)]
-    assert publisher.counts == Published(snapshots=6, deltas=18)
+    assert publisher.counts == PublishCounts(snapshots=6, deltas=18)
     assert warnings == []
 
 
@@ -133,8 +135,8 @@ def test_a_lost_parent_costs_a_snapshot(run: Callable[..., Any], shop: ModelVers
     publisher.go_on(400)
     assert kinds(shop) == "s"
     assert shop.versions()[0].parent is None
-    assert "version 3 is no parent any more" in warnings[0]
-    assert "a snapshot goes out instead" in warnings[0]
+    assert "version 3 can no longer be a parent" in warnings[0]
+    assert "publishing a snapshot instead" in warnings[0]
     publisher.go_on(500)
     assert kinds(shop) == "sd"
     assert shop.materialise(shop.versions()[-1].version).to_bytes() == publisher.model.artefact().to_bytes()
@@ -161,7 +163,7 @@ def test_a_store_that_is_away_costs_versions_and_what_they_held_goes_out_with_th
         away.setattr(shop._store, "answers", _refuse)
         publisher.go_on(500)
     assert len(warnings) == publisher.counts.failed == 2
-    assert "no version could be published at 1,500 rows: the store is away; learning goes on" in warnings[1]
+    assert "no version could be published at 1,500 rows: the store is away; learning continues" in warnings[1]
     publisher.go_on(600)
     assert kinds(shop) == "sddd"
     assert shop.materialise(shop.versions()[-1].version).to_bytes() == publisher.model.artefact().to_bytes()
@@ -177,7 +179,7 @@ def test_an_operator_who_rolls_back_is_not_overruled(run: Callable[..., Any], sh
     publisher.go_on(600)
     assert shop.active() == 1
     assert len(warnings) == 1
-    assert "this run's versions stay inactive from here on" in warnings[0]
+    assert "this run's versions stay inactive from now on" in warnings[0]
     assert len(shop.versions()) == 6
     with pytest.raises(StaleEpoch):
         publisher.finish(publisher.model)
@@ -185,7 +187,7 @@ def test_an_operator_who_rolls_back_is_not_overruled(run: Callable[..., Any], sh
 
 
 def test_a_delta_of_more_than_half_of_the_keys_is_a_snapshot(shop: ModelVersions) -> None:
-    publisher = Publisher(shop, Publishing(Every(10, None), keep=None))
+    publisher = Publisher(shop, PublishOptions(Every(10, None), keep=None))
     model = begun_model()
     publisher.begin(model)
     for begin in (0, 10, 20):

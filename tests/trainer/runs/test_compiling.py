@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from model_store.spec.spec import parse_spec
+from trainer.examples.open_log import Log
 from trainer.learn.learners import loops
 from trainer.logs.rejects import RejectLog
 from trainer.runs.train import train
@@ -42,7 +43,7 @@ def test_a_run_compiles_nothing_once_its_kernels_are_ready(more, loop, tmp_path)
     log = tmp_path / "log.csv"
     log.write_text("y,f,g\n" + "1,a,b\n0,c,d\n" * 50)
     with RejectLog() as rejects:
-        run = train(spec, [str(log)], rejects=rejects)
+        run = train(spec, Log([str(log)]), rejects=rejects)
     run.model.artefact()
     assert run.report.rows == 100
     assert set(loop.overloads) == compiled
@@ -74,7 +75,7 @@ spec = load_spec(Path(spec))
 compile_kernels(spec, formats_of([log]), slices=bool(slices))
 before = made()
 with RejectLog(strict=True) as rejects:
-    run = train(spec, [log], rejects=rejects, metrics=MetricsOptions(slices=tuple(slices)))
+    run = train(spec, Log([log]), rejects=rejects, metrics=MetricsOptions(slices=tuple(slices)))
 run.model.artefact()
 assert run.failure is None and run.report.rows > 600, (run.failure, run.report)
 print(sorted({name for name, _ in made() - before}))

@@ -22,6 +22,7 @@ from model_store.features.features import FeaturePlan
 from model_store.spec.spec import ModelSpec, parse_spec
 from model_store.store import Store
 from tests.trainer.learn import naive_metrics
+from trainer.examples.open_log import Log
 from trainer.logs.rejects import RejectLog
 from trainer.runs.train import train
 
@@ -91,7 +92,7 @@ def artefact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     log = write(tmp_path_factory.mktemp("log") / "log.csv", rows_of(400, seed=1))
     with RejectLog() as rejects:
         spec = parse_spec(f'{SPEC}values = "{request.param}"\n')
-        return train(spec, [str(log)], rejects=rejects).model.artefact()
+        return train(spec, Log([str(log)]), rejects=rejects).model.artefact()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from tests.trainer.click_logs import learn, model_of
 from tests.trainer.publish.shop import rows
 from trainer.checkpoint.schedule import Every
 from trainer.learn.model import LearningModel
-from trainer.publish.publisher import Publisher, Publishing
+from trainer.publish.publisher import Publisher, PublishOptions
 from trainer.runs.publish_pacing import GoingOut
 from trainer.runs.stream import Counts
 
@@ -18,7 +18,7 @@ COLUMNS = ("click", "brand", "user")
 
 
 def going_out(versions: ModelVersions, earlier_rows: int) -> GoingOut:
-    how = Publishing(every=Every(1, None), activate=True)
+    how = PublishOptions(every=Every(1, None), activate=True)
     return GoingOut(Publisher(versions, how), earlier_rows)
 
 

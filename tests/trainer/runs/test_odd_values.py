@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from model_store.spec.spec import parse_spec
+from trainer.examples.open_log import Log
 from trainer.logs.rejects import RejectLog
 from trainer.runs.train import Run, train
 
@@ -22,7 +23,7 @@ ROW: dict[str, Any] = {"y": 1, "w": 1, "real": 2.5, "size": 7}
 def run_on(path: Path, rows: list[dict[str, Any]]) -> Run:
     path.write_text("".join(json.dumps(ROW | row) + "\n" for row in rows))
     with RejectLog(path.with_suffix(".rejects")) as rejects:
-        return train(SPEC, [str(path)], rejects=rejects)
+        return train(SPEC, Log([str(path)]), rejects=rejects)
 
 
 @pytest.mark.parametrize("column", list(ROW))
@@ -72,6 +73,6 @@ def test_raw_keys_spelled_like_those_of_other_fields_and_the_bias_are_learned_an
     rows = [{"y": row % 3 // 2, "u": row % 3, "raw": raw[row % 4]} for row in range(60)]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with RejectLog(tmp_path / "rejects") as rejects:
-        run = train(spec, [str(log)], rejects=rejects)
+        run = train(spec, Log([str(log)]), rejects=rejects)
     artefact = run.model.artefact()
     assert artefact.key_list() == [b"bias", b"u=0", b"u=1", b"u=2"]

@@ -13,6 +13,7 @@ import pytest
 
 from model_store.artefact.artefact import Artefact
 from model_store.spec.spec import parse_spec
+from trainer.examples.open_log import Log
 from trainer.logs.rejects import RejectLog
 from trainer.runs.train import Run, train
 
@@ -77,9 +78,11 @@ def write(folder: Path, format: str, made: list[dict[str, Any]]) -> Path:
     return path
 
 
-def run(spec: str, *paths: Path, **options: Any) -> Run:
+def run(spec: str, *paths: Path, threads: int | None = None, **options: Any) -> Run:
     with RejectLog() as rejects:
-        done = train(parse_spec(spec), [str(path) for path in paths], rejects=rejects, **options)
+        done = train(
+            parse_spec(spec), Log([str(path) for path in paths], **options), rejects=rejects, threads=threads
+        )
     assert done.failure is None
     return done
 

@@ -19,6 +19,7 @@ from model_store.errors import InputError, SpecError, StoreError
 from model_store.spec.spec import load_spec
 from model_store.store import Store
 from tests.trainer.click_logs import SPEC, shop_rows
+from trainer.examples.open_log import Log
 from trainer.logs.rejects import RejectLog
 from trainer.runs.train import train
 
@@ -99,7 +100,7 @@ def test_the_artefact_does_not_depend_on_threads_nor_on_the_run(tmp_path, avazu_
 
 def test_a_pipe_gives_the_same_model_as_the_file(tmp_path, avazu_log):
     spec = load_spec(EXAMPLES / "avazu.toml")
-    whole = train(spec, [str(avazu_log)], rejects=RejectLog())
+    whole = train(spec, Log([str(avazu_log)]), rejects=RejectLog())
     saved = tmp_path / "piped.arrow"
     command = [
         sys.executable,

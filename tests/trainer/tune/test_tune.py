@@ -13,12 +13,13 @@ from ftrie.cli import run
 from model_store.errors import InputError, SpecError
 from model_store.spec.spec import load_spec, parse_spec
 from tests.trainer.click_logs import SPEC, shop_rows
+from trainer.examples.open_log import Log
 from trainer.logs.rejects import RejectLog
 from trainer.runs.train import train
 from trainer.tune.best_spec import with_best
 from trainer.tune.candidates import candidates_of
 from trainer.tune.halving import Judge, tune
-from trainer.tune.passes import Log
+from trainer.tune.passes import Repeated
 
 ONE_VARIANT = SPEC[: SPEC.index("[variants]")] + SPEC[SPEC.index("[learner]") :]
 GRID = ["alpha=0.05,0.2,0.8", "l1=0,0.5"]
@@ -37,12 +38,12 @@ def log(tmp_path):
 
 def trained(text, log):
     with RejectLog() as rejects:
-        return train(parse_spec(text), [log], rejects=rejects)
+        return train(parse_spec(text), Log([log]), rejects=rejects)
 
 
 def tuned(text, log, tries=GRID, **judge):
     spec = parse_spec(text)
-    return tune(spec, candidates_of(spec, tries), Log([log]), Judge(**judge))
+    return tune(spec, candidates_of(spec, tries), Repeated(Log([log])), Judge(**judge))
 
 
 def by_parameters(found):
@@ -209,4 +210,4 @@ def test_the_command_ranks_and_writes_the_best_spec(log, tmp_path, capsys):
 def test_standard_input_serves_one_pass_only():
     spec = parse_spec(ONE_VARIANT)
     with pytest.raises(InputError, match="only once"):
-        tune(spec, candidates_of(spec, GRID), Log(["-"]), Judge(last=0.1))
+        tune(spec, candidates_of(spec, GRID), Repeated(Log(["-"])), Judge(last=0.1))

@@ -1,7 +1,7 @@
-"""From what the store says of a model to the parts to serve: by deltas where they lead there, else by a snapshot.
+"""Builds the parts of one model: by deltas if they lead from the served version to the new one, else by a snapshot.
 
-Used by the one thread that follows the model. It waits for nothing and delivers nothing. A method that raises has
-changed nothing: StoreUnavailable, or whatever says that the version cannot be taken.
+Used by the one thread that follows the model. Store in, `Parts` out; delivering them is the caller's. A method that
+raises has changed nothing: StoreUnavailable, or the reason why the version cannot be served.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from server.model.layers import Base
 from server.model.live_model import LiveModel
 from server.model.shared_memory import Parts
 from server.model.state import AllEqual
-from server.sync.item_sync import ItemFollower
+from server.sync.item_sync import ItemSync
 
 if TYPE_CHECKING:
     from model_store.artefact.artefact import Delta
@@ -35,34 +35,34 @@ if TYPE_CHECKING:
     from model_store.versions.model_versions import ModelVersions
 
 
-MOST_DELTAS = 256
-"""A longer way by deltas is not gone: the snapshot's is surer."""
+MOST_DELTAS = 255
+"""Where more deltas lead to a version, it is built from its snapshot."""
 CATALOGUE_SHARE = 0.1
 """At most this share of the time goes into building catalogues for items that change."""
 
 _log = structlog.get_logger(__name__)
 
 
-class Builder:
-    """Builds the parts of one model from one open store after another."""
+class ModelBuilder:
+    """The parts of one model, built from whichever store is open."""
 
     def __init__(self, model: str, *, with_fragments: bool = False) -> None:
-        """with_fragments: catalogues hold what the log of impressions says of items."""
+        """with_fragments: catalogues also hold each item as the impression log writes it."""
         self._model = model
         self._with_fragments = with_fragments
         self._live = LiveModel(model)
-        self._items: ItemFollower | None = None
+        self._items: ItemSync | None = None
         self._plan: FeaturePlan | None = None
         self._catalogue_due = 0.0
         self._refused_items: int | None = None
         self.parts: Parts | None = None
         """What was built last."""
         self.items_refused = ""
-        """Why the store's items are not taken; empty if they are."""
+        """Why the store's items are not served; empty if they are."""
 
     @property
     def keys(self) -> int:
-        """How many keys the parts hold, those in the second trie too."""
+        """How many keys the parts hold, including those in the second trie."""
         if self.parts is None:
             return 0
         values = [self.parts.values, *filter(None, [self.parts.fresh])]
@@ -75,7 +75,7 @@ class Builder:
 
     @property
     def kept_items(self) -> int:
-        """How many items are served as they were, since the store has lost its data and lacks them."""
+        """How many items are served though the store, which has lost its data, lacks them."""
         if self._items is None or self.parts is None:
             return 0
         return self.items if self._lost_before_start() else self._items.kept
@@ -89,27 +89,27 @@ class Builder:
         """The variants of the spec, and their shares of traffic."""
         return (self._plan.variants, self._plan.shares) if self._plan is not None else ((), ())
 
-    def freed(self, uid: str) -> None:
-        """Nobody reads this buffer of values any more."""
+    def buffer_free(self, uid: str) -> None:
+        """Note that no worker reads this buffer of values any more."""
         self._live.released(uid)
 
     def opened(self, store: Store) -> None:
-        """Read from this store from now on; it need not hold what the one before held."""
+        """Read from this store from now on. It may hold other data than the one before."""
         if self._items is None:
-            self._items = ItemFollower(store.records)
+            self._items = ItemSync(store.records)
         else:
             self._items.read_from(store.records)
 
     # -- versions
 
     def bring_to(self, versions: ModelVersions, manifest: Manifest) -> str:
-        """Build the parts of this version; returns the way they came, by a snapshot or a delta."""
+        """Build the parts of this version; returns SNAPSHOT or DELTA, whichever led to them."""
         began = time.monotonic()
         parts = self._by_deltas(versions, manifest)
         kind = SNAPSHOT if parts is None else DELTA
         self._built(parts or self._by_snapshot(versions, manifest))
         if kind == SNAPSHOT:
-            give_back()
+            return_free_memory()
         took_s = round(time.monotonic() - began, 3)
         _log.info(
             "version built", model=self._model, version=manifest.version, by=kind, keys=self.keys, s=took_s
@@ -117,13 +117,13 @@ class Builder:
         return kind
 
     def restore(self, parts: Parts) -> None:
-        """Go on from parts that were on disk."""
+        """Continue from parts that were on disk."""
         self._built(self._live.restore(parts))
 
     def rebuilt(self) -> bool:
-        """Put a second trie that has grown into the first, in a thread beside; true once the parts are of that one.
+        """Merge a second trie that has grown into the first, in another thread. True once the parts are merged.
 
-        To be called now and then; versions go on meanwhile. Raises MemoryError or OSError where memory is short.
+        Call it regularly; versions can be built meanwhile. Raises MemoryError or OSError if memory is short.
         """
         if self._live.wants_rebuild:
             threading.Thread(target=self._live.begin_rebuild(), name="rebuild", daemon=True).start()
@@ -131,7 +131,7 @@ class Builder:
         if parts is None:
             return False
         self._built(parts)
-        give_back()
+        return_free_memory()
         _log.info("trie rebuilt", model=self._model, keys=self.keys)
         return True
 
@@ -141,14 +141,14 @@ class Builder:
         self.parts = parts
 
     def _by_deltas(self, versions: ModelVersions, manifest: Manifest) -> Parts | None:
-        """The parts, if deltas lead from what is served to this version; a way that fails is logged."""
+        """The parts, if deltas lead from the served version to this one. Deltas that fail are logged; None then too."""
         if self.parts is None or not manifest.is_delta:
             return None
         try:
-            chain = versions.chain(manifest.version)
-            if self.parts.version not in chain[-MOST_DELTAS:]:
+            chain = versions.delta_chain(self.parts.version, manifest, at_most=MOST_DELTAS)
+            if chain is None:
                 return None
-            delta = _joined(versions, chain[chain.index(self.parts.version) + 1 :])
+            delta = _joined(versions, chain)
             return self._live.apply(manifest.version, manifest.sha256, delta, allow_equal=manifest.forced)
         except AllEqual:
             raise
@@ -174,20 +174,20 @@ class Builder:
             held = self._live.catalogue
             if held is None or held is catalogue or not _same_fields(held.fields, catalogue.fields):
                 raise
-            # With the items of before it may tell them apart: then it is these items that do not.
+            # If the new version tells the items served before apart, the fault lies with the new items.
             parts = self._live.load(*version, held, generation, allow_equal=False)
             self._refuse_items(generation, error)
             return parts
 
     # -- items
 
-    def found_late(self, ids: Iterable[str]) -> None:
-        """Requests have found these items in the store, and the catalogue may lack them."""
+    def items_found(self, ids: Iterable[str]) -> None:
+        """Note items that requests have found in the store and that the catalogue may lack."""
         if self._items is not None:
             self._items.include(ids)
 
     def items_moved(self) -> bool:
-        """Whether it is time for a catalogue of other items."""
+        """Whether the items have changed and a new catalogue is due."""
         if self._items is None or self.parts is None or time.monotonic() < self._catalogue_due:
             return False
         self._items.poll()
@@ -196,7 +196,7 @@ class Builder:
         return self._items.generation != self.parts.items_generation or self._lacks_fragments()
 
     def with_new_items(self, *, allow_equal: bool = False) -> bool:
-        """The same version over the items as the store has them now; False if these are refused (`items_refused`)."""
+        """Build the same version over the store's present items; False if these are refused (see `items_refused`)."""
         assert self.parts is not None
         catalogue, generation = self._catalogue(Base.of_part(self.parts.base).spec)
         allow_equal = allow_equal or self._items_are_ordered()
@@ -208,20 +208,20 @@ class Builder:
         return True
 
     def _refuse_items(self, generation: int, error: AllEqual) -> None:
-        """Serve on the items of before, until the store's are others again."""
+        """Keep the items served before until the store's change again."""
         self._refused_items, self.items_refused = generation, str(error)
         _log.error("items refused", model=self._model, error=str(error), still_serving=self.items)
 
     def _items_are_ordered(self) -> bool:
-        """Whether an operator has ordered the items to be taken as they are."""
+        """Whether an operator has ordered the items to be served as they are."""
         return self._items is not None and self._items.is_ordered
 
     def _lost_before_start(self) -> bool:
-        """Whether the store had no item from the first look on, and what is served (from disk) has some."""
+        """Whether the store has had no item since the first look while the served version, from disk, has some."""
         return self._items is not None and self._items.began_empty and self.items > 0
 
     def _lacks_fragments(self) -> bool:
-        """Whether what was on disk is of a server that logged no impressions."""
+        """Whether the catalogue comes from the disk of a server that logged no impressions."""
         return (
             self._with_fragments and self.parts is not None and not has_fragments(self.parts.catalogue.arrays)
         )
@@ -246,33 +246,29 @@ class Builder:
 
 
 def _same_fields(these: Sequence[FieldPlan], others: Sequence[FieldPlan]) -> bool:
-    """Whether items have the same tokens by both."""
+    """Whether items have the same tokens under both."""
     return [(f.name, f.spec) for f in these] == [(f.name, f.spec) for f in others]
 
 
-def _joined(versions: ModelVersions, way: list[int]) -> Delta:
-    """The deltas of these versions in one, so that they are applied by one pass over what they change."""
+def _joined(versions: ModelVersions, chain: Sequence[Manifest]) -> Delta:
+    """The deltas of a chain as one, so that one pass applies them."""
     from model_store.artefact.artefact import Delta
 
-    together: Delta | None = None
-    for version in way:
-        delta = versions.fetch(version)
-        if not isinstance(delta, Delta):
-            raise ArtefactError(f"version {version} is no delta, though another one stands on it as such")
-        together = delta if together is None else together.followed_by(delta)
-    if together is None:
-        raise ArtefactError("the version served is its own successor")
-    return together
+    joined: Delta | None = None
+    for manifest in chain:
+        delta = versions.read(manifest)
+        assert isinstance(delta, Delta)  # `read` checks the kind against the manifest
+        joined = delta if joined is None else joined.followed_by(delta)
+    assert joined is not None  # a chain ends in the version to build
+    return joined
 
 
-# --- Memory that building a model took and nothing holds any more, given back to the system ---
-#
-# Allocators keep what was freed for the next time, which for a whole model may be hours away: after 3 million
-# keys some 170 MB, twice the supervisor itself.
+def return_free_memory() -> None:
+    """Have the allocators of Arrow and of C return what they do not use; about 10 ms. Call it after large work.
 
-
-def give_back() -> None:
-    """Let the allocators of Arrow and of C return what they do not use. Some 10 ms; call it after large work."""
+    They keep freed memory for the next allocation, which for a whole model may be hours away: after 3 million keys
+    some 170 MB, twice the supervisor itself.
+    """
     import pyarrow as pa
 
     gc.collect()
@@ -282,6 +278,6 @@ def give_back() -> None:
 
 @cache
 def _trim() -> Callable[[int], Any]:
-    """glibc's malloc_trim; where the C library has none, nothing."""
+    """glibc's malloc_trim; a no-op where the C library has none."""
     trim: Callable[[int], Any] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
     return trim or (lambda pad: None)

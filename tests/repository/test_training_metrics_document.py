@@ -1,4 +1,4 @@
-"""docs/metrics.md against the code: every field of every line of a metrics file, and the numbers it names."""
+"""docs/training_metrics.md against the code: every field of every line of a metrics file, and the numbers it names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from trainer.learn.metrics import figures, metrics, records
 from trainer.learn.metrics import slices as watcher
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/metrics.md").read_text("utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs/training_metrics.md").read_text("utf-8")
 RECORDS = {
     "header": records.Header,
     "window": records.Window,

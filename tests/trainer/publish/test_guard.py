@@ -10,7 +10,7 @@ import pytest
 
 from model_store.spec.sections import GuardSection
 from model_store.versions.manifest import RecentFigures, RecentVariant
-from trainer.publish.guard import judge, leaves
+from trainer.publish.guard import crossed_bound, judge
 
 BOUNDS = GuardSection()
 
@@ -73,14 +73,14 @@ def test_a_calibration_outside_its_band_is_refused_without_any_last_version(
     predicted: float, side: str
 ) -> None:
     assert reasons(figures(predicted=predicted), None) == [
-        f"calibration of base: got {predicted / 1000:.3g} ({predicted:,.0f} clicks predicted, 1,000 came), "
+        f"calibration of base: got {predicted / 1000:.3g} ({predicted:,.0f} clicks predicted, 1,000 observed), "
         f"{side} the band from 0.8 to 1.25"
     ]
 
 
 def test_a_model_that_promises_clicks_of_which_none_comes_is_refused() -> None:
     (reason,) = reasons(figures(predicted=50.0, clicks=0.0), None)
-    assert reason.startswith("calibration of base: got infinite (50 clicks predicted, 0 came)")
+    assert reason.startswith("calibration of base: got infinite (50 clicks predicted, 0 observed)")
 
 
 def test_few_clicks_refuse_only_what_is_plain() -> None:
@@ -133,10 +133,10 @@ def test_chance_alone_leaves_a_bound_in_about_one_case_of_forty(bound: float) ->
     random = np.random.default_rng(11)
     promised = 400.0
     clicks = random.poisson(promised / bound, 20_000)
-    left = sum(leaves((0.8, 1.25), promised, promised, float(y)) is not None for y in clicks)
+    left = sum(crossed_bound((0.8, 1.25), promised, promised, float(y)) is not None for y in clicks)
     assert left / clicks.size == pytest.approx(0.5 * math.erfc(math.sqrt(2.0)), abs=0.006)
 
 
 def test_weights_widen_what_chance_may_do() -> None:
-    assert leaves((0.8, 1.25), 125.0, 125.0, 70.0) == ("above", 1.25)
-    assert leaves((0.8, 1.25), 125.0, 1250.0, 70.0) is None
+    assert crossed_bound((0.8, 1.25), 125.0, 125.0, 70.0) == ("above", 1.25)
+    assert crossed_bound((0.8, 1.25), 125.0, 1250.0, 70.0) is None

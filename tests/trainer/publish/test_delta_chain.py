@@ -1,4 +1,4 @@
-"""A line of versions of a model that learns: each delta makes, bit for bit, the model that a snapshot would be."""
+"""A chain of versions of a model that learns: each delta makes, bit for bit, the model that a snapshot would be."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from model_store.spec.spec import ModelSpec, parse_spec
 from tests.matrix import slow_except
 from tests.trainer.click_logs import SPEC, batch_of, learn, model_of, shop_rows, shop_spec
 from trainer.learn.model import LearningModel
-from trainer.publish.delta_chain import Change, Line
+from trainer.publish.delta_chain import Change, DeltaChain
 
 ONE = SPEC[: SPEC.index("[variants]")]
 LEARNERS = {
@@ -44,10 +44,10 @@ def spec_of(name: str) -> ModelSpec:
     return parse_spec(head + text)
 
 
-def begun(spec: ModelSpec, rows: list[Any]) -> tuple[LearningModel, Artefact, Line]:
+def begun(spec: ModelSpec, rows: list[Any]) -> tuple[LearningModel, Artefact, DeltaChain]:
     model = learn(model_of(spec, tuple(ROWS[0]), keep_seen=True), rows)
     snapshot = model.artefact()
-    return model, snapshot, Line(model, snapshot, version=1)
+    return model, snapshot, DeltaChain(model, snapshot, version=1)
 
 
 def weights(artefact: Artefact) -> dict[bytes, Any]:
@@ -57,7 +57,7 @@ def weights(artefact: Artefact) -> dict[bytes, Any]:
 @pytest.mark.parametrize("name", slow_except(["ftrl", "bloom"], LEARNERS))
 def test_every_delta_makes_the_snapshot_bit_for_bit(name: str) -> None:
     draw = random.Random(name)
-    model, served, line = begun(spec_of(name), ROWS[:1000])
+    model, served, chain = begun(spec_of(name), ROWS[:1000])
     begin, version = 1000, 1
     while begin < len(ROWS):
         end = begin + draw.choice([1, 3, 40, 300])
@@ -65,30 +65,30 @@ def test_every_delta_makes_the_snapshot_bit_for_bit(name: str) -> None:
         if draw.random() < 0.2:
             model.table.grow()
         if draw.random() < 0.8:
-            change = line.change(last=draw.random() < 0.2)
+            change = chain.change(last=draw.random() < 0.2)
             served = served.with_changes(Delta.from_bytes(change.delta.to_bytes()))
             assert change.delta.parent == version
             assert change.keys == served.rows
             assert served.to_bytes() == model.artefact().to_bytes()
             version += 1
-            line.went_out(change, version)
+            chain.mark_published(change, version)
         begin = end
 
 
 def test_a_delta_that_could_not_be_published_is_in_the_next_one() -> None:
-    model, served, line = begun(shop_spec(), ROWS[:1000])
+    model, served, chain = begun(shop_spec(), ROWS[:1000])
     learn(model, ROWS[1000:1100])
-    line.change()
+    chain.change()
     learn(model, ROWS[1100:1101])
-    assert served.with_changes(line.change().delta).to_bytes() == model.artefact().to_bytes()
+    assert served.with_changes(chain.change().delta).to_bytes() == model.artefact().to_bytes()
 
 
 def test_following_a_model_does_not_change_what_it_learns() -> None:
     alone = learn(model_of(shop_spec(), tuple(ROWS[0])), ROWS)
-    followed, _, line = begun(shop_spec(), ROWS[:1000])
+    followed, _, chain = begun(shop_spec(), ROWS[:1000])
     for begin in range(1000, len(ROWS), 100):
         learn(followed, ROWS[begin : begin + 100])
-        line.went_out(line.change(threshold=0.01), line.version + 1)
+        chain.mark_published(chain.change(threshold=0.01), chain.version + 1)
     assert followed.artefact().to_bytes() == alone.artefact().to_bytes()
     for name, array in alone.state().items():
         assert (followed.state()[name] == array).all(), name
@@ -97,9 +97,9 @@ def test_following_a_model_does_not_change_what_it_learns() -> None:
 @pytest.mark.slow
 def test_where_slots_do_not_say_when_they_were_touched_all_keys_are_looked_at() -> None:
     model = learn(model_of(spec_of("q2.13"), tuple(ROWS[0])), ROWS[:1000])
-    served, line = model.artefact(), Line(model, model.artefact(), version=1)
+    served, chain = model.artefact(), DeltaChain(model, model.artefact(), version=1)
     learn(model, ROWS[1000:1010])
-    assert served.with_changes(line.change().delta).to_bytes() == model.artefact().to_bytes()
+    assert served.with_changes(chain.change().delta).to_bytes() == model.artefact().to_bytes()
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_where_slots_do_not_say_when_they_were_touched_all_keys_are_looked_at() 
     slow_except(["ftrl"], ["ftrl", "own values", "rates by counts", "ogd", "q2.13", "q2.13 by counts"]),
 )
 def test_only_touched_keys_are_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, _, line = begun(spec_of(name), ROWS[:2000])
+    model, _, chain = begun(spec_of(name), ROWS[:2000])
     looked_at = []
     published = model.published
 
@@ -117,12 +117,12 @@ def test_only_touched_keys_are_looked_at(name: str, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(model, "published", watched)
     learn(model, ROWS[2000:2001])
-    change = line.change()
+    change = chain.change()
     touched = int(np.diff(model.maker.make(batch_of(ROWS[2000:2001])).hashed.starts)[0])
     assert change.delta.rows <= sum(looked_at) <= touched < model.table.used / 2
     looked_at.clear()
-    line.went_out(change, 2)
-    line.change()
+    chain.mark_published(change, 2)
+    chain.change()
     assert looked_at == [0]
 
 
@@ -132,19 +132,19 @@ def test_only_touched_keys_are_looked_at(name: str, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("name", slow_except(["ftrl"], ["ftrl", "own values", "fobos"]))
 def test_no_weight_is_ever_farther_from_what_is_served_than_the_threshold(name: str) -> None:
     threshold = 0.05
-    model, served, line = begun(spec_of(name), ROWS[:1000])
+    model, served, chain = begun(spec_of(name), ROWS[:1000])
     held_back = 0
     for begin in range(1000, 2000, 50):
         learn(model, ROWS[begin : begin + 50])
-        change = line.change(threshold)
+        change = chain.change(threshold)
         served = served.with_changes(change.delta)
-        line.went_out(change, line.version + 1)
+        chain.mark_published(change, chain.version + 1)
         now, then = weights(model.artefact()), weights(served)
         distance = {key: np.abs(now.get(key, 0.0) - then.get(key, 0.0)).max() for key in {*now, *then}}
         assert max(distance.values()) <= threshold
         held_back += sum(each > 0.0 for each in distance.values())
     assert held_back > 0
-    last = line.change(threshold, last=True)
+    last = chain.change(threshold, last=True)
     assert served.with_changes(last.delta).to_bytes() == model.artefact().to_bytes()
 
 
@@ -156,26 +156,26 @@ def test_small_moves_add_up_and_go_out() -> None:
     )
     row = {"click": b"1", "f": b"a"}
     model = learn(model_of(spec, tuple(row)), [row])
-    line = Line(model, model.artefact(), version=1)
+    chain = DeltaChain(model, model.artefact(), version=1)
     went: list[int] = []
     while len(went) < 3 and model.rows < 200:
         learn(model, [row])
-        change: Change = line.change(threshold=0.02)
+        change: Change = chain.change(threshold=0.02)
         if change.delta.rows:
             went.append(model.rows)
-        line.went_out(change, line.version + 1)
+        chain.mark_published(change, chain.version + 1)
     assert len(went) == 3
     assert all(late - early > 2 for early, late in pairwise(went))
 
 
 def test_what_was_held_back_and_not_touched_again_goes_out_at_last() -> None:
-    model, served, line = begun(shop_spec(), ROWS[:1000])
+    model, served, chain = begun(shop_spec(), ROWS[:1000])
     learn(model, ROWS[1000:1010])
-    held = line.change(threshold=100.0)
+    held = chain.change(threshold=100.0)
     assert held.delta.rows == 0
-    line.went_out(held, 2)
-    assert line.change(threshold=0.0).delta.rows == 0  # nothing was touched since
-    last = line.change(threshold=100.0, last=True)
+    chain.mark_published(held, 2)
+    assert chain.change(threshold=0.0).delta.rows == 0  # nothing was touched since
+    last = chain.change(threshold=100.0, last=True)
     assert last.delta.rows > 0
     assert served.with_changes(last.delta).to_bytes() == model.artefact().to_bytes()
 
@@ -208,15 +208,15 @@ def test_evicted_keys_are_taken_out_and_may_come_back(every: int, learner: str) 
     rows = drifting_rows(26_000, seed=every)
     model = learn(model_of(spec, tuple(rows[0])), rows[:5000])
     served = model.artefact()
-    line = Line(model, served, version=1)
+    chain = DeltaChain(model, served, version=1)
     taken_out = 0
     for begin in range(5000, len(rows), every):
         learn(model, rows[begin : begin + every])
-        change = line.change()
+        change = chain.change()
         taken_out += int((change.delta.variants == 0).sum())
         served = served.with_changes(change.delta)
-        line.went_out(change, line.version + 1)
-        assert served.content == line.content == model.artefact().content
+        chain.mark_published(change, chain.version + 1)
+        assert served.content == chain.content == model.artefact().content
         assert change.keys == served.rows
     assert model.evicted > 50
     assert taken_out > 20
@@ -230,11 +230,11 @@ def test_a_key_evicted_and_back_before_a_publication_is_published_as_it_is_now()
     come_back, other = {"click": b"1", "f": b"a"}, {"click": b"0", "f": b"b"}
     model = learn(model_of(spec, tuple(other)), [come_back, other])
     served = model.artefact()
-    line = Line(model, served, version=1)
+    chain = DeltaChain(model, served, version=1)
     learn(model, [other] * 12_000)
     assert model.evicted == 1
     learn(model, [come_back] * 2)
-    delta = line.change().delta
+    delta = chain.change().delta
     assert delta.key_list().count(b"f=a") == 1
     assert delta.variants[delta.key_list().index(b"f=a")] != 0
     assert served.with_changes(delta).to_bytes() == model.artefact().to_bytes()

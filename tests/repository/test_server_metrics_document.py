@@ -1,4 +1,4 @@
-"""docs/metrics_reference.md is the table of server.telemetry.families. What a server serves is in test_operated."""
+"""docs/server_metrics.md is the table of server.telemetry.families. What a server serves is in test_operated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from server.telemetry.families import BUCKETS_MS, FAMILIES
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/metrics_reference.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/server_metrics.md"
 ROW = re.compile(r"^\| `(ftrie_\w+)` \| (\w+) \| (.+?) \| .+ \|$", re.MULTILINE)
 
 

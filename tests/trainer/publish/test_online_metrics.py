@@ -18,7 +18,7 @@ from model_store.versions.online_metrics import CTR_UNIT, OnlineSums
 from trainer.events.columns import CTR, VARIANT, VERSION
 from trainer.join.join import Closed, Joined
 from trainer.join.rows import Segments
-from trainer.publish.online_metrics import MOST_VERSIONS, REMEMBERED_MINUTES, Online
+from trainer.publish.online_metrics import MOST_VERSIONS, REMEMBERED_MINUTES, OnlineAccumulator
 from trainer.publish.rollback import Evidence
 
 MINUTE_US = 60_000_000
@@ -95,7 +95,9 @@ def by_definition(requests: list[Request]) -> dict[tuple[int, int, str], dict[st
     return cells
 
 
-def added(online: Online, requests: list[Request], tmp_path: Path, pieces: int = 1) -> Online:
+def added(
+    online: OnlineAccumulator, requests: list[Request], tmp_path: Path, pieces: int = 1
+) -> OnlineAccumulator:
     for number in range(pieces):
         some = requests[len(requests) * number // pieces : len(requests) * (number + 1) // pieces]
         if some:
@@ -104,7 +106,7 @@ def added(online: Online, requests: list[Request], tmp_path: Path, pieces: int =
     return online
 
 
-def written(online: Online, store: Store) -> dict[tuple[int, int, str], OnlineSums]:
+def written(online: OnlineAccumulator, store: Store) -> dict[tuple[int, int, str], OnlineSums]:
     metrics = store.model("ads").online
     online.flush(metrics)
     return dict(metrics.read(range(NOW_US // MINUTE_US - 1, NOW_US // MINUTE_US + 300)))
@@ -112,7 +114,7 @@ def written(online: Online, store: Store) -> dict[tuple[int, int, str], OnlineSu
 
 def test_cells_hold_the_sums_of_their_requests(tmp_path: Path, store: Store) -> None:
     requests = drawn(500, seed=1)
-    found = written(added(Online(), requests, tmp_path), store)
+    found = written(added(OnlineAccumulator(), requests, tmp_path), store)
     expected = by_definition(requests)
     assert found.keys() == expected.keys()
     for cell, sums in found.items():
@@ -123,7 +125,7 @@ def test_cells_hold_the_sums_of_their_requests(tmp_path: Path, store: Store) -> 
 
 def test_how_requests_are_cut_into_batches_changes_no_number(tmp_path: Path) -> None:
     requests = drawn(300, seed=2)
-    whole, pieces = (added(Online(), requests, tmp_path / str(n), n).state() for n in (1, 17))
+    whole, pieces = (added(OnlineAccumulator(), requests, tmp_path / str(n), n).state() for n in (1, 17))
     assert all(np.array_equal(whole[name], pieces[name]) for name in whole)
 
 
@@ -131,14 +133,14 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_happened_and_what_came_after_is_
     tmp_path: Path, store: Store
 ) -> None:
     first, then = drawn(200, seed=3), drawn(200, seed=4)
-    online = added(Online(), first, tmp_path / "a")
+    online = added(OnlineAccumulator(), first, tmp_path / "a")
     state = {name: array.copy() for name, array in online.state().items()}
     added(online, then[:100], tmp_path / "b")
     online.flush(store.model("ads").online)  # and dies: these hundred will come again
-    again = Online()
+    again = OnlineAccumulator()
     again.restore(state)
     added(again, then, tmp_path / "c")
-    undisturbed = added(added(Online(), first, tmp_path / "d"), then, tmp_path / "e")
+    undisturbed = added(added(OnlineAccumulator(), first, tmp_path / "d"), then, tmp_path / "e")
     assert written(again, store) == {
         cell: OnlineSums(*sums.tolist()) for cell, sums in undisturbed._cells.items()
     }
@@ -146,13 +148,13 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_happened_and_what_came_after_is_
 
 
 def test_an_empty_one_can_be_kept_too() -> None:
-    again = Online()
-    again.restore(Online().state())
+    again = OnlineAccumulator()
+    again.restore(OnlineAccumulator().state())
     assert again.totals() == {}
 
 
 def test_only_what_changed_is_written_and_it_expires(tmp_path: Path, store: Store) -> None:
-    online = added(Online(), drawn(50, seed=5, minutes=1), tmp_path / "a")
+    online = added(OnlineAccumulator(), drawn(50, seed=5, minutes=1), tmp_path / "a")
     metrics = store.model("ads").online
     assert online.flush(metrics) > 0
     assert online.flush(metrics) == 0
@@ -162,7 +164,7 @@ def test_only_what_changed_is_written_and_it_expires(tmp_path: Path, store: Stor
 
 def test_a_store_that_is_away_loses_nothing(tmp_path: Path, store: Store) -> None:
     requests = drawn(50, seed=6)
-    online = added(Online(), requests, tmp_path)
+    online = added(OnlineAccumulator(), requests, tmp_path)
     with TemporaryDirectory(prefix="ftrie-") as folder:  # short enough for a socket
         with Store.open(f"embedded:{folder}") as ended:
             metrics = ended.model("ads").online
@@ -173,7 +175,7 @@ def test_a_store_that_is_away_loses_nothing(tmp_path: Path, store: Store) -> Non
 
 def test_evidence_is_of_requests_whose_clicks_were_all_predicted(tmp_path: Path) -> None:
     requests = drawn(300, seed=7)
-    found = added(Online(), requests, tmp_path).evidence()
+    found = added(OnlineAccumulator(), requests, tmp_path).evidence()
     for version in (0, 1, 2, 3):
         mine = [r for r in requests if (r["version"] or 0) == version and None not in r["ctr"]]
         assert found[version].clicks == sum(r["clicks"] for r in mine)
@@ -184,7 +186,7 @@ def test_old_minutes_are_forgotten_once_written_and_what_comes_for_them_then_is_
     tmp_path: Path, store: Store
 ) -> None:
     requests = drawn(20, seed=8, minutes=1)
-    online = added(Online(), requests, tmp_path / "a")
+    online = added(OnlineAccumulator(), requests, tmp_path / "a")
     added(online, later(requests, REMEMBERED_MINUTES + 1), tmp_path / "b")
     before = written(online, store)
     added(online, requests[:3], tmp_path / "c")
@@ -198,7 +200,7 @@ def test_of_minutes_that_change_no_more_the_store_keeps_one_cell_a_variant(
 ) -> None:
     (request,) = drawn(1, seed=13)
     old = [request | {"version": n, "variant": ("base", "plain")[n % 2]} for n in range(1, 61)]
-    online = added(Online(), old, tmp_path / "a")
+    online = added(OnlineAccumulator(), old, tmp_path / "a")
     each = written(online, store)
     added(online, later(old[:1], REMEMBERED_MINUTES), tmp_path / "b")
     minute = request["time_us"] // MINUTE_US
@@ -213,12 +215,12 @@ def test_a_checkpoint_from_before_versions_were_added_up_counts_nothing_twice(
 ) -> None:
     (request,) = drawn(1, seed=14)
     first = [request | {"version": n, "variant": "base"} for n in (1, 2)]
-    online = added(Online(), first, tmp_path / "a")
+    online = added(OnlineAccumulator(), first, tmp_path / "a")
     state = {name: array.copy() for name, array in online.state().items()}
     rest = [first[0] | {"version": 3}, *later(first[:1], REMEMBERED_MINUTES)]
     added(online, rest, tmp_path / "b")
     written(online, store)  # the three are one now, of version 3; and the trainer dies
-    again = Online()
+    again = OnlineAccumulator()
     again.restore(state)
     taken_back = written(again, store)
     minute = request["time_us"] // MINUTE_US
@@ -238,7 +240,7 @@ def test_what_comes_too_late_is_so_however_it_is_cut_and_whenever_cells_are_writ
     minutes = (0, REMEMBERED_MINUTES + 1, 0, 2, REMEMBERED_MINUTES + 2, 2)
     some = drawn(len(minutes), seed=12)
     requests = [r | {"time_us": NOW_US + m * MINUTE_US} for r, m in zip(some, minutes, strict=True)]
-    online = Online()
+    online = OnlineAccumulator()
     for number in range(pieces):
         some = requests[len(requests) * number // pieces : len(requests) * (number + 1) // pieces]
         added(online, some, tmp_path / str(number))
@@ -249,7 +251,7 @@ def test_what_comes_too_late_is_so_however_it_is_cut_and_whenever_cells_are_writ
 
 def test_versions_beyond_the_most_lose_the_oldest(tmp_path: Path) -> None:
     (request,) = drawn(1, seed=9)
-    online = added(Online(), [request | {"version": 5, "ctr": [0.5]}], tmp_path)
+    online = added(OnlineAccumulator(), [request | {"version": 5, "ctr": [0.5]}], tmp_path)
     online._versions.update({version: np.zeros(2, np.int64) for version in range(6, 6 + MOST_VERSIONS)})
     added(online, [request | {"version": 6 + MOST_VERSIONS, "ctr": [0.5]}], tmp_path / "b")
     evidence = online.evidence()
@@ -259,14 +261,16 @@ def test_versions_beyond_the_most_lose_the_oldest(tmp_path: Path) -> None:
 
 def test_a_ctr_that_is_no_probability_counts_as_none(tmp_path: Path) -> None:
     (request,) = drawn(1, seed=10)
-    online = added(Online(), [request | {"ctr": [0.2, float(bad)]} for bad in ("nan", "inf", "7")], tmp_path)
+    online = added(
+        OnlineAccumulator(), [request | {"ctr": [0.2, float(bad)]} for bad in ("nan", "inf", "7")], tmp_path
+    )
     (sums,) = online.totals().values()
     assert (sums.requests, sums.without_ctr, sums.ctr_nano) == (3, 3, 0)
 
 
 def test_requests_that_showed_nothing_are_passed_over(tmp_path: Path) -> None:
     segments = Segments(tmp_path, 1 << 30)
-    online = Online()
+    online = OnlineAccumulator()
     joined = closing(drawn(3, seed=11), segments)
     joined.closed.rows[1] = 0
     online.add(joined, segments)

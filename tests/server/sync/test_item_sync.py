@@ -9,15 +9,15 @@ import pytest
 from model_store.errors import StoreUnavailable
 from model_store.redis.redis_keys import ITEMS_CHANGES, ITEMS_GENERATION
 from model_store.store import Store
-from server.sync.item_sync import ItemFollower
+from server.sync.item_sync import ItemSync
 from tests.stalling import stalled
 
 
 @pytest.fixture
-def follower(store: Store) -> ItemFollower:
+def follower(store: Store) -> ItemSync:
     """Follows a store with the items a and b, and has seen them."""
     store.records.put_items([("a", {"n": "1"}), ("b", {"n": "2", "brand": "x"})])
-    following = ItemFollower(store.records)
+    following = ItemSync(store.records)
     assert following.poll()
     assert dict(following.items()) == {"a": {"n": "1"}, "b": {"n": "2", "brand": "x"}}
     return following
@@ -29,7 +29,7 @@ def scans(store: Store) -> int:
     return int(found["calls"]) if found else 0
 
 
-def test_only_what_changed_is_read_again(store: Store, follower: ItemFollower) -> None:
+def test_only_what_changed_is_read_again(store: Store, follower: ItemSync) -> None:
     before = scans(store)
     assert not follower.poll()
     store.records.put_items([("b", {"n": "3"}), ("c", {"n": "4"})])
@@ -38,7 +38,7 @@ def test_only_what_changed_is_read_again(store: Store, follower: ItemFollower) -
     assert scans(store) == before
 
 
-def test_an_item_that_was_removed_disappears(store: Store, follower: ItemFollower) -> None:
+def test_an_item_that_was_removed_disappears(store: Store, follower: ItemSync) -> None:
     store.records.put_items([("a", {})])
     store.client.delete("ftrie:item:b")
     store.client.xadd(ITEMS_CHANGES, {"id": "b"})
@@ -46,14 +46,14 @@ def test_an_item_that_was_removed_disappears(store: Store, follower: ItemFollowe
     assert dict(follower.items()) == {}
 
 
-def test_notice_of_an_item_that_is_as_it_was_changes_nothing(store: Store, follower: ItemFollower) -> None:
+def test_notice_of_an_item_that_is_as_it_was_changes_nothing(store: Store, follower: ItemSync) -> None:
     generation = follower.generation
     store.client.xadd(ITEMS_CHANGES, {"id": "a"})
     assert not follower.poll()
     assert follower.generation == generation
 
 
-def test_another_systems_items_come_by_their_notice(store: Store, follower: ItemFollower) -> None:
+def test_another_systems_items_come_by_their_notice(store: Store, follower: ItemSync) -> None:
     store.client.hset("ftrie:item:x", "n", "9")
     assert not follower.poll()
     store.client.execute_command("XADD", ITEMS_CHANGES, "*", "id", "x", "id", "y")
@@ -61,7 +61,7 @@ def test_another_systems_items_come_by_their_notice(store: Store, follower: Item
     assert dict(follower.items())["x"] == {"n": "9"}
 
 
-def test_everything_is_read_again_on_demand(store: Store, follower: ItemFollower) -> None:
+def test_everything_is_read_again_on_demand(store: Store, follower: ItemSync) -> None:
     store.client.hset("ftrie:item:x", "n", "9")
     store.client.incr(ITEMS_GENERATION)
     assert follower.poll()
@@ -69,7 +69,7 @@ def test_everything_is_read_again_on_demand(store: Store, follower: ItemFollower
     assert not follower.poll()
 
 
-def test_an_item_a_request_has_found_is_read_without_any_notice(store: Store, follower: ItemFollower) -> None:
+def test_an_item_a_request_has_found_is_read_without_any_notice(store: Store, follower: ItemSync) -> None:
     store.client.hset("ftrie:item:x", "n", "9")
     generation = follower.generation
     follower.include(["x", "no such item"])
@@ -79,7 +79,7 @@ def test_an_item_a_request_has_found_is_read_without_any_notice(store: Store, fo
     assert not follower.poll()
 
 
-def test_a_stream_trimmed_past_us_has_everything_read_again(store: Store, follower: ItemFollower) -> None:
+def test_a_stream_trimmed_past_us_has_everything_read_again(store: Store, follower: ItemSync) -> None:
     store.client.hset("ftrie:item:x", "n", "9")
     store.client.xadd(ITEMS_CHANGES, {"id": "x"})
     store.client.xadd(ITEMS_CHANGES, {"id": "a"}, maxlen=1, approximate=False)
@@ -89,7 +89,7 @@ def test_a_stream_trimmed_past_us_has_everything_read_again(store: Store, follow
 
 def test_the_first_notice_in_a_store_without_a_stream_has_everything_read_again(store: Store) -> None:
     store.client.hset("ftrie:item:a", "n", "1")
-    follower = ItemFollower(store.records)
+    follower = ItemSync(store.records)
     follower.poll()
     store.client.hset("ftrie:item:b", "n", "2")
     store.client.xadd(ITEMS_CHANGES, {"id": "a"})
@@ -98,7 +98,7 @@ def test_the_first_notice_in_a_store_without_a_stream_has_everything_read_again(
 
 
 def test_items_that_an_emptied_store_lacks_are_kept_until_they_are_written_again(
-    store: Store, follower: ItemFollower
+    store: Store, follower: ItemSync
 ) -> None:
     store.client.flushall()
     follower.poll()
@@ -113,7 +113,7 @@ def test_items_that_an_emptied_store_lacks_are_kept_until_they_are_written_again
     assert (sorted(dict(follower.items())), follower.kept) == (["a", "c"], 0)
 
 
-def test_an_order_ends_the_keeping_of_items(store: Store, follower: ItemFollower) -> None:
+def test_an_order_ends_the_keeping_of_items(store: Store, follower: ItemSync) -> None:
     store.client.flushall()
     follower.poll()
     assert (follower.kept, follower.orders) == (2, 0)
@@ -122,9 +122,7 @@ def test_an_order_ends_the_keeping_of_items(store: Store, follower: ItemFollower
     assert (len(follower), follower.kept, follower.orders) == (0, 0, 1)
 
 
-def test_items_of_a_restored_backup_are_taken_and_newer_ones_kept(
-    store: Store, follower: ItemFollower
-) -> None:
+def test_items_of_a_restored_backup_are_taken_and_newer_ones_kept(store: Store, follower: ItemSync) -> None:
     backup = {key: store.client.dump(key) for key in store.client.keys("ftrie:*")}
     store.records.put_items([("c", {"n": "3"})])
     assert follower.poll()
@@ -139,7 +137,7 @@ def test_items_of_a_restored_backup_are_taken_and_newer_ones_kept(
 
 
 def test_a_store_that_was_emptied_and_refilled_between_two_looks_keeps_what_it_lacks(
-    store: Store, follower: ItemFollower
+    store: Store, follower: ItemSync
 ) -> None:
     seen = follower.generation
     store.client.flushall()
@@ -152,7 +150,7 @@ def test_a_store_that_was_emptied_and_refilled_between_two_looks_keeps_what_it_l
 def test_a_store_that_stalls_costs_nothing_but_time(store: Store, store_url: str) -> None:
     store.records.put_items([("a", {"n": "1"})])
     with Store.open(store_url, user_timeout_s=0.1) as impatient:
-        follower = ItemFollower(impatient.records)
+        follower = ItemSync(impatient.records)
         follower.poll()
         with stalled(store):
             for _ in range(3):
@@ -167,7 +165,7 @@ def test_a_store_that_stalls_costs_nothing_but_time(store: Store, store_url: str
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_happens_the_items_are_those_of_a_fresh_reading(store: Store, seed: int) -> None:
     draw = random.Random(seed)
-    follower = ItemFollower(store.records)
+    follower = ItemSync(store.records)
     for _ in range(60):
         ids = [f"i{draw.randrange(30)}" for _ in range(draw.randrange(1, 5))]
         match draw.randrange(7):

@@ -14,6 +14,10 @@ from ftrie.client.client import Client, RankFailed
 from model_store.artefact.artefact import Artefact
 from model_store.store import Store
 from server.settings import Settings
+from server.sync.distribution import Distribution
+from server.sync.model_builder import ModelBuilder
+from server.sync.model_sync import ModelSync, State
+from server.telemetry.meter import Meter
 from server.telemetry.status import ModelStatus
 from tests.server import shop
 from tests.server.one_process import Server
@@ -289,3 +293,57 @@ def test_buffers_are_used_in_turns_however_many_deltas_come(
         seen.add(weights.__array_interface__["data"][0])
         del served, weights
     assert len(seen) <= 4
+
+
+def test_a_delta_costs_one_round_trip_for_each_version_since_the_served_one(store: Store) -> None:
+    """The chain behind the served version is not walked, however long it is."""
+    versions = store.model(shop.NAME)
+    versions.activate(versions.publish(shop.artefact(1)))
+    before, served = shop.artefact(1), 1
+    for seed in range(2, 8):
+        after = shop.artefact(seed)
+        served = versions.publish(after.changes_since(before, version=served))
+        before = after
+    versions.activate(served)
+    builder = ModelBuilder(shop.NAME)
+    builder.opened(store)
+    builder.bring_to(versions, versions.manifest(served))
+    for deltas in (1, 3):
+        for _ in range(deltas):
+            after = shop.artefact(served + 1)
+            served = versions.publish(after.changes_since(before, version=served))
+            before = after
+        manifest, reads = versions.manifest(served), commands(store)
+        assert builder.bring_to(versions, manifest) == "delta"
+        # One chunk each, and the manifests of those between the served version and the new one.
+        assert commands(store) - reads == deltas + (deltas - 1)
+
+
+def commands(store: Store) -> int:
+    """How many reads of manifests and chunks the store has answered."""
+    stats = store.client.info("commandstats")
+    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("get", "hgetall", "mget"))
+
+
+def test_the_states_of_a_model_that_is_followed(store: Store, store_url: str, eventually: Eventually) -> None:
+    def problem() -> str:
+        return sync.status.problem
+
+    sync = ModelSync(shop.NAME, store_url, Distribution(lambda model, uid: None), None, Meter())
+    assert sync.state is State.CONNECTING
+    sync.start()
+    try:
+        eventually(lambda: sync.state is State.NO_ACTIVE_VERSION)
+        assert problem() == "the store names no active version"
+        shop.fill(store)
+        eventually(lambda: sync.state is State.SERVING)
+        assert problem() == ""
+        store.client.set(store.model(shop.NAME).keys.active, 7)
+        eventually(lambda: sync.state is State.REFUSED)
+        assert problem() == "version 7 was refused (gone)"
+        shop.publish(store, seed=2)
+        eventually(lambda: sync.state is State.SERVING)
+        assert sync.status.version == 2
+    finally:
+        sync.stop()
+        sync.join(20.0)

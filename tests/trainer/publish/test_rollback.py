@@ -8,7 +8,7 @@ from model_store.spec.sections import GuardSection
 from model_store.store import Store
 from model_store.versions.model_versions import ModelVersions
 from tests.trainer.publish.shop import EVERY, GuardedRun, rows
-from trainer.publish.rollback import Evidence, Watch, WentBack
+from trainer.publish.rollback import Evidence, Rollback, RollbackWatch
 
 BOUNDS = GuardSection(online_clicks=100)
 SOUND = rows(4_000, seed=1)
@@ -23,15 +23,15 @@ class Watched:
         self.run = GuardedRun(versions)
         self.warnings: list[str] = []
         self.epoch = self.run.publisher._epoch
-        self.watch = Watch(bounds, versions, self.warnings.append)
+        self.watch = RollbackWatch(bounds, versions, self.warnings.append)
         self._learned = 0
 
     def publish(self, count: int) -> None:
         self.run.learn(SOUND[self._learned : self._learned + count * EVERY])
         self._learned += count * EVERY
 
-    def after(self, known: Known) -> WentBack | None:
-        return self.watch.after(known, self.epoch)
+    def after(self, known: Known) -> Rollback | None:
+        return self.watch.check(known, self.epoch)
 
 
 @pytest.fixture
@@ -72,11 +72,11 @@ def test_beyond_the_band_servers_go_back_to_what_was_good_and_all_since_is_refus
 ) -> None:
     watched.publish(2)
     went = watched.after(BAD)
-    assert went == WentBack(origin=5, target=1, reason=went.reason if went else "")
+    assert went == Rollback(origin=5, target=1, reason=went.reason if went else "")
     assert shop.active() == 1
     assert watched.run.refused == [3, 4, 5]
     assert shop.manifest(5).refused == (
-        "rolled back: online calibration since version 3: got 5 (150 clicks predicted, 30 came), above the band "
+        "rolled back: online calibration since version 3: got 5 (150 clicks predicted, 30 observed), above the band "
         "from 0.5 to 2"
     )
     record = shop.refusals.record()
@@ -124,8 +124,8 @@ def test_another_process_goes_on_watching_where_this_one_stopped(
     watched: Watched, shop: ModelVersions
 ) -> None:
     watched.publish(2)
-    again = Watch(BOUNDS, shop, watched.warnings.append)
-    went = again.after(BAD, watched.epoch)
+    again = RollbackWatch(BOUNDS, shop, watched.warnings.append)
+    went = again.check(BAD, watched.epoch)
     assert went is not None
     assert went.target == 1
 
@@ -149,7 +149,7 @@ def test_with_no_way_back_it_says_so_once_and_changes_nothing(shop: ModelVersion
     assert warning.startswith(
         "VERSION 1 SHOULD BE ROLLED BACK AND IS NOT: online calibration since version 1: got "
     )
-    assert "there is no earlier version to go to" in warning
+    assert "there is no earlier version to roll back to" in warning
     assert (shop.active(), begun.run.refused) == (1, [])
 
 
