@@ -156,12 +156,12 @@ def test_a_restored_watcher_goes_on_as_if_never_stopped(cut, window, tmp_path_fa
 
 
 @pytest.mark.parametrize("other", [{"window": 9}, {"slices": ()}])
-def test_a_watcher_of_something_else_does_not_go_on(other):
+def test_metrics_of_other_options_are_not_restored(other):
     log = made_up(10)
     asked = {"window": 10, "slices": [log.slice("brand")]}
     state = ProgressiveMetrics(NAMES, **asked).state()
     with pytest.raises(
-        CheckpointError, match="was begun with --window 10 --slice brand, and is to go on with"
+        CheckpointError, match="was started with --window 10 --slice brand and is resumed with"
     ):
         ProgressiveMetrics(NAMES, **(asked | other)).restore(state)
 
