@@ -9,7 +9,7 @@ DEV := .venv/installed-dev
 BENCH := .venv/installed-bench
 PEERS := .venv/installed-peers
 
-.PHONY: help setup demo live test test-all check lint types imports stubs pages docs bench proto lock
+.PHONY: help setup demo live test test-all check lint types imports wire pages docs bench proto lock
 .DEFAULT_GOAL := help
 
 help:
@@ -18,9 +18,9 @@ help:
 	@echo "make live    the same, all the time: store, trainer, two servers and visitors, five processes on one screen"
 	@echo "make test    run the tests, without the slow ones: about four minutes on two cores"
 	@echo "make test-all  run every test; FTRIE_TEST_DATA=FOLDER adds those on real click logs (docs/testing.md)"
-	@echo "make check   lint, formatting, types, import direction, generated stubs and pages"
+	@echo "make check   lint, formatting, types, import direction, the wire and the generated pages"
 	@echo "make bench   measure against Vowpal Wabbit, scikit-learn, River, LitServe, marisa-trie and an empty gRPC handler"
-	@echo "make proto   regenerate the stubs in proto/ after changing a .proto file"
+	@echo "make proto   regenerate the stubs and docs/protocol.md after changing a .proto file"
 	@echo "make docs    regenerate docs/commands.md after changing a command or a flag"
 	@echo "make lock    write down the exact versions that the image is built with, the newest that pyproject.toml allows"
 
@@ -43,7 +43,7 @@ test: $(DEV)
 test-all: $(DEV)
 	@$(PYTEST) auto
 
-check: lint types imports stubs pages
+check: lint types imports wire pages
 	@echo "check: all is well"
 
 lint: $(DEV)
@@ -56,8 +56,9 @@ types: $(DEV)
 imports: $(DEV)
 	@$(BIN)/lint-imports --no-logo --no-cache
 
-stubs: $(DEV)
+wire: $(DEV)
 	@$(BIN)/python proto/generate.py --check
+	@cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf breaking --against released.binpb
 
 pages: $(DEV)
 	@$(BIN)/python docs/generate.py --check

@@ -21,7 +21,7 @@ import pyarrow as pa
 from benchmarks.common import ROUNDS, Spread, report
 from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.events.columns import Wanted
-from trainer.events.events import NEVER_US, Int64s, Lag, Place, Stretch
+from trainer.events.events import NEVER_US, Chunk, Int64s, Lag, SourcePosition
 from trainer.events.line_parser import read_lines
 from trainer.events.merge import Merger
 from trainer.events.parse import Parser
@@ -52,8 +52,8 @@ def main() -> None:
 
 
 def _parsed(what: str, lines: Sequence[bytes], wanted: Wanted) -> tuple[Any, ...]:
-    stretches, parser = list(_stretches(lines)), Parser(wanted)
-    return _measured(what, lines, lambda: sum(parser.parse(s.data, s.starts).items.size for s in stretches))
+    chunks, parser = list(_stretches(lines)), Parser(wanted)
+    return _measured(what, lines, lambda: sum(parser.parse(s.data, s.starts).items.size for s in chunks))
 
 
 def _measured(what: str, lines: Sequence[bytes], run: Callable[[], int]) -> tuple[Any, ...]:
@@ -93,22 +93,22 @@ class Rows:
 
 @dataclass
 class InMemory:
-    """A source that has ended: stretches of lines without a clock."""
+    """A source that has ended: chunks of lines without a clock."""
 
     name: str
-    stretches: Iterator[Stretch]
+    chunks: Iterator[Chunk]
     lost: int = 0
     ended: bool = field(default=False, init=False)
 
-    def read(self) -> Stretch | None:
-        stretch = next(self.stretches, None)
-        self.ended = stretch is None
-        return stretch
+    def read(self) -> Chunk | None:
+        chunk = next(self.chunks, None)
+        self.ended = chunk is None
+        return chunk
 
-    def frontier_us(self) -> int:
+    def watermark_us(self) -> int:
         return NEVER_US if self.ended else 0
 
-    def place(self, stretch: Stretch, count: int) -> Place:
+    def position(self, chunk: Chunk, count: int) -> SourcePosition:
         return {"source": self.name}
 
     def lag(self) -> Lag:
@@ -118,7 +118,7 @@ class InMemory:
         pass
 
 
-def _stretches(lines: Sequence[bytes]) -> Iterator[Stretch]:
+def _stretches(lines: Sequence[bytes]) -> Iterator[Chunk]:
     starts = np.cumsum([0, *(len(line) + 1 for line in lines)])
     data = b"\n".join(lines) + b"\n"
     first = 0
@@ -126,7 +126,7 @@ def _stretches(lines: Sequence[bytes]) -> Iterator[Stretch]:
         stop = int(np.searchsorted(starts, starts[first] + STRETCH_BYTES))
         own = starts[first : stop + 1]
         marks: Int64s = np.zeros((own.size - 1, 1), np.int64)
-        yield Stretch(data[own[0] : own[-1]], own - own[0], None, marks, {})
+        yield Chunk(data[own[0] : own[-1]], own - own[0], None, marks, {})
         first = stop
 
 

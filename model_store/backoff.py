@@ -35,11 +35,11 @@ class Backoff:
         self._pauses = Pauses(first_s, longest_s)
 
     def failed(self) -> float:
-        """Count one failure; return how many seconds to wait."""
+        """Count a failure; return the seconds to wait."""
         self.failures += 1
         return self._pauses.after(self.failures)
 
     def succeeded(self) -> bool:
-        """Forget the failures; True if there were any."""
+        """Reset the count; True if there were failures."""
         had, self.failures = self.failures > 0, 0
         return had

@@ -1,7 +1,7 @@
-"""Every error a user of ftrie can meet. Each message says what was expected, what stood there, and the remedy.
+"""All errors that users of ftrie can get, and the formatting of values in messages.
 
-Transport never appears here: the server maps these classes to gRPC status codes in one table, the command line
-maps them to exit codes through `exit_code`.
+Each message says what was expected, what was found, and the remedy. The server maps the classes to gRPC status codes in
+one table; the command line uses `exit_code`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 
 class FtrieError(Exception):
-    """Base of all errors that are answered with a message instead of a traceback."""
+    """Base of all errors that are reported by a message instead of a traceback."""
 
     exit_code = 1
 
@@ -20,7 +20,7 @@ class OutputError(FtrieError):
 
 
 class UsageError(FtrieError):
-    """A command line, or a name on it, that cannot be meant."""
+    """An invalid command line, or an invalid name on it."""
 
     exit_code = 2
 
@@ -50,11 +50,11 @@ class ArtefactError(FtrieError):
 
 
 class NewerFormat(ArtefactError):
-    """A model file or a published version is of a format that only a newer ftrie reads."""
+    """A model file or a published version has a format that only a newer ftrie reads."""
 
 
 class StoreError(FtrieError):
-    """The store answered, but the request cannot be carried out."""
+    """The store answered, but the operation cannot be carried out."""
 
     exit_code = 5
 
@@ -70,7 +70,7 @@ class SourceUnavailable(FtrieError):
 
 
 class UnreadableValue(StoreError):
-    """A key of the store holds a value, or a type, that it should not; `ftrie store check --repair` repairs it."""
+    """A key of the store has an invalid value or type; `ftrie store check --repair` repairs it."""
 
 
 class VersionNotFound(StoreError):
@@ -78,11 +78,11 @@ class VersionNotFound(StoreError):
 
 
 class VersionRefused(StoreError):
-    """A guard has refused the version, and nobody has overruled it."""
+    """A guard has refused the version, and no operator has overruled it."""
 
 
 class NotActivated(StoreError):
-    """A version was published, and the store failed before it was activated."""
+    """A version was published, but the store failed before it was activated."""
 
     def __init__(self, model: str, version: int, error: StoreError) -> None:
         super().__init__(
@@ -96,7 +96,7 @@ class StaleEpoch(StoreError):
 
 
 class Pinned(StaleEpoch):
-    """An operator has chosen the version to serve; the trainer's stay inactive until it is told to go on."""
+    """An operator has pinned a version; the trainer's versions stay inactive until `ftrie store resume`."""
 
 
 class LeaseHeld(StoreError):
@@ -110,17 +110,17 @@ class ExperimentError(FtrieError):
 
 
 class ExperimentChanged(StoreError):
-    """Another operator has changed the experiment meanwhile."""
+    """Another operator has changed the experiment in the meantime."""
 
 
 class CheckpointError(FtrieError):
-    """A folder of checkpoints is in use, of another spec or format, or damaged beyond the last one that was kept."""
+    """A checkpoint folder is in use, has another spec or format, or holds no undamaged checkpoint."""
 
     exit_code = 7
 
 
 class Stopped(FtrieError):
-    """A signal asked a run to end, and it ended in good order."""
+    """A signal requested the end of a run, which ended cleanly."""
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
@@ -150,10 +150,10 @@ def shown(value: object) -> str:
 
 
 def harmless(text: str) -> str:
-    """What users have sent, without orders to a terminal: control characters but line feeds and tabs are escaped."""
+    """Text from users, safe for a terminal: control characters except line feeds and tabs are escaped."""
     return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def counted(number: int, thing: str, things: str | None = None) -> str:
-    """1 window, 1,234 windows: a number of things in English; without `things` the plural is by an s."""
+    """1 window, 1,234 windows: a number with its noun; `things` is the plural, by default with an s."""
     return f"{number:,} {thing if number == 1 else things or thing + 's'}"

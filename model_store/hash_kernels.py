@@ -1,11 +1,11 @@
-"""The key's 64-bit hash, the sigmoid, and raw memory access for kernels that read Arrow buffers in place.
+"""The 64-bit hash of keys, the sigmoid, and raw memory access for kernels that read Arrow buffers in place.
 
-A key's hash is a function of its bytes alone, folded over the parts that `*` and `=` separate:
+A key's hash depends only on its bytes, split into parts by `*` and `=`:
 
     state = SEED;  for each part:  state = combine(state, digest(part), the separator that follows it, or END)
 
-So a value is digested once a row, and every cross that holds it continues from a ready state in a few
-instructions; no cross string is ever built to be hashed. 0 is kept for "no key".
+So each value is digested once per row, and every cross with it continues from that state in a few instructions, without
+building the cross's text. 0 means "no key".
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _EQUALS = np.uint8(0x3D)
 _NOT_ASCII = np.uint8(0x80)
 
 _LOG2_E = 1.4426950408889634
-_LN2_HIGH = 6.93147180369123816490e-01  # its last 32 bits are 0, so a small integer times it is exact
+_LN2_HIGH = 6.93147180369123816490e-01  # its last 32 bits are 0, so products with small integers are exact
 _LN2_LOW = 1.90821492927058770002e-10
 
 
@@ -66,7 +66,7 @@ load_u64 = _loader(64, types.uint64)
 
 
 def _test_64_bytes(test: Callable[[Any, Any], Any]) -> Any:
-    """An operation that tests 64 bytes at an address at once; not 0 if one of them passes."""
+    """An operation that tests 64 bytes at an address at once; nonzero if one passes."""
 
     @intrinsic
     def any_of_64(typing_context: Any, address: Any) -> Any:
@@ -100,7 +100,7 @@ not_ascii_in_64 = _test_64_bytes(_is_not_ascii)
 
 @intrinsic
 def prefetch(typing_context: Any, address: Any) -> Any:
-    """Ask the processor for the cache line at `address`; never faults."""
+    """Prefetch the cache line at `address`; never faults."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         byte_pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -165,7 +165,7 @@ def digest(address: Any, length: Any) -> Any:
 
 @bare_inline
 def combine(state: Any, part: Any, separator: Any) -> Any:
-    """Fold one part's digest, and the separator that follows it, into the state; never 0."""
+    """Mix a part's digest and the separator that follows it into the state; never 0."""
     state = (state ^ part ^ (separator * _SEPARATOR)) * _WORD
     state ^= state >> _32
     state *= _PART
@@ -190,11 +190,10 @@ def hash_bytes(address: Any, length: Any) -> Any:
 
 @bare_kernel
 def content_sums(key_data: Any, key_offsets: Any, weight: Any, variants: Any, rate: Any, out: Any) -> None:
-    """Add up what stands for each row of a model, in two sums modulo 2^64 that do not depend on the rows' order.
+    """Add two hashes of each row of a model to two sums modulo 2^64, which are independent of the rows' order.
 
     key_data uint8, key_offsets int64[rows + 1]; weight, rate: uint32[rows, width], the bits of their float32; variants
-    uint32[rows], a row with 0 is left out; out: uint64[2], to which the sums are added.
-    `model_store.artefact.rows` uses it.
+    uint32[rows], rows with 0 are skipped; out: uint64[2], to which the sums are added (`artefact.rows.Content`).
     """
     first, second = out[0], out[1]
     for row in range(variants.size):
@@ -212,7 +211,7 @@ def content_sums(key_data: Any, key_offsets: Any, weight: Any, variants: Any, ra
 
 @bare_inline
 def _row_seeds(address: Any, length: Any, variants: Any) -> Any:
-    """Two states of a row's key and variants, which its numbers go on from."""
+    """The two hash states of a row's key and variants, to continue with its numbers."""
     word = np.uint64(length) | (np.uint64(variants) << _32)
     a, b = mixed(SEED ^ word), mixed(_LENGTH + word * _SEPARATOR)
     end = address + length
@@ -238,7 +237,7 @@ def hash_keys(data: Any, offsets: Any, out: Any) -> None:
 
 @bare_kernel
 def prefix_state(data: Any) -> Any:
-    """The state after a prefix that ends in `=` (`age*brand=`): where the hashes of its keys go on."""
+    """The state after a prefix that ends in `=` (`age*brand=`), from which its keys' hashes continue."""
     state = SEED
     start = 0
     for position in range(data.size):
@@ -254,7 +253,7 @@ def digest_columns(data: Any, offsets: Any, rows: Any, whole_keys: Any, out: Any
     """Digest text columns in place.
 
     data, offsets: int64[columns], addresses of each column's bytes and of its int32 offsets (rows + 1 of them);
-    whole_keys: uint8[columns], 1 where a value is a raw key, to be hashed as a whole key;
+    whole_keys: uint8[columns], 1 where values are raw keys, to be hashed as whole keys;
     out: uint64[columns, rows], 0 where the value is empty.
     """
     for column in range(out.shape[0]):
@@ -273,11 +272,11 @@ def digest_columns(data: Any, offsets: Any, rows: Any, whole_keys: Any, out: Any
 
 @bare_kernel
 def scan_columns(data: Any, offsets: Any, sizes: Any, special: Any, not_ascii: Any, longest: Any) -> None:
-    """Look over every byte of text columns once.
+    """Scan the bytes of text columns once.
 
     data, offsets: int64[columns] as for `digest_columns`; sizes: int64[columns], values in each;
-    special, not_ascii: uint8[columns] out, 1 where a byte must be escaped or checked for UTF-8;
-    longest: int64[columns] out, the longest value in bytes.
+    special, not_ascii: uint8[columns] out, 1 where a byte must be escaped or UTF-8 must be checked;
+    longest: int64[columns] out, length of the longest value in bytes.
     """
     for column in range(data.size):
         if sizes[column] == 0:
@@ -308,8 +307,8 @@ def scan_columns(data: Any, offsets: Any, sizes: Any, special: Any, not_ascii: A
 def sigmoid(score: Any) -> Any:
     """1 / (1 + exp(-score)), within 2 units in the last place.
 
-    Only IEEE additions, multiplications and one division: every machine gets the same bits (a libm's exp does not
-    promise that), and LLVM can run it over several variants at once.
+    It uses only IEEE additions, multiplications and one division, so every machine computes the same bits (a libm's exp
+    does not guarantee that), and LLVM can vectorize it over variants.
     """
     argument = max(-abs(score), -708.0)
     octaves = math.floor(argument * _LOG2_E + 0.5)

@@ -1,9 +1,9 @@
-"""How kernels are compiled and cached. The kernels themselves live in `*_kernels.py` modules, learner and slot files.
+"""Compiles and caches kernels, which live in `*_kernels.py` modules and in learner and slot files.
 
-Numba's own cache notices a change in a kernel's file, but not in another file whose kernel it inlines or whose constant
-it freezes. So the cache is a folder named after a hash of every file with kernels, of every file of ours that these
-import, of numba's version and of the processor: a change in any of them starts a new folder, and a stale kernel never
-runs.
+Numba's cache detects a change in a kernel's own file, but not in other files whose kernels it inlines or whose
+constants it freezes. Therefore the cache folder is named after a hash of every file with kernels, every file of this
+repository that these import, numba's version and the processor: a change in any of them starts a new folder, so a
+stale kernel never runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COMPLETE = "complete"
 
 
 def _kernel_sources() -> list[Path]:
-    """Every file with kernels, and every file of ours that they import: a kernel freezes the constants it reads."""
+    """Every file with kernels and every file they import here, since a kernel freezes the constants it reads."""
     waiting = [Path(__file__).resolve()]
     for package in _PACKAGES:
         waiting += (path for pattern in _KERNEL_FILES for path in (_ROOT / package).rglob(pattern))
@@ -41,7 +41,7 @@ def _kernel_sources() -> list[Path]:
 
 
 def _imported(source: str) -> Iterator[Path]:
-    """The files of ours that a module's source imports from, wherever in it."""
+    """The files of this repository that a module's source imports, at any place in it."""
     for module, names in _IMPORT.findall(source):
         folder = _ROOT.joinpath(*module.split("."))
         candidates = [
@@ -68,13 +68,13 @@ CACHE_FOLDER = Path(os.environ.setdefault("NUMBA_CACHE_DIR", str(_cache_folder()
 import numba  # noqa: E402
 import numba.extending  # noqa: E402
 
-# Numba reads the environment when it is first imported, which a module that needs its types may have done before this.
+# Numba reads the environment on its first import, which may have happened before this module was loaded.
 numba.config.CACHE_DIR = str(CACHE_FOLDER)  # type: ignore[attr-defined]
 
 
-# Numba decides what a kernel takes and gives when it compiles it; to the type checker kernels are untyped.
+# Numba infers a kernel's types when it compiles it; for the type checker kernels are untyped.
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """Make an operation that kernels may call from LLVM instructions; see numba's `extending.intrinsic`."""
+    """Define an operation for kernels in LLVM instructions; see numba's `extending.intrinsic`."""
     return numba.extending.intrinsic(function)
 
 
@@ -93,10 +93,10 @@ BARE_OPTIONS: Any = {"nogil": True, "error_model": "numpy", "forceinline": True,
 
 
 def bare_kernel(function: Callable[..., Any]) -> Any:
-    """Compile like `kernel`, without reference counts: for kernels that allocate nothing.
+    """Compile like `kernel`, without reference counting, for kernels that allocate nothing.
 
-    Numba counts references to arrays that inner functions take, atomically, in every turn of a loop (measured in the
-    ranking kernel: 0.09 of 0.11 ms). The caller holds every array while the kernel runs, so nothing needs counting.
+    Numba counts references to arrays passed to inner functions, atomically, in every loop iteration (measured in the
+    ranking kernel: 0.09 of 0.11 ms). The caller holds every array while the kernel runs, so counting is not needed.
     """
     return numba.njit(cache=True, nogil=True, error_model="numpy", **_UNCOUNTED)(function)
 
@@ -107,25 +107,25 @@ def bare_inline(function: Callable[..., Any]) -> Any:
 
 
 def kernels_are_cached(part: str) -> bool:
-    """True if the kernels of `part` ("train", "serve") were compiled here before, so that this run will not wait."""
+    """True if the kernels of `part` ("train", "serve") are in the cache, so that this run need not compile them."""
     return (CACHE_FOLDER / f"{part}.{_COMPLETE}").exists()
 
 
 def mark_kernels_cached(part: str) -> None:
-    """Remember that every kernel of `part` has been compiled once with the present sources."""
+    """Record that every kernel of `part` has been compiled from the present sources."""
     CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
     (CACHE_FOLDER / f"{part}.{_COMPLETE}").touch()
 
 
 def stub(function: Callable[..., Any]) -> Any:
-    """Mark an operation that kernels call and `implements` gives a body, one for each kind of its first argument."""
+    """Declare an operation for kernels; `implements` provides its body for each type of its first argument."""
     return function
 
 
 def implements(operation: Any, *kinds: type) -> Callable[[Callable[..., Any]], Any]:
-    """Compile `function` as what `operation` does where its first argument is a NamedTuple of one of these classes.
+    """Compile `function` as the body of `operation` for a first argument of one of these NamedTuple classes.
 
-    Numba chooses when it compiles a kernel, so a kernel is compiled once for each kind and pays nothing to choose.
+    Numba chooses when it compiles a kernel: each kernel is compiled once per class, and the choice costs nothing.
     """
 
     def register(function: Callable[..., Any]) -> Any:
@@ -140,7 +140,7 @@ def implements(operation: Any, *kinds: type) -> Callable[[Callable[..., Any]], A
 
 
 def bare_overload(operation: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Let the decorated chooser, which takes types, say what function `operation` is; inlined like a `bare_inline`."""
+    """Let the decorated function choose, by types, the body of `operation`; inlined like a `bare_inline`."""
     decorate: Callable[[Callable[..., Any]], Callable[..., Any]]
     decorate = numba.extending.overload(operation, jit_options=BARE_OPTIONS, strict=False)
     return decorate

@@ -1,4 +1,4 @@
-"""Locks between processes: flock on small files. The kernel lets go of them however their holder ends."""
+"""Locks between processes: flock on small files. The kernel releases a lock however its holder ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from model_store.errors import StoreError
 
 
 def lock(path: Path, operation: int) -> int:
-    """Open `path` and flock it. Every call is a hold of its own, also within one process."""
+    """Open `path` and flock it. Each call takes a separate lock, even within one process."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -29,7 +29,7 @@ def lock(path: Path, operation: int) -> int:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold `path` exclusively, waiting for it as long as it takes."""
+    """Hold `path` exclusively, waiting without limit."""
     fd = lock(path, fcntl.LOCK_EX)
     try:
         yield
@@ -38,7 +38,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool:
-    """True if anyone holds `path`, shared or exclusively."""
+    """True if `path` is locked, shared or exclusively."""
     try:
         os.close(lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB))
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Model files by ending: `.arrow` is the artefact, `.json` the JSON form. Publishes nothing."""
+"""Models named on a command line: files (`.arrow` is an artefact, `.json` the JSON form) or `NAME[:VERSION]`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from model_store.artefact import json_model
 from model_store.artefact.artefact import Artefact, Delta, decode
 from model_store.artefact.json_model import JsonModel
-from model_store.errors import ArtefactError, SpecError
+from model_store.errors import ArtefactError, SpecError, UsageError
 from model_store.spec.inferred_spec import infer_spec
 from model_store.spec.spec import ModelSpec, load_spec, spec_from_json
 from model_store.versions.model_versions import ModelVersions
@@ -19,21 +19,21 @@ ARROW, JSON = ".arrow", ".json"
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A model or a delta read from a file, and what its reader should be told, if anything."""
+    """A model or a delta read from a file, and a remark for the user, if any."""
 
     model: Artefact | Delta
     remark: str | None = None
 
     @property
     def parent(self) -> int | None:
-        """The version that a delta changes; None of a whole model."""
+        """The version that a delta changes; None for a whole model."""
         return self.model.parent if isinstance(self.model, Delta) else None
 
 
 def read_model(path: Path, spec: Path | None, versions: ModelVersions) -> ModelFile:
     """Read a model file. Raises ArtefactError naming the file, SpecError.
 
-    A JSON model has no spec: it gets that of the file `spec`, else of the active version, else one inferred.
+    A JSON model has no spec: it gets the one in the file `spec`, else that of the active version, else an inferred one.
     """
     if check_ending(path) == ARROW:
         if spec is not None:
@@ -50,7 +50,7 @@ def read_model(path: Path, spec: Path | None, versions: ModelVersions) -> ModelF
 
 
 def _read_arrow(path: Path, versions: ModelVersions) -> Artefact | Delta:
-    """A model, or a delta with the newest version that it changes as its parent."""
+    """A model, or a delta whose parent is the newest version that it can change."""
     try:
         read = decode(path.read_bytes())
     except OSError as error:
@@ -63,18 +63,18 @@ def _read_arrow(path: Path, versions: ModelVersions) -> Artefact | Delta:
     if not fitting:
         raise ArtefactError(
             f"{path} is a delta of a model with content {read.parent_content}, and no version of {versions.model} has "
-            "it; import the model whole"
+            "that content; import the whole model"
         )
     return replace(read, parent=fitting[-1])
 
 
 def write_model(artefact: Artefact, path: Path) -> None:
-    """Write a model file, whole or not at all. Raises ArtefactError for another ending, OutputError."""
+    """Write a model file, whole or not at all. Raises OutputError, and ArtefactError for another extension."""
     write_whole(path, artefact.to_bytes() if check_ending(path) == ARROW else json_model.render(artefact))
 
 
 def check_ending(path: Path) -> str:
-    """The file's ending. Raises ArtefactError unless it is .arrow or .json."""
+    """The file's extension. Raises ArtefactError unless it is .arrow or .json."""
     if path.suffix not in (ARROW, JSON):
         raise ArtefactError(f"{path}: expected a name that ends in {ARROW} (artefact) or {JSON} (JSON form)")
     return path.suffix
@@ -85,14 +85,61 @@ def _spec_for(model: JsonModel, spec: Path | None, versions: ModelVersions) -> t
         given = load_spec(spec)
         if not given.fields:
             raise SpecError(
-                f"{spec}: a JSON model's spec must name its fields: there is no log to find them in"
+                f"{spec}: a JSON model's spec must name its fields, since there is no log to find them in"
             )
         return given, None
     active = versions.active()
     if active is not None:
-        return spec_from_json(versions.manifest(active).spec), f"spec: that of version {active}"
+        return spec_from_json(versions.manifest(active).spec), f"spec: taken from version {active}"
     inferred = infer_spec(versions.model, model.keys)
     sides = [f"{name} ({field.side})" for name, field in inferred.fields.items()]
-    return inferred, (
-        f"spec: inferred, fields {', '.join(sides) or 'none'}; if some stand elsewhere, say so with --spec"
-    )
+    return inferred, (f"spec: inferred, fields {', '.join(sides) or 'none'}; to correct it, pass --spec")
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model and its name for messages: `ads:7`, or the file's name."""
+
+    artefact: Artefact
+    name: str
+
+
+def read_named(model: str, store: str, spec: Path | None = None) -> NamedModel:
+    """The model that `model` names: a file that ends in .arrow or .json, else NAME or NAME:VERSION in the store.
+
+    A .json model needs the file `spec`. NAME alone is the active version. Raises ArtefactError, SpecError,
+    VersionNotFound, StoreUnavailable, and UsageError for a version that is not a number.
+    """
+    path = Path(model)
+    if path.suffix == JSON:
+        return NamedModel(_read_json_model(path, spec), path.name)
+    if spec is not None:
+        raise SpecError(f"{model} has its own spec; --spec is for {JSON} models")
+    if path.suffix == ARROW:
+        return NamedModel(Artefact.read(path), path.name)
+    return _fetch(model, store)
+
+
+def _read_json_model(path: Path, spec: Path | None) -> Artefact:
+    if spec is None:
+        raise SpecError(f"{path}: a JSON model has no spec; give one with --spec")
+    try:
+        return json_model.to_artefact(json_model.parse(path.read_bytes()), load_spec(spec))
+    except OSError as error:
+        raise ArtefactError(f"cannot read {path}: {error.strerror}") from error
+    except ArtefactError as error:
+        raise ArtefactError(f"{path}: {error}") from error
+
+
+def _fetch(model: str, store: str) -> NamedModel:
+    from model_store.store import Store
+
+    name, colon, number = model.partition(":")
+    if colon and not (number.isascii() and number.isdigit()):
+        raise UsageError(
+            f"{model}: expected NAME, NAME:VERSION with a whole number, or a file ending in {ARROW}"
+        )
+    with Store.open(store) as opened:
+        versions = opened.model(name)
+        version = int(number) if colon else versions.active_or_fail()
+        return NamedModel(versions.materialise(version), f"{name}:{version}")

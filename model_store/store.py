@@ -1,4 +1,4 @@
-"""The store: one Redis, its models and its records. Opening and closing, nothing else."""
+"""The store: opens a Redis or an embedded Valkey and gives access to its models, records and streams."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Store:
     """An open store. Thread safety: may be shared by all threads of a process; not across a fork.
 
-    Open with `Store.open("embedded:.ftrie")`; use as a context manager or `close` it, which for an embedded
-    store stops the server if nobody else uses it.
+    Open with `Store.open("embedded:.ftrie")`; use it as a context manager or call `close`, which stops an embedded
+    server if no other process uses it.
     """
 
     def __init__(self, connection: StoreConnection, records: Records) -> None:
@@ -33,10 +33,10 @@ class Store:
 
     @classmethod
     def open(cls, url: str, timeout_s: float = 5.0, user_timeout_s: float | None = None) -> Store:
-        """Open `redis://…`, `rediss://…`, `unix://…` or `embedded:DIR` and ask whether it answers.
+        """Open `redis://…`, `rediss://…`, `unix://…` or `embedded:DIR` and check that it answers.
 
-        `timeout_s` bounds each wait on the socket; `user_timeout_s` (default the same) that of `records.user`
-        and `records.items`. Raises StoreError for a bad URL, StoreUnavailable if there is no answer.
+        `timeout_s` bounds each wait on the socket; `user_timeout_s` (default the same) those of `records.user` and
+        `records.items`. Raises StoreError for an invalid URL, StoreUnavailable without an answer.
         """
         connection = StoreConnection(url, timeout_s)
         store = cls(connection, Records(connection, timeout_s if user_timeout_s is None else user_timeout_s))
@@ -54,30 +54,30 @@ class Store:
 
     @property
     def client(self) -> Any:
-        """The redis client; it answers in bytes and raises redis-py's own exceptions."""
+        """The redis client; it returns bytes and raises redis-py's exceptions."""
         return self._connection.client
 
     def model(self, name: str, on_junk: Report = silent) -> ModelVersions:
-        """The versions of one model, which need not exist yet. Raises StoreError for an impossible name.
+        """The versions of one model, which need not exist yet. Raises UsageError for an invalid name.
 
-        on_junk: is told, once each, what was left out because it could not be read.
+        on_junk is called once with a message for each value that was skipped because it cannot be read.
         """
         return ModelVersions(self._connection, name, on_junk)
 
     def impressions(self, model: str) -> EventStream:
-        """The stream of what was shown. Raises StoreError for an impossible name."""
+        """The stream of impressions. Raises UsageError for an invalid name."""
         return self.event_stream(ModelKeys(model).impressions)
 
     def clicks(self, model: str) -> EventStream:
-        """The stream of what became of it: clicks and conversions. Raises StoreError for an impossible name."""
+        """The stream of clicks and conversions. Raises UsageError for an invalid name."""
         return self.event_stream(ModelKeys(model).clicks)
 
     def feedback(
         self, wait_s: float = 5.0, *, length: int | None = None, age_s: float | None = None
     ) -> Feedback:
-        """Writes clicks and conversions, each once. Close it before the store. `wait_s` bounds a report.
+        """A writer of clicks and conversions, each once. Close it before the store. `wait_s` bounds a report.
 
-        length, age_s: how many entries a stream keeps, about, and for how long.
+        length, age_s: approximate number of entries a stream keeps, and for how long.
         """
         from model_store.streams.feedback import AGE_S, LENGTH, Feedback
 
@@ -89,27 +89,27 @@ class Store:
         )
 
     def event_stream(self, key: str) -> EventStream:
-        """The stream of events at any key, which need not exist yet."""
+        """The stream of events at a key, which need not exist yet."""
         from model_store.streams.event_streams import EventStream
 
         return EventStream(self._connection, key)
 
     def dead_letters(self, model: str) -> DeadLetters:
-        """Events of a model that could not be learned from. Raises StoreError for an impossible name."""
+        """A model's events that could not be learned from. Raises UsageError for an invalid name."""
         from model_store.streams.dead_letters import DeadLetters
 
         return DeadLetters(self._connection, model)
 
     def trainer_lease(self, model: str, owner: str) -> TrainerLease:
-        """The lease of a model's trainer, not yet taken. Raises StoreError for an impossible name."""
+        """The lease of a model's trainer, not yet taken. Raises UsageError for an invalid name."""
         from model_store.versions.lease import TrainerLease
 
         return TrainerLease(self._connection, model, owner)
 
     def check(self, models: Sequence[str] = (), *, repair: bool = False) -> list[Finding]:
-        """What the keys of these models hold and should not; of all models, and the records, where none is named.
+        """Find invalid values in the keys of these models; without names, of all models and the records.
 
-        repair: put it right. Raises StoreError for an impossible name, StoreUnavailable.
+        repair: repair them. Raises UsageError for an invalid name, StoreUnavailable.
         """
         from model_store.store_check import check
 

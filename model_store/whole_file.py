@@ -51,7 +51,7 @@ def whole_file(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
 
 
 def check_writable(path: Path) -> None:
-    """Raise OutputError where `write_whole` is bound to fail, so that it is known before there is something to lose."""
+    """Raise OutputError if `write_whole` is certain to fail; call it before long work."""
     target = path.resolve()
     if _is_special(path):
         return

@@ -1,24 +1,27 @@
-"""What can go wrong while serving, and the one table from error to gRPC status.
+"""The errors and degradations of serving, and the one table from an error to its gRPC status.
 
-Errors here belong to serving alone; those shared with the trainer and the store live in `model_store.errors`.
-Every other module raises, none of them names a status code.
+Errors shared with the trainer and the store live in `model_store.errors`. Code below the services raises these errors;
+only this module and the gate know status codes. A failed call carries google.rpc details: ErrorInfo always, BadRequest
+where a field is at fault, RetryInfo where the call may succeed later.
 """
 
 from __future__ import annotations
 
 import random
+import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
-from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
+from ctr.v1 import ranking_pb2 as pb
 from model_store.errors import (
     ArtefactError,
     ExperimentChanged,
@@ -32,20 +35,27 @@ from model_store.errors import (
 
 M = TypeVar("M", bound=Message)
 
-REPEAT_AFTER_MS = (200, 1000)
-"""While something is away; drawn at random, so that callers do not come back all at once."""
+DOMAIN = "ftrie"
+RETRY_AFTER_MS = (200, 1000)
+"""While something is unavailable; drawn at random, so that callers do not all come back at once."""
+MAX_MESSAGE_BYTES = 1_000
+"""Of an error's text: it is sent twice or more, and clients accept 8 KiB of metadata."""
+MOST_ID_CHARACTERS = 256
+_NAME = r'[a-z_]+(?:\[(?:\d+|".*?")\])?'
+_PATH = rf"{_NAME}(?:\.{_NAME})*"
+_FIELDS = re.compile(rf"{_PATH}(?:, {_PATH})*(?=: )", re.DOTALL)
 
 
 class InvalidRequest(ServerError):
-    """A request breaks a limit or a rule; the message begins with the field's path, such as `item_ids[3]`."""
+    """A request breaks a limit or a rule; the message begins with the field's path, such as `item_ids[3]: `."""
 
 
 class ObjectiveError(InvalidRequest):
-    """An objective cannot be read; the message says at which character, what stood there and what may stand there."""
+    """An objective cannot be parsed; the message has the character's position, what was found and what is expected."""
 
 
 class ModelNotServed(ServerError):
-    """The request names another model than the one this server serves."""
+    """The request names a model that this server does not serve."""
 
 
 class CandidateSetNotFound(ServerError):
@@ -60,29 +70,36 @@ class DeadlinePassed(ServerError):
     """The caller has stopped waiting."""
 
 
-STATUS_OF: dict[type[Exception], grpc.StatusCode] = {
-    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    FieldValueError: grpc.StatusCode.INVALID_ARGUMENT,
-    ExperimentError: grpc.StatusCode.INVALID_ARGUMENT,
-    ModelNotServed: grpc.StatusCode.NOT_FOUND,
-    CandidateSetNotFound: grpc.StatusCode.NOT_FOUND,
-    VersionNotFound: grpc.StatusCode.NOT_FOUND,
-    NotReady: grpc.StatusCode.UNAVAILABLE,
-    StoreUnavailable: grpc.StatusCode.UNAVAILABLE,
-    StoreError: grpc.StatusCode.FAILED_PRECONDITION,
-    ArtefactError: grpc.StatusCode.FAILED_PRECONDITION,
-    ExperimentChanged: grpc.StatusCode.ABORTED,
-    DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
+class _Answer(NamedTuple):
+    """How an error is answered. reason: of google.rpc.ErrorInfo."""
+
+    status: grpc.StatusCode
+    reason: str
+
+
+ANSWER_OF: dict[type[Exception], _Answer] = {
+    InvalidRequest: _Answer(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
+    ObjectiveError: _Answer(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_OBJECTIVE"),
+    FieldValueError: _Answer(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FEATURE_VALUE"),
+    ExperimentError: _Answer(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_EXPERIMENT"),
+    ModelNotServed: _Answer(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_SERVED"),
+    CandidateSetNotFound: _Answer(grpc.StatusCode.NOT_FOUND, "CANDIDATE_SET_NOT_FOUND"),
+    VersionNotFound: _Answer(grpc.StatusCode.NOT_FOUND, "VERSION_NOT_FOUND"),
+    NotReady: _Answer(grpc.StatusCode.UNAVAILABLE, "NOT_READY"),
+    StoreUnavailable: _Answer(grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE"),
+    StoreError: _Answer(grpc.StatusCode.FAILED_PRECONDITION, "STORED_DATA_INVALID"),
+    ArtefactError: _Answer(grpc.StatusCode.FAILED_PRECONDITION, "VERSION_DAMAGED"),
+    ExperimentChanged: _Answer(grpc.StatusCode.ABORTED, "EXPERIMENT_CHANGED"),
+    DeadlinePassed: _Answer(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
 }
-"""Errors and their status. A class that is not here, nor derived from one here, is answered INTERNAL."""
+"""Errors and their answers. A class that neither is here nor derives from one here is answered INTERNAL."""
+
+INTERNAL = _Answer(grpc.StatusCode.INTERNAL, "INTERNAL")
 
 
 def status_of(error: Exception) -> grpc.StatusCode:
     """The status of `error`: that of its nearest class in the table, else INTERNAL."""
-    for kind in type(error).__mro__:
-        if kind in STATUS_OF:
-            return STATUS_OF[kind]
-    return grpc.StatusCode.INTERNAL
+    return _answer_of(error).status
 
 
 def served_name(name: str, served: Collection[str]) -> str:
@@ -95,24 +112,24 @@ def served_name(name: str, served: Collection[str]) -> str:
     listed = ", ".join(map(repr, served))
     if name:
         raise ModelNotServed(f"model: this server serves {listed}, not {name!r}")
-    if len(served) > 1:
+    if len(served) != 1:
         raise InvalidRequest(f"model: empty, and this server serves several: {listed}")
     return next(iter(served))
 
 
 def check_deadline(until_s: float) -> None:
-    """Raise DeadlinePassed where it is later than `until_s` on the monotonic clock."""
+    """Raise DeadlinePassed if the monotonic clock is past `until_s`."""
     if time.monotonic() > until_s:
         raise DeadlinePassed("the deadline passed while the answer was computed")
 
 
 def unreadable(kind: type[Message]) -> InvalidRequest:
-    """For bytes that are no message of this kind."""
+    """The error for bytes that are not a message of this kind."""
     return InvalidRequest(f"request: not a {kind.DESCRIPTOR.full_name}, or a text in it is not UTF-8")
 
 
 def readable(kind: type[M]) -> Callable[[bytes], M | InvalidRequest]:
-    """A request deserializer that returns its error: where one raises, grpc answers INTERNAL."""
+    """A request deserializer that returns its error; grpc answers INTERNAL if one raises."""
 
     def read(message: bytes) -> M | InvalidRequest:
         try:
@@ -123,25 +140,25 @@ def readable(kind: type[M]) -> Callable[[bytes], M | InvalidRequest]:
     return read
 
 
-def abort_to_repeat(context: grpc.ServicerContext, error: Exception, request_id: str) -> NoReturn:
-    """As `abort`; where the call may succeed later, with RetryInfo that says when to try it again."""
-    if status_of(error) is grpc.StatusCode.UNAVAILABLE:
-        after_ms = random.randint(*REPEAT_AFTER_MS)
-        context.abort_with_status(worth_repeating(grpc.StatusCode.UNAVAILABLE, str(error), after_ms))
-    abort(context, error, request_id)
+def abort(
+    context: grpc.ServicerContext, error: Exception, request_id: str = "", *, retry: bool = False
+) -> NoReturn:
+    """End the call as the table says. The text of an INTERNAL error stays in the server's log.
 
-
-def abort(context: grpc.ServicerContext, error: Exception, request_id: str) -> NoReturn:
-    """End the call with the status of `error`. The text of an INTERNAL error stays in the server's log."""
-    status = status_of(error)
-    if status is grpc.StatusCode.INTERNAL:
-        context.abort(status, f"internal error; the server's log tells more (request_id {request_id})")
-    context.abort(status, str(error))
+    retry: the same server may be called again, so that UNAVAILABLE carries RetryInfo.
+    """
+    answer, message = _answer_of(error), _shortened(str(error))
+    metadata = {"request_id": request_id} if 0 < len(request_id) <= MOST_ID_CHARACTERS else {}
+    if answer is INTERNAL:
+        text = f"internal error; see the server's log for the cause (request_id {request_id})"
+        context.abort_with_status(ended(*answer, text, metadata=metadata))
+    fields = _fields_of(message) if answer.status is grpc.StatusCode.INVALID_ARGUMENT else ()
+    again = retry and answer.status is grpc.StatusCode.UNAVAILABLE
+    retry_after_ms = random.randint(*RETRY_AFTER_MS) if again else None
+    context.abort_with_status(
+        ended(*answer, message, metadata=metadata, fields=fields, retry_after_ms=retry_after_ms)
+    )
     raise AssertionError("grpc's abort always raises")
-
-
-# --- How a call ends that is worth repeating: with google.rpc.RetryInfo, which says when. Nothing here
-# decides what is ---
 
 
 @dataclass(frozen=True)
@@ -153,12 +170,95 @@ class Ended(grpc.Status):
     trailing_metadata: tuple[tuple[str, str | bytes], ...] = ()
 
 
-def worth_repeating(code: grpc.StatusCode, message: str, after_ms: int) -> Ended:
-    """A status that says when to come back, for people, for google.rpc and for grpc's own retries."""
+def ended(
+    code: grpc.StatusCode,
+    reason: str,
+    message: str,
+    *,
+    metadata: Mapping[str, str] | None = None,
+    fields: Iterable[str] = (),
+    retry_after_ms: int | None = None,
+) -> Ended:
+    """A status with google.rpc details. fields: paths for BadRequest; retry_after_ms: also for grpc's own retries."""
     status = Status(code=code.value[0], message=message)
+    status.details.add().Pack(ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata or {}))
+    if paths := list(fields):
+        bad = BadRequest()
+        for path in paths:
+            bad.field_violations.add(field=path, description=message.removeprefix(f"{path}: "))
+        status.details.add().Pack(bad)
+    if retry_after_ms is None:
+        return Ended(code, message, tuple(rpc_status.to_status(status).trailing_metadata))
     delay = Duration()
-    delay.FromMilliseconds(after_ms)
+    delay.FromMilliseconds(retry_after_ms)
     status.details.add().Pack(RetryInfo(retry_delay=delay))
-    details = rpc_status.to_status(status).trailing_metadata
-    pushback = ("grpc-retry-pushback-ms", str(after_ms))
-    return Ended(code, message, (*details, pushback))
+    pushback = ("grpc-retry-pushback-ms", str(retry_after_ms))
+    return Ended(code, message, (*rpc_status.to_status(status).trailing_metadata, pushback))
+
+
+def _answer_of(error: Exception) -> _Answer:
+    return next((ANSWER_OF[kind] for kind in type(error).__mro__ if kind in ANSWER_OF), INTERNAL)
+
+
+def _fields_of(message: str) -> list[str]:
+    """`items[0].id: empty` → `["items[0].id"]`; `user, context: …` → `["user", "context"]`."""
+    found = _FIELDS.match(message)
+    return found[0].split(", ") if found else []
+
+
+def _shortened(message: str) -> str:
+    """The message, cut where it would not fit into trailing metadata."""
+    if (
+        len(message) * 4 <= MAX_MESSAGE_BYTES
+        or len(data := message.encode("utf-8", "replace")) <= MAX_MESSAGE_BYTES
+    ):
+        return message
+    return data[:MAX_MESSAGE_BYTES].decode("utf-8", "ignore") + "…"
+
+
+class Degradation(NamedTuple):
+    """What an answer lacks; the fields are those of `ctr.v1.Degradation`."""
+
+    reason: pb.DegradationReason
+    part: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.part}: {self.detail}"
+
+    def message(self) -> pb.Degradation:
+        """As it goes over the wire."""
+        return pb.Degradation(reason=self.reason, part=self.part, detail=self.detail)
+
+    @classmethod
+    def of(cls, part: str, error: StoreError) -> Degradation:
+        """The part is missing because the store failed."""
+        away = isinstance(error, StoreUnavailable)
+        reason = pb.DEGRADATION_REASON_UNAVAILABLE if away else pb.DEGRADATION_REASON_INVALID_DATA
+        return cls(reason, part, str(error))
+
+    @classmethod
+    def stale(cls, part: str, age_s: float, cause: str) -> Degradation:
+        """The part is as it was read `age_s` ago."""
+        return cls(pb.DEGRADATION_REASON_STALE, part, f"stale, read {age_s:.0f} s ago: {cause}")
+
+    @classmethod
+    def not_current(cls, part: str, cause: str) -> Degradation:
+        """The part may not be as the store has it now."""
+        return cls(pb.DEGRADATION_REASON_STALE, part, cause)
+
+    @classmethod
+    def left_out(cls, part: str, misfit: str, whose: str = "") -> Degradation:
+        """A stored value does not fit its field. whose: the record's id, where the part does not tell."""
+        prefix = f"{whose}: " if whose else ""
+        return cls(pb.DEGRADATION_REASON_INVALID_DATA, part, f"{prefix}left out {misfit}")
+
+    @classmethod
+    def limited(cls, part: str, detail: str) -> Degradation:
+        """Only some of what was asked for was read."""
+        return cls(pb.DEGRADATION_REASON_LIMIT_EXCEEDED, part, detail)
+
+    @classmethod
+    def no_value(cls, detail: str) -> Degradation:
+        """The objective has no value for some candidates."""
+        return cls(pb.DEGRADATION_REASON_NO_OBJECTIVE_VALUE, "objective", detail)

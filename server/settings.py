@@ -1,93 +1,145 @@
-"""Settings: how a server runs, in plain values that a supervisor hands to its workers as JSON. Starts nothing."""
+"""How a server runs: each setting declared once, with its flag of `ftrie serve`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
 from model_store.errors import ServerError
 from model_store.redis.redis_keys import check_model_name
 
 DEFAULT_THREADS = 8
-DEFAULT_DRAIN_S = 10.0
 DEFAULT_STORE_BUDGET_S = 0.05
 DEFAULT_USER_CACHE = 100_000
 DEFAULT_USER_TTL_S = 60.0
-DEFAULT_FEEDBACK_LENGTH = 1_000_000
-DEFAULT_FEEDBACK_AGE_S = 86_400.0
-DEFAULT_IMPRESSIONS_LENGTH = 1_000_000
-DEFAULT_IMPRESSIONS_AGE_S = 86_400.0
-DEFAULT_IMPRESSIONS_QUEUE = 10_000
-DEFAULT_IMPRESSIONS_SIZE_MIB = 256
-DEFAULT_IMPRESSIONS_KEPT = 8
+LOOPBACK = "127.0.0.1"
+MILLISECONDS = 1e-3
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How `ftrie serve` offers a setting. A value outside `min` and `max` is refused.
+
+    default: of the flag, where it is not that of the setting. unit: of the flag's whole numbers in the setting's.
+    """
+
+    help: str
+    metavar: str | None = None
+    min: float | None = None
+    max: float | None = None
+    default: Any = None
+    unit: float | None = None
+
+
+def _seconds(help: str, min: float = 0.0, default: float | None = None) -> Flag:
+    return Flag(help, "SECONDS", min, default=default)
+
+
+def _port(help: str, default: int | None = None) -> Flag:
+    return Flag(help, min=0, max=65535, default=default)
+
+
+def _share(help: str) -> Flag:
+    return Flag(help, "SHARE", 0.0, 1.0)
+
+
+def _file(help: str) -> Flag:
+    return Flag(help, "FILE")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How one server runs. Only numbers, texts, truth values and tuples of texts: all that JSON holds.
+    """How one server runs. JSON holds every field, so that a supervisor can hand it to its workers.
 
-    port: 0 takes a free one. state: the folder of the last good models, "" keeps none. admin_port, metrics_port:
-    None opens none, 0 a free one. alone_s: how long a worker goes on without a supervisor. connection_age_s: after
-    this long a connection is asked to be made anew, so that it may fall to another worker; 0 never asks.
-    pin: each worker stays on one core.
-
-    user_store: the store of users' records, "" for the models'. user_cache: users a worker keeps for each model.
-    user_ttl_s: how long a user's record counts as fresh.
-
-    feedback_length, feedback_age_s: what a stream of clicks keeps.
-
-    impressions: sinks of what was shown, none for no such log. impressions_length, impressions_age_s: what a stream
-    keeps. impressions_queue: how many wait at most. impressions_size_mib, impressions_kept: files of that size.
-
-    max_concurrency: calls a worker takes at once, 0 for 32 a thread. tls_*, tokens, record, shadow_log: files, ""
-    for none. traces: an OTLP endpoint. access_log, trace_share, record_share, shadow_sample: of answers, calls and
-    requests, from 0 to 1.
+    Each field with a `Flag` is a flag of `ftrie serve`, in this order, named like the field without its unit. An empty
+    text means none; port 0 takes a free port, and an optional port that is None is not opened.
     """
 
     models: tuple[str, ...]
     store: str
-    host: str = "127.0.0.1"
-    port: int = 0
-    workers: int = 1
-    threads: int = DEFAULT_THREADS
-    drain_s: float = DEFAULT_DRAIN_S
-    store_budget_s: float = DEFAULT_STORE_BUDGET_S
-    user_store: str = ""
-    user_cache: int = DEFAULT_USER_CACHE
-    user_ttl_s: float = DEFAULT_USER_TTL_S
-    state: str = ""
-    alone_s: float = 60.0
-    connection_age_s: float = 0.0
-    pin: bool = False
-    admin_port: int | None = None
-    admin_host: str = "127.0.0.1"
-    metrics_port: int | None = None
-    metrics_host: str = "127.0.0.1"
-    feedback_length: int = DEFAULT_FEEDBACK_LENGTH
-    feedback_age_s: float = DEFAULT_FEEDBACK_AGE_S
-    impressions: tuple[str, ...] = ()
-    impressions_length: int = DEFAULT_IMPRESSIONS_LENGTH
-    impressions_age_s: float = DEFAULT_IMPRESSIONS_AGE_S
-    impressions_queue: int = DEFAULT_IMPRESSIONS_QUEUE
-    impressions_size_mib: int = DEFAULT_IMPRESSIONS_SIZE_MIB
-    impressions_kept: int = DEFAULT_IMPRESSIONS_KEPT
-    max_concurrency: int = 0
-    tls_cert: str = ""
-    tls_key: str = ""
-    tls_client_ca: str = ""
-    tokens: str = ""
-    log_level: str = "info"
-    access_log: float = 0.0
-    traces: str = ""
-    trace_share: float = 0.01
-    record: str = ""
-    record_share: float = 1.0
-    shadow_log: str = ""
-    shadow_sample: float = 1.0
+    port: Annotated[int, _port("Where to listen; 0 takes a free port.", 50051)] = 0
+    host: Annotated[str, Flag("Which interface; 0.0.0.0 for all: give --tls-cert and --tokens.")] = LOOPBACK
+    workers: Annotated[int, Flag("Processes that answer, all on the same port.", min=1, max=256)] = 1
+    threads: Annotated[int, Flag("Threads that answer calls, in each worker.", min=1, max=256)] = (
+        DEFAULT_THREADS
+    )
+    drain_s: Annotated[float, _seconds("How long to finish calls on SIGTERM.")] = 10.0
+    store_budget_s: Annotated[
+        float,
+        Flag("How long a request waits for the store, milliseconds.", "MS", min=1, unit=MILLISECONDS),
+    ] = DEFAULT_STORE_BUDGET_S
+    user_store: Annotated[str, Flag("Read users from another store, such as a replica.", "URL")] = ""
+    """"" reads them from the models' store."""
+    user_cache: Annotated[
+        int, Flag("Users that each worker caches for each model; 0 for none.", "N", min=0)
+    ] = DEFAULT_USER_CACHE
+    user_ttl_s: Annotated[float, _seconds("How long a cached user is not read again.")] = DEFAULT_USER_TTL_S
+    state: Annotated[
+        str,
+        Flag(
+            "Where the last good models are kept, to start from when the store is away. Default: a folder for the port "
+            "in the user's cache; none with --port 0.",
+            "DIR",
+        ),
+    ] = ""
+    alone_s: Annotated[
+        float, _seconds("How long workers go on when the supervisor has died and has no successor.")
+    ] = 60.0
+    connection_age_s: Annotated[
+        float,
+        _seconds(
+            "When a client is asked to reconnect, so that another worker may take its calls; 0 never asks.",
+            default=300.0,
+        ),
+    ] = 0.0
+    pin: Annotated[bool, Flag("Keep each worker on one core: faster if it has the core to itself.")] = False
+    admin_port: Annotated[int | None, _port("Serve administration here (ftrie admin).")] = None
+    admin_host: Annotated[str, Flag("Which interface for administration.")] = LOOPBACK
+    shadow_log: Annotated[str, _file("Score shadow variants, and append what they would have answered.")] = ""
+    shadow_sample: Annotated[float, _share("Of the requests, by their ids.")] = 1.0
+    feedback_length: Annotated[
+        int, Flag("Clicks and conversions that a stream keeps, about.", "N", min=1)
+    ] = 1_000_000
+    feedback_age_s: Annotated[float, _seconds("How old one of them may become.", min=1.0)] = DAY_S
+    impressions: Annotated[
+        tuple[str, ...],
+        Flag("Log what is shown: store, redis://HOST:PORT or file:PATH; may be given several times.", "SINK"),
+    ] = ()
+    impressions_length: Annotated[int, Flag("Impressions that a stream keeps, about.", "N", min=1)] = (
+        1_000_000
+    )
+    impressions_age_s: Annotated[
+        float, _seconds("How old an impression in a stream may become.", min=1.0)
+    ] = DAY_S
+    impressions_queue: Annotated[
+        int, Flag("Impressions that may wait in each worker, for each sink; more are dropped.", "N", min=1)
+    ] = 10_000
+    impressions_size_mib: Annotated[int, Flag("How large a file of impressions becomes.", "MIB", min=1)] = 256
+    impressions_kept: Annotated[int, Flag("Full files of impressions that are kept.", "N", min=1)] = 8
+    metrics_port: Annotated[int | None, _port("Serve /metrics and /healthz here.")] = None
+    metrics_host: Annotated[str, Flag("Which interface for /metrics.")] = LOOPBACK
+    max_concurrency: Annotated[
+        int, Flag("Calls a worker takes at once; more are refused. Default: 32 a thread.", min=0)
+    ] = 0
+    tls_cert: Annotated[str, _file("Serve TLS with this certificate, PEM.")] = ""
+    tls_key: Annotated[str, _file("Its key, PEM.")] = ""
+    tls_client_ca: Annotated[
+        str, _file("Mutual TLS: accept clients whose certificate one of these authorities signed, PEM.")
+    ] = ""
+    tokens: Annotated[str, _file("TOML with the bearer tokens of each role; read again when it changes.")] = (
+        ""
+    )
+    log_level: Annotated[str, Flag("debug, info, warning or error.")] = "info"
+    access_log: Annotated[float, _share("Log this share of the answers.")] = 0.0
+    traces: Annotated[str, Flag("Send OpenTelemetry traces to this OTLP endpoint (gRPC).", "URL")] = ""
+    trace_share: Annotated[float, _share("Of the calls whose caller has not decided.")] = 0.01
+    record: Annotated[str, _file("Append requests here, for ftrie bench serve; it holds cookies.")] = ""
+    record_share: Annotated[float, _share("Of the requests, drawn at random.")] = 1.0
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a name that no model can have, ServerError for none or one twice."""
+        """Raises UsageError for an invalid model name, ServerError for no model or one given twice."""
         object.__setattr__(self, "models", tuple(self.models))
         object.__setattr__(self, "impressions", tuple(self.impressions))
         for name in self.models:
@@ -101,7 +153,7 @@ class Settings:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Settings:
-        """The settings that `to_json` gave. Raises ServerError for one of another release of ftrie."""
+        """The settings that `to_json` returned. Raises ServerError for fields of another release of ftrie."""
         unknown = document.keys() - {field.name for field in fields(cls)}
         if unknown:
             raise ServerError(

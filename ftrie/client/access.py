@@ -1,16 +1,19 @@
-"""How a client reaches a server: the channel, plain or TLS, the token that goes with each call, and how one fails.
+"""How a client reaches a server: the channel, plain or TLS, the token of each call, and the error of a failed one.
 
-Nothing here calls anything. A token is sent over TLS, or to this machine; never in the open over a network.
+A token is sent over TLS or to this machine, never unencrypted over a network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from types import MappingProxyType
+from typing import Any, Self
 
 import grpc
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from grpc_status import rpc_status
 
 from model_store.errors import ServerError
 from server.rpc.security import is_loopback
@@ -19,24 +22,56 @@ SYSTEM = "system"
 MAX_ANSWER_BYTES = 16 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """A field that is at fault, by its path in the request, and what is wrong with it."""
+
+    field: str
+    description: str
+
+
 class CallFailed(ServerError):
-    """The server answered with an error, or did not answer. `code` is the gRPC status."""
+    """The server answered with an error, or did not answer.
+
+    code: the gRPC status. reason: of google.rpc.ErrorInfo, such as "STORE_UNAVAILABLE"; "" if the server did not
+    answer. metadata: also of ErrorInfo. violations: the fields at fault. retry_after_s: when the server asks for the
+    call to be tried again; None if that would not help or is not stated.
+    """
+
+    code: grpc.StatusCode
+    reason: str = ""
+    metadata: Mapping[str, str] = MappingProxyType({})
+    violations: tuple[FieldViolation, ...] = ()
+    retry_after_s: float | None = None
 
     def __init__(self, message: str, code: grpc.StatusCode) -> None:
         super().__init__(message)
         self.code = code
 
     @classmethod
-    def of(cls, address: str, error: grpc.RpcError) -> Self:
-        """From what grpc raised for a call to `address`."""
-        return cls(f"{address}: {error.code().name}: {error.details()}", error.code())
+    def of(cls, address: str, error: Any) -> Self:
+        """From the grpc.RpcError of a call to `address`."""
+        made = cls(f"{address}: {error.code().name}: {error.details()}", error.code())
+        status = rpc_status.from_call(error)
+        for detail in status.details if status is not None else ():
+            made._read(detail)
+        return made
+
+    def _read(self, detail: Any) -> None:
+        info, bad, retry = ErrorInfo(), BadRequest(), RetryInfo()
+        if detail.Unpack(info):
+            self.reason, self.metadata = info.reason, dict(info.metadata)
+        elif detail.Unpack(bad):
+            self.violations = tuple(FieldViolation(v.field, v.description) for v in bad.field_violations)
+        elif detail.Unpack(retry):
+            self.retry_after_s = float(retry.retry_delay.ToMilliseconds() / 1000)
 
 
 @dataclass(frozen=True)
 class Access:
-    """What it takes to be let in. `ca`: a PEM file of authorities, or "system"; "" means no TLS.
+    """The credentials of a client. ca: a PEM file of authorities, or "system"; "" means no TLS.
 
-    cert and key: PEM files of the client's own, for mutual TLS. token: not shown by repr.
+    cert, key: the client's own PEM files, for mutual TLS. token: hidden by repr.
     """
 
     ca: str = ""
@@ -45,20 +80,20 @@ class Access:
     token: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
-        """Raise ServerError for half of what belongs together."""
+        """Raise ServerError for an incomplete or malformed combination."""
         if bool(self.cert) != bool(self.key):
             raise ServerError("--tls-cert and --tls-key belong together")
         if self.cert and not self.ca:
             raise ServerError(
-                f"--tls-cert needs --tls-ca: the server's authorities, or {SYSTEM!r} for the well-known ones"
+                f"--tls-cert needs --tls-ca: the server's authorities, or {SYSTEM!r} for those of this system"
             )
         if not self.token.isascii() or any(letter.isspace() for letter in self.token):
-            raise ServerError("the token has spaces, or letters that are not ASCII; expected one word")
+            raise ServerError("the token has spaces or non-ASCII characters; expected one ASCII word")
 
     def channel(self, address: str, *, own_connection: bool = False) -> grpc.Channel:
-        """A channel to HOST:PORT. Raises ServerError where the token would go in the open, or a file is missing.
+        """A channel to HOST:PORT. Raises ServerError if the token would be sent unencrypted, or a file is missing.
 
-        own_connection: share none with this process's other channels to the same address.
+        own_connection: do not share a connection with this process's other channels to the same address.
         """
         options: Sequence[tuple[str, int]] = [
             ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
@@ -67,11 +102,11 @@ class Access:
         if self.ca:
             return grpc.secure_channel(address, self._credentials(), options=options)
         if self.token and not is_loopback(address.rpartition(":")[0]):
-            raise ServerError(f"the token would go to {address} in the open; give --tls-ca")
+            raise ServerError(f"the token would be sent to {address} unencrypted; give --tls-ca")
         return grpc.insecure_channel(address, options=options)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What each call carries."""
+        """The metadata of each call."""
         return (("authorization", f"Bearer {self.token}"),) if self.token else ()
 
     def _credentials(self) -> grpc.ChannelCredentials:
@@ -86,4 +121,4 @@ class Access:
 
 
 OPEN = Access()
-"""No TLS and no token: a server on this machine."""
+"""No TLS and no token, for a server on this machine."""

@@ -1,4 +1,4 @@
-"""The Python client: plain values in, frozen dataclasses out. Nothing here reads a file or prints.
+"""The Python client of a server: plain values in, frozen dataclasses out.
 
 with Client("127.0.0.1:50051") as client:
     ranking = client.rank("ads", cookie="u1", candidates=["a", "b"], context={"hour": 21}, top_k=1)
@@ -22,6 +22,7 @@ from ftrie.client.feedback import request_of as report_of
 from ftrie.client.messages import (
     AnyOf,
     Between,
+    Degradation,
     Explanation,
     FeatureValues,
     NoneOf,
@@ -34,8 +35,8 @@ from ftrie.client.messages import (
 )
 
 __all__ = [
-    "AnyOf", "Between", "Client", "Explanation", "FeatureValues", "Feedback", "NoneOf", "RankFailed", "RankedItem",
-    "Ranking", "Report", "ReportFailed", "Thompson", "UpperConfidenceBound",
+    "AnyOf", "Between", "Client", "Degradation", "Explanation", "FeatureValues", "Feedback", "NoneOf", "RankFailed",
+    "RankedItem", "Ranking", "Report", "ReportFailed", "Thompson", "UpperConfidenceBound",
 ]  # fmt: skip
 
 METHOD = "/ctr.v1.RankingService/Rank"
@@ -45,16 +46,16 @@ DEFAULT_TIMEOUT_S = 5.0
 
 
 class RankFailed(CallFailed):
-    """A call to rank or to explain failed; `code` is the gRPC status."""
+    """A Rank or Explain call failed."""
 
 
 class Client:
     """A connection to one server. Thread safety: may be shared by all threads."""
 
     def __init__(self, address: str, timeout_s: float = DEFAULT_TIMEOUT_S, access: Access = OPEN) -> None:
-        """`address` is host:port; `access` says whether by TLS and with which token. Connects on the first call.
+        """`address` is host:port; `access` has the TLS files and the token. Connects on the first call.
 
-        Raises ServerError where `access` does not do for the address.
+        Raises ServerError if `access` cannot be used for the address.
         """
         self.address = address
         self._timeout_s = timeout_s
@@ -77,10 +78,10 @@ class Client:
         )
 
     def rank(self, model: str = "", *, timeout_s: float | None = None, **asked: Unpack[Question]) -> Ranking:
-        """Rank candidates: `candidates` by id, `items` spelled out (id to features), or a `candidate_set` by its name.
+        """Rank `candidates` by id, `items` with their features, or a `candidate_set`.
 
-        `ftrie.client.messages.Question` tells of every keyword. Raises RankFailed with the server's message and status,
-        FieldValueError for text that is not Unicode.
+        `ftrie.client.messages.Question` describes every keyword. Raises RankFailed with the server's message and
+        status, FieldValueError for text that is not Unicode.
         """
         request = request_of(model, **asked)
         return Ranking.of(self._call(self._rank, request, timeout_s))
@@ -88,15 +89,15 @@ class Client:
     def explain(
         self, model: str = "", *, timeout_s: float | None = None, **asked: Unpack[Question]
     ) -> Explanation:
-        """Rank at most 100 candidates and say which keys made each score. Arguments and errors as of `rank`."""
+        """Rank at most 100 candidates, with the keys that make up each score. Arguments and errors as in `rank`."""
         request = ExplainRequest(request=request_of(model, **asked))
         return Explanation.of(self._call(self._explain, request, timeout_s))
 
     def report(self, model: str, events: Iterable[Feedback], *, timeout_s: float | None = None) -> Report:
-        """Report what was clicked, 1 to 1,000 events: those accepted are in the store when this returns.
+        """Report 1 to 1,000 clicks and conversions. The accepted ones are in the store when this returns.
 
-        Raises ReportFailed with the server's message and status: report the same events again, each counts once.
-        Raises FieldValueError for text that is not Unicode, or an event of an unknown kind.
+        Raises ReportFailed with the server's message and status; the same events may be reported again. Raises
+        FieldValueError for text that is not Unicode, or an event of an unknown kind.
         """
         request = report_of(model, events)
         return Report.of(self._call(self._report, request, timeout_s, ReportFailed))

@@ -1,4 +1,4 @@
-"""Feedback as the client takes and returns it: plain dataclasses, and the same from lines of JSON. Calls nothing."""
+"""Feedback as the client takes and returns it: dataclasses, also read from lines of JSON."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, Self
-
-import grpc
-from google.rpc.error_details_pb2 import RetryInfo
-from grpc_status import rpc_status
 
 from ctr.v1.feedback_pb2 import (
     FEEDBACK_KIND_CLICK,
@@ -31,11 +27,10 @@ _MICROSECONDS_FROM = 1e14
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What happened to one item of one answer.
+    """An event on one item of one Ranking.
 
-    request_id: that of the Ranking which showed the item. time: None means now; one without a zone is UTC. event_id:
-    the same whenever the event is reported again; without one, request, item and event stand for it. value: what a
-    conversion was worth.
+    request_id: of the Ranking that contained the item. time: None means now; a time without a zone is UTC. event_id:
+    identifies the event across repeated reports; if empty, request, item and event identify it. value: of a conversion.
     """
 
     request_id: str
@@ -47,7 +42,7 @@ class Feedback:
 
     @classmethod
     def from_json(cls, line: str | bytes) -> Self:
-        """From an event as docs/events.md has it. Raises FieldValueError."""
+        """From an event as docs/events.md describes it. Raises FieldValueError."""
         try:
             event = json_value(line)
         except ValueError:
@@ -64,7 +59,7 @@ class Feedback:
         )
 
     def message(self) -> FeedbackEvent:
-        """As it goes over the wire. Raises FieldValueError for what is no text, or an unknown event."""
+        """As a message. Raises FieldValueError for an id that is not text, or an unknown event."""
         kinds = {CLICK: FEEDBACK_KIND_CLICK, CONVERSION: FEEDBACK_KIND_CONVERSION}
         try:
             made = FeedbackEvent(
@@ -77,7 +72,7 @@ class Feedback:
         except (TypeError, ValueError) as error:  # ValueError: a lone surrogate
             raise FieldValueError(f"{self}: {error}") from None
         if self.time is not None:
-            made.time.FromDatetime(
+            made.event_time.FromDatetime(
                 self.time.astimezone(UTC) if self.time.tzinfo else self.time.replace(tzinfo=UTC)
             )
         return made
@@ -85,7 +80,7 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """An event that was not taken: its place in the report, and why."""
+    """An event that was not stored: its index in the report, and why."""
 
     index: int
     reason: str
@@ -93,7 +88,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of a report: new events, events known before, and those that were not taken."""
+    """The outcome of a report: how many events are new, how many were known, and those that were not stored."""
 
     accepted: int
     duplicates: int
@@ -102,41 +97,21 @@ class Report:
     @classmethod
     def of(cls, answer: ReportResponse) -> Self:
         """From the wire."""
-        rejected = tuple(Rejected(each.index, each.reason) for each in answer.rejected)
-        return cls(answer.accepted, answer.duplicates, rejected)
+        rejected = tuple(Rejected(each.index, each.reason) for each in answer.rejected_events)
+        return cls(answer.accepted_count, answer.duplicate_count, rejected)
 
 
 class ReportFailed(CallFailed):
-    """A report failed; `code` is the gRPC status. Reported again, each event counts once all the same.
-
-    retry_after_s: when the server wants it to be tried again; None where that would not help, or is not said.
-    """
-
-    retry_after_s: float | None = None
-
-    @classmethod
-    def of(cls, address: str, error: grpc.RpcError) -> Self:
-        """From what grpc raised for a call to `address`."""
-        made = super().of(address, error)
-        made.retry_after_s = _retry_after_s(error)
-        return made
+    """A report failed. It may be repeated as it is: each event counts once."""
 
 
 def request_of(model: str, events: Iterable[Feedback]) -> ReportRequest:
-    """The call. Raises FieldValueError."""
+    """The message. Raises FieldValueError."""
     return ReportRequest(model=model, events=[event.message() for event in events])
 
 
-def _retry_after_s(error: Any) -> float | None:
-    status, hint = rpc_status.from_call(error), RetryInfo()
-    for detail in status.details if status is not None else ():
-        if detail.Unpack(hint):
-            return float(hint.retry_delay.ToMilliseconds() / 1000)
-    return None
-
-
 def _text(event: dict[str, Any], name: str) -> str:
-    """A number is as good an id as its digits."""
+    """The text of a field; a number stands for its digits."""
     value = event.get(name, "")
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise FieldValueError(f"{name}: got {value!r}, expected a text")

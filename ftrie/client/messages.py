@@ -1,4 +1,7 @@
-"""Answers of a server as frozen dataclasses. Their fields are those of `ctr.v1`, whose comments tell the meaning."""
+"""Rankings and explanations as frozen dataclasses, and requests from plain Python values.
+
+Fields that `ctr.v1` also has mean the same: docs/protocol.md describes them.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,22 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypedDict, Unpack
 
 from ctr.v1.ranking_pb2 import Contributions as ContributionsMessage
-from ctr.v1.ranking_pb2 import ExplainResponse, Features, RankRequest, RankResponse
+from ctr.v1.ranking_pb2 import Degradation as DegradationMessage
+from ctr.v1.ranking_pb2 import DegradationReason, ExplainResponse, Features, RankRequest, RankResponse
 from ctr.v1.ranking_pb2 import RankedItem as ItemMessage
 from model_store.errors import FieldValueError
+
+RAW_KEYS = "raw_keys"  # a list under this name is whole keys of the model's raw field
+
+Scalar: TypeAlias = str | int | float | bool
+FeatureValues: TypeAlias = Mapping[str, Scalar | Sequence[str] | Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class RankedItem:
-    """One candidate: its predicted click-through rate, and the score (logit) it comes from.
+    """One candidate: its predicted click-through rate, and the score (logit) behind it.
 
-    objective, uncertainty and propensity are None where nothing asked for them; so is an objective without a value.
+    objective, uncertainty and propensity are None unless the request needs them; so is an objective without a value.
     """
 
     id: str
@@ -40,8 +49,27 @@ class RankedItem:
 
 
 @dataclass(frozen=True, slots=True)
+class Degradation:
+    """One thing that an answer lacks. reason: such as "STALE"; str() is "part: detail"."""
+
+    reason: str
+    part: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.part}: {self.detail}"
+
+    @classmethod
+    def of(cls, message: DegradationMessage) -> Degradation:
+        """From the wire."""
+        known = message.reason in DegradationReason.values()
+        name = DegradationReason.Name(message.reason) if known else str(message.reason)
+        return cls(name.removeprefix("DEGRADATION_REASON_"), message.part, message.detail)
+
+
+@dataclass(frozen=True, slots=True)
 class Ranking:
-    """An answer; the fields are those of `ctr.v1.RankResponse`."""
+    """A `ctr.v1.RankResponse`."""
 
     request_id: str
     cookie: str
@@ -49,7 +77,7 @@ class Ranking:
     version: int
     variant: str
     items: tuple[RankedItem, ...]
-    degraded: tuple[str, ...]
+    degraded: tuple[Degradation, ...]
     unknown_items: tuple[str, ...]
     unknown_fields: tuple[str, ...]
 
@@ -63,7 +91,7 @@ class Ranking:
             version=response.version,
             variant=response.variant,
             items=tuple(map(RankedItem.of, response.items)),
-            degraded=tuple(response.degraded),
+            degraded=tuple(map(Degradation.of, response.degraded)),
             unknown_items=tuple(response.unknown_items),
             unknown_fields=tuple(response.unknown_fields),
         )
@@ -77,12 +105,12 @@ class KeyContribution:
     weight: float
     x: float
     contribution: float
-    rate: float
+    learning_rate: float
 
 
 @dataclass(frozen=True, slots=True)
 class Contributions:
-    """The keys of one field or cross, of the bias, or of what rounding leaves over."""
+    """The keys of one field or cross; or the bias, or the rounding error."""
 
     name: str
     sum: float
@@ -91,13 +119,13 @@ class Contributions:
     @classmethod
     def of(cls, group: ContributionsMessage) -> Contributions:
         """From the wire."""
-        keys = (KeyContribution(k.key, k.weight, k.x, k.contribution, k.rate) for k in group.keys)
+        keys = (KeyContribution(k.key, k.weight, k.x, k.contribution, k.learning_rate) for k in group.keys)
         return cls(group.name, group.sum, tuple(keys))
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainedItem:
-    """One candidate and its groups; the contributions of all, added up one after the other, are its score exactly."""
+    """One candidate and its groups. All contributions, added one after the other, are exactly its score."""
 
     item: RankedItem
     groups: tuple[Contributions, ...]
@@ -105,14 +133,14 @@ class ExplainedItem:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """An answer; the fields are those of `ctr.v1.ExplainResponse`."""
+    """A `ctr.v1.ExplainResponse`."""
 
     request_id: str
     model: str
     version: int
     variant: str
     items: tuple[ExplainedItem, ...]
-    degraded: tuple[str, ...]
+    degraded: tuple[Degradation, ...]
     unknown_items: tuple[str, ...]
     unknown_fields: tuple[str, ...]
 
@@ -128,20 +156,10 @@ class Explanation:
                 ExplainedItem(RankedItem.of(each.item), tuple(map(Contributions.of, each.groups)))
                 for each in response.items
             ),
-            degraded=tuple(response.degraded),
+            degraded=tuple(map(Degradation.of, response.degraded)),
             unknown_items=tuple(response.unknown_items),
             unknown_fields=tuple(response.unknown_fields),
         )
-
-
-# --- From plain Python values to a `RankRequest`: what a caller asks, as the wire has it. Nothing here calls
-# a server ---
-
-
-RAW_KEYS = "raw_keys"  # a list under this name is whole keys, for the model's raw field
-
-Scalar: TypeAlias = str | int | float | bool
-FeatureValues: TypeAlias = Mapping[str, Scalar | Sequence[str] | Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +180,7 @@ class NoneOf:
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """Only items whose number in the field lies between two bounds, both allowed; None is no bound."""
+    """Only items whose number in the field is between two bounds, inclusive; None is no bound."""
 
     field: str
     least: float | None = None
@@ -178,7 +196,7 @@ class UpperConfidenceBound:
 
 @dataclass(frozen=True, slots=True)
 class Thompson:
-    """Order by a draw from N(score, (width · uncertainty)²), which the request_id decides."""
+    """Order by a draw from N(score, (width · uncertainty)²), seeded by the request_id."""
 
     width: float
 
@@ -188,13 +206,13 @@ Exploration: TypeAlias = UpperConfidenceBound | Thompson
 
 
 class Question(TypedDict, total=False):
-    """What may be asked of a ranking; every part may be left out, but there must be candidates.
+    """The keywords of a ranking; all are optional, but there must be candidates.
 
-    candidates: ids of items in the store; items: items spelled out, id to features; candidate_set: a set's name in the
-    store. user, context: features, of which a list is a set, a mapping to numbers a weighted set, and a list under
-    `raw_keys` whole keys of a model made elsewhere. objective, filters, caps (field to how many), exploration:
-    docs/ranking.md. variant: forces one, for tests; no_log: for load tests. Neither leaves an impression
-    (docs/impressions.md).
+    candidates: ids of items in the store; items: features by id, for items with features of their own; candidate_set:
+    a set in the store. user, context: features; a list is a set, a mapping to numbers a weighted set, and a list under
+    `raw_keys` whole keys of a model that was trained elsewhere. objective, filters, caps (at most N by field),
+    exploration: docs/ranking.md. variant: forces one, for tests; no_log: for load tests. With either, no impression is
+    logged (docs/impressions.md).
     """
 
     cookie: str

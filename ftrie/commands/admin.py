@@ -1,36 +1,58 @@
-"""`ftrie admin`: how a running server is, and what it is to serve, from anywhere that reaches its admin port.
-
-Flags and output only; the calls are `ftrie.client.admin`.
-"""
+"""`ftrie admin`: the status of a running server and what it serves, over its admin port."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftrie.commands.flags import AddressOption, TlsCaOption, TlsCertOption, TlsKeyOption, TokenOption
+from ftrie.commands.flags import ServerFlags, grouped
 from ftrie.terminal import JsonOption, print_json, print_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ctr.v1 import admin_pb2 as pb
     from ftrie.client.admin import AdminClient
 
-DEFAULT_ADDRESS = "127.0.0.1:50052"
 MOST_VARIANTS = 4
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")]
-TimeoutOption = Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="How long to wait.")]
+
+
+@dataclass(frozen=True)
+class AdminFlags(ServerFlags):
+    """How to reach the admin port. Changes and reloads may take longer than status calls."""
+
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server's admin port.")] = (
+        "127.0.0.1:50052"
+    )
+
+    def client(self) -> AdminClient:
+        """The client. Raises ServerError."""
+        from ftrie.client.admin import AdminClient
+
+        return AdminClient(self.address, self.timeout, self.access())
+
+
+@dataclass(frozen=True)
+class ChangeFlags(AdminFlags):
+    """With time for a version's bytes to be verified."""
+
+    timeout: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="How long to wait.")] = 30.0
+
+
+@dataclass(frozen=True)
+class ReloadFlags(AdminFlags):
+    """With time for a version to be loaded."""
+
+    timeout: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="How long to wait.")] = 60.0
 
 
 def register(app: typer.Typer) -> None:
     """Add `ftrie admin`."""
     group = typer.Typer(
         name="admin",
-        help="Ask a running server how it is, and tell it what to serve (ftrie serve --admin-port).",
+        help="Status and versions of a running server (ftrie serve --admin-port).",
         no_args_is_help=True,
         rich_markup_mode=None,
     )
@@ -42,17 +64,13 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group)
 
 
+@grouped
 def status(
-    address: AddressOption = DEFAULT_ADDRESS,
-    timeout: TimeoutOption = 5.0,
-    tls_ca: TlsCaOption = "",
-    tls_cert: TlsCertOption = "",
-    tls_key: TlsKeyOption = "",
-    token: TokenOption = "",
+    server: AdminFlags,
     as_json: JsonOption = False,
 ) -> None:
     """Show the server, its models and its workers."""
-    with _client(address, timeout, tls_ca, tls_cert, tls_key, token) as admin:
+    with server.client() as admin:
         answer = admin.status()
     if as_json:
         print_json(_plain(answer))
@@ -63,92 +81,76 @@ def status(
     print()
     _print_workers(answer.workers)
     for model in answer.models:
-        problems = (model.problem, model.disk_problem, model.division.problem)
+        problems = (model.problem, model.disk_problem, model.traffic_split.problem)
         for problem in filter(None, problems):
             print(f"{model.name}: {problem}")
 
 
+@grouped
 def versions(
     model: Model,
-    address: AddressOption = DEFAULT_ADDRESS,
-    timeout: TimeoutOption = 5.0,
-    tls_ca: TlsCaOption = "",
-    tls_cert: TlsCertOption = "",
-    tls_key: TlsKeyOption = "",
-    token: TokenOption = "",
+    server: AdminFlags,
     as_json: JsonOption = False,
 ) -> None:
     """List the published versions of a model, oldest first."""
-    with _client(address, timeout, tls_ca, tls_cert, tls_key, token) as admin:
-        answer = admin.versions(model)
+    with server.client() as admin:
+        listed = list(admin.versions(model))
     if as_json:
-        print_json(_plain(answer)["versions"])
+        print_json([_plain(each) for each in listed])
         return
     print_table(
         ["version", "kind", "active", "published", "rows", "bytes", "sha256"],
         [
             [
                 v.version,
-                v.kind,
+                _enum(v, "kind"),
                 "active" if v.active else "",
-                _time(v.published),
-                v.rows,
-                v.bytes,
+                _time(v.publish_time),
+                v.row_count,
+                v.size_bytes,
                 v.sha256[:12],
             ]
-            for v in answer.versions
+            for v in listed
         ],
     )
 
 
+@grouped
 def activate(
     model: Model,
     version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The version to serve.")],
-    address: AddressOption = DEFAULT_ADDRESS,
-    timeout: TimeoutOption = 30.0,
-    tls_ca: TlsCaOption = "",
-    tls_cert: TlsCertOption = "",
-    tls_key: TlsKeyOption = "",
-    token: TokenOption = "",
+    server: ChangeFlags,
     as_json: JsonOption = False,
 ) -> None:
-    """Make all servers of a model serve a version, after its bytes were verified."""
-    with _client(address, timeout, tls_ca, tls_cert, tls_key, token) as admin:
+    """Verify a version's bytes and make all servers of the model serve it."""
+    with server.client() as admin:
         answer = admin.activate(model, version)
     _say_active(model, answer, as_json)
 
 
+@grouped
 def rollback(
     model: Model,
+    server: ChangeFlags,
     version: Annotated[
-        int | None, typer.Argument(metavar="VERSION", min=1, help="By default what was active before.")
+        int | None, typer.Argument(metavar="VERSION", min=1, help="Default: the previously active version.")
     ] = None,
-    address: AddressOption = DEFAULT_ADDRESS,
-    timeout: TimeoutOption = 30.0,
-    tls_ca: TlsCaOption = "",
-    tls_cert: TlsCertOption = "",
-    tls_key: TlsKeyOption = "",
-    token: TokenOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Go back to the version that was active before, or to VERSION."""
-    with _client(address, timeout, tls_ca, tls_cert, tls_key, token) as admin:
+    """Activate the previously active version, or VERSION."""
+    with server.client() as admin:
         answer = admin.roll_back(model, version)
     _say_active(model, answer, as_json)
 
 
+@grouped
 def reload(
     model: Model,
-    address: AddressOption = DEFAULT_ADDRESS,
-    timeout: TimeoutOption = 60.0,
-    tls_ca: TlsCaOption = "",
-    tls_cert: TlsCertOption = "",
-    tls_key: TlsKeyOption = "",
-    token: TokenOption = "",
+    server: ReloadFlags,
     as_json: JsonOption = False,
 ) -> None:
-    """Let this server look at the store at once, also at a version that it refused a moment ago."""
-    with _client(address, timeout, tls_ca, tls_cert, tls_key, token) as admin:
+    """Make this server read the store at once, and retry a version that it refused."""
+    with server.client() as admin:
         answer = admin.reload(model)
     if as_json:
         print_json(_plain(answer)["model"])
@@ -158,19 +160,8 @@ def reload(
         print(f"{model}: {answer.model.problem}")
 
 
-@contextmanager
-def _client(
-    address: str, timeout: float, tls_ca: str, tls_cert: str, tls_key: str, token: str
-) -> Iterator[AdminClient]:
-    from ftrie.client.access import Access
-    from ftrie.client.admin import AdminClient
-
-    with AdminClient(address, timeout, Access(tls_ca, tls_cert, tls_key, token)) as admin:
-        yield admin
-
-
 def traffic(shares: Any) -> str:
-    """The first variants' shares; a table has no room for 32."""
+    """The first variants' shares; 32 do not fit into a table."""
     first = ", ".join(f"{s.variant} {s.share:.1%}" for s in shares[:MOST_VARIANTS])
     return first if len(shares) <= MOST_VARIANTS else f"{first}, … {len(shares)} in all"
 
@@ -182,12 +173,12 @@ def _print_models(models: Any) -> None:
             [
                 m.name,
                 m.version if m.HasField("version") else None,
-                m.kind,
-                _time(m.published) if m.HasField("published") else None,
-                m.keys,
-                m.items,
-                _enum(m, "source") + (" (away)" if m.store_away else ""),
-                traffic(m.division.shares),
+                _enum(m, "kind"),
+                _time(m.publish_time) if m.HasField("publish_time") else None,
+                m.key_count,
+                m.item_count,
+                _enum(m, "source") + (" (away)" if m.store_unavailable else ""),
+                traffic(m.traffic_split.shares),
             ]
             for m in models
         ],
@@ -199,10 +190,10 @@ def _print_workers(workers: Any) -> None:
         ["worker", "pid", "state", "restarts", "serving"],
         [
             [
-                w.number,
+                w.index,
                 str(w.pid),
                 _enum(w, "state"),
-                w.restarts,
+                w.restart_count,
                 ", ".join(f"{name} {version}" for name, version in sorted(w.versions.items())),
             ]
             for w in workers
@@ -211,15 +202,15 @@ def _print_workers(workers: Any) -> None:
 
 
 def _say_active(model: str, answer: pb.ActivateVersionResponse | pb.RollBackResponse, as_json: bool) -> None:
-    before = answer.before if answer.HasField("before") else None
+    previous = answer.previous_version if answer.HasField("previous_version") else None
     if as_json:
-        print_json({"model": model, "active": answer.version, "before": before})
+        print_json({"model": model, "active": answer.version, "before": previous})
     else:
-        print(f"{model}: version {answer.version} is active" + (f" (before: {before})" if before else ""))
+        print(f"{model}: version {answer.version} is active" + (f" (before: {previous})" if previous else ""))
 
 
 def _plain(message: Any) -> dict[str, Any]:
-    """A message in JSON's types: numbers as numbers, enums as words, times as ISO-8601, None for what is absent."""
+    """A message in JSON's types: enums as words, times as ISO-8601, absent fields as None."""
     return {field.name: _plain_field(message, field) for field in message.DESCRIPTOR.fields}
 
 

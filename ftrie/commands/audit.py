@@ -42,7 +42,7 @@ def audit(
     as_json: JsonOption = False,
 ) -> None:
     """Take one row's score apart: its keys, their weights, what each adds, and which keys the model lacks."""
-    from model_store.named_model import read_named
+    from model_store.model_files import read_named
     from trainer.examples.open_log import Log
     from trainer.examples.side_tables import side_tables
     from trainer.runs.audit import audit

@@ -78,7 +78,7 @@ def evaluate(
     Log-loss, AUC, calibration and normalized entropy of all rows; where rows carry a request (input.request), also the
     mean reciprocal rank and NDCG of the requests with a clicked and an unclicked row. The model does not change.
     """
-    from model_store.named_model import read_named
+    from model_store.model_files import read_named
     from trainer.examples.open_log import Log
     from trainer.examples.side_tables import side_tables
     from trainer.logs.rejects import RejectLog

@@ -1,4 +1,4 @@
-"""`ftrie explain`: one Explain call from the command line, drawn as bars. The call itself is `ftrie.client.client`."""
+"""`ftrie explain`: one Explain call from the command line, drawn as bars."""
 
 from __future__ import annotations
 
@@ -7,27 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftrie.commands.flags import (
-    AddressOption,
-    CandidateSetOption,
-    CandidatesOption,
-    CapOption,
-    ContextOption,
-    CookieOption,
-    ExploreOption,
-    FilterOption,
-    ObjectiveOption,
-    RequestIdOption,
-    TimeoutOption,
-    TlsCaOption,
-    TlsCertOption,
-    TlsKeyOption,
-    TokenOption,
-    TopKOption,
-    UserOption,
-    VariantOption,
-    question_of,
-)
+from ftrie.commands.flags import RankFlags, ServerFlags, grouped
 from ftrie.terminal import JsonOption, print_json, print_table
 
 if TYPE_CHECKING:
@@ -45,37 +25,18 @@ def register(app: typer.Typer) -> None:
     )(explain)
 
 
+@grouped
 def explain(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")],
-    address: AddressOption = "127.0.0.1:50051",
-    cookie: CookieOption = "",
-    candidates: CandidatesOption = "",
-    candidate_set: CandidateSetOption = "",
-    context: ContextOption = None,
-    user: UserOption = None,
-    top_k: TopKOption = None,
-    variant: VariantOption = None,
-    objective: ObjectiveOption = "",
-    filters: FilterOption = None,
-    caps: CapOption = None,
-    explore: ExploreOption = "",
-    request_id: RequestIdOption = "",
-    timeout: TimeoutOption = 5.0,
-    tls_ca: TlsCaOption = "",
-    tls_cert: TlsCertOption = "",
-    tls_key: TlsKeyOption = "",
-    token: TokenOption = "",
+    asked: RankFlags,
+    server: ServerFlags,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask a server which keys made each candidate's score; prints a table of bars an item, best first."""
-    from ftrie.client.access import Access
+    """Ask a server which keys make up each candidate's score; prints a table of bars for each item, best first."""
     from ftrie.client.client import Client
 
-    asked = question_of(
-        cookie, candidates, candidate_set, context, user, top_k, variant, request_id, objective, filters, caps, explore
-    )  # fmt: skip
-    with Client(address, timeout, Access(tls_ca, tls_cert, tls_key, token)) as client:
-        explanation = client.explain(model, **asked)
+    with Client(server.address, server.timeout, server.access()) as client:
+        explanation = client.explain(model, **asked.question())
     if as_json:
         print_json(_as_json(explanation))
     else:
@@ -83,7 +44,7 @@ def explain(
 
 
 def _as_json(explanation: Explanation) -> dict[str, Any]:
-    """The answer as it is; keys as text, in which bytes that are not UTF-8 are escaped."""
+    """The answer in JSON types; in keys, bytes that are not UTF-8 are escaped."""
     answer = asdict(explanation)
     for item in answer["items"]:
         for group in item["groups"]:
@@ -111,7 +72,7 @@ def _show(explanation: Explanation) -> None:
 
 
 def _rows(explained: ExplainedItem) -> list[tuple[Any, ...]]:
-    """A row a group, what adds most first; one key stands beside its group, several below it."""
+    """A row for each group, the largest contribution first; one key is in its group's row, several are below it."""
     longest = max((abs(group.sum) for group in explained.groups), default=0.0) or 1.0
     rows: list[tuple[Any, ...]] = []
     for group in sorted(explained.groups, key=lambda group: -abs(group.sum)):

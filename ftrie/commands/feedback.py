@@ -1,4 +1,4 @@
-"""`ftrie feedback`: report clicks and conversions from the command line. The call itself is `ftrie.client.client`."""
+"""`ftrie feedback`: reports clicks and conversions from the command line."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ftrie.commands.flags import (
-    AddressOption,
-    TimeoutOption,
-    TlsCaOption,
-    TlsCertOption,
-    TlsKeyOption,
-    TokenOption,
-)
+from ftrie.commands.flags import ServerFlags, grouped
 from ftrie.terminal import JsonOption, print_json, warn
 from model_store.errors import counted
 
@@ -36,63 +29,59 @@ def register(app: typer.Typer) -> None:
     )(feedback)
 
 
+@grouped
 def feedback(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")],
+    server: ServerFlags,
     request_id: Annotated[
-        str, typer.Argument(metavar="[REQUEST_ID]", help="That of the answer which showed the items.")
+        str, typer.Argument(metavar="[REQUEST_ID]", help="Of the answer that contained the items.")
     ] = "",
     items: Annotated[
-        list[str] | None, typer.Argument(metavar="[ITEM]...", help="The ids of what was clicked.")
+        list[str] | None, typer.Argument(metavar="[ITEM]...", help="The ids of the clicked items.")
     ] = None,
-    conversion: Annotated[bool, typer.Option("--conversion", help="A sale, not a click.")] = False,
+    conversion: Annotated[
+        bool, typer.Option("--conversion", help="Report conversions instead of clicks.")
+    ] = False,
     event_id: Annotated[
-        str, typer.Option(metavar="ID", help="The same whenever this is reported again; for one item.")
+        str, typer.Option(metavar="ID", help="Identifies the event across repeated reports; for one item.")
     ] = "",
-    value: Annotated[float, typer.Option(metavar="NUMBER", help="What a conversion was worth.")] = 0.0,
+    value: Annotated[float, typer.Option(metavar="NUMBER", help="The value of a conversion.")] = 0.0,
     file: Annotated[
         str,
-        typer.Option(metavar="FILE", help="Report the lines of JSON in this file; - is the standard input."),
+        typer.Option(metavar="FILE", help="Report the JSON lines of this file; - is standard input."),
     ] = "",
-    address: AddressOption = "127.0.0.1:50051",
-    timeout: TimeoutOption = 5.0,
-    tls_ca: TlsCaOption = "",
-    tls_cert: TlsCertOption = "",
-    tls_key: TlsKeyOption = "",
-    token: TokenOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Tell a server what was clicked. What it accepts is in the store, and counts once however often it is reported."""
-    from ftrie.client.access import Access
+    """Report clicks to a server. Accepted events are in the store, and count once however often they are reported."""
     from ftrie.client.client import Client
     from ftrie.client.feedback import Feedback
 
-    told = Told()
-    access = Access(tls_ca, tls_cert, tls_key, token)
+    outcome = Outcome()
     if file:
         if request_id:
             raise typer.BadParameter("give either REQUEST_ID and ITEM, or --file, not both")
-        with Client(address, timeout, access) as client, _lines(file) as lines:
-            told.report_lines(client, model, file, lines)
+        with Client(server.address, server.timeout, server.access()) as client, _lines(file) as lines:
+            outcome.report_lines(client, model, file, lines)
     else:
         if not (request_id and items):
             raise typer.BadParameter("give REQUEST_ID and at least one ITEM, or --file FILE")
         if event_id and len(items) > 1:
-            raise typer.BadParameter(f"--event-id is that of one event; got {len(items)} items")
+            raise typer.BadParameter(f"--event-id identifies one event; got {len(items)} items")
         kind: Literal["click", "conversion"] = "conversion" if conversion else "click"
         events = [Feedback(request_id, item, kind, event_id, value=value) for item in items]
-        with Client(address, timeout, access) as client:
-            told.report(client, model, events, [f"item {item}" for item in items])
-    told.show(as_json)
+        with Client(server.address, server.timeout, server.access()) as client:
+            outcome.report(client, model, events, [f"item {item}" for item in items])
+    outcome.show(as_json)
 
 
-class Told:
-    """What became of all that was reported in one command."""
+class Outcome:
+    """The outcome of everything that one command reports."""
 
     def __init__(self) -> None:
         self.accepted = self.duplicates = self.rejected = 0
 
     def report(self, client: Client, model: str, events: Sequence[Feedback], names: Sequence[str]) -> None:
-        """Report events, in as many calls as it takes; `names` tell where each came from."""
+        """Report events, in as many calls as needed; `names` say where each came from."""
         from ftrie.client.feedback import MOST_EVENTS
 
         for start in range(0, len(events), MOST_EVENTS):
@@ -103,7 +92,7 @@ class Told:
                 self.reject(names[start + each.index], each.reason)
 
     def report_lines(self, client: Client, model: str, name: str, lines: IO[bytes]) -> None:
-        """Report a file, one event a line; empty lines are none."""
+        """Report a file of one event a line. Empty lines are skipped."""
         from ftrie.client.feedback import MOST_EVENTS
         from model_store import bounded
 
@@ -114,13 +103,13 @@ class Told:
             self.report(client, model, [event for _, event in read], [place for place, _ in read])
 
     def reject(self, name: str, reason: str) -> None:
-        """Count one that cannot be taken, and say so."""
+        """Count an event that was not stored, and print why."""
         self.rejected += 1
         if self.rejected <= MOST_NAMED:
-            warn(f"{name}: not taken: {reason}")
+            warn(f"{name}: rejected: {reason}")
 
     def show(self, as_json: bool) -> None:
-        """Print it. Raises InputError if anything was not taken."""
+        """Print the outcome. Raises InputError if an event was rejected."""
         from model_store.errors import InputError
 
         if as_json:
@@ -128,8 +117,8 @@ class Told:
         else:
             print(f"{self.accepted:,} accepted, {self.duplicates:,} reported before")
         if self.rejected:
-            taken = "; the others were" if self.accepted + self.duplicates else ""
-            raise InputError(f"{counted(self.rejected, 'event')} not taken{taken}")
+            others = "; the others are stored" if self.accepted + self.duplicates else ""
+            raise InputError(f"{counted(self.rejected, 'event')} rejected{others}")
 
     def _read(self, name: str, line: bytes) -> Feedback | None:
         from ftrie.client.feedback import Feedback

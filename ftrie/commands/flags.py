@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 if TYPE_CHECKING:
+    from ftrie.client.access import Access
     from ftrie.client.messages import Exploration, Filter, Question
     from model_store.spec.sections import InputSection
     from trainer.examples.side_tables import SideTable
@@ -154,16 +155,16 @@ class LogFlags:
         return tables + ([SideTable.of_users(self.users, section)] if self.users else [])
 
 
-# --- How to reach a server ---
+# --- Reaching a server ---
 
-AddressOption = Annotated[str, typer.Option(metavar="HOST:PORT", help="The server.")]
 TlsCaOption = Annotated[
     str,
     typer.Option(
         "--tls-ca",
         envvar="FTRIE_TLS_CA",
         metavar="FILE",
-        help="Speak TLS; the server must be signed by one of these authorities (PEM), or `system`.",
+        help="Use TLS; one of these authorities (PEM) must have signed the server's certificate. `system`: those of "
+        "this system.",
     ),
 ]
 TlsCertOption = Annotated[
@@ -172,7 +173,7 @@ TlsCertOption = Annotated[
         "--tls-cert",
         envvar="FTRIE_TLS_CERT",
         metavar="FILE",
-        help="For mutual TLS: one's own certificate, PEM.",
+        help="For mutual TLS: the client's certificate, PEM.",
     ),
 ]
 TlsKeyOption = Annotated[
@@ -189,76 +190,91 @@ TokenOption = Annotated[
 ]
 
 
-# --- The flags that ask a ranking, shared by `ftrie rank` and `ftrie explain`, and what their texts mean ---
+@dataclass(frozen=True)
+class ServerFlags:
+    """A server's address, the time to wait for it, and the credentials."""
 
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server.")] = "127.0.0.1:50051"
+    timeout: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="How long to wait.")] = 5.0
+    tls_ca: TlsCaOption = ""
+    tls_cert: TlsCertOption = ""
+    tls_key: TlsKeyOption = ""
+    token: TokenOption = ""
+
+    def access(self) -> Access:
+        """The credentials. Raises ServerError."""
+        from ftrie.client.access import Access
+
+        return Access(self.tls_ca, self.tls_cert, self.tls_key, self.token)
+
+
+# --- What to rank ---
 
 MAX_TOP_K = 2**31 - 1  # an int32 on the wire
 _FILTER = re.compile(r"(?P<field>.+?)(?P<test>!=|>=|<=|=)(?P<value>.*)", re.DOTALL)
 
-CookieOption = Annotated[str, typer.Option(help="The user; may be left out.")]
-CandidatesOption = Annotated[str, typer.Option(metavar="A,B,C", help="Item ids, separated by commas.")]
-CandidateSetOption = Annotated[str, typer.Option(metavar="NAME", help="A set of items in the store.")]
-ContextOption = Annotated[
-    list[str] | None, typer.Option(metavar="FIELD=VALUE", help="A feature of this moment; twice for a set.")
-]
-UserOption = Annotated[
-    list[str] | None, typer.Option(metavar="FIELD=VALUE", help="A feature of the user, over the stored one.")
-]
-TopKOption = Annotated[
-    int | None, typer.Option(min=1, max=MAX_TOP_K, help="How many items; all if left out.")
-]
-VariantOption = Annotated[str | None, typer.Option(help="Force a variant; else the cookie decides.")]
-ObjectiveOption = Annotated[
-    str, typer.Option(metavar="TEXT", help='What to order by, such as "ctr * bid"; default: the model\'s.')
-]
-FilterOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--filter", metavar="TEST", help="FIELD=A,B or FIELD!=A,B or FIELD>=N or FIELD<=N; may be repeated."
-    ),
-]
-CapOption = Annotated[
-    list[str] | None,
-    typer.Option("--cap", metavar="FIELD=N", help="At most N items of one value; may be repeated."),
-]
-ExploreOption = Annotated[
-    str, typer.Option(metavar="HOW:WIDTH", help="ucb:WIDTH or thompson:WIDTH, a number of uncertainties.")
-]
-RequestIdOption = Annotated[str, typer.Option(help="The request's id, which decides what Thompson draws.")]
-TimeoutOption = Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="How long to wait.")]
 
+@dataclass(frozen=True)
+class RankFlags:
+    """One ranking request."""
 
-def question_of(
-    cookie: str,
-    candidates: str,
-    candidate_set: str,
-    context: Sequence[str] | None,
-    user: Sequence[str] | None,
-    top_k: int | None,
-    variant: str | None,
-    request_id: str,
-    objective: str,
-    filters: Sequence[str] | None,
-    caps: Sequence[str] | None,
-    explore: str,
-) -> Question:
-    """What the flags ask. Raises typer.BadParameter for a flag that cannot be read."""
-    if bool(candidates) == bool(candidate_set):
-        raise typer.BadParameter("give either --candidates A,B,C or --candidate-set NAME")
-    return {
-        "cookie": cookie,
-        "candidates": _listed(candidates) if candidates else (),
-        "candidate_set": candidate_set,
-        "context": _features("--context", context),
-        "user": _features("--user", user),
-        "top_k": top_k,
-        "variant": variant,
-        "request_id": request_id,
-        "objective": objective,
-        "filters": [_filter(text) for text in filters or ()],
-        "caps": dict(_cap(text) for text in caps or ()),
-        "exploration": exploration_of(explore),
-    }
+    cookie: Annotated[str, typer.Option(help="The user; may be left out.")] = ""
+    candidates: Annotated[str, typer.Option(metavar="A,B,C", help="Item ids, separated by commas.")] = ""
+    candidate_set: Annotated[str, typer.Option(metavar="NAME", help="A set of items in the store.")] = ""
+    context: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD=VALUE", help="A feature of the context; repeat it for a set."),
+    ] = None
+    user: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD=VALUE", help="A feature of the user; overrides the stored one."),
+    ] = None
+    top_k: Annotated[
+        int | None, typer.Option(min=1, max=MAX_TOP_K, help="How many items; all if left out.")
+    ] = None
+    variant: Annotated[str | None, typer.Option(help="Force a variant; else the cookie decides.")] = None
+    objective: Annotated[
+        str,
+        typer.Option(metavar="TEXT", help='What to order by, such as "ctr * bid"; default: the model\'s.'),
+    ] = ""
+    filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            metavar="TEST",
+            help="FIELD=A,B or FIELD!=A,B or FIELD>=N or FIELD<=N; may be repeated.",
+        ),
+    ] = None
+    caps: Annotated[
+        list[str] | None,
+        typer.Option("--cap", metavar="FIELD=N", help="At most N items of one value; may be repeated."),
+    ] = None
+    explore: Annotated[
+        str,
+        typer.Option(metavar="HOW:WIDTH", help="ucb:WIDTH or thompson:WIDTH, a number of uncertainties."),
+    ] = ""
+    request_id: Annotated[
+        str, typer.Option(help="The request's id, which is the seed of Thompson draws.")
+    ] = ""
+
+    def question(self) -> Question:
+        """The keywords of `Client.rank`. Raises typer.BadParameter for a flag that cannot be parsed."""
+        if bool(self.candidates) == bool(self.candidate_set):
+            raise typer.BadParameter("give either --candidates A,B,C or --candidate-set NAME")
+        return {
+            "cookie": self.cookie,
+            "candidates": _listed(self.candidates) if self.candidates else (),
+            "candidate_set": self.candidate_set,
+            "context": _features("--context", self.context),
+            "user": _features("--user", self.user),
+            "top_k": self.top_k,
+            "variant": self.variant,
+            "request_id": self.request_id,
+            "objective": self.objective,
+            "filters": [_filter(text) for text in self.filters or ()],
+            "caps": dict(_cap(text) for text in self.caps or ()),
+            "exploration": exploration_of(self.explore),
+        }
 
 
 def _features(flag: str, pairs: Sequence[str] | None) -> dict[str, str | list[str]]:
@@ -297,7 +313,7 @@ def _cap(text: str) -> tuple[str, int]:
 
 
 def exploration_of(text: str) -> Exploration | None:
-    """`thompson:2` → Thompson(2.0); "" is none. Raises typer.BadParameter for what cannot be read."""
+    """`thompson:2` → Thompson(2.0); "" → None. Raises typer.BadParameter."""
     from ftrie.client.messages import Thompson, UpperConfidenceBound
 
     if not text:

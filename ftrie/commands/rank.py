@@ -1,4 +1,4 @@
-"""`ftrie rank`: one Rank call from the command line. The call itself is `ftrie.client.client`."""
+"""`ftrie rank`: one Rank call from the command line."""
 
 from __future__ import annotations
 
@@ -7,27 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftrie.commands.flags import (
-    AddressOption,
-    CandidateSetOption,
-    CandidatesOption,
-    CapOption,
-    ContextOption,
-    CookieOption,
-    ExploreOption,
-    FilterOption,
-    ObjectiveOption,
-    RequestIdOption,
-    TimeoutOption,
-    TlsCaOption,
-    TlsCertOption,
-    TlsKeyOption,
-    TokenOption,
-    TopKOption,
-    UserOption,
-    VariantOption,
-    question_of,
-)
+from ftrie.commands.flags import RankFlags, ServerFlags, grouped
 from ftrie.terminal import JsonOption, print_json, print_table
 
 if TYPE_CHECKING:
@@ -43,37 +23,18 @@ def register(app: typer.Typer) -> None:
     )(rank)
 
 
+@grouped
 def rank(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")],
-    address: AddressOption = "127.0.0.1:50051",
-    cookie: CookieOption = "",
-    candidates: CandidatesOption = "",
-    candidate_set: CandidateSetOption = "",
-    context: ContextOption = None,
-    user: UserOption = None,
-    top_k: TopKOption = None,
-    variant: VariantOption = None,
-    objective: ObjectiveOption = "",
-    filters: FilterOption = None,
-    caps: CapOption = None,
-    explore: ExploreOption = "",
-    request_id: RequestIdOption = "",
-    timeout: TimeoutOption = 5.0,
-    tls_ca: TlsCaOption = "",
-    tls_cert: TlsCertOption = "",
-    tls_key: TlsKeyOption = "",
-    token: TokenOption = "",
+    asked: RankFlags,
+    server: ServerFlags,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask a server to rank candidates; prints a table, best first."""
-    from ftrie.client.access import Access
+    """Rank candidates on a server; prints a table, best first."""
     from ftrie.client.client import Client
 
-    asked = question_of(
-        cookie, candidates, candidate_set, context, user, top_k, variant, request_id, objective, filters, caps, explore
-    )  # fmt: skip
-    with Client(address, timeout, Access(tls_ca, tls_cert, tls_key, token)) as client:
-        ranking = client.rank(model, **asked)
+    with Client(server.address, server.timeout, server.access()) as client:
+        ranking = client.rank(model, **asked.question())
     if as_json:
         print_json(_as_json(ranking))
     else:
@@ -81,19 +42,19 @@ def rank(
 
 
 def _more(ranking: Ranking) -> list[str]:
-    """What is said of some item beside ctr and score."""
+    """The columns other than ctr and score that some item has."""
     return [name for name in MORE if any(getattr(item, name) is not None for item in ranking.items)]
 
 
 def _as_json(ranking: Ranking) -> dict[str, Any]:
-    """The answer, each item as `{id: ctr}`; where more was asked for, `items` with all of it as well."""
+    """The answer with items as `{id: ctr}`; with more columns also `items` as objects."""
     answer = {
         "cookie": ranking.cookie,
         "ctr": [{item.id: item.ctr} for item in ranking.items],
         "request_id": ranking.request_id,
         "version": ranking.version,
         "variant": ranking.variant,
-        "degraded": ranking.degraded,
+        "degraded": [asdict(each) for each in ranking.degraded],
         "unknown_items": ranking.unknown_items,
         "unknown_fields": ranking.unknown_fields,
     }

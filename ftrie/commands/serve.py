@@ -1,181 +1,62 @@
-"""`ftrie serve`: flags and output of the server. What a server is lives in `server.supervising`."""
+"""`ftrie serve`: flags and output of the server. Its flags are the fields of `server.settings.Settings`."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, print_json
-from server.settings import (
-    DEFAULT_DRAIN_S,
-    DEFAULT_FEEDBACK_AGE_S,
-    DEFAULT_FEEDBACK_LENGTH,
-    DEFAULT_IMPRESSIONS_AGE_S,
-    DEFAULT_IMPRESSIONS_KEPT,
-    DEFAULT_IMPRESSIONS_LENGTH,
-    DEFAULT_IMPRESSIONS_QUEUE,
-    DEFAULT_IMPRESSIONS_SIZE_MIB,
-    DEFAULT_STORE_BUDGET_S,
-    DEFAULT_THREADS,
-    DEFAULT_USER_CACHE,
-    DEFAULT_USER_TTL_S,
-)
+from server.settings import Flag, Settings
 
 if TYPE_CHECKING:
     from server.telemetry.status import SupervisorStatus
 
-LOOPBACK = "127.0.0.1"
+_UNITS = ("_s", "_mib")
+_TEXTS = list[str] | None
 
 
 def register(app: typer.Typer) -> None:
     """Add `ftrie serve`."""
-    app.command("serve", epilog="Example: ftrie serve ads --port 50051 --workers 2")(serve)
+    app.command("serve", epilog="Example: ftrie serve ads --port 50051 --workers 2")(command())
 
 
-def serve(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL…", help="The models' names.")],
-    store: StoreOption = DEFAULT_STORE,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes a free port.")
-    ] = 50051,
-    host: Annotated[
-        str, typer.Option(help="Which interface; 0.0.0.0 for all: give --tls-cert and --tokens.")
-    ] = LOOPBACK,
-    workers: Annotated[
-        int, typer.Option(min=1, max=256, help="Processes that answer, all on the same port.")
-    ] = 1,
-    threads: Annotated[
-        int, typer.Option(min=1, max=256, help="Threads that answer calls, of each worker.")
-    ] = DEFAULT_THREADS,
-    drain: Annotated[
-        float, typer.Option(min=0.0, metavar="SECONDS", help="How long to finish calls on SIGTERM.")
-    ] = DEFAULT_DRAIN_S,
-    store_budget: Annotated[
-        int, typer.Option(min=1, metavar="MS", help="How long a request waits for the store, milliseconds.")
-    ] = round(1000 * DEFAULT_STORE_BUDGET_S),
-    user_store: Annotated[
-        str, typer.Option(metavar="URL", help="Read users from another store, such as a replica.")
-    ] = "",
-    user_cache: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Users that each worker keeps for each model; 0 for none.")
-    ] = DEFAULT_USER_CACHE,
-    user_ttl: Annotated[
-        float, typer.Option(min=0.0, metavar="SECONDS", help="How long a kept user is not asked for again.")
-    ] = DEFAULT_USER_TTL_S,
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Where the last good models are kept, to start from when the store is away. Default: a folder of "
-            "the port's in the user's cache; none with --port 0.",
+def command() -> Callable[..., None]:
+    """`serve` as typer reads it: with one parameter for each setting."""
+    option: dict[str, Any] = {"kind": Parameter.KEYWORD_ONLY}
+    names = Annotated[list[str], typer.Argument(metavar="MODEL…", help="The models' names.")]
+    parameters = [
+        Parameter("models", annotation=names, **option),
+        Parameter("store", annotation=StoreOption, default=DEFAULT_STORE, **option),
+        *(
+            Parameter(_flag_name(name), annotation=_annotation(name, kind, flag), default=default, **option)
+            for name, kind, flag, default in _settings()
         ),
-    ] = None,
-    alone: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            metavar="SECONDS",
-            help="How long workers go on when the supervisor has died without successor.",
-        ),
-    ] = 60.0,
-    connection_age: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            metavar="SECONDS",
-            help="When a connection is asked to be made anew, and may fall to another worker; 0 never asks.",
-        ),
-    ] = 300.0,
-    pin: Annotated[
-        bool, typer.Option("--pin", help="Keep each worker on one core: faster, where the cores are its own.")
-    ] = False,
-    admin_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Serve administration here (ftrie admin).")
-    ] = None,
-    admin_host: Annotated[str, typer.Option(help="Which interface for administration.")] = LOOPBACK,
-    shadow_log: Annotated[
-        str, typer.Option(metavar="FILE", help="Score shadow variants, and append what they had answered.")
-    ] = "",
-    shadow_sample: Annotated[
-        float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Of the requests, by their ids.")
-    ] = 1.0,
-    feedback_length: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Clicks and conversions that a stream keeps, about.")
-    ] = DEFAULT_FEEDBACK_LENGTH,
-    feedback_age: Annotated[
-        float, typer.Option(min=1.0, metavar="SECONDS", help="How old one of them may become.")
-    ] = DEFAULT_FEEDBACK_AGE_S,
-    impressions: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SINK",
-            help="Log what is shown: store, redis://HOST:PORT or file:PATH; may be given several times.",
-        ),
-    ] = None,
-    impressions_length: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Impressions that a stream keeps, about.")
-    ] = DEFAULT_IMPRESSIONS_LENGTH,
-    impressions_age: Annotated[
-        float, typer.Option(min=1.0, metavar="SECONDS", help="How old an impression in a stream may become.")
-    ] = DEFAULT_IMPRESSIONS_AGE_S,
-    impressions_queue: Annotated[
-        int,
-        typer.Option(
-            min=1, metavar="N", help="Impressions that wait, of each worker and sink; more are lost."
-        ),
-    ] = DEFAULT_IMPRESSIONS_QUEUE,
-    impressions_size: Annotated[
-        int, typer.Option(min=1, metavar="MIB", help="How large a file of impressions becomes.")
-    ] = DEFAULT_IMPRESSIONS_SIZE_MIB,
-    impressions_kept: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Full files of impressions that are kept.")
-    ] = DEFAULT_IMPRESSIONS_KEPT,
-    metrics_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Serve /metrics and /healthz here.")
-    ] = None,
-    metrics_host: Annotated[str, typer.Option(help="Which interface for /metrics.")] = LOOPBACK,
-    max_concurrency: Annotated[
-        int, typer.Option(min=0, help="Calls a worker takes at once; more are refused. Default: 32 a thread.")
-    ] = 0,
-    tls_cert: Annotated[str, typer.Option(metavar="FILE", help="Serve TLS with this certificate, PEM.")] = "",
-    tls_key: Annotated[str, typer.Option(metavar="FILE", help="Its key, PEM.")] = "",
-    tls_client_ca: Annotated[
-        str, typer.Option(metavar="FILE", help="Mutual TLS: let in whom these authorities signed, PEM.")
-    ] = "",
-    tokens: Annotated[
-        str,
-        typer.Option(metavar="FILE", help="TOML with the bearer tokens of each role; read again on change."),
-    ] = "",
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    access_log: Annotated[
-        float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Log this share of the answers.")
-    ] = 0.0,
-    traces: Annotated[
-        str, typer.Option(metavar="URL", help="Send OpenTelemetry traces to this OTLP endpoint (gRPC).")
-    ] = "",
-    trace_share: Annotated[
-        float,
-        typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Of the calls whose caller has not decided."),
-    ] = 0.01,
-    record: Annotated[
-        str,
-        typer.Option(metavar="FILE", help="Append requests here, for ftrie bench serve; it holds cookies."),
-    ] = "",
-    record_share: Annotated[
-        float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Of the requests, drawn at random.")
-    ] = 1.0,
-    as_json: JsonOption = False,
-) -> None:
+        Parameter("as_json", annotation=JsonOption, default=False, **option),
+    ]
+
+    def run(*, models: list[str], store: str, as_json: bool, **flags: Any) -> None:
+        given = {name: _value(flags[_flag_name(name)], flag) for name, _, flag, _ in _settings()}
+        serve(models, store, given, as_json)
+
+    run.__doc__ = serve.__doc__
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # typer reads it and the annotations
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def serve(models: list[str], store: str, flags: dict[str, Any], as_json: bool) -> None:
     """Serve published models over gRPC, and follow their active versions.
 
     Prints one line when every worker serves every model. SIGTERM or Ctrl-C ends it once its calls have ended, a second
     at once.
     """
     from server.processes.supervisor import Supervisor
-    from server.settings import Settings
     from server.telemetry.log import LEVELS, log_to_stderr
 
     def say_ready(status: SupervisorStatus) -> None:
@@ -195,57 +76,53 @@ def serve(
             served = ", ".join(f"{name} version {version}" for name, version in versions.items())
             print(f"serving {served} on {status.address}", flush=True)
 
-    if log_level not in LEVELS:
-        raise typer.BadParameter(f"--log-level: got {log_level!r}, expected one of {', '.join(LEVELS)}")
-    log_to_stderr(log_level)
-    settings = Settings(
-        models=tuple(models),
-        store=store,
-        host=host,
-        port=port,
-        workers=workers,
-        threads=threads,
-        drain_s=drain,
-        store_budget_s=store_budget / 1000,
-        user_store=user_store,
-        user_cache=user_cache,
-        user_ttl_s=user_ttl,
-        state=str(state or default_state(host, port) or ""),
-        alone_s=alone,
-        connection_age_s=connection_age if workers > 1 else 0.0,
-        pin=pin,
-        admin_port=admin_port,
-        admin_host=admin_host,
-        shadow_log=shadow_log,
-        shadow_sample=shadow_sample,
-        feedback_length=feedback_length,
-        feedback_age_s=feedback_age,
-        impressions=tuple(impressions or ()),
-        impressions_length=impressions_length,
-        impressions_age_s=impressions_age,
-        impressions_queue=impressions_queue,
-        impressions_size_mib=impressions_size,
-        impressions_kept=impressions_kept,
-        metrics_port=metrics_port,
-        metrics_host=metrics_host,
-        max_concurrency=max_concurrency,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        tls_client_ca=tls_client_ca,
-        tokens=tokens,
-        log_level=log_level,
-        access_log=access_log,
-        traces=traces,
-        trace_share=trace_share,
-        record=record,
-        record_share=record_share,
-    )
-    Supervisor(settings, say_ready).run()
+    if flags["log_level"] not in LEVELS:
+        raise typer.BadParameter(
+            f"--log-level: got {flags['log_level']!r}, expected one of {', '.join(LEVELS)}"
+        )
+    log_to_stderr(flags["log_level"])
+    flags["impressions"] = tuple(flags["impressions"] or ())
+    flags["state"] = flags["state"] or str(default_state(flags["host"], flags["port"]) or "")
+    if flags["workers"] == 1:
+        flags["connection_age_s"] = 0.0  # there is no other worker to move to
+    Supervisor(Settings(tuple(models), store, **flags), say_ready).run()
 
 
 def default_state(host: str, port: int) -> Path | None:
-    """A folder of the address's own in the user's cache; none for a port that nobody can come back to."""
+    """A folder for this address in the user's cache; None for a port that differs with each start."""
     if not port:
         return None
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(cache).expanduser() / "ftrie" / "serve" / f"{host.strip('[]').replace(':', '_')}-{port}"
+
+
+def _settings() -> Iterator[tuple[str, Any, Flag, Any]]:
+    """Of each setting that is a flag: name, type, flag, and the flag's default."""
+    hints = get_type_hints(Settings, include_extras=True)
+    for field in fields(Settings):
+        flag = next((each for each in get_args(hints[field.name]) if isinstance(each, Flag)), None)
+        if flag is not None:
+            kind = get_args(hints[field.name])[0]
+            default: Any = field.default if flag.default is None else flag.default
+            if flag.unit is not None:
+                default = round(default / flag.unit)
+            yield field.name, kind, flag, (None if default == () else default)
+
+
+def _flag_name(setting: str) -> str:
+    return next((setting.removesuffix(unit) for unit in _UNITS if setting.endswith(unit)), setting)
+
+
+def _annotation(name: str, kind: Any, flag: Flag) -> Any:
+    names = [f"--{_flag_name(name).replace('_', '-')}"] if kind is bool else []  # without --no-…
+    found = typer.Option(*names, help=flag.help, metavar=flag.metavar, min=flag.min, max=flag.max)
+    if kind == tuple[str, ...]:
+        kind = _TEXTS
+    return Annotated[int if flag.unit is not None else kind, found]
+
+
+def _value(given: Any, flag: Flag) -> Any:
+    """A flag's value as the setting's."""
+    if flag.unit is not None:
+        return given * flag.unit
+    return given

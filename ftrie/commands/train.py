@@ -148,7 +148,7 @@ def train(
     from model_store.spec.spec import load_spec
     from model_store.store import Store
     from model_store.whole_file import check_writable
-    from trainer.logs.positions import expand
+    from trainer.logs.batch import expand
     from trainer.publish.publisher import Publisher
     from trainer.runs.finish_run import hand_over
     from trainer.runs.train_options import Asked, learn

@@ -1,7 +1,7 @@
-"""Calibration: curves that bring a variant's predictions to the click rates that came. Held and applied here.
+"""Calibration curves, which map a variant's predictions to observed click rates.
 
-The trainer fits them (`trainer/calibration/`), an artefact carries them, the server and `ftrie evaluate`
-apply them. Every curve rises, so that no order of candidates changes. docs/calibration.md tells the whole.
+The trainer fits them (`trainer.learn.calibration`), an artefact stores them, the server and `ftrie evaluate` apply
+them. Every curve is increasing, so the order of candidates does not change. docs/calibration.md describes them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CurveKind = Literal["power", "isotonic"]
 
 MAX_KNOTS = 1024
 SMALLEST_CTR = 1e-12
-LARGEST_CTR = 1.0 - 1e-6  # gamma p^kappa may come out beyond 1
+LARGEST_CTR = 1.0 - 1e-6  # gamma p^kappa may exceed 1
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class PowerCurve:
 
 @dataclass(frozen=True)
 class IsotonicCurve:
-    """Straight lines from (0, 0) through the knots (p, ctr) to (1, 1); both ascend strictly, within (0, 1)."""
+    """Linear interpolation from (0, 0) through the knots (p, ctr) to (1, 1); both ascend strictly, within (0, 1)."""
 
     knots: tuple[tuple[float, float], ...]
 
@@ -59,10 +59,10 @@ Curve = PowerCurve | IsotonicCurve
 
 @dataclass(frozen=True)
 class VariantCurves:
-    """One variant's curves: `whole` for every request, `values` for requests with these values of the slicing field.
+    """One variant's curves: `whole` for all requests, `values` for requests with these values of the slicing field.
 
-    None, or a value that is absent, stands for too few examples: then `whole` holds, or else the prediction itself.
-    A value is the token text it has in a key (`age=25`: `25`).
+    Too few examples give None, or no entry in `values`: then `whole` applies, else the prediction stays unchanged.
+    A value is its token text in a key (`age=25`: `25`).
     """
 
     whole: Curve | None = None
@@ -71,14 +71,14 @@ class VariantCurves:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Every variant's curves, all of one kind. `by` is the field whose values have curves of their own, or None."""
+    """All variants' curves, of one kind. `by` is the field whose values have their own curves, or None."""
 
     kind: CurveKind
     by: str | None
     variants: Mapping[str, VariantCurves]
 
     def curve(self, variant: str, value: bytes | None = None) -> Curve | None:
-        """The curve for a variant and the slicing field's value; None: predictions stand as they are."""
+        """The curve for a variant and the slicing field's value; None: predictions stay unchanged."""
         curves = self.variants.get(variant)
         if curves is None:
             return None
@@ -86,11 +86,11 @@ class Calibration:
         return curves.whole if found is None else found
 
     def of_variants(self, names: Collection[str]) -> Calibration:
-        """The same curves, of these variants only."""
+        """The curves of these variants only."""
         return replace(self, variants={name: c for name, c in self.variants.items() if name in names})
 
     def to_json(self) -> str:
-        """Canonical JSON: the same curves give the same text. A value's bytes that are not UTF-8 are surrogates."""
+        """Canonical JSON: the same curves give the same text. Bytes of values that are not UTF-8 become surrogates."""
         document = {
             "kind": self.kind,
             "by": self.by,
@@ -108,7 +108,7 @@ class Calibration:
 
     @classmethod
     def from_json(cls, text: str) -> Calibration:
-        """Read `to_json`'s text. Raises ArtefactError saying what is wrong; which fields there are is not checked."""
+        """Read `to_json`'s text. Raises ArtefactError; `check_fits` checks variants and fields."""
         try:
             return _read(json.loads(text))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -116,13 +116,13 @@ class Calibration:
 
 
 def check_fits(calibration: Calibration, variants: Iterable[str], request_fields: Iterable[str]) -> None:
-    """Raise ArtefactError unless the calibration is of a spec with these variants and request-side fields."""
+    """Raise ArtefactError unless the curves' variants and slicing field are among these."""
     unknown = sorted(calibration.variants.keys() - set(variants))
     if unknown:
-        raise ArtefactError(f"the calibration has curves of {unknown}, which are no variants of the spec")
+        raise ArtefactError(f"the calibration has curves of {unknown}, which are not variants of the spec")
     if calibration.by is not None and calibration.by not in set(request_fields):
         raise ArtefactError(
-            f"the calibration goes by {calibration.by!r}, which is no field of the request's side in the spec"
+            f"the calibration slices by {calibration.by!r}, which is not a request field of the spec"
         )
 
 
@@ -154,7 +154,7 @@ def _read(document: Any) -> Calibration:
         for name, curves in document["variants"].items()
     }
     if by is None and any(curves.values for curves in variants.values()):
-        raise ValueError("there are curves of values, but no field whose values they are")
+        raise ValueError("got curves of values, but no field")
     return Calibration(cast(CurveKind, kind), by, variants)
 
 

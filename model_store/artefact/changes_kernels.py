@@ -1,6 +1,6 @@
-"""Walks over sorted keys: which rows of two models differ, and how rows of one are merged into another.
+"""Kernels over sorted keys: pair the rows of two models by key, and merge the rows of one into another.
 
-Keys are a column: `data` uint8, `offsets` int64[rows + 1] into it, ascending as unsigned bytes, none twice.
+Keys are a column: `data` uint8, `offsets` int64[rows + 1] into it, strictly ascending as unsigned bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NONE = -1
 
 @bare_inline
 def compared(address: Any, length: Any, other_address: Any, other_length: Any) -> Any:
-    """Below, at or above 0 as a key is less than, equal to or greater than another."""
+    """Negative, 0 or positive as a key is less than, equal to or greater than another."""
     shorter = min(length, other_length)
     at = np.int64(0)
     while at + 8 <= shorter and load_u64(address + at) == load_u64(other_address + at):
@@ -43,7 +43,7 @@ def compared_rows(data: Any, offsets: Any, row: Any, other_data: Any, other_offs
 
 @bare_kernel
 def pair_rows(data: Any, offsets: Any, other_data: Any, other_offsets: Any, out: Any) -> Any:
-    """Pair the rows of two models by key, in the order of the keys; return how many pairs there are.
+    """Pair the rows of two models by key, in key order; return the number of pairs.
 
     out: int64[rows of both, 2], a row of the first and a row of the second, NONE where it lacks the key.
     """
@@ -66,9 +66,9 @@ def pair_rows(data: Any, offsets: Any, other_data: Any, other_offsets: Any, out:
 
 @bare_kernel
 def find_rows(data: Any, offsets: Any, wanted_data: Any, wanted_offsets: Any, out: Any) -> None:
-    """Where the keys of a second column stand in the first: int64[wanted]; a missing one's place p as -1 - p.
+    """The rows of the first column that have the wanted keys: int64[wanted]; -1 - p for a key to insert at row p.
 
-    O(wanted log rows): what was found bounds the next search from below.
+    O(wanted log rows): each result is the lower bound of the next search.
     """
     low = np.int64(0)
     for wanted in range(out.size):
@@ -88,10 +88,10 @@ def find_rows(data: Any, offsets: Any, wanted_data: Any, wanted_offsets: Any, ou
 
 @bare_kernel
 def plan_merge(rows: Any, places: Any, kept: Any, out: Any) -> Any:
-    """Which rows a merged column is made of, in the order of its keys; return how many.
+    """The rows of a merged column, in key order; return their number.
 
     rows: of the first column; places: as `find_rows` gives them for the second; kept: uint8, 0 where a row of the
-    second only takes the key out. out: int64[rows of both]; row r of the first as r, row s of the second as -1 - s.
+    second removes its key. out: int64[rows of both]; row r of the first as r, row s of the second as -1 - s.
     """
     row = count = np.int64(0)
     for second in range(places.size):
@@ -127,7 +127,7 @@ def merged_offsets(offsets: Any, other_offsets: Any, plan: Any, out: Any) -> Non
 
 @bare_kernel
 def merged_keys(data: Any, offsets: Any, other_data: Any, other_offsets: Any, plan: Any, out: Any) -> None:
-    """The bytes of the keys that a plan names, end to end."""
+    """The bytes of the keys that a plan names, concatenated."""
     to = np.int64(0)
     for index in range(plan.size):
         row = plan[index]

@@ -1,7 +1,7 @@
-"""A model's JSON form, both ways: `{"list": [{"fid": "0", "key": "…", "value": -0.005}, …], "type": "…"}`.
+"""Reads and writes a model's JSON form: `{"list": [{"fid": "0", "key": "…", "value": -0.005}, …], "type": "…"}`.
 
-What is read is written again with the same type, fids, keys, values and order. Which fields a model made
-elsewhere has is `inferred_spec`'s question.
+A model that was read is written with the same type, fids, keys, values and order. `spec.inferred_spec` infers its
+fields.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow as pa
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.key_ranges import key_ranges
 from model_store.artefact.rows import JsonSource
-from model_store.bounded import NESTING, json_value
+from model_store.bounded import NESTING, is_integer, is_text, json_value
 from model_store.errors import ArtefactError, SpecError
 from model_store.spec.keys import MAX_KEY_BYTES
 from model_store.spec.spec import ModelSpec
@@ -31,7 +31,7 @@ MAX_WEIGHT = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class JsonModel:
-    """A JSON model as it stood in its file, checked. `fids` are JSON texts: `"0"` with its quotes, or `0`."""
+    """A checked JSON model. `fids` are JSON texts: `"0"` with its quotes, or `0`."""
 
     type: str
     keys: list[bytes]
@@ -40,11 +40,11 @@ class JsonModel:
 
 
 def parse(text: bytes) -> JsonModel:
-    """Read a JSON model. Raises ArtefactError naming the element, what stood there, and what is allowed."""
+    """Parse a JSON model. Raises ArtefactError naming the element, its value, and what is allowed."""
     try:
         document = json_value(text)
     except UnicodeDecodeError as error:
-        raise ArtefactError(f"a JSON model is UTF-8 text; byte {error.start} is not") from None
+        raise ArtefactError(f"expected UTF-8; byte {error.start} is not") from None
     except ValueError as error:
         raise ArtefactError(f"not valid JSON: {error}") from None
     if not isinstance(document, dict) or document.keys() != {"list", "type"}:
@@ -62,7 +62,7 @@ def parse(text: bytes) -> JsonModel:
 
 
 def to_artefact(model: JsonModel, spec: ModelSpec) -> Artefact:
-    """The artefact of a JSON model. Every variant of `spec` uses its weights; rates are not known (0)."""
+    """The artefact of a JSON model. Every variant of `spec` uses its weights; rates are unknown (0)."""
     rows = len(model.keys)
     mask = (1 << len(spec.variants)) - 1
     lengths = np.fromiter(map(len, model.keys), np.int64, rows)
@@ -84,16 +84,16 @@ def to_artefact(model: JsonModel, spec: ModelSpec) -> Artefact:
 
 
 def render(artefact: Artefact) -> bytes:
-    """The JSON form, ASCII, one entry a line.
+    """The JSON form in ASCII, one entry per line.
 
-    An imported model comes out as it came in. Of a model trained here, type is the model's name and fid the
-    field or cross a key belongs to. Key bytes that are not UTF-8 become lone surrogates (Python's
-    surrogateescape). Raises SpecError for a model whose variants have their own weights: there is one value a key.
+    An imported model is written as it was read. For a model trained here, type is the model's name and fid the field or
+    cross of a key. Key bytes that are not UTF-8 become lone surrogates (Python's surrogateescape). Raises SpecError if
+    variants have their own weights, since the form has one value per key.
     """
     if artefact.per_variant:
         raise SpecError(
-            f"the variants of {artefact.spec.model.name} have a weight of a key each, and the JSON form has one "
-            f"value a key: choose one by --variant {'|'.join(artefact.spec.variants)}"
+            f"each variant of {artefact.spec.model.name} has its own weights, but the JSON form has one "
+            f"value per key: choose one with --variant {'|'.join(artefact.spec.variants)}"
         )
     source = artefact.source
     kind = artefact.spec.model.name if source is None else source.type
@@ -107,11 +107,11 @@ def _read_entry(index: int, entry: Any, model: JsonModel) -> None:
     if type(entry) is not dict or entry.keys() != MEMBERS:
         raise _bad(index, entry, "not exactly these members")
     fid, key, value = entry["fid"], entry["key"], entry["value"]
-    if type(key) is not str:
-        raise _bad(index, entry, "key is no string")
-    if type(fid) is str:
+    if not is_text(key):
+        raise _bad(index, entry, "key is not a string")
+    if is_text(fid):
         model.fids.append(quoted(fid))
-    elif type(fid) is int:
+    elif is_integer(fid):
         model.fids.append(str(fid))
     else:
         raise _bad(index, entry, "fid is neither string nor integer")
@@ -123,17 +123,17 @@ def _key_bytes(index: int, entry: Any, key: str) -> bytes:
     try:
         encoded = key.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise _bad(index, entry, "key has a lone surrogate that stands for no byte") from None
+        raise _bad(index, entry, "key has a lone surrogate that encodes no byte") from None
     if not 0 < len(encoded) <= MAX_KEY_BYTES:
         raise _bad(index, entry, f"key has {len(encoded)} bytes, 1 to {MAX_KEY_BYTES} are allowed")
     if not key.isascii() and encoded.decode("utf-8", "surrogateescape") != key:
-        raise _bad(index, entry, "key spells a character by surrogates: write the character")
+        raise _bad(index, entry, "key encodes a character by surrogates: write the character itself")
     return encoded
 
 
 def _number(index: int, entry: Any, value: Any) -> float:
-    if type(value) is not float and type(value) is not int:
-        raise _bad(index, entry, "value is no number")
+    if type(value) is not float and not is_integer(value):
+        raise _bad(index, entry, "value is not a number")
     try:
         number = float(value)
     except OverflowError:
@@ -150,7 +150,7 @@ def _refuse_duplicates(keys: Sequence[bytes]) -> None:
     for index, key in enumerate(keys):
         if first.setdefault(key, index) != index:
             raise ArtefactError(
-                f"list[{index}]: the key {key.decode('utf-8', 'replace')!r} stands in "
+                f"list[{index}]: the key {key.decode('utf-8', 'replace')!r} occurs in "
                 f"list[{first[key]}] already; each key is allowed once"
             )
 
@@ -171,10 +171,10 @@ def _shown(value: Any) -> str:
 
 
 def _entries(artefact: Artefact) -> Iterator[tuple[str, str, str]]:
-    """Each entry's fid, key and value as JSON text, in the order they are written."""
+    """Each entry's fid, key and value as JSON text, in output order."""
     keys = [quoted(key.decode("utf-8", "surrogateescape")) for key in artefact.key_list()]
     if artefact.source is None:
-        # The shortest decimal that reads back as the same float32: half the digits of the float64 beside it.
+        # The shortest decimal that parses to the same float32: half as long as that of a float64.
         yield from zip(_owners(artefact), keys, artefact.weight.astype("U").tolist(), strict=True)
         return
     fids, values = artefact.source.fid.to_pylist(), artefact.source.value.tolist()

@@ -1,4 +1,4 @@
-"""Prefix rules: which field or cross a key belongs to, told by the longest prefix of the key that a rule names."""
+"""Which field or cross owns a key: prefix rules, and the ranges of an artefact's rows that each owner has."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from model_store.spec.keys import BIAS
 
 
 class PrefixRules:
-    """An immutable map from key prefixes to owners. Where prefixes nest, the longest one wins."""
+    """An immutable map from key prefixes to owners; the longest matching prefix wins."""
 
     def __init__(self, rules: Iterable[tuple[bytes, str]], exact: Iterable[tuple[bytes, str]] = ()) -> None:
-        """`rules`: (prefix, owner); the empty prefix takes what no other does. `exact`: keys owned as they stand."""
+        """`rules`: (prefix, owner); the empty prefix matches all other keys. `exact`: (key, owner)."""
         self.prefixes = tuple(rules)
         self.exact = dict(exact)
         self._by_prefix = pygtrie.CharTrie((_text(prefix), owner) for prefix, owner in self.prefixes)
 
     @classmethod
     def of(cls, plan: FeaturePlan) -> PrefixRules:
-        """The rules of a plan: each field and cross by its name, `bias`, and all other keys to the plan's raw field.
+        """The rules of a plan: fields and crosses by name, `bias`, and the plan's raw field for all other keys.
 
-        If the plan has several raw fields, a key does not tell which of them it came with: it has no owner.
+        With several raw fields their keys have no owner, since a key does not tell which field it came from.
         """
         raw = [field for field in plan.fields if field.prefix == b""]
         rules = [(field.prefix, field.name) for field in plan.fields if field.prefix]
@@ -44,23 +44,18 @@ class PrefixRules:
 
 
 def _text(key: bytes) -> str:
-    """Latin-1 gives each byte a character of its own, so that CharTrie can hold every key."""
+    """The key as text for CharTrie: Latin-1 maps each byte to one character."""
     return key.decode("latin-1")
-
-
-# --- Which rows of an artefact belong to which field or cross ---
-#
-# Keys are sorted and owners are prefixes, so every owner has a range. Nothing here looks at weights.
 
 
 OTHER = "other"
 
 
 def key_ranges(artefact: Artefact) -> list[tuple[str, int, int]]:
-    """Who owns which rows, as (name, first row, row after the last), rows ascending, every row once.
+    """The owners of all rows, as (name, first row, row after the last), in row order, without gaps.
 
-    Names are fields, crosses and `bias`; a key under no prefix belongs to the raw field if there
-    is just one, else to `other`.
+    Names are fields, crosses and `bias`; a key without a rule belongs to the raw field if there is exactly one, else to
+    `other`. Keys are sorted and rules are prefixes, so each rule matches one range.
     """
     rules = PrefixRules.of(FeaturePlan.of(artefact.spec))
     rows = SortedKeys(artefact)
@@ -83,7 +78,7 @@ def _without_gaps(
 
 
 class SortedKeys(Sequence[bytes]):
-    """The sorted keys of an artefact, for bisection. Keys are read where they lie: O(1) each."""
+    """The sorted keys of an artefact as a sequence, for bisection, without copying them."""
 
     def __init__(self, artefact: Artefact) -> None:
         self._artefact = artefact
@@ -99,5 +94,5 @@ class SortedKeys(Sequence[bytes]):
         return bisect_left(self, key)
 
     def beyond(self, prefix: bytes) -> int:
-        """The first row after all that begin with `prefix`. Keys are UTF-8, so 0xFF follows all that go on from it."""
+        """The first row after all keys with `prefix`. Keys are UTF-8, so the byte 0xFF sorts after any continuation."""
         return bisect_left(self, prefix + b"\xff")

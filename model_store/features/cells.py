@@ -1,6 +1,6 @@
 """Arrow columns as texts, numbers, labels and weights: the rules of `model_store.features.values` for whole columns.
 
-A value that does not fit is not raised but noted with its row. Nothing here knows of fields or keys.
+A value that does not fit is returned with its row and the reason instead of raising.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ LABELS = {
 
 
 def parse_labels(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
-    """Labels as 0.0 and 1.0 (-1 is 0.0), and the (row, reason) of those that are none of 1, 0, -1, true, false."""
+    """Labels as 0.0 and 1.0 (-1 is 0.0), and (row, reason) for all others than 1, 0, -1, true, false."""
     labels, bad = signed_labels(array)
     return np.maximum(labels, 0.0), bad
 
 
 def signed_labels(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
-    """`parse_labels` where a label that is written as -1 stays -1.0."""
+    """Like `parse_labels`, but a label written as -1 stays -1.0."""
     array = plain(array)
     if pa.types.is_list(array.type):
         return np.zeros(len(array)), _all_bad(array, EXPECTED_LABELS)
@@ -47,7 +47,7 @@ def signed_labels(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, 
 
 
 def parse_weights(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
-    """Importance weights >= 0 (1 where empty), and the (row, reason) of those that are none."""
+    """Importance weights >= 0 (1 where empty), and (row, reason) for invalid ones."""
     array = plain(array)
     if pa.types.is_list(array.type):
         return np.ones(len(array)), _all_bad(array, "a weight >= 0")
@@ -80,7 +80,7 @@ def plain(array: Any) -> Any:
 
 
 def text_column(array: Any) -> Any:
-    """The canonical text of every value (`features.text_of`), empty for null."""
+    """The canonical text of every value of a plain array (`values.text_of`), empty for null."""
     kind = array.type
     if pa.types.is_floating(kind):
         array = _float_text(array.cast(pa.float64()))
@@ -104,7 +104,7 @@ def _repr(value: float) -> bytes:
 
 
 def log_buckets(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """`features.log_bucket` of every number."""
+    """`values.log_bucket` of every number."""
     shift = 52 - (BUCKETS_PER_OCTAVE.bit_length() - 1)
     bits = (1.0 + np.abs(numbers)).view(np.int64)
     buckets = (bits >> shift) - 1023 * BUCKETS_PER_OCTAVE
@@ -112,11 +112,11 @@ def log_buckets(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
 
 
 def number_column(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
-    """Numbers as float64, NaN where absent, and what did not parse. NaN and infinity are bad, not absent."""
+    """Numbers as float64, NaN where absent, and (row, reason) for invalid ones, which include NaN and infinity."""
     if pa.types.is_null(array.type):
         return np.full(len(array), np.nan), []
     if pa.types.is_boolean(array.type):
-        array = array.cast(pa.string()).cast(pa.binary())  # no numbers: refused one by one
+        array = array.cast(pa.string()).cast(pa.binary())  # rejected value by value
     if not pa.types.is_binary(array.type):
         numbers, missing = array.cast(pa.float64(), safe=False), array.is_null()
     else:
@@ -134,7 +134,7 @@ def number_column(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, 
 
 
 def real_column(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
-    """`number_column`, where what is beyond LARGEST_REAL is bad too (`values.parse_real`)."""
+    """Like `number_column`, but numbers beyond LARGEST_REAL are invalid too (`values.parse_real`)."""
     numbers, bad = number_column(array)
     beyond = np.flatnonzero(np.abs(numbers) > LARGEST_REAL)
     bad += [(int(row), not_real(float(numbers[row]))) for row in beyond]
@@ -143,7 +143,7 @@ def real_column(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, st
 
 
 def addresses(texts: Sequence[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Where each binary array's bytes and its first offset lie in memory. Valid while the arrays live."""
+    """The addresses of each binary array's bytes and first offset, valid while the arrays live."""
     data, offsets = np.zeros(len(texts), np.int64), np.zeros(len(texts), np.int64)
     for index, text in enumerate(texts):
         _, offset_buffer, data_buffer = text.buffers()
@@ -163,7 +163,7 @@ def _label(value: Any) -> float:
 def _by_unique(
     array: Any, parse: Callable[[Any], float], absent: float
 ) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
-    """Parse each distinct value once; `absent` stands where a value is bad."""
+    """Parse each distinct value once; invalid values become `absent`."""
     encoded = array.dictionary_encode(null_encoding="encode")
     parsed, reasons = [], {}
     for code, value in enumerate(encoded.dictionary.to_pylist()):

@@ -1,7 +1,7 @@
-"""The rules of `model_store.features.features`, applied to whole Arrow columns: from a column to its token texts.
+"""From Arrow columns to token columns: the rules of `model_store.features.features` for whole columns.
 
-A value that does not fit is not raised here but noted with its row, so that one bad row costs one row. Rare cases
-(text that must be escaped, lists in text, numbers that do not parse) take slower paths than the common one.
+A value that does not fit is recorded with its row instead of raising, so that only that row is lost. Rare cases (text
+to escape, lists in text, numbers that do not parse) take slower paths.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from model_store.errors import FieldValueError, SpecError
-from model_store.features import sets_kernels as kernels
+from model_store.features import sets_kernels
 from model_store.features.cells import addresses, log_buckets, number_column, plain, real_column, text_column
 from model_store.features.features import FieldPlan
 from model_store.features.values import LARGEST_REAL, not_real
@@ -31,10 +31,10 @@ _BINARY = pa.binary()
 class TokenColumn:
     """The tokens of one field over a batch of rows.
 
-    text: binary array of the escaped token texts, no nulls; one a row, or `starts[r]:starts[r+1]` of row r (lists).
-    x: float64[tokens], the real numbers the tokens carry, or None where all are 1; where there is one a row, NaN marks
-    an absent value.
-    bad: (row, reason) of the values that do not fit. checked: the texts are known to be UTF-8, escaped and short.
+    text: binary array of the escaped token texts without nulls; one per row, or `starts[r]:starts[r+1]` of row r
+    (lists). x: float64[tokens], the tokens' real numbers, or None if all are 1; with one token per row, NaN marks an
+    absent value. bad: (row, reason) of values that do not fit. checked: the texts are known to be UTF-8, escaped and
+    short.
     """
 
     text: Any
@@ -55,7 +55,7 @@ def token_columns(fields: Sequence[FieldPlan], arrays: Sequence[Any]) -> list[To
 
 
 def _is_ready(plan: FieldPlan, array: Any) -> bool:
-    """A category that came as plain bytes: every column of a CSV file, so this test is made first."""
+    """A category of plain bytes, as every column of a CSV file; the fast path."""
     return plan.spec.kind == "category" and array.type == _BINARY and not array.null_count
 
 
@@ -116,7 +116,7 @@ def _has_one_each(starts: npt.NDArray[np.int32]) -> bool:
 
 
 def _listed_text(plan: FieldPlan, array: Any) -> TokenColumn:
-    """Sets that stand in text; escaped already, one value at a time."""
+    """Sets given as text, parsed and escaped one value at a time."""
     texts: list[bytes] = []
     xs: list[float] = []
     lengths = np.zeros(len(array), np.int64)
@@ -136,7 +136,7 @@ def _listed_text(plan: FieldPlan, array: Any) -> TokenColumn:
 
 
 def _check_and_escape(fields: Sequence[FieldPlan], columns: Sequence[TokenColumn]) -> None:
-    """Escape what must be, and note values that are not UTF-8 or too long. One scan over all bytes."""
+    """Escape texts, and record values that are not UTF-8 or too long. One scan over all bytes."""
     special, not_ascii, longest = scan([column.text for column in columns])
     surely_short = MAX_KEY_BYTES - max((len(plan.prefix) for plan in fields), default=0)
     for index in np.flatnonzero(special | not_ascii | (longest > surely_short)).tolist():
@@ -153,7 +153,7 @@ def _check_and_escape(fields: Sequence[FieldPlan], columns: Sequence[TokenColumn
 
 
 def scan(texts: Sequence[Any]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """For each binary array: holds a byte to escape, holds a byte that is not ASCII, and its longest value."""
+    """For each binary array: whether a byte needs escaping, whether one is not ASCII, and the longest value."""
     special, not_ascii = np.zeros(len(texts), np.uint8), np.zeros(len(texts), np.uint8)
     longest = np.zeros(len(texts), np.int64)
     data, offsets = addresses(texts)
@@ -189,7 +189,7 @@ def _too_long(plan: FieldPlan, text: Any) -> list[tuple[int, str]]:
 
 
 def _note(plan: FieldPlan, column: TokenColumn, found: Sequence[tuple[int, str]]) -> None:
-    """Add what was found by token to the column's bad rows."""
+    """Add findings per token to the column's bad rows."""
     for token, reason in found:
         row = token
         if column.starts is not None:
@@ -201,18 +201,16 @@ def _reason(plan: FieldPlan, error: FieldValueError) -> str:
     return str(error).removeprefix(f"{plan.name}: ")
 
 
-# --- From a column of lists or maps to the members of every row: the rules of `values.set_members` for whole
-# columns ---
-
+# -- lists and maps: the rules of `values.set_members` for whole columns
 
 _ALL_ONE = np.empty(0)
 _READY = pa.map_(pa.binary(), pa.float64())
 
 
 class Members(NamedTuple):
-    """text: binary array, not empty; starts: int32[rows + 1] into it; x: float64 like text, or None where all are 1.
+    """text: binary array of nonempty members; starts: int32[rows + 1] into it; x: float64 like text, None if all are 1.
 
-    bad: (row, reason) where a member's x is no number that may become one, or repeats add up to none.
+    bad: (row, reason) where a member's x is invalid, or repeats add up to an invalid one.
     """
 
     text: Any
@@ -222,14 +220,14 @@ class Members(NamedTuple):
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """True for the types of Arrow columns that hold several values a row."""
+    """True for Arrow types with several values per row."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind))
 
 
 def members_of(array: Any) -> Members:
     """The distinct members of each list or map of a column. Raises pa.ArrowInvalid for maps to anything but numbers.
 
-    A map is a weighted set; the x's of a member that it repeats are added, from left to right.
+    A map is a weighted set; the x of repeated members are added from left to right.
     """
     if not pa.types.is_map(array.type):
         return _distinct(text_column(plain(array.flatten())), _starts(array), _ALL_ONE, [])
@@ -238,7 +236,7 @@ def members_of(array: Any) -> Members:
         starts = array.offsets.to_numpy()
         part = slice(starts[0], starts[-1])
         keys, x, starts = array.keys[part], array.items.to_numpy()[part], starts - starts[0]
-        if kernels.are_real(x, LARGEST_REAL):
+        if sets_kernels.are_real(x, LARGEST_REAL):
             return _distinct(keys, starts, x, [])
     if not (pa.types.is_integer(kind.item_type) or pa.types.is_floating(kind.item_type)):
         raise pa.ArrowInvalid(f"a map to {kind.item_type}, expected one to numbers")
@@ -246,7 +244,7 @@ def members_of(array: Any) -> Members:
     keys, items = lists.flatten().flatten()
     starts = _starts(lists)
     x, bad_members = real_column(items)
-    x[np.isnan(x)] = 0.0  # a null is as good as absent, and so is 0; a bad one costs the row
+    x[np.isnan(x)] = 0.0  # null and 0 mean absent; an invalid x costs the row
     bad = [(int(np.searchsorted(starts, place, "right")) - 1, reason) for place, reason in bad_members]
     return _distinct(text_column(plain(keys)), starts, x, bad)
 
@@ -255,13 +253,15 @@ def _distinct(
     text: Any, starts: npt.NDArray[np.int32], x: npt.NDArray[np.float64], bad: list[tuple[int, str]]
 ) -> Members:
     data, offsets = addresses([text])
-    longest, all_one, some_absent = kernels.survey_members(offsets[0], starts, x)
+    longest, all_one, some_absent = sets_kernels.survey_members(offsets[0], starts, x)
     if longest <= 1 and not some_absent:
         return Members(text, starts, None if all_one else x, bad)
     digests, table = np.empty(longest, np.uint64), np.zeros(1 << (2 * longest + 1).bit_length(), np.int32)
     kept, kept_x = np.empty(len(text), np.int32), np.empty(x.size)
     kept_starts = np.empty(starts.size, np.int32)
-    count = kernels.merge_repeats(data[0], offsets[0], starts, x, digests, table, kept, kept_x, kept_starts)
+    count = sets_kernels.merge_repeats(
+        data[0], offsets[0], starts, x, digests, table, kept, kept_x, kept_starts
+    )
     if count == len(text):
         return Members(text, starts, None if all_one else x, bad)
     text = text.take(pa.array(kept[:count]))
@@ -272,7 +272,7 @@ def _distinct(
 
 
 def _starts(lists: Any) -> npt.NDArray[np.int32]:
-    """Where each row's members begin among those of `lists.flatten()`, which passes over what null rows hold."""
+    """Where each row's members begin in `lists.flatten()`, which skips the members of null rows."""
     if not lists.null_count and pa.types.is_list(lists.type):
         offsets: npt.NDArray[np.int32] = lists.offsets.to_numpy()
         from_0: npt.NDArray[np.int32] = offsets - offsets[0]

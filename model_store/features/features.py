@@ -1,7 +1,7 @@
-"""From one value to its tokens, from one example to its keys: the rules that trainer and server share.
+"""From one value to its tokens, and from one example to its keys: the rules that trainer and server share.
 
-This is the only place that decides what key a value has. `model_store.features.columns` applies the same rules to whole
-columns; a test holds the two together. Nothing here knows of weights, tables or tries.
+This is the only place that defines the key of a value. `model_store.features.columns` applies the same rules to whole
+columns; a test checks that both agree.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from model_store.spec.spec import ModelSpec, cross_called
 
 
 class Token(NamedTuple):
-    """One value as it stands in a key, escaped, and its real number x: 1 but for numbers and weighted sets."""
+    """A value's escaped text in a key, and its real number x, which is 1 except for numbers and weighted sets."""
 
     text: bytes
     x: float
 
 
 class Tokenised:
-    """A value that brings the tokens it has in its field, for a subclass of a type that values have."""
+    """A value with its tokens made in advance; a base class for subclasses of the value types."""
 
     tokens: tuple[Token, ...]
 
 
 @dataclass(frozen=True)
 class FieldPlan:
-    """A field, ready to make tokens. `prefix` is `name=` (empty for raw keys); bit v of `mask`: variant v uses it."""
+    """A compiled field. `prefix` is `name=` (empty for raw keys); bit v of `mask` is set if variant v uses it."""
 
     name: str
     index: int
@@ -63,7 +63,7 @@ class FieldPlan:
 
     @property
     def kind(self) -> str:
-        """What the value is: category, set, number, time or raw."""
+        """The kind of value: category, set, number, time or raw."""
         return self.spec.kind
 
     @property
@@ -77,7 +77,7 @@ class FieldPlan:
         return self.spec.kind in ("set", "raw")
 
     def tokens(self, value: Value) -> tuple[Token, ...]:
-        """The tokens of one value; none for a missing, null or empty one.
+        """The tokens of one value; none if it is missing, null or empty.
 
         Raises FieldValueError if the value does not fit the field's kind, is not UTF-8, or makes a key over 4 KiB.
         """
@@ -98,7 +98,7 @@ class FieldPlan:
 
 @dataclass(frozen=True)
 class CrossPlan:
-    """A cross. Its fields stand request side (user, context) first, in the order the spec names them."""
+    """A compiled cross. Fields of the request (user, context) come first, in the spec's order."""
 
     name: str
     fields: tuple[FieldPlan, ...]
@@ -107,18 +107,18 @@ class CrossPlan:
 
     @property
     def request_fields(self) -> tuple[FieldPlan, ...]:
-        """The fields of the half that is known once a request."""
+        """The fields of the request's half, known once per request."""
         return tuple(field for field in self.fields if field.side != "item")
 
     @property
     def item_fields(self) -> tuple[FieldPlan, ...]:
-        """The fields of the half that each candidate brings."""
+        """The fields of the item's half, one value per candidate."""
         return tuple(field for field in self.fields if field.side == "item")
 
 
 @dataclass(frozen=True)
 class FeaturePlan:
-    """A resolved spec, compiled: every field and cross in the order in which a row's keys are made."""
+    """A compiled, resolved spec: every field and cross in the order of a row's keys."""
 
     fields: tuple[FieldPlan, ...]
     crosses: tuple[CrossPlan, ...]
@@ -127,7 +127,7 @@ class FeaturePlan:
 
     @classmethod
     def of(cls, spec: ModelSpec) -> FeaturePlan:
-        """Compile a spec whose fields are named (see `ModelSpec.resolve`)."""
+        """Compile a resolved spec (`ModelSpec.resolve`)."""
         fields = tuple(
             FieldPlan(name, index, field, _prefix(name, field), _mask(spec, name), _tokenizer(field))
             for index, (name, field) in enumerate(spec.fields.items())
@@ -157,7 +157,7 @@ class FeaturePlan:
         return next((field for field in self.fields if field.name == name), None)
 
     def keys(self, example: Mapping[str, Value]) -> list[tuple[bytes, float, int]]:
-        """Every (key, x, variant mask) of one example, which maps field names to values: the slow reference.
+        """Every (key, x, variant mask) of an example, a mapping of field names to values. The slow reference.
 
         Raises FieldValueError where a value does not fit or a cross's key is over 4 KiB.
         """
@@ -172,9 +172,9 @@ class FeaturePlan:
         return keys
 
     def keys_of(self, tokens: Mapping[str, Sequence[Token]]) -> Iterator[tuple[str, bytes, float, int]]:
-        """(field or cross, key, x, variant mask) of every key that each field's tokens make; the bias is first.
+        """(field or cross, key, x, variant mask) of every key made from the fields' tokens; the bias comes first.
 
-        A cross's key may come out over 4 KiB; no model has such a key.
+        A cross's key may exceed 4 KiB; no model has such a key.
         """
         yield BIAS.decode(), BIAS, 1.0, self.all_variants
         for field in self.fields:
@@ -204,7 +204,7 @@ def _tokenizer(field: FieldSpec) -> Callable[[Value], tuple[Token, ...]]:
 
 
 def _category_token(value: Value) -> tuple[Token, ...]:
-    if isinstance(value, str):  # the served request's case, kept short
+    if isinstance(value, str):  # the fast path of a request
         text = encoded(value)
     elif value is None:
         return ()
@@ -228,7 +228,7 @@ def _prefix(name: str, field: FieldSpec) -> bytes:
 
 
 def _mask(spec: ModelSpec, *names: str) -> int:
-    """Variants that use this field or cross. A variant without a field is without the crosses it is part of."""
+    """The variants that use this field or cross. A variant without a field is also without its crosses."""
     mask = 0
     for bit, variant in enumerate(spec.variants.values()):
         left_out = {

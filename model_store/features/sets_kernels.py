@@ -1,4 +1,4 @@
-"""The kernel that leaves each member of a set once: a row's repeats are found, and their x added up."""
+"""Deduplicates the members of sets: finds a row's repeated members and adds up their x."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from model_store.hash_kernels import digest, load_i32, load_u8
 from model_store.jit import bare_inline, bare_kernel
 
-FEW = 8  # up to so many members are compared one by one, which is faster than a table
+FEW = 8  # up to this many members are compared pairwise, which is faster than a table
 
 
 @bare_kernel
 def are_real(x: Any, largest: Any) -> Any:
-    """True if every number is finite and at most `largest`, either way."""
+    """True if every number is finite and at most `largest` in size."""
     good = True
     for i in range(x.size):
         good &= abs(x[i]) <= largest
@@ -23,7 +23,7 @@ def are_real(x: Any, largest: Any) -> Any:
 
 @bare_kernel
 def survey_members(offsets: Any, starts: Any, x: Any) -> Any:
-    """The most members of a row; whether every x is 1; whether one is absent, for its x is 0 or it has no text.
+    """The most members in a row; whether every x is 1; whether a member is absent (its x is 0 or its text empty).
 
     The arguments are those of `merge_repeats`.
     """
@@ -44,14 +44,14 @@ def merge_repeats(
     data: Any, offsets: Any, starts: Any, x: Any,
     digests: Any, table: Any, kept: Any, kept_x: Any, kept_starts: Any,
 ) -> Any:  # fmt: skip
-    """Write each row's distinct members in the order of their first appearance; return how many there are in all.
+    """Write each row's distinct members in order of first appearance; return their total number.
 
     data, offsets: addresses of the texts' bytes and int32 offsets; member m belongs to row r if starts[r] <= m <
-    starts[r + 1] (int32); x: float64[members], or empty: every member counts 1, and a repeat adds nothing. With x,
-    repeats add up from left to right, and what comes to 0 is left out. So is a member without text.
-    Out: kept int32[members], the first place of each; kept_x float64 like x; kept_starts int32[rows + 1].
-    Scratch for the longest row: digests uint64[members in it]; table int32[2^k], at least twice as many, all 0.
-    Invariant: kept[first:count] are this row's members so far; table holds their ordinals + 1, and is cleared again.
+    starts[r + 1] (int32); x: float64[members], or empty if every x is 1, where repeats change nothing. With x, repeats
+    add up from left to right, and members whose sum is 0 are dropped, as are members without text.
+    Out: kept int32[members], the first index of each; kept_x float64 like x; kept_starts int32[rows + 1].
+    Scratch for the longest row: digests uint64[its members]; table int32[2^k], at least twice as many, all 0.
+    Invariant: kept[first:count] are this row's members so far; table holds their ordinals + 1, and is cleared after.
     """
     count = 0
     for row in range(starts.size - 1):
@@ -89,7 +89,7 @@ def _look_up(
     data: Any, offsets: Any, kept: Any, first: Any, count: Any, digests: Any, table: Any,
     many: Any, own: Any, start: Any, stop: Any,
 ) -> Any:  # fmt: skip
-    """The place in `kept` of an equal member, or -1 - the free place in `table` (-1 where there is no table)."""
+    """The index in `kept` of an equal member, else -1 - the free slot in `table` (-1 without a table)."""
     if not many:
         for place in range(first, count):
             if digests[place - first] == own and _same(data, offsets, kept[place], start, stop):
@@ -107,7 +107,7 @@ def _look_up(
 
 @bare_inline
 def _same(data: Any, offsets: Any, member: Any, start: Any, stop: Any) -> Any:
-    """True if the text of `member` is that of the bytes from `start` to `stop`."""
+    """True if the text of `member` equals the bytes from `start` to `stop`."""
     other, end = _span(offsets, member)
     if end - other != stop - start:
         return False
@@ -124,7 +124,7 @@ def _span(offsets: Any, member: Any) -> Any:
 
 @bare_inline
 def _clear(table: Any, digests: Any, members: Any) -> None:
-    """Free the places of these members: whatever stands between a member's first place and a free one is theirs."""
+    """Clear the table: each member's probe sequence from its first slot to a free one."""
     mask = np.uint64(table.size - 1)
     for member in range(members):
         slot = digests[member] & mask

@@ -1,6 +1,6 @@
-"""What one value means, before it becomes part of a key: its text, its number, its time, its members and their x.
+"""The meaning of a single value: its canonical text, number, time, or set members and their x.
 
-Nothing here knows of fields or keys. `model_store.features.columns` applies the same rules to whole columns.
+`model_store.features.columns` and `cells` apply the same rules to whole columns.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Value: TypeAlias = Scalar | Sequence[Scalar] | Weighted | None
 
 BUCKETS_PER_OCTAVE = 4
 INTEGRAL_LIMIT = 2.0**53
-LARGEST_REAL = 1e24  # the product of four in a cross and a weight, squared and summed, is still a double
+LARGEST_REAL = 1e24  # squared sums of the product of four such numbers and a weight stay finite
 _BUCKET_SHIFT = 52 - 2
 _BUCKET_OF_ONE = 1023 << 2
 
 
 def text_of(value: Scalar) -> bytes:
-    """The canonical text of a scalar: whole floats print as integers, so that 77 and 77.0 are one category."""
+    """The canonical text of a scalar; integral floats print as integers, so that 77 and 77.0 are one category."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
     if isinstance(value, bytes):
@@ -46,9 +46,9 @@ def text_of(value: Scalar) -> bytes:
 
 
 def log_bucket(value: float) -> int:
-    """The logarithmic bucket of a finite number: four to an octave of 1 + |value|, negative for negative values.
+    """The logarithmic bucket of a finite number: four per octave of 1 + |value|, negative for negative values.
 
-    Read off the bits of 1 + |value|, so that every machine gets the same bucket (no logarithm is taken).
+    Derived from the bits of 1 + |value| without a logarithm, so that every machine gets the same bucket.
     """
     bits: int = struct.unpack("<q", struct.pack("<d", 1.0 + abs(value)))[0]
     bucket = (bits >> _BUCKET_SHIFT) - _BUCKET_OF_ONE
@@ -56,7 +56,7 @@ def log_bucket(value: float) -> int:
 
 
 def parse_number(value: Scalar) -> float:
-    """A finite number from a scalar or its text. Raises FieldValueError for anything else: NaN, true and false."""
+    """A finite number from a scalar or its text. Raises FieldValueError for anything else, as NaN, true and false."""
     try:
         if isinstance(value, bool):
             raise ValueError
@@ -71,7 +71,7 @@ def parse_number(value: Scalar) -> float:
 
 
 def parse_real(value: Scalar) -> float:
-    """A number that may become an x. Raises FieldValueError like `parse_number`, and beyond LARGEST_REAL."""
+    """A number that can be an x. Raises FieldValueError like `parse_number`, and beyond LARGEST_REAL."""
     number = parse_number(value)
     if abs(number) > LARGEST_REAL:
         raise FieldValueError(not_real(number))
@@ -79,22 +79,22 @@ def parse_real(value: Scalar) -> float:
 
 
 def not_real(number: float) -> str:
-    """What is wrong with a number beyond LARGEST_REAL."""
-    return f"got {number!r}, expected a number of at most {LARGEST_REAL:g}, either way"
+    """The message for a number beyond LARGEST_REAL."""
+    return f"got {number!r}, expected a number from -{LARGEST_REAL:g} to {LARGEST_REAL:g}"
 
 
 @lru_cache(maxsize=1 << 16)
 def time_part(text: str, form: str | None, part: str) -> bytes:
-    """The `part` (UTC) of a time written in `form`: None is ISO-8601; `epoch_s`, `epoch_ms`, or strptime's letters."""
+    """The `part` (UTC) of a time in `form`: None for ISO 8601, `epoch_s`, `epoch_ms`, or a strptime format."""
     moment = parse_time(text, form)
     return b"%d" % (moment.weekday() if part == "weekday" else getattr(moment, part))
 
 
 def set_members(value: Value, separator: str | None) -> dict[bytes, float]:
-    """The members of a set, each once in the order of their first appearance, and the x of each.
+    """The distinct members of a set, in order of first appearance, with the x of each.
 
-    A list's members have x = 1. A mapping is a weighted set: of each member its x, where 0 is as good as absent.
-    Text is a JSON array, a JSON object (weighted), or members between separators (`,`). Raises FieldValueError.
+    Members of a list have x = 1. A mapping is a weighted set of members and their x; 0 means absent. Text is a JSON
+    array, a JSON object (weighted), or members with a separator (default `,`). Raises FieldValueError.
     """
     if isinstance(value, str | bytes):
         value = _members_in_text(checked_utf8(text_of(value)).decode(), separator)
@@ -108,7 +108,7 @@ def set_members(value: Value, separator: str | None) -> dict[bytes, float]:
 
 
 def parse_time(text: str, form: str | None) -> datetime:
-    """The moment, in UTC, that is written in `form` (as for `time_part`). Raises FieldValueError."""
+    """Parse a time in `form` (see `time_part`), in UTC. Raises FieldValueError."""
     try:
         if form in ("epoch_s", "epoch_ms"):
             return datetime.fromtimestamp(float(text) / (1 if form == "epoch_s" else 1000), UTC)
@@ -125,7 +125,9 @@ def _members_in_text(text: str, separator: str | None) -> Sequence[Scalar] | Wei
         members = json_value(text)
     except ValueError:
         kind = "array" if text.startswith("[") else "object"
-        raise FieldValueError(f"got {_shown(text)}, which begins like a JSON {kind} but is none") from None
+        raise FieldValueError(
+            f"got {_shown(text)}, which begins like a JSON {kind} but is not valid"
+        ) from None
     return members if isinstance(members, dict) else [member for member in members if member is not None]
 
 
@@ -143,14 +145,14 @@ def _weighted_members(members: Weighted) -> dict[bytes, float]:
 
 
 def one_scalar(value: Value) -> Scalar:
-    """The value, if it is one and not a list of them. Raises FieldValueError."""
+    """The value, if it is a single scalar. Raises FieldValueError."""
     if isinstance(value, str | bytes | bool | int | float):
         return value
     raise FieldValueError(f"got a {type(value).__name__}, expected one value")
 
 
 def decoded(value: Scalar) -> str:
-    """The canonical text of a scalar as a str. Raises FieldValueError where it is not UTF-8."""
+    """The canonical text of a scalar as a str. Raises FieldValueError if it is not UTF-8."""
     return checked_utf8(text_of(value)).decode()
 
 
@@ -164,7 +166,7 @@ def checked_utf8(text: bytes) -> bytes:
 
 
 def encoded(text: str) -> bytes:
-    """The text as UTF-8. Raises FieldValueError where it holds half of a surrogate pair."""
+    """The text as UTF-8. Raises FieldValueError if it has a lone surrogate."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:

@@ -1,7 +1,7 @@
-"""The stream of ids of changed items, and what else tells that items are not those of before.
+"""The stream of changed item ids, and the other keys by which a reader detects that items changed.
 
-A reader's position is the stream entry it read last. Entries go in order, the oldest first, so as long as that entry
-is there, all that came after it is there too. docs/features.md says how systems of your own take part.
+A reader's position is the stream entry it read last. The stream is trimmed from its oldest end, so while that entry
+exists, all later ones exist too. docs/features.md describes how other systems write to it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from model_store.redis.redis_keys import ITEMS_CHANGES, ITEMS_EPOCH, ITEMS_GENER
 
 IDS_AN_ENTRY = 100
 ENTRIES_KEPT = 5_000
-"""Beyond this, the oldest go: who has not read them reads all items again."""
+"""The stream's length; a reader that missed trimmed entries reads all items again."""
 ENTRIES_A_READ = 1_000
 ID_FIELD = "id"
 
 
 @dataclass(frozen=True)
 class ItemsState:
-    """What a server knows the items by.
+    """The state of all items, as far as a server can detect changes.
 
-    epoch: random, dies with the store's data; "" where the store may not be written to. reread: what a writer has put
-    there to have all items read again. position: the last entry of the stream, None if there is none. junk: keys of
-    another type than they should be.
+    epoch: random, lost with the store's data; "" if the store is read-only. reread: a token that a writer changes to
+    have all items read again. position: the last entry of the stream, or None. junk: keys of the wrong type.
     """
 
     epoch: str
@@ -38,7 +37,7 @@ class ItemsState:
 
     @property
     def generation(self) -> int:
-        """A number of 63 bits that is another one for any other state."""
+        """A 63-bit hash of the state."""
         text = "\0".join((self.epoch, self.reread, self.position or ""))
         digest = blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 1
@@ -57,22 +56,21 @@ class ItemChanges:
 
     @staticmethod
     def ask_for_all(pipe: Any) -> None:
-        """Order servers to read all items again and to keep none that the store lacks, by a redis-py pipeline."""
+        """Have servers read all items again and drop those that the store lacks, by a redis-py pipeline."""
         pipe.set(ITEMS_GENERATION, secrets.token_hex(8))
 
     @staticmethod
     def add(pipe: Any, ids: Sequence[str]) -> None:
-        """Add the notice that these items changed to a redis-py pipeline."""
+        """Add stream entries for these changed items to a redis-py pipeline."""
         for start in range(0, len(ids), IDS_AN_ENTRY):
             some = [item.encode("utf-8", "surrogateescape") for item in ids[start : start + IDS_AN_ENTRY]]
             words = [word for item in some for word in (ID_FIELD, item)]
             pipe.execute_command("XADD", ITEMS_CHANGES, "MAXLEN", "~", ENTRIES_KEPT, "*", *words)
 
     def state(self) -> ItemsState:
-        """What the items are now; gives the data an epoch if it has none. Raises StoreUnavailable, StoreError.
+        """The present state; gives the data an epoch if it has none. Raises StoreUnavailable, StoreError.
 
-        A key of another type counts as one that is not there: without the stream changes are not followed, and the
-        items are read again once there is one.
+        A key of the wrong type counts as missing; once there is a stream again, all items are read again.
         """
         commands = (
             packed(b"GET", ITEMS_EPOCH),
@@ -90,13 +88,13 @@ class ItemChanges:
         return ItemsState(epoch or self._new_epoch(), reread or "", last[0][0] if last else None, junk)
 
     def epoch(self) -> str:
-        """The epoch of the store's data alone, as `state` has it. Raises StoreUnavailable, StoreError."""
+        """The epoch alone, same as in `state`. Raises StoreUnavailable, StoreError."""
         (answer,) = self._lookups.ask(packed(b"GET", ITEMS_EPOCH), 1)
         epoch = None if is_of_another_type(answer) else self._lookups.checked(answer)
         return epoch or self._new_epoch()
 
     def since(self, position: str) -> tuple[dict[str, None], str] | None:
-        """The ids that changed after `position`, each once, and the position then; None if some may be missing.
+        """The ids changed after `position`, each once, and the new position; None if some may be missing.
 
         Raises StoreUnavailable, StoreError.
         """
@@ -107,7 +105,7 @@ class ItemChanges:
             )
             entries = None if is_of_another_type(answer) else self._lookups.checked(answer)
             if not entries or entries[0][0] != position:
-                return None  # trimmed past us, or another stream
+                return None  # trimmed, or another stream
             for _, words in entries[1:]:
                 changed |= dict.fromkeys(_ids(words))
             position = entries[-1][0]
@@ -115,7 +113,7 @@ class ItemChanges:
                 return changed, position
 
     def _new_epoch(self) -> str:
-        """Give the data an epoch, unless another server was first. "" if the store refuses: a replica, or an ACL."""
+        """Give the data an epoch, unless another server was first; "" if the store refuses (a replica, or an ACL)."""
         asked = self._lookups.ask(
             packed(b"SET", ITEMS_EPOCH, secrets.token_hex(8).encode(), b"NX") + packed(b"GET", ITEMS_EPOCH), 2
         )
@@ -123,6 +121,6 @@ class ItemChanges:
 
 
 def _ids(words: Sequence[str]) -> list[str]:
-    """The ids of one entry; what can be none is passed over, or one bad notice would end the following."""
+    """The valid ids of one entry; invalid ones are skipped, so that one bad entry does not stop readers."""
     pairs = zip(words[::2], words[1::2], strict=True)
     return [item for name, item in pairs if name == ID_FIELD and is_id(item)]

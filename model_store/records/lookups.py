@@ -1,6 +1,6 @@
-"""Reading users, items and candidate sets by id: a server's hot path. Each read is one round trip.
+"""Reading users, items and candidate sets by id, on a server's hot path. Each read is one round trip.
 
-Nothing here writes, and nothing is remembered from one read to the next but each thread's connection.
+Each thread has its own connection; nothing is cached.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from model_store.redis.direct_connection import Answer, AnsweredError, DirectCon
 from model_store.redis.redis_keys import CANDIDATES, ITEM, USER, record_key
 
 MAX_MEMBERS = 10_001
-"""Members of a LIST or ZSET that are read: one more than any request may have."""
+"""How many members of a LIST or ZSET are read: one more than a request may have."""
 WRONG_TYPE = "WRONGTYPE"
 AWAY = ("LOADING", "MASTERDOWN", "NOAUTH", "WRONGPASS", "CLUSTERDOWN", "TRYAGAIN")
 
@@ -25,7 +25,7 @@ Record = dict[str, str]
 
 @dataclass(frozen=True)
 class HashFields:
-    """Some fields of a record, in an order of their own, ready to stand in a command. At least one."""
+    """One or more fields of a record, in a fixed order, encoded for an HMGET command."""
 
     names: tuple[str, ...]
     head: bytes = field(init=False, repr=False)
@@ -38,9 +38,9 @@ class HashFields:
 
 
 class Lookups:
-    """Reads of one store. Thread safety: every method may be called from any thread; each has its own connection.
+    """Reads of one store. Thread safety: all methods, any thread; each thread has its own connection.
 
-    `wait_s` bounds a read; without it, the store's own limit does. All raise StoreUnavailable.
+    `wait_s` bounds a read; the default is the store's limit. All methods raise StoreUnavailable.
     """
 
     def __init__(self, connection: StoreConnection, wait_s: float) -> None:
@@ -50,31 +50,31 @@ class Lookups:
         self._opened: weakref.WeakSet[DirectConnection] = weakref.WeakSet()
 
     def user(self, cookie: str, wait_s: float | None = None) -> Record:
-        """The whole record of one user, empty if there is none. Raises StoreError if it is not a HASH."""
+        """The whole record of a user, empty if there is none. Raises StoreError if it is not a HASH."""
         flat = self._one(packed(b"HGETALL", record_key(USER, cookie)), wait_s)
         return _record(flat)
 
     def user_values(self, cookie: str, wanted: HashFields, wait_s: float | None = None) -> list[str | None]:
-        """The values of some fields of one user, None for each that is not there. Raises as `user`."""
+        """The values of some fields of a user, None for missing ones. Raises like `user`."""
         key = record_key(USER, cookie)
         values: list[str | None] = self._one(wanted.head + _bulk(key) + wanted.tail, wait_s)
         return values
 
     def items(self, ids: Sequence[str], wait_s: float | None = None) -> list[Record | None]:
-        """The records of many items, None where there is no HASH."""
+        """The records of items, None for those without a HASH."""
         command = b"".join([packed(b"HGETALL", record_key(ITEM, item)) for item in ids])
         answers = self.ask(command, len(ids), wait_s) if ids else []
         return [None if is_of_another_type(flat) else _record(self.checked(flat)) or None for flat in answers]
 
     def candidates(self, name: str, wait_s: float | None = None) -> list[str] | None:
-        """A candidate set: a LIST in its order, a SET by bytes, a ZSET by rank; None if there is none.
+        """A candidate set, or None: a LIST in its order, a SET sorted by bytes, a ZSET by rank.
 
-        Of a LIST or ZSET the first MAX_MEMBERS. Raises StoreError for another kind, and for an id that is no text.
+        Of a LIST or ZSET the first MAX_MEMBERS. Raises StoreError for another type, and for ids that are not UTF-8.
         """
         key, last = record_key(CANDIDATES, name), b"%d" % (MAX_MEMBERS - 1)
         command = b"".join(
             [
-                packed(b"TYPE", key),  # whose answer says which of the others is the right one
+                packed(b"TYPE", key),  # tells which of the other answers is valid
                 packed(b"LRANGE", key, b"0", last),
                 packed(b"SMEMBERS", key),
                 packed(b"ZRANGE", key, b"0", last),
@@ -90,9 +90,9 @@ class Lookups:
         return _texts(key, sorted(ids) if kind == "set" else ids)
 
     def ask(self, command: bytes, answers: int, wait_s: float | None = None) -> list[Answer]:
-        """The answers to packed commands, over this thread's connection; an error is an AnsweredError among them.
+        """Send packed commands over this thread's connection; returns the answers, errors as AnsweredError.
 
-        Raises StoreUnavailable also where the store answers that it cannot answer yet.
+        Raises StoreUnavailable also if the store answers that it is not ready.
         """
         try:
             connection: DirectConnection = self._thread.connection
@@ -106,7 +106,7 @@ class Lookups:
         return received
 
     def checked(self, answer: Answer) -> Answer:
-        """The answer, unless it is an error. Raises StoreError, StoreUnavailable while the store takes no writes."""
+        """The answer. Raises StoreError if it is an error, StoreUnavailable while the store accepts no writes."""
         if type(answer) is AnsweredError:
             raise self._store.refused(str(answer))
         return answer
@@ -121,7 +121,7 @@ class Lookups:
 
 
 def packed(*words: bytes) -> bytes:
-    """One command as it is sent (RESP, an array of bulk strings)."""
+    """One command in RESP, an array of bulk strings."""
     return b"*%d\r\n" % len(words) + b"".join(map(_bulk, words))
 
 
@@ -130,12 +130,12 @@ def _bulk(word: bytes) -> bytes:
 
 
 def is_of_another_type(answer: Answer) -> bool:
-    """Whether the key that was asked for holds another type than the command is for."""
+    """True if the command failed because the key has another type."""
     return type(answer) is AnsweredError and str(answer).startswith(WRONG_TYPE)
 
 
 def _record(flat: Sequence[str]) -> Record:
-    """An HGETALL's answer, name after value after name."""
+    """A record from an HGETALL answer, alternating names and values."""
     pairs = iter(flat)
     return dict(zip(pairs, pairs, strict=True))
 

@@ -1,7 +1,6 @@
-"""User and item records and candidate sets: writing them, and reading all items. Models live elsewhere.
+"""User and item records and candidate sets: writing them, and reading all items.
 
-A record is a HASH of text; a value that is a list stands there as a JSON array. What a request reads by id is in
-`lookups`, and who follows the items' changes finds them in `item_changes`.
+A record is a HASH of text; a list is stored as a JSON array. `lookups` reads by id, `item_changes` follows changes.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ class Records(Lookups):
     # -- reading
 
     def scan_items(self) -> Iterator[tuple[str, Record]]:
-        """Every item once, in no order. Reads all key names: O(keys of the store).
+        """Every item once, in no particular order. Reads all key names: O(keys of the store).
 
-        Passes over what is no item: a key without an id, one with an over-long id, and anything but a HASH.
+        Skips keys without an id or with one that is too long, and anything but a HASH.
         """
         seen: set[str] = set()
         with self._store.answers():
@@ -46,29 +45,25 @@ class Records(Lookups):
                         seen.add(item)
                         yield item, record
 
-    def items_generation(self) -> int:
-        """A number that is another one after any items were put or the store has lost its data."""
-        return self.item_changes.state().generation
-
     # -- writing
 
     def put_users(
         self, records: Iterable[tuple[str, Mapping[str, str]]], on_progress: Progress | None = None
     ) -> int:
-        """Replace these users' records; returns how many. A batch of 1,000 is seen whole or not at all."""
+        """Replace these users' records; returns their number. A batch of 1,000 becomes visible atomically."""
         return self._put(USER, records, on_progress)
 
     def put_items(
         self, records: Iterable[tuple[str, Mapping[str, str]]], on_progress: Progress | None = None
     ) -> int:
-        """Replace the records of these items, an empty one removes its item; returns how many.
+        """Replace these items' records, where an empty one removes the item; returns their number.
 
-        A batch of 1,000 is seen whole or not at all, and so is the notice of it that servers follow.
+        A batch of 1,000 becomes visible atomically, together with the stream entries that servers follow.
         """
         return self._put(ITEM, records, on_progress)
 
     def only_these_items(self) -> None:
-        """Have servers read all items again and forget those that the store lacks, kept or not."""
+        """Have servers read all items again and drop those that the store lacks."""
         with self._store.answers():
             self.item_changes.ask_for_all(self._store.client)
 

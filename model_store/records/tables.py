@@ -1,6 +1,6 @@
-"""Files of user and item records, row by row: CSV, TSV, JSON lines and Parquet; gzip, zstd or plain.
+"""Reads files of user and item records: CSV, TSV, JSON lines and Parquet; gzip, zstd or plain.
 
-A row becomes an id and a mapping of column to text; empty cells are left out. Nothing is stored here.
+A row becomes an id and a mapping of column to text, without empty cells.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Table:
-    """An open file: its columns (of JSON lines, the first row's) and its rows, each with its number."""
+    """An open file: its columns (for JSON lines those of the first row) and its rows with their numbers."""
 
     path: Path
     columns: tuple[str, ...]
@@ -40,10 +40,10 @@ class Table:
 def read_records(
     path: Path, usual_ids: Sequence[str], id_column: str | None = None
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Each row's id and record; lists become JSON arrays, weighted sets JSON objects; unnamed columns are left out.
+    """Each row's id and record; lists become JSON arrays, weighted sets JSON objects; unnamed columns are skipped.
 
-    The id stands in `id_column`, by default the first of `usual_ids` that the file has.
-    Raises SpecError where there is no such column, InputError naming the line that cannot be read.
+    The id is in `id_column`, by default the first of `usual_ids` that the file has. Raises SpecError without such a
+    column, InputError naming a line that cannot be read.
     """
     table = open_table(path)
     wanted = id_column or next((name for name in usual_ids if name in table.columns), None)
@@ -56,13 +56,13 @@ def read_records(
 
 
 def read_ids(path: Path) -> Iterator[str]:
-    """The ids of a file with one id a line; blank lines are left out."""
+    """The ids of a file with one id per line; blank lines are skipped."""
     with _text(path) as lines:
         yield from (line.strip() for line in _decoded(path, lines) if line.strip())
 
 
 def open_table(path: Path) -> Table:
-    """Open a file by its name's endings. Raises InputError if it is missing, empty, or of no known kind."""
+    """Open a file by its extensions. Raises InputError if it is missing, empty, or of an unknown format."""
     plain = path.with_suffix("") if path.suffix in COMPRESSIONS else path
     opener = _OPENERS.get(plain.suffix)
     if opener is None:
@@ -72,13 +72,13 @@ def open_table(path: Path) -> Table:
 
 
 def cell_text(value: Any) -> str | None:
-    """A cell as a record keeps it: text, or None where it is empty. Raises FieldValueError."""
+    """A cell as stored in a record: text, or None if empty. Raises FieldValueError."""
     if value is None or value == "" or value == [] or value == {}:
         return None
-    if isinstance(value, list) and isinstance(value[0], tuple):  # how Arrow gives a map
+    if isinstance(value, list) and isinstance(value[0], tuple):  # an Arrow map
         value = _added_up(value)
     if isinstance(value, dict):
-        set_members(value, None)  # which refuses all but weighted sets
+        set_members(value, None)  # raises unless it is a weighted set
     if isinstance(value, list | dict):
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     if isinstance(value, date):
@@ -87,7 +87,7 @@ def cell_text(value: Any) -> str | None:
 
 
 def _added_up(entries: list[tuple[Any, float | None]]) -> dict[str, float]:
-    """A map's entries as a weighted set; the x of a repeated member add up, as `sets.members` has it."""
+    """A map's entries as a weighted set; the x of repeated members add up, same as in `values.set_members`."""
     weighted: dict[str, float] = {}
     for member, x in entries:
         name = text_of(member).decode("utf-8", "surrogateescape")
@@ -120,7 +120,7 @@ def _open_delimited(path: Path, dialect: Mapping[str, Any]) -> Table:
     if not columns:
         raise InputError(f"{path}: expected a header line with the columns' names")
     if len(set(columns)) < len(columns):
-        raise InputError(f"{path}: a column's name stands twice in the header: {', '.join(columns)}")
+        raise InputError(f"{path}: a column's name occurs twice in the header: {', '.join(columns)}")
     return Table(path, columns, _named(path, header, rows))
 
 
@@ -171,7 +171,7 @@ def _open_json_lines(path: Path) -> Table:
     rows = _json_rows(path)
     first = next(rows, None)
     if first is None:
-        raise InputError(f"{path}: expected a JSON object in each line, got no line")
+        raise InputError(f"{path}: expected a JSON object in each line, got an empty file")
     return Table(path, tuple(first[1]), _chained(first, rows))
 
 

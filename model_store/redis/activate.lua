@@ -1,23 +1,25 @@
--- Point a model at one of its versions, if that version is complete, with all it is made of, and the writer is not stale.
+-- Make a version active, if it and the versions it needs are complete, and the writer is not stale.
 --
 -- KEYS  1 active STRING · 2 active_epoch STRING · 3 history LIST · 4 events STREAM · 5 trainer HASH
---       6… the version's manifest HASH and its chunks in order; then the same of its parent if it is a delta, and so on
---          up to a snapshot
--- ARGV  1 version · 2 the writer's epoch · 3 "activate" or "rollback" · 4 how many versions the history keeps
---       5 "writer", "operator", or "overruling" a guard: whose order it is
---       6… how many chunks each of these versions has
+--       6… the version's manifest HASH and its chunks in order; the same for its parent if it is a delta, and so on, back
+--          to a snapshot
+-- ARGV  1 version · 2 the writer's epoch · 3 "activate" or "rollback" · 4 maximum length of the history
+--       5 who activates: "writer", "operator", or "overruling" (an operator against a guard)
+--       6… the number of chunks of each of these versions
 --
--- Returns {"ok", the version active before or ""}, or what stands in the way; place 0 is the version itself, 1 its
--- parent, …:  {"absent", place} no manifest · {"chunk", place, index, bytes expected, bytes there}
---             {"stale", epoch of the last activation} · {"fenced", epoch, host, process} another trainer has the model
---             {"held", host, process, ms since it was heard of} a trainer has it, and the writer is not that one
---             {"pinned", version} an operator has chosen that one, and the writer is the trainer (see resume.lua)
---             {"junk", key, what stood there, what is right} (see checks.lua)
--- After ok, the keys that held what they should not, and were left out of it or written over: what was active before is
--- then not known, or the history or the events are not written. An operator's order writes over a junk active_epoch too.
+-- Returns {"ok", the version active before or "", skipped keys …}, or the obstacle. Place 0 is the version, 1 its parent, …
+--   {"absent", place}                                    no manifest
+--   {"chunk", place, index, bytes expected, bytes found} an incomplete version
+--   {"stale", epoch of the last activation}              a later writer has activated
+--   {"fenced", epoch, host, process}                     another trainer has the model
+--   {"held", host, process, ms since it was last seen}   a trainer has the model, and this writer is not that trainer
+--   {"pinned", version}                                  an operator pinned that version, and this writer is the trainer
+--   {"junk", key, what was found, what is expected}      see checks.lua
+-- Skipped keys held unreadable values: then the version active before is unknown, or history or events were not written.
+-- An operator's order overwrites an unreadable active_epoch.
 --
--- The history lists what was active before, latest first. Going back takes the target, and all that came after it,
--- off the list, so that the next rollback goes further back.
+-- The history lists the versions active before, latest first. A rollback removes its target and everything later from the
+-- list, so that the next rollback goes further back.
 
 local version, epoch, way = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local skipped = {}
@@ -45,8 +47,7 @@ if epoch < fence then
   return {'fenced', fence, lease.host, lease.process}
 end
 if fence > 0 and epoch > fence and ARGV[5] == 'writer' then
-  local time = redis.call('TIME')
-  local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+  local now = now_ms()
   if now < lease.until_ms then
     return {'held', lease.host, lease.process, now - lease.seen_ms}
   end

@@ -1,13 +1,13 @@
--- What every script of this folder begins with. A value that its key cannot hold ends a script before it has changed
--- anything, with the answer {"junk", key, what stood there, what is right}.
+-- Prepended to every script of this folder. If a key holds an unreadable value, a script ends before it changes anything
+-- and returns {"junk", key, what was found, what is expected}.
 
-local MOST_COUNTED = 1e12 -- no version and no epoch is higher
+local MOST_COUNTED = 1e12 -- the maximum of versions and epochs
 
 local function type_of(key)
   return redis.call('TYPE', key)['ok']
 end
 
--- Whether a key is missing or of this type; as second value the answer that says otherwise.
+-- True if a key is missing or has this type; else false and the "junk" answer.
 local function is(key, kind)
   local there = type_of(key)
   if there == 'none' or there == kind then
@@ -16,7 +16,7 @@ local function is(key, kind)
   return false, {'junk', key, 'a ' .. there, 'a ' .. kind}
 end
 
--- A whole number as every writer writes it, 0 where there is nothing, nil of anything else.
+-- A whole number as all writers write it, 0 for a missing text, nil for anything else.
 local function number(text)
   if not text then
     return 0
@@ -25,7 +25,7 @@ local function number(text)
   return value and value < 9007199254740992 and value or nil
 end
 
--- What a STRING counts; as second value the answer that says why it cannot be read.
+-- The number in a STRING; else nil and the "junk" answer.
 local function counter(key)
   local fits, junk = is(key, 'string')
   if not fits then
@@ -39,7 +39,7 @@ local function counter(key)
   return value
 end
 
--- The trainer's lease, all of it; as second value the answer that says why it cannot be read.
+-- The trainer's lease; else nil and the "junk" answer.
 local function lease_of(key)
   local fits, junk = is(key, 'hash')
   if not fits then
@@ -56,4 +56,20 @@ local function lease_of(key)
     end
   end
   return lease
+end
+
+-- The trainer's lease and the number in a counter; else nil, nil and the "junk" answer.
+local function lease_and_counter(lease_key, counter_key)
+  local lease, junk = lease_of(lease_key)
+  if junk then
+    return nil, nil, junk
+  end
+  local count, unreadable = counter(counter_key)
+  return lease, count, unreadable
+end
+
+-- The store's clock, ms since 1970.
+local function now_ms()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end

@@ -1,7 +1,4 @@
-"""Store URLs, connections, and the one place where redis-py's exceptions become ours.
-
-Nothing here knows a key or a model.
-"""
+"""Store URLs and connections, Lua scripts, and the translation of redis-py's exceptions into `model_store.errors`."""
 
 from __future__ import annotations
 
@@ -40,11 +37,11 @@ _TAKES_NO_WRITES = re.compile(r"-?(OOM|READONLY|MISCONF|NOREPLICAS) ")
 
 
 class StoreConnection:
-    """An open store: its URL (without the password, for messages), and connections to it.
+    """An open store: its URL without the password, for messages, and connections to it.
 
-    `client` answers in bytes and is shared by all threads; so is `patient_client`, for commands that block for
-    up to LONGEST_BLOCK_S (a server may be a tenth of a second late to unblock them). `single(timeout_s)` makes a
-    connection of its own that decodes answers to text, for one thread's hot path.
+    `client` returns bytes and is shared by all threads; so is `patient_client`, for commands that block for up to
+    LONGEST_BLOCK_S (a server may unblock them a tenth of a second late). `single(timeout_s)` makes a separate
+    connection that decodes answers to text, for one thread's hot path.
     """
 
     def __init__(self, url: str, timeout_s: float) -> None:
@@ -56,7 +53,7 @@ class StoreConnection:
         self.patient_client = self._client(timeout_s + 2 * LONGEST_BLOCK_S, retry=retry)
 
     def single(self, timeout_s: float) -> Any:
-        """A new connection, not yet open, that belongs to its caller."""
+        """A new connection, not yet open, owned by the caller."""
         client = self._client(
             timeout_s,
             retry=Retry(NoBackoff(), 0),
@@ -68,9 +65,9 @@ class StoreConnection:
 
     @contextmanager
     def answers(self, key: str = "") -> Iterator[None]:
-        """Around every use of `client`: redis-py's exceptions leave as StoreUnavailable or StoreError.
+        """Wraps every use of `client`: raises redis-py's exceptions as StoreUnavailable or StoreError.
 
-        key: the one that is used, for the message where it holds what it should not (UnreadableValue).
+        key: the key used, for the message of UnreadableValue.
         """
         try:
             yield
@@ -78,11 +75,11 @@ class StoreConnection:
             raise self.translated(error, key) from error
 
     def script(self, name: str) -> Script:
-        """The script of this name beside this file, ready to be run."""
+        """The Lua script of this name in this folder, ready to run."""
         return Script(self, name)
 
     def translated(self, error: RedisError, key: str = "") -> StoreError:
-        """Our exception for one of redis-py's. key: as in `answers`."""
+        """The StoreError for an exception of redis-py. key: as in `answers`."""
         if isinstance(error, AuthenticationError):
             return StoreUnavailable(
                 f"{self.shown_url} refused the name or password ({error}); "
@@ -92,27 +89,27 @@ class StoreConnection:
             return StoreUnavailable(f"{self.shown_url} is still reading its data; try again shortly")
         if isinstance(
             error, ClusterDownError | TryAgainError
-        ):  # the former also of a replica without its primary
+        ):  # the former also from a replica without its primary
             return StoreUnavailable(f"{self.shown_url} cannot answer now: {error}")
         if isinstance(error, RedisConnectionError | RedisTimeoutError):
             return StoreUnavailable(
                 f"{self.shown_url} does not answer ({error}); is it running, and is --store right?"
             )
-        if isinstance(error, OutOfMemoryError | ReadOnlyError):  # redis-py has cut the word off
-            return StoreUnavailable(f"{self.shown_url} takes no writes now: {error}")
+        if isinstance(error, OutOfMemoryError | ReadOnlyError):  # redis-py removes the error's prefix
+            return StoreUnavailable(f"{self.shown_url} accepts no writes now: {error}")
         return self.refused(str(error), key)
 
     def refused(self, text: str, key: str = "") -> StoreError:
-        """Our exception for an error that the store gave as answer. It may take writes again: full, or a replica."""
+        """The StoreError for an error answer; StoreUnavailable if the store accepts no writes (full, or a replica)."""
         if _UNREADABLE.search(text):
             found = f"{self.shown_url} answered with an error: {text}; {cure('')} finds the key"
             return unreadable(key, text) if key else UnreadableValue(found)
         if _TAKES_NO_WRITES.search(text):
-            return StoreUnavailable(f"{self.shown_url} takes no writes now: {text}")
+            return StoreUnavailable(f"{self.shown_url} accepts no writes now: {text}")
         return StoreError(f"{self.shown_url} answered with an error: {text}")
 
     def close(self) -> None:
-        """Close the client's connections, then give back the embedded server, if there is one."""
+        """Close the connections, then leave the embedded server, if any."""
         for client in (self.client, self.patient_client):
             client.close()
             client.connection_pool.disconnect()
@@ -120,7 +117,7 @@ class StoreConnection:
             self._embedded.close()
 
     def _resolved(self, url: str) -> str:
-        """The URL redis-py understands; for `embedded:DIR`, after the server there answers."""
+        """The URL for redis-py; for `embedded:DIR`, once the server there answers."""
         if url.startswith(EMBEDDED):
             directory = url.removeprefix(EMBEDDED)
             if not directory:
@@ -136,8 +133,7 @@ class StoreConnection:
 
     def _client(self, timeout_s: float, **options: Any) -> Any:
         try:
-            # Protocol 2, said aloud: redis-py's default, and with it the shape of its answers, differs by
-            # release.
+            # redis-py's default protocol, hence the shape of answers, differs by release.
             return redis.Redis.from_url(
                 self._redis_url,
                 protocol=2,
@@ -150,7 +146,7 @@ class StoreConnection:
 
 
 class Script:
-    """A Lua script that runs in the store, after `checks.lua`. Thread safety: all methods, any thread."""
+    """A Lua script, preceded by `checks.lua`. Thread safety: all methods, any thread."""
 
     def __init__(self, store: StoreConnection, name: str) -> None:
         folder = Path(__file__).parent
@@ -160,7 +156,7 @@ class Script:
         )
 
     def __call__(self, keys: Sequence[str], words: Sequence[Any] = ()) -> Any:
-        """Run it. Raises StoreUnavailable, StoreError, and UnreadableValue for a key that holds what it should not.
+        """Run it. Raises StoreUnavailable, StoreError, and UnreadableValue if a key holds an unreadable value.
 
         In the last case nothing has changed.
         """

@@ -1,8 +1,8 @@
-"""One connection for one thread's hot path: command bytes out, answers in, within a wait. It knows no key.
+"""A connection for one thread's hot path: sends command bytes and returns answers within a time limit.
 
-A plain socket and hiredis, since a look-up through redis-py's connection takes half as long again; and one connection
-a thread, since handing answers from thread to thread costs more than the system calls that a shared pipeline saves
-(docs/features.md has the figures). redis-py still makes the connection: TLS, passwords and databases are its affair.
+It uses a plain socket and hiredis, since a look-up through redis-py's connection takes 1.5 times as long; and one
+connection per thread, since passing answers between threads costs more than the system calls that a shared pipeline
+saves (docs/features.md has the figures). redis-py opens the connection and handles TLS, passwords and databases.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from model_store.redis.connection import StoreConnection
 READ_BYTES = 1 << 16
 
 Answer = Any
-"""Text, None, a whole number, an `AnsweredError`, or a list of these. Bytes that are not UTF-8 become surrogates."""
+"""Text, None, an integer, an `AnsweredError`, or a list of these. Bytes that are not UTF-8 become surrogates."""
 
 
 class AnsweredError(Exception):
-    """An error that the store gave as answer to one command, such as WRONGTYPE. Handed back, not raised."""
+    """An error answer to one command, such as WRONGTYPE. Returned, not raised."""
 
 
 class DirectConnection:
-    """A connection that belongs to one thread; opened when it is first used.
+    """A connection owned by one thread, opened on first use.
 
-    Invariant: between two calls no answer is on its way. Whatever goes wrong during one, a wait that is over included,
-    closes the connection, so that a late answer is never taken for that of another command.
+    Invariant: between calls no answer is outstanding. Any failure, including a timeout, closes the connection, so that
+    a late answer is never taken for that of another command.
     """
 
     def __init__(self, store: StoreConnection, timeout_s: float) -> None:
@@ -45,9 +45,9 @@ class DirectConnection:
         self._reader = _reader()
 
     def ask(self, command: bytes, answers: int, wait_s: float) -> list[Answer]:
-        """Send packed commands, and return their answers, `answers` of them, within `wait_s` seconds.
+        """Send packed commands and return their `answers` answers within `wait_s` seconds.
 
-        A connection that the store has dropped is opened again, once. Raises StoreUnavailable.
+        A dropped connection is reopened once. Raises StoreUnavailable.
         """
         until = time.monotonic() + wait_s
         try:
@@ -59,7 +59,7 @@ class DirectConnection:
             raise self._store.translated(error) from error
 
     def close(self) -> None:
-        """Close it; the next use opens it again. Another thread may call this too."""
+        """Close it; the next use opens it again. Any thread may call this."""
         self._socket = None
         self._connection.disconnect()
 
@@ -92,7 +92,7 @@ class DirectConnection:
                 received.append(answer)
             if len(received) == answers:
                 if reader.has_data():
-                    raise ConnectionResetError("the store sent an answer that nobody asked for")
+                    raise ConnectionResetError("the store sent an unexpected answer")
                 return received
             self._wait_at_most(wire, until - time.monotonic())
 
@@ -108,13 +108,13 @@ class DirectConnection:
         return wire
 
     def _wait_at_most(self, wire: socket.socket, wait_s: float) -> None:
-        """Bound each system call. Raises TimeoutError if there is no time left.
+        """Bound each system call. Raises TimeoutError if no time is left.
 
-        The kernel keeps the time of a plain socket: Python would ask before each call whether the socket is ready,
-        which makes two system calls of each.
+        For a plain socket the kernel enforces the timeout; Python's own timeout would poll the socket before each call,
+        doubling the system calls.
         """
         wait_ms = math.ceil(wait_s * 1000)
-        if wait_ms <= 0:  # to the kernel 0 would be a wait without end
+        if wait_ms <= 0:  # for the kernel 0 means no timeout
             raise TimeoutError
         if wait_ms == self._waits_ms:
             return
@@ -128,7 +128,7 @@ class DirectConnection:
 
 
 def _is_plain(wire: socket.socket) -> bool:
-    return type(wire) is socket.socket  # a TLS socket reads ahead, and must keep time itself
+    return type(wire) is socket.socket  # a TLS socket reads ahead and must enforce the timeout itself
 
 
 def _reader() -> Any:

@@ -1,12 +1,12 @@
 """`embedded:DIR`: a Valkey in a directory, started by the first process that opens it, stopped by the last.
 
-Three files in DIR are locked with flock, which the kernel releases however a process ends: `start.lock`
-exclusively while the server is being started or stopped, `users.lock` shared for as long as a process uses the
-server, `server.lock` by the server and its guardian. A process that leaves and then gets `users.lock` exclusively was
-the last one, and shuts the server down. After a `kill -9` of the last user the guardian does so within seconds
-(`valkey_guardian`), unless another process joins before.
+Three files in DIR are locked with flock, which the kernel releases however a process ends: `start.lock` exclusively
+while the server is started or stopped, `users.lock` shared while a process uses the server, `server.lock` by the
+server and its guardian. A process that leaves and can then lock `users.lock` exclusively was the last user and shuts
+the server down. After a `kill -9` of the last user the guardian (`valkey_guardian`) does so within seconds, unless
+another process joins first.
 
-A new DIR is open to its owner only (0700), and so is all that the server writes below it, also in a DIR that existed.
+A new DIR is accessible to its owner only (0700), and so are all files the server writes, also in an existing DIR.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ MAX_SOCKET_PATH_BYTES = 103  # sun_path holds 108 bytes on Linux, 104 on macOS, 
 class EmbeddedValkey:
     """A hold on the Valkey of one directory. Thread safety: `close` may be called from any thread.
 
-    `EmbeddedValkey.join(DIR)` returns when the server answers; `close` gives the hold back, and stops the
-    server (its data flushed to disk) if nobody else holds it. Runs at exit too.
+    `EmbeddedValkey.join(DIR)` returns when the server answers; `close` ends the hold, and stops the server (its data
+    flushed to disk) if no other process holds it. `close` also runs at exit.
     """
 
     def __init__(self, directory: Path, socket: Path, users_fd: int) -> None:
@@ -53,7 +53,7 @@ class EmbeddedValkey:
         """Join the server of `directory`; start it if there is none. Raises StoreError, StoreUnavailable."""
         home = _prepare(Path(directory))
         socket = home / SOCKET if _fits(home / SOCKET) else _short_path(home) / SOCKET
-        # Held before the server is there: it cannot be stopped under us, and it is stopped if we are interrupted.
+        # Taken before the server starts: others cannot stop it meanwhile, and an interrupt here stops it.
         hold = cls(home, socket, lock(home / "users.lock", fcntl.LOCK_SH))
         try:
             with locked(home / "start.lock"):
@@ -65,7 +65,7 @@ class EmbeddedValkey:
         return hold
 
     def close(self) -> None:
-        """Give the hold back; the last holder stops the server and returns when it is gone. Idempotent."""
+        """End the hold; the last holder stops the server and returns when it has ended. Idempotent."""
         users_fd, self._users_fd = self._users_fd, None
         if users_fd is None:
             return
@@ -83,7 +83,7 @@ def _prepare(directory: Path) -> Path:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         home = directory.resolve()
-        for kept in (home / LOG, home / "appendonlydir"):  # of a ftrie that left them readable to others
+        for kept in (home / LOG, home / "appendonlydir"):  # from an ftrie that left them readable to others
             if kept.exists():
                 kept.chmod(0o700 if kept.is_dir() else 0o600)
         return home
@@ -99,12 +99,12 @@ def _fits(path: Path) -> bool:
 
 
 def _short_path(home: Path) -> Path:
-    """A symbolic link to `home` in the temporary directory: the kernel takes only short socket paths."""
+    """A symbolic link to `home` in the temporary directory, since socket paths must be short."""
     name = hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
     link = Path(tempfile.gettempdir()) / f"ftrie-{os.getuid()}-{name}"
     with suppress(FileExistsError):
         link.symlink_to(home, target_is_directory=True)
-    # The temporary directory is everyone's: a link that someone else laid there is not followed.
+    # Anyone may write to the temporary directory: do not follow a link of another user.
     if not link.is_symlink() or link.lstat().st_uid != os.getuid() or link.readlink() != home:
         raise StoreError(
             f"expected {link} to be our link to {home}; remove it, or choose a shorter directory"
@@ -116,12 +116,7 @@ def _short_path(home: Path) -> Path:
     return link
 
 
-# --- One Valkey server process: started over a directory, asked whether it answers, stopped with its data on
-# disk ---
-#
-# Who may start or stop it, and when: `embedded`. Its parent, which ends it when nobody uses it:
-# `valkey_guardian`.
-
+# -- the server process
 
 SOCKET = "valkey.sock"
 LOG = "valkey.log"
@@ -168,8 +163,8 @@ def _command(home: Path, socket: Path) -> list[str]:
 def start(home: Path, socket: Path) -> None:
     """Start the server and return when it answers.
 
-    It and its guardian inherit the lock on its lock file and hold it for as long as they live, so that no second server
-    is ever started over the same data, however the first became unreachable. After an interrupt it can be stopped.
+    The server and its guardian inherit the lock on `server.lock` and hold it until they end, so that no second server
+    is started on the same data even if the first becomes unreachable. After an interrupt the server can be stopped.
     """
     command = _command(home, socket)
     held = _server_lock(home, START_TIMEOUT_S)
@@ -193,7 +188,7 @@ def _launch(command: list[str], home: Path, held: int) -> None:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C in the starter's terminal does not reach it
+                start_new_session=True,  # not reached by Ctrl-C in this terminal
                 check=False,
             )
     finally:
@@ -205,7 +200,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _server_lock(home: Path, timeout_s: float) -> int:
-    """Lock its lock file, waiting for a server that is about to end. Raises StoreUnavailable."""
+    """Lock `server.lock`, waiting for a server that is about to end. Raises StoreUnavailable."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -232,7 +227,7 @@ def _await_answer(home: Path, socket: Path) -> None:
 
 
 def answers(socket: Path) -> bool:
-    """True once the server takes commands, False if nobody listens. One that is reading its data is waited for."""
+    """True once the server accepts commands, False if none listens. Waits while it loads its data."""
     client = _client(socket, START_TIMEOUT_S)
     try:
         while True:
@@ -241,7 +236,7 @@ def answers(socket: Path) -> bool:
             except redis.exceptions.BusyLoadingError:
                 time.sleep(POLL_S)
             except redis.exceptions.ResponseError:
-                return True  # it lives and complains, as of a full disk; so will the command that follows
+                return True  # it runs but reports an error, such as a full disk, as the next command will too
     except redis.exceptions.ConnectionError:
         return False
     except redis.exceptions.TimeoutError as error:
@@ -254,14 +249,14 @@ def answers(socket: Path) -> bool:
 
 
 def stop(home: Path, socket: Path) -> None:
-    """Ask for a clean shutdown, and return when the server has ended, its data on disk."""
+    """Request a clean shutdown, and return when the server has ended with its data on disk."""
     client = _client(socket, STOP_TIMEOUT_S)
     try:
         client.ping()
     except redis.exceptions.ResponseError:
-        pass  # a full disk: what can be kept is kept already
+        pass  # a full disk: nothing more can be saved
     except redis.exceptions.RedisError:
-        return  # it died before, or lost its socket: nothing that can be stopped from here
+        return  # it has ended already, or lost its socket
     with suppress(redis.exceptions.ConnectionError):  # the connection ends with the server
         client.execute_command("SHUTDOWN")
     client.close()

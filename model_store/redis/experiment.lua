@@ -1,10 +1,10 @@
--- Replace a model's experiment as a whole, if it still is the one that the change was made from.
+-- Replace a model's experiment as a whole, if its revision is still the one that the change was made from.
 --
 -- KEYS  1 experiment HASH · 2 events STREAM
--- ARGV  1 the revision the change was made from (0: there was none), or "any" · then the HASH's field, value, …
+-- ARGV  1 the revision the change was made from (0: no experiment), or "any" · then the HASH's field, value, …
 --
--- Returns {"ok", the new revision}, {"changed", the revision there is}, or {"junk", …} (see checks.lua). The event is a hint:
--- servers look each second, so that a stream that takes none costs a second.
+-- Returns {"ok", the new revision}, {"changed", the present revision}, or {"junk", …} (see checks.lua). The event is only
+-- a hint: servers also poll every second, so an unwritable stream delays the change by at most a second.
 
 local fits, junk = is(KEYS[1], 'hash')
 if not fits and ARGV[1] ~= 'any' then

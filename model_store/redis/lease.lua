@@ -1,28 +1,23 @@
--- Being the one trainer of a model: take the lease, renew it, give it back. Its epoch is the fence: publish.lua and
--- activate.lua refuse a trainer whose epoch is older, whether its lease still runs or not.
+-- The trainer's lease: take, renew or release it. Its epoch is the fencing token: publish.lua and activate.lua refuse a
+-- trainer with a lower epoch, whether or not its lease is still valid.
 --
 -- KEYS  1 trainer HASH · 2 epoch STRING
 -- ARGV  1 "take", "renew", "release", or "look", which changes nothing · 2 owner · 3 epoch, 0 to take or look
---       4 how long it runs, ms · 5 host · 6 process · 7 rows
+--       4 duration, ms · 5 host · 6 process · 7 rows
 --
--- Returns {"ok", epoch, rows that this owner has told last, 1 if the store had lost the lease that it renews}
---         {"held", host, process, ms since it was heard of}   another owner's lease runs
---         {"stale", epoch, host, process}                     another has taken it since
---         {"junk", key, what stood there, what is right}      see checks.lua
+-- Returns {"ok", epoch, the rows this owner passed last, 1 if the store had lost the lease being renewed}
+--         {"held", host, process, ms since it was last seen}        another owner's lease is valid
+--         {"stale", epoch, host, process}                           another owner has taken it since
+--         {"junk", key, what was found, what is expected}           see checks.lua
 --
--- Times are the store's own clock. The HASH stays when the lease has run out or was given back: it is the fence.
+-- Times are those of the store's clock. The HASH stays after the lease expired or was released, since it is the fence.
 
 local verb, owner, epoch = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local there, junk = lease_of(KEYS[1])
+local there, last_epoch, junk = lease_and_counter(KEYS[1], KEYS[2])
 if junk then
   return junk
 end
-local last_epoch, no_epoch = counter(KEYS[2])
-if no_epoch then
-  return no_epoch
-end
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local now = now_ms()
 
 local same, rows, lost = there.owner == owner, ARGV[7], 0
 local others = there.owner and not same and now < there.until_ms
@@ -38,7 +33,7 @@ elseif verb == 'take' then
 elseif there.epoch > epoch or (there.epoch ~= epoch and others) then
   return {'stale', there.epoch, there.host, there.process}
 elseif there.epoch < epoch then
-  -- The store has lost its data, or a backup of an earlier day was restored: who comes next must come after this one.
+  -- The store lost its data or was restored from an older backup: the next epoch must be above this one.
   lost = 1
   if last_epoch < epoch then
     redis.call('SET', KEYS[2], string.format('%.0f', epoch))

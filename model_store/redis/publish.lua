@@ -1,13 +1,13 @@
--- Make an uploaded version visible, whole, or not at all; a delta only while its parent is there.
+-- Make an uploaded version visible if it is complete; a delta only if its parent exists.
 --
--- KEYS  1 manifest HASH · 2 versions ZSET · 3 the parent's manifest HASH, of a snapshot its own · 4 trainer HASH
+-- KEYS  1 manifest HASH · 2 versions ZSET · 3 the parent's manifest HASH (a snapshot: its own) · 4 trainer HASH
 --       5… chunks, in order
--- ARGV  1 version · 2 publish time (s since 1970) · 3 the content that a delta's parent has, "" for a snapshot
---       4 the writer's epoch, 0 without one · 5… each chunk's bytes, in order · then the manifest's field, value, …
+-- ARGV  1 version · 2 publish time (s since 1970) · 3 the content that a delta's parent must have, "" for a snapshot
+--       4 the writer's epoch, or 0 · 5… each chunk's bytes, in order · then the manifest's field, value, …
 --
--- Returns {"ok"}, or what stands in the way: {"chunk", 0, index, bytes expected, bytes there}, {"orphan"} the parent is
--- gone, {"other", content} the parent is another model, {"fenced", epoch, host, process} another trainer has the model,
--- {"junk", key, what stood there, what is right} (see checks.lua).
+-- Returns {"ok"}, or the obstacle: {"chunk", 0, index, bytes expected, bytes found}; {"orphan"}: the parent is gone;
+-- {"other", content}: the parent has another content; {"fenced", epoch, host, process}: another trainer has the model;
+-- {"junk", key, what was found, what is expected} (see checks.lua).
 
 local epoch = tonumber(ARGV[4])
 if epoch > 0 then

@@ -1,6 +1,6 @@
-"""The name of every key ftrie has in Redis; docs/redis_keys.md says what each holds and how long it lives.
+"""The names of all keys in Redis; docs/redis_keys.md describes their contents and lifetimes.
 
-A model's keys share the hash tag `{model}`, so that one script may touch them all on a cluster.
+A model's keys share the hash tag `{model}`, so that one script may use them all on a cluster.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MODEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 def check_model_name(model: str) -> str:
-    """The name, if it can stand between braces and name a folder. Raises UsageError."""
+    """The name, if it is valid as a hash tag and as a folder's name. Raises UsageError."""
     if not _MODEL_NAME.fullmatch(model) or model in (".", ".."):
         raise UsageError(
             f"got the model name {model!r}; expected 1 to 128 letters, digits, dots, dashes or underscores, "
@@ -51,29 +51,29 @@ class ModelKeys:
         self.guard = self._prefix + "guard"
 
     def manifest(self, version: int) -> str:
-        """The manifest of a version."""
+        """The key of a version's manifest."""
         return f"{self._prefix}version:{version}"
 
     def chunks(self, version: int, count: int) -> list[str]:
-        """The chunks of a version, in order."""
+        """The keys of a version's chunks, in order."""
         return [f"{self._prefix}version:{version}:chunk:{index}" for index in range(count)]
 
     def feedback_id(self, digest: str) -> str:
-        """What stands while an event is known as reported; `digest` is that of its id."""
+        """The key that exists while an event is known as reported; `digest` is that of its id."""
         return f"{self._prefix}feedback:{digest}"
 
     def online(self, minute: int) -> str:
-        """What became of the answers of one minute, counted from 1970 on."""
+        """The key of one minute's outcomes; minutes count from 1970."""
         return f"{self._prefix}online:{minute}"
 
 
 def is_id(record_id: str) -> bool:
-    """Whether a text can be the id of a user, an item or a candidate set."""
+    """True if the text can be the id of a user, an item or a candidate set."""
     return 0 < len(record_id.encode("utf-8", "surrogateescape")) <= MAX_ID_BYTES
 
 
 def record_key(prefix: bytes, record_id: str) -> bytes:
-    """The key of a user, an item or a candidate set. Raises StoreError for an empty or over-long id."""
+    """The key of a user, an item or a candidate set. Raises StoreError if the id is empty or too long."""
     encoded = record_id.encode("utf-8", "surrogateescape")
     if not 0 < len(encoded) <= MAX_ID_BYTES:
         raise StoreError(f"got an id of {len(encoded)} bytes; expected 1 to {MAX_ID_BYTES}")

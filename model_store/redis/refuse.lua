@@ -1,9 +1,9 @@
--- Mark versions as refused, so that nobody serves them unasked; one that is not there stays so.
+-- Mark versions as refused, so that they are served only by force. Versions that do not exist are skipped.
 --
 -- KEYS  the versions' manifest HASHes
 -- ARGV  1 the reason
 --
--- Returns how many were marked. One that was refused before keeps its first reason.
+-- Returns how many were marked. A version that was refused before keeps its first reason.
 
 local marked = 0
 for _, manifest in ipairs(KEYS) do

@@ -1,28 +1,27 @@
-"""Parses what is read from the store: one parser for each family of keys (docs/redis_keys.md).
+"""Parses values read from the store, one function per family of keys (docs/redis_keys.md).
 
-A single value that its key cannot hold raises `UnreadableValue`, which names the key, what stood there and the command
-that repairs it. Members of a collection that cannot be read are left out and reported to an `on_junk` callback, so that
-the others still count. Manifests (`manifest`) and experiments (`experiments`) take their numbers from here.
+An invalid single value raises `UnreadableValue`, which names the key, the value and the command that repairs it.
+Invalid members of a collection are skipped and reported to an `on_junk` callback.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from model_store.bounded import is_integer, json_object
 from model_store.errors import UnreadableValue
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 MOST = 2**53 - 1
-"""Scripts in the store count in doubles: a larger number would be rounded there."""
+"""Lua counts in doubles and would round larger numbers."""
 MOST_COUNTED = 10**12
-"""No version and no epoch is higher: a version a millisecond for thirty years."""
+"""The maximum of versions and epochs: one per millisecond for thirty years."""
 
 Report = Callable[[str], None]
 Record = TypeVar("Record", bound="DataclassInstance")
@@ -34,14 +33,14 @@ _SHOWN_BYTES = 60
 
 
 def silent(text: str) -> None:
-    """The `on_junk` of a reader that has nobody to report to."""
+    """An `on_junk` callback that ignores reports."""
 
 
 # -- numbers
 
 
 def number(value: str | bytes, least: int = 0, most: int = MOST) -> int:
-    """A whole number as every writer writes it: decimal digits, no sign, no leading zero. Raises ValueError."""
+    """An integer as all writers write it: decimal digits, no sign, no leading zero. Raises ValueError."""
     text = value if isinstance(value, str) else value.decode("ascii", "replace")
     if not _NUMBER.fullmatch(text) or not least <= int(text) <= most:
         raise ValueError(f"got {shown(value)}, expected a whole number from {least} to {most}")
@@ -49,28 +48,28 @@ def number(value: str | bytes, least: int = 0, most: int = MOST) -> int:
 
 
 def counter(key: str, value: bytes | None) -> int:
-    """`sequence`, `epoch`, `active_epoch`: 0 where there is no key. Raises UnreadableValue."""
+    """The value of `sequence`, `epoch` or `active_epoch`; 0 if the key is missing. Raises UnreadableValue."""
     return 0 if value is None else _checked(key, value, 0)
 
 
 def version_number(key: str, value: bytes) -> int:
-    """`active`, and whatever else names a version. Raises UnreadableValue."""
+    """A version number, as in `active`. Raises UnreadableValue."""
     return _checked(key, value, 1)
 
 
 def version_numbers(key: str, values: Iterable[bytes], on_junk: Report) -> list[int]:
-    """The members of `versions` and of `history` in their order; what is no version is left out and reported."""
+    """The members of `versions` or `history` in order; invalid ones are skipped and reported."""
     found = []
     for value in values:
         try:
             found.append(version_number(key, value))
         except UnreadableValue as error:
-            on_junk(f"{error}; it is left out")
+            on_junk(f"{error}; it is skipped")
     return found
 
 
 def time_of(seconds: float) -> datetime | None:
-    """A score of `versions`, seconds since 1970; None for one that is no time."""
+    """A score of `versions`, seconds since 1970; None if it is out of range."""
     return datetime.fromtimestamp(seconds, UTC) if 0 < seconds <= _LATEST_S else None
 
 
@@ -85,9 +84,9 @@ def _checked(key: str, value: bytes, least: int) -> int:
 
 
 def record(key: str, found: Mapping[bytes, bytes], defaults: Record, on_junk: Report) -> Record:
-    """A HASH of whole numbers and texts, such as the guard's, as the dataclass `defaults` has them.
+    """A HASH of integers and texts, such as the guard record, with the fields of the dataclass `defaults`.
 
-    A field that is missing or cannot be read has its default; the latter is reported.
+    Missing and invalid fields have their default; invalid ones are reported.
     """
     values: dict[str, Any] = {}
     for each in fields(defaults):
@@ -98,23 +97,23 @@ def record(key: str, found: Mapping[bytes, bytes], defaults: Record, on_junk: Re
             values[each.name] = number(raw) if isinstance(default, int) else raw.decode()
         except ValueError as error:
             why = f"field {each.name}: {error}"
-            on_junk(f"{unreadable(key, why)}; {default!r} is taken in its place")
+            on_junk(f"{unreadable(key, why)}; {default!r} is used instead")
     return replace(defaults, **values)
 
 
 def online_cell(key: str, field: bytes, value: bytes, members: Iterable[str]) -> tuple[int, str, list[int]]:
     """A field of an online HASH: version, variant, and the sums in the order of `members`. Raises UnreadableValue.
 
-    Members that a later ftrie has added are left out.
+    Members added by a later ftrie are ignored.
     """
     name, _, variant = field.decode("utf-8", "surrogateescape").partition(":")
     try:
         version = number(name)
-        sums = json.loads(value)
+        sums = json_object(value)
         numbers = [sums[each] for each in members]
-        if not all(type(each) is int for each in numbers):
-            raise ValueError("a sum is no whole number")
-    except (KeyError, RecursionError, TypeError, ValueError):
+        if not all(map(is_integer, numbers)):
+            raise ValueError("a sum is not an integer")
+    except (KeyError, ValueError):
         expected = "expected VERSION:VARIANT and sums as docs/redis_keys.md has them"
         why = f"field {shown(field)}: got {shown(value)}, {expected}"
         raise unreadable(key, why) from None
@@ -125,7 +124,7 @@ def online_cell(key: str, field: bytes, value: bytes, members: Iterable[str]) ->
 
 
 def unreadable(key: str, why: str) -> UnreadableValue:
-    """The error for a key that holds what it should not; `why` says what stood there and what is right."""
+    """The error for a key with an invalid value; `why` names the value and what is expected."""
     return UnreadableValue(f"{key}: {why}; {cure(key)} repairs it")
 
 
@@ -136,7 +135,7 @@ def cure(key: str) -> str:
 
 
 def shown(value: str | bytes) -> str:
-    """The beginning of a stored value, for a message."""
+    """The beginning of a value, for a message."""
     head = repr(value[:_SHOWN_BYTES])
     head = head.removeprefix("b")
     return head if len(value) <= _SHOWN_BYTES else f"{head}… ({len(value):,} bytes)"

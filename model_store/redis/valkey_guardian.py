@@ -1,12 +1,12 @@
-"""The parent process of an embedded Valkey: ends it when nobody uses it any more, also after a `kill -9` of its users.
+"""The parent process of an embedded Valkey: stops it when no process uses it any more, even after a `kill -9`.
 
 Run as a script, in a session of its own: `python -I -S valkey_guardian.py DIR SECONDS SERVER_COMMAND…`. Every SECONDS
-it looks whether a process still holds `users.lock` in DIR. If none does, it ends the server as the last user would have
-done: holding `start.lock`, so that a process that joins at this moment waits, and then starts a new server. If DIR or
-what was in it is gone, the server is killed: what it acknowledged is in its files, and a clean shutdown would remove
-the socket of a successor in a new DIR. The guardian ends with its server, and inherits and holds `server.lock`.
+it checks whether a process still holds `users.lock` in DIR. If none does, it stops the server as the last user would
+have: holding `start.lock`, so that a joining process waits and then starts a new server. If DIR or its contents were
+removed, the server is killed: acknowledged writes are in its files, and a clean shutdown would remove the socket of a
+successor in a new DIR. The guardian ends with its server, and inherits and holds `server.lock`.
 
-It imports only the standard library, and of that little: it takes 10 MB and starts in 20 ms.
+It imports little of the standard library and nothing else: it takes 10 MB and starts in 20 ms.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STOP_TIMEOUT_S = 60.0
 def main(home: str, interval_s: float, command: list[str]) -> NoReturn:
     """Start the server and return when it has ended."""
     if os.fork():
-        os._exit(0)  # whoever started us has no child to wait for
+        os._exit(0)  # the starting process need not wait for a child
     os.umask(0o077)
     users_fd = os.open(os.path.join(home, "users.lock"), os.O_RDWR)
     ended, alive = os.pipe()
@@ -52,7 +52,7 @@ def _end_if_unused(home: str, users_fd: int, server: int, ended: int) -> None:
     try:
         start_fd = os.open(os.path.join(home, "start.lock"), os.O_RDWR)
     except OSError:
-        return  # someone removes the folder
+        return  # the folder is being removed
     try:
         fcntl.flock(start_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fcntl.flock(users_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,7 +62,7 @@ def _end_if_unused(home: str, users_fd: int, server: int, ended: int) -> None:
             os.kill(server, signal.SIGKILL)
             _readable(ended, STOP_TIMEOUT_S)
     except BlockingIOError:
-        pass  # it is used, or being started or stopped
+        pass  # in use, or being started or stopped
     finally:
         os.close(start_fd)
 

@@ -1,7 +1,7 @@
-"""A spec for a model that comes without one: its fields and crosses, read off its keys.
+"""Infers a spec for an imported model without one: fields and crosses from its keys.
 
-Keys do not say on which side a field stands, so every field is the request's (context). Only whole keys, which no
-field names, may come with users and items as well. Nothing here reads files.
+Keys do not tell a field's side, so every field gets the side context. Raw keys, which name no field, may come with
+users and items as well.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ ITEM_RAW = "item_raw"
 def infer_spec(model: str, keys: Iterable[bytes]) -> ModelSpec:
     """Infer the spec of a model from its keys. O(keys).
 
-    `field=value` gives a category, `field=` alone a real number, `a*b=va*vb` a cross of 2 to 4 fields; any
-    other key makes three fields whose values are whole keys, each of which a log may lack: `raw` of the context,
-    `user_raw` of the user, `item_raw` of the items.
+    `field=value` gives a category, `field=` alone a real number, `a*b=va*vb` a cross of 2 to 4 fields. Any other key
+    adds three optional fields of raw keys: `raw` of the context, `user_raw` of the user, `item_raw` of the item.
     """
     seen = _Seen()
     for key in keys:
@@ -43,7 +42,7 @@ def infer_spec(model: str, keys: Iterable[bytes]) -> ModelSpec:
 
 
 class _Seen:
-    """What the keys so far have shown."""
+    """The fields and crosses found in the keys so far."""
 
     def __init__(self) -> None:
         self.fields: dict[str, bool] = {}  # name → has a key with a value
@@ -53,7 +52,7 @@ class _Seen:
 
     def add(self, key: bytes) -> None:
         head, _, values = key.partition(b"=")
-        # Most keys are one more value of a head that is known; only the others are taken apart.
+        # Most keys are another value of a known head; only the others are parsed.
         if self._stars.get(head) != values.count(b"*") or not _is_plain(values):
             self._learn(key, head)
 

@@ -1,9 +1,9 @@
-"""The key grammar: how names and values become the bytes of a key, and how those bytes are read again.
+"""The key grammar: how names and values become the bytes of a key, and how keys are parsed.
 
     bias                       always on
     field=value                a field's value
     a*b=va*vb                  a cross; the request's half first
-    anything else              a raw key, made elsewhere, untouched
+    anything else              a raw key, made elsewhere and used unchanged
 
 `*`, `=` and `%` in names and values are percent-escaped, so two different features never share a key.
 """
@@ -22,14 +22,14 @@ _ESCAPED = re.compile(rb"(?:[^%*=]|%25|%2A|%3D)+", re.DOTALL)
 
 
 class ParsedKey(NamedTuple):
-    """A key taken apart: unescaped field names, and the value of each."""
+    """A parsed key: unescaped field names and values."""
 
     fields: tuple[str, ...]
     values: tuple[bytes, ...]
 
 
 def escape(text: bytes) -> bytes:
-    """Percent-escape `%`, `*` and `=`; every other byte stands for itself."""
+    """Percent-escape `%`, `*` and `=`."""
     if _SPECIAL.search(text) is None:
         return text
     for plain, escaped in ESCAPES:
@@ -38,19 +38,19 @@ def escape(text: bytes) -> bytes:
 
 
 def unescape(text: bytes) -> bytes:
-    """Undo `escape`."""
+    """The inverse of `escape`."""
     for plain, escaped in reversed(ESCAPES):
         text = text.replace(escaped, plain)
     return text
 
 
 def prefix_of(names: Sequence[str]) -> bytes:
-    """The bytes that every key of this field or cross begins with: `age=`, `age*brand=`."""
+    """The prefix of every key of this field or cross: `age=`, `age*brand=`."""
     return b"*".join(escape(name.encode()) for name in names) + b"="
 
 
 def parse_key(key: bytes) -> ParsedKey | None:
-    """Take a key apart, or None where it does not follow the grammar (a raw key, or `bias`)."""
+    """Parse a key; None if it does not follow the grammar (a raw key, or `bias`)."""
     names, equals, values = key.partition(b"=")
     name_parts, value_parts = names.split(b"*"), values.split(b"*")
     if not equals or len(name_parts) != len(value_parts):

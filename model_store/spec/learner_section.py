@@ -1,6 +1,6 @@
-"""The `[learner]` and `[rules]` sections of a spec: what may be combined with what. How it is done is the trainer's.
+"""The `[learner]` and `[rules]` sections of a spec: parameters, and which may be combined.
 
-Sources of the rules: `../docs/learners.md` names the papers; an error says what a combination would need.
+docs/learners.md names the papers behind the rules; an error says what a combination would need.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ REGULARIZERS: dict[str, tuple[str, ...]] = {
 
 
 class Inclusion(Section):
-    """When a key that is not in the model may enter it (the paper, section 4.1).
+    """When a key may enter the model (the paper, section 4.1).
 
-    poisson: with probability `p` at each occurrence. bloom: at its `count`-th occurrence, told by a counting Bloom
-    filter with room for `keys` distinct keys, of which a share of at most `false_positives` enters earlier.
+    poisson: with probability `p` at each occurrence. bloom: at its `count`-th occurrence, by a counting Bloom filter
+    sized for `keys` distinct keys, of which at most the fraction `false_positives` enters earlier.
     """
 
     kind: Literal["none", "poisson", "bloom"] = "none"
@@ -66,13 +66,13 @@ class Inclusion(Section):
 
 
 class Subsample(Section):
-    """Which share of the requests without a click is learned from (the paper, section 4.6)."""
+    """The fraction of requests without a click to learn from (the paper, section 4.6)."""
 
     unclicked: float = Field(gt=0, le=1)
 
 
 class Rule(Section):
-    """What holds for the keys with a prefix instead of what `[learner]` says; the longest prefix wins."""
+    """Overrides of `[learner]` for the keys with a prefix; the longest prefix wins."""
 
     inclusion: Inclusion | None = None
     l1: Penalty | None = None
@@ -81,8 +81,8 @@ class Rule(Section):
 class LearnerSection(Section):
     """The learner and its parameters, named as in the papers.
 
-    `rate_scale` and `rate_decay` are the other form of the rate, eta = rate_scale / (1 + rate_decay sqrt(n)): alpha is
-    rate_scale / rate_decay, and beta is 1 / rate_decay. `rate` and `l1` left out depend on the algorithm.
+    `rate_scale` and `rate_decay` are another form of the rate, eta = rate_scale / (1 + rate_decay sqrt(n)): alpha is
+    rate_scale / rate_decay, and beta is 1 / rate_decay. The defaults of `rate` and `l1` depend on the algorithm.
     """
 
     algorithm: Algorithm = "ftrl"
@@ -101,21 +101,21 @@ class LearnerSection(Section):
     seed: int = Field(default=1, ge=0, lt=2**63)
 
     def takes(self, regularizer: str) -> bool:
-        """Whether the algorithm knows this regularizer, l1 or l2."""
+        """Whether the algorithm has this regularizer, l1 or l2."""
         return regularizer in REGULARIZERS[self.algorithm]
 
     @property
     def ttl_rows(self) -> int | None:
-        """Time to live as a number of rows, if it is one."""
+        """Time to live as a number of rows, or None."""
         return self.ttl if isinstance(self.ttl, int) else None
 
     @property
     def ttl_seconds(self) -> int | None:
-        """Time to live as a span of the log's own time, if it is one."""
+        """Time to live in seconds of the log's timestamps, or None."""
         return seconds_of(self.ttl) if isinstance(self.ttl, str) else None
 
     def check_first_rate(self, beta: float, l2: float) -> None:
-        """Raise ValueError unless a key begins at a finite rate with this beta and l2, the learner's or a variant's."""
+        """Raise ValueError unless the first rate of a key is finite with this beta and l2."""
         if beta > 0 or self.rate == "global":
             return
         if self.precision == "q2.13":
@@ -141,7 +141,7 @@ class LearnerSection(Section):
         data = dict(data)
         scale, decay = data.pop("rate_scale", None), data.pop("rate_decay", None)
         if scale is None or decay is None or {"alpha", "beta"} & data.keys():
-            raise ValueError("give either alpha and beta, or rate_scale and rate_decay, both of the pair")
+            raise ValueError("give either alpha and beta, or rate_scale and rate_decay, and both of the pair")
         if not all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in (scale, decay)):
             raise ValueError(f"rate_scale and rate_decay must be numbers > 0, got {scale!r} and {decay!r}")
         return data | {"alpha": scale / decay, "beta": 1.0 / decay}
@@ -165,7 +165,7 @@ class LearnerSection(Section):
         truncates = self.algorithm in ("truncation", "truncated_gradient")
         if truncates and self.theta is None:
             raise ValueError(
-                f'algorithm = "{self.algorithm}" needs theta, the size up to which weights are cut'
+                f'algorithm = "{self.algorithm}" needs theta, the size up to which weights are truncated'
             )
         if not truncates and (self.k, self.theta) != (1, None):
             raise ValueError(
@@ -187,8 +187,9 @@ class LearnerSection(Section):
             )
         if (self.algorithm, self.rate, self.precision) == ("fobos", "global", "q2.13"):
             raise ValueError(
-                'precision = "q2.13" does not fit algorithm = "fobos" with rate = "global", which keeps a weight '
-                'divided by all its shrinking, beyond the range of 16 bits; take another rate, or precision = "f64"'
+                'precision = "q2.13" does not fit algorithm = "fobos" with rate = "global", which keeps weights '
+                "divided by their accumulated shrinkage, beyond the range of 16 bits; use another rate, or "
+                'precision = "f64"'
             )
         return self
 

@@ -1,4 +1,4 @@
-"""The sections of a model spec: what each key may hold. How they make a whole is in `model_store.spec.spec`."""
+"""The sections of a model spec: keys, their types and limits. `spec.spec.ModelSpec` combines and checks them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_CROSS_FIELDS = 4
 Side = Literal["user", "item", "context"]
 Kind = Literal["category", "set", "number", "time", "raw"]
 TimePart = Literal["minute", "hour", "day", "weekday", "month"]
-# Within these bounds no rate, weight or sum of a learner leaves the doubles, whatever the log (`values.LARGEST_REAL`).
+# Within these bounds no rate, weight or sum of a learner overflows, for any log (see `values.LARGEST_REAL`).
 SMALLEST_RATE, LARGEST_RATE, LARGEST_PENALTY = 1e-12, 1e12, 1e24
 
 
@@ -39,13 +39,13 @@ Penalty = Annotated[float, Field(ge=0, le=LARGEST_PENALTY, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
-    """A frozen part of a spec that refuses keys it does not know."""
+    """A frozen part of a spec that rejects unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
 class ModelSection(Section):
-    """What the model is called."""
+    """The model's name."""
 
     name: Annotated[str, AfterValidator(_model_name)]
 
@@ -63,13 +63,13 @@ class InputSection(Section):
 
     @property
     def named_columns(self) -> tuple[str, ...]:
-        """The columns this section names, `ignore` not among them."""
+        """The columns this section names, without `ignore`."""
         names = (self.label, self.weight, self.timestamp, self.request, self.cookie, self.item)
         return tuple(name for name in names if name is not None)
 
 
 class FieldSpec(Section):
-    """One field. `side` says whether its value comes with the user, the item or the request's context."""
+    """One field. `side`: whether its value comes with the user, the item or the request's context."""
 
     side: Side = "context"
     kind: Kind = "category"
@@ -96,7 +96,7 @@ class FieldSpec(Section):
 
 
 class Cross(Section):
-    """Fields whose values count together: one key for each combination."""
+    """A conjunction of fields: one key for each combination of their values."""
 
     fields: tuple[str, ...] = Field(min_length=2, max_length=MAX_CROSS_FIELDS)
 
@@ -108,9 +108,9 @@ class Cross(Section):
 
 
 class Variant(Section):
-    """A subset of the model: all features but those in `without` (fields, or crosses written `a*b`).
+    """A subset of the model: all features except those in `without` (fields, or crosses written `a*b`).
 
-    With `values = "per_variant"` a variant may have parameters of its own; None stands for those of `[learner]`.
+    With `values = "per_variant"` a variant may have its own parameters; None means those of `[learner]`.
     """
 
     share: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
@@ -128,9 +128,9 @@ class Variant(Section):
 
 
 class CalibrationSection(Section):
-    """How predictions are brought to the click rates that came (the paper, section 7): see `docs/calibration.md`.
+    """How predictions are corrected to observed click rates (the paper, section 7; docs/calibration.md).
 
-    `by` names a field of the user's or the context's side; each of its values with enough examples has its own curve.
+    `by` names a field of the user's or the context's side; each value with enough examples gets its own curve.
     """
 
     kind: Literal["none", "power", "isotonic"] = "none"
@@ -143,23 +143,16 @@ class CalibrationSection(Section):
         return self
 
 
-# --- Spans of time as a spec writes them: a whole number and a unit, such as "30d", "12h", "90m", "45s" ---
-
-
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"([0-9]{1,12})([smhd])")
 
 
 def seconds_of(text: str) -> int:
-    """How many seconds a span is. Raises ValueError."""
+    """The seconds of a time span such as "30d", "12h", "90m", "45s". Raises ValueError."""
     found = _DURATION.fullmatch(text)
     if found is None:
         raise ValueError(f'got {text!r}; expected a time such as "30d", "12h", "90m", "45s"')
     return int(found[1]) * _UNITS_S[found[2]]
-
-
-# --- `[guard]` of a model spec: what a version must be like to be served. docs/guard.md says how it is judged
-# ---
 
 
 MOST_EXAMPLES = 100_000_000
@@ -176,7 +169,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _checked_band(value: Any) -> Any:
-    """A band, or "off": checked whole, so that an error speaks of bands and not of tuples."""
+    """A band or "off", checked as a whole, so that an error names a band, not a tuple."""
     if value == OFF:
         return value
     numbers = isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_number, value))
@@ -187,7 +180,7 @@ def _checked_band(value: Any) -> Any:
 
 def _checked_bound(value: Any) -> Any:
     if value != OFF and (not _is_number(value) or value < 0.0):
-        raise ValueError(f'got {value!r}; expected a number from 0 up, or "off"')
+        raise ValueError(f'got {value!r}; expected a number >= 0, or "off"')
     return value
 
 
@@ -197,9 +190,9 @@ Time = Annotated[str, AfterValidator(_is_time)]
 
 
 class GuardSection(Section):
-    """Bounds. Without the section nothing is judged; with it, even an empty one, every version is.
+    """Bounds that a version must meet to be activated (docs/guard.md). Without the section nothing is checked.
 
-    A bound that is "off" is not looked at. examples, min_examples and online_clicks are counts; cooldown a time.
+    A bound that is "off" is not checked. examples, min_examples and online_clicks are counts; cooldown is a time span.
     """
 
     examples: int = Field(default=10_000, ge=100, le=MOST_EXAMPLES)
@@ -223,31 +216,30 @@ class GuardSection(Section):
 
     @property
     def cooldown_s(self) -> int:
-        """How long after a rollback no version is activated, in seconds."""
+        """Seconds after a rollback during which no version is activated."""
         return seconds_of(self.cooldown)
-
-
-# --- `[join]` of a model spec: how impressions and clicks become examples. docs/join.md says what becomes of
-# which ---
 
 
 LONGEST_S = 366 * 86_400
 MOST_PENDING = 100_000_000
 
 
-def _is_time_join_section(text: str) -> str:
+def _is_short_span(text: str) -> str:
     if seconds_of(text) > LONGEST_S:
         raise ValueError(f'got {text!r}; expected at most "366d"')
     return text
 
 
-class JoinSection(Section):
-    """Without the section the defaults hold. max_pending is a number of requests, the others but two are times."""
+ShortTime = Annotated[str, AfterValidator(_is_short_span)]
 
-    window: Time = "10m"
-    lateness: Time = "5s"
+
+class JoinSection(Section):
+    """How impressions and clicks are joined into examples (docs/join.md). Without the section the defaults apply."""
+
+    window: ShortTime = "10m"
+    lateness: ShortTime = "5s"
     late: Literal["count", "correct"] = "count"
-    late_within: Time = "1h"
+    late_within: ShortTime = "1h"
     positive: Literal["click", "conversion"] = "click"
     max_pending: int = Field(default=2_000_000, ge=1, le=MOST_PENDING)
     unknown_items: Literal["skip", "learn"] = "skip"
@@ -260,15 +252,15 @@ class JoinSection(Section):
 
     @property
     def window_us(self) -> int:
-        """How long after an impression its feedback counts, in microseconds."""
+        """Time after an impression in which its feedback counts, in microseconds."""
         return seconds_of(self.window) * 1_000_000
 
     @property
     def lateness_us(self) -> int:
-        """How far events may come out of order, in microseconds."""
+        """How late events may arrive out of order, in microseconds."""
         return seconds_of(self.lateness) * 1_000_000
 
     @property
     def late_within_us(self) -> int:
-        """How long a closed request is remembered, in microseconds."""
+        """How long a closed request is kept, in microseconds."""
         return seconds_of(self.late_within) * 1_000_000

@@ -1,6 +1,6 @@
-"""The model spec: which columns are features, which variants there are, how they learn. Read from TOML, kept as JSON.
+"""The model spec: which columns are features, which variants there are, how they learn. Read from TOML, stored as JSON.
 
-This file knows the shape of a spec and nothing of data or keys. `resolve` is where a spec meets the columns of a log.
+`parse_spec` and `load_spec` check a spec; `ModelSpec.resolve` adapts it to the columns of a log.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MEMBERS_CAME_LATER = (("join", "unknown_items"),)
 
 
 class ModelSpec(Section):
-    """A whole spec. Frozen; `resolve` returns a copy whose fields are all named."""
+    """A model spec. Frozen; `resolve` returns a copy in which every field is named."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ignored_types=(cached_property,))
 
@@ -99,7 +99,7 @@ class ModelSpec(Section):
     def _ttl_has_a_clock(self) -> Self:
         if self.learner.ttl_seconds is not None and self.input.timestamp is None:
             raise ValueError(
-                f"learner.ttl: {self.learner.ttl!r} is a time, and the log's is not named: set input.timestamp"
+                f"learner.ttl: {self.learner.ttl!r} is a time span and needs the log's timestamps: set input.timestamp"
             )
         return self
 
@@ -113,11 +113,11 @@ class ModelSpec(Section):
     def resolve(self, columns: Sequence[str], kinds: Mapping[str, str | None] = _CATEGORIES) -> ModelSpec:
         """Return this spec with every field named, checked against the log's `columns`.
 
-        Without [fields] every free column is a field: a category, or of the kind that `kinds` has for it; where that is
-        None, it is no field. A column of the kind WEIGHT is the weight, unless the spec names or ignores one.
+        Without [fields] every free column is a field: a category, or of its kind in `kinds`; None there means no field.
+        A column of kind WEIGHT is the weight, unless the spec names or ignores one.
 
-        Raises SpecError naming a missing column and listing those there are. An optional field may be missing: it
-        stays in the spec, and no example has a value of it.
+        Raises SpecError naming a missing column and listing those that exist. An optional field may be missing: it
+        stays in the spec, without values.
         """
         fields = dict(self.fields) or {
             name: FieldSpec.model_validate({"kind": kind})
@@ -132,25 +132,23 @@ class ModelSpec(Section):
                     f"{name}: no column {column!r} in the log; it has: {', '.join(columns)}{hint}"
                 )
         if not fields:
-            raise SpecError(
-                f"no feature is left: every column is named by [input]; columns: {', '.join(columns)}"
-            )
+            raise SpecError(f"no feature left: [input] names every column; columns: {', '.join(columns)}")
         section = self.input.model_copy(update={"weight": self._weight(kinds)})
         resolved = self.model_copy(update={"fields": fields, "input": section})
         check_crosses(resolved)
         check_calibration(resolved)
         return resolved
 
-    def doubts(self) -> tuple[str, ...]:
-        """What is allowed and seldom meant, as sentences for the user."""
+    def warnings(self) -> tuple[str, ...]:
+        """Messages about settings that are allowed but rarely intended."""
         real = [
             name for name, field in self.fields.items() if field.kind == "number" and field.bucket is None
         ]
         if not real or self.learner.rate != "counts":
             return ()
         return (
-            f'learner.rate = "counts" takes every x as 1, and fields.{real[0]} is a real number, whose rate has '
-            'the wrong size; give the field bucket = "log", or use rate = "gradients"',
+            f'learner.rate = "counts" treats every x as 1, but fields.{real[0]} is a real number, so its rate has '
+            'the wrong scale; give the field bucket = "log", or use rate = "gradients"',
         )
 
     def wanted_columns(self) -> tuple[str, ...]:
@@ -182,9 +180,10 @@ class ModelSpec(Section):
             yield f"fields.{name}", field.column or name
 
     def to_json(self) -> str:
-        """Canonical JSON: the same spec gives the same text, so that its hash names it.
+        """Canonical JSON: the same spec gives the same text, hence the same hash.
 
-        Sections and members that came later stand there only where they say something: older specs keep their hash.
+        Sections and members added later are included only if they differ from their default, so that the hashes of
+        older specs do not change.
         """
         document = self.model_dump(mode="json")
         for name in _CAME_LATER:
@@ -198,7 +197,7 @@ class ModelSpec(Section):
         return json.dumps(document, separators=(",", ":"), sort_keys=False)
 
     def without_guard(self) -> ModelSpec:
-        """What is learned, apart from what is then judged."""
+        """This spec without the guard section, which does not affect learning."""
         return self.model_copy(update={"guard": None})
 
     @cached_property
@@ -227,11 +226,11 @@ def _join_hint(name: str, fields: Mapping[str, FieldSpec]) -> str:
     field = fields.get(name.removeprefix("fields."))
     if field is None or field.side == "context":
         return ""
-    return f" (columns of {field.side}s may come from a file of their own: --{field.side}s FILE)"
+    return f" (columns of {field.side}s may come from a separate file: --{field.side}s FILE)"
 
 
 def cross_called(name: str, crosses: Sequence[Cross]) -> frozenset[str] | None:
-    """The fields of the cross written `a*b`, in any order, or None. A `*` may also be part of a field's name."""
+    """The fields of the cross written `a*b`, in any order, or None. Field names may contain `*` too."""
     for cross in crosses:
         if any("*".join(order) == name for order in permutations(cross.fields)):
             return frozenset(cross.fields)
@@ -239,7 +238,7 @@ def cross_called(name: str, crosses: Sequence[Cross]) -> frozenset[str] | None:
 
 
 def check_crosses(spec: ModelSpec) -> None:
-    """Raise SpecError unless crosses and `without` lists name things the spec has, each cross once."""
+    """Raise SpecError unless crosses and `without` lists name existing fields and crosses, each cross once."""
     seen: set[frozenset[str]] = set()
     for index, cross in enumerate(spec.crosses):
         for name in cross.fields:
@@ -248,20 +247,20 @@ def check_crosses(spec: ModelSpec) -> None:
             if spec.fields[name].kind == "raw":
                 raise SpecError(f'crosses[{index}]: {name!r} is of kind "raw"; raw keys cannot be crossed')
         if frozenset(cross.fields) in seen:
-            raise SpecError(f"crosses[{index}]: {'*'.join(cross.fields)} is there twice")
+            raise SpecError(f"crosses[{index}]: {'*'.join(cross.fields)} occurs twice")
         seen.add(frozenset(cross.fields))
     for variant, section in spec.variants.items():
         for name in section.without:
             if name not in spec.fields and cross_called(name, spec.crosses) is None:
                 raise SpecError(
-                    f"variants.{variant}.without: {name!r} is no field and no cross; "
+                    f"variants.{variant}.without: {name!r} is neither a field nor a cross; "
                     f"fields: {', '.join(spec.fields)}; crosses: "
                     f"{', '.join('*'.join(c.fields) for c in spec.crosses) or 'none'}"
                 )
 
 
 def check_calibration(spec: ModelSpec) -> None:
-    """Raise SpecError unless `calibration.by` is a field with one value at most, the same for a request's items."""
+    """Raise SpecError unless `calibration.by` is a single-valued field of the request."""
     by = spec.calibration.by
     if by is None:
         return
@@ -279,7 +278,7 @@ def check_calibration(spec: ModelSpec) -> None:
 
 
 def parse_spec(text: str, source: str = "spec") -> ModelSpec:
-    """Parse a spec from TOML text. Raises SpecError naming the key, what stood there, and what is allowed."""
+    """Parse a spec from TOML text. Raises SpecError naming the key, its value, and what is allowed."""
     try:
         document = toml_document(text)
     except ValueError as error:
@@ -288,7 +287,7 @@ def parse_spec(text: str, source: str = "spec") -> ModelSpec:
 
 
 def spec_from_json(text: str, source: str = "spec") -> ModelSpec:
-    """Read back what `ModelSpec.to_json` wrote. Raises SpecError."""
+    """Read what `ModelSpec.to_json` wrote. Raises SpecError."""
     try:
         document = json_value(text)
     except ValueError as error:
@@ -303,7 +302,7 @@ def load_spec(path: str | Path) -> ModelSpec:
     except OSError as error:
         raise SpecError(f"cannot read the spec {str(path)!r}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise SpecError(f"{path}: a spec is UTF-8 text; byte {error.start} is not") from None
+        raise SpecError(f"{path}: expected UTF-8; byte {error.start} is not") from None
     return parse_spec(text, str(path))
 
 

@@ -1,8 +1,7 @@
-"""The dead-letter stream of a model: events that could not be learned from, with the reason. Writing and listing.
+"""A model's dead-letter stream: events that could not be learned from, with the reason.
 
-Each letter has a number of its writer's own, and an entry's id is that number: a letter that is written again, after a
-crash or a call without an answer, is there already. Numbers only grow; a trainer that begins anew, without its
-checkpoint, begins behind the last one (`last`).
+The writer numbers letters, and an entry's id is that number, so that a letter written again, after a crash or a missing
+answer, is a duplicate. Numbers only grow; a trainer that starts without its checkpoint continues after `last`.
 """
 
 from __future__ import annotations
@@ -15,17 +14,18 @@ from redis.exceptions import RedisError, ResponseError
 
 from model_store.redis.connection import StoreConnection
 from model_store.redis.redis_keys import ModelKeys
+from model_store.streams.event_streams import EventStream
 
 KEPT = 10_000
-"""Entries the stream keeps, about."""
+"""Approximate length of the stream."""
 JSON_BYTES = 64 << 10
-"""Of an event as much is kept."""
+"""How much of an event is kept."""
 _THERE_ALREADY = "equal or smaller"
 
 
 @dataclass(frozen=True)
 class Letter:
-    """An event that could not be learned from: where it came from, its place there, why not, and its bytes."""
+    """An event that could not be learned from: its source, its place there, the reason, and its bytes."""
 
     source: str
     place: str
@@ -34,7 +34,7 @@ class Letter:
 
 
 class DeadLetters:
-    """One model's dead letters. Every method raises StoreUnavailable, or StoreError where the store refuses."""
+    """One model's dead letters. Every method raises StoreUnavailable, or StoreError if the store refuses."""
 
     def __init__(self, connection: StoreConnection, model: str) -> None:
         self._store = connection
@@ -42,7 +42,7 @@ class DeadLetters:
         self.key = ModelKeys(model).dead
 
     def add(self, number: int, letters: Sequence[Letter]) -> None:
-        """Write letters `number`, `number` + 1, …, from 1 on; those that are there already change nothing."""
+        """Write letters `number`, `number` + 1, … (from 1); existing ones are not changed."""
         with self._store.answers(self.key), self._client.pipeline(transaction=False) as pipe:
             for place, letter in enumerate(letters):
                 pipe.execute_command(
@@ -53,9 +53,7 @@ class DeadLetters:
                     raise answer
 
     def last(self) -> int:
-        """The highest number that was ever written, 0 if none was."""
-        from model_store.streams.event_streams import EventStream
-
+        """The highest number ever written, or 0."""
         return EventStream(self._store, self.key).info().last_id[0]
 
     def latest(self, count: int) -> Iterator[tuple[int, Letter]]:

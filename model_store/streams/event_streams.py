@@ -1,7 +1,7 @@
-"""Streams of events: impressions and feedback on their way to the trainer. Appending, reading on, trimming.
+"""Streams of events, impressions and feedback: appending, reading, trimming.
 
-An entry holds one event as JSON in its field `json`, or, of feedback that another system writes, one field a member.
-docs/events.md has the events' form; nothing here knows what they mean.
+An entry holds one event as JSON in its field `json`; feedback of other systems may have one field per member instead.
+docs/events.md describes the events.
 """
 
 from __future__ import annotations
@@ -22,29 +22,28 @@ from model_store.redis.connection import StoreConnection
 from model_store.redis.stored_values import unreadable
 
 LENGTH = 1_000_000
-"""Entries that a stream keeps, about, unless its writer says otherwise."""
+"""Default length of a stream, approximate."""
 AGE_S = 86_400.0
 TRIM_EVERY_S = 5.0
 JSON_FIELD = b"json"
 
 EntryId = tuple[int, int]
-"""Milliseconds since 1970 by the store's clock, and a number within these. (0, 0) stands before every entry."""
+"""Milliseconds since 1970 by the store's clock, and a sequence number. (0, 0) precedes every entry."""
 
 _NUMBER = re.compile(rb"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _NUMBERS = (b"ts", b"value")
-"""Flat fields that are numbers where they look like one; all others are text."""
+"""Flat fields that become numbers if they look like one; all others are text."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """Entries in the order of their ids, and what the stream was like when they were read.
+    """Entries in id order, and the state of the stream when they were read.
 
-    ids: int64[n, 2], milliseconds and number. payloads: n times one event as JSON on one line. now_us: the store's
-    clock, taken before, in whole milliseconds: every entry whose milliseconds x 1000 are below it was there already.
-    first_id: the oldest entry there is, None of an empty stream. removed: how many entries were deleted since the
-    stream began, the oldest first: a reader that has counted fewer has missed the difference. None where the store
-    does not tell (before Redis 7); nor then of added, the entries ever added. last_id: of the last entry that was ever
-    added; it falls if the stream was deleted, or lost entries in a failover.
+    ids: int64[n, 2], milliseconds and sequence number. payloads: n events, each JSON on one line. now_us: the store's
+    clock before reading, in whole milliseconds; every entry with milliseconds x 1000 below it existed then. first_id:
+    the oldest entry, None if the stream is empty. removed: how many entries were deleted so far, oldest first; a
+    reader that counted fewer has missed the difference. added: entries ever added. Both are None before Redis 7.
+    last_id: of the last entry ever added; it decreases if the stream was deleted or lost entries in a failover.
     """
 
     ids: npt.NDArray[np.int64]
@@ -60,7 +59,7 @@ class Read:
 
 
 class StreamInfo(NamedTuple):
-    """What a stream is like now. added: entries ever added; None where the store does not tell (before Redis 7)."""
+    """The state of a stream. added: entries ever added, None before Redis 7."""
 
     length: int
     first_id: EntryId | None
@@ -69,10 +68,10 @@ class StreamInfo(NamedTuple):
 
 
 class EventStream:
-    """One stream. Every method raises StoreUnavailable if the store does not answer, StoreError where it refuses.
+    """One stream. Every method raises StoreUnavailable if the store does not answer, StoreError if it refuses.
 
-    length: how many entries are kept, about; age_s: how old one may become. Both bind those that this object appends;
-    other writers have limits of their own. Thread safety: all methods, any thread.
+    length: approximate number of entries kept; age_s: their maximum age. `append` enforces both; other writers have
+    their own limits. Thread safety: all methods, any thread.
     """
 
     def __init__(
@@ -86,9 +85,9 @@ class EventStream:
         self._trimmed_s = -TRIM_EVERY_S
 
     def append(self, payloads: Sequence[bytes]) -> int:
-        """Add events, each one JSON object; returns how many. All of them or none, but where no answer comes.
+        """Add events, one JSON object each, atomically; returns their number.
 
-        One round trip, and another every few seconds; O(n). Who tries again after StoreUnavailable may add them twice.
+        One round trip, and another every few seconds; O(n). Retrying after StoreUnavailable may add them twice.
         """
         if not payloads:
             return 0
@@ -101,12 +100,12 @@ class EventStream:
         return len(payloads)
 
     def read(self, after: EntryId, count: int) -> Read:
-        """At most `count` entries behind `after`, without waiting for any. One round trip, O(count)."""
-        behind = f"({after[0]}-{after[1]}"
+        """At most `count` entries after `after`, without waiting. One round trip, O(count)."""
+        beyond = f"({after[0]}-{after[1]}"
         with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
             pipe.execute_command("TIME")
             pipe.execute_command("XINFO STREAM", self.key)
-            pipe.execute_command("XRANGE", self.key, behind, "+", "COUNT", count)
+            pipe.execute_command("XRANGE", self.key, beyond, "+", "COUNT", count)
             (seconds, micros), about, entries = _checked(self.key, pipe.execute(raise_on_error=False))
         info = _info(about)
         return Read(
@@ -120,7 +119,7 @@ class EventStream:
         )
 
     def info(self) -> StreamInfo:
-        """What the stream is like now. One round trip."""
+        """The present state. One round trip."""
         with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
             pipe.execute_command("XINFO STREAM", self.key)
             return _info(_checked(self.key, pipe.execute(raise_on_error=False))[0])
@@ -133,19 +132,19 @@ class EventStream:
         return True
 
     def _oldest_ms(self) -> int:
-        """Entries before this time are too old, by the clock that gave them their ids: the store's."""
+        """The oldest time to keep, by the store's clock, which also makes the ids."""
         seconds, micros = self._client.time()
         return max(0, int((seconds + micros / 1e6 - self.age_s) * 1000))
 
 
 def entry_id(text: bytes) -> EntryId:
-    """An id as the store writes it."""
+    """Parse an entry id."""
     milliseconds, _, number = text.partition(b"-")
     return int(milliseconds), int(number)
 
 
 def _checked(key: str, answers: list[Any]) -> list[Any]:
-    """The answers; None for one about a stream that is not there. Raises UnreadableValue for another type."""
+    """The answers; None for a missing stream. Raises UnreadableValue for a key of another type."""
     for place, answer in enumerate(answers):
         if isinstance(answer, ResponseError) and "no such key" in str(answer):
             answers[place] = None
@@ -173,7 +172,7 @@ def _ids(entries: Sequence[tuple[bytes, Any]]) -> npt.NDArray[np.int64]:
 
 
 def _payload(entry: bytes, fields: Mapping[bytes, bytes]) -> bytes:
-    """The event as JSON on one line: a line feed between its members is as good as a space."""
+    """The event as JSON on one line; line feeds between members become spaces."""
     payload = fields.get(JSON_FIELD)
     if payload is None:
         return _from_flat(entry, fields)
@@ -181,7 +180,7 @@ def _payload(entry: bytes, fields: Mapping[bytes, bytes]) -> bytes:
 
 
 def _from_flat(entry: bytes, fields: Mapping[bytes, bytes]) -> bytes:
-    """The event whose members are fields, with the entry's time if it has none of its own."""
+    """The event whose members are fields, with the entry's time unless it has one."""
     event: dict[str, Any] = {_text(name): _value(name, value) for name, value in fields.items()}
     event.setdefault("ts", entry_id(entry)[0] / 1000)
     return json.dumps(event).encode()
@@ -192,9 +191,9 @@ def _value(name: bytes, value: bytes) -> Any:
 
 
 def _is_number(value: bytes) -> bool:
-    """One that JSON can say, too: neither infinite nor of more digits than Python reads."""
+    """True for a finite number in JSON's syntax, not too long to parse."""
     return len(value) <= 32 and bool(_NUMBER.fullmatch(value)) and math.isfinite(float(value))
 
 
 def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogateescape")  # json.dumps escapes what is not UTF-8: nothing is lost
+    return raw.decode("utf-8", "surrogateescape")  # json.dumps escapes surrogates, so nothing is lost

@@ -1,11 +1,11 @@
--- Put feedback into a model's stream, each event once, however often it is reported.
+-- Add feedback to a model's stream, each event once, however often it is reported.
 --
--- KEYS  1 clicks STREAM · 2… a STRING for each event that stands as long as the event is known
+-- KEYS  1 clicks STREAM · 2… for each event a STRING that exists while the event is known
 -- ARGV  1 entries the stream keeps · 2 ms an entry is kept · 3 ms an event is known · 4… each event, JSON
 --
 -- Returns for each event 1 if it is new, 0 if it was known.
 --
--- The stream is written before the event is known: where it cannot be (another type stands there), nothing has changed.
+-- The stream is written first: if that fails because the key has another type, nothing has changed.
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)

@@ -1,7 +1,7 @@
-"""Feedback as it is written: events of a model, each into the model's stream once. Who may report it is not known here.
+"""Writing feedback: clicks and conversions of a model, each added to the model's stream once.
 
-One script takes a batch (feedback.lua): an event that is new goes into the stream and is known from then on, for a
-day; one that is known changes nothing. So a batch may be repeated until it is answered. docs/feedback.md has the form.
+One script takes a batch (feedback.lua): a new event is added to the stream and remembered for a day; a known one
+changes nothing. So a batch may be repeated until it is answered. docs/feedback.md describes the events.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from model_store.redis.connection import StoreConnection
 from model_store.redis.redis_keys import ModelKeys
 
 LENGTH = 1_000_000
-"""Entries the stream keeps, about."""
+"""Approximate length of the stream."""
 AGE_S = 86_400.0
 KNOWN_S = 86_400.0
-"""How long an event is known: reported again later, it is a new one."""
+"""How long an event is remembered; reported again later, it counts as new."""
 MOST_EVENTS = 1_000
 
 Kind = Literal["click", "conversion"]
@@ -34,10 +34,10 @@ _SHA = sha1(_SCRIPT, usedforsecurity=False).hexdigest().encode()
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened to one item of one answer.
+    """A click on, or a conversion of, one item of one answer.
 
-    event_id: the same whenever the event is reported again; empty: request, item and kind stand for it. time_us: when,
-    microseconds since 1970; None: when it is reported. value: what a conversion was worth.
+    event_id: identifies the event when it is reported again; if empty, request, item and kind do. time_us: microseconds
+    since 1970; None: the time of the report. value: the value of a conversion.
     """
 
     request_id: str
@@ -49,12 +49,12 @@ class Event:
 
     @property
     def digest(self) -> str:
-        """What it is known by: 32 hexadecimal digits."""
+        """The identity of the event: 32 hexadecimal digits."""
         identity = [self.event_id] if self.event_id else [self.request_id, self.item, self.kind]
         return blake2b(json.dumps(identity).encode(), digest_size=16).hexdigest()
 
     def to_json(self, now_us: int) -> bytes:
-        """As it stands in the stream: docs/events.md."""
+        """The event as written to the stream (docs/events.md)."""
         time_us = now_us if self.time_us is None else self.time_us
         event: dict[str, str | float] = {
             "request_id": self.request_id,
@@ -70,29 +70,29 @@ class Event:
 
 
 class Reported(NamedTuple):
-    """How many events are new and in the stream now, and how many were known."""
+    """How many events were new and are in the stream now, and how many were known."""
 
     accepted: int
     duplicates: int
 
 
 class Feedback:
-    """Writes feedback to one store. Thread safety: all methods, any thread; each thread has a connection of its own."""
+    """Writes feedback to one store. Thread safety: all methods, any thread; each thread has its own connection."""
 
     def __init__(
         self, connection: StoreConnection, wait_s: float, *, length: int = LENGTH, age_s: float = AGE_S
     ) -> None:
-        """`wait_s` bounds a report; `length` and `age_s` the stream."""
+        """`wait_s` bounds a report; `length` and `age_s` bound the stream."""
         self.length = length
         self.age_s = age_s
         self._store = connection
-        self._asks = Lookups(connection, wait_s)
+        self._lookups = Lookups(connection, wait_s)
 
     def report(self, model: str, events: Sequence[Event], wait_s: float | None = None) -> Reported:
-        """Put up to 1,000 events into the stream of `model`. Returned: the store has them.
+        """Add up to 1,000 events to the stream of `model`, atomically; once this returns, the store has them.
 
-        All of them or none. Raises StoreUnavailable if there is no answer in time, or the store takes no writes now:
-        then report them again. Raises StoreError where something else stands at the key. One round trip, O(n).
+        Raises StoreUnavailable if there is no answer in time or the store accepts no writes; then report them again.
+        Raises StoreError if the key has another type. One round trip, O(n).
         """
         if not 0 < len(events) <= MOST_EVENTS:
             raise StoreError(f"got {len(events)} events; expected 1 to {MOST_EVENTS:,}")
@@ -106,11 +106,11 @@ class Feedback:
 
     def close(self) -> None:
         """Close the connections of all threads."""
-        self._asks.close()
+        self._lookups.close()
 
     def _run(self, words: Sequence[bytes], wait_s: float | None) -> list[int]:
-        (answer,) = self._asks.ask(packed(b"EVALSHA", _SHA, *words), 1, wait_s)
+        (answer,) = self._lookups.ask(packed(b"EVALSHA", _SHA, *words), 1, wait_s)
         if isinstance(answer, Exception) and str(answer).startswith("NOSCRIPT"):
-            (answer,) = self._asks.ask(packed(b"EVAL", _SCRIPT, *words), 1, wait_s)
-        is_new: list[int] = self._asks.checked(answer)
+            (answer,) = self._lookups.ask(packed(b"EVAL", _SCRIPT, *words), 1, wait_s)
+        is_new: list[int] = self._lookups.checked(answer)
         return is_new

@@ -1,9 +1,8 @@
-"""FlatTrie: sorted keys as a radix trie in four arrays, from a key to its row among them, its slot.
+"""FlatTrie: sorted keys as a radix trie in four arrays; it maps a key to its slot, its index among the sorted keys.
 
-It knows keys and slots only; weights, variants and features are arrays over slots, kept elsewhere.
-docs/trie.md draws one and holds the byte table.
+Weights and variants are separate arrays over slots. docs/trie.md draws a trie and has the table of its bytes.
 
-Thread safety: immutable once made; any number of threads may read it. Running times: L is a key's length in
+Thread safety: immutable; any number of threads may read it. Running times: L is a key's length in
 bytes, and choosing among a node's children counts as one step.
 """
 
@@ -27,8 +26,7 @@ from model_store.trie.trie_kernels import (
     TERMINAL_SHIFT,
     build_nodes,
     first_unsorted,
-    longest_prefix_of,
-    place_of,
+    position_of,
     slot_of,
     slots_of,
 )
@@ -41,7 +39,7 @@ Array = npt.NDArray[Any]
 
 
 class Cursor(NamedTuple):
-    """Where a prefix ended: `used` bytes into the label of `node`. The slots [begin, stop) lie below."""
+    """The position of a prefix: `used` bytes into the label of `node`. The slots [begin, stop) are below."""
 
     node: int
     used: int
@@ -63,10 +61,10 @@ class FlatTrie:
     """A read-only map from byte strings to slots 0 … n-1, in sorted order.
 
     Invariants (`_check` asserts them):
-    1. key_data uint8, key_offsets uint32[n + 1]: the keys end to end, sorted bytewise, unique.
+    1. key_data uint8, key_offsets uint32[n + 1]: the keys concatenated, sorted bytewise, unique.
     2. nodes uint32[m, 4], breadth first; the root is node 0, its label empty. Columns: see `trie_kernels`.
     3. A node's children are consecutive, sorted by first_byte uint8[m], and follow those of the node before.
-    4. A node but the root has two children or more, or a key ends in it: m ≤ 2 n + 1.
+    4. Every node except the root has at least two children or ends a key: m ≤ 2 n + 1.
     5. The slots below a node are consecutive and begin with SLOT; a label is part of the key at SLOT.
     """
 
@@ -79,9 +77,8 @@ class FlatTrie:
     def build(cls, key_data: Array, key_offsets: Array, *, trim: bool = True) -> FlatTrie:
         """Build from sorted, unique keys: uint8 data, int[n + 1] offsets into it. O(total key bytes).
 
-        Without `trim` the nodes stay in the space they were built in, of which up to two thirds were never touched:
-        for a trie that is copied elsewhere at once.
-        Raises ArtefactError naming the first row that is out of order, or the limit that is passed.
+        Without `trim` the nodes stay in their build buffer, of which up to two thirds is unused; for a trie that is
+        copied at once. Raises ArtefactError naming the first row out of order, or the limit exceeded.
         """
         key_data, offsets = _checked(key_data, key_offsets)
         most = 2 * len(offsets) - 1
@@ -114,7 +111,7 @@ class FlatTrie:
         return self.key_data[self.key_offsets[slot] : self.key_offsets[slot + 1]].tobytes()
 
     def get(self, key: bytes) -> int:
-        """The slot of `key`, or -1. O(L). For many keys `get_many` saves the call's overhead."""
+        """The slot of `key`, or -1. O(L). For many keys use `get_many`."""
         text = np.frombuffer(bytearray(key), np.uint8)
         slot: int = slot_of(self.nodes, self.first_byte, self.key_data, len(self), text)
         return slot
@@ -127,10 +124,10 @@ class FlatTrie:
         return out
 
     def cursor(self, prefix: bytes, start: Cursor | None = None) -> Cursor | None:
-        """Where walking `prefix` from `start` (or the root) ends; None if no key lies there. O(L)."""
+        """The position after `prefix`, from `start` or the root; None if no key has the prefix. O(L)."""
         node, used, _, stop = start or Cursor(0, 0, 0, len(self))
         text = np.frombuffer(bytearray(prefix), np.uint8)
-        node, used, stop = place_of(self.nodes, self.first_byte, self.key_data, node, used, stop, text)
+        node, used, stop = position_of(self.nodes, self.first_byte, self.key_data, node, used, stop, text)
         if node < 0 or stop == 0:
             return None
         return Cursor(node, used, int(self.nodes[node, SLOT]), stop)
@@ -144,13 +141,8 @@ class FlatTrie:
     def has_prefix(self, prefix: bytes) -> bool:
         """True if some key begins with `prefix`. O(L)."""
         text = np.frombuffer(bytearray(prefix), np.uint8)
-        node, _, stop = place_of(self.nodes, self.first_byte, self.key_data, 0, 0, len(self), text)
+        node, _, stop = position_of(self.nodes, self.first_byte, self.key_data, 0, 0, len(self), text)
         return bool(node >= 0 and stop > 0)
-
-    def longest_prefix(self, text: bytes) -> int:
-        """The slot of the longest key that `text` begins with, or -1. O(L)."""
-        data = np.frombuffer(bytearray(text), np.uint8)
-        return int(longest_prefix_of(self.nodes, self.first_byte, self.key_data, len(self), data))
 
     def items(self, prefix: bytes = b"") -> Iterator[tuple[bytes, int]]:
         """(key, slot) of each key that begins with `prefix`, sorted. O(L) to start, then O(L) a key."""
@@ -189,12 +181,12 @@ class FlatTrie:
 
     @property
     def walked(self) -> tuple[Array, Array, Array]:
-        """nodes, first_byte and key_data: what a walk in a kernel reads."""
+        """nodes, first_byte and key_data, which kernels walk."""
         return self.nodes, self.first_byte, self.key_data
 
     @property
     def arrays(self) -> tuple[Array, Array, Array, Array]:
-        """key_data, key_offsets, nodes and first_byte: all that a trie is."""
+        """key_data, key_offsets, nodes and first_byte: the whole trie."""
         return self.key_data, self.key_offsets, self.nodes, self.first_byte
 
     def _check(self) -> None:
@@ -229,19 +221,19 @@ class FlatTrie:
 
 
 def _plain(array: Array, dtype: npt.DTypeLike) -> Array:
-    """The array as kernels are compiled for it: contiguous, of this dtype, writable; copied if it must be."""
+    """The array in the form kernels are compiled for: contiguous, writable, of this dtype; copied if necessary."""
     array = np.ascontiguousarray(array, dtype)
     return array if array.flags.writeable else array.copy()
 
 
 def _checked(key_data: Array, key_offsets: Array) -> tuple[Array, Array]:
     if len(key_data) > MAX_DATA_BYTES:
-        raise ArtefactError(f"{len(key_data)} bytes of keys; a trie holds {MAX_DATA_BYTES} at most")
+        raise ArtefactError(f"{len(key_data)} bytes of keys; a trie holds at most {MAX_DATA_BYTES}")
     if not 1 <= len(key_offsets) <= MAX_KEYS:
         raise ArtefactError(f"{len(key_offsets)} key offsets; expected 1 to {MAX_KEYS}")
     lengths = np.diff(key_offsets)
     if key_offsets[0] != 0 or key_offsets[-1] != len(key_data) or (lengths < 0).any():
-        raise ArtefactError(f"key offsets must rise from 0 to {len(key_data)}, the number of key bytes")
+        raise ArtefactError(f"key offsets must ascend from 0 to {len(key_data)}, the number of key bytes")
     if lengths.size and lengths.max() > MAX_KEY_BYTES:
         row = int(lengths.argmax())
         raise ArtefactError(f"row {row}: a key of {lengths[row]} bytes; the limit is {MAX_KEY_BYTES}")

@@ -1,4 +1,4 @@
-"""Kernels of the flat trie: check keys, build nodes, walk. Scoring has its own kernels.
+"""Kernels of the flat trie: check keys, build nodes, walk.
 
 A node is a row of uint32[nodes, 4] (16 bytes; docs/trie.md has the table):
 
@@ -7,8 +7,8 @@ A node is a row of uint32[nodes, 4] (16 bytes; docs/trie.md has the table):
     SLOT   the first slot in its subtree; its own slot, if a key ends here, because a prefix sorts first
     SHAPE  bits 0–15 label length, 16–24 number of children, 31 set if a key ends here
 
-A place in the trie is (node, used, stop): `used` bytes of the node's label are behind us, and the slots below
-are SLOT … stop - 1. Node -1 means that no key lies there.
+A position in the trie is (node, used, stop): `used` bytes of the node's label have matched, and the slots below are
+SLOT … stop - 1. Node -1 means that no key has the prefix.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ TERMINAL_SHIFT = 31
 
 SORTED = -1
 NODE_BYTES, CACHE_LINE_BYTES = 16, 64
-_ASK_BYTES = 4 * CACHE_LINE_BYTES
-_LINEAR = 16  # up to so many children a scan of their first bytes beats a binary search
+_PREFETCH_BYTES = 4 * CACHE_LINE_BYTES
+_LINEAR = 16  # up to this many children, a linear scan of their first bytes is faster than a binary search
 
 
 @bare_kernel
@@ -54,11 +54,11 @@ def _is_less(data: Any, a: Any, a_end: Any, b: Any, b_end: Any) -> Any:
 
 @bare_kernel
 def build_nodes(key_data: Any, key_offsets: Any, nodes: Any, first_byte: Any, stops: Any, depths: Any) -> Any:
-    """Build the nodes of sorted, unique keys in breadth-first order; return how many there are.
+    """Build the nodes of sorted, unique keys in breadth-first order; return their number.
 
-    nodes uint32[m, 4], first_byte uint8[m], stops uint32[m], depths uint16[m], all with m ≥ 2 · keys + 1: a
-    node has two children, or a key ends in it. Invariant: rows before `count` know their slots [SLOT, stop)
-    and the depth at which their label begins; rows before `node` are complete.
+    nodes uint32[m, 4], first_byte uint8[m], stops uint32[m], depths uint16[m], all with m ≥ 2 · keys + 1,
+    since each node has two children or ends a key. Invariant: rows before `count` have their slots [SLOT, stop) and the
+    depth at which their label begins; rows before `node` are complete.
     """
     nodes[0, SLOT], stops[0], depths[0] = 0, key_offsets.size - 1, 0
     count, node = 1, 0
@@ -84,7 +84,7 @@ def build_nodes(key_data: Any, key_offsets: Any, nodes: Any, first_byte: Any, st
 
 @bare_inline
 def _common_length(data: Any, offsets: Any, first: Any, last: Any, depth: Any) -> Any:
-    """Length of what keys `first` and `last`, hence all between them, share from `depth` on."""
+    """Length of the prefix after `depth` shared by keys `first` and `last`, hence by all between them."""
     a, b = np.int64(offsets[first]) + depth, np.int64(offsets[last]) + depth
     limit = min(np.int64(offsets[first + 1]) - a, np.int64(offsets[last + 1]) - b)
     if first == last:
@@ -97,7 +97,7 @@ def _common_length(data: Any, offsets: Any, first: Any, last: Any, depth: Any) -
 
 @bare_inline
 def _end_of_run(data: Any, offsets: Any, at: Any, stop: Any, depth: Any, byte: Any) -> Any:
-    """One past the last key in [at, stop) that has `byte` at `depth`: gallop, then halve."""
+    """One past the last key in [at, stop) that has `byte` at `depth`, by galloping and binary search."""
     step, inside, outside = 1, at, stop
     while inside + step < stop:
         if data[np.int64(offsets[inside + step]) + depth] != byte:
@@ -116,7 +116,7 @@ def _end_of_run(data: Any, offsets: Any, at: Any, stop: Any, depth: Any, byte: A
 
 @bare_inline
 def child_with(first_byte: Any, child: Any, children: Any, byte: Any) -> Any:
-    """The child, among `children` from `child` on, whose label begins with `byte`; -1 if there is none."""
+    """The child, among `children` starting at `child`, whose label begins with `byte`; -1 if there is none."""
     end = child + children
     while end - child > _LINEAR:
         middle = (child + end) // 2
@@ -132,10 +132,10 @@ def child_with(first_byte: Any, child: Any, children: Any, byte: Any) -> Any:
 
 
 @bare_inline
-def _ask_for_nodes(nodes: Any, first: Any, children: Any) -> None:
-    """Ask for the children's rows while their first bytes are being read: one wait instead of two a level."""
+def _prefetch_nodes(nodes: Any, first: Any, children: Any) -> None:
+    """Prefetch the children's rows while their first bytes are read: one memory wait per level instead of two."""
     address = nodes.ctypes.data + first * NODE_BYTES
-    end = min(address + children * NODE_BYTES, address + _ASK_BYTES)
+    end = min(address + children * NODE_BYTES, address + _PREFETCH_BYTES)
     while address < end:
         prefetch(address)
         address += CACHE_LINE_BYTES
@@ -145,7 +145,7 @@ def _ask_for_nodes(nodes: Any, first: Any, children: Any) -> None:
 def walk(
     nodes: Any, first_byte: Any, key_data: Any, node: Any, used: Any, stop: Any, text: Any, at: Any, end: Any
 ) -> Any:
-    """Walk text[at:end] from the place (node, used, stop); return the place reached."""
+    """Walk text[at:end] from the position (node, used, stop); return the position reached."""
     while True:
         shape, label = np.int64(nodes[node, SHAPE]), np.int64(nodes[node, LABEL])
         length = shape & LENGTH_MASK
@@ -157,7 +157,7 @@ def walk(
         if at == end:
             return node, used, stop
         first, children = np.int64(nodes[node, CHILD]), (shape >> CHILDREN_SHIFT) & CHILDREN_MASK
-        _ask_for_nodes(nodes, first, children)
+        _prefetch_nodes(nodes, first, children)
         child = child_with(first_byte, first, children, text[at])
         if child < 0:
             return -1, 0, 0
@@ -169,7 +169,7 @@ def walk(
 
 @bare_inline
 def slot_at(nodes: Any, node: Any, used: Any) -> Any:
-    """The slot of the key that ends exactly at this place; -1 if none does."""
+    """The slot of the key that ends exactly at this position; -1 if none does."""
     if node < 0:
         return -1
     shape = np.int64(nodes[node, SHAPE])
@@ -179,8 +179,10 @@ def slot_at(nodes: Any, node: Any, used: Any) -> Any:
 
 
 @bare_kernel
-def place_of(nodes: Any, first_byte: Any, key_data: Any, node: Any, used: Any, stop: Any, text: Any) -> Any:
-    """`walk` over all of `text` (uint8), for callers in Python."""
+def position_of(
+    nodes: Any, first_byte: Any, key_data: Any, node: Any, used: Any, stop: Any, text: Any
+) -> Any:
+    """`walk` over the whole of `text` (uint8), for callers in Python."""
     return walk(nodes, first_byte, key_data, node, used, stop, text, 0, text.size)
 
 
@@ -199,27 +201,3 @@ def slots_of(
     for row in range(out.size):
         node, used, _ = walk(nodes, first_byte, key_data, 0, 0, stop, data, offsets[row], offsets[row + 1])
         out[row] = slot_at(nodes, node, used)
-
-
-@bare_kernel
-def longest_prefix_of(nodes: Any, first_byte: Any, key_data: Any, stop: Any, text: Any) -> Any:
-    """The slot of the longest key that `text` begins with; -1 if there is none."""
-    node, used, at = np.int64(0), np.int64(0), np.int64(0)
-    best = slot_at(nodes, node, used)
-    while at < text.size:
-        shape = np.int64(nodes[node, SHAPE])
-        child = child_with(
-            first_byte, np.int64(nodes[node, CHILD]), (shape >> CHILDREN_SHIFT) & CHILDREN_MASK, text[at]
-        )
-        if child < 0:
-            return best
-        label, length = np.int64(nodes[child, LABEL]), np.int64(nodes[child, SHAPE]) & LENGTH_MASK
-        if length > text.size - at:
-            return best
-        for i in range(1, length):
-            if key_data[label + i] != text[at + i]:
-                return best
-        node, at = child, at + length
-        slot = slot_at(nodes, node, length)
-        best = slot if slot >= 0 else best
-    return best

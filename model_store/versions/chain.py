@@ -1,4 +1,8 @@
-"""How versions hang together: a snapshot stands alone, a delta needs its parent, up to a snapshot. No Redis here."""
+"""Chains of versions and their bytes: a snapshot is complete, a delta needs its parent, back to a snapshot.
+
+The first half works on version numbers and models alone; the second cuts an artefact's bytes into chunks in Redis and
+reads them back verified. `publish.lua` makes uploaded chunks visible.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +16,21 @@ from model_store.redis.redis_keys import ModelKeys
 from model_store.versions.manifest import MOST_CHUNKS, Manifest
 
 Parents = Mapping[int, int | None]
-"""Each version that is there, and the parent that it needs: None for a snapshot."""
+"""Each existing version with the parent it needs; None for a snapshot."""
 
 
 def chain_of(version: int, parents: Parents) -> list[int]:
-    """The versions that `version` is put together from, its snapshot first, itself last.
+    """The versions needed to load `version`: its snapshot first, itself last.
 
-    Raises ArtefactError naming the version that is missing or stands in the wrong order.
+    Raises ArtefactError naming the version that is missing or out of order.
     """
     chain = [version]
     while (parent := parents[chain[-1]]) is not None:
         check_parent(chain[-1], parent)
         if parent not in parents:
             raise ArtefactError(
-                f"version {version} is a delta and cannot be put together: version {parent}, the parent of "
-                f"{chain[-1]}, is gone; publish a snapshot, or go back to a version that is whole"
+                f"version {version} is a delta and cannot be loaded: version {parent}, the parent of "
+                f"{chain[-1]}, is gone; publish a snapshot, or roll back to a complete version"
             )
         chain.append(parent)
     return chain[::-1]
@@ -41,7 +45,7 @@ def check_parent(version: int, parent: int) -> None:
 
 
 def is_whole(version: int, parents: Parents) -> bool:
-    """True if the version is there with all that it is put together from."""
+    """True if the version and all that it needs exist."""
     try:
         return version in parents and bool(chain_of(version, parents))
     except ArtefactError:
@@ -49,7 +53,7 @@ def is_whole(version: int, parents: Parents) -> bool:
 
 
 def needed_by(versions: Iterable[int], parents: Parents) -> set[int]:
-    """The versions, and whatever is still there of what they are put together from."""
+    """The versions and everything they need that still exists."""
     needed: set[int] = set()
     for version in versions:
         at: int | None = version
@@ -59,8 +63,8 @@ def needed_by(versions: Iterable[int], parents: Parents) -> set[int]:
     return needed
 
 
-def put_together(snapshot: Artefact, deltas: Sequence[Delta]) -> Artefact:
-    """The model that deltas make of a snapshot, one after the other. O(rows + changes). Raises ArtefactError."""
+def apply_chain(snapshot: Artefact, deltas: Sequence[Delta]) -> Artefact:
+    """The model that a snapshot and its deltas, applied in order, produce. O(rows + changes). Raises ArtefactError."""
     if not deltas:
         return snapshot
     together = deltas[0]
@@ -69,24 +73,23 @@ def put_together(snapshot: Artefact, deltas: Sequence[Delta]) -> Artefact:
     return snapshot.with_changes(together)
 
 
-def check_as_announced(read: Artefact | Delta, manifest: Manifest) -> None:
-    """Raise ArtefactError unless what was read is what its manifest says, as far as reading has not shown it yet."""
+def check_matches(read: Artefact | Delta, manifest: Manifest) -> None:
+    """Raise ArtefactError unless kind, parent and content are those of the manifest. Reading has checked the rest."""
     if isinstance(read, Delta) != manifest.is_delta:
         raise ArtefactError(
-            f"version {manifest.version} should be a {manifest.kind}, and its bytes are not; publish it again"
+            f"version {manifest.version} should be a {manifest.kind}, but its bytes are not; publish it again"
         )
     if isinstance(read, Delta) and (read.parent, read.content) != (manifest.parent, manifest.content):
         raise ArtefactError(
-            f"version {manifest.version} should make content {manifest.content} of version {manifest.parent}, and its "
-            f"bytes make content {read.content} of version {read.parent}; publish it again"
+            f"version {manifest.version} should produce content {manifest.content} from version {manifest.parent}, but "
+            f"its bytes produce content {read.content} from version {read.parent}; publish it again"
         )
 
 
-# --- An artefact's bytes in Redis: cut into chunks, sent, fetched, verified. Nothing here is made visible ---
-
+# -- chunks
 
 _PROBED = 256
-UPLOAD_EXPIRY_S = 3600  # what a publisher leaves that dies before its version is visible
+UPLOAD_EXPIRY_S = 3600  # removes the chunks of a publisher that dies before its version is visible
 
 Progress = Callable[[int, int], None]
 
@@ -94,7 +97,7 @@ Progress = Callable[[int, int], None]
 def upload(
     store: StoreConnection, keys: ModelKeys, manifest: Manifest, data: bytes, on_progress: Progress | None
 ) -> None:
-    """Send the chunks, to expire unless made visible. Calls `on_progress(bytes done, bytes in all)`."""
+    """Write the chunks; they expire unless made visible. Calls `on_progress(bytes done, bytes in total)`."""
     view = memoryview(data)
     done = 0
     sizes = manifest.chunk_sizes()
@@ -107,7 +110,7 @@ def upload(
 
 
 def download(store: StoreConnection, keys: ModelKeys, manifest: Manifest) -> bytes:
-    """The artefact's bytes, their sizes and SHA-256 as the manifest says. Raises ArtefactError."""
+    """The artefact's bytes, sizes and SHA-256 checked against the manifest. Raises ArtefactError."""
     sizes = manifest.chunk_sizes()
     parts = []
     for index, key in enumerate(keys.chunks(manifest.version, len(sizes))):
@@ -129,7 +132,7 @@ def download(store: StoreConnection, keys: ModelKeys, manifest: Manifest) -> byt
 
 
 def chunks_there(store: StoreConnection, keys: ModelKeys, version: int) -> int:
-    """How many chunks of a version are in the store, by their keys: one more than the last index that is there."""
+    """How many chunks of a version are in the store: one more than the highest index found."""
     count = 0
     for begin in range(0, MOST_CHUNKS, _PROBED):
         probed = keys.chunks(version, begin + _PROBED)[begin:]

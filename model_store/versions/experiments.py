@@ -1,7 +1,7 @@
-"""An experiment: how a model's traffic is divided, who is pinned where, which variants are scored unseen.
+"""An experiment: how a model's traffic is divided, which cookies are pinned, which variants are shadows.
 
-The record alone, checked whenever one is made; `stored_experiment` keeps it in Redis, the server turns it into an
-assignment. Nothing here hashes a cookie. docs/experiments.md tells what an operator does with it.
+`Experiment` is the record, checked whenever one is made; `StoredExperiment` reads and replaces it in Redis. The server
+turns it into an assignment of variants (`server.ranking.experiments`). docs/experiments.md describes its use.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
+from model_store.bounded import is_finite, is_text, json_names, json_object
 from model_store.errors import ExperimentChanged, ExperimentError, StoreError
 from model_store.redis.connection import StoreConnection
 from model_store.redis.redis_keys import MAX_ID_BYTES, ModelKeys
@@ -22,11 +23,13 @@ from model_store.versions.manifest import now
 
 FORMAT = 1
 MAX_PINS = 10_000
-MAX_PINS_BYTES = 4 << 20  # of all cookies: every server reads them, and hands them to each of its workers
+MAX_PINS_BYTES = 4 << 20  # of all cookies together; every server reads them and sends them to each worker
 MAX_SALT_BYTES = 256
 MAX_OBJECTIVE_BYTES = 4096
 RUNNING, STOPPED = "running", "stopped"
 PIN = "pin:"
+
+Parsed = TypeVar("Parsed")
 
 
 @dataclass(frozen=True)
@@ -39,19 +42,19 @@ class Experiment:
     revision: int = 0
     state: str = RUNNING
     winner: str = ""
-    """With STOPPED: the variant that answers every request. Else empty."""
+    """With STOPPED: the variant that answers every request; else empty."""
     shares: Mapping[str, float] = field(default_factory=dict)
-    """Variant → fraction of traffic; they sum to 1, a variant not named gets nothing. Empty: those of the spec."""
+    """Variant → fraction of traffic; the sum is 1, variants not named get 0. Empty: the spec's shares."""
     salt: str = ""
-    """What cookies are hashed with; empty: the model's name."""
+    """The salt for hashing cookies; empty: the model's name."""
     pins: Mapping[str, str] = field(default_factory=dict)
-    """Cookie → variant, whatever the shares; at most MAX_PINS."""
+    """Cookie → variant, regardless of the shares; at most MAX_PINS."""
     shadows: tuple[str, ...] = ()
-    """Variants that are scored beside the one that answers, and only logged."""
+    """Variants scored for each request and only logged."""
     objective: str = ""
-    """What to order by where a request names nothing; empty: ctr."""
+    """The objective of requests that name none; empty: ctr."""
     updated: datetime | None = None
-    """When the record was last written, UTC; None if it never was."""
+    """When the record was last written, UTC; None if never."""
 
     def __post_init__(self) -> None:
         _check_shares(self.shares)
@@ -66,11 +69,11 @@ class Experiment:
 
     @property
     def running(self) -> bool:
-        """Whether shares and pins decide; else the winner answers."""
+        """True if shares and pins decide; else the winner answers."""
         return self.state == RUNNING
 
     def check_variants(self, variants: Sequence[str]) -> None:
-        """Raise ExperimentError for a variant that is not among those of a model."""
+        """Raise ExperimentError for a variant that is not among a model's `variants`."""
         named = {
             "shares": self.shares,
             "pins": self.pins.values(),
@@ -85,31 +88,31 @@ class Experiment:
                     )
 
     def pinned(self, pins: Mapping[str, str]) -> Experiment:
-        """With these pins over those there are. Raises ExperimentError."""
+        """With these pins added, replacing existing ones of the same cookies. Raises ExperimentError."""
         return replace(self, pins={**self.pins, **pins})
 
     def unpinned(self, cookies: Iterable[str]) -> Experiment:
-        """Without the pins of these cookies, which need have none."""
+        """Without the pins of these cookies, if any."""
         gone = set(cookies)
         return replace(self, pins={cookie: v for cookie, v in self.pins.items() if cookie not in gone})
 
     def stopped(self, winner: str) -> Experiment:
-        """Ended: `winner` answers everything. Shares, pins and shadows stay in the record, unused."""
+        """Stopped, with `winner` answering every request. Shares, pins and shadows stay in the record, unused."""
         return replace(self, state=STOPPED, winner=winner)
 
     def divided(self, shares: Mapping[str, float], salt: str | None = None) -> Experiment:
-        """Running, with these shares, and another salt if one is given. Raises ExperimentError."""
+        """Running, with these shares, and a new salt if given. Raises ExperimentError."""
         salt = self.salt if salt is None else salt
         return replace(self, state=RUNNING, winner="", shares=dict(shares), salt=salt)
 
-    # -- as JSON, for commands and between processes
+    # -- as JSON, for commands and other processes
 
     def to_json(self) -> str:
         """One line; `from_json` reads it back."""
         return json.dumps(self.plain(), ensure_ascii=False, separators=(",", ":"))
 
     def plain(self) -> dict[str, Any]:
-        """The record in JSON's types."""
+        """The record as plain JSON values."""
         return {
             **vars(self),
             "shares": dict(self.shares),
@@ -121,9 +124,9 @@ class Experiment:
     @classmethod
     def from_json(cls, text: str) -> Experiment:
         """Read what `to_json` wrote. Raises ExperimentError."""
-        parts = _object("experiment", text)
-        updated = parts.get("updated")
         try:
+            parts = json_object(text)
+            updated = parts.get("updated")
             when = datetime.fromisoformat(updated) if updated else None
             shadows = tuple(parts.pop("shadows", ()))
             return cls(**{**parts, "shadows": shadows, "updated": when})
@@ -133,7 +136,7 @@ class Experiment:
     # -- as a HASH
 
     def to_hash(self) -> dict[str, str]:
-        """The HASH's fields but the revision, which the store counts; `from_hash` reads them back."""
+        """The HASH's fields except the revision, which the store counts; `from_hash` reads them back."""
         pins = {PIN + cookie: variant for cookie, variant in self.pins.items()}
         return pins | {
             "format": str(FORMAT),
@@ -152,7 +155,7 @@ class Experiment:
         try:
             text = {name.decode(): value.decode() for name, value in fields.items()}
         except UnicodeDecodeError as error:
-            raise ExperimentError(f"got {error.object[:40]!r}, which is not UTF-8") from None
+            raise ExperimentError(f"got {error.object[:40]!r}; expected UTF-8") from None
         try:
             if (version := number(text["format"])) > FORMAT:
                 raise ExperimentError(f"format: got {version}, this ftrie reads up to {FORMAT}: upgrade it")
@@ -160,23 +163,22 @@ class Experiment:
                 revision=number(text["revision"]),
                 state=text["state"],
                 winner=text["winner"],
-                shares=_object("shares", text["shares"]),
+                shares=_named("shares", json_object, text["shares"]),
                 salt=text["salt"],
                 pins={n.removeprefix(PIN): variant for n, variant in text.items() if n.startswith(PIN)},
-                shadows=_names("shadows", text["shadows"]),
+                shadows=tuple(_named("shadows", json_names, text["shadows"])),
                 objective=text["objective"],
                 updated=_moment(text["updated"]),
             )
         except KeyError as error:
-            raise ExperimentError(f"there is no field {error}") from None
+            raise ExperimentError(f"field {error} is missing") from None
         except (OverflowError, RecursionError, TypeError, ValueError) as error:
             raise ExperimentError(str(error)) from None
 
 
 def _check_shares(shares: Mapping[str, float]) -> None:
     for name, share in shares.items():
-        number = isinstance(share, int | float) and not isinstance(share, bool)
-        if not number or not math.isfinite(share) or not 0.0 <= share <= 1.0:
+        if not is_finite(share) or not 0.0 <= share <= 1.0:
             raise ExperimentError(f"shares: got {share!r} for {name!r}; expected a number from 0 to 1")
     total = math.fsum(shares.values())
     if shares and abs(total - 1.0) > SHARE_TOLERANCE:
@@ -187,10 +189,10 @@ def _check_pins(pins: Mapping[str, str]) -> None:
     if len(pins) > MAX_PINS:
         raise ExperimentError(f"pins: got {len(pins):,}; expected at most {MAX_PINS:,}; unpin some")
     for cookie, variant in pins.items():
-        if not isinstance(cookie, str) or not isinstance(variant, str):
+        if not is_text(cookie) or not is_text(variant):
             raise ExperimentError(f"pins: got {variant!r} for {cookie!r}; expected a cookie and a variant")
         if not cookie:
-            raise ExperimentError("pins: got an empty cookie; a request without one cannot be pinned")
+            raise ExperimentError("pins: got an empty cookie; a request without a cookie cannot be pinned")
         _check_text("pins", cookie, MAX_ID_BYTES)
     if (size := sum(len(cookie.encode()) for cookie in pins)) > MAX_PINS_BYTES:
         raise ExperimentError(f"pins: got cookies of {size:,} bytes; expected at most {MAX_PINS_BYTES:,}")
@@ -200,7 +202,7 @@ def _check_end(state: str, winner: str) -> None:
     if state not in (RUNNING, STOPPED):
         raise ExperimentError(f"state: got {state!r}; expected {RUNNING!r} or {STOPPED!r}")
     if (state == STOPPED) != bool(winner):
-        raise ExperimentError(f"winner: got {winner!r} while {state}; a stopped experiment has one, no other")
+        raise ExperimentError(f"winner: got {winner!r} while {state}; expected one if and only if stopped")
 
 
 def _check_text(part: str, text: str, most: int) -> None:
@@ -215,38 +217,19 @@ def _check_text(part: str, text: str, most: int) -> None:
 def _moment(text: str) -> datetime:
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
-        raise ExperimentError(f"updated: got {text!r}; expected a time with its zone")
+        raise ExperimentError(f"updated: got {text!r}; expected a time with a time zone")
     return moment
 
 
-def _object(part: str, text: str) -> dict[str, Any]:
+def _named(part: str, read: Callable[[str], Parsed], text: str) -> Parsed:
     try:
-        parsed = json.loads(text)
-    except ValueError:
-        parsed = None
-    if not isinstance(parsed, dict):
-        raise ExperimentError(f"{part}: got {text[:80]!r}; expected a JSON object")
-    return parsed
-
-
-def _names(part: str, text: str) -> tuple[str, ...]:
-    try:
-        parsed = json.loads(text)
-    except ValueError:
-        parsed = None
-    if not isinstance(parsed, list) or not all(isinstance(name, str) for name in parsed):
-        raise ExperimentError(f"{part}: got {text[:80]!r}; expected a JSON array of names")
-    return tuple(parsed)
+        return read(text)
+    except ValueError as error:
+        raise ExperimentError(f"{part}: {error}") from None
 
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(str, names)) or "none"
-
-
-# --- A model's experiment in Redis: read whole and checked, replaced whole by one script (experiment.lua) ---
-#
-# A change is made from a revision, and refused if another operator was faster; servers are told through the
-# model's event stream. What an experiment may say is `experiments`' business.
 
 
 ANY = "any"
@@ -255,7 +238,11 @@ FIXED = ("format", "revision", "state", "winner", "shares", "salt", "shadows", "
 
 
 class StoredExperiment:
-    """The experiment of one model. Every method raises StoreUnavailable if the store does not answer."""
+    """One model's experiment in Redis, read whole and replaced whole by experiment.lua.
+
+    A change names the revision it was made from, and fails if another operator was faster. Servers learn of it through
+    the model's event stream. Every method raises StoreUnavailable if the store does not answer.
+    """
 
     def __init__(self, connection: StoreConnection, keys: ModelKeys, model: str) -> None:
         self._store = connection
@@ -265,10 +252,10 @@ class StoredExperiment:
         self._last: tuple[tuple[Any, ...], Experiment] | None = None
 
     def read(self) -> Experiment | None:
-        """The record, or None if there is none. Raises StoreError naming what is wrong with it, and the remedy.
+        """The record, or None. Raises StoreError naming what is wrong with it and the remedy.
 
-        Pins are read again only when the revision, another field or their number has changed: a server asks each
-        second, and there may be 10,000 of them.
+        Pins are read again only if the revision, another field or their number changed: a server asks every second, and
+        there may be 10,000 pins.
         """
         with (
             self._store.answers(self._keys.experiment),
@@ -285,16 +272,16 @@ class StoredExperiment:
         return self._last[1]
 
     def write(self, changed: Experiment) -> Experiment:
-        """Replace the record that `changed.revision` names; returns what is stored now, with its own revision.
+        """Replace the record that has `changed.revision`; returns the stored record with its new revision.
 
-        Raises ExperimentChanged if the record is another one by now; then nothing has changed.
+        Raises ExperimentChanged if the record has another revision; then nothing has changed.
         """
         return self._put(changed, str(changed.revision))
 
     def change(self, edit: Callable[[Experiment], Experiment], revision: int | None = None) -> Experiment:
-        """Read, edit, write; again if another operator was faster. Returns what is stored now.
+        """Read, edit and write, again if another operator was faster. Returns the stored record.
 
-        `revision`: change that one or none (ExperimentChanged). `edit` is given an empty Experiment where there is no
+        `revision`: change only that one, else raise ExperimentChanged. `edit` gets an empty Experiment if there is no
         record, and may raise ExperimentError.
         """
         for attempt in range(ATTEMPTS):
@@ -309,7 +296,7 @@ class StoredExperiment:
         raise AssertionError("the loop returns or raises")
 
     def clear(self) -> Experiment:
-        """Back to the spec: an empty record over whatever there is, readable or not."""
+        """Write an empty record, so that the spec applies, whether or not the present record is readable."""
         return self._put(Experiment(), ANY)
 
     def _put(self, experiment: Experiment, revision: str) -> Experiment:
@@ -323,19 +310,17 @@ class StoredExperiment:
     def _whole(self, size: int) -> Experiment:
         try:
             if size > MAX_PINS + len(FIXED):
-                raise ExperimentError(
-                    f"pins: about {size - len(FIXED):,} of them; expected at most {MAX_PINS:,}"
-                )
+                raise ExperimentError(f"pins: got about {size - len(FIXED):,}; expected at most {MAX_PINS:,}")
             with self._store.answers():
                 fields = self._store.client.hgetall(self._keys.experiment)
             return Experiment.from_hash(fields)
         except ExperimentError as error:
             raise StoreError(
-                f"{self._keys.experiment}: {error}; `ftrie experiment clear {self._model}` makes it new"
+                f"{self._keys.experiment}: {error}; `ftrie experiment clear {self._model}` resets it"
             ) from None
 
     def _changed(self, expected: int, there: int | str) -> ExperimentChanged:
         return ExperimentChanged(
-            f"the experiment of {self._model} has changed: expected revision {expected}, it is at {there}; "
-            f"look at `ftrie experiment show {self._model}` and try again"
+            f"the experiment of {self._model} has changed: expected revision {expected}, found {there}; "
+            f"check `ftrie experiment show {self._model}` and try again"
         )

@@ -1,7 +1,8 @@
-"""The pin of a model: an operator has chosen the version to serve, and the trainer is not to overrule that by itself.
+"""What guards and operators record about a model: the pinned version, refused versions, the last rollback.
 
-activate.lua sets it, where the model has had a trainer; it outlives the trainer's process. Versions go on being
-published meanwhile; what was chosen is served until someone says `ftrie store resume`.
+activate.lua sets the pin when an operator activates a version of a model that has a trainer; the trainer keeps
+publishing, but activates nothing until `ftrie store resume`. `trainer.publish.guard` and `trainer.publish.rollback`
+decide what to refuse and when to roll back (docs/guard.md); `GuardRecords` stores it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from model_store.redis.stored_values import Report, record, silent, version_numb
 
 
 class Pin:
-    """The pin of one model. Every method raises StoreUnavailable if the store does not answer."""
+    """The version that an operator pinned. Every method raises StoreUnavailable if the store does not answer."""
 
     def __init__(self, connection: StoreConnection, keys: ModelKeys) -> None:
         self._store = connection
@@ -25,20 +26,14 @@ class Pin:
         self._resume = connection.script("resume")
 
     def version(self) -> int | None:
-        """The version that an operator has chosen over the trainer's; None without one."""
+        """The pinned version, None without one."""
         with self._store.answers(self._keys.trainer):
             pinned = self._client.hget(self._keys.trainer, "pinned")
         return version_number(f"{self._keys.trainer} pinned", pinned) if pinned else None
 
     def resume(self) -> int | None:
-        """Let the trainer activate again, this one or the next; returns the version that was pinned."""
+        """Remove the pin, so that trainers activate again; returns the version that was pinned."""
         return int(self._resume([self._keys.trainer, self._keys.active_epoch])) or None
-
-
-# --- What guards of a model keep in the store: refused versions, the last rollback, versions that gc must
-# spare ---
-#
-# `trainer/guarding/` decides; nothing here judges. docs/guard.md tells what follows.
 
 
 REFUSED, ROLLED_BACK = "refused", "rolled_back"
@@ -46,11 +41,12 @@ REFUSED, ROLLED_BACK = "refused", "rolled_back"
 
 @dataclass(frozen=True)
 class GuardRecord:
-    """What guards did so far. Version 0: none.
+    """What guards did so far. Version 0 means none.
 
-    refused: how many versions were refused; rolled_back: how often a guard went back; when_us: the last time, by the
-    store's clock, 0 for never or once an operator has overruled it; origin, target: from and to which version; reason.
-    good: the last version whose online calibration was found within its band; candidate: the one now watched.
+    refused: number of versions refused; rolled_back: number of automatic rollbacks; when_us: the time of the last one
+    by the store's clock, 0 if there was none or an operator has overruled it; origin, target, reason: of that
+    rollback. good: the last version whose online calibration was within its band; candidate: the version being
+    watched.
     """
 
     refused: int = 0
@@ -63,25 +59,25 @@ class GuardRecord:
     candidate: int = 0
 
 
-class Refusals:
-    """The guard's record of one model. Every method raises StoreUnavailable if the store does not answer."""
+class GuardRecords:
+    """The guard record and refused versions of one model. Every method raises StoreUnavailable without an answer."""
 
     def __init__(self, connection: StoreConnection, keys: ModelKeys, on_junk: Report = silent) -> None:
-        """on_junk: is told of fields that cannot be read."""
+        """on_junk is called with a message for each field that cannot be read."""
         self._on_junk = on_junk
         self._store = connection
         self._client = connection.client
         self._keys = keys
-        self._mark = connection.script("refuse")
+        self._refuse = connection.script("refuse")
 
     def record(self, *, strict: bool = False) -> GuardRecord:
-        """What guards did so far. A field that cannot be read counts as never written, and is reported.
+        """The record. A field that cannot be read is reported and has its default.
 
-        strict: raise UnreadableValue for such a field.
+        strict: raise UnreadableValue for such a field instead.
         """
         with self._store.answers(self._keys.guard):
             found = self._client.hgetall(self._keys.guard)
-        return record(self._keys.guard, found, GuardRecord(), _refuse if strict else self._on_junk)
+        return record(self._keys.guard, found, GuardRecord(), _raise_unreadable if strict else self._on_junk)
 
     def now_us(self) -> int:
         """The store's clock, microseconds since 1970."""
@@ -89,24 +85,24 @@ class Refusals:
             seconds, micros = self._client.time()
         return int(seconds) * 1_000_000 + int(micros)
 
-    def count(self) -> None:
-        """One version more was refused."""
+    def count_refused(self) -> None:
+        """Count one more refused version."""
         with self._store.answers(self._keys.guard):
             self._client.hincrby(self._keys.guard, REFUSED, 1)
 
-    def mark(self, versions: Sequence[int], reason: str) -> int:
-        """Mark those of the versions that are there and not marked yet; returns how many."""
+    def refuse(self, versions: Sequence[int], reason: str) -> int:
+        """Mark the versions that exist and are not refused yet as refused; returns how many were marked."""
         if not versions:
             return 0
-        return int(self._mark([self._keys.manifest(version) for version in versions], [reason]))
+        return int(self._refuse([self._keys.manifest(version) for version in versions], [reason]))
 
     def watch(self, candidate: int, good: int) -> None:
-        """Note the version that is watched, and the last one found good. gc spares both."""
+        """Record the version being watched and the last good one; gc keeps both."""
         with self._store.answers(self._keys.guard):
             self._client.hset(self._keys.guard, mapping={"candidate": candidate, "good": good})
 
-    def went_back(self, origin: int, target: int, reason: str) -> None:
-        """Note a rollback, now."""
+    def note_rollback(self, origin: int, target: int, reason: str) -> None:
+        """Record an automatic rollback at the present time."""
         now_us = self.now_us()
         fields = {"when_us": now_us, "origin": origin, "target": target, "reason": reason}
         with self._store.answers(self._keys.guard), self._client.pipeline(transaction=True) as pipe:
@@ -115,12 +111,12 @@ class Refusals:
             pipe.execute()
 
     def force(self, version: int) -> None:
-        """An operator wants this version, which is there, served even if all candidates score the same."""
+        """Have servers accept this existing version even if all candidates get the same score."""
         with self._store.answers():
             self._client.hset(self._keys.manifest(version), "forced", "1")
 
-    def overruled(self, version: int) -> None:
-        """An operator wants this version served: it is refused no more, and no cooldown is under way."""
+    def overrule(self, version: int) -> None:
+        """Clear the refusal of this version and any cooldown, as an operator ordered."""
         clear = {"when_us": 0, "origin": 0, "target": 0}
         with self._store.answers(), self._client.pipeline(transaction=True) as pipe:
             pipe.hset(self._keys.manifest(version), REFUSED, "")
@@ -128,5 +124,5 @@ class Refusals:
             pipe.execute()
 
 
-def _refuse(junk: str) -> None:
+def _raise_unreadable(junk: str) -> None:
     raise UnreadableValue(junk)

@@ -1,8 +1,8 @@
-"""The lease of a model's trainer: one at a time learns and publishes. Who lost it is fenced off by its epoch.
+"""The trainer's lease: one trainer at a time learns and publishes a model, fenced by an epoch.
 
-A lease runs by the store's clock and must be renewed. One that ran out may be taken by another trainer, whose epoch is
-higher; from then on publish.lua and activate.lua refuse the former one, however long it slept. While nobody has taken
-it, its holder may renew it, late as it is. docs/redis_keys.md has the record.
+A lease expires by the store's clock unless renewed. After it expired another trainer may take it, with a higher epoch;
+from then on publish.lua and activate.lua refuse the former holder. Until then the holder may still renew it.
+docs/redis_keys.md describes the record.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ TTL_S = 10.0
 class TrainerLease:
     """One trainer's lease of one model. Every method raises StoreUnavailable if the store does not answer.
 
-    owner: whose lease it is: who comes with the same name takes it over at once, so a trainer that was killed goes on
-    without waiting. No two that run may have the same: a checkpoint folder, which is locked, has a name of its own.
+    owner: the holder's name. A process with the same name takes the lease over at once, so that a killed trainer
+    resumes without waiting; running trainers need distinct names, such as that of their locked checkpoint folder.
     Thread safety: all methods, any thread.
     """
 
@@ -31,22 +31,19 @@ class TrainerLease:
         self.owner = owner
         self.ttl_s = ttl_s
         self.epoch = 0
-        """The fencing token to publish and activate with; 0 before `take`."""
+        """The fencing token for publishing and activating; 0 before `take`."""
         self.earlier_rows = 0
-        """Examples that this owner's last published version had learned, as `renew` told before this `take`.
-
-        0 where another owner was the last to hold the lease.
-        """
+        """The `rows` that this owner last passed to `renew` before this `take`; 0 if another owner held it since."""
         self.losses = 0
-        """How often a renewal found that the store had lost the lease, and with it all data or the latest of it."""
+        """How many renewals found that the store had lost the lease, and with it all or its latest data."""
         self._keys = ModelKeys(model)
         self._rows = 0
         self._run = connection.script("lease")
 
     def take(self) -> int:
-        """Become the model's trainer; returns the epoch, higher than any before.
+        """Take the lease; returns the epoch, higher than any before.
 
-        Raises LeaseHeld while another owner's lease runs.
+        Raises LeaseHeld while another owner's lease is valid.
         """
         answer = self._ask("take", 0)
         if answer[0] == b"held":
@@ -56,7 +53,7 @@ class TrainerLease:
         return self.epoch
 
     def renew(self, *, rows: int | None = None) -> None:
-        """Hold it for another `ttl_s`, and note `rows`, examples learned at the last publication.
+        """Extend the lease by `ttl_s`, and record `rows`, the examples learned at the last publication.
 
         Raises StaleEpoch if another trainer has taken it.
         """
@@ -66,11 +63,11 @@ class TrainerLease:
         self.losses += answer[3]
 
     def release(self) -> None:
-        """Give it back, so that nobody has to wait. Raises StaleEpoch if another trainer has it."""
+        """End the lease now. Raises StaleEpoch if another trainer has it."""
         self._checked(self._ask("release", self.epoch))
 
     def refuse_while_held(self) -> None:
-        """Raise LeaseHeld while another owner's lease runs. Takes nothing."""
+        """Raise LeaseHeld while another owner's lease is valid; changes nothing."""
         answer = self._ask("look", 0)
         if answer[0] == b"held":
             raise LeaseHeld(held(self.model, *answer[1:]))
@@ -94,18 +91,18 @@ class TrainerLease:
 
 
 def held(model: str, host: bytes, process: bytes, silent_ms: int) -> str:
-    """What to say where another trainer holds a model."""
+    """The message that another trainer holds a model."""
     return (
-        f"{model} has a trainer: process {_text(process)} on {_text(host)}, heard of {silent_ms / 1000:.1f} s ago; "
-        "stop that one first, or wait until its lease has run out"
+        f"{model} has a trainer: process {_text(process)} on {_text(host)}, last seen {silent_ms / 1000:.1f} s ago; "
+        "stop it first, or wait until its lease expires"
     )
 
 
 def taken_over(model: str, epoch: int, host: bytes, process: bytes) -> str:
-    """What to say to a trainer that has lost its model."""
+    """The message for a trainer that has lost its lease."""
     return (
         f"another trainer has taken over {model}: process {_text(process)} on {_text(host)}, epoch {epoch}; "
-        "this one publishes nothing any more"
+        "this trainer no longer publishes"
     )
 
 

@@ -1,4 +1,7 @@
-"""The manifest of a published version: what its bytes must be and where they come from. No Redis here."""
+"""The manifest of a published version: what its bytes must be, where they come from, and the figures it was judged by.
+
+A manifest is a HASH of text (docs/redis_keys.md); `to_hash` and `from_hash` convert it, with every field checked.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from model_store.artefact.arrow_format import DELTA, SNAPSHOT, Metrics, metrics_from_json, metrics_to_json
+from model_store.bounded import is_finite, is_integer, json_object
 from model_store.errors import ArtefactError
 from model_store.redis.stored_values import number, shown
 
@@ -20,19 +24,19 @@ MOST_CHUNKS = 65_536
 
 @dataclass(frozen=True)
 class Manifest:
-    """One version's manifest, stored as a HASH of text. `sha256` is that of all chunks end to end.
+    """One version's manifest. `sha256` covers all chunks, concatenated.
 
-    A snapshot is whole; a delta is what changed since its `parent`, and `rows` counts that alone. `content` is the
-    digest of the whole model either way, empty where an older ftrie has published it. through_us: of a model that is
-    learned from streams, microseconds since 1970 by their clock: all that came to them before is learned from.
-    recent: what a guard judged it by, `guard_figures`' JSON, empty where there is none. refused: why it is not to be
-    served, empty if it may be. forced: an operator wants it served although all candidates may score the same.
+    A snapshot is complete; a delta holds the changes since its `parent`, and `rows` counts only those. `content` is
+    the digest of the whole model either way, empty if an older ftrie published it. through_us: for a model learned
+    from streams, microseconds since 1970 by the store's clock; all earlier entries are learned. recent: JSON of the
+    `RecentFigures` that a guard judged it by, or empty. refused: why it must not be served, or empty. forced: an
+    operator wants it served even if all candidates get the same score.
     """
 
     version: int
     format: int
     rows: int
-    size: int  # bytes in all
+    size: int  # bytes in total
     chunks: int
     chunk_bytes: int
     sha256: str
@@ -91,7 +95,7 @@ class Manifest:
 
     @property
     def is_delta(self) -> bool:
-        """True if this version says only what changed since its parent."""
+        """True if this version holds only the changes since its parent."""
         return self.kind == DELTA
 
     def chunk_sizes(self) -> list[int]:
@@ -103,7 +107,7 @@ class Manifest:
 _FIELDS = tuple(each.name for each in dataclasses.fields(Manifest))
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NUMBERS = {"version": 1, "format": 1, "rows": 0, "size": 0, "chunks": 0, "chunk_bytes": 1, "epoch": 0}
-"""The fields that are whole numbers, and the least that each may be."""
+"""The fields that are whole numbers, with the minimum of each."""
 
 
 def _number(name: str, text: str, least: int = 0) -> int:
@@ -114,7 +118,7 @@ def _number(name: str, text: str, least: int = 0) -> int:
 
 
 def _check_chunks(numbers: Mapping[str, int]) -> None:
-    """Raise ValueError unless there are as many chunks as the size makes, and no more than a version may have."""
+    """Raise ValueError unless the number of chunks follows from the size and is within its limit."""
     size, chunks, chunk_bytes = (numbers[name] for name in ("size", "chunks", "chunk_bytes"))
     if chunk_bytes > MOST_CHUNK_BYTES:
         raise ValueError(f"chunk_bytes: got {chunk_bytes}, expected at most {MOST_CHUNK_BYTES}")
@@ -142,12 +146,12 @@ def _created(text: str) -> datetime:
 
 
 def _kind(fields: Mapping[str, str]) -> str:
-    """What the version is; one that an older ftrie has published is a snapshot. Raises ValueError."""
+    """The kind; a version published by an older ftrie is a snapshot. Raises ValueError."""
     kind = fields.get("kind", SNAPSHOT)
     if kind not in (SNAPSHOT, DELTA):
         raise ValueError(f"kind: got {kind!r}, expected {SNAPSHOT} or {DELTA}")
     if kind == DELTA and not fields["parent"]:
-        raise ValueError("a delta has a parent, and none is named")
+        raise ValueError("parent: got none, expected one for a delta")
     return kind
 
 
@@ -156,19 +160,12 @@ def now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
-# --- What a version is judged by: figures of the examples learned last before it. A record; nothing is
-# computed here ---
-#
-# It stands in the version's manifest, so that the next version is held against what is served, whoever
-# published that.
-
-
 @dataclass(frozen=True)
 class RecentVariant:
-    """One variant over the recent examples, each predicted before it was learned from.
+    """One variant's metrics over the recent examples, each predicted before it was learned.
 
-    logloss: weighted mean; logloss_error: its standard error; predicted: sum of p, weighted; predicted_variance: that
-    of the clicks that p promises, sum of the squared weight times p.
+    logloss: weighted mean; logloss_error: its standard error; predicted: weighted sum of p, the expected clicks;
+    predicted_variance: their variance, the sum of the squared weight times p.
     """
 
     logloss: float
@@ -179,7 +176,10 @@ class RecentVariant:
 
 @dataclass(frozen=True)
 class RecentFigures:
-    """All variants over the recent examples: how many, their weight and that of the clicked ones; the model's keys."""
+    """Metrics over the examples learned last before a version, their number and weights, and the model's keys.
+
+    Stored in the manifest, so that a guard compares the next version with the served one, whoever published that.
+    """
 
     examples: int
     weight: float
@@ -189,7 +189,7 @@ class RecentFigures:
 
     @property
     def click_rate(self) -> float:
-        """The clicked part of the weight; 0 of no example."""
+        """The clicked fraction of the weight; 0 without examples."""
         return self.clicks / self.weight if self.weight else 0.0
 
     def to_json(self) -> str:
@@ -200,10 +200,19 @@ class RecentFigures:
     def from_json(cls, text: str) -> RecentFigures:
         """Read what `to_json` wrote. Raises ArtefactError."""
         try:
-            found = json.loads(text)
+            found = json_object(text)
             variants = {name: RecentVariant(**figures) for name, figures in found["variants"].items()}
-            numbers = (float(found["weight"]), float(found["clicks"]))
-            return cls(int(found["examples"]), *numbers, int(found["keys"]), variants)
+            examples, weight, clicks, keys = (
+                found[name] for name in ("examples", "weight", "clicks", "keys")
+            )
+            numbers = (
+                weight,
+                clicks,
+                *(each for variant in variants.values() for each in vars(variant).values()),
+            )
+            if not (is_integer(examples) and is_integer(keys) and all(map(is_finite, numbers))):
+                raise ValueError("expected numbers")
+            return cls(examples, float(weight), float(clicks), keys, variants)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ArtefactError(
                 f"the manifest's recent figures cannot be read ({error}); publish again"

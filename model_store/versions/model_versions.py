@@ -1,9 +1,8 @@
-"""The versions of one model in the store, written: publish, activate, roll back, collect.
+"""The versions of one model, for writers: publish, activate, roll back, collect.
 
-A version is complete or absent: its chunks are uploaded under an expiry and made visible by one script
-(publish.lua); the active pointer is flipped by another (activate.lua), which refuses a version with a chunk
-missing, of its own or of a version it is put together from, and a writer whose epoch another has overtaken. What the
-bytes mean is the artefact's business, how versions hang together that of `chains`.
+A version is complete or absent: its chunks are uploaded with an expiry and made visible by one script (publish.lua).
+Another script (activate.lua) sets the active pointer; it refuses a version with a missing chunk, in itself or in a
+version it needs, and a writer with a stale epoch.
 """
 
 from __future__ import annotations
@@ -41,15 +40,14 @@ WRITER, OPERATOR, OVERRULING = "writer", "operator", "overruling"
 HISTORY = 100
 KEEP = 5
 NEWEST = 10
-"""So many of the versions published last are looked at for the highest number."""
+"""How many of the latest versions are examined for the highest number."""
 
 
 class ModelVersions(PublishedVersions):
     """The versions of one model. Every method raises StoreUnavailable if the store does not answer.
 
-    A writer that publishes and then activates uses `publish_and_activate`, or takes an epoch with `begin`
-    before it publishes and hands it to `activate`: if a writer that began later has activated, this one gets
-    StaleEpoch.
+    To publish and activate, use `publish_and_activate`, or take an epoch with `begin` before publishing and pass it to
+    `activate`, which raises StaleEpoch if a writer that began later has activated a version.
     """
 
     def __init__(self, connection: StoreConnection, model: str, on_junk: Report = silent) -> None:
@@ -60,15 +58,15 @@ class ModelVersions(PublishedVersions):
     # -- writing
 
     def begin(self) -> int:
-        """Take the next epoch: the fencing token of a writer that will activate.
+        """Take the next epoch, the fencing token of a writer that will activate.
 
-        Raises LeaseHeld while the model has a trainer (`lease`), which nobody but an operator may overrule.
+        Raises LeaseHeld while a trainer holds the model's lease; only an operator may overrule it.
         """
         self.refuse_beside_a_trainer()
         return self._next_epoch()
 
     def refuse_beside_a_trainer(self) -> None:
-        """Raise LeaseHeld while the model has a trainer: nobody but an operator may activate then."""
+        """Raise LeaseHeld while a trainer holds the model's lease: then only an operator may activate."""
         TrainerLease(self._store, self.model, "").refuse_while_held()
 
     def publish(
@@ -82,11 +80,11 @@ class ModelVersions(PublishedVersions):
         refused: str = "",
         on_progress: Progress | None = None,
     ) -> int:
-        """Upload a model, or a delta of one, as a new version and return its number. It is visible, but not active.
+        """Upload a model or a delta as a new version and return its number. It is visible, but not active.
 
         `parent`: the version it was made from; by default the one that a delta names. `through_us`, `recent`,
-        `refused`: see `Manifest`. `on_progress(bytes done, bytes in all)` is called after each chunk. Raises
-        VersionNotFound where a delta's parent is not there, ArtefactError where it is another model than the delta
+        `refused`: see `Manifest`. `on_progress(bytes done, bytes in total)` is called after each chunk. Raises
+        VersionNotFound if a delta's parent does not exist, ArtefactError if the parent's content is not what the delta
         changes.
         """
         model, parent = _with_parent(model, parent)
@@ -101,20 +99,20 @@ class ModelVersions(PublishedVersions):
     def publish_and_activate(
         self, model: Artefact | Delta, *, parent: int | None = None, on_progress: Progress | None = None
     ) -> int:
-        """Publish and make active, unless a writer that began later was faster (StaleEpoch)."""
+        """Publish and activate. Raises StaleEpoch if a writer that began later has activated a version."""
         epoch = self.begin()
         version = self.publish(model, parent=parent, epoch=epoch, on_progress=on_progress)
         self._point_to(version, epoch, "activate", WRITER)
         return version
 
     def activate(self, version: int, *, epoch: int | None = None, force: bool = False) -> int | None:
-        """Serve `version`; returns the version that was active before.
+        """Make `version` active; returns the version that was active before.
 
-        With no `epoch` this is an operator's order: the version's bytes are verified, and every writer that
-        began before is fenced off; a trainer is until `pin.resume`. Either way all that a delta is put together from
-        must be there. `force` serves one that a guard or a server has refused: it counts as sound from then on. Where a
-        guard had refused it, or it is active already, no writer is fenced off. Raises VersionNotFound, ArtefactError,
-        StaleEpoch, VersionRefused; then nothing has changed.
+        Without an `epoch` this is an operator's order: the version's bytes are verified, and every writer that began
+        before is fenced off, a trainer until `pin.resume`. Everything that a delta needs must exist. `force` activates
+        a version that a guard or a server has refused, and clears the refusal; if a guard had refused it, or it is
+        active already, no writer is fenced off. Raises VersionNotFound, ArtefactError, StaleEpoch, VersionRefused;
+        then nothing has changed.
         """
         if not force or epoch is not None:
             return self._verify_and_point(version, epoch, "activate")
@@ -123,26 +121,26 @@ class ModelVersions(PublishedVersions):
             self._verify(manifest)
             before = self._point_to(version, self._fence(), "activate", OVERRULING)
             if manifest.refused:
-                self.refusals.overruled(version)
+                self.guard.overrule(version)
         else:
             before = self._verify_and_point(version, None, "activate")
-        self.refusals.force(version)
+        self.guard.force(version)
         return before
 
     def rollback(self, version: int | None = None) -> int:
-        """Go back to `version`, by default to what was active before; returns the version now active.
+        """Activate `version` again, by default the one active before; returns the version now active.
 
         Raises what `go_back` raises.
         """
         return self.go_back(version)[0]
 
     def go_back(self, version: int | None = None, *, epoch: int | None = None) -> tuple[int, int | None]:
-        """As `rollback`; returns the version now active, and the one that was at that very moment.
+        """Same as `rollback`; returns the version now active, and the one it replaced.
 
-        With no history that still exists, goes to the newest version older than the active one. A delta that cannot be
-        put together any more, and a version that a guard has refused, are passed over. `epoch`: that of a writer that
-        goes back on its own account; StaleEpoch if another has activated a version since. Raises VersionNotFound if
-        there is nothing to go back to.
+        If no version of the history exists any more, the newest version older than the active one is chosen. Deltas
+        that cannot be loaded and refused versions are skipped. `epoch`: that of a writer that rolls back
+        automatically; raises StaleEpoch if another has activated a version since. Raises VersionNotFound if there is
+        no version to return to.
         """
         target = self._previous() if version is None else version
         if target is None:
@@ -153,27 +151,27 @@ class ModelVersions(PublishedVersions):
         return target, self._verify_and_point(target, epoch, "rollback")
 
     def served_before(self, version: int) -> int | None:
-        """The last version older than `version` that was active, is whole and not refused; None without one."""
+        """The last active version older than `version` that is complete and not refused; None without one."""
         sound = self._sound()
         return next((each for each in self.history() if each < version and each in sound), None)
 
     def gc(self, keep: int = KEEP, *, dry_run: bool = False) -> list[int]:
-        """Delete all but the newest `keep` versions, the active one and the one a rollback would go to.
+        """Delete all but the newest `keep` versions, the active one and the target of a rollback.
 
-        What a guard watches or has found good is kept too, and what the deltas among all these are put together from.
-        Returns what was (or, dry, would be) deleted, oldest first. Running time O(versions + chunks deleted).
+        The versions that a guard watches or found good are kept too, and everything that kept deltas need. Returns the
+        versions deleted (dry_run: to be deleted), oldest first. O(versions + chunks deleted).
         """
         if keep < 1:
-            raise StoreError(f"got keep={keep}; expected 1 or more versions to keep")
+            raise StoreError(f"got keep={keep}; expected at least 1")
         while (collected := self._collect(keep, dry_run)) is None:
-            pass  # the active version changed meanwhile: decide again
+            pass  # the active version changed meanwhile: try again
         return collected
 
     def set_experiment(self, changed: Experiment) -> Experiment:
-        """Replace the experiment that `changed` was made from. Raises ExperimentChanged if it is another by now."""
+        """Replace the experiment that `changed` was made from. Raises ExperimentChanged if it has changed since."""
         return self.experiments.write(changed)
 
-    # -- the steps
+    # -- steps
 
     def _make_visible(self, manifest: Manifest, parent_content: str) -> None:
         own = self.keys.manifest(manifest.version)
@@ -194,13 +192,13 @@ class ModelVersions(PublishedVersions):
         if manifest.refused:
             raise VersionRefused(
                 f"version {version} of {self.model} is refused: {manifest.refused}. Activate another one; or, to serve "
-                f"it all the same: ftrie store activate {self.model} {version} --force"
+                f"it anyway: ftrie store activate {self.model} {version} --force"
             )
         self._verify(manifest)
         return self._point_to(version, self._next_epoch(), way, OPERATOR)
 
     def _next_version(self) -> int:
-        """A number above those of the versions there are, also where the sequence has been set back."""
+        """A number above all existing versions, even if the sequence was set back."""
         with self._store.answers(self.keys.versions):
             newest = self._client.zrevrange(self.keys.versions, 0, NEWEST)
         return self._count(
@@ -208,16 +206,16 @@ class ModelVersions(PublishedVersions):
         )
 
     def _next_epoch(self) -> int:
-        """An epoch above all that were given out, also where the counter has been set back."""
+        """An epoch above all earlier ones, even if the counter was set back."""
         return self._count(self.keys.epoch, self._fence())
 
     def _count(self, key: str, above: int) -> int:
-        """The next number of a counter that only grows. Raises UnreadableValue."""
+        """Increment a counter, to a number above `above`. Raises UnreadableValue."""
         with self._store.answers(key):
             number = int(self._client.incr(key))
             if number <= above:
                 self._report(
-                    f"{key}: got {number - 1}, expected at least {above}; counting goes on from there"
+                    f"{key}: got {number - 1}, expected at least {above}; counting continues from there"
                 )
                 number = int(self._client.incrby(key, above + 1 - number))
         if number > MOST_COUNTED:
@@ -225,13 +223,13 @@ class ModelVersions(PublishedVersions):
         return number
 
     def history(self) -> list[int]:
-        """What was active before, latest first."""
+        """The versions active before, latest first."""
         with self._store.answers(self.keys.history):
             members = self._client.lrange(self.keys.history, 0, -1)
         return version_numbers(self.keys.history, members, self._report)
 
     def _verify(self, manifest: Manifest) -> None:
-        """Raise ArtefactError unless the version's bytes are whole, and it can be put together."""
+        """Raise ArtefactError unless the version's bytes are complete and it can be loaded."""
         if manifest.is_delta:
             self.materialise(manifest.version)
         else:
@@ -252,12 +250,12 @@ class ModelVersions(PublishedVersions):
         _, before, *skipped = answer
         for key in skipped:
             self._report(
-                f"{unreadable(key.decode(), 'held what it should not')}; version {version} was activated all the same"
+                f"{unreadable(key.decode(), 'held an unreadable value')}; version {version} was activated anyway"
             )
         return int(before) if before else None
 
     def _check(self, answer: Sequence[Any], chain: Sequence[Manifest]) -> None:
-        """Raise what a script's answer stands for, unless it is ok. chain: the version, its parent, …"""
+        """Raise the error that a script's answer stands for, unless it is ok. chain: the version, its parent, …"""
         version, parent = chain[0].version, chain[0].parent
         match answer:
             case [b"absent", place]:
@@ -266,42 +264,42 @@ class ModelVersions(PublishedVersions):
                 raise incomplete(chain[place].version, index, expected, there)
             case [b"orphan"]:
                 raise VersionNotFound(
-                    f"version {version} of {self.model} would be a delta of version {parent}, which is not there; "
-                    "publish the model whole"
+                    f"version {version} of {self.model} would be a delta of version {parent}, which does not exist; "
+                    "publish a snapshot"
                 )
             case [b"other", content]:
                 raise ArtefactError(
                     f"version {version} of {self.model} would be a delta of version {parent}, whose content is "
-                    f"{content.decode()}, not what the delta changes; publish the model whole"
+                    f"{content.decode()}, not what the delta changes; publish a snapshot"
                 )
             case [b"stale", last]:
                 raise StaleEpoch(
                     f"version {version} of {self.model} stays inactive: another writer (epoch {last}) has "
-                    "activated a version since this one began; train again, or activate it by hand"
+                    "activated a version since this one began; train again, or activate it manually"
                 )
             case [b"pinned", chosen]:
                 raise Pinned(
-                    f"version {version} of {self.model} stays inactive: an operator has chosen version {chosen}; "
-                    f"to let the trainer's be served again: ftrie store resume {self.model}"
+                    f"version {version} of {self.model} stays inactive: an operator has pinned version {chosen}; "
+                    f"to let the trainer activate again: ftrie store resume {self.model}"
                 )
             case [b"fenced", epoch, host, process]:
                 raise StaleEpoch(taken_over(self.model, epoch, host, process))
             case [b"held", host, process, silent_ms]:
                 raise LeaseHeld(
                     f"version {version} stays inactive: {held(self.model, host, process, silent_ms)}; "
-                    f"or order it by hand: ftrie store activate {self.model} {version}"
+                    f"or activate it manually: ftrie store activate {self.model} {version}"
                 )
 
     def _previous(self) -> int | None:
         try:
             history = self.history()
         except UnreadableValue as error:
-            self._report(f"{error}; the newest version before the active one is gone back to")
+            self._report(f"{error}; the newest version before the active one is chosen")
             history = []
         return _rollback_target(self.known_active(), history, self._sound())
 
     def _sound(self) -> list[int]:
-        """The versions that may be gone back to: whole, and not refused."""
+        """The versions that a rollback may choose: complete and not refused."""
         from model_store.versions.chain import is_whole
 
         infos = self.versions()
@@ -309,13 +307,13 @@ class ModelVersions(PublishedVersions):
         return [each.version for each in infos if not each.refused and is_whole(each.version, parents)]
 
     def _fence(self) -> int:
-        """The lowest epoch that may activate now: the trainer's, or that of the last activation."""
+        """The lowest epoch that may activate now: the higher of the trainer's and that of the last activation."""
         with self._store.answers(self.keys.trainer):
             trainer = counter(f"{self.keys.trainer} epoch", self._client.hget(self.keys.trainer, "epoch"))
         try:
             with self._store.answers(self.keys.active_epoch):
                 last = counter(self.keys.active_epoch, self._client.get(self.keys.active_epoch))
-        except UnreadableValue as error:  # activate.lua decides what that means for whom
+        except UnreadableValue as error:  # activate.lua decides who may overwrite it
             self._report(str(error))
             last = 0
         return max(last, trainer)
@@ -326,17 +324,19 @@ class ModelVersions(PublishedVersions):
         with self._store.answers(), self._client.pipeline(transaction=True) as pipe:
             pipe.watch(self.keys.active, self.keys.history, self.keys.versions)
             numbers = self._numbers()
-            watched = self.refusals.record(strict=True)
+            watched = self.guard.record(strict=True)
             active = (
                 self.known_active() or self.active()
-            )  # raises where the pointer is junk and nothing else tells
+            )  # raises if the pointer is damaged and no event names one
             spared = (active, self._previous(), watched.good, watched.candidate)
             infos = self.versions()
             wanted = {*numbers[-keep:], *filter(None, spared)}
             kept = wanted | needed_by(wanted, parents_of(infos))
-            # What a damaged version needs is not known, and it may be repaired: what is older than it stays.
-            mended = max((info.version for info in infos if info.damaged and info.version in kept), default=0)
-            kept |= {version for version in numbers if version < mended}
+            # The parents of a damaged version are unknown, and it may be repaired: keep everything older.
+            damaged = max(
+                (info.version for info in infos if info.damaged and info.version in kept), default=0
+            )
+            kept |= {version for version in numbers if version < damaged}
             gone = [version for version in numbers if version not in kept]
             doomed = [key for version in gone for key in self._keys_of(version)]
             if gone and not dry_run:
@@ -354,7 +354,7 @@ class ModelVersions(PublishedVersions):
             chunks = self.manifest(version).chunks
         except VersionNotFound:
             chunks = 0
-        except ArtefactError:  # what it says is not known: the chunks that are there
+        except ArtefactError:  # unreadable: delete the chunks that exist
             chunks = chunks_there(self._store, self.keys, version)
         return [self.keys.manifest(version), *self.keys.chunks(version, chunks)]
 
@@ -368,21 +368,21 @@ def _rollback_target(active: int | None, history: Sequence[int], versions: Seque
 
 
 def _with_parent(model: Artefact | Delta, parent: int | None) -> tuple[Artefact | Delta, int | None]:
-    """The model, and its parent as the manifest names it: a delta has one, in its bytes too."""
+    """The model and its parent. A delta must have one, which its bytes name as well."""
     from model_store.artefact.artefact import Delta
 
     if not isinstance(model, Delta):
         return model, parent
     named = model.parent if parent is None else parent
     if named < 1:
-        raise StoreError("a delta is published with the version that it changes as its parent; got none")
+        raise StoreError("got a delta without a parent; expected the version that it changes")
     return (model if named == model.parent else replace(model, parent=named)), named
 
 
 def manifest_of(
     model: Artefact | Delta, data: bytes, version: int, parent: int | None, epoch: int
 ) -> Manifest:
-    """The manifest of a model whose bytes are `data`, created now."""
+    """The manifest of a model with these bytes, created now."""
     from model_store.artefact.artefact import Delta
 
     return Manifest(

@@ -1,8 +1,7 @@
-"""What became of the answers that were served, minute by minute, version by version, variant by variant.
+"""Outcomes of the answers served, summed per minute, version and variant.
 
-The trainer writes absolute numbers, so that writing again after a crash adds nothing twice; reports read and add up.
-Every number is a whole one: sums are exact and do not depend on the order of what was added. Nothing here computes
-rates. docs/redis_keys.md has the record.
+The trainer writes absolute sums, so that writing again after a crash counts nothing twice; reports read and add them.
+All sums are integers, hence exact and independent of the order of summation. docs/redis_keys.md describes the record.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ _MINUTES_A_TRIP = 1_000
 
 @dataclass(frozen=True)
 class OnlineSums:
-    """Sums over requests whose time for clicks is over; of each request s items were shown and y of them clicked.
+    """Sums over requests whose feedback window has closed. A request showed s items, of which y were clicked.
 
-    requests; shown: sum of s; clicks: of y; conversions: items converted. ctr_nano: of c, the request's predicted
-    clicks, in CTR_UNIT. shown_squared, clicks_squared, shown_clicks: of s s, y y, s y. ctr_squared, ctr_clicks: of c c
-    and c y, in SQUARE_UNIT. without_ctr: requests of which an item has no ctr; their c counts as 0.
+    requests: their number; shown: sum of s; clicks: sum of y; conversions: items converted. ctr_nano: sum of c, the
+    request's predicted clicks, in CTR_UNIT. shown_squared, clicks_squared, shown_clicks: sums of s², y², s·y.
+    ctr_squared, ctr_clicks: sums of c², c·y, in SQUARE_UNIT. without_ctr: requests with an item without ctr; c is 0.
     """
 
     requests: int = 0
@@ -56,21 +55,21 @@ class OnlineSums:
 
 SUMS = tuple(each.name for each in fields(OnlineSums))
 Cell = tuple[int, int, str]
-"""The minute, counted from 1970; the version, 0 where the event has none; the variant, empty likewise."""
+"""Minute since 1970; version, 0 if the event has none; variant, empty if the event has none."""
 
 
 class OnlineMetrics:
     """The online metrics of one model. Every method raises StoreUnavailable if the store does not answer."""
 
     def __init__(self, connection: StoreConnection, keys: ModelKeys, on_junk: Report = silent) -> None:
-        """on_junk: is told what cannot be read, and is left out."""
+        """on_junk is called with a message for each value that cannot be read and is left out."""
         self._on_junk = on_junk
         self._store = connection
         self._client = connection.client
         self._keys = keys
 
     def write(self, cells: Mapping[Cell, OnlineSums], *, whole: bool = False) -> None:
-        """Replace what is known of these cells; whole: of their minutes, all in one step. One round trip, O(cells)."""
+        """Replace these cells; whole: replace their minutes entirely, in one transaction. One round trip, O(cells)."""
         if not cells:
             return
         by_minute: dict[int, dict[str, str]] = {}
@@ -85,7 +84,7 @@ class OnlineMetrics:
             pipe.execute()
 
     def read(self, minutes: Sequence[int]) -> Iterator[tuple[Cell, OnlineSums]]:
-        """All that is known of these minutes, in their order. A field that cannot be read is left out and reported."""
+        """All cells of these minutes, in order. A field that cannot be read is left out and reported."""
         for begin in range(0, len(minutes), _MINUTES_A_TRIP):
             few = minutes[begin : begin + _MINUTES_A_TRIP]
             with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
@@ -113,4 +112,4 @@ class OnlineMetrics:
 
 
 def _field(cell: Cell) -> str:
-    return f"{cell[1]}:{cell[2]}"  # a variant may have a colon of its own, a version none
+    return f"{cell[1]}:{cell[2]}"  # a variant may contain a colon, a version cannot

@@ -1,6 +1,6 @@
-"""The versions of one model as readers see them: which there are, which is served, their bytes, verified.
+"""The versions of one model, for readers: which exist, which one is active, and their models, verified.
 
-Nothing here changes anything in the store; `model_versions` writes. How versions hang together is in `chains`.
+`model_versions` adds writing, `chain` resolves deltas.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from model_store.redis.stored_values import (
 )
 from model_store.versions.chain import check_parent, download
 from model_store.versions.experiments import StoredExperiment
-from model_store.versions.guard_record import Pin, Refusals
+from model_store.versions.guard_record import GuardRecords, Pin
 from model_store.versions.manifest import Manifest
 from model_store.versions.online_metrics import OnlineMetrics
 
@@ -43,10 +43,10 @@ _EVENTS_LOOKED_AT = 100
 
 @dataclass(frozen=True)
 class VersionInfo:
-    """One published version, as a list shows it. `published` is UTC; `rows` of a delta are the keys that changed.
+    """One published version, for a list. `published` is UTC; `rows` of a delta counts the keys that changed.
 
-    refused: why it is not to be served, empty if it may be. damaged: its manifest cannot be read, which `refused` says
-    too; rows, size and what it needs are then not known.
+    refused: why it must not be served, or empty. damaged: its manifest cannot be read, and `refused` says why; rows,
+    size and parent are then unknown.
     """
 
     version: int
@@ -63,18 +63,18 @@ class VersionInfo:
 
 
 class PublishedVersions:
-    """What is published of one model. Every method raises StoreUnavailable if the store does not answer.
+    """The published versions of one model. Every method raises StoreUnavailable if the store does not answer.
 
-    A key that holds what it should not is an UnreadableValue where nothing can be done without it; else it is left out
-    and reported.
+    A key with an unreadable value raises UnreadableValue where the value is needed; otherwise it is skipped and
+    reported.
     """
 
     def __init__(self, connection: StoreConnection, model: str, on_junk: Report = silent) -> None:
-        """on_junk: is told, once each, what was left out because it could not be read."""
+        """on_junk is called once with a message for each value that was skipped because it cannot be read."""
         self.model = model
         self.keys = ModelKeys(model)
         self.experiments = StoredExperiment(connection, self.keys, model)
-        self.refusals = Refusals(connection, self.keys, self._report)
+        self.guard = GuardRecords(connection, self.keys, self._report)
         self.pin = Pin(connection, self.keys)
         self.online = OnlineMetrics(connection, self.keys, self._report)
         self._store = connection
@@ -83,15 +83,15 @@ class PublishedVersions:
         self._reported = set[str]()
 
     def active(self) -> int | None:
-        """The version being served. Raises UnreadableValue for a pointer that names none."""
+        """The active version, None without one. Raises UnreadableValue for a damaged pointer."""
         with self._store.answers(self.keys.active):
             version = self._client.get(self.keys.active)
         return None if version is None else version_number(self.keys.active, version)
 
     def known_active(self) -> int | None:
-        """The version being served; where the pointer cannot be read, which is reported, the last one made active.
+        """The active version; if the pointer cannot be read, report that and return the last one activated.
 
-        That is what the events say; None where they do not reach back to it.
+        That comes from the events; None if they name none.
         """
         try:
             return self.active()
@@ -106,7 +106,7 @@ class PublishedVersions:
             return last
 
     def last_activated(self) -> int | None:
-        """The version of the latest event that names one which is still there."""
+        """The version named by the latest event whose version still exists."""
         try:
             with self._store.answers(self.keys.events):
                 events = self._client.xrevrange(self.keys.events, count=_EVENTS_LOOKED_AT)
@@ -119,7 +119,7 @@ class PublishedVersions:
         )
 
     def active_or_fail(self) -> int:
-        """The version being served. Raises VersionNotFound if there is none."""
+        """The active version. Raises VersionNotFound if there is none."""
         version = self.active()
         if version is None:
             raise VersionNotFound(
@@ -150,11 +150,11 @@ class PublishedVersions:
         return sorted(listed, key=lambda info: info.version)
 
     def active_through_us(self) -> int:
-        """Through when the active version has learned; 0 where there is none, or it was not learned from streams."""
+        """`Manifest.through_us` of the active version; 0 without one, or if it was not learned from streams."""
         active = self.known_active()
         try:
             return (self.manifest(active).through_us or 0) if active is not None else 0
-        except (ArtefactError, VersionNotFound):  # damaged, or collected meanwhile: nothing is known of it
+        except (ArtefactError, VersionNotFound):  # damaged, or collected meanwhile
             return 0
 
     def manifest(self, version: int) -> Manifest:
@@ -171,12 +171,12 @@ class PublishedVersions:
         return self.read_manifest(version, found)
 
     def read_manifest(self, version: int, found: Mapping[bytes, bytes]) -> Manifest:
-        """Read a manifest's HASH. Raises ArtefactError that names the version and the cure."""
+        """Read a manifest's HASH. Raises ArtefactError naming the version and the remedy."""
         try:
             manifest = Manifest.from_hash(found)
         except ArtefactError as error:
             raise ArtefactError(
-                f"version {version} of {self.model}: {error}; or {cure(self.keys.active)} makes it again from its bytes"
+                f"version {version} of {self.model}: {error}; or {cure(self.keys.active)} rebuilds it from its bytes"
             ) from None
         if manifest.version != version:
             why = f"got version {manifest.version}, expected {version}"
@@ -186,7 +186,7 @@ class PublishedVersions:
     def _info(
         self, version: int, seconds: float, found: Sequence[bytes | None] | RedisError, active: bool
     ) -> VersionInfo:
-        """One version for a list; one whose manifest cannot be read is listed as damaged."""
+        """One version for a list, as damaged if its manifest cannot be read."""
         key, published = self.keys.manifest(version), time_of(seconds)
         try:
             if isinstance(found, RedisError):
@@ -200,7 +200,7 @@ class PublishedVersions:
             return VersionInfo(version, when, 0, 0, "", active, "", None, "", refused=damage, damaged=True)
         if published is None:
             why = f"got the time {seconds} for version {version}, expected seconds since 1970"
-            self._report(f"{unreadable(self.keys.versions, why)}; its manifest's is taken")
+            self._report(f"{unreadable(self.keys.versions, why)}; the manifest's time is used")
         return VersionInfo(
             version=version,
             published=published or manifest.created.astimezone(UTC),
@@ -215,7 +215,7 @@ class PublishedVersions:
         )
 
     def fetch(self, version: int) -> Artefact | Delta:
-        """Download a version as it is stored; sizes, SHA-256 and content are verified before it is returned.
+        """Download a version as stored, a model or a delta; sizes, SHA-256 and content are verified.
 
         Raises VersionNotFound, or ArtefactError saying what is damaged.
         """
@@ -240,33 +240,33 @@ class PublishedVersions:
         return None
 
     def chain(self, version: int) -> list[int]:
-        """The versions that `version` is put together from: its snapshot first, itself last.
+        """The versions needed to load `version`: its snapshot first, itself last.
 
-        Raises VersionNotFound if it is not there, ArtefactError naming the one in between that is not.
+        Raises VersionNotFound if it does not exist, ArtefactError naming a missing parent.
         """
         return [manifest.version for manifest in self._chain(version)]
 
     def materialise(self, version: int) -> Artefact:
-        """The whole model of a version, put together from its chain; every part and the result are verified.
+        """The whole model of a version, loaded from its chain; every part and the result are verified.
 
-        Raises VersionNotFound, or ArtefactError saying what is missing, damaged or does not fit. Time and memory are
+        Raises VersionNotFound, or ArtefactError saying what is missing, damaged or inconsistent. Time and memory are
         those of its snapshot.
         """
-        from model_store.versions.chain import put_together
+        from model_store.versions.chain import apply_chain
 
         manifests = self._chain(version)
         snapshot, *deltas = (self._read(manifest) for manifest in manifests)
         try:
-            return put_together(snapshot, deltas)  # type: ignore[arg-type]  # `_read` has held kinds to manifests
+            return apply_chain(snapshot, deltas)  # type: ignore[arg-type]  # `_read` has checked the kinds
         except ArtefactError as error:
-            raise ArtefactError(f"version {version} cannot be put together: {error}") from error
+            raise ArtefactError(f"version {version} cannot be loaded: {error}") from error
 
     def experiment(self) -> Experiment | None:
-        """The model's experiment, None if there is none. Raises StoreError for one that cannot be read."""
+        """The model's experiment, or None. Raises StoreError for one that cannot be read."""
         return self.experiments.read()
 
     def last_event(self) -> str:
-        """The id of the latest event, where `wait` begins. Read it before `active`: no change is missed."""
+        """The id of the latest event, to pass to `wait`. Read it before `active`, so that no change is missed."""
         try:
             with self._store.answers(self.keys.events):
                 latest = self._client.xrevrange(self.keys.events, count=1)
@@ -278,7 +278,7 @@ class PublishedVersions:
     def wait(self, last_event_id: str, timeout_s: float) -> str:
         """Wait for an event after `last_event_id`; returns the newest one's id, or the same on timeout.
 
-        An event is only a hint: ask `active` for the truth. Where no stream is there, nothing hints: the time passes.
+        An event is only a hint: `active` is the truth. Without a stream, this waits for the whole timeout.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -297,7 +297,7 @@ class PublishedVersions:
             if time.monotonic() >= deadline:
                 return last_event_id
 
-    # -- the steps, which writing takes too
+    # -- steps
 
     def _chain(self, version: int) -> list[Manifest]:
         """The manifests of `chain`."""
@@ -317,10 +317,10 @@ class PublishedVersions:
 
     def _read(self, manifest: Manifest) -> Artefact | Delta:
         from model_store.artefact.artefact import decode
-        from model_store.versions.chain import check_as_announced
+        from model_store.versions.chain import check_matches
 
         read = decode(self._download(manifest))
-        check_as_announced(read, manifest)
+        check_matches(read, manifest)
         return read
 
     def _download(self, manifest: Manifest) -> bytes:
@@ -334,7 +334,7 @@ class PublishedVersions:
         try:
             return download(self._store, self.keys, manifest)
         except ArtefactError:
-            self.manifest(manifest.version)  # if the version was collected meanwhile, say that instead
+            self.manifest(manifest.version)  # raises VersionNotFound if the version was collected meanwhile
             raise
 
     def _numbers(self) -> list[int]:
@@ -349,7 +349,7 @@ class PublishedVersions:
 
 
 _NOT_LISTED = {b"spec": b"", b"metrics": b"{}", b"recent": b""}
-"""What a list does not read of a manifest: it may be long."""
+"""Manifest fields that a list does not read, since they may be long."""
 _LISTED = tuple(each.name for each in fields(Manifest) if each.name.encode() not in _NOT_LISTED)
 
 
@@ -360,12 +360,12 @@ def _parents(manifests: Mapping[int, Manifest]) -> dict[int, int | None]:
 
 
 def parents_of(infos: Sequence[VersionInfo]) -> dict[int, int | None]:
-    """Each version with the parent that it needs: none of a snapshot. Damaged ones are left out."""
+    """Each version with the parent it needs, None for a snapshot. Damaged versions are left out."""
     return {info.version: info.parent if info.kind == DELTA else None for info in infos if not info.damaged}
 
 
 def listed(versions: Sequence[int]) -> str:
-    """Version numbers for a message; of many the first and the last ones, since a gRPC status has room for 8 KiB."""
+    """Version numbers for a message; of many only the first and last, since a gRPC status holds 8 KiB."""
     if len(versions) > _MOST_NAMED:
-        return f"{listed(versions[:3])}, … {listed(versions[-3:])} ({len(versions):,} in all)"
+        return f"{listed(versions[:3])}, … {listed(versions[-3:])} ({len(versions):,} in total)"
     return ", ".join(map(str, versions)) or "none"

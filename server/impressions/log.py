@@ -1,22 +1,28 @@
-"""ImpressionLog: what each worker leaves of its answers. A call offers in a microsecond; one thread makes the lines.
+"""The log of impressions: what a worker writes of its answers, for a trainer to learn from.
 
-Where the writer cannot keep up, or a sink, impressions are dropped and counted; a call never waits and never fails.
+A call offers its answer in a microsecond. One thread makes the lines, and one thread a sink takes them there. Where
+either cannot keep up, impressions are dropped and counted; a call never waits for them and never fails.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 import structlog
 
+from model_store.errors import FtrieError
 from server.impressions.lines import Lines, NoFragments, Shown
-from server.impressions.outbox import CLOSED, Line, Outbox
 from server.impressions.sinks import Sink, open_sinks
-from server.telemetry.families import IMPRESSIONS_SKIPPED
+from server.impressions.writer import BackgroundWriter
+from server.telemetry.families import (
+    IMPRESSIONS_DROPPED,
+    IMPRESSIONS_FAILED,
+    IMPRESSIONS_LOGGED,
+    IMPRESSIONS_SKIPPED,
+    IMPRESSIONS_WAITING,
+)
 from server.telemetry.meter import Meter
 
 if TYPE_CHECKING:
@@ -26,48 +32,62 @@ if TYPE_CHECKING:
     from server.settings import Settings
 
 LINGER_S = 0.02
-"""What comes within this time is written together: a thread that wakes for each call would take its turn from it."""
-STRETCH = 16
+"""Answers that come within this time are written together: a thread that woke for each would delay the calls."""
+BATCH = 16
 BREATH_S = 0.0001
-"""After so many lines the writer lets go of the interpreter, for whoever answers calls."""
+"""After each batch the writer releases the interpreter's lock for this long, for the threads that answer."""
 MOST_BYTES = 16 << 20
+"""Of the requests that wait for their lines."""
+SINK_BATCH = 64
+"""Lines that a sink is given at a time: sending these holds the interpreter's lock for a third of a millisecond."""
+SINK_BATCH_BYTES = 1 << 20
+SINK_MOST_BYTES = 64 << 20
+"""Of the lines that wait for one sink."""
 CLOSE_S = 3.0
 PROBLEM_AGAIN_S = 60.0
-QUEUE, CATALOGUE, FAILED = "queue", "catalogue", "failed"
+QUEUE, SINK, CLOSED, CATALOGUE, FAILED = "queue", "sink", "closed", "catalogue", "failed"
+"""Why an impression is dropped: a label of the metrics."""
 NO_LOG, VARIANT = "no_log", "variant"
 
 _log = structlog.get_logger(__name__)
 
+Line = tuple[str, bytes]
+"""A model, and one of its lines without its end."""
+
 
 class ImpressionLog:
-    """A bounded queue, and the thread that empties it. Thread safety: `offer` from any thread, `close` once."""
+    """Thread safety: `offer` from any thread, `close` from one."""
 
     def __init__(self, sinks: Sequence[Sink], meter: Meter, most: int) -> None:
-        """most: answers that may wait for the writer, and lines that may wait for each sink."""
+        """most: answers that may wait for their lines, and lines that may wait for each sink."""
         names = _names(sinks)
         self._outboxes = [Outbox(sink, name, most, meter) for sink, name in zip(sinks, names, strict=True)]
         self._meter = meter
         self._most = most
         self._lines: dict[str, Lines] = {}
         """By model, those of the version that was offered last."""
-        self._queue: SimpleQueue[Shown | None] = SimpleQueue()
-        self._overflowed = self._overflow_told = False
-        self._problem, self._problem_told_s = "", 0.0
-        self._closing = threading.Event()
-        self._writer = threading.Thread(target=self._write_all, name="impressions", daemon=True)
-        self._writer.start()
+        self._problem, self._problem_logged_s = "", 0.0
+        self._writer = BackgroundWriter(
+            "impressions",
+            self._write,
+            most=most,
+            most_bytes=MOST_BYTES,
+            batch=BATCH,
+            linger_s=LINGER_S,
+            breath_s=BREATH_S,
+            on_full=self._log_full,
+        )
 
     @classmethod
     def of(cls, settings: Settings, meter: Meter) -> ImpressionLog | None:
-        """The log that is asked for, if one is. Raises ServerError."""
+        """The log that the settings ask for; None if they ask for none. Raises ServerError."""
         sinks = open_sinks(settings)
         return cls(sinks, meter, settings.impressions_queue) if sinks else None
 
     def offer(self, request_id: str, served: ServedVersion, question: Question, ranking: Ranking) -> None:
-        """Take one answer, or drop it if too many wait. Returns at once, raises nothing.
+        """Queue one answer, or drop it if too many wait. Returns at once, raises nothing.
 
-        An answer by a forced variant, or to a request with `no_log`, is no impression: it is counted and not taken.
-        The longer messages are, the fewer may wait: those that do hold MOST_BYTES · (1 + ln most), and one message.
+        An answer by a forced variant, or to a request with `no_log`, is no impression: it is only counted.
         """
         size = 0
         if question.message is not None:
@@ -76,31 +96,19 @@ class ImpressionLog:
                 reason = NO_LOG if request.no_log else VARIANT
                 return self._meter.count(IMPRESSIONS_SKIPPED, served.name, reason)
             size = len(question.message.message)
-        if self._closing.is_set():
-            return self._drop(served.name, CLOSED)
-        waiting = self._queue.qsize()
-        if waiting < self._most and waiting * size < MOST_BYTES:
-            self._queue.put(Shown(time.time(), request_id, self._lines_of(served), question, ranking))
-        else:
-            self._overflowed = True
-            self._drop(served.name, QUEUE)
+        shown = Shown(time.time(), request_id, self._lines_of(served), question, ranking)
+        if not self._writer.offer(shown, size):
+            self._drop(served.name, CLOSED if self._writer.closed else QUEUE)
 
     def close(self) -> None:
-        """Write what waits, for at most CLOSE_S seconds, and end the threads. Call when the last call has ended.
-
-        Once or more often.
-        """
-        if self._closing.is_set():
+        """Write what waits, for at most CLOSE_S seconds, and end the threads. Call when the last call has ended."""
+        if self._writer.closed:
             return
-        end_at_s = time.monotonic() + CLOSE_S
-        self._queue.put(None)
-        self._closing.set()
-        self._writer.join(CLOSE_S / 2)
-        while left := self._waiting():
-            for shown in filter(None, left):
-                self._drop(shown.lines.model, CLOSED)
+        began_s = time.monotonic()
+        for shown in self._writer.close(began_s + CLOSE_S / 2):
+            self._drop(shown.lines.model, CLOSED)
         for outbox in self._outboxes:
-            outbox.close(end_at_s)
+            outbox.close(began_s + CLOSE_S)
 
     def _drop(self, model: str, reason: str) -> None:
         for outbox in self._outboxes:
@@ -112,67 +120,119 @@ class ImpressionLog:
             lines = self._lines[served.name] = Lines.of(served)
         return lines
 
+    def _log_full(self, full: bool) -> None:
+        if full:
+            _log.error("impressions dropped: too many wait for the writer", at_most=self._most)
+        else:
+            _log.info("the writer of impressions keeps up again")
+
     # -- the writer's thread
 
-    def _write_all(self) -> None:
-        ended = False
-        while not ended:
-            stretch = [self._queue.get()]
-            self._closing.wait(LINGER_S)
-            while stretch:
-                ended = stretch[-1] is None
-                self._write([shown for shown in stretch if shown is not None])
-                self._say_whether_overflowing()
-                if not self._closing.is_set():
-                    time.sleep(BREATH_S)
-                stretch = self._waiting()
-
-    def _waiting(self) -> list[Shown | None]:
-        """What waits now, up to the end or STRETCH."""
-        found: list[Shown | None] = []
-        try:
-            while len(found) < STRETCH and (not found or found[-1] is not None):
-                found.append(self._queue.get_nowait())
-        except Empty:
-            pass
-        return found
-
-    def _write(self, stretch: Sequence[Shown]) -> None:
-        """Make the lines of these answers and hand them on."""
+    def _write(self, batch: Sequence[Shown]) -> bool:
+        """Make the lines of these answers and hand them to each sink."""
         lines: list[Line] = []
-        for shown in stretch:
+        for shown in batch:
             try:
                 lines.append((shown.lines.model, shown.lines.line(shown)))
             except NoFragments as error:
-                self._cannot(shown, CATALOGUE, error)
+                self._no_line(shown, CATALOGUE, error)
             except Exception as error:
-                self._cannot(shown, FAILED, error)
+                self._no_line(shown, FAILED, error)
         for outbox in self._outboxes:
             outbox.put(lines)
+        return True
 
-    def _cannot(self, shown: Shown, reason: str, error: Exception) -> None:
-        """Count it, and say why: a reason that stays the same once in PROBLEM_AGAIN_S."""
+    def _no_line(self, shown: Shown, reason: str, error: Exception) -> None:
+        """Count it, and log why; the same cause at most once in PROBLEM_AGAIN_S."""
         model = shown.lines.model
         self._drop(model, reason)
         problem, now_s = repr(error), time.monotonic()
-        if problem != self._problem or now_s - self._problem_told_s > PROBLEM_AGAIN_S:
+        if problem != self._problem or now_s - self._problem_logged_s > PROBLEM_AGAIN_S:
             trace = None if isinstance(error, NoFragments) else error
             _log.error("impressions dropped: no line of them", model=model, error=problem, exc_info=trace)
-            self._problem, self._problem_told_s = problem, now_s
+            self._problem, self._problem_logged_s = problem, now_s
 
-    def _say_whether_overflowing(self) -> None:
-        """Once for each change; where answers come faster than lines, half of the room must be free again first."""
-        now, self._overflowed = self._overflowed, False
-        if now and not self._overflow_told:
-            _log.error("impressions dropped: too many wait for the writer", at_most=self._most)
-            self._overflow_told = True
-        elif self._overflow_told and self._queue.qsize() <= self._most // 2:
-            _log.info("the writer of impressions keeps up again")
-            self._overflow_told = False
+
+class Outbox:
+    """The lines that wait for one sink; each batch is tried again until the sink has taken it.
+
+    Thread safety: `put` from one thread, `close` from one, `dropped` from any.
+    """
+
+    def __init__(self, sink: Sink, name: str, most: int, meter: Meter) -> None:
+        """name: of the sink in metrics. most: lines that may wait."""
+        self._name = name
+        self._sink = sink
+        self._meter = meter
+        self._failing = False
+        self._writer = BackgroundWriter[Line](
+            f"impressions to {name}",
+            self._append,
+            most=most,
+            most_bytes=SINK_MOST_BYTES,
+            batch=SINK_BATCH,
+            batch_bytes=SINK_BATCH_BYTES,
+            group=_model,
+            on_written=self._count,
+            on_full=self._log_full,
+            on_end=sink.close,
+        )
+        meter.gauge(IMPRESSIONS_WAITING, name, read=lambda: self._writer.waiting)
+
+    def put(self, lines: Sequence[Line]) -> None:
+        """Queue lines; those without room are dropped. Returns at once."""
+        queued = self._writer.offer_all([(line, len(line[1])) for line in lines])
+        for model, _ in lines[queued:]:
+            self.dropped(model, SINK)
+
+    def dropped(self, model: str, reason: str) -> None:
+        """Count one line that the sink will not get."""
+        self._meter.count(IMPRESSIONS_DROPPED, model, self._name, reason)
+
+    def close(self, end_at_s: float) -> None:
+        """Hand over what waits, until `end_at_s` on the monotonic clock; count the rest as dropped."""
+        left = self._writer.close(end_at_s)
+        for model, _ in left:
+            self.dropped(model, CLOSED)
+        if left:
+            _log.error("impressions lost at the end", sink=self._name, lines=len(left))
+
+    def _append(self, batch: Sequence[Line]) -> bool:
+        try:
+            self._sink.append(batch[0][0], [line for _, line in batch])
+        except Exception as error:
+            self._meter.count(IMPRESSIONS_FAILED, self._name)
+            if not self._failing:
+                known = isinstance(error, FtrieError | OSError)
+                facts = {"sink": self._name, "to": self._sink.shown, "error": str(error)}
+                _log.error(
+                    "the sink of impressions fails, trying again", **facts, exc_info=None if known else error
+                )
+            self._failing = True
+            return False
+        if self._failing:
+            _log.info(
+                "the sink of impressions takes them again", sink=self._name, waiting=self._writer.waiting
+            )
+        self._failing = False
+        return True
+
+    def _count(self, batch: Sequence[Line]) -> None:
+        self._meter.count(IMPRESSIONS_LOGGED, batch[0][0], self._name, by=len(batch))
+
+    def _log_full(self, full: bool) -> None:
+        if full:
+            _log.error("impressions dropped: too many wait for the sink", sink=self._name)
+        else:
+            _log.info("impressions are kept again", sink=self._name)
+
+
+def _model(line: Line) -> str:
+    return line[0]
 
 
 def _names(sinks: Sequence[Sink]) -> list[str]:
-    """A name for each in metrics: its kind, and a number from the second of a kind on."""
+    """A name for each sink in metrics: its kind, with a number from the second of a kind on."""
     kinds = [sink.kind for sink in sinks]
-    counts = [kinds[: place + 1].count(kind) for place, kind in enumerate(kinds)]
+    counts = [kinds[: index + 1].count(kind) for index, kind in enumerate(kinds)]
     return [kind if count == 1 else f"{kind}-{count}" for kind, count in zip(kinds, counts, strict=True)]

@@ -1,26 +1,25 @@
-"""What variants that do not answer had answered, written down as JSON lines. Never slows or fails a call.
+"""The shadow log: what variants that do not answer would have answered, as JSON lines.
 
-A call hands its shadows over in microseconds and goes on; one thread a process writes them. What the disk does not
-take in time, or not at all, is dropped and counted. docs/experiments.md has the members of a line.
+A call offers its shadows and goes on; one thread a process writes them. What the disk does not take, or not in time,
+is dropped and counted. docs/experiments.md lists the members of a line.
 """
 
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 from zlib import crc32
 
 import structlog
 
 from model_store.errors import OutputError
+from server.impressions.rotating_file import RotatingFile
+from server.impressions.writer import BackgroundWriter
 from server.telemetry.families import SHADOW_DROPPED, SHADOW_LOGGED
-from server.telemetry.rotating_file import RotatingFile
 
 if TYPE_CHECKING:
     from server.ranking.ranker import Ranking, ShadowRanking
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from server.settings import Settings
 
 LOGGED_ITEMS = 100
-"""Of an answer's items, the first so many are written."""
+"""Of each list of items, this many are written."""
 WAITING = 1000
 BATCH = 256
 MAX_BYTES = 64 << 20
@@ -40,7 +39,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Seen:
-    """An answer with its shadows. Nothing in it changes any more."""
+    """An answer with its shadows; immutable."""
 
     time_s: float
     request_id: str
@@ -54,7 +53,7 @@ class Seen:
 
     @classmethod
     def of(cls, request_id: str, served: ServedVersion, variant: int, ranking: Ranking) -> Seen:
-        """What is worth writing of an answer: of each list the first LOGGED_ITEMS."""
+        """An answer's shadows: of each list the first LOGGED_ITEMS."""
         few = slice(LOGGED_ITEMS)
         return cls(
             time_s=time.time(),
@@ -72,7 +71,7 @@ class Seen:
 
 
 class ShadowLog:
-    """A bounded queue, and the thread that empties it into a file. Thread safety: `wants` and `offer`, any thread."""
+    """Writes shadows to a file. Thread safety: `wants` and `offer`, any thread."""
 
     def __init__(
         self,
@@ -92,8 +91,6 @@ class ShadowLog:
         self._path = str(path)
         self._count = count
         self._below = int(sample * (1 << 32))
-        self._most_waiting = waiting
-        self._queue: SimpleQueue[Seen | None] = SimpleQueue()
         self._failing = False
         try:
             self._file = RotatingFile(path, max_bytes, kept)
@@ -101,54 +98,30 @@ class ShadowLog:
             raise OutputError(
                 f"cannot write the shadow log {self._path}: {error.strerror}; name a file that can be written"
             ) from error
-        self._writer = threading.Thread(target=self._write_all, name="shadow log", daemon=True)
-        self._writer.start()
+        self._writer = BackgroundWriter("shadow log", self._write, most=waiting, batch=BATCH)
 
     @classmethod
     def of(cls, settings: Settings, count: Callable[[str, str], None]) -> ShadowLog | None:
-        """The log that is asked for, if one is. Raises OutputError."""
+        """The log that the settings ask for; None if they ask for none. Raises OutputError."""
         if not settings.shadow_log:
             return None
         return cls(settings.shadow_log, count, sample=settings.shadow_sample)
 
     def wants(self, request_id: str) -> bool:
-        """Whether this request is in the sample; its id alone decides, so that every server samples the same."""
+        """Whether this request is in the sample. Only its id decides, so that every server samples the same ones."""
         return crc32(request_id.encode("utf-8", "surrogatepass")) < self._below
 
     def offer(self, seen: Seen) -> None:
-        """Take one answer, or drop it if too many wait. Returns at once, raises nothing."""
-        if self._queue.qsize() < self._most_waiting:
-            self._queue.put(seen)
-        else:
+        """Queue one answer, or drop it if too many wait. Returns at once, raises nothing."""
+        if not self._writer.offer(seen):
             self._count(SHADOW_DROPPED, seen.model)
 
     def close(self) -> None:
         """Write what waits, for at most CLOSE_S seconds, and end the thread."""
-        self._queue.put(None)
-        self._writer.join(CLOSE_S)
+        for seen in self._writer.close(time.monotonic() + CLOSE_S):
+            self._count(SHADOW_DROPPED, seen.model)
 
-    # -- the writer's thread
-
-    def _write_all(self) -> None:
-        while (first := self._queue.get()) is not None:
-            batch = [first, *self._waiting(BATCH - 1)]
-            ended = None in batch
-            self._write([seen for seen in batch if seen is not None])
-            if ended:
-                return
-
-    def _waiting(self, most: int) -> Iterator[Seen | None]:
-        """What waits now, up to the end or `most`."""
-        for _ in range(most):
-            try:
-                seen = self._queue.get_nowait()
-            except Empty:
-                return
-            yield seen
-            if seen is None:
-                return
-
-    def _write(self, batch: Sequence[Seen]) -> None:
+    def _write(self, batch: Sequence[Seen]) -> bool:
         metric = SHADOW_DROPPED
         try:
             self._file.append(b"".join(_line(seen) for seen in batch))
@@ -161,6 +134,7 @@ class ShadowLog:
             _log.exception("shadow log not written", file=self._path)
         for seen in batch:
             self._count(metric, seen.model)
+        return True
 
 
 def _line(seen: Seen) -> bytes:

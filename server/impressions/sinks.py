@@ -1,7 +1,7 @@
-"""Sinks: where impressions go. A stream of a store, or a file of JSON lines. Nothing here queues or tries again.
+"""Sinks: where impressions go, a stream of a store or a file of JSON lines.
 
-A sink is opened when it is first written to, and again after it failed, so that one that is away keeps nobody waiting
-when a server starts.
+A sink is opened when it is first written to, and again after a failure: one that is away does not delay a server's
+start. Queueing and retries are the `BackgroundWriter`'s.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from model_store.errors import OutputError, ServerError, StoreUnavailable
 from model_store.redis.connection import EMBEDDED, SCHEMES, StoreConnection
 from model_store.store import Store
-from server.telemetry.rotating_file import RotatingFile
+from server.impressions.rotating_file import RotatingFile
 
 if TYPE_CHECKING:
     from model_store.streams.event_streams import EventStream
@@ -22,20 +22,20 @@ STORE = "store"
 FILE = "file:"
 TIMEOUT_S = 1.0
 FILE_MODE = 0o640
-"""Lines hold cookies and features: for their owner, and for a group that a trainer may be in."""
+"""Lines hold cookies and features: readable by the owner, and by a group that a trainer may be in."""
 
 
 class Sink(Protocol):
-    """For one thread. kind: store, redis or file; shown: where it is, for messages, without a password."""
+    """For one thread. kind: store, redis or file; shown: its address for messages, without a password."""
 
     kind: str
     shown: str
 
     def append(self, model: str, lines: Sequence[bytes]) -> None:
-        """Add lines of one model, all or none as far as can be told. Raises FtrieError, OSError."""
+        """Add lines of one model. Raises FtrieError, OSError if it cannot tell that they were added."""
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Close what is open."""
 
 
 class StreamSink:
@@ -49,12 +49,12 @@ class StreamSink:
         self._streams: dict[str, EventStream] = {}
 
     def check(self) -> None:
-        """Raise StoreError for a URL that is none. Nothing is connected."""
+        """Raise StoreError for an invalid URL. Does not connect."""
         if not self._url.startswith(EMBEDDED):
             StoreConnection(self._url, TIMEOUT_S).close()
 
     def append(self, model: str, lines: Sequence[bytes]) -> None:
-        """As of `Sink`. Where no answer came the lines may be there; sent again, they are there twice."""
+        """See `Sink`. If the store did not answer, the lines may be there; sent again, they are there twice."""
         try:
             self._stream(model).append(lines)
         except StoreUnavailable:
@@ -62,7 +62,7 @@ class StreamSink:
             raise
 
     def close(self) -> None:
-        """As of `Sink`."""
+        """See `Sink`."""
         self._streams = {}
         if self._store is not None:
             self._store.close()
@@ -80,7 +80,7 @@ class StreamSink:
 
 
 class FileSink:
-    """One file for all models; full ones are moved on. Several processes may append to it."""
+    """One file for all models, rotated when full. Several processes may append to it."""
 
     def __init__(self, path: str, max_bytes: int, kept: int) -> None:
         """Keeps `kept` full files beside the present one."""
@@ -89,30 +89,30 @@ class FileSink:
         self._file: RotatingFile | None = None
 
     def append(self, model: str, lines: Sequence[bytes]) -> None:
-        """As of `Sink`."""
+        """See `Sink`."""
         self.open().append(b"\n".join([*lines, b""]))
 
     def open(self) -> RotatingFile:
-        """The file, opened if it is not. Raises OSError."""
+        """The file, opened if it was not. Raises OSError."""
         if self._file is None:
             self._file = RotatingFile(self.shown, self._max_bytes, self._kept, FILE_MODE)
         return self._file
 
     def close(self) -> None:
-        """As of `Sink`."""
+        """See `Sink`."""
 
 
 def open_sinks(settings: Settings) -> list[Sink]:
-    """Those that are asked for. Raises ServerError for a name that is none, or twice."""
+    """The sinks of `--impressions`. Raises ServerError for an invalid name, or one given twice."""
     if len(set(settings.impressions)) < len(settings.impressions):
         raise ServerError("--impressions: one sink is given twice; expected each once")
     return [_sink(name, settings) for name in settings.impressions]
 
 
 def check(settings: Settings) -> None:
-    """Once, before anything begins.
+    """Check the settings before the server starts.
 
-    Raises ServerError for sinks that are none, StoreError for a URL that is none, OutputError for a file not writable.
+    Raises ServerError for an invalid sink, StoreError for an invalid URL, OutputError for a file that is not writable.
     """
     for sink in open_sinks(settings):
         if isinstance(sink, StreamSink):

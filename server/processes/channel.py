@@ -8,7 +8,7 @@ To a worker, by `do`:
                 others that serve must not accept calls before it can answer them. The first message.
     serve       parts (see `parts_body`) and serial; the descriptors are those of the blocks, in the order of BLOCKS
     experiment  model, experiment: the record in the store, or null
-    degraded    model, texts: what every answer says in `degraded`
+    degraded    model, parts: what every answer says in `degraded`, a detail by part
     forget      model: drop the cached users and candidate sets that the store lacks, as an operator has ordered
     ping        answered by pong
     drain       refuse: first answer UNAVAILABLE for a moment, since no other process answers on this port

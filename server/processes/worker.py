@@ -17,6 +17,7 @@ import structlog
 from model_store.backoff import Backoff
 from model_store.errors import FtrieError, StoreError, StoreUnavailable
 from model_store.versions.experiments import Experiment
+from server.errors import Degradation
 from server.impressions.log import ImpressionLog
 from server.impressions.shadows import ShadowLog
 from server.model.shared_memory import Parts
@@ -170,7 +171,9 @@ class Worker:
         current = self.models[body["model"]]
         match body["do"]:
             case "degraded":
-                current.degraded = tuple(body["texts"])
+                current.degraded = tuple(
+                    Degradation.not_current(part, detail) for part, detail in body["parts"].items()
+                )
             case "forget":
                 self._service.forget()
             case "experiment":
@@ -179,8 +182,9 @@ class Worker:
 
     def orphaned(self, text: str) -> None:
         """Have every answer say that the supervisor, which brings newer models, is gone."""
+        orphaned = Degradation.not_current("model", text)
         for current in self.models.values():
-            current.degraded = (*current.degraded, text)
+            current.degraded = (*current.degraded, orphaned)
 
     # -- threads
 

@@ -26,7 +26,7 @@ from server.sync.state_folder import has_supervisor
 from server.telemetry.log import log_to_stderr
 
 LOOK_EVERY_S = 0.5
-ORPHANED = "model: this worker's supervisor is gone, newer versions wait for its successor"
+ORPHANED = "this worker's supervisor is gone, newer versions wait for its successor"
 SIGNAL_SLICE_S = 0.2
 
 _log = structlog.get_logger(__name__)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import grpc
 
 from model_store.errors import StoreError, StoreUnavailable
+from server.errors import Degradation
 from server.ranking.store_reads import StoredReads
 from server.ranking.wire import MAX_ID_BYTES
 
@@ -46,7 +47,9 @@ class CandidateSets:
         self._ids = 0
         self._lock = threading.Lock()
 
-    def members(self, name: str, context: grpc.ServicerContext) -> tuple[Sequence[str] | None, list[str]]:
+    def members(
+        self, name: str, context: grpc.ServicerContext
+    ) -> tuple[Sequence[str] | None, list[Degradation]]:
         """The ids of a set, None if there is no such set; and what `degraded` must say.
 
         Raises StoreUnavailable if the store does not answer and never did for this set, StoreError for what is no set,
@@ -60,10 +63,10 @@ class CandidateSets:
         except StoreUnavailable as error:
             if kept is None:
                 raise
-            return kept.ids, [f"{PART}: stale, read {self._now() - kept.read_at:.0f} s ago: {error}"]
+            return kept.ids, [Degradation.stale(PART, self._now() - kept.read_at, str(error))]
         if ids is None and kept is not None and kept.ids and self._reads.lost_sets(kept.read_at, context):
-            age_s = self._now() - kept.read_at  # not kept anew: each request looks whether it is there again
-            return kept.ids, [f"{PART}: stale, read {age_s:.0f} s ago: the store lost its data"]
+            age_s = self._now() - kept.read_at  # not kept again: each request looks whether it is there
+            return kept.ids, [Degradation.stale(PART, age_s, "the store lost its data")]
         self._keep(name, _Kept(ids, self._now()))
         return ids, []
 
@@ -115,21 +118,22 @@ class LateItems:
 
     def look_up(
         self, ids: Sequence[str], context: grpc.ServicerContext
-    ) -> tuple[dict[str, Record], list[str]]:
+    ) -> tuple[dict[str, Record], list[Degradation]]:
         """The records of those `ids` that the store has, and what `degraded` must say.
 
         One round trip at most, for at most 512 ids. Raises DeadlinePassed.
         """
         known, asked = self._remembered(dict.fromkeys(ids))
-        problems = []
+        problems = list[Degradation]()
         if len(asked) > MAX_LOOKUPS:
-            problems = [f"{ITEMS_PART}: {len(asked)} unknown items, only {MAX_LOOKUPS} were looked up"]
+            detail = f"{len(asked)} unknown items, only {MAX_LOOKUPS} were looked up"
+            problems = [Degradation.limited(ITEMS_PART, detail)]
             asked = asked[:MAX_LOOKUPS]
         if asked:
             try:
                 records = self._reads.items(asked, context)
             except StoreError as error:
-                return known, [f"{ITEMS_PART}: {error}"]
+                return known, [Degradation.of(ITEMS_PART, error)]
             self._remember(asked, records)
             known |= {item: record for item, record in zip(asked, records, strict=True) if record is not None}
         if known and len(self._found) < MAX_FOUND:

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from ctr.v1.ranking_pb2 import Contributions, ExplainedItem, ExplainRequest, ExplainResponse, KeyContribution
 from model_store.features.features import Token
 from model_store.features.values import Value
-from server.errors import InvalidRequest, unreadable
+from server.errors import Degradation, InvalidRequest, unreadable
 from server.model.catalogue import Catalogue, id_tokens
 from server.model.model import Model
 from server.ranking import wire
@@ -47,7 +47,11 @@ def check_explainable(candidates: int) -> None:
 
 
 def explanation(
-    request_id: str, served: ServedVersion, question: Question, ranking: Ranking, degraded: Sequence[str]
+    request_id: str,
+    served: ServedVersion,
+    question: Question,
+    ranking: Ranking,
+    degraded: Sequence[Degradation],
 ) -> bytes:
     """The answer as bytes. O(items · keys · length)."""
     return ExplainResponse(
@@ -56,7 +60,7 @@ def explanation(
         version=served.version,
         variant=served.variant_names[question.variant],
         items=_items(served, question, ranking),
-        degraded=[*degraded, *ranking.notes],
+        degraded=[each.message() for each in (*degraded, *ranking.notes)],
         unknown_items=ranking.unknown_items,
         unknown_fields=ranking.unknown_fields,
     ).SerializeToString()
@@ -82,7 +86,9 @@ def _group(group: Group) -> Contributions:
 
 
 def _key(key: Contribution) -> KeyContribution:
-    return KeyContribution(key=key.key, weight=key.weight, x=key.x, contribution=key.value, rate=key.rate)
+    return KeyContribution(
+        key=key.key, weight=key.weight, x=key.x, contribution=key.value, learning_rate=key.rate
+    )
 
 
 # --- What each key added to one score. Keys are made as the spec says and looked up one by one: slow, and

@@ -20,6 +20,7 @@ from model_store.errors import FieldValueError
 from model_store.features.features import FeaturePlan, FieldPlan, Token
 from model_store.features.values import Value
 from model_store.records.lookups import HashFields
+from server.errors import Degradation
 from server.ranking.request import Received
 from server.ranking.request_kernels import IRREGULAR, overlay, plain_tokens
 
@@ -274,9 +275,9 @@ class ReadyTokens:
         overlay(inline.given, *inline.arrays, self.places, self.x, self.text, *made)
         return PlainFeatures(inline.reader, inline.given, made, user)
 
-    def problems(self, given: int, part: str) -> list[str]:
+    def problems(self, given: int, part: str) -> list[Degradation]:
         """What `degraded` says of stored values that were left out: those that nothing inline replaces."""
-        return [f"{part}: left out {text}" for bit, text in self.misfits if not given & bit]
+        return [Degradation.left_out(part, text) for bit, text in self.misfits if not given & bit]
 
 
 def _maker(plan: FieldPlan, is_cookie: bool) -> TokenMaker:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from server.errors import Degradation
 from server.ranking import wire
 from server.ranking.features import PlainFeatures
 from server.ranking.request import Received
@@ -35,7 +36,7 @@ class Call:
     served: ServedVersion
     explain: bool
     until_s: float
-    degraded: list[str] = field(default_factory=list)
+    degraded: list[Degradation] = field(default_factory=list)
     store_ns: int = 0
     ranking_ns: int = 0
 

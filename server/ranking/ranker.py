@@ -20,6 +20,7 @@ from model_store.artefact.calibration import Calibration, Curve
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
 from model_store.spec.sections import MAX_CROSS_FIELDS
+from server.errors import Degradation
 from server.model.catalogue import Catalogue
 from server.model.item_ids import ItemIds
 from server.model.items import ItemTable
@@ -70,7 +71,7 @@ class Ranking:
     objectives: Array | None = None
     uncertainties: Array | None = None
     propensities: Array | None = None
-    notes: Sequence[str] = ()
+    notes: Sequence[Degradation] = ()
     shadows: Sequence[ShadowRanking] = ()
 
     @property

@@ -157,7 +157,7 @@ def _with_late_items(call: Call, question: Question, ranking: Ranking) -> Rankin
     late: list[wire.Spelled] = []
     for item in question.item_ids:
         if item in records:
-            fields, problems = drop_misfits(dict(records[item]), call.served, f"{ITEMS}: {item!r}")
+            fields, problems = drop_misfits(dict(records[item]), call.served, ITEMS, repr(item))
             call.degraded += problems
             late.append((item, fields))
     question.spelled = [*question.spelled, *late]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ctr.v1.ranking_pb2 import RankResponse
+from server.errors import Degradation
 from server.model.binding import bound
 from server.model.catalogue import Catalogue
 from server.model.event_form import Form
@@ -43,7 +44,7 @@ class ModelHandle:
         """Set by `serve` alone."""
         self.assignment = Assignment(name, (), ())
         """Over the variants of `served`; a request that has read an older one asks `assigned`."""
-        self.degraded: tuple[str, ...] = ()
+        self.degraded: tuple[Degradation, ...] = ()
         """What every answer says in `degraded`: why the version served may not be the one it should be."""
         self._changing = threading.Lock()
         self.late_items = late_items

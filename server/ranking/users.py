@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from model_store.errors import FieldValueError, StoreError, StoreUnavailable
+from server.errors import Degradation
 from server.ranking.features import PlainFeatures, StoredUser, UserCache, WantedFields
 from server.ranking.served import ServedVersion
 from server.ranking.store_reads import StoredReads
@@ -51,11 +52,11 @@ class UserFeatures:
 
     def complete(
         self, cookie: str, inline: Fields, served: ServedVersion, context: grpc.ServicerContext
-    ) -> tuple[Fields, list[str]]:
+    ) -> tuple[Fields, list[Degradation]]:
         """Returns the fields to score with, and what `degraded` must say. Raises DeadlinePassed."""
         if not cookie or served.user_fields <= inline.keys():
             return inline, []
-        problems: list[str] = []
+        problems: list[Degradation] = []
         if served.stored_fields <= inline.keys():
             fields: Fields = dict.fromkeys(served.cookie_fields, cookie)
         else:
@@ -66,12 +67,12 @@ class UserFeatures:
 
     def complete_plain(
         self, cookie: str, inline: PlainFeatures, served: ServedVersion, context: grpc.ServicerContext
-    ) -> tuple[PlainFeatures, list[str]]:
+    ) -> tuple[PlainFeatures, list[Degradation]]:
         """As `complete`, for features that came as tokens and go on as tokens."""
         if not cookie or inline.given & served.user_bits == served.user_bits:
             return inline, []
         if inline.given & served.stored_bits == served.stored_bits:
-            user, problems = _unread(cookie, served.wanted), list[str]()
+            user, problems = _unread(cookie, served.wanted), list[Degradation]()
         else:
             user, problems = self._user(cookie, served, context)
         tokens = user.tokens(served.wanted)
@@ -81,7 +82,7 @@ class UserFeatures:
 
     def _user(
         self, cookie: str, served: ServedVersion, context: grpc.ServicerContext
-    ) -> tuple[StoredUser, list[str]]:
+    ) -> tuple[StoredUser, list[Degradation]]:
         """The user as far as known, and what `degraded` must say of that. Raises DeadlinePassed."""
         shelf = self._shelves.get(served.name)
         if shelf is None or shelf.wanted is not served.wanted:
@@ -99,10 +100,10 @@ class UserFeatures:
         except StoreError as error:
             self._meter.count(USER_CACHE, "failed" if user is None else "stale")
             if user is None:
-                return _unread(cookie, shelf.wanted), [f"{PART}: {error}"]
+                return _unread(cookie, shelf.wanted), [Degradation.of(PART, error)]
             user.used = True
             age_s = time.monotonic() - user.fresh_until + self._ttl_s
-            return user, [f"{PART}: stale, read {age_s:.0f} s ago: {error}"]
+            return user, [Degradation.stale(PART, age_s, str(error))]
 
     def _read(self, shelf: _Shelf, cookie: str, context: grpc.ServicerContext) -> StoredUser:
         """Ask the store, or wait for the request that is asking it for the same cookie. Raises StoreError."""
@@ -163,15 +164,17 @@ class UserFeatures:
         return StoredUser(user.cookie, before.values, user.fresh_until, read_at)
 
 
-def _lost(user: StoredUser) -> list[str]:
+def _lost(user: StoredUser) -> list[Degradation]:
     """What `degraded` says of a user whose record the store has lost."""
     age_s = time.monotonic() - user.lost_at
-    return [f"{PART}: stale, read {age_s:.0f} s ago: the store lost its data, and has no record of this user"]
+    return [Degradation.stale(PART, age_s, "the store lost its data, and has no record of this user")]
 
 
-def drop_misfits(fields: Fields, served: ServedVersion, part: str = PART) -> tuple[Fields, list[str]]:
+def drop_misfits(
+    fields: Fields, served: ServedVersion, part: str = PART, whose: str = ""
+) -> tuple[Fields, list[Degradation]]:
     """Leave out the values that do not fit their fields: stored by mistake, so no fault of the caller's."""
-    kept, problems = dict(fields), []
+    kept, problems = dict(fields), list[Degradation]()
     for name, value in fields.items():
         plan = served.model.plan.field(name)
         try:
@@ -179,7 +182,7 @@ def drop_misfits(fields: Fields, served: ServedVersion, part: str = PART) -> tup
                 plan.tokens(value)
         except FieldValueError as error:
             del kept[name]
-            problems.append(f"{part}: left out {error}")
+            problems.append(Degradation.left_out(part, str(error), whose))
     return kept, problems
 
 

@@ -114,7 +114,6 @@ def warm_up() -> None:
 def _ask(served: ServedVersion) -> None:
     trie = served.model.base.trie
     trie.get(b"hour=7")
-    trie.longest_prefix(b"hour=7")
     ranking = served.ranker.rank({"hour": "7"}, ["shoe", "unknown"], [("boot", {"brand": "nike"})])
     _write_line(served, ranking.rows[ranking.order], ranking.ctrs)
     served.ranker.rank({"hour": "7"}, ["shoe"], shadows=(0,))

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ctr.v1.ranking_pb2 import Features, Item, RankedItem, RankRequest, RankResponse
 from model_store.errors import FieldValueError
 from model_store.features.values import Value
-from server.errors import InvalidRequest
+from server.errors import Degradation, InvalidRequest
 from server.model.item_ids import ItemIds
 from server.ranking.limits import check_fields, check_members
 from server.ranking.request_kernels import write_items
@@ -117,7 +117,7 @@ def unknown_item_fields(spelled: Sequence[Spelled], served: ServedVersion) -> li
 
 
 def answer(
-    request: RankRequest, request_id: str, head: bytes, ranking: Ranking, degraded: Sequence[str]
+    request: RankRequest, request_id: str, head: bytes, ranking: Ranking, degraded: Sequence[Degradation]
 ) -> bytes:
     """The answer as the bytes of a `RankResponse`: fields one after the other are one message (protobuf, "Encoding").
 
@@ -127,7 +127,7 @@ def answer(
     if not (degraded or ranking.notes or ranking.unknown_items or ranking.unknown_fields):
         return start + head + _items(ranking)
     end = RankResponse(
-        degraded=[*degraded, *ranking.notes],
+        degraded=[each.message() for each in (*degraded, *ranking.notes)],
         unknown_items=ranking.unknown_items,
         unknown_fields=ranking.unknown_fields,
     )

@@ -1,12 +1,15 @@
-"""`ctr.v1.ModelAdminService`: how a server is, and what it is to serve. Converted, carried out, converted back.
+"""`ctr.v1.ModelAdminService` and its port: reports a server's status and changes, in the store, what it serves.
 
-What changes, changes in the store, so that every server of a model follows. Who may call is the gate's business; every
-call that changes something is logged with its caller. Nothing here is on the way of a ranking call.
+Messages are converted to Python values, carried out, and the outcome converted back. Every call that changes something
+is logged with its caller. The port is a grpc server of its own with the TLS and token files of the ranking port.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import base64
+import binascii
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -21,10 +24,9 @@ from model_store.versions.experiments import RUNNING, STOPPED, Experiment
 from model_store.versions.published_versions import VersionInfo
 from server.errors import InvalidRequest, abort, readable, served_name, status_of
 from server.ranking.experiments import Assignment
-from server.rpc import security as access
+from server.rpc import security
 from server.rpc.gate import BoundedPool, Gate
 from server.rpc.grpc_server import MAX_STREAMS, listen, reflection_gates
-from server.rpc.security import warn_if_exposed
 from server.settings import Settings
 from server.sync.experiment_sync import ExperimentSync, assigned_by_spec
 from server.telemetry.meter import Meter
@@ -32,35 +34,52 @@ from server.telemetry.status import ModelStatus, SupervisorStatus, WorkerStatus
 
 SERVICE = "ctr.v1.ModelAdminService"
 RELOAD_S = 60.0
-"""How long a Reload waits whose caller set no deadline."""
+"""How long a Reload waits if its caller set no deadline."""
+PAGE_SIZE, MAX_PAGE_SIZE = 100, 1_000
+THREADS = 2
+PLACES = 16
+MAX_REQUEST_BYTES = 16 << 20  # the largest experiment has 4 MiB of pinned cookies
+GRACE_S = 1.0
+
+_SOURCES = {"": pb.MODEL_SOURCE_UNSPECIFIED, "store": pb.MODEL_SOURCE_STORE, "disk": pb.MODEL_SOURCE_DISK}
+_KINDS = {"snapshot": pb.VERSION_KIND_SNAPSHOT, "delta": pb.VERSION_KIND_DELTA}
+_WORKER_STATES = {
+    "starting": pb.WORKER_STATE_STARTING,
+    "serving": pb.WORKER_STATE_SERVING,
+    "draining": pb.WORKER_STATE_DRAINING,
+    "gone": pb.WORKER_STATE_GONE,
+}
+_STATES = {RUNNING: pb.EXPERIMENT_STATE_RUNNING, STOPPED: pb.EXPERIMENT_STATE_STOPPED}
+_MASKED = ("state", "winner", "shares", "salt", "pins", "shadows", "objective")
+"""The fields of an Experiment that an update may change."""
 
 _log = structlog.get_logger(__name__)
 Context = grpc.ServicerContext
 
 
 class Administered(Protocol):
-    """A server, as this service needs it. All methods may be called by any thread."""
+    """The server that is administered. All methods may be called by any thread."""
 
     def status(self) -> SupervisorStatus:
-        """How it is now."""
+        """The current status."""
 
     def followed(self, model: str) -> ExperimentSync:
         """The experiment of one of its models."""
 
     def look_now(self, model: str, timeout_s: float) -> bool:
-        """Look at the store at once; whether that was done within the time."""
+        """Read the store at once; returns whether that was done within the time."""
 
 
 class ModelAdminService:
     """Answers for one server. Thread safety: every method, any thread."""
 
     def __init__(self, server: Administered, store_url: str) -> None:
-        """A store is opened for each call that needs one: they are rare, and the store may come and go."""
+        """Each call that needs the store opens a connection: such calls are rare, and the store may come and go."""
         self._server = server
         self._store_url = store_url
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """What a grpc server is given."""
+        """The handlers for a grpc server."""
         reading = (
             (self.GetStatus, pb.GetStatusRequest),
             (self.ListModels, pb.ListModelsRequest),
@@ -96,8 +115,16 @@ class ModelAdminService:
     def ListVersions(self, request: pb.ListVersionsRequest, context: Context) -> pb.ListVersionsResponse:
         """The RPC."""
         name = self._name(request.model)
+        if request.page_size < 0:
+            raise InvalidRequest(f"page_size: got {request.page_size}, expected 0 or more")
+        size = min(request.page_size or PAGE_SIZE, MAX_PAGE_SIZE)
+        after = version_of_token(name, request.page_token) if request.page_token else 0
         with Store.open(self._store_url) as store:
-            return pb.ListVersionsResponse(versions=map(version, store.model(name, _found_junk).versions()))
+            listed = store.model(name, _found_junk).versions()
+        left = [info for info in listed if info.version > after]
+        page = left[:size]
+        token = page_token(name, page[-1].version) if len(left) > size else ""
+        return pb.ListVersionsResponse(versions=map(version_message, page), next_page_token=token)
 
     def ActivateVersion(
         self, request: pb.ActivateVersionRequest, context: Context
@@ -106,8 +133,8 @@ class ModelAdminService:
         name = self._name(request.model)
         _check_version(request.version)
         with Store.open(self._store_url) as store:
-            before = store.model(name, _found_junk).activate(request.version)
-        return pb.ActivateVersionResponse(version=request.version, before=before)
+            previous = store.model(name, _found_junk).activate(request.version)
+        return pb.ActivateVersionResponse(version=request.version, previous_version=previous)
 
     def RollBack(self, request: pb.RollBackRequest, context: Context) -> pb.RollBackResponse:
         """The RPC."""
@@ -116,8 +143,8 @@ class ModelAdminService:
         if target is not None:
             _check_version(target)
         with Store.open(self._store_url) as store:
-            version, before = store.model(name, _found_junk).go_back(target)
-        return pb.RollBackResponse(version=version, before=before)
+            version, previous = store.model(name, _found_junk).go_back(target)
+        return pb.RollBackResponse(version=version, previous_version=previous)
 
     def Reload(self, request: pb.ReloadRequest, context: Context) -> pb.ReloadResponse:
         """The RPC."""
@@ -125,7 +152,7 @@ class ModelAdminService:
         left_s = context.time_remaining()
         if not self._server.look_now(name, RELOAD_S if left_s is None else min(left_s, RELOAD_S)):
             raise StoreUnavailable(
-                f"{name}: the store is away, or a version takes long to load; see GetStatus"
+                f"{name}: the store is unreachable, or a version takes long to load; see GetStatus"
             )
         return pb.ReloadResponse(model=self._model(self._status(name)))
 
@@ -136,8 +163,8 @@ class ModelAdminService:
             record = store.model(name, _found_junk).experiment()
         followed = self._server.followed(name)
         return pb.GetExperimentResponse(
-            experiment=None if record is None else experiment(record),
-            division=division(followed.assignment, followed.problem),
+            experiment=None if record is None else experiment_message(record),
+            traffic_split=traffic_split(followed.assignment, followed.problem),
         )
 
     def UpdateExperiment(
@@ -145,208 +172,45 @@ class ModelAdminService:
     ) -> pb.UpdateExperimentResponse:
         """The RPC."""
         name = self._name(request.model)
-        wanted = record_of(request.experiment)
+        fields = masked_fields(request)
+        expected = request.expected_revision if request.HasField("expected_revision") else None
         with Store.open(self._store_url) as store:
             versions = store.model(name, _found_junk)
             spec = assigned_by_spec(versions)
-            if spec is not None:
-                Assignment(name, spec.variants, spec.spec_shares, wanted)
-            return pb.UpdateExperimentResponse(experiment=experiment(versions.set_experiment(wanted)))
+
+            def changed(before: Experiment) -> Experiment:
+                try:
+                    after = updated(before, request.experiment, fields)
+                    if spec is not None:
+                        Assignment(name, spec.variants, spec.spec_shares, after)
+                except ExperimentError as error:
+                    raise ExperimentError(f"experiment.{error}") from None
+                return after
+
+            record = versions.experiments.change(changed, expected)
+        return pb.UpdateExperimentResponse(experiment=experiment_message(record))
 
     def _model(self, status: ModelStatus) -> pb.ModelStatus:
         followed = self._server.followed(status.name)
-        return model(status, followed.assignment, followed.problem)
+        return model_message(status, followed.assignment, followed.problem)
 
     def _status(self, name: str) -> ModelStatus:
         return next(model for model in self._server.status().models if model.name == name)
 
     def _name(self, name: str) -> str:
-        """The model that a request means."""
         return served_name(name, [model.name for model in self._server.status().models])
 
 
-def _found_junk(text: str) -> None:
-    _log.error("the store holds what it should not", error=text)
-
-
-def _check_version(version: int) -> None:
-    if version < 1:
-        raise InvalidRequest(f"version: got {version}, expected at least 1")
-
-
-def _answering(method: Callable[[Any, Context], Any], logged: bool) -> Callable[[Any, Context], Any]:
-    """`method`, whose every failure leaves through the table in `server.errors`."""
-
-    def answer(request: Any, context: Context) -> Any:
-        if isinstance(request, InvalidRequest):
-            abort(context, request, method.__name__)
-        facts = {"call": method.__name__, "caller": context.peer()}
-        try:
-            answered = method(request, context)
-        except Exception as error:
-            status = status_of(error)
-            if status is grpc.StatusCode.INTERNAL:
-                _log.error("admin call failed", **facts, exc_info=error)
-            elif logged:
-                _log.warning("admin call refused", **facts, model=request.model, error=str(error))
-            abort(context, error, method.__name__)
-        if logged:
-            _log.info("admin call", **facts, model=request.model)
-        return answered
-
-    return answer
-
-
-def _serialized(message: Any) -> bytes:
-    data: bytes = message.SerializeToString()
-    return data
-
-
-# --- Between `ctr.v1` admin messages and Python values. Nothing here acts, and nothing here reads a store ---
-
-
-_SOURCES = {"": pb.MODEL_SOURCE_UNSPECIFIED, "store": pb.MODEL_SOURCE_STORE, "disk": pb.MODEL_SOURCE_DISK}
-_WORKER_STATES = {
-    "starting": pb.WORKER_STATE_STARTING,
-    "serving": pb.WORKER_STATE_SERVING,
-    "draining": pb.WORKER_STATE_DRAINING,
-    "gone": pb.WORKER_STATE_GONE,
-}
-_STATES = {RUNNING: pb.EXPERIMENT_STATE_RUNNING, STOPPED: pb.EXPERIMENT_STATE_STOPPED}
-
-
-def status_message(of: SupervisorStatus, models: Iterable[pb.ModelStatus]) -> pb.GetStatusResponse:
-    """The whole server; `models` as `model` makes them."""
-    return pb.GetStatusResponse(
-        address=of.address,
-        ready=of.ready,
-        draining=of.draining,
-        models=models,
-        workers=map(_worker, of.workers),
-        predecessors=of.successor_of,
-    )
-
-
-def model(of: ModelStatus, assignment: Assignment, problem: str) -> pb.ModelStatus:
-    """One model, and how its traffic is divided; `problem` with its experiment."""
-    message = pb.ModelStatus(
-        name=of.name,
-        version=of.version,
-        kind=of.kind,
-        sha256=of.sha256,
-        content=of.content,
-        keys=of.keys,
-        items=of.items,
-        source=_SOURCES[of.source],
-        store_away=of.store_away,
-        refused=of.refused,
-        problem=of.problem,
-        disk_problem=of.disk_problem,
-        division=division(assignment, problem),
-    )
-    for name, seconds in (("published", of.published), ("since", of.since)):
-        if seconds:
-            getattr(message, name).FromMilliseconds(round(1000 * seconds))
-    return message
-
-
-def division(assignment: Assignment, problem: str) -> pb.Division:
-    """What is in force."""
-    held = assignment.experiment
-    shares = zip(assignment.variants, assignment.shares, strict=True)
-    return pb.Division(
-        revision=held.revision if held is not None else 0,
-        shares=[pb.VariantShare(variant=name, share=share) for name, share in shares],
-        shadows=[assignment.variants[bit] for bit in assignment.shadows],
-        problem=problem,
-    )
-
-
-def version(info: VersionInfo) -> pb.Version:
-    """One published version."""
-    return pb.Version(
-        version=info.version,
-        active=info.active,
-        published=_timestamp(info.published),
-        rows=info.rows,
-        bytes=info.size,
-        sha256=info.sha256,
-        kind=info.kind,
-        parent=info.parent,
-        content=info.content,
-    )
-
-
-def experiment(record: Experiment) -> pb.Experiment:
-    """A record as a message; `record_of` reads it back."""
-    return pb.Experiment(
-        revision=record.revision,
-        state=_STATES[record.state],
-        winner=record.winner,
-        shares=record.shares,
-        salt=record.salt,
-        pins=record.pins,
-        shadows=record.shadows,
-        objective=record.objective,
-        updated=None if record.updated is None else _timestamp(record.updated),
-    )
-
-
-def record_of(message: pb.Experiment) -> Experiment:
-    """The record that a message asks for. Raises ExperimentError for one that contradicts itself."""
-    if message.state not in pb.ExperimentState.values():
-        raise ExperimentError(f"state: got {message.state}, which this server does not know: upgrade it")
-    return Experiment(
-        revision=message.revision,
-        state=STOPPED if message.state == pb.EXPERIMENT_STATE_STOPPED else RUNNING,
-        winner=message.winner,
-        shares=dict(message.shares),
-        salt=message.salt,
-        pins=dict(message.pins),
-        shadows=tuple(message.shadows),
-        objective=message.objective,
-    )
-
-
-def _worker(of: WorkerStatus) -> pb.WorkerStatus:
-    return pb.WorkerStatus(
-        number=of.number,
-        pid=of.pid,
-        state=_WORKER_STATES[of.state],
-        restarts=of.restarts,
-        versions=of.versions,
-    )
-
-
-def _timestamp(when: datetime) -> Timestamp:
-    stamp = Timestamp()
-    stamp.FromDatetime(when.astimezone(UTC).replace(tzinfo=None))
-    return stamp
-
-
-# --- The port of the admin service: a grpc server of its own, on the loopback interface unless told otherwise
-# ---
-#
-# What it answers is `server.rpc.admin_service`. It takes the TLS files and the token file of the ranking
-# port, and the role admin.
-
-
-THREADS = 2
-PLACES = 16
-MAX_REQUEST_BYTES = 16 << 20  # as many pins as there may be
-GRACE_S = 1.0
-
-
 class AdminPort:
-    """Begins with `start`, ends with `stop`."""
+    """The admin service on a port of its own, from `start` to `stop`."""
 
     def __init__(self, server: Administered, settings: Settings) -> None:
-        """Raises ServerError for TLS or token files that are of no use."""
+        """Raises ServerError for invalid TLS or token files."""
         self._settings = settings
         pool = BoundedPool(THREADS, PLACES, "admin")
         service = ModelAdminService(server, settings.store)
-        # A meter of its own: the one of ranking calls is not to show these.
-        tokens, meter = access.tokens(settings), Meter()
+        # A meter of its own: these calls are not counted as ranking calls.
+        tokens, meter = security.tokens(settings), Meter()
         guard = tokens.guard("admin") if tokens else None
         self._grpc = grpc.server(
             pool,
@@ -365,14 +229,195 @@ class AdminPort:
     def start(self) -> str:
         """Listen and answer; returns the address. Raises ServerError if the port is taken."""
         settings = self._settings
-        credentials = access.credentials(settings)
-        # A certificate tells who may rank; that alone makes nobody an operator.
-        warn_if_exposed(settings.admin_host, tls=credentials is not None, callers_known=bool(settings.tokens))
+        credentials = security.credentials(settings)
+        # A client certificate identifies a caller that may rank; alone it does not make an operator.
+        security.warn_if_exposed(
+            settings.admin_host, tls=credentials is not None, callers_known=bool(settings.tokens)
+        )
         self.address = listen(self._grpc, settings.admin_host, settings.admin_port or 0, credentials)
         self._grpc.start()
         _log.info("administered on", address=self.address)
         return self.address
 
     def stop(self) -> None:
-        """Finish what has begun, for a second at most."""
+        """Finish the calls in progress, within a second."""
         self._grpc.stop(GRACE_S).wait(2 * GRACE_S)
+
+
+def status_message(of: SupervisorStatus, models: Iterable[pb.ModelStatus]) -> pb.GetStatusResponse:
+    """The whole server; `models` from `model_message`."""
+    return pb.GetStatusResponse(
+        address=of.address,
+        ready=of.ready,
+        draining=of.draining,
+        models=models,
+        workers=map(_worker_message, of.workers),
+        predecessor_pids=of.successor_of,
+    )
+
+
+def model_message(of: ModelStatus, assignment: Assignment, problem: str) -> pb.ModelStatus:
+    """One model and its traffic split. problem: why the stored experiment is not applied."""
+    message = pb.ModelStatus(
+        name=of.name,
+        version=of.version,
+        kind=_KINDS.get(of.kind, pb.VERSION_KIND_UNSPECIFIED),
+        sha256=of.sha256,
+        content_digest=of.content,
+        key_count=of.keys,
+        item_count=of.items,
+        source=_SOURCES[of.source],
+        store_unavailable=of.store_away,
+        refusal_counts=of.refused,
+        problem=of.problem,
+        disk_problem=of.disk_problem,
+        traffic_split=traffic_split(assignment, problem),
+    )
+    if of.published:
+        message.publish_time.FromMilliseconds(round(1000 * of.published))
+    if of.since:
+        message.serve_start_time.FromMilliseconds(round(1000 * of.since))
+    return message
+
+
+def traffic_split(assignment: Assignment, problem: str) -> pb.TrafficSplit:
+    """The traffic split that is applied."""
+    held = assignment.experiment
+    shares = zip(assignment.variants, assignment.shares, strict=True)
+    return pb.TrafficSplit(
+        revision=held.revision if held is not None else 0,
+        shares=[pb.VariantShare(variant=name, share=share) for name, share in shares],
+        shadows=[assignment.variants[bit] for bit in assignment.shadows],
+        problem=problem,
+    )
+
+
+def version_message(info: VersionInfo) -> pb.Version:
+    """One published version."""
+    return pb.Version(
+        version=info.version,
+        active=info.active,
+        publish_time=_timestamp(info.published),
+        row_count=info.rows,
+        size_bytes=info.size,
+        sha256=info.sha256,
+        kind=_KINDS.get(info.kind, pb.VERSION_KIND_UNSPECIFIED),
+        parent_version=info.parent,
+        content_digest=info.content,
+    )
+
+
+def page_token(model: str, version: int) -> str:
+    """The token of the page after `version`; opaque to callers."""
+    return base64.urlsafe_b64encode(f"{version}:{model}".encode()).decode()
+
+
+def version_of_token(model: str, token: str) -> int:
+    """The version that a `page_token` of this model continues after. Raises InvalidRequest."""
+    try:
+        version, _, of = base64.b64decode(token, b"-_", validate=True).decode().partition(":")
+        if of == model and version.isascii() and version.isdecimal():
+            return int(version)
+    except (binascii.Error, ValueError):
+        pass
+    raise InvalidRequest(f"page_token: not a next_page_token of model {model!r}")
+
+
+def experiment_message(record: Experiment) -> pb.Experiment:
+    """A record as a message."""
+    return pb.Experiment(
+        revision=record.revision,
+        state=_STATES[record.state],
+        winner=record.winner,
+        shares=record.shares,
+        salt=record.salt,
+        pins=record.pins,
+        shadows=record.shadows,
+        objective=record.objective,
+        update_time=None if record.updated is None else _timestamp(record.updated),
+    )
+
+
+def masked_fields(request: pb.UpdateExperimentRequest) -> Collection[str]:
+    """The fields that an update changes. Raises InvalidRequest for a path that is none of them."""
+    if not request.HasField("update_mask"):
+        return [field.name for field, _ in request.experiment.ListFields() if field.name in _MASKED]
+    paths = list(request.update_mask.paths)
+    if paths == ["*"]:
+        return _MASKED
+    for path in paths:
+        if path not in _MASKED:
+            raise InvalidRequest(f"update_mask: got {path!r}, expected {', '.join(_MASKED)}, or * alone")
+    return paths
+
+
+def updated(before: Experiment, message: pb.Experiment, fields: Collection[str]) -> Experiment:
+    """`before` with the message's values of `fields`. Raises InvalidRequest, ExperimentError for a contradiction."""
+    values: dict[str, Any] = {
+        "winner": message.winner,
+        "shares": dict(message.shares),
+        "salt": message.salt,
+        "pins": dict(message.pins),
+        "shadows": tuple(message.shadows),
+        "objective": message.objective,
+    }
+    if "state" in fields:
+        states = {number: state for state, number in _STATES.items()}
+        if message.state not in states:
+            known = " or ".join(map(pb.ExperimentState.Name, states))
+            raise InvalidRequest(f"experiment.state: got {message.state}, expected {known}")
+        values["state"] = states[message.state]
+    return replace(before, **{name: values[name] for name in fields})
+
+
+def _worker_message(of: WorkerStatus) -> pb.WorkerStatus:
+    return pb.WorkerStatus(
+        index=of.number,
+        pid=of.pid,
+        state=_WORKER_STATES[of.state],
+        restart_count=of.restarts,
+        versions=of.versions,
+    )
+
+
+def _timestamp(when: datetime) -> Timestamp:
+    stamp = Timestamp()
+    stamp.FromDatetime(when.astimezone(UTC).replace(tzinfo=None))
+    return stamp
+
+
+def _found_junk(text: str) -> None:
+    _log.error("the store holds unexpected data", error=text)
+
+
+def _check_version(version: int) -> None:
+    if version < 1:
+        raise InvalidRequest(f"version: got {version}, expected at least 1")
+
+
+def _answering(method: Callable[[Any, Context], Any], logged: bool) -> Callable[[Any, Context], Any]:
+    """`method`, with every failure ended by `abort`."""
+
+    def answer(request: Any, context: Context) -> Any:
+        if isinstance(request, InvalidRequest):
+            abort(context, request)
+        facts = {"call": method.__name__, "caller": context.peer()}
+        try:
+            answered = method(request, context)
+        except Exception as error:
+            status = status_of(error)
+            if status is grpc.StatusCode.INTERNAL:
+                _log.error("admin call failed", **facts, exc_info=error)
+            elif logged:
+                _log.warning("admin call refused", **facts, model=request.model, error=str(error))
+            abort(context, error)
+        if logged:
+            _log.info("admin call", **facts, model=request.model)
+        return answered
+
+    return answer
+
+
+def _serialized(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data

@@ -1,7 +1,7 @@
-"""`ctr.v1.FeedbackService`: events are read, written to the store, counted and answered. Nothing is kept here.
+"""`ctr.v1.FeedbackService`: validates reported events, writes them to the store and counts them.
 
-Reports have threads of their own, and a store connection of their own: a store that hangs holds up reports, never
-rankings. An answer means that the store has what it accepts; a call that fails may be repeated, and counts once.
+Reports have threads and a store connection of their own, so that a store that hangs delays reports but no rankings.
+When a call succeeds, the store has what it accepted; a call that fails may be repeated, and each event counts once.
 """
 
 from __future__ import annotations
@@ -19,16 +19,7 @@ from ctr.v1.feedback_pb2 import FeedbackEvent, FeedbackKind, RejectedEvent, Repo
 from model_store.redis.redis_keys import MAX_ID_BYTES
 from model_store.store import Store
 from model_store.streams.feedback import AGE_S, LENGTH, MOST_EVENTS, Event, Feedback, Kind, Reported
-from server.errors import (
-    DeadlinePassed,
-    InvalidRequest,
-    NotReady,
-    abort,
-    abort_to_repeat,
-    readable,
-    served_name,
-    status_of,
-)
+from server.errors import DeadlinePassed, InvalidRequest, NotReady, abort, readable, served_name, status_of
 from server.ranking.store_reads import Source
 from server.rpc.gate import PLACES_A_THREAD, BoundedPool, Gate
 from server.rpc.security import Tokens
@@ -39,16 +30,27 @@ SERVICE = "ctr.v1.FeedbackService"
 METHOD = "Report"
 THREADS = 4
 WAIT_S = 1.0
-"""How long the store may take with a report."""
+"""How long a report waits for the store."""
+MOST_AHEAD_S = 300
+"""How far an event may be ahead of this clock. The trainer's watermark follows event times, so that a time in the year
+2100 would close every window."""
+LAST_S = 253_402_300_799
+"""The last second of the year 9999, and of a Timestamp."""
+NANOS = 1_000_000_000
+
+_KINDS: dict[int, Kind] = {
+    FeedbackKind.FEEDBACK_KIND_CLICK: "click",
+    FeedbackKind.FEEDBACK_KIND_CONVERSION: "conversion",
+}
 
 _log = structlog.get_logger(__name__)
 
 
 class FeedbackStore:
-    """The store as reports write to it. Thread safety: all methods, any thread."""
+    """Writes reports to the store. Thread safety: all methods, any thread."""
 
     def __init__(self, url: str, length: int = LENGTH, age_s: float = AGE_S) -> None:
-        """`length` and `age_s`: what a stream keeps, about."""
+        """`length` and `age_s`: about how many events, and for how long, a stream keeps."""
         self._length = length
         self._age_s = age_s
         self._source = Source(url, WAIT_S)
@@ -56,7 +58,7 @@ class FeedbackStore:
         self._lock = threading.Lock()
 
     def connect(self) -> None:
-        """Open the store unless it is open. Raises StoreUnavailable. For one thread at a time."""
+        """Open the store unless it is open; for one thread at a time. Raises StoreUnavailable."""
         self._source.connect()
 
     def report(self, model: str, events: Sequence[Event], context: grpc.ServicerContext) -> Reported:
@@ -78,7 +80,7 @@ class FeedbackStore:
 
 
 class FeedbackService:
-    """Takes feedback for the models of one worker, whether they are loaded or not."""
+    """Accepts feedback for the models of one worker, whether they are loaded or not."""
 
     def __init__(self, models: Collection[str], store: FeedbackStore, meter: Meter) -> None:
         self._models = models
@@ -87,7 +89,7 @@ class FeedbackService:
         self.draining = False
 
     def gate(self, tokens: Tokens | None) -> Gate:
-        """What a grpc server is given: the handlers behind a gate, on threads of their own."""
+        """The gate and handlers for a grpc server, on threads of their own."""
         pool = BoundedPool(THREADS, PLACES_A_THREAD * THREADS, "report")
 
         def report(message: ReportRequest | InvalidRequest, context: grpc.ServicerContext) -> ReportResponse:
@@ -105,10 +107,10 @@ class FeedbackService:
     def Report(
         self, message: ReportRequest | InvalidRequest, context: grpc.ServicerContext
     ) -> ReportResponse:
-        """The RPC. Every failure leaves through the table in `server.errors`."""
+        """The RPC. Every failure ends through `abort`."""
         if isinstance(message, InvalidRequest):
             self._meter.failed("", METHOD, grpc.StatusCode.INVALID_ARGUMENT.name)
-            abort(context, message, "")
+            abort(context, message)
         try:
             return self._answer(message, context)
         except Exception as error:
@@ -116,7 +118,7 @@ class FeedbackService:
             self._meter.failed(self._label(message.model), METHOD, status.name)
             if status is grpc.StatusCode.INTERNAL:
                 _log.error("report failed", exc_info=error)
-            abort_to_repeat(context, error, "")
+            abort(context, error, retry=True)
 
     def _answer(self, request: ReportRequest, context: grpc.ServicerContext) -> ReportResponse:
         if context.time_remaining() == 0:
@@ -131,7 +133,11 @@ class FeedbackService:
         ):
             if number:
                 self._meter.count(FEEDBACK, model, result, by=number)
-        return ReportResponse(accepted=reported.accepted, duplicates=reported.duplicates, rejected=rejected)
+        return ReportResponse(
+            accepted_count=reported.accepted,
+            duplicate_count=reported.duplicates,
+            rejected_events=rejected,
+        )
 
     def _written(self, model: str, events: Sequence[Event], context: grpc.ServicerContext) -> Reported:
         if not events:
@@ -143,35 +149,18 @@ class FeedbackService:
             raise
 
     def _model(self, name: str) -> str:
-        """The model meant. Raises ModelNotServed, InvalidRequest, NotReady while the server drains."""
+        """The model to report to. Raises NotReady while the server drains, and as `served_name`."""
         if self.draining:
-            raise NotReady("this server is draining; ask another one, or this one's successor")
+            raise NotReady("this server is draining; call another one, or its successor")
         return served_name(name, self._models)
 
     def _label(self, model: str) -> str:
-        """The model of a failed call in the metrics: one that is served here, or ""."""
+        """The label of a failed call in metrics: a model that is served here, or ""."""
         return model if model in self._models else ""
 
 
-# --- From a `ctr.v1.ReportRequest` to events for the store, and the limits on them. A bad event spoils no
-# other ---
-
-
-MOST_AHEAD_S = 300
-"""The trainer's clock follows the events' times: one from the year 2100 would close every window."""
-LAST_S = 253_402_300_799
-"""The last second of the year 9999, and of a Timestamp."""
-NANOS = 1_000_000_000
-
-_KINDS: dict[int, Kind] = {
-    FeedbackKind.FEEDBACK_KIND_UNSPECIFIED: "click",
-    FeedbackKind.FEEDBACK_KIND_CLICK: "click",
-    FeedbackKind.FEEDBACK_KIND_CONVERSION: "conversion",
-}
-
-
 def read(events: Sequence[FeedbackEvent], now_s: float) -> tuple[list[Event], list[RejectedEvent]]:
-    """The events that can be taken, in order, and those that cannot, with the reason."""
+    """The valid events, in order, and the invalid ones, with the reason."""
     taken: list[Event] = []
     rejected: list[RejectedEvent] = []
     for index, event in enumerate(events):
@@ -189,12 +178,17 @@ def _event(event: FeedbackEvent, now_s: float) -> Event:
     kind = _KINDS.get(event.kind)
     if kind is None:
         raise InvalidRequest(
-            f"kind: got {event.kind}, expected FEEDBACK_KIND_CLICK or FEEDBACK_KIND_CONVERSION"
+            f"kind: got {_name(event.kind)}, expected FEEDBACK_KIND_CLICK or FEEDBACK_KIND_CONVERSION"
         )
     if not math.isfinite(event.value):
         raise InvalidRequest(f"value: got {event.value}, expected a finite number")
-    time_us = _time_us(event.time, now_s) if event.HasField("time") else None
+    time_us = _time_us(event.event_time, now_s) if event.HasField("event_time") else None
     return Event(event.request_id, event.item_id, kind, event.event_id, time_us, event.value)
+
+
+def _name(kind: int) -> str:
+    """`0` → `FEEDBACK_KIND_UNSPECIFIED`; the number of a kind that this server does not know."""
+    return FeedbackKind.Name(kind) if kind in FeedbackKind.values() else str(kind)
 
 
 def _check_id(field: str, text: str, at_least: int) -> None:
@@ -206,11 +200,11 @@ def _check_id(field: str, text: str, at_least: int) -> None:
 def _time_us(time: Timestamp, now_s: float) -> int:
     if not (0 <= time.seconds <= LAST_S and 0 <= time.nanos < NANOS):
         raise InvalidRequest(
-            f"time: got {time.seconds} s and {time.nanos} ns, expected a time between 1970 and 9999"
+            f"event_time: got {time.seconds} s and {time.nanos} ns, expected a time between 1970 and 9999"
         )
     ahead_s = time.seconds - now_s
     if ahead_s > MOST_AHEAD_S:
         raise InvalidRequest(
-            f"time: {ahead_s:,.0f} s ahead of this server's clock, expected at most {MOST_AHEAD_S}"
+            f"event_time: {ahead_s:,.0f} s ahead of this server's clock, expected at most {MOST_AHEAD_S}"
         )
     return time.seconds * 1_000_000 + time.nanos // 1000

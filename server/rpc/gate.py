@@ -1,13 +1,13 @@
-"""The gate before a service: who may not come in is told so at once, before the message is read or anything queued.
+"""What stands before a service: the gate that refuses calls, and the bounded thread pools that run them.
 
-How grpc hands over a call (grpc/_server.py, 1.85): one thread takes every call from the completion queue; for each it
-asks the handlers in order (`GenericRpcHandler.service`, which sees method and metadata) and then calls `submit` of a
-thread pool, whose queue has no bound. The message is read in the pool. So `service` here is the last moment at which
-a call costs nothing: it answers with the method's handler, or with a `_Refusal` in its place. A refusal takes a
-request stream, so that grpc does not wait for the message, and its pool runs it right there, in grpc's own thread.
-(`maximum_concurrent_rpcs` of grpc counts health checks too, and can tell nobody when to come back.)
+How grpc 1.85 starts a call (grpc/_server.py): one thread takes every call from the completion queue, asks the handlers
+in order (`GenericRpcHandler.service`, which sees method and metadata) and calls `submit` of a thread pool, whose queue
+is unbounded. The message is read in the pool. So `Gate.service` is the last point where refusing a call costs nothing:
+it returns the method's handler, or a `_Refusal` in its place. A refusal is a request-streaming handler, so that grpc
+does not wait for the message, and its pool runs it in grpc's own thread. (grpc's `maximum_concurrent_rpcs` would also
+count health checks, and cannot tell callers when to retry.)
 
-Nothing here computes, and nothing here knows what a service does. Health alone stands outside the gate.
+Health checks have no gate.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 import structlog
 
-from server.errors import Ended, worth_repeating
+from server.errors import Ended, ended
 from server.rpc.security import Guard
 from server.telemetry.families import REFUSED
 from server.telemetry.meter import Meter
@@ -33,14 +33,20 @@ from server.telemetry.meter import Meter
 T = TypeVar("T")
 
 PLACES_A_THREAD = 32
-"""256 places with 8 threads: some 50 ms of work, so that a short stall of the machine refuses nobody."""
+"""256 places with 8 threads: about 50 ms of work, so that a short stall of the machine refuses no call."""
 RETRY_AFTER_MS = (20, 100)
-"""A refused caller is asked to wait for so long; drawn at random, so that they do not come back all at once."""
+"""How long a refused caller should wait; drawn at random, so that callers do not all come back at once."""
 DRAWS = 16
+MESSAGE_WITHIN_S = 10.0
+"""How long a call may hold a thread before its message has arrived: 16 MiB at 13 Mbit/s."""
+LOOK_EVERY_S = 1.0
+_AWAITED = "receive_message"  # in the call state's `due` until the message has arrived
+
+_log = structlog.get_logger(__name__)
 
 
 class Gate(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs alone
-    """One service's handlers behind the gate. `service` is called by grpc's one thread."""
+    """One service's handlers behind the gate. grpc calls `service` in its one thread."""
 
     def __init__(
         self,
@@ -50,9 +56,9 @@ class Gate(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the 
         guard: Guard | None = None,
         own_guards: Mapping[str, Guard] = MappingProxyType({}),
     ) -> None:
-        """`guard` checks tokens before the load is looked at; None lets everybody in.
+        """`guard` checks tokens, before the load is checked; None admits every caller.
 
-        own_guards: by full name, the methods that have a guard of their own instead.
+        own_guards: guards of single methods, by full name, in place of `guard`.
         """
         self._handlers = handlers
         self._pool = pool
@@ -62,7 +68,7 @@ class Gate(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the 
         self._overloaded = [_Refusal(_overload(pool.places)).handler() for _ in range(DRAWS)]
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """The method's handler, or one that refuses; None for a method of another service."""
+        """The method's handler, or one that refuses the call; None for a method of another service."""
         handler = self._handlers.service(details)
         if handler is None:
             return None
@@ -70,8 +76,8 @@ class Gate(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the 
         if guard is not None:
             refused = guard.refusal(details.invocation_metadata)
             if refused is not None:
-                self._meter.count(REFUSED, _name(details.method), refused.reason)
-                return _Refusal(Ended(refused.code, refused.message)).handler()
+                self._meter.count(REFUSED, _name(details.method), refused.label)
+                return _Refusal(ended(refused.code, refused.reason, refused.message)).handler()
         if self._pool.is_full():
             self._meter.count(REFUSED, _name(details.method), "overload")
             return random.choice(self._overloaded)
@@ -79,10 +85,10 @@ class Gate(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the 
 
 
 class _RunAtOnce(ThreadPoolExecutor):
-    """A pool for what takes microseconds: `submit` runs it and returns when it has ended."""
+    """A pool for work of microseconds: `submit` runs it before it returns."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Run `fn` in the caller's thread. What it raises is in the Future."""
+        """Run `fn` in the caller's thread. An exception is stored in the Future."""
         future: Future[T] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -104,56 +110,43 @@ class _Refusal:
         context.abort_with_status(self._status)
 
     def handler(self) -> grpc.RpcMethodHandler[Any, Any]:
-        """As grpc takes it."""
+        """The handler for grpc."""
         return grpc.stream_unary_rpc_method_handler(self)
 
 
 def _name(method: str) -> str:
-    """A method's name without its service's."""
+    """A method's name without its service."""
     return method.rpartition("/")[2]
 
 
-def _overload(places: int) -> grpc.Status:
+def _overload(places: int) -> Ended:
     after_ms = random.randint(*RETRY_AFTER_MS)
-    message = f"this worker has {places} calls at once, which is its limit; try again in {after_ms} ms"
-    return worth_repeating(grpc.StatusCode.RESOURCE_EXHAUSTED, message, after_ms)
-
-
-# --- The thread pools that grpc hands calls to: one that gives up a call whose message does not come, one
-# that is bounded ---
-#
-# grpc gives a call its thread before the message is there, and the thread waits for it without end. So as
-# many callers as there are threads, each of which begins a call and sends nothing, would stop a service: by
-# malice, or since their network broke at that moment. A pool here looks each second at the calls that have
-# had a thread for long, and cancels those that still wait for their message. What it looks at (the arguments
-# of `submit`, the state's `due`) is grpc's own affair; a test will say when it has changed. Nothing here
-# knows what a call does.
-
-
-MESSAGE_WITHIN_S = 10.0
-"""How long a call may hold a thread before its message is there: 16 MiB at 13 Mbit/s."""
-LOOK_EVERY_S = 1.0
-_AWAITED = "receive_message"  # in the state's `due` as long as the message is not there
-
-_log = structlog.get_logger(__name__)
+    message = f"this worker has {places} calls in progress, its limit; try again in {after_ms} ms"
+    return ended(grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED", message, retry_after_ms=after_ms)
 
 
 class PatientPool(ThreadPoolExecutor):
-    """Threads for the calls of one service. Thread safety: `submit` from grpc's one thread."""
+    """Threads for the calls of one service. Cancels calls whose message does not arrive.
+
+    grpc gives a call its thread before the message has arrived, and the thread waits without a limit. As many callers
+    as there are threads could stop a service by beginning a call and sending nothing. So each second the pool cancels
+    the calls that have waited too long. It relies on grpc's internals (the arguments of `submit`, the state's `due`);
+    a test fails when they change. Thread safety: `submit` from grpc's one thread.
+    """
 
     def __init__(self, threads: int, name: str) -> None:
         super().__init__(max_workers=threads, thread_name_prefix=name)
         self._running: dict[int, tuple[float, tuple[Any, ...]]] = {}
-        """By thread: since when, and the arguments. Each operation on it is one atomic dict operation."""
+        """By thread: the time it began, and the arguments. Each operation on it is one atomic dict operation."""
         self._name = name
-        self._looker: threading.Thread | None = None
+        self._watcher: threading.Thread | None = None
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """As of ThreadPoolExecutor."""
-        if self._looker is None:
+        """Same as in ThreadPoolExecutor."""
+        if self._watcher is None:
             here, name = weakref.ref(self), f"{self._name} calls"
-            self._looker = threading.Thread(target=_look_at, args=(here,), name=name, daemon=True)
-            self._looker.start()
+            self._watcher = threading.Thread(target=_watch, args=(here,), name=name, daemon=True)
+            self._watcher.start()
         return super().submit(self._run, fn, args, kwargs)
 
     def _run(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
@@ -168,19 +161,19 @@ class PatientPool(ThreadPoolExecutor):
     def _ended(self) -> None:
         """A call has left its thread."""
 
-    def give_up(self) -> None:
-        """Cancel the calls whose message has not come for too long."""
+    def cancel_stuck(self) -> None:
+        """Cancel the calls that have waited too long for their message."""
         before = time.monotonic() - MESSAGE_WITHIN_S
         for since, args in list(self._running.values()):
             if since < before and len(args) > 2 and _AWAITED in getattr(args[2], "due", ()):
-                _log.warning("a call brought no message, cancelled", waited_s=MESSAGE_WITHIN_S)
+                _log.warning("no request received in time, call cancelled", waited_s=MESSAGE_WITHIN_S)
                 args[1].call.cancel()
 
 
 class BoundedPool(PatientPool):
-    """Threads, and how many calls they have, running or waiting; who submits sees to it that `is_full` is heeded.
+    """A pool that counts its calls, running or waiting; the caller of `submit` checks `is_full` first.
 
-    Thread safety: `submit` from grpc's one thread; the rest from any. An append and a pop of a deque are atomic.
+    Thread safety: `submit` from grpc's one thread; the rest from any. A deque's append and pop are atomic.
     """
 
     def __init__(self, threads: int, places: int, name: str = "rank") -> None:
@@ -189,7 +182,7 @@ class BoundedPool(PatientPool):
         self._begun: deque[None] = deque()
 
     def in_progress(self) -> int:
-        """Calls that were submitted and have not ended."""
+        """The number of calls that were submitted and have not ended."""
         return len(self._begun)
 
     def is_full(self) -> bool:
@@ -197,7 +190,7 @@ class BoundedPool(PatientPool):
         return len(self._begun) >= self.places
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """As of ThreadPoolExecutor. A call that its caller has given up is counted until a thread has dropped it."""
+        """Same as in ThreadPoolExecutor. A call that its caller cancelled is counted until a thread drops it."""
         self._begun.append(None)
         return super().submit(fn, *args, **kwargs)
 
@@ -205,12 +198,12 @@ class BoundedPool(PatientPool):
         self._begun.pop()
 
 
-def _look_at(pool: weakref.ref[PatientPool]) -> None:
-    """Until the pool is no more."""
+def _watch(pool: weakref.ref[PatientPool]) -> None:
+    """Cancel stuck calls each second until the pool is garbage-collected."""
     while True:
         time.sleep(LOOK_EVERY_S)
-        there = pool()
-        if there is None:
+        alive = pool()
+        if alive is None:
             return
-        there.give_up()
-        del there
+        alive.cancel_stuck()
+        del alive

@@ -1,4 +1,4 @@
-"""The grpc server of a worker, with health and reflection."""
+"""The grpc server of a worker: ranking, feedback, health and server reflection on one port."""
 
 from __future__ import annotations
 
@@ -22,15 +22,19 @@ from server.telemetry.meter import Meter
 EXPLAIN = f"/{SERVICE}/Explain"
 MAX_REQUEST_BYTES = 16 << 20
 MAX_STREAMS = 1000
-"""Calls at once on one connection, of all services together; a client holds back what is more."""
+"""Concurrent calls on one connection, of all services together; clients queue further calls."""
 KEEPALIVE_MS = 60_000
-"""A connection that is silent for so long is asked whether anybody is there; else its calls would wait for hours."""
+"""After this long without traffic a connection is probed; otherwise calls on a dead one would wait for hours."""
+REFLECTION_SERVICES = (reflection.SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
+"""grpcio-reflection has only v1alpha; v1 has the same messages under another name."""
+REFLECTION_THREADS = 4
+REFLECTION_PLACES = 16
 
 
 class Health(health.HealthServicer):
-    """Health whose Check has a thread of its own too, so that it answers while all others are busy.
+    """Health checks on threads of their own, so that they are answered while all others are busy.
 
-    One status, for `""` and for each service alike.
+    `""` and every service have the same status.
     """
 
     def __init__(self) -> None:
@@ -40,13 +44,13 @@ class Health(health.HealthServicer):
         self.say(serving=False)
 
     def say(self, *, serving: bool) -> None:
-        """Answer SERVING or NOT_SERVING from now on."""
+        """Set the status: SERVING or NOT_SERVING."""
         status = health_pb2.HealthCheckResponse.ServingStatus
         for service in ("", SERVICE, FEEDBACK_SERVICE):
             self.set(service, status.SERVING if serving else status.NOT_SERVING)
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """What a grpc server is given."""
+        """The handlers for a grpc server."""
         read, write = (
             readable(health_pb2.HealthCheckRequest),
             health_pb2.HealthCheckResponse.SerializeToString,
@@ -60,7 +64,7 @@ class Health(health.HealthServicer):
     ) -> Any:
         """The status of one service."""
         if isinstance(request, InvalidRequest):
-            abort(context, request, "")
+            abort(context, request)
         return super().Check(request, context)
 
     def Watch(
@@ -69,9 +73,9 @@ class Health(health.HealthServicer):
         context: grpc.ServicerContext,
         send_response_callback: Any = None,
     ) -> Any:
-        """The status of one service, and each that follows."""
+        """The status of one service, and every change of it."""
         if isinstance(request, InvalidRequest):
-            abort(context, request, "")
+            abort(context, request)
         return super().Watch(request, context, send_response_callback)
 
     Check.experimental_thread_pool = PatientPool(2, "health")  # type: ignore[attr-defined]
@@ -89,12 +93,12 @@ def grpc_server(
     shares_port: bool = False,
     connection_age_s: float = 0.0,
 ) -> grpc.Server:
-    """The grpc server, not yet listening. `ranking` stands first: grpc asks its handlers in order for each call.
+    """The grpc server, not listening yet. `ranking` is first: grpc asks its handlers in order for each call.
 
-    max_concurrency: calls at once, running or waiting (0: 32 a thread); more are refused. tokens: who may rank, explain
-    and reflect; None lets everybody. feedback: the other service's gate. shares_port: others may listen on the same
-    port; without it a second server there is an error. connection_age_s: when a connection is asked to be made anew
-    (0: never); calls on it end in peace.
+    max_concurrency: calls in progress, running or waiting (0: 32 a thread); further ones are refused. tokens: of
+    callers that may rank, explain and use reflection; None admits every caller. feedback: the feedback service.
+    shares_port: other servers may listen on the same port; otherwise that is an error. connection_age_s: when clients
+    are told to reconnect (0: never); calls in progress finish.
     """
     options: list[tuple[str, int]] = [
         ("grpc.so_reuseport", int(shares_port)),
@@ -123,7 +127,7 @@ def grpc_server(
 def listen(
     server: grpc.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None
 ) -> str:
-    """Listen, with TLS if there are credentials, and return the address. Raises ServerError if the port is taken."""
+    """Listen, with TLS if there are credentials; returns the address. Raises ServerError if the port is taken."""
     wanted = address_of(host, port)
     try:
         bound = (
@@ -137,30 +141,21 @@ def listen(
 
 
 def taken(address: str) -> str:
-    """What to say where nobody can listen on `address`."""
+    """The error text for an `address` that cannot be listened on."""
     return (
         f"cannot listen on {address}: is the port taken? --port 0 chooses a free one; "
-        "or is the host no address of this machine?"
+        "or is the host not an address of this machine?"
     )
 
 
-# --- Server reflection, in both versions of its protocol, behind a gate and on threads of its own ---
-#
-# A tool may keep a reflection stream open for hours, and each open stream holds a thread: on the threads that
-# rank, a few tools would stop the server. Here a stream that is open for 10 s and has no request is cancelled
-# (`server.rpc.gate`), and one more than PLACES is refused. grpcio-reflection has v1alpha alone; v1 has the
-# same messages under another name.
-
-
-SERVICES = (reflection.SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
-THREADS = 4
-REFLECTION_PLACES = 16
-
-
 def reflection_gates(services: Iterable[str], meter: Meter, guard: Guard | None) -> list[Gate]:
-    """What a grpc server is given to tell of `services` and of reflection itself."""
-    servicer = reflection.ReflectionServicer(service_names=(*services, *SERVICES))
-    pool = BoundedPool(THREADS, REFLECTION_PLACES, "reflection")
+    """Gates and handlers of server reflection, for `services` and itself, in both versions of its protocol.
+
+    A tool may keep a reflection stream open for hours, and each open stream holds a thread, so that a few tools could
+    stop a server whose ranking threads they shared. Streams without a request for 10 s are cancelled (`PatientPool`).
+    """
+    servicer = reflection.ReflectionServicer(service_names=(*services, *REFLECTION_SERVICES))
+    pool = BoundedPool(REFLECTION_THREADS, REFLECTION_PLACES, "reflection")
 
     def info(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
         return servicer.ServerReflectionInfo(_readable(requests, context), context)
@@ -174,12 +169,12 @@ def reflection_gates(services: Iterable[str], meter: Meter, guard: Guard | None)
     methods = {"ServerReflectionInfo": handler}
     return [
         Gate(grpc.method_handlers_generic_handler(service, methods), pool, meter, guard)
-        for service in SERVICES
+        for service in REFLECTION_SERVICES
     ]
 
 
 def _readable(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
     for request in requests:
         if isinstance(request, InvalidRequest):
-            abort(context, request, "")
+            abort(context, request)
         yield request

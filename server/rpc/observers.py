@@ -23,7 +23,7 @@ def check(settings: Settings) -> None:
     if settings.traces:
         import_module("server.telemetry.tracing")  # says so where OpenTelemetry is missing
     if settings.record:
-        from server.telemetry.recorder import opened
+        from server.impressions.recorder import opened
 
         os.close(opened(settings.record))
     if (shadow_log := ShadowLog.of(settings, lambda metric, model: None)) is not None:
@@ -57,7 +57,7 @@ class Observers:
             close()
 
     def _record(self, path: str, share: float) -> None:
-        from server.telemetry.recorder import Recorded, Recorder
+        from server.impressions.recorder import Recorded, Recorder
 
         recorder = Recorder(path, share)
         self._wrap.append(lambda handlers: Recorded(handlers, RANK, recorder))

@@ -12,7 +12,7 @@ from time import perf_counter_ns
 import grpc
 import structlog
 
-from server.errors import DeadlinePassed, InvalidRequest, ModelNotServed, NotReady, abort, status_of
+from server.errors import DeadlinePassed, InvalidRequest, NotReady, abort, served_name, status_of
 from server.impressions.log import ImpressionLog
 from server.impressions.shadows import Seen, ShadowLog
 from server.ranking import wire
@@ -129,7 +129,7 @@ class RankingService:
         name = message.brief.model
         current = self._models.get(name) if name else self._only
         if current is None:
-            raise self._not_served(name)
+            current = self._models[served_name(name, self._models)]
         served = current.served
         if served is None or self.draining:
             raise self._not_ready(current)
@@ -160,13 +160,7 @@ class RankingService:
         """The model of a failed request in the metrics: one that is served here, or "", never another text."""
         return model if model in self._models else self._only.name if self._only and not model else ""
 
-    def _not_served(self, name: str) -> Exception:
-        served = ", ".join(map(repr, self._models))
-        if name:
-            return ModelNotServed(f"model: this server serves {served}, not {name!r}")
-        return InvalidRequest(f"model: empty, and this server serves several: {served}")
-
     def _not_ready(self, current: ModelHandle) -> NotReady:
         if self.draining:
-            return NotReady("this server is draining; ask another one, or this one's successor")
+            return NotReady("this server is draining; call another one, or its successor")
         return NotReady(f"model {current.name!r} is still loading, or no version of it is active")

@@ -1,4 +1,17 @@
-"""From `Settings` to what protects a port: credentials and tokens. What these do is in `tls` and `tokens`."""
+"""What protects a port: TLS from PEM files and bearer tokens by role, both read again when their files change.
+
+`check`, `credentials` and `tokens` go from `Settings` to these. Warnings name a port or a file that others can reach.
+
+The token file is TOML with one list a role; a token may occur in several:
+
+    rank = ["…"]
+    explain = ["…"]
+    feedback = ["…"]
+    admin = ["…"]
+
+Only SHA-256 digests of tokens are kept, and no token is logged. Each call's token is compared with every digest by
+hmac.compare_digest, so that the time reveals neither how much of a guess was right nor which token matched.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +35,22 @@ from model_store.bounded import toml_document
 from model_store.errors import ServerError
 from server.settings import Settings
 
+Role = Literal["rank", "explain", "feedback", "admin"]
+ROLES: tuple[Role, ...] = ("rank", "explain", "feedback", "admin")
+SHORTEST_TOKEN = 16
+LOOK_EVERY_S = 1.0
+"""How often the token file is checked for changes."""
+HEADER = "authorization"
+SCHEME = "bearer "
+REMEDY = "make one with: openssl rand -hex 32"
+
+Stamp = tuple[tuple[int, int, int], ...]
+
+_log = structlog.get_logger(__name__)
+
 
 def check(settings: Settings) -> None:
-    """Once, before anything begins: raises ServerError for what is wrong, and warns of what stands open."""
+    """Check the files before anything starts, and warn of what is unprotected. Raises ServerError."""
     files = TlsFiles.of(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
     if files is not None:
         files.check()
@@ -37,25 +63,18 @@ def check(settings: Settings) -> None:
 
 
 def credentials(settings: Settings) -> grpc.ServerCredentials | None:
-    """For a secure port; None for a plain one. Raises ServerError."""
+    """The credentials of a TLS port; None without TLS. Raises ServerError."""
     files = TlsFiles.of(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
     return files.credentials() if files else None
 
 
 def tokens(settings: Settings) -> Tokens | None:
-    """The tokens that callers need; None lets everybody in. Raises ServerError."""
+    """The tokens that callers need; None admits every caller. Raises ServerError."""
     return Tokens(settings.tokens) if settings.tokens else None
 
 
-# --- Warnings of what stands open: a port beyond this machine without protection, a secret that others may
-# read ---
-
-
-_log = structlog.get_logger(__name__)
-
-
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`: an address or a name, [::1] too. A name is not looked up."""
+    """Whether only this machine can reach `host`: an address, [::1] included, or a name, which is not looked up."""
     bare = host.strip("[]")
     if bare == "localhost":
         return True
@@ -66,39 +85,33 @@ def is_loopback(host: str) -> bool:
 
 
 def warn_if_exposed(host: str, *, tls: bool, callers_known: bool) -> None:
-    """Log loudly that anybody on the network may read or call."""
+    """Log that the port is open to the network without TLS, or to every caller."""
     if is_loopback(host):
         return
     if not tls:
         _log.warning(
-            "NO TLS: whoever is on the network can read and change every request, tokens too; "
+            "NO TLS: anyone on the network can read and change every request, tokens included; "
             "give --tls-cert and --tls-key, or listen on 127.0.0.1",
             host=host,
         )
     if not callers_known:
         _log.warning(
-            "NO TOKENS: whoever reaches this port may call it; give --tokens or --tls-client-ca", host=host
+            "NO TOKENS: anyone who reaches this port can call it; give --tokens or --tls-client-ca", host=host
         )
 
 
 def warn_if_others_read(path: str) -> None:
-    """Log that a file with a secret can be read by others than its owner."""
+    """Log that users other than its owner can read a file with a secret."""
     mode = stat.S_IMODE(os.stat(path).st_mode)
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        _log.warning("others may read this secret", file=path, mode=f"{mode:04o}", remedy=f"chmod 600 {path}")
-
-
-# --- TLS and mutual TLS of a listening port, from PEM files that may be replaced while the server runs ---
-#
-# A new handshake gets the files as they are; connections that stand keep what they began with.
-
-
-Stamp = tuple[tuple[int, int, int], ...]
+        _log.warning(
+            "other users can read this secret", file=path, mode=f"{mode:04o}", remedy=f"chmod 600 {path}"
+        )
 
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """PEM files: the server's chain, its key, and (for mutual TLS) the authorities that clients must be signed by."""
+    """PEM files: the server's certificate chain, its key, and for mutual TLS the authorities of client certificates."""
 
     cert: str
     key: str
@@ -106,7 +119,7 @@ class TlsFiles:
 
     @classmethod
     def of(cls, cert: str, key: str, client_ca: str) -> TlsFiles | None:
-        """The files, or None where no TLS is asked for. Raises ServerError for half a pair."""
+        """The files, or None without TLS. Raises ServerError if the certificate or the key is missing."""
         if not (cert or key or client_ca):
             return None
         if not (cert and key):
@@ -114,7 +127,7 @@ class TlsFiles:
         return cls(cert, key, client_ca)
 
     def check(self) -> None:
-        """Raises ServerError unless the files can be read and the key is the chain's."""
+        """Raise ServerError unless the files can be read and the key belongs to the certificate."""
         try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(self.cert, self.key)
@@ -124,100 +137,81 @@ class TlsFiles:
             raise ServerError(
                 f"cannot use {self.cert} and {self.key}"
                 + (f" with {self.client_ca}" if self.client_ca else "")
-                + f" for TLS: {error}; expected PEM files, the key being that of the first certificate"
+                + f" for TLS: {error}; expected PEM files, with the key of the first certificate"
             ) from error
 
     def credentials(self) -> grpc.ServerCredentials:
-        """What a secure port takes. Raises ServerError as `check`."""
+        """The credentials of a TLS port. New handshakes use changed files. Raises ServerError as `check`."""
         self.check()
         files = _Files(self)
         return grpc.dynamic_ssl_server_credentials(
             files.read(),
-            files.newer,  # type: ignore[arg-type]  # the stubs forget that None means no change
+            files.newer,  # type: ignore[arg-type]  # the stubs lack None, which means no change
             require_client_authentication=bool(self.client_ca),
         )
 
     def stamp(self) -> Stamp:
-        """Changes whenever a file does. Raises OSError."""
+        """A value that changes whenever a file does. Raises OSError."""
         names = [name for name in (self.cert, self.key, self.client_ca) if name]
         stats = [os.stat(name) for name in names]
         return tuple((each.st_mtime_ns, each.st_ino, each.st_size) for each in stats)
 
 
 class _Files:
-    """Reads the files again when they have changed; grpc asks before each handshake."""
+    """Reads the PEM files again when they have changed; grpc asks before each handshake."""
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
         self._stamp = files.stamp()
 
     def read(self) -> grpc.ServerCertificateConfiguration:
-        """The files as they are."""
+        """The current files."""
         pair = Path(self._files.key).read_bytes(), Path(self._files.cert).read_bytes()
         authorities = Path(self._files.client_ca).read_bytes() if self._files.client_ca else None
         return grpc.ssl_server_certificate_configuration([pair], root_certificates=authorities)
 
     def newer(self) -> grpc.ServerCertificateConfiguration | None:
-        """The files if they have changed and fit together, else None: grpc goes on with those it has."""
+        """The files if they have changed and are valid; otherwise None, and grpc keeps those it has."""
         try:
             stamp = self._files.stamp()
             if stamp == self._stamp:
                 return None
             self._files.check()
             configuration = self.read()
-        except (OSError, ServerError) as error:  # half replaced; the next handshake looks again
-            _log.error("certificates not read again, the old ones hold", error=str(error))
+        except (OSError, ServerError) as error:  # perhaps half replaced; the next handshake tries again
+            _log.error("certificates not read again, the old ones stay in use", error=str(error))
             return None
         self._stamp = stamp
         _log.info("certificates read again", file=self._files.cert)
         return configuration
 
 
-# --- Bearer tokens by role, from a file that may change while the server runs. No token is ever logged or
-# shown ---
-#
-# The file is TOML, one list a role; a token may stand under several:
-#
-#     rank = ["…"]
-#     explain = ["…"]
-#     feedback = ["…"]
-#     admin = ["…"]
-#
-# Only SHA-256 digests are kept. Each call is compared with every one of them by hmac.compare_digest, so that
-# the time tells neither how much of a guess was right nor which token it was.
-
-
-Role = Literal["rank", "explain", "feedback", "admin"]
-ROLES: tuple[Role, ...] = ("rank", "explain", "feedback", "admin")
-SHORTEST_TOKEN = 16
-LOOK_EVERY_S = 1.0
-HEADER = "authorization"
-SCHEME = "bearer "
-REMEDY = "make one with: openssl rand -hex 32"
-
-
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a call may not come in: the metrics' reason, the gRPC status, and what the caller is told."""
+    """Why a call is refused. label: in metrics; reason: of google.rpc.ErrorInfo."""
 
-    reason: str
+    label: str
     code: grpc.StatusCode
+    reason: str
     message: str
 
 
 _NO_TOKEN = Refused(
     "unauthenticated",
     grpc.StatusCode.UNAUTHENTICATED,
-    "this server wants a token: send the metadata authorization: Bearer TOKEN",
+    "TOKEN_MISSING",
+    "a token is required: send the metadata authorization: Bearer TOKEN",
 )
-_WRONG_TOKEN = Refused("unauthenticated", grpc.StatusCode.UNAUTHENTICATED, "this token is not known here")
+_WRONG_TOKEN = Refused(
+    "unauthenticated", grpc.StatusCode.UNAUTHENTICATED, "TOKEN_UNKNOWN", "this token is unknown to the server"
+)
 
 
 class Tokens:
-    """The digests of a token file, kept up to date. Thread safety: all methods from any thread."""
+    """The digests of a token file, kept current. Thread safety: all methods from any thread."""
 
     def __init__(self, path: str) -> None:
-        """Raises ServerError if the file cannot be read or is no token file."""
+        """Raises ServerError if the file cannot be read or is not a token file."""
         self._path = Path(path)
         self._lock = threading.Lock()
         self._stamp = self._changed()
@@ -225,17 +219,17 @@ class Tokens:
         self._digests = _read(self._path)
 
     def roles(self, token: str) -> frozenset[str]:
-        """The roles of a token; empty for one that is not known."""
+        """The roles of a token; empty if it is unknown."""
         self._look()
         digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
         return frozenset(role for role, known in self._digests if hmac.compare_digest(known, digest))
 
     def guard(self, *roles: Role) -> Guard:
-        """What lets in those with one of `roles`."""
+        """A guard that admits callers with one of `roles`."""
         return Guard(self, roles)
 
     def _look(self) -> None:
-        """Read the file again if it has changed; at most once a second. Where it is bad, what was read before holds."""
+        """Read the file again if it has changed, at most once a second. If it is invalid, the old tokens stay valid."""
         if time.monotonic() < self._look_at or not self._lock.acquire(blocking=False):
             return
         try:
@@ -246,7 +240,7 @@ class Tokens:
                 self._digests = _read(self._path)
                 _log.info("tokens read again", file=str(self._path))
         except ServerError as error:
-            _log.error("tokens not read again, the old ones hold", error=str(error))
+            _log.error("tokens not read again, the old ones stay valid", error=str(error))
         finally:
             self._lock.release()
 
@@ -259,18 +253,21 @@ class Tokens:
 
 
 class Guard:
-    """Checks the metadata of calls for one of several roles."""
+    """Checks the metadata of calls for a token with one of several roles."""
 
     def __init__(self, tokens: Tokens, roles: Sequence[Role]) -> None:
         self._tokens = tokens
         self._roles = frozenset(roles)
-        wanted = " or ".join(map(repr, roles))
+        required = " or ".join(map(repr, roles))
         self._forbidden = Refused(
-            "forbidden", grpc.StatusCode.PERMISSION_DENIED, f"token lacks the required role {wanted}"
+            "forbidden",
+            grpc.StatusCode.PERMISSION_DENIED,
+            "ROLE_MISSING",
+            f"token lacks the required role {required}",
         )
 
     def refusal(self, metadata: Sequence[tuple[str, str | bytes]] | None) -> Refused | None:
-        """Why the caller may not come in, or None."""
+        """Why the call is refused, or None."""
         for name, value in metadata or ():
             if name == HEADER and isinstance(value, str) and value[: len(SCHEME)].lower() == SCHEME:
                 roles = self._tokens.roles(value[len(SCHEME) :])
@@ -281,7 +278,7 @@ class Guard:
 
 
 def _read(path: Path) -> tuple[tuple[str, bytes], ...]:
-    """(role, digest) of every token. No message holds a word of the file: it might be a token."""
+    """(role, digest) of every token. No error quotes the file, whose words might be tokens."""
     try:
         document = toml_document(path.read_text("utf-8"))
     except OSError as error:
@@ -293,8 +290,8 @@ def _read(path: Path) -> tuple[tuple[str, bytes], ...]:
     for role, tokens in document.items():
         if not isinstance(tokens, list) or not all(map(_is_token, tokens)):
             raise ServerError(
-                f"{path}: {role}: expected a list of texts of at least {SHORTEST_TOKEN} letters, digits or "
-                f"signs, without spaces; {REMEDY}"
+                f"{path}: {role}: expected a list of texts of at least {SHORTEST_TOKEN} printable ASCII "
+                f"characters without spaces; {REMEDY}"
             )
     return tuple(
         (role, hashlib.sha256(token.encode()).digest())

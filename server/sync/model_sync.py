@@ -392,8 +392,8 @@ class ModelSync(threading.Thread):
         """Have every answer say this of a part from now on; "" for nothing."""
         if text != self._degraded.get(part, ""):
             self._degraded[part] = text
-            texts = [f"{part}: {text}" for part, text in self._degraded.items() if text]
-            self._distribution.tell(self._model, {"do": "degraded", "model": self._model, "texts": texts})
+            parts = {part: text for part, text in self._degraded.items() if text}
+            self._distribution.tell(self._model, {"do": "degraded", "model": self._model, "parts": parts})
 
     def _tell_experiment(self, asked: Experiment | None) -> None:
         body = {"do": "experiment", "model": self._model, "experiment": asked and asked.to_json()}

@@ -79,7 +79,7 @@ FAMILIES = {
             ("model", "method", "status"),
             "Calls that ended with an error, by method (Rank, Explain or Report) and gRPC status",
         ),
-        Family(DEGRADED, "counter", ("model", "part"), "Reasons in `degraded`, by the part before the colon"),
+        Family(DEGRADED, "counter", ("model", "part"), "Degradations of answers, by part"),
         Family(
             REFUSED,
             "counter",

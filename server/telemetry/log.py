@@ -35,8 +35,8 @@ class AccessLog:
             variant=answer.variant,
             candidates=answer.candidates,
             ms=round(answer.took_ns / 1e6, 3),
-            # The part alone: what follows the colon may quote a stored value.
-            degraded=[reason.partition(":")[0] for reason in answer.degraded],
+            # Without the detail, which may quote a stored value.
+            degraded=[each.part for each in answer.degraded],
         )
 
 

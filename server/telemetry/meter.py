@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
+from server.errors import Degradation
 from server.telemetry.families import BUCKETS_MS, DEGRADED, ERRORS, FAMILIES, OLDER, VERSIONS_KEPT
 
 _BOUNDS_NS = [int(ms * 1_000_000) for ms in BUCKETS_MS]
@@ -33,7 +34,7 @@ class Answered(NamedTuple):
     variant: str
     candidates: int
     took_ns: int
-    degraded: Sequence[str]
+    degraded: Sequence[Degradation]
     request_id: str
 
 
@@ -85,7 +86,7 @@ class Meter:
         began_ns: int,
         store_ns: int,
         ranking_ns: int,
-        degraded: Sequence[str],
+        degraded: Sequence[Degradation],
         request_id: str,
     ) -> None:
         """Count one answer. `began_ns` is perf_counter_ns at its beginning, the stages are durations."""
@@ -107,8 +108,8 @@ class Meter:
         row[BUCKETS_AT + bisect_left(_BOUNDS_NS, took_ns)] += 1
         mine.busy = False
         if degraded:
-            for reason in degraded:
-                self.count(DEGRADED, model, reason.partition(":")[0])
+            for each in degraded:
+                self.count(DEGRADED, model, each.part)
         if self.listeners:
             answer = Answered(model, version, variant, candidates, took_ns, degraded, request_id)
             for listener in self.listeners:

@@ -61,7 +61,7 @@ def note_answer(answer: Answered) -> None:
             "ftrie.version": answer.version,
             "ftrie.variant": answer.variant,
             "ftrie.candidates": answer.candidates,
-            "ftrie.degraded": [reason.partition(":")[0] for reason in answer.degraded],
+            "ftrie.degraded": [each.part for each in answer.degraded],
         }
     )
 

@@ -33,7 +33,7 @@ def test_value_of_a_user_does_not_fit_its_field(whole: WholeShop, recovered: Rec
     record = whole.users[cookie]
     whole.store.records.put_users([(cookie, {**record, "likes": '["red"'})])
     answer = whole.ask(cookie, known={"age": record["age"]})
-    (reason,) = answer.degraded
+    (reason,) = map(str, answer.degraded)
     assert reason.startswith("user_features: left out")
     assert whole.running.healthy()
     whole.store.records.put_users([(cookie, record)])

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import grpc
-from google.rpc.error_details_pb2 import RetryInfo
-from grpc_status import rpc_status
 
 from ctr.v1.ranking_pb2 import RankRequest
+from ftrie.client.access import CallFailed
 from ftrie.client.client import METHOD
 from tests.degradation.conftest import PLACES, THREADS
 from tests.degradation.recovered import Recovered
@@ -74,10 +73,9 @@ def test_more_calls_than_a_worker_takes(whole: WholeShop, recovered: Recovered) 
 
     eventually(some_are_refused, "calls that are refused")
     for call in refused:
-        after = RetryInfo()
-        assert rpc_status.from_call(call).details[0].Unpack(after)
+        after_s = CallFailed.of("", call).retry_after_s
         pushback = dict(call.trailing_metadata())["grpc-retry-pushback-ms"]
-        assert 20 <= int(pushback) == after.retry_delay.ToMilliseconds() <= 100
+        assert after_s is not None and 20 <= int(pushback) == round(1000 * after_s) <= 100
     assert whole.metric("ftrie_places") == PLACES
     eventually(lambda: whole.metric("ftrie_refused_total", reason="overload") >= len(refused), "the count")
     recovered.from_now()

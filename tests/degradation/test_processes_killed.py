@@ -32,7 +32,7 @@ def replaced(running: Running, victim: int) -> bool:
 
 
 def says_that_it_is_alone(running: Running) -> bool:
-    reasons = running.client.rank(candidates=["item-1"]).degraded
+    reasons = [str(each) for each in running.client.rank(candidates=["item-1"]).degraded]
     return any(reason.startswith("model: ") for reason in reasons)
 
 

@@ -31,9 +31,11 @@ def test_store_refuses(whole: WholeShop, recovered: Recovered) -> None:
     eventually(lambda: says(whole, read, "user_features: stale"), "a stale answer")
     assert says(whole, unread, "user_features: ")
     unknown = whole.client.rank(candidates=["item-1", "no such item"], variant="base")
-    assert any(reason.startswith("items: ") for reason in unknown.degraded)
+    assert any(str(reason).startswith("items: ") for reason in unknown.degraded)
     eventually(
-        lambda: whole.client.rank(candidate_set=SET).degraded[:1] > ("candidate_set: stale",),
+        lambda: (
+            tuple(map(str, whole.client.rank(candidate_set=SET).degraded))[:1] > ("candidate_set: stale",)
+        ),
         "a stale set",
     )
     assert {item.id for item in whole.client.rank(candidate_set=SET).items} == members

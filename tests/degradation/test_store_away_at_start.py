@@ -70,7 +70,7 @@ def test_store_away_at_start_and_a_good_model_on_disk(
         answer = running.client.rank(candidates=list(shop.ITEMS), variant="base")
         wanted = {item: shop.expected_score(fields, 0) for item, fields in shop.ITEMS.items()}
         assert {item.id: item.score for item in answer.items} == pytest.approx(wanted)
-        assert any(reason.startswith("model: the store is away") for reason in answer.degraded)
+        assert any(str(reason).startswith("model: the store is away") for reason in answer.degraded)
         assert running.healthy()
         assert running.model()["source"] == "disk"
         assert running.metric("ftrie_serving_from_disk", model="shop") == 1

@@ -110,7 +110,7 @@ def loads(kind: str, id_column: str, records: dict[str, dict[str, str]], folder:
 def every_signal_is_lit(running: Running, trainer: Learning) -> None:
     eventually(lambda: "lost its data" in running.model()["problem"], "the problem in /healthz")
     eventually(lambda: running.metric("ftrie_items_kept", model="shop") == len(CANDIDATES), "the metric")
-    said = running.client.rank(cookie="u1", candidates=CANDIDATES).degraded
+    said = [str(each) for each in running.client.rank(cookie="u1", candidates=CANDIDATES).degraded]
     assert any(each.startswith("items: the store lost its data: 12 items") for each in said)
     eventually(lambda: running.metric("ftrie_degraded_total", part="items") > 0, "answers are counted")
     eventually(lambda: trainer.status()["store_losses"] == 1, "the trainer's status", LONG_S)

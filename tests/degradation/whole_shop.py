@@ -78,8 +78,8 @@ class WholeShop:
         known: what the store has of the user, if that is not what was written here.
         """
         answer = self.client.rank(cookie=cookie, candidates=CANDIDATES, variant="base")
-        unread = any(reason.startswith("user_features: ") for reason in answer.degraded)
-        stale = any(reason.startswith("user_features: stale") for reason in answer.degraded)
+        unread = any(str(reason).startswith("user_features: ") for reason in answer.degraded)
+        stale = any(str(reason).startswith("user_features: stale") for reason in answer.degraded)
         if known is None:
             known = {} if unread and not stale else self.users.get(cookie, {})
         user = tuple(sorted({**known, **({"device": cookie} if cookie else {})}.items()))
@@ -90,7 +90,7 @@ class WholeShop:
 
     def degraded(self, cookie: str = "") -> tuple[str, ...]:
         """What the answer says that it lacks."""
-        return self.ask(cookie).degraded
+        return tuple(map(str, self.ask(cookie).degraded))
 
     def serves(self, version: int) -> bool:
         """Whether it is this version that answers, and nothing is wrong with it."""

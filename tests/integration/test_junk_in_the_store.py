@@ -84,8 +84,8 @@ def filled(store: Store) -> None:
     versions.experiments.change(
         lambda before: before.pinned({"u1": "base"}).divided({"base": 0.5, "plain": 0.5})
     )
-    versions.refusals.watch(3, 1)
-    versions.refusals.went_back(2, 1, "a test")
+    versions.guard.watch(3, 1)
+    versions.guard.note_rollback(2, 1, "a test")
     versions.online.write({(MINUTE, 3, "base"): OnlineSums(requests=1)})
     store.client.persist(versions.keys.online(MINUTE))
     store.impressions(shop.NAME).append([json.dumps(IMPRESSION).encode()])
@@ -97,7 +97,7 @@ def filled(store: Store) -> None:
     lease.take()
     lease.release()
     versions.activate(3)  # pins it
-    store.records.items_generation()
+    store.records.item_changes.state()
     store.client.set("ftrie:items:generation", "1")
 
 
@@ -283,7 +283,7 @@ def asked_of_the_store(whole: Whole) -> list[tuple[str, Callable[[], object]]]:
 def asked_of_the_server(whole: Whole) -> list[tuple[str, Callable[[], object]]]:
     admin = whole.admin
     return [
-        ("ListVersions", admin.versions),
+        ("ListVersions", lambda: list(admin.versions())),
         ("GetStatus", admin.status),
         ("GetExperiment", admin.experiment),
         ("Reload", admin.reload),
@@ -356,7 +356,7 @@ def is_repaired(whole: Whole, junk: Junk) -> None:
     versions.gc(50)
     whole.look()
     serves(whole, newest)
-    assert whole.admin.versions().versions[-1].version == newest
+    assert list(whole.admin.versions())[-1].version == newest
 
 
 def serves(whole: Whole, version: int) -> None:

@@ -29,7 +29,7 @@ def test_every_format_and_extension_is_listed() -> None:
 
 def test_every_category_of_rejects_is_listed() -> None:
     listed = {name.strip("`") for name, _, _ in rows("Rows that cannot be read")}
-    sources = (ROOT / "trainer" / "sources").glob("*.py")
+    sources = (ROOT / "trainer" / "logs").glob("*.py")
     code = "\n".join(path.read_text("utf-8") for path in sources)
     raised = set(re.findall(r"""(?:BadRow\(|reason = )f?["']([^:"']+):""", code))
     raised |= {reason("", 0).partition(":")[0] for reason in REASONS.values()}

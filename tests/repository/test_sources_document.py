@@ -13,17 +13,15 @@ from trainer.events import kafka as kafka_client
 from trainer.events import open_sources as opening
 from trainer.events.events import READ_BYTES, READ_EVENTS
 from trainer.events.open_sources import open_sources
-from trainer.logs import file_listing as listing
-from trainer.logs import file_tracker as census
-from trainer.logs import open_files as handles
-from trainer.logs.positions import HEAD_BYTES
+from trainer.logs import file_tracker, open_files
+from trainer.logs.batch import HEAD_BYTES
 from trainer.logs.streams import MAX_ROW_BYTES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "sources.md").read_text("utf-8")
 CODE = "\n".join(
     path.read_text("utf-8")
-    for folder in ("trainer/events", "trainer/events/sources")
+    for folder in ("trainer/events", "trainer/logs")
     for path in sorted((ROOT / folder).glob("*.py"))
 )
 SPEC = ModelSpec.model_validate({"model": {"name": "ads"}, "input": {"label": "click"}})
@@ -65,13 +63,13 @@ def test_kinds_and_endings_are_those_of_the_code() -> None:
     assert all(f"`{kind}=NAME`" in PAGE for kind in opening.KINDS)
     endings = re.search(r"those ending in (.+?);", PAGE)
     assert endings is not None
-    assert tuple(re.findall(r"`([^`]+)`", endings[1])) == listing._PASSED_OVER
+    assert tuple(re.findall(r"`([^`]+)`", endings[1])) == open_files._PASSED_OVER
 
 
 def test_sizes_are_those_of_the_code() -> None:
     assert f"up to {READ_EVENTS:,} entries or about {READ_BYTES >> 20} MiB" in PAGE
     assert f"its first {HEAD_BYTES >> 10} KiB" in PAGE and f"(up to {HEAD_BYTES >> 10} KiB" in PAGE
     assert f"A line may be up to {MAX_ROW_BYTES >> 20} MiB long" in PAGE
-    assert f"after {census.GONE_S:.0f} s" in PAGE and f"last {handles.KEPT_OPEN} files" in PAGE
+    assert f"after {file_tracker.GONE_S:.0f} s" in PAGE and f"last {open_files.KEPT_OPEN} files" in PAGE
     assert f"within {kafka_client.ANSWER_S:.0f} s" in PAGE
-    assert listing._NUMBERED_DIGITS == 5 and "up to five digits" in PAGE
+    assert open_files._NUMBERED_DIGITS == 5 and "up to five digits" in PAGE

@@ -11,8 +11,7 @@ import pyarrow as pa
 from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.examples.hashing import ExampleMaker
 from trainer.learn.model import LearningModel
-from trainer.logs.batch import RowBatch
-from trainer.logs.positions import Position
+from trainer.logs.batch import Position, RowBatch
 
 SPEC = """
 [model]

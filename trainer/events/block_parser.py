@@ -1,7 +1,7 @@
-"""Events by whole blocks: one pass over the bytes finds what is wanted, and columns are made of it. No Python an event.
+"""Reads events by whole blocks: one scan of the bytes finds the wanted values, which become columns.
 
-Lines that must be judged are left to `line_by_line`, which gives the same values. What is not wanted is checked and
-passed over.
+No Python runs per event. Odd lines, which need judgement, are left to `line_parser`, which gives the same values.
+Unwanted members are checked and skipped.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ Bools = npt.NDArray[np.bool_]
 
 
 class BlockReader:
-    """Reads blocks for the columns that are wanted. Remembers nothing of them."""
+    """Reads blocks for the wanted columns. Keeps no state between blocks."""
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
         self._compiled = Compiled.of(wanted)
 
     def read(self, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> tuple[Raw, Bools]:
-        """The events on the lines that are not odd, and bool[lines], which are odd."""
+        """The events of the lines that are not odd, and bool[lines]: which are odd."""
         odd = np.zeros(starts.size - 1, np.bool_)
         if not is_utf8(data):
             odd |= [not is_utf8(data[a:b]) for a, b in pairwise(starts.tolist())]
@@ -88,7 +88,6 @@ class BlockReader:
             request=block.values(("request_id",)).canonical_or_null(),
             ts=_times(block.values(("ts",))),
             item=block.values(("item",)).canonical_or_null(),
-            event_id=block.values(("event_id",)).canonical_or_null(),
             what=block.values(("event",)).canonical_or_null(),
             lengths=block.lengths,
             ids=block.values((ITEMS, "id")).canonical_or_null(),
@@ -97,7 +96,7 @@ class BlockReader:
 
 
 class _Block:
-    """A scanned block: the values at each place. Marks in `odd` the lines that it has none of."""
+    """A scanned block: the values at each path. Lines without values are marked in `odd`."""
 
     def __init__(
         self, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], compiled: Compiled, odd: Bools
@@ -106,10 +105,10 @@ class _Block:
         most_rows = min(int(np.count_nonzero(data == ord("{"))), lines * MAX_ITEMS)
         room = np.where(tree.in_item == 1, most_rows, lines) + 1
         base = np.concatenate([[0], np.cumsum(room)])
-        places = int(base[-1])
+        size = int(base[-1])
         self._spans = Spans(
             base,
-            *(np.zeros(places, np.uint8), np.empty(places, np.int32), np.empty(places, np.int32)),
+            *(np.zeros(size, np.uint8), np.empty(size, np.int32), np.empty(size, np.int32)),
             np.zeros(tree.allowed.size, np.uint16),
         )
         lengths = np.empty(lines + 1, np.int64)
@@ -122,15 +121,15 @@ class _Block:
         self.event_of = pa.array(self._event_of)
 
     def values(self, path: Path) -> Values:
-        """What stands at a place, one an item or an event."""
+        """The values at a path, one an item or an event."""
         leaf, spans = self._leaves[path], self._spans
         first = int(spans.base[leaf])
         window = slice(first, first + (self._rows if path[0] == ITEMS else self._events))
         return Values(self._data, spans.kinds[window], spans.begins[window], spans.sizes[window])
 
     def found(self, column: Column) -> tuple[Values | None, bool]:
-        """The first value of each row, or of each event if none is an item's own: then True. None: no row has one."""
-        used = [path for path in column.places if self._spans.used[self._leaves[path]]]
+        """The first value of each row, False; or of each event, True, if no item has its own. None: no row has one."""
+        used = [path for path in column.paths if self._spans.used[self._leaves[path]]]
         of_events = all(path[0] != ITEMS for path in used)
         found: Values | None = None
         for path in used:
@@ -141,7 +140,7 @@ class _Block:
         return found, of_events
 
     def mixed(self, columns: list[Column]) -> Bools:
-        """The events that have no list where others have one in the same column: one array cannot hold both."""
+        """The events with a scalar where others have a list in the same column: one array cannot hold both."""
         mixed = np.zeros(self._events, np.bool_)
         for column in columns:
             values, of_events = self.found(column)
@@ -172,7 +171,7 @@ def _shaped(values: Values, column: Column) -> pa.Array:
 
 
 def _times(values: Values) -> pa.Array:
-    """Numbers as such where all are, and are times: their canonical texts cost more."""
+    """Numbers if all values are numbers in the range of times, which is cheaper than text; else canonical text."""
     if np.isin(values.kinds, (ABSENT, WHOLE, FRACTION)).all():
         numbers = _number(values, pa.float64())
         if not (np.abs(numbers.to_numpy(zero_copy_only=False)) > _LATEST).any():
@@ -196,9 +195,6 @@ def _scratch(tree: Tree) -> Scratch:
     return Scratch(containers, numbers, serials, last, after, seen, np.zeros(1, np.int64))
 
 
-# --- The places of wanted values as the arrays that the scanning kernel walks by ---
-
-
 _IDS = (STRING, ESCAPED, WHOLE)
 _SCALARS = (*_IDS, FRACTION, TRUE, FALSE)
 _SETS = (*_SCALARS, LIST)
@@ -207,11 +203,10 @@ _MEMBERS: dict[Path, tuple[int, ...]] = {
     ("request_id",): _IDS,
     ("ts",): _SCALARS,
     ("item",): _IDS,
-    ("event_id",): _IDS,
     ("event",): _IDS,
     (ITEMS, "id"): _IDS,
 }
-_WHOLE_BYTES, _ANY_BYTES = 18, 2**31 - 1  # what surely is an int64
+_WHOLE_BYTES, _ANY_BYTES = 18, 2**31 - 1  # always fits an int64
 _OBJECTS = {
     (ITEMS,): ITEMS_OR_NULL,
     (ITEMS, FEATURES): OBJECT_OR_NULL,
@@ -222,7 +217,7 @@ _OBJECTS = {
 
 @dataclass
 class _Node:
-    """A name: what it holds, where it is an object, and its leaf, where it is wanted."""
+    """A member name: the names in it, if it is an object, and its leaf, if it is wanted."""
 
     path: Path = ()
     names: dict[str, _Node] = field(default_factory=dict)
@@ -237,14 +232,17 @@ class _Node:
 
 @dataclass(frozen=True)
 class Compiled:
-    """leaves: the number of each place that is looked at; a kind that one of its readers cannot take is not allowed."""
+    """The wanted paths as the arrays that the scan kernel walks.
+
+    leaves: the number of each path; only the kinds that all readers of a path take are allowed there.
+    """
 
     tree: Tree
     leaves: dict[Path, int]
 
     @classmethod
     def of(cls, wanted: Wanted) -> Compiled:
-        """For the columns that are wanted, and for all that an event is judged by."""
+        """For the wanted columns, and for the members that validation reads."""
         allowed = dict[Path, set[int]]()
         for path, kinds in _readers(wanted):
             allowed[path] = allowed.get(path, set(kinds)) & set(kinds)
@@ -264,7 +262,7 @@ def _readers(wanted: Wanted) -> Iterable[tuple[Path, tuple[int, ...]]]:
     for path, kind in RESERVED.values():
         yield path, _RESERVED[kind]
     for column in wanted.columns:
-        for path in column.places:
+        for path in column.paths:
             yield path, _SETS if column.form == "set" else _SCALARS
 
 
@@ -293,16 +291,13 @@ def _arrays(root: _Node, bits: list[int], longest: list[int], in_item: list[bool
     )
 
 
-# --- Columns made of the places of their values in a block: text by copying, the rest by way of its text ---
-
-
 Bytes = npt.NDArray[np.uint8]
 _NONE = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)
 class Values:
-    """Where values stand in `data`, one an event or a row: as the kernels' Spans."""
+    """Where values are in `data`, one an event or a row, as in the kernels' Spans."""
 
     data: Bytes
     kinds: Bytes
@@ -313,31 +308,31 @@ class Values:
         return self.kinds.size
 
     def or_else(self, others: Values) -> Values:
-        """These, and where there is none the others'."""
+        """These values, and the others' where these are absent."""
         mine = self.kinds != ABSENT
         pairs = ((self.kinds, others.kinds), (self.begins, others.begins), (self.sizes, others.sizes))
         return Values(self.data, *(np.where(mine, a, b) for a, b in pairs))
 
     def take(self, rows: npt.NDArray[np.int32]) -> Values:
-        """Those at these places."""
+        """The values of these rows."""
         return Values(self.data, self.kinds[rows], self.begins[rows], self.sizes[rows])
 
     def written(self) -> pa.Array:
-        """The text of each as it is written, escapes undone; empty where there is none. Numbers as in the block."""
+        """Each value as written, without escapes; empty where absent."""
         return self._with(self._copied(), np.flatnonzero(self.kinds == ESCAPED), _unescaped)
 
     def canonical(self) -> pa.Array:
-        """The canonical text of each, empty where there is none."""
+        """The canonical text of each, empty where absent."""
         return self._with(self.written(), np.flatnonzero(self.kinds == FRACTION), _of_numbers)
 
     def canonical_or_null(self) -> pa.Array:
-        """The same, null where there is none."""
+        """The canonical text of each, null where absent."""
         text = self.canonical()
         missing = self.kinds == ABSENT
         return pa.compute.if_else(pa.array(~missing), text, pa.scalar(None, TEXT)) if missing.any() else text
 
     def members(self) -> pa.Array:
-        """Of lists and ABSENT values alone: lists of the canonical texts of their members."""
+        """For lists and ABSENT values only: lists of their members' canonical texts."""
         offsets = np.empty(len(self) + 1, np.int32)
         count_members(self.data, self.kinds, self.begins, self.sizes, offsets)
         total = int(offsets[-1])
@@ -357,12 +352,12 @@ class Values:
         return pa.Array.from_buffers(TEXT, len(self), [None, pa.py_buffer(offsets), pa.py_buffer(out)])
 
     def _with(self, text: pa.Array, rows: npt.NDArray[np.int64], of: Any) -> pa.Array:
-        """The texts, but those of some rows made anew."""
+        """The texts, those of some rows replaced."""
         if not rows.size:
             return text
-        places = np.arange(len(self))
-        places[rows] = len(self) + np.arange(rows.size)
-        return pa.concat_arrays([text, of(text.take(pa.array(rows)))]).take(pa.array(places))
+        order = np.arange(len(self))
+        order[rows] = len(self) + np.arange(rows.size)
+        return pa.concat_arrays([text, of(text.take(pa.array(rows)))]).take(pa.array(order))
 
 
 def _unescaped(text: pa.Array) -> pa.Array:

@@ -1,9 +1,9 @@
-"""Which columns a joined row needs, and where in an event each stands. Knows the spec; knows nothing of bytes.
+"""The columns that joined rows need: where each is found in an event, and its form.
 
-A column is looked for by its name in the item's features, then among the item's own members, then in the context, the
-user, and on the event's top; after that, if its name has dots, as a path in the same five, in the same order. The first
-place with a value (null is none) wins, row by row. The columns of the request, the time, the cookie and the item stand
-in their own places, but for a field that reads one of them: what it was served with comes first.
+A column is looked up by name in the item's features, the item's own members, the context, the user, and the event's top
+level; then, if its name has dots, as a path in the same five, in the same order. The first non-null value wins, row by
+row. The columns of the request, time, cookie and item have fixed paths; a field that reads one of them looks first
+where the value it was served with is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from model_store.spec.spec import ModelSpec
 
 Form = Literal["text", "number", "set"]
 Path = tuple[str, ...]
-"""Members from the event's top inwards; one that begins with ITEMS goes on in every item."""
+"""Member names from the event's top level inwards; a path that starts with ITEMS continues in every item."""
 
 ITEMS, FEATURES, CONTEXT, USER = "items", "features", "context", "user"
 VERSION, VARIANT, MODEL = "@version", "@variant", "@model"
@@ -39,10 +39,10 @@ RESERVED: dict[str, tuple[Path, str]] = {
     POSITION: ((ITEMS, "position"), "whole"),
     UNKNOWN: ((ITEMS, "unknown"), "whole"),
 }
-"""Columns that every joined row has, for online metrics and, UNKNOWN, for what is learned: where they stand, and as
-what: "whole" is int64, "number" float64, "text" binary; null where the event has none. No spec has a column with @."""
+"""Columns that every joined row has, for online metrics and (UNKNOWN) for learning: path and type. "whole" is int64,
+"number" float64, "text" binary; null where absent. No spec has a column with @."""
 
-_OBJECTS = frozenset({ITEMS, CONTEXT, USER})  # on an event's top, never values themselves
+_OBJECTS = frozenset({ITEMS, CONTEXT, USER})  # top-level members that are never values
 _SCALAR: dict[str, Form] = {"number": "number", "set": "set", "raw": "set"}
 
 
@@ -50,35 +50,35 @@ _SCALAR: dict[str, Form] = {"number": "number", "set": "set", "raw": "set"}
 class Column:
     """A column of joined rows.
 
-    form: what it becomes: "text", binary, empty where absent; "number", float64 with nulls, or text where a value is
-    no number; "set", lists of text, or maps from text to float64, or JSON text of either.
+    form: "text", binary, empty where absent; "number", float64 with nulls, or text where a value is not a number;
+    "set", lists of text, or maps from text to float64, or JSON text of either.
     """
 
     name: str
     form: Form
-    places: tuple[Path, ...]
+    paths: tuple[Path, ...]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The columns of a resolved spec but the label, which the join brings. The RESERVED ones come besides."""
+    """The columns of a resolved spec without the label, which the join adds. The RESERVED columns are always added."""
 
     columns: tuple[Column, ...]
 
     @classmethod
     def of(cls, spec: ModelSpec) -> Wanted:
-        """Those that learning reads, each with its places in an event."""
+        """The columns that learning reads, each with its paths in an event."""
         names = (name for name in spec.wanted_columns() if name != spec.input.label)
-        return cls(tuple(Column(name, _form(spec, name), places_of(spec, name)) for name in names))
+        return cls(tuple(Column(name, _form(spec, name), paths_of(spec, name)) for name in names))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Of all the columns of joined rows, in order."""
+        """The names of all columns of joined rows, in order."""
         return (*(column.name for column in self.columns), *RESERVED)
 
 
-def places_of(spec: ModelSpec, name: str) -> tuple[Path, ...]:
-    """Where a column may stand, the first to be looked at first."""
+def paths_of(spec: ModelSpec, name: str) -> tuple[Path, ...]:
+    """The paths of a column, in the order in which they are tried."""
     given = spec.input
     own: dict[str | None, Path] = {
         given.request: ("request_id",),
@@ -92,7 +92,7 @@ def places_of(spec: ModelSpec, name: str) -> tuple[Path, ...]:
 
 
 def _served(spec: ModelSpec, name: str) -> Iterator[Path]:
-    """Where a field that reads one of the event's own columns has the value that it was served with, if another one."""
+    """For a field that reads one of the event's own columns: where the value that it was served with is."""
     places: dict[str, Path] = {
         "item": (ITEMS, FEATURES, name),
         "context": (CONTEXT, name),
@@ -113,7 +113,7 @@ def _under(name: str, path: Path) -> Iterator[Path]:
 
 
 def _form(spec: ModelSpec, name: str) -> Form:
-    """Text wins where fields of several kinds read one column: numbers and sets are read from text too."""
+    """Text if fields of several kinds read one column: numbers and sets can be read from text."""
     if name == spec.input.weight:
         return "number"
     fields = (field for field_name, field in spec.fields.items() if (field.column or field_name) == name)
@@ -121,31 +121,20 @@ def _form(spec: ModelSpec, name: str) -> Form:
     return next(form for form in ("text", "number", "set") if form in forms)
 
 
-# --- The few forms in which columns of joined rows come, whatever blocks they were read in, and tables put
-# together ---
-#
-# A value has one form for all that learning can see: where a column's type differs from block to block,
-# because a text stands among numbers or lists among maps, both types give the same keys and numbers.
-
-
+# The type of a column may differ from block to block, because a text is among numbers or lists are among maps. Both
+# types give the same keys and numbers, so learning sees no difference.
 TEXT, SET, MAP = pa.binary(), pa.list_(pa.binary()), pa.map_(pa.binary(), pa.float64())
 
 
 def shaped(array: pa.Array, form: Form) -> pa.Array:
-    """An array of a plain kind (`trainer.logs.batch`) as the form's type, as `wanted.Column` has it."""
+    """An array of a plain kind (`trainer.logs.batch`) as the form's type, see `Column`."""
     if form == "number":
         return _numbers(array)
     return _sets(array) if form == "set" else text_column(plain(array))
 
 
-def nullable_text(array: pa.Array) -> pa.Array:
-    """Canonical texts, null where the value is."""
-    text = text_column(plain(array))
-    return pc.if_else(array.is_valid(), text, pa.scalar(None, TEXT)) if array.null_count else text
-
-
 def digests(text: pa.Array) -> npt.NDArray[np.uint64]:
-    """64-bit hashes of texts, 0 of "" and of null alone."""
+    """64-bit hashes of texts; 0 for "" and null only."""
     out = np.zeros((1, len(text)), np.uint64)
     text = text.fill_null(b"") if text.null_count else text
     if len(text):
@@ -155,7 +144,7 @@ def digests(text: pa.Array) -> npt.NDArray[np.uint64]:
 
 
 def together(tables: Sequence[Mapping[str, pa.Array]]) -> Mapping[str, pa.Array]:
-    """The rows of all, one after the other; a column's type is one that all its values fit."""
+    """The rows of all tables, concatenated; a column gets a type that fits all its values."""
     if len(tables) == 1:
         return tables[0]
     return {name: _one([table[name] for table in tables]) for name in (tables[0] if tables else ())}
@@ -194,7 +183,7 @@ def _listed(lists: pa.Array, members: pa.Array) -> pa.Array:
 
 
 def _as_text(array: pa.Array) -> pa.Array:
-    """Of any form's type: lists and maps as JSON, from which a field of kind "set" reads the same members."""
+    """An array of any form's type as text: lists and maps as JSON, which a field of kind "set" reads alike."""
     if pa.types.is_binary(array.type):
         return array.fill_null(b"")
     if not (pa.types.is_list(array.type) or pa.types.is_map(array.type)):

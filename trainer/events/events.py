@@ -1,7 +1,7 @@
-"""What passes from the sources to the join: stretches of raw events, then events as columns. Plain records.
+"""The records that pass from sources to the join: chunks of raw lines, events as columns, merged events.
 
-docs/events.md has the events' own form. A stretch is what one read of one source brings; events are the same stretch,
-parsed; the merger puts those of all sources into one order.
+One read of a source returns a Chunk; the parser makes Raw and then Events of it; the merger puts the events of all
+sources into one order as Merged. docs/events.md has the JSON form of events.
 """
 
 from __future__ import annotations
@@ -18,31 +18,37 @@ from trainer.logs.streams import up_to_last_line_end
 
 BAD, IMPRESSION, FEEDBACK = 0, 1, 2
 CLICK, CONVERSION = 1, 2
+MAX_ITEMS = 10_000
+MAX_LINE_BYTES = 16 << 20
+READ_BYTES = 1024 * 1024
+"""About the most that one read of a source returns; one event may be longer."""
+READ_EVENTS = 1000
+BOM = b"\xef\xbb\xbf"
 NEVER_US = np.iinfo(np.int64).max
-"""As a frontier: nothing holds the other sources up."""
+"""As a watermark: the source does not hold up others."""
 
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
-Place = dict[str, Any]
-"""Where reading goes on in a source: plain JSON, kept in checkpoints. The source that made it reads it."""
+SourcePosition = dict[str, Any]
+"""Where reading continues in a source: plain JSON, kept in checkpoints, opaque to all but that source."""
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Chunk:
     """Consecutive events of one source, unparsed.
 
-    data: one JSON object a line, each line ended; starts: int64[n + 1], where line i begins in it. arrived_us:
-    int64[n], microseconds since 1970 at which each event came to the source, by the source's own clock and never
-    falling; None where it has none, so that the events' own times count. marks: int64[n, k], the place behind each
-    event, as the source understands it. before: the place before the first one.
+    data: one JSON object a line, each with its line end; starts: int64[n + 1], where each line starts. arrived_us:
+    int64[n], microseconds since 1970 at which each event reached the source, by the source's clock, non-decreasing;
+    None for a source without a clock, where the events' own times count. marks: int64[n, k], the position after each
+    event, in the source's own terms. before: the position before the first event.
     """
 
     data: bytes
     starts: Int64s
     arrived_us: Int64s | None
     marks: Int64s
-    before: Place
+    before: SourcePosition
 
     def __len__(self) -> int:
         return self.starts.size - 1
@@ -50,7 +56,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Lag:
-    """How far a source's reader is behind: unread events or bytes, and the age of the oldest of them; None: unknown."""
+    """How far behind a source's reader is: unread events or bytes, and the age of the oldest; None: unknown."""
 
     events: int | None = None
     bytes: int | None = None
@@ -58,53 +64,53 @@ class Lag:
 
 
 class Source(Protocol):
-    """One stream, file, folder or topic. One thread only, but for `place` and `where`."""
+    """One stream, file, folder or topic. For one thread, except `position`, `where` and `holds`."""
 
     name: str
 
     @property
     def lost(self) -> int:
-        """Events that were deleted unread, since the first checkpoint on; part of the place."""
+        """Events deleted before they were read, in all runs; part of the position."""
 
-    def read(self) -> Stretch | None:
-        """The next events there are, without waiting for more; None if there is none now.
+    def read(self) -> Chunk | None:
+        """The next events available now; None if there are none.
 
         Raises StoreUnavailable, SourceUnavailable, InputError.
         """
 
-    def frontier_us(self) -> int:
-        """No event that is still to be read came before this, by the source's clock. NEVER_US: it has ended.
+    def watermark_us(self) -> int:
+        """Every unread event reached the source at or after this time, by its clock. NEVER_US: the source has ended.
 
-        Of a source without a clock, which gives no arrived_us, only NEVER_US counts. Asked after each read.
+        For a source without a clock only NEVER_US counts. Called after each read.
         """
 
-    def place(self, stretch: Stretch, count: int) -> Place:
-        """Where to go on once `count` events of the stretch are taken, 0 to all. Pure, and from any thread.
+    def position(self, chunk: Chunk, count: int) -> SourcePosition:
+        """Where to continue once the first `count` events of the chunk are taken. Pure; from any thread.
 
-        The merger adds the key `order_us` to it; a source passes over keys it does not know.
+        The merger adds the key `order_us`; a source ignores unknown keys.
         """
 
-    def where(self, stretch: Stretch, number: int) -> str:
-        """Where one event of the stretch stands, in words that lead a person to it. Pure, and from any thread."""
+    def where(self, chunk: Chunk, number: int) -> str:
+        """Where one event of the chunk is, for error messages. Pure; from any thread."""
 
     def lag(self) -> Lag:
-        """Asked every few seconds."""
+        """Called every few seconds."""
 
     def holds(self) -> str:
-        """What there is in it, read or not, for a person who wonders why nothing comes. From any thread."""
+        """What the source holds, read or not, in words: shown when no events come. From any thread."""
 
     def close(self) -> None:
-        """Give back what is open. May be called twice."""
+        """Release what is open. May be called twice."""
 
 
 @dataclass(frozen=True)
 class Events:
-    """A stretch, parsed. All arrays have one element an event, but those over rows.
+    """A chunk, parsed. Arrays have one element an event, except those over rows.
 
-    kind: BAD, IMPRESSION or FEEDBACK; time_us: the event's own time. request: 64-bit hash of the request's id. Of
-    feedback: item, hash of the item's id; what, CLICK or CONVERSION; event, hash of the event's id, 0 without one.
-    Of impressions: rows first[i] to first[i + 1], one an item shown, in the order shown; items: uint64[rows], hashes
-    of their ids; columns: what was asked for, by name, each over the rows. bad: why an event is BAD, by its number.
+    kind: BAD, IMPRESSION or FEEDBACK; time_us: the event's own time; request: 64-bit hash of the request's id.
+    Feedback: item, hash of the item's id; what, CLICK or CONVERSION. Impressions: rows first[i] to
+    first[i + 1], one for each item shown, in order; items: uint64[rows], hashes of their ids; columns: the wanted
+    columns, by name, over the rows. bad: why an event is BAD, by its number.
     """
 
     kind: Bytes
@@ -112,7 +118,6 @@ class Events:
     request: UInt64s
     item: UInt64s
     what: Bytes
-    event: UInt64s
     first: Int64s
     items: UInt64s
     columns: Mapping[str, pa.Array]
@@ -124,7 +129,7 @@ class Events:
 
 @dataclass(frozen=True)
 class BadEvent:
-    """An event that cannot be read. source: its name; where: the event's place in it; line: its JSON, without end."""
+    """An event that cannot be read. source: its name; where: the event's position in it; line: its JSON."""
 
     source: str
     where: str
@@ -136,9 +141,9 @@ class BadEvent:
 class Merged:
     """Events of all sources in one order, ready for the join: a pure function of what the sources hold.
 
-    Arrays as in Events, but that rows stand in segments: segment[i] is the number of the table that holds the rows of
+    Arrays as in Events, except that rows are in segments: segment[i] is the number of the table that holds the rows of
     impression i, row[i] the first of them there and rows[i] how many; items: uint64, the hashes of all of them, in the
-    order of the events. bad: in order. now_us: int64[n], by which clock each event came: its source's, or else its own
+    order of the events. bad: in order. now_us: int64[n], when each event came, by its source's clock, or else its own
     time.
     """
 
@@ -148,7 +153,6 @@ class Merged:
     request: UInt64s
     item: UInt64s
     what: Bytes
-    event: UInt64s
     segment: npt.NDArray[np.int32]
     row: Int64s
     rows: npt.NDArray[np.int32]
@@ -159,26 +163,18 @@ class Merged:
         return self.kind.size
 
 
-# --- What reading a block of lines brings, whichever way it was read, before anyone has judged the events ---
-
-
-MAX_ITEMS = 10_000
-MAX_LINE_BYTES = 16 << 20
-
-
 @dataclass(frozen=True)
 class Raw:
-    """Events as read. Texts are binary arrays, null where an event has none.
+    """Events of a block as read, not validated yet. Texts are binary arrays, null where absent.
 
-    request, item, event_id, what (the member `event`): texts, one an event; ts: of a plain kind; lengths: int64, items
-    of each event, -1 where it has no list of them. Over the items of all: ids, texts; columns: all that are wanted, in
-    their forms. bad: events that cannot be read and have neither values nor items, and why.
+    request, item, what (the member `event`): texts, one an event; ts: of a plain kind; lengths: int64, items
+    of each event, -1 without a list of items. Over the items of all events: ids, texts; columns: the wanted ones, in
+    their forms. bad: why an event cannot be read, by its number; such an event has no values and no items.
     """
 
     request: pa.Array
     ts: pa.Array
     item: pa.Array
-    event_id: pa.Array
     what: pa.Array
     lengths: npt.NDArray[np.int64]
     ids: pa.Array
@@ -186,30 +182,20 @@ class Raw:
     bad: Mapping[int, str] = field(default_factory=dict)
 
 
-# --- Events as lines: payloads put end to end, and the whole lines of a piece of a file. Knows nothing of
-# sources ---
-
-
-READ_BYTES = 1024 * 1024
-"""About how much one read of a source brings at most; one event may be longer."""
-READ_EVENTS = 1000
-BOM = b"\xef\xbb\xbf"
-
-
 def lines_of(payloads: Sequence[bytes]) -> tuple[bytes, Int64s]:
-    """Payloads without line feeds, one a line; int64[n + 1]: where each begins."""
+    """Payloads without line feeds, one a line; int64[n + 1]: where each starts."""
     starts = np.zeros(len(payloads) + 1, np.int64)
     np.cumsum([len(payload) + 1 for payload in payloads], out=starts[1:])
     return b"\n".join([*payloads, b""]), starts
 
 
 def on_one_line(payload: bytes) -> bytes:
-    """JSON without line feeds: between its members a space is as good; within a text there cannot be one."""
+    """JSON without line feeds: each becomes a space. A JSON string cannot hold one."""
     return payload.replace(b"\n", b" ") if b"\n" in payload else payload
 
 
 def whole_lines(piece: bytes) -> tuple[bytes, Int64s]:
-    """The front of a piece that ends with its last line feed; int64[n + 1]: where each line begins in it."""
+    """The piece up to its last line feed; int64[n + 1]: where each line starts."""
     found = up_to_last_line_end(np.frombuffer(piece, np.uint8))
     ends = np.flatnonzero(found == ord("\n")) + 1
     return piece[: found.size], np.concatenate(([0], ends)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Where a spec meets the first impressions: its fields named, or checked against what the events have."""
+"""Resolves a spec's fields by the first impressions: names them, or checks them against what the events have."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import Any
 from model_store.errors import SpecError
 from model_store.spec.sections import FieldSpec, Kind, Side
 from model_store.spec.spec import ModelSpec
-from trainer.events.columns import CONTEXT, FEATURES, ITEMS, USER, Path, places_of
-from trainer.logs.json_rows import BadRow, load
+from trainer.events.columns import CONTEXT, FEATURES, ITEMS, USER, Path, paths_of
+from trainer.logs.jsonl import BadRow, load
 
 
 def columns_seen(data: bytes) -> dict[str, FieldSpec]:
-    """What the impressions in `data` have in their items' features, the user and the context, as fields.
+    """The members of the items' features, the context and the user in the impressions of `data`, as fields.
 
-    In order of appearance; lists and objects of numbers are sets, all else categories. Lines that are no impressions
-    are passed over.
+    In order of appearance; lists and objects of numbers are sets, the rest categories. Other lines are skipped.
     """
     found: dict[str, FieldSpec] = {}
     for event in _impressions(data):
@@ -30,11 +29,11 @@ def columns_seen(data: bytes) -> dict[str, FieldSpec]:
     return found
 
 
-def settled(spec: ModelSpec, data: bytes, sources: Sequence[str] = ("the log",)) -> ModelSpec:
-    """The spec resolved by the first impressions; without one, only by its own words.
+def resolve_fields(spec: ModelSpec, data: bytes, sources: Sequence[str] = ("the log",)) -> ModelSpec:
+    """The spec resolved by the impressions in `data`, or by itself if there are none.
 
-    A spec without [fields] takes what the items' features, the user and the context have. Raises SpecError if there is
-    no impression to take them from, which names the `sources`, or if a field that is not optional stands in none.
+    A spec without [fields] gets all features of items, user and context. Raises SpecError if it has no fields and there
+    is no impression, naming the `sources`; or if no impression has a field that is not optional.
     """
     events = list(_impressions(data))
     if not spec.fields and not events:
@@ -62,7 +61,7 @@ def settled(spec: ModelSpec, data: bytes, sources: Sequence[str] = ("the log",))
 def _check_fields(spec: ModelSpec, events: list[dict[str, Any]]) -> None:
     for name, field in spec.fields.items():
         column = field.column or name
-        places = places_of(spec, column)
+        places = paths_of(spec, column)
         if not field.optional and not any(_has(event, place) for event in events for place in places):
             raise SpecError(
                 f"fields.{name}: no impression so far has {column!r}; they have: {', '.join(_names(events))}; correct "
@@ -79,7 +78,7 @@ def _has(event: dict[str, Any], path: Path) -> bool:
 
 
 def _names(events: list[dict[str, Any]]) -> list[str]:
-    """The columns that events have, each once: of items, of context and user, and on their top."""
+    """The columns that events have, each once: of items, of context and user, and of the top level."""
     names: dict[str, None] = {}
     for event in events:
         for item in event[ITEMS]:

@@ -1,4 +1,8 @@
-"""Files of JSON lines as a source: one file with those rotated out of it, a folder, or a glob."""
+"""Growing files as a source: one file with its rotated predecessors, a folder, or a glob.
+
+FileSource reads events from JSON lines. FileChain, which `rows` uses too, treats the files of one name as one sequence
+of bytes with positions.
+"""
 
 from __future__ import annotations
 
@@ -16,77 +20,76 @@ from trainer.events.events import (
     BOM,
     NEVER_US,
     READ_BYTES,
+    Chunk,
     Int64s,
     Lag,
-    Place,
-    Stretch,
+    SourcePosition,
     is_blank,
     whole_lines,
 )
-from trainer.logs.file_listing import Listing
-from trainer.logs.file_tracker import Census
-from trainer.logs.open_files import Opened, Record, moved_on, path_of
+from trainer.logs.file_tracker import FileTracker
+from trainer.logs.open_files import Listing, Opened, Record, moved_on, path_of
 from trainer.logs.streams import MAX_ROW_BYTES
 
 
 @dataclass(frozen=True)
 class _Lines:
-    """Some lines of one file; stretch is None where all of them are blank."""
+    """Some lines of one file; chunk is None if all are blank."""
 
-    stretch: Stretch | None
+    chunk: Chunk | None
     size: int
     lines: int
 
 
 class FileSource:
-    """Reads lines on from a place; see Source for the methods.
+    """Reads lines from a position on; see Source for the methods.
 
-    Marks: which of the place's files, the offset and the line that come next, the event's own line. Events of files
-    have no time of arrival: their own times count. A file of events is taken up to its last line end; with `once`, and
-    of compressed files, what stands behind that is a line too.
+    Marks: the number of the file in the position, the next offset and line, the event's own line. Events of files have
+    no time of arrival: their own times count. A file is read up to its last line end; with `once`, and of compressed
+    files, bytes after that are a line too.
     """
 
     def __init__(
-        self, name: str, place: Place, on_note: Callable[[str], None], *, once: bool = False
+        self, name: str, position: SourcePosition, on_note: Callable[[str], None], *, once: bool = False
     ) -> None:
         self.name = name
-        self._chain = FileChain(name, place, on_note, once=once)
+        self._chain = FileChain(name, position, on_note, once=once)
         self.start = self._chain.start
 
     @property
     def lost(self) -> int:
-        """Events that were gone before they were read, about: only the bytes of what is gone are known."""
+        """Events lost before they were read, estimated from bytes."""
         return self._chain.lost
 
-    def read(self) -> Stretch | None:
+    def read(self) -> Chunk | None:
         """The next lines of one file, about READ_BYTES. Raises InputError for a line that never ends."""
         while True:
             found = self._chain.next(self._take)
-            if found is None or found.stretch is not None:
-                return None if found is None else found.stretch
+            if found is None or found.chunk is not None:
+                return None if found is None else found.chunk
 
-    def frontier_us(self) -> int:
-        """0, since files have no clock; NEVER_US once all was read and nothing is waited for."""
+    def watermark_us(self) -> int:
+        """0, since files have no clock; NEVER_US once all is read with `once`."""
         return NEVER_US if self._chain.ended else 0
 
-    def place(self, stretch: Stretch, count: int) -> Place:
-        """The place behind `count` lines of the stretch."""
+    def position(self, chunk: Chunk, count: int) -> SourcePosition:
+        """The position after `count` lines of the chunk."""
         if count == 0:
-            return stretch.before
-        number, offset, line, _ = stretch.marks[count - 1].tolist()
-        return self._chain.place_behind(stretch.before, number, offset, line)
+            return chunk.before
+        number, offset, line, _ = chunk.marks[count - 1].tolist()
+        return self._chain.position_after(chunk.before, number, offset, line)
 
-    def where(self, stretch: Stretch, number: int) -> str:
-        """`PATH:LINE`, by the name that the file had when it was read."""
-        file, _, _, line = stretch.marks[number].tolist()
-        return f"{path_of(stretch.before['files'][file])}:{line}"
+    def where(self, chunk: Chunk, number: int) -> str:
+        """`PATH:LINE`, with the file's name when it was read."""
+        file, _, _, line = chunk.marks[number].tolist()
+        return f"{path_of(chunk.before['files'][file])}:{line}"
 
     def lag(self) -> Lag:
-        """Unread bytes; how old they are is not known."""
+        """Unread bytes; their age is unknown."""
         return self._chain.lag()
 
     def holds(self) -> str:
-        """Whether there is such a file; see Source."""
+        """Whether the file exists; see Source."""
         return held_in(self.name)
 
     def close(self) -> None:
@@ -99,7 +102,7 @@ class FileSource:
         if not data:
             return None
         count = starts.size - 1
-        # The line end that stands for the end of the file is not in it.
+        # An added line end is not in the file.
         size = len(data) - open_end
         ends = np.minimum(starts[1:], size) + record.offset
         marks = np.empty((count, 4), np.int64)
@@ -108,10 +111,10 @@ class FileSource:
         marks[:, 3] = record.line + np.arange(count)
         marks[:, 2] = marks[:, 3] + 1
         marks[-1, 2] -= open_end
-        stretch = self._stretch(data, starts, marks, is_first=record.offset == 0)
-        return _Lines(stretch, size, count - open_end)
+        chunk = self._chunk(data, starts, marks, is_first=record.offset == 0)
+        return _Lines(chunk, size, count - open_end)
 
-    def _stretch(self, data: bytes, starts: Int64s, marks: Int64s, is_first: bool) -> Stretch | None:
+    def _chunk(self, data: bytes, starts: Int64s, marks: Int64s, is_first: bool) -> Chunk | None:
         if is_first and data.startswith(BOM):
             data, starts = data[len(BOM) :], np.maximum(starts - len(BOM), 0)
         blank = is_blank(data, starts)
@@ -121,15 +124,11 @@ class FileSource:
             lengths = np.diff(starts)[kept]
             starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
             marks = marks[kept]
-        return Stretch(data, starts, None, marks, self._chain.place()) if len(data) else None
-
-
-# --- The files of one name as one sequence of bytes with places in it. What is taken from the bytes is known
-# elsewhere ---
+        return Chunk(data, starts, None, marks, self._chain.position()) if len(data) else None
 
 
 class Taken(Protocol):
-    """What was taken from a window: `size` bytes of it, in which `lines` lines ended."""
+    """What was taken from a window: `size` bytes with `lines` line ends."""
 
     @property
     def size(self) -> int:
@@ -146,7 +145,7 @@ T = TypeVar("T", bound=Taken)
 
 
 def held_in(name: str) -> str:
-    """What lies under the name of a file, folder or glob now, in words."""
+    """What a file, folder or glob holds now, in words."""
     paths = [name] if os.path.exists(name) else glob(name, recursive=True)
     files = [os.path.join(path, each) for path in paths if os.path.isdir(path) for each in os.listdir(path)]
     files = [path for path in (*paths, *files) if os.path.isfile(path)]
@@ -158,67 +157,73 @@ def held_in(name: str) -> str:
 
 
 class _Moved(Exception):
-    """A file is not where or what it was: look again."""
+    """A file has moved or changed: look again."""
 
 
 class FileChain:
-    """Reads files in order, each as far as it goes, and looks after all of them for more. One thread only.
+    """Reads files in order, each to its end, then checks all of them for more. For one thread.
 
-    A place is {"source", "files": a list of Record.as_json(), "lost"}.
+    A position is {"source", "files": a list of Record.as_json(), "lost"}.
     """
 
     def __init__(
-        self, name: str, place: Place, on_note: Callable[[str], None], *, once: bool, least_lines: int = 1
+        self,
+        name: str,
+        position: SourcePosition,
+        on_note: Callable[[str], None],
+        *,
+        once: bool,
+        least_lines: int = 1,
     ) -> None:
         self.name = name
         self.ended = False
         self._on_note = on_note
         self._once = once
-        self._lost = int(place.get("lost", 0))
-        records = [Record.from_json(each) for each in place.get("files", ())]
+        self._lost = int(position.get("lost", 0))
+        records = [Record.from_json(each) for each in position.get("files", ())]
         listing = Listing(name, [each.path for each in records])
-        self._census = Census(listing, records, on_note, once=once, least_lines=least_lines)
+        self._tracker = FileTracker(listing, records, on_note, once=once, least_lines=least_lines)
         self._current: Record | None = None
         self._waits = False
-        self.start = self.place()
+        self.start = self.position()
 
     @property
     def lost(self) -> int:
-        """Events that were gone before they were read, about."""
-        return self._lost + self._census.lost
+        """Events lost before they were read, estimated."""
+        return self._lost + self._tracker.lost
 
-    def place(self) -> Place:
-        """Where reading goes on."""
+    def position(self) -> SourcePosition:
+        """Where reading continues."""
         return {
             "source": self.name,
-            "files": [each.as_json() for each in self._census.records],
+            "files": [each.as_json() for each in self._tracker.records],
             "lost": self.lost,
         }
 
-    def place_behind(self, before: Place, number: int, offset: int, line: int) -> Place:
-        """The place once the file of this number is read up to an offset, where a line begins."""
+    def position_after(self, before: SourcePosition, number: int, offset: int, line: int) -> SourcePosition:
+        """The position once the file of this number is read up to an offset, where a line starts."""
         files = list(before["files"])
         files[number] = moved_on(files[number], offset, line)
         return {**before, "files": files}
 
     def first(self) -> tuple[Record, Opened] | None:
-        """The first file there is, opened; None while there is none with anything in it."""
-        self._census.look()
-        for record in self._census.in_order():
-            opened = self._census.open(record)
+        """The first file, opened; None while there is none with content."""
+        self._tracker.look()
+        for record in self._tracker.in_order():
+            opened = self._tracker.open(record)
             if opened is not None:
                 return record, opened
         return None
 
     def number(self, record: Record) -> int:
-        """Which of the place's files a record is."""
-        return self._census.records.index(record)
+        """The number of a record among the position's files."""
+        return self._tracker.records.index(record)
 
     def next(self, take: Callable[[Record, Opened, bytes, bool], T | None]) -> T | None:
-        """What `take(record, opened, window, is_all)` finds first; None if there is nothing whole anywhere now.
+        """The first result of `take(record, opened, window, is_all)`; None if no file has anything complete now.
 
-        The window begins at the record's offset; is_all says that nothing will follow it. `take` is to see the place
-        as it is before; the record moves on once it has returned.
+        The window starts at the record's offset; is_all: nothing will follow it. `take` sees the position before the
+        window; the record advances once it has returned.
         """
         if self.ended:
             return None
@@ -227,7 +232,7 @@ class FileChain:
                 return found
         for attempt in range(_TRIES):
             with suppress(_Moved):
-                was_seen = self._census.look(at_once=attempt > 0)
+                was_seen = self._tracker.look(at_once=attempt > 0)
                 found = self._first_found(take)
                 if found is None and was_seen:
                     self._end()
@@ -235,18 +240,18 @@ class FileChain:
         return None
 
     def _first_found(self, take: Callable[[Record, Opened, bytes, bool], T | None]) -> T | None:
-        records = self._census.in_order()
-        self._say_if_waiting(records)
+        records = self._tracker.in_order()
+        self._note_waiting(records)
         for record in records:
             if record.has_unread and (found := self._from(record, take)):
                 return found
         return None
 
     def lag(self) -> Lag:
-        """Bytes on disk that are not read; of compressed files, the whole file until it is read to its end."""
+        """Unread bytes on disk; a compressed file counts whole until it is read to its end."""
         unread = 0
-        self._census.look()
-        for each in self._census.in_order():
+        self._tracker.look()
+        for each in self._tracker.in_order():
             if each.is_packed:
                 unread += each.size if each.has_unread else 0
             else:
@@ -255,18 +260,22 @@ class FileChain:
 
     def close(self) -> None:
         """Close all files. May be called twice."""
-        self._census.close()
+        self._tracker.close()
 
     def _from(self, record: Record, take: Callable[[Record, Opened, bytes, bool], T | None]) -> T | None:
         try:
-            opened = self._census.open(record)
-            if opened is None and record.entry is not None and not self._census.files.is_faulty(record.entry):
-                raise _Moved  # it is to be read before those behind it
+            opened = self._tracker.open(record)
+            if (
+                opened is None
+                and record.entry is not None
+                and not self._tracker.files.is_faulty(record.entry)
+            ):
+                raise _Moved  # it must be read before the later files
             return None if opened is None else self._take(record, opened, take)
         except InputError as error:
             if record.entry is None or not record.is_packed:
                 raise
-            self._census.files.report(record.entry, error)
+            self._tracker.files.report(record.entry, error)
             record.close()
             record.done = record.size
             return None
@@ -306,7 +315,7 @@ class FileChain:
         else:
             record.stuck = record.offset + rest
 
-    def _say_if_waiting(self, records: list[Any]) -> None:
+    def _note_waiting(self, records: list[Any]) -> None:
         if not records and not self._waits and not self._once:
             self._on_note(f"{self.name}: there is no such file yet, or it is empty; waiting for it")
         self._waits = not records
@@ -314,7 +323,7 @@ class FileChain:
     def _end(self) -> None:
         if not self._once:
             return
-        for each in self._census.records:
+        for each in self._tracker.records:
             if each.entry is None:
-                self._census.give_up(each)
+                self._tracker.give_up(each)
         self.ended = True

@@ -1,7 +1,7 @@
-"""One partition of a Kafka topic as a source. Needs the extra `kafka`, which is imported when one is opened.
+"""One partition of a Kafka topic as a source. Needs the extra `kafka`, imported when a source is opened.
 
-The partition is assigned by hand and read from the offset in the place: what a consumer group has committed decides
-nothing. Messages come by their timestamps, which may not fall: one that is older than the one before counts as new.
+The partition is assigned explicitly and read from the offset in the position; offsets committed by a consumer group are
+ignored. A message's timestamp is its time of arrival; one older than its predecessor's counts as equal to it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import numpy as np
 
 from model_store.errors import InputError, SourceUnavailable
-from trainer.events.events import NEVER_US, READ_EVENTS, Lag, Place, Stretch, lines_of, on_one_line
+from trainer.events.events import NEVER_US, READ_EVENTS, Chunk, Lag, SourcePosition, lines_of, on_one_line
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
@@ -27,10 +27,10 @@ _LOOK_EVERY_S = 60.0
 
 
 class PartitionSource:
-    """Reads one partition on from a place; see Source for the methods. Marks are the offsets behind each message.
+    """Reads one partition from a position on; see Source for the methods. Marks are the offsets after each message.
 
-    Messages without a value are passed over. group, in the config, is told every few seconds what was read, for those
-    who watch it; nothing is read from it.
+    Messages without a value are skipped. If the config names a group, the offset read is committed every few seconds,
+    for monitoring only.
     """
 
     def __init__(
@@ -39,32 +39,32 @@ class PartitionSource:
         config: Mapping[str, Any],
         topic: str,
         partition: int,
-        place: Place,
+        position: SourcePosition,
         on_note: Callable[[str], None],
         *,
         once: bool = False,
     ) -> None:
         self.name = name
-        self.lost = int(place.get("lost", 0))
+        self.lost = int(position.get("lost", 0))
         self._on_note = on_note
         self._topic, self._partition = topic, partition
         self._once = once
         self._commits = "group.id" in config
-        self._offset: int | None = place.get("offset")
-        self._floor_us = int(place.get("floor_us", 0))
+        self._offset: int | None = position.get("offset")
+        self._floor_us = int(position.get("floor_us", 0))
         self._at_end = self._ended = False
         self._trouble: str | None = None
-        self._news: KafkaError | None = None
+        self._error: KafkaError | None = None
         self._next_commit_s = self._next_look_s = time.monotonic()
         self._partitions = 0
         self._consumer: Consumer | None = consumer_of(config, self._on_error)
         self._assign()
-        self.start = self._place()
+        self.start = self._position()
 
-    def read(self) -> Stretch | None:
-        """The next messages, at most READ_EVENTS. Waits only until the brokers have said that there are none.
+    def read(self) -> Chunk | None:
+        """The next messages, at most READ_EVENTS. Waits only until the brokers report the end of the partition.
 
-        Raises SourceUnavailable if they do not answer within kafka_client.ANSWER_S, or with an error.
+        Raises SourceUnavailable if they do not answer within ANSWER_S, or answer with an error.
         """
         if self._ended:
             return None
@@ -72,9 +72,9 @@ class PartitionSource:
         until = time.monotonic() + ANSWER_S
         while True:
             rest = until - time.monotonic()
-            stretch = self._stretch(self._open().consume(READ_EVENTS, 0 if self._at_end else min(0.2, rest)))
-            if stretch is not None:
-                return stretch
+            chunk = self._chunk(self._open().consume(READ_EVENTS, 0 if self._at_end else min(0.2, rest)))
+            if chunk is not None:
+                return chunk
             if self._at_end:
                 self._ended = self._once
                 return None
@@ -82,27 +82,27 @@ class PartitionSource:
             if rest <= 0:
                 raise SourceUnavailable(f"{self.name}: the brokers sent nothing within {ANSWER_S:.0f} s")
 
-    def frontier_us(self) -> int:
-        """The greatest timestamp so far; NEVER_US once all was read and nothing is waited for."""
+    def watermark_us(self) -> int:
+        """The greatest timestamp so far; NEVER_US once all is read with `once`."""
         return NEVER_US if self._ended else self._floor_us
 
-    def place(self, stretch: Stretch, count: int) -> Place:
-        """The place behind `count` messages of the stretch."""
+    def position(self, chunk: Chunk, count: int) -> SourcePosition:
+        """The position after `count` messages of the chunk."""
         if count == 0:
-            return stretch.before
-        assert stretch.arrived_us is not None
+            return chunk.before
+        assert chunk.arrived_us is not None
         return {
-            **stretch.before,
-            "offset": int(stretch.marks[count - 1, 0]),
-            "floor_us": int(stretch.arrived_us[count - 1]),
+            **chunk.before,
+            "offset": int(chunk.marks[count - 1, 0]),
+            "floor_us": int(chunk.arrived_us[count - 1]),
         }
 
-    def where(self, stretch: Stretch, number: int) -> str:
+    def where(self, chunk: Chunk, number: int) -> str:
         """The message's offset in the partition."""
-        return str(int(stretch.marks[number, 0]) - 1)
+        return str(int(chunk.marks[number, 0]) - 1)
 
     def lag(self) -> Lag:
-        """Messages up to the end of the partition, as it was last told; the last one read is older than all of them."""
+        """Messages up to the last known end of the partition; their age is bounded by that of the last one read."""
         consumer = self._open()
         _, high = consumer.get_watermark_offsets(self._topic_partition(), cached=True)
         self._look_for_partitions()
@@ -112,7 +112,7 @@ class PartitionSource:
         return Lag(events=events, seconds=max(0.0, time.time() - self._floor_us / 1e6) if events else 0.0)
 
     def holds(self) -> str:
-        """Up to which offset there are messages; see Source."""
+        """The offset of the partition's end; see Source."""
         consumer = self._consumer
         high = (
             -1
@@ -123,7 +123,7 @@ class PartitionSource:
         return f"{self.name} {there}, read to offset {self._offset or 0:,}"
 
     def close(self) -> None:
-        """Leave the brokers. May be called twice."""
+        """Close the consumer. May be called twice."""
         if self._consumer is not None:
             self._consumer.close()
         self._consumer = None
@@ -133,7 +133,7 @@ class PartitionSource:
             raise SourceUnavailable(f"{self.name}: is closed")
         return self._consumer
 
-    def _place(self) -> Place:
+    def _position(self) -> SourcePosition:
         return {
             "source": self.name,
             "offset": self._offset,
@@ -150,23 +150,23 @@ class PartitionSource:
         self._open().assign([self._topic_partition(self._offset)])
 
     def _on_error(self, error: KafkaError) -> None:
-        """Called by the client from within `consume`; what a single broker has is mended by the others."""
+        """Called by the client within `consume`; errors of a single broker are ignored, since others take over."""
         from confluent_kafka import KafkaError
 
         if error.fatal() or error.code() in (KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION):
             self._trouble = error.str()
 
-    def _stretch(self, messages: Sequence[Message]) -> Stretch | None:
-        """The messages that have a value; what is not a message but news of the partition is looked at by `_check`."""
+    def _chunk(self, messages: Sequence[Message]) -> Chunk | None:
+        """The messages that have a value; errors among them are kept for `_check`."""
         from confluent_kafka import KafkaError
 
-        before = self._place()
+        before = self._position()
         payloads, marks, arrived = [], [], []
         for message in messages:
             error = message.error()
             if error is not None:
                 self._at_end = error.code() == KafkaError._PARTITION_EOF
-                self._news = None if self._at_end else error
+                self._error = None if self._at_end else error
                 continue
             self._at_end, self._trouble = False, None
             offset = self._offset = (message.offset() or 0) + 1
@@ -179,12 +179,12 @@ class PartitionSource:
         if not payloads:
             return None
         self._commit()
-        return Stretch(
+        return Chunk(
             *lines_of(payloads), np.array(arrived, np.int64), np.array(marks, np.int64)[:, None], before
         )
 
-    def _find_again(self) -> None:
-        """The offset is not in the partition: its messages were deleted, or the topic was made anew."""
+    def _reset_offset(self) -> None:
+        """The offset is not in the partition: its messages were deleted, or the topic was recreated."""
         low, high = self._watermarks()
         if self._offset is not None and self._offset < low:
             self.lost += low - self._offset
@@ -194,25 +194,25 @@ class PartitionSource:
             )
         elif self._offset is not None:
             self._on_note(
-                f"{self.name} ends at offset {high:,} though it was read up to {self._offset:,}: the topic was made "
-                "anew, or a broker lost its end; read from its start"
+                f"{self.name} ends at offset {high:,} though it was read up to {self._offset:,}: the topic was "
+                "recreated, or a broker lost its end; reading from its start"
             )
         self._offset = low
         self._assign()
 
     def _check(self) -> None:
-        """Raise SourceUnavailable while the brokers are away; the client does not say when they are back, so ask."""
+        """Raise SourceUnavailable while the brokers are unavailable; the client does not report their return: poll."""
         from confluent_kafka import KafkaError
 
-        news = self._news
+        news = self._error
         if news is not None and news.code() in (
             KafkaError._AUTO_OFFSET_RESET,
             KafkaError.OFFSET_OUT_OF_RANGE,
         ):
-            self._find_again()
+            self._reset_offset()
         elif news is not None:
             self._trouble = news.str()
-        self._news = None
+        self._error = None
         if self._trouble is not None:
             self._watermarks()
             self._trouble = None
@@ -233,7 +233,7 @@ class PartitionSource:
         self._open().commit(offsets=[self._topic_partition(self._offset)], asynchronous=True)
 
     def _look_for_partitions(self) -> None:
-        """Say once, for all partitions of the topic, if it has more than are read."""
+        """Note, once for all partitions, that the topic has more partitions than are read."""
         if self._partition != 0 or time.monotonic() < self._next_look_s:
             return
         self._next_look_s = time.monotonic() + _LOOK_EVERY_S
@@ -249,16 +249,12 @@ class PartitionSource:
         self._partitions = count
 
 
-# --- A client of Kafka brokers, and what a topic has. Needs the extra `kafka`, which is imported when one is
-# made ---
-
-
 ANSWER_S = 10.0
-"""How long brokers may take to answer before a source counts as away."""
+"""How long brokers may take to answer before a source counts as unavailable."""
 _OURS = {
-    "enable.auto.commit": False,  # the place is in the trainer's checkpoint
-    "enable.partition.eof": True,  # so that an empty answer is known from none
-    "auto.offset.reset": "error",  # what was deleted unread is counted by the source
+    "enable.auto.commit": False,  # the position is in the trainer's checkpoint
+    "enable.partition.eof": True,  # tells the end of the partition from silence
+    "auto.offset.reset": "error",  # the source counts messages deleted before they were read
     "queued.max.messages.kbytes": 16 * 1024,
     "log_level": 2,  # errors come back from calls
 }
@@ -274,7 +270,7 @@ def partitions_of(config: Mapping[str, Any], topic: str) -> list[int]:
 
 
 def consumer_of(config: Mapping[str, Any], on_error: Callable[[KafkaError], None] | None = None) -> Consumer:
-    """A consumer to which nothing is assigned. Raises InputError without the extra or for a bad option."""
+    """A consumer without assignment. Raises InputError without the extra or for a bad option."""
     try:
         from confluent_kafka import Consumer, KafkaException
     except ImportError as error:
@@ -289,7 +285,7 @@ def consumer_of(config: Mapping[str, Any], on_error: Callable[[KafkaError], None
 
 
 def partitions_at(consumer: Consumer, topic: str) -> list[int]:
-    """The numbers of a topic's partitions. Raises SourceUnavailable, also where there is no such topic."""
+    """The numbers of a topic's partitions. Raises SourceUnavailable, also if there is no such topic."""
     from confluent_kafka import KafkaException
 
     try:
@@ -302,16 +298,13 @@ def partitions_at(consumer: Consumer, topic: str) -> list[int]:
     return sorted(found.partitions)
 
 
-# --- What kafka://HOST:PORT,HOST:PORT/TOPIC?OPTION=VALUE means. Opens nothing but a file of options ---
-
-
 SCHEME = "kafka://"
 _FORM = "expected kafka://HOST:PORT,HOST:PORT/TOPIC?group=NAME&OPTION=VALUE"
 _TAKEN = {
     "bootstrap.servers": "name the brokers before the topic",
     "group.id": "say group=NAME",
-    "enable.auto.commit": "places are kept in the trainer's checkpoints",
-    "auto.offset.reset": "a topic is read from its beginning, and on from the checkpoint's place",
+    "enable.auto.commit": "positions are kept in the trainer's checkpoints",
+    "auto.offset.reset": "a topic is read from its beginning, and on from the checkpoint's position",
     "enable.partition.eof": "it is needed",
 }
 
@@ -325,7 +318,7 @@ class KafkaName:
 
 
 def kafka_name(name: str) -> KafkaName:
-    """Understand a name. Raises InputError, never with the value of an option, which may be a password."""
+    """Parse kafka://HOST:PORT,…/TOPIC?OPTION=VALUE. Raises InputError, without option values: they may be passwords."""
     parts = urlsplit(name)
     topic = unquote(parts.path.strip("/"))
     shown = f"{SCHEME}{parts.netloc.rpartition('@')[2]}{parts.path}"
@@ -343,7 +336,7 @@ def kafka_name(name: str) -> KafkaName:
 
 
 def _from_file(path: str) -> dict[str, str]:
-    """Lines of OPTION=VALUE; those that are blank or begin with # are passed over."""
+    """Lines of OPTION=VALUE; blank lines and those that start with # are skipped."""
     try:
         lines = Path(path).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:

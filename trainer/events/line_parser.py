@@ -1,6 +1,6 @@
-"""Events line by line: the slow, exact way, which knows what is wrong with an event and where.
+"""Reads events line by line: the slow, exact way, which says what is wrong with an event and where.
 
-`scanned` reads whole blocks; the lines that it would have to judge come here. Both give the same values.
+`block_parser` reads whole blocks and leaves odd lines to this module. Both give the same values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainer.events.columns import (
     shaped,
 )
 from trainer.events.events import MAX_ITEMS, Raw
-from trainer.logs.json_rows import BadRow, canonical, column_of, load
+from trainer.logs.jsonl import BadRow, canonical, column_of, load
 
 _LARGEST = int(sys.float_info.max)
 _INT64 = 2**63
@@ -36,7 +36,7 @@ RESERVED_TYPES = {"whole": pa.int64(), "number": pa.float64(), "text": TEXT}
 
 
 def read_lines(lines: Iterable[bytes], wanted: Wanted) -> Raw:
-    """The events on lines of JSON, however they are written."""
+    """The events on lines of JSON."""
     events, bad = list[_Event](), dict[int, str]()
     for number, line in enumerate(lines):
         try:
@@ -50,7 +50,6 @@ def read_lines(lines: Iterable[bytes], wanted: Wanted) -> Raw:
         request=_texts(event.request for event in events),
         ts=column_of([event.ts for event in events]),
         item=_texts(event.item for event in events),
-        event_id=_texts(event.event_id for event in events),
         what=_texts(event.what for event in events),
         lengths=np.array([event.length for event in events], np.int64),
         ids=_texts(ids),
@@ -60,13 +59,12 @@ def read_lines(lines: Iterable[bytes], wanted: Wanted) -> Raw:
 
 
 class _Event:
-    """One object's members, each checked to be of a kind that can be what it stands for. Raises BadRow."""
+    """One event's members, each checked for its type. Raises BadRow."""
 
     def __init__(self, event: dict[str, Any], wanted: Wanted) -> None:
         self.request = _id(event, "request_id")
         self.ts = _scalar(event.get("ts"), "ts")
         self.item = _id(event, "item")
-        self.event_id = _id(event, "event_id")
         self.what = _text(event.get("event"), "event")
         for name in (CONTEXT, USER):
             _check_object(event.get(name), name)
@@ -87,8 +85,8 @@ class _Event:
         self.ids.append(_id(item, "id", f"{where}."))
         row = [_value(event, item, where, column) for column in wanted.columns]
         for path, kind in RESERVED.values():
-            value, place = _at(event, item, where, path)
-            row.append(_READ[kind](value, place))
+            value, at = _at(event, item, where, path)
+            row.append(_READ[kind](value, at))
         self.rows.append(row)
 
 
@@ -105,15 +103,15 @@ def _columns(rows: Sequence[Sequence[Any]], wanted: Wanted) -> dict[str, pa.Arra
 
 
 def _value(event: dict[str, Any], item: dict[str, Any], where: str, column: Column) -> Any:
-    for path in column.places:
-        value, place = _at(event, item, where, path)
+    for path in column.paths:
+        value, at = _at(event, item, where, path)
         if value is not None:
-            return _scalar(value, place) if column.form != "set" else _several(value, place)
+            return _scalar(value, at) if column.form != "set" else _several(value, at)
     return None
 
 
 def _at(event: dict[str, Any], item: dict[str, Any], where: str, path: Path) -> tuple[Any, str]:
-    """What stands at a path, None if nothing does, and the place in words."""
+    """The value at a path, None if absent, and the path in words."""
     inside = path[0] == ITEMS
     value: Any = item if inside else event
     for part in path[1:] if inside else path:
@@ -127,71 +125,71 @@ def _id(holder: dict[str, Any], name: str, prefix: str = "") -> str | None:
     return _text(holder.get(name), prefix + name)
 
 
-def _text(value: Any, place: str) -> str | None:
-    """Text, or a whole number's."""
+def _text(value: Any, where: str) -> str | None:
+    """Text, also of a whole number."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise BadRow(f"{place}: got {_named(value)}, expected {_ID}")
-    return canonical(_scalar(value, place))
+        raise BadRow(f"{where}: got {_named(value)}, expected {_ID}")
+    return canonical(_scalar(value, where))
 
 
-def _whole(value: Any, place: str) -> int | None:
-    number = _number(value, place)
+def _whole(value: Any, where: str) -> int | None:
+    number = _number(value, where)
     if number is None:
         return None
     if number != int(number) or not -_INT64 <= int(value) < _INT64:
-        raise BadRow(f"{place}: got {canonical(value)}, expected a whole number of 64 bits")
+        raise BadRow(f"{where}: got {canonical(value)}, expected a whole number of 64 bits")
     return int(value)
 
 
-def _number(value: Any, place: str) -> float | None:
+def _number(value: Any, where: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadRow(f"{place}: got {_named(value)}, expected a number")
+        raise BadRow(f"{where}: got {_named(value)}, expected a number")
     if isinstance(value, int) and abs(value) > _LARGEST:
-        raise BadRow(f"{place}: got a whole number that no double can hold")
-    return float(_scalar(value, place))
+        raise BadRow(f"{where}: got a whole number that no double can hold")
+    return float(_scalar(value, where))
 
 
 _READ = {"text": _text, "whole": _whole, "number": _number}
 
 
-def _scalar(value: Any, place: str) -> Any:
+def _scalar(value: Any, where: str) -> Any:
     if isinstance(value, dict | list):
-        raise BadRow(f"{place}: got {_named(value)}, expected {_SCALAR}")
+        raise BadRow(f"{where}: got {_named(value)}, expected {_SCALAR}")
     if isinstance(value, float) and not math.isfinite(value):
-        raise BadRow(f"{place}: got {value}, expected a finite number")
+        raise BadRow(f"{where}: got {value}, expected a finite number")
     if isinstance(value, str) and not value.isascii():
-        _check_unicode(value, place)
+        _check_unicode(value, where)
     return value
 
 
-def _several(value: Any, place: str) -> Any:
+def _several(value: Any, where: str) -> Any:
     """A set: a scalar, a list of scalars, or an object of numbers."""
     if isinstance(value, list):
         for index, each in enumerate(value):
-            _scalar(each, f"{place}[{index}]")
+            _scalar(each, f"{where}[{index}]")
     elif isinstance(value, dict):
         for member, x in value.items():
-            _check_unicode(member, place)
-            _number(x, f"{place}.{member}")
+            _check_unicode(member, where)
+            _number(x, f"{where}.{member}")
     else:
-        _scalar(value, place)
+        _scalar(value, where)
     return value
 
 
-def _check_unicode(text: str, place: str) -> None:
+def _check_unicode(text: str, where: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise BadRow(f"{place}: got half of a surrogate pair, expected Unicode text") from None
+        raise BadRow(f"{where}: got half of a surrogate pair, expected Unicode text") from None
 
 
-def _check_object(value: Any, place: str) -> None:
+def _check_object(value: Any, where: str) -> None:
     if value is not None and not isinstance(value, dict):
-        raise BadRow(f"{place}: got {_named(value)}, expected an object")
+        raise BadRow(f"{where}: got {_named(value)}, expected an object")
 
 
 def _named(value: Any) -> str:

@@ -1,29 +1,31 @@
-"""All sources in one order, which is a function of what they hold and never of when it was read.
+"""Merges the events of all sources into one order, a function of what they hold and not of when it was read.
 
-Events are merged by (when they came, number of the source, place in it). An event is handed out once no other source
-can bring one that belongs before it: each source's frontier says up to when all it held has been read. Where a source
-has no clock of its own (files), its events' own times stand for it, and a source that has brought nothing for `idle_s`
-seconds holds nobody up; what it brings after that is merged from there on. A source with a clock whose store is away
-holds the others up until it answers: nothing is lost, and the order stays the same.
+Events are ordered by (time of arrival, number of the source, order in the source). An event is released once no other
+source can bring one that belongs before it: each source's watermark says that all its events before that time have been
+read. A source without a clock (files) uses its events' own times, and holds up nobody once it has brought nothing for
+`idle_s` seconds; later events are merged from there on. A source with a clock whose store is unavailable holds up the
+others until it answers: nothing is lost and the order stays the same.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from threading import Condition
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from trainer.events.columns import Wanted
-from trainer.events.events import Lag, Merged, Place, Source
-from trainer.events.order import Part, merge, releasable
-from trainer.events.parse import Parser
+from trainer.events.columns import Wanted, together
+from trainer.events.events import BAD, BadEvent, Chunk, Int64s, Lag, Merged, Source, SourcePosition
+from trainer.events.parse import Parser, gathered
 from trainer.events.read_ahead import BEFORE_ALL_US, Parsed, Reader
 
 ORDER = "order_us"
-"""The key that the merger adds to a source's place: when the last event that was handed out came."""
+"""The key that the merger adds to a source's position: the arrival time of the last event released."""
 
 _POLL_BYTES = 8 << 20
 _GATHER_S = 0.05
@@ -31,16 +33,16 @@ _CLOSE_S = 10.0
 
 
 class Rows(Protocol):
-    """Where the rows of impressions wait for their clicks."""
+    """Where the rows of impressions wait for feedback."""
 
     def add(self, columns: Mapping[str, pa.Array], /) -> int:
-        """Keep a table; its number."""
+        """Keep a table; returns its number."""
 
 
 class Merger:
-    """Reads and parses ahead in threads of its own, and hands events out in one order. `poll` from one thread.
+    """Reads and parses ahead in one thread per source and releases events in one order. `poll` from one thread.
 
-    places: as of the checkpoint that the sources were opened with. read_ahead: bytes of events that may wait here.
+    positions: those of the checkpoint that the sources were opened with. read_ahead: bytes of events kept in memory.
     on_note: called from any thread.
     """
 
@@ -50,33 +52,33 @@ class Merger:
         wanted: Wanted,
         segments: Rows,
         *,
-        places: Sequence[Place] = (),
+        positions: Sequence[SourcePosition] = (),
         idle_s: float = 2.0,
         once: bool = False,
         read_ahead: int = 64 << 20,
         on_note: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._sources, self._segments = tuple(sources), segments
-        self._places = [_place_of(source, number, places) for number, source in enumerate(sources)]
+        self._starts = [_position_of(source, number, positions) for number, source in enumerate(sources)]
         self._taken: list[tuple[Parsed, int] | None] = [None] * len(self._sources)
         self._changed = Condition()
         self._gathered_at = 0.0
         self._readers = [
             Reader(
                 *(source, Parser(wanted), self._changed, on_note),
-                order_us=int(place.get(ORDER, BEFORE_ALL_US)),
+                order_us=int(position.get(ORDER, BEFORE_ALL_US)),
                 idle_s=idle_s,
                 once=once,
                 limit=read_ahead // len(self._sources),
             )
-            for source, place in zip(self._sources, self._places, strict=True)
+            for source, position in zip(self._sources, self._starts, strict=True)
         ]
 
     def poll(self, wait_s: float = 0.0) -> Merged | None:
-        """The next events that are sure to be next; None if within `wait_s` there are none.
+        """The next events that can be released; None if there are none within `wait_s`.
 
-        A few are gathered for 50 ms, so that a trickle does not come one by one. Raises what a source raised,
-        StoreUnavailable excepted: that is tried again, and said through on_note.
+        Gathers events for up to 50 ms, so that a trickle does not arrive one by one. Raises what a source raised,
+        except StoreUnavailable, which is retried and reported by on_note.
         """
         until = time.monotonic() + wait_s
         while True:
@@ -84,32 +86,32 @@ class Merger:
                 self._raise_errors()
                 parts = self._next_parts()
             if parts:
-                return self._hand_out(parts)
+                return self._release(parts)
             rest = until - time.monotonic()
             if rest <= 0 or self.ended:
                 return None
             with self._changed:
                 self._changed.wait(min(rest, _GATHER_S))
 
-    def places(self) -> list[Place]:
-        """Where reading goes on in each source behind the events handed out so far."""
+    def positions(self) -> list[SourcePosition]:
+        """Where reading continues in each source after the events released so far."""
         return [
-            before if taken is None else _place_behind(source, *taken)
-            for source, before, taken in zip(self._sources, self._places, self._taken, strict=True)
+            before if taken is None else _position_after(source, *taken)
+            for source, before, taken in zip(self._sources, self._starts, self._taken, strict=True)
         ]
 
     @property
     def ended(self) -> bool:
-        """With `once`: all that the sources held has been handed out."""
+        """With `once`: all that the sources hold has been released."""
         with self._changed:
             return all(reader.ended and not reader.queue for reader in self._readers)
 
     def lags(self) -> list[Lag]:
-        """Of each source, what is read ahead and not yet handed out included."""
+        """Of each source, including events read ahead and not yet released."""
         return [reader.lag_and_queue() for reader in self._readers]
 
     def close(self) -> None:
-        """End the threads and close the sources. May be called twice."""
+        """Stop the threads and close the sources. May be called twice."""
         for reader in self._readers:
             reader.stop()
         for reader in self._readers:
@@ -121,22 +123,22 @@ class Merger:
                 raise reader.error
 
     def _next_parts(self) -> list[Part]:
-        """What of each source may go out now; none while there is little and more may be on its way."""
+        """What can be released of each source; nothing while gathering."""
         if self._is_gathering():
             return []
-        considered, frontiers = [], []
+        considered, watermarks_us = [], []
         for reader, taken in zip(self._readers, self._taken, strict=True):
-            front, horizon_us = _front(reader, taken)
+            front, watermark_us = _front(reader, taken)
             considered.append(front)
-            frontiers.append(horizon_us)
-        return releasable(considered, frontiers)
+            watermarks_us.append(watermark_us)
+        return releasable(considered, watermarks_us)
 
     def _is_gathering(self) -> bool:
         if time.monotonic() - self._gathered_at >= _GATHER_S or all(reader.ended for reader in self._readers):
             return False
         return sum(parsed.cost for reader in self._readers for parsed in reader.queue) < _POLL_BYTES
 
-    def _hand_out(self, parts: Sequence[Part]) -> Merged:
+    def _release(self, parts: Sequence[Part]) -> Merged:
         merged = merge(parts, self._sources, self._segments.add)
         with self._changed:
             for part in parts:
@@ -149,22 +151,138 @@ class Merger:
 
 
 def _front(reader: Reader, taken: tuple[Parsed, int] | None) -> tuple[list[tuple[Parsed, int]], int]:
-    """The first stretches of a queue, and how much is taken of each; and before when nothing comes behind them."""
+    """The first chunks of a queue, with the events taken of each, and the watermark after them."""
     front, size = list[tuple[Parsed, int]](), 0
     for parsed in reader.queue:
         if size >= _POLL_BYTES:
             return front, int(parsed.order_us[0])
         front.append((parsed, taken[1] if taken is not None and taken[0] is parsed else 0))
         size += parsed.cost
-    return front, reader.frontier_us
+    return front, reader.watermark_us
 
 
-def _place_behind(source: Source, parsed: Parsed, count: int) -> Place:
-    return {**source.place(parsed.stretch, count), ORDER: int(parsed.order_us[count - 1])}
+def _position_after(source: Source, parsed: Parsed, count: int) -> SourcePosition:
+    return {**source.position(parsed.chunk, count), ORDER: int(parsed.order_us[count - 1])}
 
 
-def _place_of(source: Source, number: int, places: Sequence[Place]) -> Place:
-    """The place that is the source's: it has its name, or, where places have no names, its number."""
-    if any("source" in place for place in places):
-        return next((place for place in places if place.get("source") == source.name), {})
-    return places[number] if number < len(places) else {}
+def _position_of(source: Source, number: int, positions: Sequence[SourcePosition]) -> SourcePosition:
+    """The position with the source's name, or, if positions have no names, with its number."""
+    if any("source" in position for position in positions):
+        return next((position for position in positions if position.get("source") == source.name), {})
+    return positions[number] if number < len(positions) else {}
+
+
+NO_SEGMENT = -1
+
+
+@dataclass(frozen=True)
+class Part:
+    """Events `first` to `stop` of a source's chunk."""
+
+    source: int
+    parsed: Parsed
+    first: int
+    stop: int
+
+
+def releasable(fronts: Sequence[Sequence[tuple[Parsed, int]]], watermarks_us: Sequence[int]) -> list[Part]:
+    """The events that no unread event can precede.
+
+    fronts: of each source, its next chunks and the events taken of each; watermarks_us: of each source, after those
+    chunks. Invariant: events are ordered by (arrival, source), then as in the source; so an event that arrived at
+    another source's watermark is released if its own source comes first.
+    """
+    parts = []
+    for source, front in enumerate(fronts):
+        for parsed, first in front:
+            stop = min(
+                (
+                    int(np.searchsorted(parsed.order_us, watermark, "right" if source < other else "left"))
+                    for other, watermark in enumerate(watermarks_us)
+                    if other != source
+                ),
+                default=len(parsed),
+            )
+            if stop > first:
+                parts.append(Part(source, parsed, first, stop))
+            if stop < len(parsed):
+                break
+    return parts
+
+
+def merge(
+    parts: Sequence[Part], sources: Sequence[Source], add: Callable[[Mapping[str, pa.Array]], int]
+) -> Merged:
+    """The events of all parts in one order; their rows are added as one table. parts: ordered by source."""
+    order = np.argsort(_concat(parts, lambda p: p.parsed.order_us), kind="stable")
+    lengths = np.concatenate([np.diff(p.parsed.events.first[p.first : p.stop + 1]) for p in parts])
+    row = np.cumsum(lengths) - lengths
+    kind = _concat(parts, lambda p: p.parsed.events.kind)[order]
+    time_us = _concat(parts, lambda p: p.parsed.events.time_us)
+    order_us = _concat(parts, lambda p: p.parsed.order_us)
+    return Merged(
+        kind=kind,
+        time_us=time_us[order],
+        now_us=np.concatenate([_now(part) for part in parts])[order],
+        request=_concat(parts, lambda p: p.parsed.events.request)[order],
+        item=_concat(parts, lambda p: p.parsed.events.item)[order],
+        what=_concat(parts, lambda p: p.parsed.events.what)[order],
+        segment=np.full(order_us.size, _add(parts, add), np.int32),
+        row=row[order],
+        rows=lengths[order].astype(np.int32),
+        items=_items(parts, row[order], lengths[order]),
+        bad=_bad(parts, sources, order),
+    )
+
+
+def _concat(parts: Sequence[Part], of: Callable[[Part], npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return np.concatenate([of(part)[part.first : part.stop] for part in parts])
+
+
+def _now(part: Part) -> Int64s:
+    """Each event's arrival by its source's clock, else its own time; for a BAD event, the previous one's."""
+    window = slice(part.first, part.stop)
+    if part.parsed.chunk.arrived_us is not None:
+        return part.parsed.chunk.arrived_us[window]
+    events = part.parsed.events
+    return np.where(events.kind[window] == BAD, part.parsed.order_us[window], events.time_us[window])
+
+
+def _rows_of(part: Part) -> slice:
+    first = part.parsed.events.first
+    return slice(int(first[part.first]), int(first[part.stop]))
+
+
+def _add(parts: Sequence[Part], add: Callable[[Mapping[str, pa.Array]], int]) -> int:
+    tables = []
+    for part in parts:
+        rows = _rows_of(part)
+        if rows.stop > rows.start:
+            columns = part.parsed.events.columns
+            tables.append({name: column[rows] for name, column in columns.items()})
+    return add(together(tables)) if tables else NO_SEGMENT
+
+
+def _items(parts: Sequence[Part], row: Int64s, lengths: Int64s) -> npt.NDArray[np.uint64]:
+    items = np.concatenate([part.parsed.events.items[_rows_of(part)] for part in parts])
+    return items[gathered(row, lengths)]
+
+
+def _bad(parts: Sequence[Part], sources: Sequence[Source], order: Int64s) -> tuple[BadEvent, ...]:
+    if not any(part.parsed.events.bad for part in parts):
+        return ()
+    rank = np.empty_like(order)
+    rank[order] = np.arange(order.size)
+    found, before = dict[int, BadEvent](), 0
+    for part in parts:
+        for number, reason in part.parsed.events.bad.items():
+            if part.first <= number < part.stop:
+                at = int(rank[before + number - part.first])
+                found[at] = _bad_event(sources[part.source], part.parsed.chunk, number, reason)
+        before += part.stop - part.first
+    return tuple(found[at] for at in sorted(found))
+
+
+def _bad_event(source: Source, chunk: Chunk, number: int, reason: str) -> BadEvent:
+    line = chunk.data[chunk.starts[number] : chunk.starts[number + 1]].rstrip(b"\r\n")
+    return BadEvent(source.name, source.where(chunk, number), line, reason)

@@ -1,7 +1,7 @@
-"""From the names that a user gives to open sources, each at its place. Only what a file begins with is read here.
+"""Opens the sources that a user names, each at its position; tells whether the names hold events or labelled rows.
 
-A source is known by its name: the key of a stream, the name of a file as it was given, the topic and partition. Where
-the store or the broker is may change from run to run.
+A source is identified by the key of a stream, the name of a file as given, or the topic and partition. The address of
+the store or broker may change from run to run.
 """
 
 from __future__ import annotations
@@ -16,17 +16,21 @@ from model_store.errors import InputError
 from model_store.redis.redis_keys import ModelKeys
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
-from trainer.events.events import Place, Source
+from trainer.events.events import Source, SourcePosition
 from trainer.events.files import FileChain, FileSource
 from trainer.events.kafka import SCHEME, kafka_name
 from trainer.events.redis import StreamSource
 from trainer.events.rows import RowSource, format_of
-from trainer.logs import json_rows
+from trainer.logs.batch import STDIN
+from trainer.logs.jsonl import columns_of
+from trainer.logs.open_files import Listing
 from trainer.logs.reader import format_by_name
 
 STORE = "store"
+EVENTS, ROWS = "events", "rows"
+ROWS_PREFIX = "rows="
 KINDS = ("impressions", "clicks")
-ROWS = "rows"
+_JSON = (None, "jsonl")
 _STORES = ("redis://", "rediss://", "unix://", "embedded:")
 _EXPECTED = (
     "a file, a folder, a glob, redis://HOST:PORT, unix://SOCKET, embedded:DIR, each with #impressions, #clicks or #KEY "
@@ -38,10 +42,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class _Opener:
-    """What is known before a source is opened: its name, and how it is opened at a place."""
+    """A source before it is opened: its name, and how to open it at a position."""
 
     name: str
-    open: Callable[[Place], Source]
+    open: Callable[[SourcePosition], Source]
     may_be_new: bool = False
 
 
@@ -49,27 +53,27 @@ def open_sources(
     names: Sequence[str],
     spec: ModelSpec,
     store: Store | None,
-    places: Sequence[Place] = (),
+    positions: Sequence[SourcePosition] = (),
     on_note: Say = lambda text: None,
     *,
     once: bool = False,
 ) -> list[Source]:
-    """The sources that `names` stand for (docs/sources.md), each at its place.
+    """Open the sources that `names` stand for (docs/sources.md), each at its position.
 
-    places: as `Source.place` told them, or none to begin at the beginning. once: what is there now is all there is.
-    Stores that are opened here are closed with the source that reads them. Raises InputError for a name that cannot be
-    understood and for places of other sources, StoreError, StoreUnavailable, SourceUnavailable.
+    positions: from `Source.position`, none to begin at the start. once: read what is there now, then end.
+    A store opened here is closed with its source. Raises InputError for an invalid name and for positions of other
+    sources, StoreError, StoreUnavailable, SourceUnavailable.
     """
     if not names:
         raise InputError(f"no source of events: expected {_EXPECTED}")
     opening = _Opening(spec, store, on_note, once)
     openers = [opener for name in names for opener in opening.openers(name)]
     _check_names(openers)
-    found = _at_places(openers, places)
+    found = _at_positions(openers, positions)
     with ExitStack() as undo:
         sources = []
-        for opener, place in found:
-            source = opener.open(place)
+        for opener, position in found:
+            source = opener.open(position)
             undo.callback(source.close)
             sources.append(source)
         undo.pop_all()
@@ -77,7 +81,7 @@ def open_sources(
 
 
 def known_as(name: str) -> str:
-    """A name as a checkpoint keeps it: without what may change from run to run, such as hosts and passwords."""
+    """A name as checkpoints keep it: without what may change from run to run, such as hosts and passwords."""
     kind, equals, rest = name.partition("=")
     name = rest if equals and kind in KINDS else name
     if name.startswith(_STORES):
@@ -87,7 +91,7 @@ def known_as(name: str) -> str:
 
 
 def check_there(names: Sequence[str]) -> None:
-    """Raise InputError for a file, folder or glob that there is nothing of: for who will not wait for it."""
+    """Raise InputError for a file, folder or glob that does not exist, for callers that do not wait for it."""
     for name in names:
         kind, equals, rest = name.partition("=")
         path = rest if equals and kind in (*KINDS, ROWS) else name
@@ -97,7 +101,7 @@ def check_there(names: Sequence[str]) -> None:
 
 
 class _Opening:
-    """Understands names."""
+    """Parses the names of sources."""
 
     def __init__(self, spec: ModelSpec, store: Store | None, on_note: Say, once: bool) -> None:
         self._keys = ModelKeys(spec.model.name)
@@ -106,7 +110,7 @@ class _Opening:
         self._once = once
 
     def openers(self, name: str) -> Iterator[_Opener]:
-        """Those of one name. A kind before it, as in clicks=PATH, is only looked at."""
+        """The sources of one name. A kind before it, as in clicks=PATH, is checked and dropped."""
         kind, equals, rest = name.partition("=")
         if equals and kind == ROWS:
             raise InputError(f"{name}: labelled rows cannot be read beside events; name them alone")
@@ -129,16 +133,16 @@ class _Opening:
         url, _, part = name.partition("#")
         known = {"impressions": self._keys.impressions, "clicks": self._keys.clicks}
         for key in [known.get(part, part)] if part else known.values():
-            yield _Opener(key, lambda place, key=key: self._stream(url, key, place))  # type: ignore[misc]
+            yield _Opener(key, lambda position, key=key: self._stream(url, key, position))  # type: ignore[misc]
 
-    def _stream(self, url: str, key: str, place: Place) -> Source:
+    def _stream(self, url: str, key: str, position: SourcePosition) -> Source:
         if url != STORE:
-            return _OwnStream(url, key, place, self._on_note, once=self._once)
+            return _OwnStream(url, key, position, self._on_note, once=self._once)
         if self._store is None:
             raise InputError(
                 "the source `store` is the store that the model is published to, and there is none"
             )
-        return StreamSource(key, self._store.event_stream(key), place, self._on_note, once=self._once)
+        return StreamSource(key, self._store.event_stream(key), position, self._on_note, once=self._once)
 
     def _partitions(self, name: str) -> Iterator[_Opener]:
         from trainer.events.kafka import PartitionSource, partitions_of
@@ -147,21 +151,21 @@ class _Opening:
         for number in partitions_of(config, topic):
             shown = f"kafka {topic}#{number}"
 
-            def opened(place: Place, number: int = number, shown: str = shown) -> Source:
-                return PartitionSource(shown, config, topic, number, place, self._on_note, once=self._once)
+            def opened(position: SourcePosition, number: int = number, shown: str = shown) -> Source:
+                return PartitionSource(shown, config, topic, number, position, self._on_note, once=self._once)
 
             yield _Opener(shown, opened, may_be_new=True)
 
     def _files(self, name: str) -> _Opener:
-        return _Opener(name, lambda place: FileSource(name, place, self._on_note, once=self._once))
+        return _Opener(name, lambda position: FileSource(name, position, self._on_note, once=self._once))
 
 
 class _OwnStream(StreamSource):
-    """A stream of a store that is opened for it alone."""
+    """A stream with a store of its own."""
 
-    def __init__(self, url: str, key: str, place: Place, on_note: Say, *, once: bool) -> None:
+    def __init__(self, url: str, key: str, position: SourcePosition, on_note: Say, *, once: bool) -> None:
         self._store = Store.open(url)
-        super().__init__(key, self._store.event_stream(key), place, on_note, once=once)
+        super().__init__(key, self._store.event_stream(key), position, on_note, once=once)
 
     def close(self) -> None:
         """Close the store."""
@@ -175,12 +179,14 @@ def _check_names(openers: Sequence[_Opener]) -> None:
             raise InputError(f"{name} is named more than once among the sources; each is to be read once")
 
 
-def _at_places(openers: Sequence[_Opener], places: Sequence[Place]) -> list[tuple[_Opener, Place]]:
-    """Each with its place; {} of one that had brought nothing. The order decides on ties, and stays."""
-    by_name = {place["source"]: place for place in places if "source" in place}
+def _at_positions(
+    openers: Sequence[_Opener], positions: Sequence[SourcePosition]
+) -> list[tuple[_Opener, SourcePosition]]:
+    """Each with its position, {} for one without. The order of sources decides ties, so it must not change."""
+    by_name = {position["source"]: position for position in positions if "source" in position}
     known = [each.name for each in openers if each.name in by_name]
     new = [each.name for each in openers if each.name not in by_name and not each.may_be_new]
-    if known != list(by_name) or (places and len(new) > len(places) - len(by_name)):
+    if known != list(by_name) or (positions and len(new) > len(positions) - len(by_name)):
         raise InputError(
             f"the checkpoint has read {_shown(by_name)}; the sources are now {_shown(each.name for each in openers)}; "
             "name the same ones in the same order, or begin anew with another folder of checkpoints"
@@ -192,36 +198,25 @@ def _shown(names: Iterable[str]) -> str:
     return ", ".join(names) or "nothing"
 
 
-# --- Which of the names that a user gives hold labelled rows instead of events, for trainer and replay;
-# opening rows ---
+def kind_of(names: Sequence[str], label: str, format: str | None = None) -> str:
+    """EVENTS or ROWS: what the named logs hold. Raises InputError if they hold both.
 
-
-ROWS_PREFIX = "rows="
-_JSON = (None, "jsonl")
-
-
-def are_rows(names: Sequence[str], spec: ModelSpec) -> bool:
-    """True if the names hold labelled rows. Raises InputError where more than the one source of rows is named.
-
-    Rows have no place in the order of events.
+    Rows: rows=PATH, standard input, and a path whose first file holds rows, or whose extension says so while there is
+    no file yet. CSV, TSV, Parquet and the sparse formats hold nothing but rows; so does any log of a `format` other
+    than JSON lines. JSON lines hold rows if the label is a column in their first 64 KiB: an event has no label, the
+    join adds it.
     """
-    found = [holds_rows(name, spec.input.label) for name in names]
-    if any(found) and len(names) > 1:
-        raise InputError(
-            f"{names[found.index(True)]} holds labelled rows, which are read in the order of their files; name it "
-            "alone: one file, folder or glob"
-        )
-    return any(found)
+    only_rows = format not in _JSON
+    kinds = {name: ROWS if only_rows or _holds_rows(name, label) else EVENTS for name in names}
+    if len(set(kinds.values())) > 1:
+        found = ", ".join(f"{name}: {kind}" for name, kind in kinds.items())
+        raise InputError(f"expected logs of one kind, events or labelled rows; got {found}")
+    return ROWS if ROWS in kinds.values() else EVENTS
 
 
-def holds_rows(name: str, label: str) -> bool:
-    """True for rows=PATH, and for a path whose first file holds rows; where there is none yet, by its extension.
-
-    CSV, TSV, Parquet and the formats whose rows name their features hold nothing but rows. JSON lines hold rows if the
-    label is among the columns of their first 64 KiB: an event has no label, it is what the join makes of it.
-    """
+def _holds_rows(name: str, label: str) -> bool:
     kind, equals, _ = name.partition("=")
-    if equals and f"{kind}=" == ROWS_PREFIX:
+    if name == STDIN or (equals and f"{kind}=" == ROWS_PREFIX):
         return True
     is_stream = "://" in name or name.partition("#")[0] == STORE or name.startswith("embedded:")
     if is_stream or (equals and kind in KINDS):
@@ -233,28 +228,55 @@ def holds_rows(name: str, label: str) -> bool:
             return format_by_name(name) not in _JSON
         record, opened = found
         head = opened.head()
-        return format_of(record.path, head) not in _JSON or label in json_rows.columns(head)
+        return format_of(record.path, head) not in _JSON or label in columns_of(head)
     except InputError:
         return False
     finally:
         chain.close()
 
 
+def files_of_rows(names: Sequence[str]) -> list[str]:
+    """Logs of rows as files and globs for `trainer.logs.reader`: a folder stands for its files, in order.
+
+    Raises InputError for a folder without files.
+    """
+    return [path for name in names for path in _files_of(name.removeprefix(ROWS_PREFIX))]
+
+
+def _files_of(name: str) -> list[str]:
+    if not os.path.isdir(name):
+        return [name]
+    files = [entry.path for entry in Listing(name).entries() or []]
+    if not files:
+        raise InputError(f"{name}: the folder has no file of rows")
+    return files
+
+
+def names_store(name: str) -> bool:
+    """True if the name stands for streams of the store that holds the model."""
+    return name.partition("#")[0] == STORE
+
+
 def open_rows(
     names: Sequence[str],
     spec: ModelSpec,
-    places: Sequence[Place] = (),
+    positions: Sequence[SourcePosition] = (),
     on_note: Callable[[str], None] = lambda text: None,
     *,
     once: bool = False,
 ) -> RowSource:
-    """The one source of rows, at its place; see `open_sources`. Raises InputError for a place of another source."""
-    [name] = (each.removeprefix(ROWS_PREFIX) for each in names)
-    if not name or "://" in name:
+    """The source of rows, at its position; see `open_sources`. Raises InputError for another source's position."""
+    if len(names) > 1:
+        raise InputError(
+            f"{names[0]} holds labelled rows, which are read in the order of their files; name it alone: one file, "
+            "folder or glob"
+        )
+    name = names[0].removeprefix(ROWS_PREFIX)
+    if not name or name == STDIN or "://" in name:
         raise InputError(
             f"{ROWS_PREFIX}{name}: expected a file, a folder or a glob of CSV, TSV or JSON lines"
         )
-    read = next((place["source"] for place in places if "source" in place), name)
+    read = next((position["source"] for position in positions if "source" in position), name)
     if read != name:
         raise InputError(
             f"the checkpoint has read {read}; the source is now {name}; name the same one, or begin anew with another "
@@ -262,7 +284,7 @@ def open_rows(
         )
     fields = [(field.column or key, field) for key, field in spec.fields.items()]
     return RowSource(
-        *(name, places[0] if places else {}, on_note),
+        *(name, positions[0] if positions else {}, on_note),
         once=once,
         objects=frozenset(column for column, field in fields if field.kind == "set"),
         optional=frozenset(column for column, field in fields if field.optional),

@@ -1,21 +1,40 @@
-"""From stretches of raw events to events as columns. Never fails: what cannot be an event is BAD, with a reason."""
+"""Parses chunks of raw events into columns and validates them.
+
+In: the lines of a Chunk. Out: Events. A block of lines is read in one scan (`block_parser`); lines that the scan cannot
+decide on are read one by one (`line_parser`). Parsing never fails: an event that cannot be joined is BAD, with a
+reason.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trainer.events.block_parser import BlockReader
-from trainer.events.columns import Wanted, together
-from trainer.events.events import MAX_LINE_BYTES, Events, Int64s
+from trainer.events.columns import UNKNOWN, Wanted, digests, together
+from trainer.events.events import (
+    BAD,
+    CLICK,
+    CONVERSION,
+    FEEDBACK,
+    IMPRESSION,
+    MAX_ITEMS,
+    MAX_LINE_BYTES,
+    Events,
+    Int64s,
+    Raw,
+)
 from trainer.events.line_parser import read_lines
-from trainer.events.validate import judged
+from trainer.events.scan_kernels import find_twice
+from trainer.logs.times import NO_TIME, parse_times
 
 Ints = npt.NDArray[np.int64]
 Range = tuple[int, int]
@@ -29,14 +48,14 @@ def parse(data: bytes, starts: Ints, wanted: Wanted, arrived_us: Ints | None = N
 
 
 class Parser:
-    """Parses the stretches of one source. What it remembers of earlier ones makes it faster and changes no value."""
+    """Parses the chunks of one source."""
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
         self._blocks = BlockReader(wanted)
 
     def parse(self, data: bytes, starts: Ints, arrived_us: Ints | None = None) -> Events:
-        """data, starts, arrived_us: as of a Stretch. Without arrived_us the present time bounds the events' own."""
+        """data, starts, arrived_us: as in Chunk. Without arrived_us the present time bounds the events' times."""
         clock_us = arrived_us
         if clock_us is None:
             clock_us = np.full(starts.size - 1, time.time_ns() // 1000, np.int64)
@@ -47,20 +66,20 @@ class Parser:
             else:
                 part, own = data[starts[first] : starts[stop]], starts[first : stop + 1] - starts[first]
                 parts.append(self._block(part, own, clock_us[first:stop]))
-        return joined(parts) if parts else judged(read_lines((), self._wanted), clock_us)
+        return joined(parts) if parts else validated(read_lines((), self._wanted), clock_us)
 
     def _block(self, data: bytes, starts: Ints, clock_us: Ints) -> Events:
-        """The events of a block: by one scan, but for the odd lines in it."""
+        """The events of a block: by one scan, except odd lines."""
         raw, odd = self._blocks.read(np.frombuffer(data, np.uint8), starts)
-        events = judged(raw, clock_us[~odd])
+        events = validated(raw, clock_us[~odd])
         if not odd.any():
             return events
         lines = (data[starts[line] : starts[line + 1]].rstrip(b"\r\n") for line in np.flatnonzero(odd))
-        return interleaved(events, judged(read_lines(lines, self._wanted), clock_us[odd]), odd)
+        return interleaved(events, validated(read_lines(lines, self._wanted), clock_us[odd]), odd)
 
 
 def _ranges(starts: Ints) -> Iterator[Range]:
-    """Ranges of lines of about a block each; a line that is too long stands alone."""
+    """Ranges of lines of about a block each; a line that is too long is a range of its own."""
     count, first = starts.size - 1, 0
     alone = [int(line) for line in np.flatnonzero(np.diff(starts) > MAX_LINE_BYTES)]
     for bound in (*alone, count):
@@ -80,17 +99,14 @@ def _is_long(starts: Ints, line: int) -> bool:
 
 def _too_long(size: int, wanted: Wanted) -> Events:
     reason = f"got a line of {size:,} bytes, expected at most {MAX_LINE_BYTES:,}"
-    return judged(replace(read_lines((b"{}",), wanted), bad={0: reason}), np.zeros(1, np.int64))
+    return validated(replace(read_lines((b"{}",), wanted), bad={0: reason}), np.zeros(1, np.int64))
 
 
-# --- Parsed pieces of a stretch put together again ---
-
-
-_OF_EVENTS = ("kind", "time_us", "request", "item", "what", "event")
+_OF_EVENTS = ("kind", "time_us", "request", "item", "what")
 
 
 def joined(parts: Sequence[Events]) -> Events:
-    """One after the other."""
+    """The events of all parts, concatenated."""
     if len(parts) == 1:
         return parts[0]
     before = np.cumsum([0, *(len(part) for part in parts)]).tolist()
@@ -108,7 +124,7 @@ def joined(parts: Sequence[Events]) -> Events:
 
 
 def interleaved(kept: Events, aside: Events, is_aside: npt.NDArray[np.bool_]) -> Events:
-    """In the order in which they stood. is_aside: bool[events of both]."""
+    """Both in their original order. is_aside: bool[events of both]."""
     order = np.empty(is_aside.size, np.int64)
     order[~is_aside] = np.arange(len(kept))
     order[is_aside] = len(kept) + np.arange(len(aside))
@@ -118,7 +134,7 @@ def interleaved(kept: Events, aside: Events, is_aside: npt.NDArray[np.bool_]) ->
     items, columns = both.items, both.columns
     if aside.items.size:
         items, columns = items[rows], {name: column.take(pa.array(rows)) for name, column in columns.items()}
-    place = np.argsort(order)
+    rank = np.argsort(order)
     members: dict[str, Any] = {name: getattr(both, name)[order] for name in _OF_EVENTS}
     return Events(
         **members,
@@ -126,13 +142,153 @@ def interleaved(kept: Events, aside: Events, is_aside: npt.NDArray[np.bool_]) ->
         items=items,
         columns=columns,
         bad={
-            int(place[number]): reason
-            for number, reason in sorted(both.bad.items(), key=lambda b: place[b[0]])
+            int(rank[number]): reason for number, reason in sorted(both.bad.items(), key=lambda b: rank[b[0]])
         },
     )
 
 
 def gathered(first: Int64s, lengths: Int64s) -> Int64s:
-    """The rows of stretches, one after the other: `lengths[i]` of them from first[i] on."""
+    """Row numbers of ranges, concatenated: `lengths[i]` rows from first[i] on."""
     before = np.cumsum(lengths) - lengths
     return np.repeat(first - before, lengths) + np.arange(lengths.sum())
+
+
+AHEAD_US = 300_000_000
+"""How far an event's own time may be ahead of the clock of its source: five minutes."""
+
+_TABLE = 1 << (2 * MAX_ITEMS).bit_length()
+_WHAT = {"click": CLICK, "conversion": CONVERSION}
+Reasons = Iterator[tuple[int, str]]
+
+
+def validated(raw: Raw, clock_us: Ints) -> Events:
+    """The events of a block, validated. clock_us: int64[n], when each came, or the present time."""
+    items = digests(raw.ids)
+    lengths = np.maximum(raw.lengths, 0)
+    first = np.concatenate([[0], np.cumsum(lengths)])
+    times, untimely = parse_times(raw.ts, None)
+    what, unknown = _what(raw)
+    bad = dict(raw.bad)
+    for reasons in (
+        _kinds(raw),
+        _requests(raw),
+        ((event, f"ts: {reason}") for event, reason in untimely),
+        _times(times, clock_us),
+        _items(raw, lengths, first, items),
+        _feedback(raw, unknown),
+    ):
+        for event, reason in reasons:
+            bad.setdefault(event, reason)
+    return _without(bad, raw, times, what, first, items)
+
+
+def _without(
+    bad: dict[int, str],
+    raw: Raw,
+    times: Ints,
+    what: npt.NDArray[np.uint8],
+    first: Ints,
+    items: npt.NDArray[np.uint64],
+) -> Events:
+    """The good events with their values; the bad ones without values and rows."""
+    kind = np.where(raw.lengths >= 0, IMPRESSION, FEEDBACK).astype(np.uint8)
+    columns, numbers = dict(raw.columns), np.array(sorted(bad), np.int64)
+    unknown = columns[UNKNOWN]
+    if unknown.null_count == len(unknown):  # nearly always: a null array takes no memory
+        columns[UNKNOWN] = pa.nulls(len(unknown))
+    kind[numbers] = BAD
+    if numbers.size and (raw.lengths[numbers] > 0).any():
+        kept = np.repeat(kind != BAD, np.diff(first))
+        items, mask = items[kept], pa.array(kept)
+        columns = {name: column.filter(mask) for name, column in columns.items()}
+    feedback = kind == FEEDBACK
+    lengths = np.where(kind == IMPRESSION, raw.lengths, 0)
+    return Events(
+        kind=kind,
+        time_us=np.where(kind == BAD, 0, times),
+        request=np.where(kind == BAD, np.uint64(0), digests(raw.request)),
+        item=np.where(feedback, digests(raw.item), np.uint64(0)),
+        what=np.where(feedback, what, 0).astype(np.uint8),
+        first=np.concatenate([[0], np.cumsum(lengths)]),
+        items=items,
+        columns=columns,
+        bad={int(number): bad[number] for number in numbers.tolist()},
+    )
+
+
+def _kinds(raw: Raw) -> Reasons:
+    shown, told = raw.lengths >= 0, _present(raw.item)
+    for event in np.flatnonzero(shown & told).tolist():
+        yield event, "got both items and item, expected items (an impression) or item (feedback)"
+    for event in np.flatnonzero(~shown & ~told).tolist():
+        yield event, "got neither items nor item, expected items (an impression) or item (feedback)"
+
+
+def _requests(raw: Raw) -> Reasons:
+    yield from _missing("request_id", raw.request)
+
+
+def _times(times: Ints, clock_us: Ints) -> Reasons:
+    for event in np.flatnonzero(times == NO_TIME).tolist():
+        yield event, "ts: missing, expected the time of the event"
+    for event in np.flatnonzero(times > clock_us + AHEAD_US).tolist():
+        yield event, f"ts: got {_shown(times[event])}, expected no later than five minutes after it came"
+
+
+def _items(raw: Raw, lengths: Ints, first: Ints, items: npt.NDArray[np.uint64]) -> Reasons:
+    if not items.all():
+        for row in np.flatnonzero(items == 0).tolist():
+            event, index = _item_of(row, first)
+            what = "empty" if raw.ids[row].is_valid else "missing"
+            yield event, f"items[{index}].id: {what}, expected text or a whole number"
+    twice = np.empty(lengths.size, np.int64)
+    table = np.full(_TABLE, -1, np.int64)
+    find_twice(first, items, table, twice)
+    for row in twice[twice >= 0].tolist():
+        event, index = _item_of(row, first)
+        yield event, f"items[{index}].id: got {_text(raw.ids, row)} a second time, expected each item once"
+
+
+def _feedback(raw: Raw, unknown: Iterable[int]) -> Reasons:
+    for event in np.flatnonzero(
+        np.asarray(pc.equal(pc.binary_length(raw.item), 0).fill_null(False))
+    ).tolist():
+        yield event, "item: empty, expected text or a whole number"
+    for event in unknown:
+        if raw.lengths[event] < 0:
+            yield event, f'event: got {_text(raw.what, event)}, expected "click" or "conversion"'
+
+
+def _what(raw: Raw) -> tuple[npt.NDArray[np.uint8], list[int]]:
+    """CLICK or CONVERSION for each event, and the numbers of events whose `event` is neither."""
+    encoded = raw.what.cast(pa.string()).fill_null("click").dictionary_encode()
+    known = np.array([_WHAT.get(text, 0) for text in encoded.dictionary.to_pylist()], np.uint8)
+    what = known[encoded.indices.to_numpy()] if known.size else np.zeros(0, np.uint8)
+    return what, np.flatnonzero(what == 0).tolist()
+
+
+def _missing(name: str, texts: pa.Array) -> Reasons:
+    empty = pc.equal(pc.binary_length(texts), 0).fill_null(True)
+    for event in np.flatnonzero(np.asarray(empty)).tolist():
+        what = "empty" if texts[event].is_valid else "missing"
+        yield event, f"{name}: {what}, expected text or a whole number"
+
+
+def _present(texts: pa.Array) -> npt.NDArray[np.bool_]:
+    return np.asarray(texts.is_valid())
+
+
+def _item_of(row: int, first: Ints) -> tuple[int, int]:
+    event = int(np.searchsorted(first, row, "right")) - 1
+    return event, row - int(first[event])
+
+
+def _text(texts: pa.Array, index: int) -> str:
+    return f'"{texts[index].as_py().decode()[:80]}"'
+
+
+def _shown(time_us: int) -> str:
+    try:
+        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=int(time_us))).isoformat()
+    except OverflowError:
+        return f"{time_us} µs since 1970"

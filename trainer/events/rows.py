@@ -1,7 +1,4 @@
-"""Labelled rows in files that may grow: CSV, TSV or JSON lines, parsed as `ftrie train` parses them, with places.
-
-What a file holds of events, impressions and clicks apart, is no matter of this file.
-"""
+"""Labelled rows in growing files as a source: CSV, TSV or JSON lines, parsed as `ftrie train` parses them."""
 
 from __future__ import annotations
 
@@ -12,25 +9,23 @@ import numpy as np
 import pyarrow as pa
 
 from model_store.errors import InputError, SpecError
-from trainer.events.events import Lag, Place
+from trainer.events.events import Lag, SourcePosition
 from trainer.events.files import FileChain, held_in
-from trainer.logs import json_rows
 from trainer.logs.batch import RowBatch
 from trainer.logs.csv import DelimitedFile
-from trainer.logs.file_listing import without_rotation
-from trainer.logs.jsonl import JsonLinesFile
-from trainer.logs.open_files import Opened, Record
+from trainer.logs.jsonl import JsonLinesFile, columns_of
+from trainer.logs.open_files import Opened, Record, without_rotation
 from trainer.logs.reader import format_by_content, format_by_name
 from trainer.logs.streams import Bytes, Feed
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A batch and the places around it."""
+    """A batch and the positions before and after it."""
 
     batch: RowBatch
-    before: Place
-    after: Place
+    before: SourcePosition
+    after: SourcePosition
 
 
 @dataclass(frozen=True)
@@ -41,17 +36,17 @@ class _Parsed:
 
 
 class RowSource:
-    """Reads rows on from a place. One thread only. Place: as that of a FileSource.
+    """Reads rows from a position on, which is like that of a FileSource. For one thread.
 
-    A file is read up to its last whole row; with `once`, and of compressed files, what stands behind that is a row too.
+    A file is read up to its last whole row; with `once`, and of compressed files, bytes after that are a row too.
     objects: columns that may hold an object of numbers, a weighted set, in JSON lines. optional: columns that a file
-    need not have; its rows have nulls there.
+    may lack; its rows are null there.
     """
 
     def __init__(
         self,
         name: str,
-        place: Place,
+        position: SourcePosition,
         on_note: Callable[[str], None],
         *,
         once: bool = False,
@@ -61,29 +56,29 @@ class RowSource:
         self.name = name
         self._optional = optional
         self._objects = objects
-        self._chain = FileChain(name, place, on_note, once=once, least_lines=2)
+        self._chain = FileChain(name, position, on_note, once=once, least_lines=2)
         self._formats: dict[Record, RowFormat] = {}
         self.start = self._chain.start
 
     @property
     def lost(self) -> int:
-        """Rows that were gone before they were read, about."""
+        """Rows lost before they were read, estimated."""
         return self._chain.lost
 
     @property
     def ended(self) -> bool:
-        """With `once`: all was read."""
+        """With `once`: all is read."""
         return self._chain.ended
 
     def columns(self) -> tuple[str, ...] | None:
-        """The names of the first file's columns, of JSON lines those in its first 64 KiB; None while there is none."""
+        """The first file's columns, for JSON lines those in its first 64 KiB; None while there is no file."""
         found = self._chain.first()
         return None if found is None else self._format(*found).columns
 
     def read(self, wanted: Sequence[str]) -> Rows | None:
-        """The next rows of one file, about READ_BYTES of them, with the `wanted` columns; None if there are none now.
+        """The next rows of one file, about READ_BYTES, with the `wanted` columns; None if there are none now.
 
-        Raises SpecError for a file with a header that lacks one, InputError for a format that is not read here.
+        Raises SpecError for a file whose header lacks a column, InputError for a format that cannot be followed.
         """
 
         def take(record: Record, opened: Opened, window: bytes, is_all: bool) -> _Parsed | None:
@@ -95,11 +90,11 @@ class RowSource:
                 return None if found is None else found.rows
 
     def lag(self) -> Lag:
-        """Unread bytes; how old they are is not known."""
+        """Unread bytes; their age is unknown."""
         return self._chain.lag()
 
     def holds(self) -> str:
-        """Whether there is such a file; see Source."""
+        """Whether the file exists; see Source."""
         return held_in(self.name)
 
     def close(self) -> None:
@@ -122,8 +117,8 @@ class RowSource:
         parsed = _Parsed(None, stop.offset - record.offset, stop.line - record.line)
         if not batch.rows and not batch.rejects:
             return parsed
-        before = self._chain.place()
-        after = self._chain.place_behind(before, self._chain.number(record), stop.offset, stop.line)
+        before = self._chain.position()
+        after = self._chain.position_after(before, self._chain.number(record), stop.offset, stop.line)
         return _Parsed(Rows(batch, before, after), parsed.size, parsed.lines)
 
     def _format(self, record: Record, opened: Opened) -> RowFormat:
@@ -132,7 +127,7 @@ class RowSource:
         return self._formats[record]
 
     def _there(self, record: Record, format: RowFormat, wanted: Sequence[str]) -> Sequence[str]:
-        """The wanted columns that the file has."""
+        """The wanted columns that the file has. Raises SpecError."""
         if not format.has_header:
             return wanted
         there = [name for name in wanted if name in format.columns]
@@ -144,16 +139,15 @@ class RowSource:
         return there
 
 
-# --- One file's format, and rows of it from any offset: the parsers of `ftrie train`, over bytes that are at
-# hand ---
-
-
 _GROWING = ("csv", "tsv", "jsonl")
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """header: the bytes before the first row, on first_line. columns: of JSON lines, those in the beginning."""
+    """The format of one file, which parses rows from any offset.
+
+    header: the bytes before the first row, which is on first_line; columns: for JSON lines, those of the file's start.
+    """
 
     name: str
     header: bytes
@@ -163,7 +157,7 @@ class RowFormat:
 
     @classmethod
     def of(cls, path: str, head: bytes, objects: frozenset[str]) -> RowFormat:
-        """That of a file that begins with `head`. Raises InputError for a format whose rows cannot be read on."""
+        """The format of a file that starts with `head`. Raises InputError for a format that cannot be followed."""
         name = format_of(path, head)
         if name not in _GROWING:
             raise InputError(
@@ -171,22 +165,22 @@ class RowFormat:
                 "others"
             )
         if name == "jsonl":
-            return cls(name, b"", 1, tuple(json_rows.columns(head)), objects)
+            return cls(name, b"", 1, tuple(columns_of(head)), objects)
         feed = _Window(path, head, is_all=False)
         columns = _delimited(feed, name).columns
         return cls(name, head[: feed.offset], feed.line, columns, objects)
 
     @property
     def has_header(self) -> bool:
-        """True if the columns are the same all over the file."""
+        """True if all rows of the file have the same columns."""
         return self.name != "jsonl"
 
     def parse(
         self, path: str, window: bytes, offset: int, line: int, is_all: bool, wanted: Sequence[str]
     ) -> RowBatch | None:
-        """The first batch of a window that begins at `offset`, on `line`; None if no row in it is whole yet.
+        """The first batch of a window that starts at `offset`, on `line`; None if it has no whole row yet.
 
-        is_all: nothing follows the window, so a last row without a line end is one.
+        is_all: nothing follows the window, so a last row without a line end counts.
         """
         if not self.has_header:
             feed = _Window(path, window, is_all)
@@ -196,7 +190,7 @@ class RowFormat:
         feed = _Window(path, window if offset == 0 else self.header + window, is_all)
         file = _delimited(feed, self.name)
         if offset:
-            # Reading the header passes over blank lines behind it, which may be the window's.
+            # Reading the header skips blank lines after it, which may be the window's.
             feed.offset, feed.line = (
                 feed.offset - len(self.header) + offset,
                 feed.line - self.first_line + line,
@@ -205,7 +199,7 @@ class RowFormat:
 
 
 def format_of(path: str, head: bytes) -> str:
-    """The format of a file that begins with `head`. Raises InputError if neither its name nor `head` tells."""
+    """The format of a file that starts with `head`. Raises InputError if neither name nor content tells it."""
     return format_by_name(without_rotation(path)) or format_by_content(path, np.frombuffer(head, np.uint8))
 
 
@@ -214,11 +208,11 @@ def _delimited(feed: Feed, name: str) -> DelimitedFile:
 
 
 class _Window(Feed):
-    """Bytes at hand as a feed. Not `final` while a file may grow: its last row is then not over."""
+    """Bytes in memory as a feed. Not `final` while the file may grow: its last row may be incomplete."""
 
     def __init__(self, path: str, data: bytes, is_all: bool) -> None:
         self._is_all = is_all
-        super().__init__(_AtHand(path, data), len(data) + 1)
+        super().__init__(_Memory(path, data), len(data) + 1)
 
     @property
     def final(self) -> bool:
@@ -226,8 +220,8 @@ class _Window(Feed):
         return self._is_all
 
 
-class _AtHand:
-    """Bytes as a stream."""
+class _Memory:
+    """Bytes in memory as a stream."""
 
     failure = None
 

@@ -1,8 +1,8 @@
-"""The pass over lines of JSON that notes where wanted values stand.
+"""Kernels that scan lines of JSON and note where the wanted values are; copy those values into columns.
 
-A line is checked in full, as strictly as Python's json does. It is odd, and left to `line_by_line`, if it is broken, or
-if something in it must be judged: a member that comes twice, a value of a kind that its place does not allow, an escape
-in a name. Nothing is noted of an odd line.
+A line is checked in full, as strictly as Python's json checks it. A line is odd, and left to `line_parser`, if it is
+broken or needs judgement: a member that comes twice, a value of a kind not allowed for its member, an escape in a name.
+Nothing is noted of an odd line.
 """
 
 from __future__ import annotations
@@ -14,6 +14,18 @@ import numpy as np
 from model_store.jit import bare_inline, bare_kernel
 from trainer.events.events import MAX_ITEMS
 
+ABSENT, STRING, ESCAPED, WHOLE, FRACTION, TRUE, FALSE, LIST = range(8)
+"""Kinds of values. ESCAPED: a string with backslashes; FRACTION: a number not written in an integer's canonical form;
+null is ABSENT."""
+
+HALF, BROKEN = 8, -1
+"""A string that may hold half of a surrogate pair; invalid JSON, or a number that may be beyond a double."""
+
+QUOTE = 34
+_LONGEST_NUMBER, _LONGEST_WITH_EXPONENT = 300, 20
+_BACKSLASH, _MINUS, _PLUS, _DOT, _ZERO, _NINE = 92, 45, 43, 46, 48, 57
+_SPACE, _TAB, _LF, _CR, _T, _F, _N, _U, _E, _CAPITAL_E, _D = 32, 9, 10, 13, 116, 102, 110, 117, 101, 69, 100
+
 OBJECT_OR_NULL, ITEMS_OR_NULL = 1, 2
 DEEPEST = 64
 _IN_OBJECT, _IN_LIST = 0, 1
@@ -23,12 +35,12 @@ _OPEN_BRACE, _CLOSE_BRACE, _OPEN_BRACKET, _CLOSE_BRACKET = 123, 125, 91, 93
 
 
 class Tree(NamedTuple):
-    """The members that are looked for, as numbered names under numbered objects; object 0 is the event.
+    """The wanted members, as numbered names under numbered objects; object 0 is the event.
 
-    first: int32[objects + 1], where an object's names begin; names uint8, name_at int32[names + 1]: their bytes.
-    Of each name: leaf, the number of the value wanted, or -1; under: the number of the object it holds, or -1; must: 0,
-    OBJECT_OR_NULL or ITEMS_OR_NULL. Of each leaf: allowed, uint16, a bit for each kind; longest, int32, in bytes;
-    in_item: 1 if it is an item's.
+    first: int32[objects + 1], an object's first name; names uint8, name_at int32[names + 1]: their bytes.
+    For each name: leaf, the wanted value's number, or -1; under: the number of the object it holds, or -1; must: 0,
+    OBJECT_OR_NULL or ITEMS_OR_NULL. For each leaf: allowed, uint16, a bit for each kind; longest, int32, in bytes;
+    in_item: 1 for an item's.
     """
 
     first: Any
@@ -43,9 +55,9 @@ class Tree(NamedTuple):
 
 
 class Spans(NamedTuple):
-    """Where values stand: of leaf l and event or row r at base[l] + r.
+    """Where values are: that of leaf l and event or row r at index base[l] + r.
 
-    kinds: uint8, all 0 before; begins, sizes: int32. used: uint16[leaves], all 0 before: the kinds that a leaf has.
+    kinds: uint8, all 0 at first; begins, sizes: int32. used: uint16[leaves], all 0 at first: the kinds a leaf has.
     """
 
     base: Any
@@ -56,11 +68,11 @@ class Spans(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """What the pass writes on, for its own use. All int64, 0 before but for `after`.
+    """Working memory of a scan. All int64, 0 at first except `after`.
 
-    Of open containers, [DEEPEST] each: containers, their kinds; objects, their numbers; serials; last, the name that
-    was met last in each, or len(names) + its number. after: [names + objects], -1 before, the name that came after a
-    `last`. seen: [names], the serial of the object in which a name was last met. serial: [1], of the last object.
+    For open containers, [DEEPEST] each: containers, their kinds; objects, their numbers; serials; last, the last name
+    met in each, or len(names) + its number. after: [names + objects], -1 at first, the name that followed a `last`.
+    seen: [names], the serial of the object in which a name was last met. serial: [1], of the last object.
     """
 
     containers: Any
@@ -74,10 +86,10 @@ class Scratch(NamedTuple):
 
 @bare_kernel
 def scan(data: Any, starts: Any, tree: Any, spans: Any, scratch: Any, lengths: Any, odd: Any) -> Any:
-    """Note all values of the lines that are not odd; how many items they have.
+    """Note all values of the lines that are not odd; returns how many items they have.
 
-    data: uint8; starts: int64[lines + 1]; lengths: int64[lines + 1] out, the items of each event that is not odd,
-    densely, -1 where it has no list of them; odd: bool[lines], True where a line is known to be odd, set for others.
+    data: uint8; starts: int64[lines + 1]; lengths: int64[lines + 1] out, the number of items of each event
+    that is not odd, without gaps, -1 without a list of items; odd: bool[lines], in and out.
     """
     events = rows = np.int64(0)
     for line in range(odd.size):
@@ -95,7 +107,7 @@ def scan(data: Any, starts: Any, tree: Any, spans: Any, scratch: Any, lengths: A
 
 @bare_inline
 def _forget(tree: Any, spans: Any, event: Any, row: Any, stop: Any) -> None:
-    """Clear what was noted of an event, and of its rows from `row` up to, at the most, `stop`."""
+    """Clear what was noted of an event, and of its rows from `row` to at most `stop`."""
     for leaf in range(tree.allowed.size):
         if tree.in_item[leaf] == 0:
             spans.kinds[spans.base[leaf] + event] = ABSENT
@@ -108,17 +120,17 @@ def _forget(tree: Any, spans: Any, event: Any, row: Any, stop: Any) -> None:
 def _scan_line(
     data: Any, at: Any, end: Any, event: Any, rows: Any, tree: Any, spans: Any, scratch: Any, lengths: Any
 ) -> Any:
-    """The number of rows behind the line; if it is odd, minus one more than that.
+    """The number of rows after the line; for an odd line, -(that + 1).
 
-    Invariant: scratch.containers[: depth + 1] are open, the last one innermost; of each, objects has the number of the
-    object that is looked into, -1 if nothing in it is wanted; of the list of items, that of each item. fresh: nothing
-    stands in the innermost one yet. set_at: the depth of the wanted list that is being read, 0 outside of one.
+    Invariant: scratch.containers[: depth + 1] are open, the innermost last; for each, objects has the number of the
+    object in the Tree, -1 if nothing in it is wanted; for the list of items, that of each item. fresh: the innermost is
+    still empty. set_at: the depth of the wanted list being read, 0 outside of one.
     """
     lengths[event] = -1
     at = skip(data, at, end)
     if at == end or data[at] != _OPEN_BRACE:
         return -(rows + 1)
-    depth, set_at, set_place, fresh = np.int64(0), np.int64(0), np.int64(0), True
+    depth, set_at, set_index, fresh = np.int64(0), np.int64(0), np.int64(0), True
     _open(scratch, depth, _IN_OBJECT, 0)
     at += 1
     while True:
@@ -151,8 +163,8 @@ def _scan_line(
                 elif must == ITEMS_OR_NULL:
                     lengths[event] = 0
                 elif leaf >= 0:
-                    set_at, set_place = depth + 1, _note(tree, spans, leaf, LIST, event, rows, at, 0)
-                    if set_place < 0:
+                    set_at, set_index = depth + 1, _note(tree, spans, leaf, LIST, event, rows, at, 0)
+                    if set_index < 0:
                         return -(rows + 1)
                 depth += 1
                 _open(scratch, depth, _IN_OBJECT if byte == _OPEN_BRACE else _IN_LIST, under)
@@ -179,7 +191,7 @@ def _scan_line(
                 return -(rows + 1)
             at += 1
             if set_at > 0 and depth == set_at:
-                spans.sizes[set_place] = at - spans.begins[set_place]
+                spans.sizes[set_index] = at - spans.begins[set_index]
                 set_at = np.int64(0)
             depth -= 1
             if depth < 0:
@@ -189,7 +201,7 @@ def _scan_line(
 
 @bare_inline
 def _member(tree: Any, scratch: Any, depth: Any, data: Any, at: Any, end: Any) -> Any:
-    """From where a name should begin to its value, and the name's number, or -1. At -1: broken, or there twice."""
+    """From the start of a name: the offset of its value, -1 if broken or repeated; and the name's number, or -1."""
     if data[at] != QUOTE:
         return np.int64(-1), np.int64(-1)
     at, name = _name(tree, scratch, depth, scratch.objects[depth], data, at + 1, end)
@@ -208,9 +220,9 @@ def _member(tree: Any, scratch: Any, depth: Any, data: Any, at: Any, end: Any) -
 
 @bare_inline
 def _opened(tree: Any, scratch: Any, depth: Any, name: Any, byte: Any, is_item: Any) -> Any:
-    """The number of the object that a brace opens, or of the items that a bracket does.
+    """The number of the object that a brace opens, or of the items that a bracket opens.
 
-    -1: nothing in it is looked at; -2: it may not stand there.
+    -1: nothing in it is wanted; -2: not allowed here.
     """
     must = np.int64(tree.must[name]) if name >= 0 else np.int64(0)
     if byte == _OPEN_BRACKET:
@@ -234,20 +246,20 @@ def _open(scratch: Any, depth: Any, container: Any, under: Any) -> None:
 
 @bare_inline
 def _note(tree: Any, spans: Any, leaf: Any, kind: Any, event: Any, rows: Any, begin: Any, size: Any) -> Any:
-    """Note a value; its place among the spans, or -1 if its kind is not allowed there."""
+    """Note a value; returns its index in the spans, or -1 if its kind is not allowed."""
     if (np.int64(tree.allowed[leaf]) >> kind) & 1 == 0 or size > tree.longest[leaf]:
         return np.int64(-1)
-    place = spans.base[leaf] + (event if tree.in_item[leaf] == 0 else rows - 1)
-    spans.kinds[place], spans.begins[place], spans.sizes[place] = kind, begin, size
+    index = spans.base[leaf] + (event if tree.in_item[leaf] == 0 else rows - 1)
+    spans.kinds[index], spans.begins[index], spans.sizes[index] = kind, begin, size
     spans.used[leaf] |= np.uint16(1 << kind)
-    return place
+    return index
 
 
 @bare_inline
 def _name(tree: Any, scratch: Any, depth: Any, under: Any, data: Any, begin: Any, end: Any) -> Any:
-    """From behind a name's opening quote: behind the closing one, -1 if it is broken or escaped; and its number, or -1.
+    """From after a name's opening quote: after the closing one, -1 if broken or escaped; and its number, or -1.
 
-    Members mostly come in one order: the name that last came after the one before is looked for first.
+    Members mostly come in one order: the name that last followed the previous one is tried first.
     """
     if under < 0:
         at, kind = string(data, begin, end)
@@ -271,32 +283,16 @@ def _name(tree: Any, scratch: Any, depth: Any, under: Any, data: Any, begin: Any
 
 @bare_inline
 def _is_name(tree: Any, name: Any, data: Any, begin: Any) -> Any:
-    for place in range(tree.name_at[name], tree.name_at[name + 1]):
-        if tree.names[place] != data[begin]:
+    for index in range(tree.name_at[name], tree.name_at[name + 1]):
+        if tree.names[index] != data[begin]:
             return False
         begin += 1
     return True
 
 
-# --- Where a string, a number or a word of JSON ends, and of which kind it is: as strict as Python's json ---
-
-
-ABSENT, STRING, ESCAPED, WHOLE, FRACTION, TRUE, FALSE, LIST = range(8)
-"""What stands at a place. ESCAPED: a string with backslashes; FRACTION: a number that is not written as an integer's
-canonical text is; null is ABSENT."""
-
-HALF, BROKEN = 8, -1
-"""A string that may hold half of a surrogate pair; what is no JSON, or may be no double."""
-
-QUOTE = 34
-_LONGEST_NUMBER, _LONGEST_WITH_EXPONENT = 300, 20
-_BACKSLASH, _MINUS, _PLUS, _DOT, _ZERO, _NINE = 92, 45, 43, 46, 48, 57
-_SPACE, _TAB, _LF, _CR, _T, _F, _N, _U, _E, _CAPITAL_E, _D = 32, 9, 10, 13, 116, 102, 110, 117, 101, 69, 100
-
-
 @bare_inline
 def skip(data: Any, at: Any, end: Any) -> Any:
-    """Behind the blanks that begin at `at`."""
+    """The offset after the blanks at `at`."""
     while at < end and (data[at] == _SPACE or data[at] == _LF or data[at] == _CR or data[at] == _TAB):
         at += 1
     return at
@@ -304,7 +300,7 @@ def skip(data: Any, at: Any, end: Any) -> Any:
 
 @bare_inline
 def string(data: Any, at: Any, end: Any) -> Any:
-    """From behind an opening quote: behind the closing one, and STRING, ESCAPED, HALF or BROKEN."""
+    """From after an opening quote: the offset after the closing one, and STRING, ESCAPED, HALF or BROKEN."""
     kind = np.int64(STRING)
     while at < end:
         byte = data[at]
@@ -322,7 +318,7 @@ def string(data: Any, at: Any, end: Any) -> Any:
                 if not _is_surrogate(data, at):
                     kind = max(kind, np.int64(ESCAPED))
                     at += 4
-                elif _is_high(data, at) and at + 10 <= end and _is_low_behind(data, at + 4):
+                elif _is_high(data, at) and at + 10 <= end and _is_low_escape(data, at + 4):
                     kind = max(kind, np.int64(ESCAPED))
                     at += 10
                 else:
@@ -348,7 +344,7 @@ def _is_high(data: Any, at: Any) -> Any:
 
 
 @bare_inline
-def _is_low_behind(data: Any, at: Any) -> Any:
+def _is_low_escape(data: Any, at: Any) -> Any:
     """A whole escape from DC00 to DFFF."""
     escape = data[at] == _BACKSLASH and data[at + 1] == _U and _are_hex(data, at + 2)
     return escape and data[at + 2] | 32 == _D and data[at + 3] | 32 >= 99
@@ -361,8 +357,8 @@ def _is_short_escape(byte: Any) -> Any:
 
 @bare_inline
 def _are_hex(data: Any, at: Any) -> Any:
-    for place in range(at, at + 4):
-        byte = data[place]
+    for index in range(at, at + 4):
+        byte = data[index]
         if not (_ZERO <= byte <= _NINE or 97 <= byte | 32 <= 102):
             return False
     return True
@@ -370,7 +366,7 @@ def _are_hex(data: Any, at: Any) -> Any:
 
 @bare_inline
 def scalar(data: Any, at: Any, end: Any) -> Any:
-    """Behind the scalar that begins at `at`, and its kind; ABSENT is null."""
+    """The offset after the scalar at `at`, and its kind; ABSENT is null."""
     byte = data[at]
     if byte == QUOTE:
         return string(data, at + 1, end)
@@ -389,7 +385,7 @@ def scalar(data: Any, at: Any, end: Any) -> Any:
 
 @bare_inline
 def _number(data: Any, at: Any, end: Any) -> Any:
-    """A number as JSON writes it. One so long that it may be no double is taken for broken: line_by_line knows."""
+    """A JSON number. One so long that it may not fit a double is BROKEN, so that `line_parser` decides."""
     begin, negative = at, data[at] == _MINUS
     at += negative
     first = at
@@ -423,12 +419,9 @@ def _digits(data: Any, at: Any, end: Any) -> Any:
     return at
 
 
-# --- Copying the bytes of values that were found to where a column has them, and looking into lists ---
-
-
 @bare_kernel
 def text_offsets(kinds: Any, sizes: Any, offsets: Any) -> None:
-    """Where each value's bytes will begin: offsets, int32[n + 1], out; of ABSENT ones there are none."""
+    """Where each value's bytes will start: offsets, int32[n + 1], out; ABSENT values have no bytes."""
     total = np.int32(0)
     for i in range(kinds.size):
         offsets[i] = total
@@ -439,17 +432,17 @@ def text_offsets(kinds: Any, sizes: Any, offsets: Any) -> None:
 
 @bare_kernel
 def copy_text(data: Any, begins: Any, offsets: Any, out: Any) -> None:
-    """Copy each value's bytes to where `text_offsets` has put them."""
+    """Copy each value's bytes to its offset."""
     for i in range(begins.size):
         begin = begins[i]
-        for place in range(offsets[i], offsets[i + 1]):
-            out[place] = data[begin]
+        for index in range(offsets[i], offsets[i + 1]):
+            out[index] = data[begin]
             begin += 1
 
 
 @bare_kernel
 def count_members(data: Any, kinds: Any, begins: Any, sizes: Any, offsets: Any) -> None:
-    """How many members lists have, added up: offsets, int32[n + 1], out. A list that was scanned is not broken."""
+    """Running total of the members of lists: offsets, int32[n + 1], out. The lists were scanned, so none is broken."""
     total = np.int32(0)
     for i in range(kinds.size):
         offsets[i] = total
@@ -465,8 +458,8 @@ def count_members(data: Any, kinds: Any, begins: Any, sizes: Any, offsets: Any) 
 
 @bare_kernel
 def find_members(data: Any, kinds: Any, begins: Any, sizes: Any, members: Any) -> None:
-    """The kinds, begins and sizes of all lists' members: Spans without a base, filled in order."""
-    place = 0
+    """The kinds, begins and sizes of all lists' members, in order; members: Spans without a base."""
+    index = 0
     for i in range(kinds.size):
         if kinds[i] == LIST:
             at, end = np.int64(begins[i]) + 1, np.int64(begins[i]) + sizes[i] - 1
@@ -475,22 +468,19 @@ def find_members(data: Any, kinds: Any, begins: Any, sizes: Any, members: Any) -
                 begin = at
                 at, kind = scalar(data, at, end)
                 quoted = 1 if data[begin] == QUOTE else 0
-                members.kinds[place] = kind
-                members.begins[place], members.sizes[place] = begin + quoted, at - begin - 2 * quoted
-                place += 1
+                members.kinds[index] = kind
+                members.begins[index], members.sizes[index] = begin + quoted, at - begin - 2 * quoted
+                index += 1
                 at = skip(data, skip(data, at, end) + 1, end)
-
-
-# --- Kernels over the rows of impressions ---
 
 
 @bare_kernel
 def find_twice(first: Any, items: Any, table: Any, twice: Any) -> None:
-    """Of each impression, the row of the first item that it shows for the second time, or -1. A hash of 0 is no item.
+    """For each impression, the row of the first item that it shows a second time, or -1. A hash of 0 is not an item.
 
-    first: int64[n + 1], where the rows of each begin in items, uint64; table: int64, all -1, a power of two longer than
-    twice the longest impression; twice: int64[n], out. Invariant: an entry of the table counts only if it is one of
-    this impression's rows, which are all that are not below first[i], so that the table is never cleared.
+    first: int64[n + 1], the first row of each in items, uint64; table: int64, all -1, a power of two above twice the
+    longest impression; twice: int64[n], out. Invariant: an entry of the table counts only if it is a row of this
+    impression, that is, at least first[i]; so the table is never cleared.
     """
     mask = np.uint64(table.size - 1)
     for i in range(twice.size):

@@ -20,8 +20,7 @@ from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.requests import WholeRequests
 from trainer.examples.side_tables import SideTable, joined
-from trainer.logs.batch import RowBatch
-from trainer.logs.positions import Position, ReadFile
+from trainer.logs.batch import Position, ReadFile, RowBatch
 from trainer.logs.reader import BATCH_BYTES, LogReader
 
 _END = None

@@ -12,9 +12,8 @@ import pyarrow as pa
 from model_store.features.cells import addresses, column_text, parse_labels
 from model_store.hash_kernels import digest_columns
 from model_store.spec.spec import ModelSpec
-from trainer.examples.requests_kernels import PROBABILITY_BITS, draw, name_single_rows
-from trainer.logs.batch import RowBatch
-from trainer.logs.positions import Position
+from trainer.examples.examples_kernels import PROBABILITY_BITS, draw, number_single_rows
+from trainer.logs.batch import Position, RowBatch
 
 _REMEMBERED = 1 << 18
 """Places for ids of requests that have begun, 8 bytes each; a later id takes the place of an earlier one."""
@@ -31,7 +30,7 @@ def request_ids(batch: RowBatch, column: str | None) -> Ids:
         text = column_text(batch.columns[column])
         ids = np.empty(batch.rows, np.uint64)
         digest_columns(*addresses([text]), batch.rows, _NOT_RAW, ids.reshape(1, -1))
-    name_single_rows(ids, batch.first_row)
+    number_single_rows(ids, batch.first_row)
     return ids
 
 

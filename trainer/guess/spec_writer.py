@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import PurePath
 
 from trainer.guess.guesses import ROLES_WITH_ONE_COLUMN, Guess
-from trainer.logs.positions import STDIN
+from trainer.logs.batch import STDIN
 from trainer.logs.reader import EXTENSIONS
 
 _EXTENSIONS = {".gz", ".zst", *EXTENSIONS}

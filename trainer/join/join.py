@@ -15,8 +15,8 @@ from model_store.spec.sections import JoinSection
 from trainer.events.events import IMPRESSION, Merged
 from trainer.join import join_kernels as kernels
 from trainer.join import join_state as remembering
+from trainer.join.join_kernels import CLICKED, CLOSED, CONVERTED, PENDING
 from trainer.join.join_state import CLOSING, COUNTED, Arrays, Arriving, Room, Rules
-from trainer.join.state_kernels import CLICKED, CLOSED, CONVERTED, PENDING
 
 _LEAST_ROOM = 4096
 

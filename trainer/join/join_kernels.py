@@ -1,8 +1,11 @@
-"""The join, event by event: an event moves the watermark, what is due then is closed, then the event is acted on.
+"""Kernels of the join: each event advances the watermark, closes the windows that are due, then takes effect.
 
-Nothing here depends on how events are cut into batches. Where there is no room to write to, `walk` stops before an
-event and goes on there when it is called again; the work that it has done by then it would find done.
-Callers see to the room in `Memory` (`trainer.join.join_state`); nothing is allocated here.
+The result does not depend on how events are cut into batches. Where room for output runs short, `walk` stops before an
+event and continues there on the next call; the work already done is not done twice. The caller provides room in
+`Memory` (`trainer.join.join_state`); nothing is allocated here.
+
+Entries are numbered by their index in `memory.entries`. Parts: the walk over events; rows emitted, windows closed,
+requests forgotten; the table that finds an entry by its request's hash; compaction; the expiry heaps.
 """
 
 from __future__ import annotations
@@ -11,186 +14,29 @@ from typing import Any
 
 import numpy as np
 
+from model_store.hash_kernels import prefetch
 from model_store.jit import bare_inline, bare_kernel
 from trainer.events.events import CLICK, FEEDBACK, IMPRESSION
-from trainer.join.state_kernels import (
-    CLICKED,
-    CLOSED,
-    CONVERTED,
-    FREE,
-    LATE,
-    PENDING,
-    WAITING,
-    enter,
-    entry_in,
-    find,
-    pop,
-    prefetch_slot,
-    push,
-)
 
-_AHEAD = 8  # events whose slots are on their way from memory
+_CHILDREN = 4
+FREE, WAITING, PENDING, CLOSED = np.uint8(0), np.uint8(1), np.uint8(2), np.uint8(3)
+"""States of an entry: forgotten; known from early feedback only; window open; window closed."""
+
+CLICKED, CONVERTED = np.uint8(1), np.uint8(2)
+LATE = np.uint8(2)
+"""Flags of a row. The flags of late feedback are LATE bits above those of timely feedback."""
+
+_HIGH = np.uint64(0xFFFFFFFF00000000)
+_LOW = np.uint64(0xFFFFFFFF)
+_NOTHING = np.uint64(0)
+_AHEAD = 8  # how many events ahead slots are prefetched
 _CLICK = np.uint8(CLICK)
-_FOR_EVER = np.int64(2**63 - 1)
-
-
-@bare_inline
-def _row_of(memory: Any, entry: Any, item: Any) -> Any:
-    """The first row that shows an item, -1 if none does."""
-    for row in range(entry.rows):
-        if memory.items[entry.first + row] == item:
-            return row
-    return -1
-
-
-@bare_kernel
-def _take(memory: Any, rules: Any, room: Any, place: Any, item: Any, what: Any, time: Any) -> None:
-    """Feedback for a request that is known: a positive at once, or counted as what it is."""
-    entry, counts = memory.entries[place], memory.counts[0]
-    row = _row_of(memory, entry, item)
-    if row < 0:
-        counts.unknown_item += 1
-        return
-    at, flag = entry.first + row, CLICKED if what == _CLICK else CONVERTED
-    flags = memory.flags[at]
-    is_late = entry.state == CLOSED or time > entry.time + rules.window
-    if flags & flag or (is_late and flags & (flag << LATE)):
-        counts.duplicate_feedback += 1
-    elif is_late:
-        counts.late += 1
-        memory.flags[at] = flags | (flag << LATE)
-        if rules.correct and flag == rules.positive and entry.state == CLOSED:
-            give(room, entry.segment, entry.row + row, 1, True)
-            counts.corrections += 1
-    else:
-        memory.flags[at] = flags | flag
-        counts.joined += 1
-        if what == _CLICK:
-            entry.clicks += 1
-        else:
-            entry.conversions += 1
-        if flag == rules.positive:
-            entry.positives += 1
-            counts.positives += 1
-            counts.pending_rows -= 1
-            give(room, entry.segment, entry.row + row, 1, True)
-
-
-@bare_kernel
-def _wait(memory: Any, rules: Any, slot: Any, request: Any, item: Any, what: Any, time: Any) -> None:
-    """Feedback for a request that is not known: it waits, in the order it came."""
-    head = memory.head[0]
-    place = entry_in(memory, slot)
-    if place < 0:
-        place = enter(memory, slot, request)
-        memory.entries[place].state = WAITING
-    entry, node = memory.entries[place], head.early
-    head.early = node + 1
-    early = memory.early[node]
-    early.item, early.time, early.what = item, time, what
-    early.entry, early.next, early.live = place, -1, 1
-    if entry.first < 0:
-        entry.first = node
-    else:
-        memory.early[entry.row].next = node
-    entry.row = node
-    entry.rows += 1
-    push(memory.early_due, head.early_due, time, node)
-    head.early_due += 1
-    memory.counts[0].waiting += 1
-    while memory.counts[0].waiting > rules.max_pending:
-        orphan_oldest(memory)
-
-
-@bare_kernel
-def _feedback(memory: Any, rules: Any, room: Any, events: Any, index: Any, time: Any) -> None:
-    request, item, what = events.request[index], events.item[index], events.what[index]
-    counts = memory.counts[0]
-    if what == _CLICK:
-        counts.clicks += 1
-    else:
-        counts.conversions += 1
-    slot = find(memory, request)
-    place = entry_in(memory, slot)
-    if place >= 0 and memory.entries[place].state != WAITING:
-        _take(memory, rules, room, place, item, what, time)
-        return
-    counts.early += 1
-    if time + rules.window < memory.head[0].watermark:
-        counts.orphans += 1
-    else:
-        _wait(memory, rules, slot, request, item, what, time)
-
-
-@bare_inline
-def _copy_rows(memory: Any, events: Any, index: Any, entry: Any) -> None:
-    first = memory.head[0].items
-    for row in range(entry.rows):
-        memory.items[first + row] = events.items[events.first[index] + row]
-        memory.flags[first + row] = 0
-    entry.first = first
-    memory.head[0].items = first + entry.rows
-
-
-@bare_kernel
-def _show(memory: Any, rules: Any, room: Any, events: Any, index: Any, time: Any) -> None:
-    """An impression: its window opens, and what came before it is taken at once."""
-    head, counts, request = memory.head[0], memory.counts[0], events.request[index]
-    counts.impressions += 1
-    slot = find(memory, request)
-    known = entry_in(memory, slot)
-    if known >= 0 and memory.entries[known].state != WAITING:
-        counts.duplicate_impressions += 1
-        return
-    place = enter(memory, slot, request)
-    entry = memory.entries[place]
-    entry.time, entry.state = time, PENDING
-    entry.segment, entry.row, entry.rows = events.segment[index], events.row[index], events.rows[index]
-    _copy_rows(memory, events, index, entry)
-    counts.pending += 1
-    counts.rows += entry.rows
-    counts.pending_rows += entry.rows
-    if known >= 0:
-        _meet(memory, rules, room, known, place)
-    if time + rules.window < head.watermark:
-        counts.late_impressions += 1
-        close(memory, rules, room, place)
-        bound_remembered(memory, rules)
-    else:
-        push(memory.due, head.due, time, place)
-        head.due += 1
-
-
-@bare_kernel
-def _meet(memory: Any, rules: Any, room: Any, waiting: Any, place: Any) -> None:
-    """Take the feedback that came before the impression, in the order it came."""
-    node = memory.entries[waiting].first
-    while node >= 0:
-        early = memory.early[node]
-        if early.live:
-            early.live = 0
-            memory.counts[0].waiting -= 1
-            _take(memory, rules, room, place, early.item, early.what, early.time)
-        node = early.next
-    memory.entries[waiting].state = FREE
-
-
-@bare_inline
-def _is_full(memory: Any, rules: Any) -> Any:
-    return memory.counts[0].pending >= rules.max_pending
-
-
-@bare_inline
-def _has_room_for(memory: Any, rules: Any, room: Any, rows: Any) -> Any:
-    """For all that one event can give out: its rows, each with a correction, and those of a request closed for it."""
-    if _is_full(memory, rules):
-        rows += memory.entries[memory.due[0].place].rows
-    return has_room(room, 2 * rows + 1, 2)
+_FOREVER = np.int64(2**63 - 1)
 
 
 @bare_kernel
 def walk(memory: Any, rules: Any, room: Any, events: Any, begin: Any) -> Any:
-    """Take the events from `begin` on; the first that is not taken, or how many there are if the room sufficed."""
+    """Take the events from `begin` on; returns the first event not taken, or their number if the room sufficed."""
     head = memory.head[0]
     for index in range(begin, events.kind.size):
         if index + _AHEAD < events.kind.size:
@@ -198,7 +44,7 @@ def walk(memory: Any, rules: Any, room: Any, events: Any, begin: Any) -> Any:
         kind = events.kind[index]
         if kind != IMPRESSION and kind != FEEDBACK:
             continue
-        # Who reports a time that is still to come must not close what others wait for.
+        # An event with a time in the future must not close the windows of others.
         time = min(events.time_us[index], events.now_us[index])
         head.watermark = max(head.watermark, time - rules.lateness)
         if not close_due(memory, rules, room, head.watermark - rules.window):
@@ -212,7 +58,7 @@ def walk(memory: Any, rules: Any, room: Any, events: Any, begin: Any) -> Any:
             continue
         if not _has_room_for(memory, rules, room, events.rows[index]):
             return index
-        _show(memory, rules, room, events, index, time)
+        _impression(memory, rules, room, events, index, time)
         if memory.counts[0].pending > rules.max_pending:
             memory.counts[0].closed_early += 1
             close_oldest(memory, rules, room)
@@ -221,22 +67,176 @@ def walk(memory: Any, rules: Any, room: Any, events: Any, begin: Any) -> Any:
 
 @bare_kernel
 def finish(memory: Any, rules: Any, room: Any) -> Any:
-    """Close every window and give up all that waits; False if the room did not suffice."""
-    if not close_due(memory, rules, room, _FOR_EVER):
+    """Close every window and give up early feedback; False if the room did not suffice."""
+    if not close_due(memory, rules, room, _FOREVER):
         return False
-    orphan_due(memory, _FOR_EVER)
+    orphan_due(memory, _FOREVER)
     return True
 
 
-# --- Rows are given out; windows close; what is closed is remembered for a while; early feedback is given up
-# ---
-#
-# Callers of what gives rows out have asked `has_room` first.
+@bare_kernel
+def _impression(memory: Any, rules: Any, room: Any, events: Any, index: Any, time: Any) -> None:
+    """An impression: open its window and apply its early feedback."""
+    head, counts, request = memory.head[0], memory.counts[0], events.request[index]
+    counts.impressions += 1
+    slot = find(memory, request)
+    known = entry_in(memory, slot)
+    if known >= 0 and memory.entries[known].state != WAITING:
+        counts.duplicate_impressions += 1
+        return
+    number = enter(memory, slot, request)
+    entry = memory.entries[number]
+    entry.time, entry.state = time, PENDING
+    entry.segment, entry.row, entry.rows = events.segment[index], events.row[index], events.rows[index]
+    _copy_rows(memory, events, index, entry)
+    counts.pending += 1
+    counts.rows += entry.rows
+    counts.pending_rows += entry.rows
+    if known >= 0:
+        _join_early(memory, rules, room, known, number)
+    if time + rules.window < head.watermark:
+        counts.late_impressions += 1
+        close(memory, rules, room, number)
+        bound_closed(memory, rules)
+    else:
+        push(memory.due, head.due, time, number)
+        head.due += 1
 
 
 @bare_inline
-def give(room: Any, segment: Any, row: Any, label: Any, clicked: Any) -> None:
-    """Give a labelled row out."""
+def _copy_rows(memory: Any, events: Any, index: Any, entry: Any) -> None:
+    first = memory.head[0].items
+    for row in range(entry.rows):
+        memory.items[first + row] = events.items[events.first[index] + row]
+        memory.flags[first + row] = 0
+    entry.first = first
+    memory.head[0].items = first + entry.rows
+
+
+@bare_kernel
+def _join_early(memory: Any, rules: Any, room: Any, waiting: Any, number: Any) -> None:
+    """Apply the feedback that came before the impression, in order of arrival."""
+    node = memory.entries[waiting].first
+    while node >= 0:
+        early = memory.early[node]
+        if early.live:
+            early.live = 0
+            memory.counts[0].waiting -= 1
+            _join_feedback(memory, rules, room, number, early.item, early.what, early.time)
+        node = early.next
+    memory.entries[waiting].state = FREE
+
+
+@bare_kernel
+def _feedback(memory: Any, rules: Any, room: Any, events: Any, index: Any, time: Any) -> None:
+    request, item, what = events.request[index], events.item[index], events.what[index]
+    counts = memory.counts[0]
+    if what == _CLICK:
+        counts.clicks += 1
+    else:
+        counts.conversions += 1
+    slot = find(memory, request)
+    number = entry_in(memory, slot)
+    if number >= 0 and memory.entries[number].state != WAITING:
+        _join_feedback(memory, rules, room, number, item, what, time)
+        return
+    counts.early += 1
+    if time + rules.window < memory.head[0].watermark:
+        counts.orphans += 1
+    else:
+        _hold(memory, rules, slot, request, item, what, time)
+
+
+@bare_kernel
+def _join_feedback(memory: Any, rules: Any, room: Any, number: Any, item: Any, what: Any, time: Any) -> None:
+    """Apply feedback to a known request: emit a positive row, or count it."""
+    entry, counts = memory.entries[number], memory.counts[0]
+    row = _row_of(memory, entry, item)
+    if row < 0:
+        counts.unknown_item += 1
+        return
+    at, flag = entry.first + row, CLICKED if what == _CLICK else CONVERTED
+    flags = memory.flags[at]
+    is_late = entry.state == CLOSED or time > entry.time + rules.window
+    if flags & flag or (is_late and flags & (flag << LATE)):
+        counts.duplicate_feedback += 1
+    elif is_late:
+        counts.late += 1
+        memory.flags[at] = flags | (flag << LATE)
+        if rules.correct and flag == rules.positive and entry.state == CLOSED:
+            emit(room, entry.segment, entry.row + row, 1, True)
+            counts.corrections += 1
+    else:
+        memory.flags[at] = flags | flag
+        counts.joined += 1
+        if what == _CLICK:
+            entry.clicks += 1
+        else:
+            entry.conversions += 1
+        if flag == rules.positive:
+            entry.positives += 1
+            counts.positives += 1
+            counts.pending_rows -= 1
+            emit(room, entry.segment, entry.row + row, 1, True)
+
+
+@bare_inline
+def _row_of(memory: Any, entry: Any, item: Any) -> Any:
+    """The first row that shows an item, -1 if none."""
+    for row in range(entry.rows):
+        if memory.items[entry.first + row] == item:
+            return row
+    return -1
+
+
+@bare_kernel
+def _hold(memory: Any, rules: Any, slot: Any, request: Any, item: Any, what: Any, time: Any) -> None:
+    """Keep feedback for a request that is not known yet, in order of arrival."""
+    head = memory.head[0]
+    number = entry_in(memory, slot)
+    if number < 0:
+        number = enter(memory, slot, request)
+        memory.entries[number].state = WAITING
+    entry, node = memory.entries[number], head.early
+    head.early = node + 1
+    early = memory.early[node]
+    early.item, early.time, early.what = item, time, what
+    early.entry, early.next, early.live = number, -1, 1
+    if entry.first < 0:
+        entry.first = node
+    else:
+        memory.early[entry.row].next = node
+    entry.row = node
+    entry.rows += 1
+    push(memory.early_due, head.early_due, time, node)
+    head.early_due += 1
+    memory.counts[0].waiting += 1
+    while memory.counts[0].waiting > rules.max_pending:
+        orphan_oldest(memory)
+
+
+@bare_inline
+def _has_room_for(memory: Any, rules: Any, room: Any, rows: Any) -> Any:
+    """Room for all that one event can emit: its rows, each with a correction, and a request closed to make room."""
+    if _is_full(memory, rules):
+        rows += memory.entries[memory.due[0].place].rows
+    return has_room(room, 2 * rows + 1, 2)
+
+
+@bare_inline
+def _is_full(memory: Any, rules: Any) -> Any:
+    return memory.counts[0].pending >= rules.max_pending
+
+
+@bare_inline
+def has_room(room: Any, rows: Any, closings: Any) -> Any:
+    """Whether this many more rows and closings fit."""
+    return room.used[0] + rows <= room.row.size and room.used[1] + closings <= room.closings.size
+
+
+@bare_inline
+def emit(room: Any, segment: Any, row: Any, label: Any, clicked: Any) -> None:
+    """Emit a labelled row. The caller has checked `has_room`."""
     at = room.used[0]
     room.segment[at] = segment
     room.row[at] = row
@@ -245,14 +245,55 @@ def give(room: Any, segment: Any, row: Any, label: Any, clicked: Any) -> None:
     room.used[0] = at + 1
 
 
-@bare_inline
-def has_room(room: Any, rows: Any, closings: Any) -> Any:
-    """Whether so many more can be given out."""
-    return room.used[0] + rows <= room.row.size and room.used[1] + closings <= room.closings.size
+@bare_kernel
+def close_due(memory: Any, rules: Any, room: Any, through: Any) -> Any:
+    """Close all requests shown before `through`, in that order; False if the room did not suffice."""
+    while memory.head[0].due > 0 and memory.due[0].time < through:
+        if not has_room(room, 2 * memory.entries[memory.due[0].place].rows, 1):
+            return False
+        close_oldest(memory, rules, room)
+    return True
+
+
+@bare_kernel
+def close_oldest(memory: Any, rules: Any, room: Any) -> None:
+    """Close the pending request that was shown first."""
+    number = np.int64(memory.due[0].place)
+    pop(memory.due, memory.head[0].due)
+    memory.head[0].due -= 1
+    close(memory, rules, room, number)
+    bound_closed(memory, rules)
+
+
+@bare_kernel
+def close(memory: Any, rules: Any, room: Any, number: Any) -> None:
+    """Emit the rows without a positive and remember the request, which is no longer in `due`."""
+    entry, counts, head = memory.entries[number], memory.counts[0], memory.head[0]
+    for row in range(entry.rows):
+        flags = memory.flags[entry.first + row]
+        if flags & rules.positive:
+            continue
+        emit(room, entry.segment, entry.row + row, 0, entry.positives > 0)
+        counts.negatives += 1
+        counts.pending_rows -= 1
+        if rules.correct and flags & (rules.positive << LATE):
+            emit(room, entry.segment, entry.row + row, 1, True)
+            counts.corrections += 1
+    _emit_closed(room, entry)
+    counts.pending -= 1
+    counts.closed += 1
+    counts.remembered += 1
+    entry.state = CLOSED
+    entry.forget = head.watermark + rules.late_within
+    if head.newest_closed >= 0:
+        memory.entries[head.newest_closed].next = number
+    else:
+        head.oldest_closed = number
+    head.newest_closed = number
 
 
 @bare_inline
-def _give_closing(room: Any, entry: Any) -> None:
+def _emit_closed(room: Any, entry: Any) -> None:
     at = room.used[1]
     room.closings[at].segment = entry.segment
     room.closings[at].rows = entry.rows
@@ -264,31 +305,12 @@ def _give_closing(room: Any, entry: Any) -> None:
     room.used[1] = at + 1
 
 
-@bare_kernel
-def close(memory: Any, rules: Any, room: Any, place: Any) -> None:
-    """Give out the rows that nothing made positive, and remember the request. Its place in `due` is gone already."""
-    entry, counts, head = memory.entries[place], memory.counts[0], memory.head[0]
-    for row in range(entry.rows):
-        flags = memory.flags[entry.first + row]
-        if flags & rules.positive:
-            continue
-        give(room, entry.segment, entry.row + row, 0, entry.positives > 0)
-        counts.negatives += 1
-        counts.pending_rows -= 1
-        if rules.correct and flags & (rules.positive << LATE):
-            give(room, entry.segment, entry.row + row, 1, True)
-            counts.corrections += 1
-    _give_closing(room, entry)
-    counts.pending -= 1
-    counts.closed += 1
-    counts.remembered += 1
-    entry.state = CLOSED
-    entry.forget = head.watermark + rules.late_within
-    if head.newest_closed >= 0:
-        memory.entries[head.newest_closed].next = place
-    else:
-        head.oldest_closed = place
-    head.newest_closed = place
+@bare_inline
+def bound_closed(memory: Any, rules: Any) -> None:
+    """Forget the request that closed first if too many are remembered."""
+    if memory.counts[0].remembered > rules.max_pending:
+        _forget_oldest(memory)
+        memory.counts[0].forgotten_early += 1
 
 
 @bare_inline
@@ -303,36 +325,23 @@ def _forget_oldest(memory: Any) -> None:
 
 
 @bare_inline
-def bound_remembered(memory: Any, rules: Any) -> None:
-    """Forget the request that closed first if more are remembered than may be."""
-    if memory.counts[0].remembered > rules.max_pending:
+def forget_due(memory: Any) -> None:
+    """Forget the closed requests whose time is over."""
+    head = memory.head[0]
+    while head.oldest_closed >= 0 and memory.entries[head.oldest_closed].forget < head.watermark:
         _forget_oldest(memory)
-        memory.counts[0].forgotten_early += 1
 
 
 @bare_kernel
-def close_oldest(memory: Any, rules: Any, room: Any) -> None:
-    """Close the request that was shown first."""
-    place = np.int64(memory.due[0].place)
-    pop(memory.due, memory.head[0].due)
-    memory.head[0].due -= 1
-    close(memory, rules, room, place)
-    bound_remembered(memory, rules)
-
-
-@bare_kernel
-def close_due(memory: Any, rules: Any, room: Any, through: Any) -> Any:
-    """Close all requests shown before `through`, in the order they were shown; False if the room did not suffice."""
-    while memory.head[0].due > 0 and memory.due[0].time < through:
-        if not has_room(room, 2 * memory.entries[memory.due[0].place].rows, 1):
-            return False
-        close_oldest(memory, rules, room)
-    return True
+def orphan_due(memory: Any, through: Any) -> None:
+    """Give up all early feedback from before `through`."""
+    while memory.head[0].early_due > 0 and memory.early_due[0].time < through:
+        orphan_oldest(memory)
 
 
 @bare_kernel
 def orphan_oldest(memory: Any) -> None:
-    """Give up the early feedback that is due first; what has met its impression meanwhile is just taken out."""
+    """Give up the early feedback due first, unless its impression has come meanwhile."""
     early = memory.early[memory.early_due[0].place]
     pop(memory.early_due, memory.head[0].early_due)
     memory.head[0].early_due -= 1
@@ -347,16 +356,176 @@ def orphan_oldest(memory: Any) -> None:
         entry.state = FREE
 
 
-@bare_kernel
-def orphan_due(memory: Any, through: Any) -> None:
-    """Give up all early feedback from before `through`."""
-    while memory.head[0].early_due > 0 and memory.early_due[0].time < through:
-        orphan_oldest(memory)
+@bare_inline
+def prefetch_slot(memory: Any, request: Any) -> None:
+    """Prefetch the cache line where the search for a request starts."""
+    prefetch(memory.table.ctypes.data + _home(memory, request) * memory.table.itemsize)
 
 
 @bare_inline
-def forget_due(memory: Any) -> None:
-    """Forget the closed requests whose time is over."""
+def find(memory: Any, request: Any) -> Any:
+    """The slot of a request, or the free slot where it belongs. The table is never full."""
+    slot, tag = _home(memory, request), request & _HIGH
+    while memory.table[slot] != _NOTHING:
+        word = memory.table[slot]
+        if word & _HIGH == tag and memory.entries[np.int64(word & _LOW) - 1].request == request:
+            break
+        slot += 1
+        if slot == memory.table.size:
+            slot = 0
+    return slot
+
+
+@bare_inline
+def _home(memory: Any, request: Any) -> Any:
+    return np.int64(request & np.uint64(memory.table.size - 1))
+
+
+@bare_inline
+def entry_in(memory: Any, slot: Any) -> Any:
+    """The number of a slot's entry; -1 for a free slot or a forgotten entry, whose slot may be taken over."""
+    number = np.int64(memory.table[slot] & _LOW) - 1
+    if number >= 0 and memory.entries[number].state == FREE:
+        return -1
+    return number
+
+
+@bare_inline
+def enter(memory: Any, slot: Any, request: Any) -> Any:
+    """Append an entry and enter it in the table; returns its number."""
+    number = memory.head[0].entries
+    memory.head[0].entries = number + 1
+    memory.table[slot] = _word(request, number)
+    entry = memory.entries[number]
+    entry.request, entry.time, entry.forget = request, 0, 0
+    entry.first, entry.segment, entry.row, entry.rows = -1, 0, -1, 0
+    entry.positives, entry.clicks, entry.conversions, entry.next = 0, 0, 0, -1
+    return number
+
+
+@bare_inline
+def _word(request: Any, number: Any) -> Any:
+    return (request & _HIGH) | np.uint64(number + 1)
+
+
+@bare_inline
+def rebuild_table(memory: Any) -> None:
+    """Rebuild the table from the entries, none of which is forgotten."""
+    memory.table[:] = _NOTHING
+    for number in range(memory.head[0].entries):
+        request = memory.entries[number].request
+        memory.table[find(memory, request)] = _word(request, number)
+
+
+@bare_kernel
+def compact(memory: Any, moved: Any, moved_early: Any) -> None:
+    """Drop forgotten entries, keep the order of the rest, and rebuild the table.
+
+    moved: int32[entries], moved_early: int32[early], out: the new number of each, -1 if dropped.
+    """
+    _compact_entries(memory, moved)
+    _compact_early(memory, moved, moved_early)
     head = memory.head[0]
-    while head.oldest_closed >= 0 and memory.entries[head.oldest_closed].forget < head.watermark:
-        _forget_oldest(memory)
+    if head.oldest_closed >= 0:
+        head.oldest_closed = moved[head.oldest_closed]
+        head.newest_closed = moved[head.newest_closed]
+    for index in range(head.due):
+        memory.due[index].place = moved[memory.due[index].place]
+    rebuild_table(memory)
+
+
+@bare_kernel
+def _compact_entries(memory: Any, moved: Any) -> None:
+    head, kept, items = memory.head[0], 0, 0
+    for number in range(head.entries):
+        entry = memory.entries[number]
+        if entry.state == FREE:
+            moved[number] = -1
+            continue
+        moved[number] = kept
+        if entry.state != WAITING:
+            for row in range(entry.rows):
+                memory.items[items + row] = memory.items[entry.first + row]
+                memory.flags[items + row] = memory.flags[entry.first + row]
+            entry.first = items
+            items += entry.rows
+        memory.entries[kept] = entry
+        kept += 1
+    for number in range(kept):
+        if memory.entries[number].next >= 0:
+            memory.entries[number].next = moved[memory.entries[number].next]
+        if memory.entries[number].state == WAITING:
+            memory.entries[number].first = -1
+    head.entries, head.items = kept, items
+
+
+@bare_kernel
+def _compact_early(memory: Any, moved: Any, moved_early: Any) -> None:
+    """Relinks the chains: each request's feedback in order of arrival."""
+    head, kept = memory.head[0], 0
+    for node in range(head.early):
+        if not memory.early[node].live:
+            moved_early[node] = -1
+            continue
+        moved_early[node] = kept
+        memory.early[kept] = memory.early[node]
+        early = memory.early[kept]
+        early.entry, early.next = moved[early.entry], -1
+        entry = memory.entries[early.entry]
+        if entry.first < 0:
+            entry.first = kept
+        else:
+            memory.early[entry.row].next = kept
+        entry.row = kept
+        kept += 1
+    head.early = kept
+    due = 0
+    for index in range(head.early_due):
+        node = moved_early[memory.early_due[index].place]
+        if node >= 0:
+            time = memory.early_due[index].time
+            push(memory.early_due, due, time, node)
+            due += 1
+    head.early_due = due
+
+
+@bare_kernel
+def push(heap: Any, size: Any, time: Any, number: Any) -> None:
+    """Add (time, number) to a heap of `size`. O(1) when pushed in order of time, else O(log n)."""
+    hole = size
+    while hole > 0:
+        parent = (hole - 1) // _CHILDREN
+        if not _is_before(time, number, heap[parent]):
+            break
+        heap[hole].time = heap[parent].time
+        heap[hole].place = heap[parent].place
+        hole = parent
+    heap[hole].time = time
+    heap[hole].place = number
+
+
+@bare_kernel
+def pop(heap: Any, size: Any) -> None:
+    """Remove the first of a heap of `size`. O(log n)."""
+    last = size - 1
+    time, number = heap[last].time, heap[last].place
+    hole = 0
+    while True:
+        least = _CHILDREN * hole + 1
+        if least >= last:
+            break
+        for child in range(least + 1, min(_CHILDREN * hole + _CHILDREN + 1, last)):
+            if _is_before(heap[child].time, heap[child].place, heap[least]):
+                least = child
+        if _is_before(time, number, heap[least]):
+            break
+        heap[hole].time = heap[least].time
+        heap[hole].place = heap[least].place
+        hole = least
+    heap[hole].time = time
+    heap[hole].place = number
+
+
+@bare_inline
+def _is_before(time: Any, number: Any, other: Any) -> Any:
+    return time < other.time or (time == other.time and number < other.place)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.errors import CheckpointError
-from trainer.join.state_kernels import compact
+from trainer.join.join_kernels import compact
 
 # A request. first: place of its rows in `items` and `flags`; segment, row, rows: where they stand as columns. forget:
 # from this watermark on. next: the request that closed after it. While WAITING first and row are the places of the

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from model_store.errors import FtrieError, SpecError
 from model_store.spec.learner_section import Inclusion
-from trainer.examples.requests_kernels import PROBABILITY_BITS
+from trainer.examples.examples_kernels import PROBABILITY_BITS
 from trainer.examples.rules import FeatureRules
 from trainer.learn.admission_kernels import (
     ALWAYS,

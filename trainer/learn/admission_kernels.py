@@ -14,7 +14,7 @@ import numpy as np
 
 from model_store.hash_kernels import mixed
 from model_store.jit import bare_inline, bare_kernel, implements, stub
-from trainer.examples.requests_kernels import DRAW_STEP, NEXT_DRAW, chance
+from trainer.examples.examples_kernels import DRAW_STEP, NEXT_DRAW, chance
 
 BLOCK_BYTES = 64
 

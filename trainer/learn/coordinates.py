@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.spec.spec import ModelSpec
-from trainer.examples.hashing_kernels import HashedRows
+from trainer.examples.examples_kernels import HashedRows
 from trainer.examples.rules import FeatureRules
 from trainer.learn.admission import Admission
 from trainer.learn.learners import loops

@@ -18,9 +18,8 @@ from model_store.errors import FtrieError
 from model_store.features.cells import addresses
 from model_store.spec.sections import MAX_CROSS_FIELDS
 from model_store.spec.spec import ModelSpec
-from trainer.examples.hashing import ExampleMaker, Examples
-from trainer.examples.hashing_kernels import key_tokens, write_keys
-from trainer.examples.tokens import prefix_table
+from trainer.examples.examples_kernels import key_tokens, write_keys
+from trainer.examples.hashing import ExampleMaker, Examples, prefix_table
 from trainer.learn.calibration import Calibrator
 from trainer.learn.coordinates import Coordinates
 from trainer.learn.eviction import eviction_of

@@ -12,7 +12,7 @@ import numpy as np
 
 from model_store.hash_kernels import bits_of_float, float_of_bits, sigmoid
 from model_store.jit import bare_inline, bare_kernel
-from trainer.examples.hashing_kernels import HashedRows
+from trainer.examples.examples_kernels import HashedRows
 
 SMALLEST_PROBABILITY = 1e-15
 

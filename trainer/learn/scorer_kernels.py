@@ -8,7 +8,7 @@ import numpy as np
 
 from model_store.hash_kernels import sigmoid
 from model_store.jit import bare_inline, bare_kernel
-from trainer.examples.hashing_kernels import x_of
+from trainer.examples.examples_kernels import x_of
 
 _EMPTY = np.uint64(0)
 RECIPROCAL_RANK, NDCG = 0, 1

@@ -13,8 +13,7 @@ from model_store.artefact.artefact import Artefact
 from model_store.artefact.key_ranges import SortedKeys
 from model_store.errors import SpecError
 from model_store.spec.keys import BIAS
-from trainer.examples.hashing import ExampleMaker
-from trainer.examples.tokens import key_prefixes
+from trainer.examples.hashing import ExampleMaker, key_prefixes
 from trainer.learn.coordinates import Coordinates, Numbers
 
 NO_FEATURE = -1

@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from model_store.errors import InputError
-from trainer.logs.batch import RowBatch
-from trainer.logs.positions import Position
+from trainer.logs.batch import Position, RowBatch
 from trainer.logs.rejects import Reject
 from trainer.logs.rows_kernels import find_rows, survey
 from trainer.logs.streams import Bytes, Feed, one_array, up_to_last_line_end

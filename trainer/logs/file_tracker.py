@@ -10,9 +10,18 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from trainer.logs.file_listing import Entry, Listing
-from trainer.logs.open_files import Handles, Opened, PlainFile, Record, begin_alike, first_lines, whole_part
-from trainer.logs.positions import HEAD_BYTES
+from trainer.logs.batch import HEAD_BYTES
+from trainer.logs.open_files import (
+    Entry,
+    Handles,
+    Listing,
+    Opened,
+    PlainFile,
+    Record,
+    begin_alike,
+    first_lines,
+    whole_part,
+)
 
 GONE_S = 30.0
 """How long a file that is gone may take to turn up under another name before its unread rest is given up."""
@@ -22,7 +31,7 @@ RESTS = 20.0
 """How many times as long as looking at the files took nobody looks again: what costs little is done often."""
 
 
-class Census:
+class FileTracker:
     """The files of one name, and the records of all that were ever read. One thread only.
 
     least_lines: how many whole lines make a beginning by which a file is known; 2 where the first is a header.

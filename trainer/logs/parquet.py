@@ -10,8 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from model_store.errors import InputError
-from trainer.logs.batch import RowBatch, is_several, is_usable, plain
-from trainer.logs.positions import Position
+from trainer.logs.batch import Position, RowBatch, is_several, is_usable, plain
 from trainer.logs.streams import ByteStream, too_short
 
 _FEWEST_ROWS = 1024

@@ -10,11 +10,10 @@ from pathlib import PurePath
 from typing import Protocol
 
 from model_store.errors import InputError, SpecError
-from trainer.logs.batch import RowBatch
+from trainer.logs.batch import STDIN, Bookmarks, Position, ReadFile, RowBatch, expand
 from trainer.logs.csv import DelimitedFile
 from trainer.logs.jsonl import JsonLinesFile
 from trainer.logs.parquet import ParquetInput
-from trainer.logs.positions import STDIN, Bookmarks, Position, ReadFile, expand
 from trainer.logs.sparse import GRAMMARS, LateNames, SparseFile
 from trainer.logs.streams import Bytes, ByteStream, Feed
 

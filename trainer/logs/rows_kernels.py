@@ -1,8 +1,7 @@
-"""Kernels that find rows in blocks of text: where they begin, on which line, and how many cells they have.
+"""Kernels that find rows in blocks of CSV, TSV and JSON lines: where each starts, on which line, and its cells.
 
-Line ends are LF, CR LF and a lone CR, and quotes mean what they mean to Arrow's CSV parser: a quote opens
-only at the start of a cell, a doubled quote is a quote, and what follows the closing quote belongs to the
-cell.
+Line ends are LF, CR LF and a lone CR. Quotes are read as by Arrow's CSV parser: a quote opens only at the start of a
+cell, a doubled quote is a quote, and text after the closing quote belongs to the cell.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ def _ends_line(data: Bytes, at: int) -> bool:
 
 
 @inline
-def _behind_quoted(data: Bytes, at: int, quote: int) -> tuple[int, int]:
-    """From behind an opening quote: offset behind the closing one (-1 if none), and line ends passed over."""
+def _skip_quoted(data: Bytes, at: int, quote: int) -> tuple[int, int]:
+    """From after an opening quote: the offset after the closing one (-1 if none), and the line ends between."""
     lines = 0
     while at < len(data):
         byte = data[at]
@@ -69,12 +68,12 @@ def _behind_quoted(data: Bytes, at: int, quote: int) -> tuple[int, int]:
 
 @inline
 def _row(data: Bytes, at: int, delimiter: int, quote: int) -> tuple[int, int, int, bool]:
-    """Read the row at `at`: offset behind its line end (-1 if none), line ends, cells, quote left open."""
+    """Read the row at `at`: offset after its line end (-1 if none), line ends, cells, whether a quote is left open."""
     size = len(data)
     lines, cells = 0, 1
     while True:
         if at < size and data[at] == quote:
-            at, inside = _behind_quoted(data, at + 1, quote)
+            at, inside = _skip_quoted(data, at + 1, quote)
             lines += inside
             if at < 0:
                 return -1, lines, cells, True
@@ -101,10 +100,9 @@ def find_rows(
 ) -> tuple[int, int, int, bool]:
     """Write the start, line (from 0) and number of cells of every whole row of `data` that is not blank.
 
-    `starts`, `lines` and `cells` are int64 and hold an element for each line end in `data` and one more.
-    `final`: the end of `data` ends the last row. `quote` is -1 where there is no quoting. Returns (rows,
-    bytes and line ends in them and in the blank lines, True if the bytes left over are a row with a quote
-    left open).
+    starts, lines, cells: int64, one element more than `data` has line ends. final: the end of `data` ends the last
+    row. quote: -1 without quoting. Returns (rows, bytes and line ends in them and in blank lines, whether the bytes
+    left over are a row with an open quote).
     """
     rows = at = line = 0
     while at < len(data):
@@ -123,8 +121,8 @@ def find_rows(
 
 
 @inline
-def _behind_string(data: Bytes, at: int) -> tuple[int, bool]:
-    """From behind an opening quote: offset behind the closing one and True, or where the line ends and False."""
+def _skip_string(data: Bytes, at: int) -> tuple[int, bool]:
+    """From after an opening quote: the offset after the closing one and True, or the line's end and False."""
     while at < len(data) and data[at] != _LF:
         if data[at] == _QUOTE:
             return at + 1, True
@@ -135,11 +133,11 @@ def _behind_string(data: Bytes, at: int) -> tuple[int, bool]:
 
 @kernel
 def survey_json(data: Bytes) -> tuple[int, bool]:
-    """Count lines, and say if Arrow may read `data`: each line an object, not deep, no odd `null`.
+    """The number of lines, and whether Arrow may read `data`: each line one object, not deep, no odd `null`.
 
-    Deep nesting and a `null` outside an object crash Arrow's JSON parser (26.0), and a list that begins with
-    `null` it reads wrong. It would accept several objects on a line, or one on several; a count of rows equal
-    to that of lines, each `{` to `}`, rules both out.
+    Deep nesting and a `null` outside an object crash Arrow's JSON parser (26.0), and it misreads a list that starts
+    with `null`. It accepts several objects on a line, and one object on several lines; as many rows as lines, each from
+    `{` to `}`, rule both out.
     Invariant: `last` is the last byte of this line outside of strings and blanks, LF before there is one.
     """
     lines = depth = at = 0
@@ -154,7 +152,7 @@ def survey_json(data: Bytes) -> tuple[int, bool]:
         elif byte != _SPACE and byte != _TAB and byte != _CR:
             regular &= last != _LF or byte == _OPEN_BRACE
             if byte == _QUOTE:
-                at, closed = _behind_string(data, at)
+                at, closed = _skip_string(data, at)
                 regular &= closed
             elif byte in (_OPEN_BRACE, _OPEN_BRACKET):
                 depth += 1

@@ -13,23 +13,40 @@ import pyarrow as pa
 
 from model_store.errors import InputError
 from model_store.spec.spec import WEIGHT
-from trainer.logs import sparse_tokens_kernels as kernels
-from trainer.logs.batch import RowBatch
-from trainer.logs.positions import Position
+from trainer.logs.batch import Position, RowBatch
 from trainer.logs.rejects import Reject
-from trainer.logs.sparse_lines_kernels import LIBFFM, LIBSVM, VW, read_lines, survey_lines
-from trainer.logs.sparse_tokens_kernels import (
+from trainer.logs.sparse_kernels import (
     AT_ONCE,
+    BAD_BASE,
+    BAD_FEATURE,
+    BAD_LABEL,
+    BAD_NUMBER,
+    BAD_TEXT,
+    COUNTS,
+    EXTRA_WORDS,
+    FAULTS,
+    IMPORTANCE_OF,
+    LONGS,
+    NEWS,
+    NO_BAR,
+    NO_LABEL,
+    NO_NAME,
+    ROWS,
+    SCALE_OF,
+    UNKNOWN,
     UNWANTED,
+    VALUE_OF,
     Names,
     Notes,
     Output,
     Rows,
     Tokens,
+    enter_names,
     fill_columns,
     gather,
     measure_columns,
 )
+from trainer.logs.sparse_lines_kernels import LIBFFM, LIBSVM, VW, read_lines, survey_lines
 from trainer.logs.streams import Bytes, Feed, up_to_last_line_end
 
 _MOST_NAMES = 10_000
@@ -229,13 +246,13 @@ def read_block(data: Bytes, grammar: Grammar, names: Names) -> Block:
         longs=np.empty((blanks + bars + 1, 4), np.int64),
         news=np.empty((_MOST_NEWS, 3), np.int64),
     )
-    counts = np.zeros(kernels.COUNTS, np.int64)
+    counts = np.zeros(COUNTS, np.int64)
     read_lines(data, grammar.number, odd, Output(names, tokens, rows, notes, counts))
-    rows = Rows(*(part[: counts[kernels.ROWS]] for part in rows))
+    rows = Rows(*(part[: counts[ROWS]] for part in rows))
     notes = Notes(
-        notes.faults[: counts[kernels.FAULTS]],
-        notes.longs[: counts[kernels.LONGS]],
-        notes.news[: counts[kernels.NEWS]],
+        notes.faults[: counts[FAULTS]],
+        notes.longs[: counts[LONGS]],
+        notes.news[: counts[NEWS]],
     )
     _convert_longs(data, notes.longs, rows, tokens)
     return Block(data, rows, tokens, notes, feeds)
@@ -268,9 +285,9 @@ def _convert_longs(data: Bytes, longs: Ints, rows: Rows, tokens: Tokens) -> None
     except pa.ArrowInvalid:  # too small for any double: Arrow calls it a fault, Python 0
         numbers = np.array([float(text) for text in texts.to_pylist()])
     homes = {
-        kernels.VALUE_OF: tokens.value,
-        kernels.SCALE_OF: tokens.scales,
-        kernels.IMPORTANCE_OF: rows.importance,
+        VALUE_OF: tokens.value,
+        SCALE_OF: tokens.scales,
+        IMPORTANCE_OF: rows.importance,
     }
     for what, home in homes.items():
         here = longs[:, 0] == what
@@ -299,21 +316,19 @@ def _map_array(starts: Any, offsets: Any, text: Any, x: Any) -> pa.Array:
 
 # What is said of a bad line: of the bytes at fault, and where in the line they begin.
 REASONS: dict[int, Callable[[str, int], str]] = {
-    kernels.NO_LABEL: lambda got, at: (
+    NO_LABEL: lambda got, at: (
         f"no label: got {got} before the first |, expected 1, 0 or -1; a word that touches | is the tag"
     ),
-    kernels.BAD_LABEL: lambda got, at: f"bad label: got {got}, expected 1, 0 or -1",
-    kernels.NO_BAR: lambda got, at: f"no namespace: got {got}, expected a | before the features",
-    kernels.EXTRA_WORDS: lambda got, at: (
+    BAD_LABEL: lambda got, at: f"bad label: got {got}, expected 1, 0 or -1",
+    NO_BAR: lambda got, at: f"no namespace: got {got}, expected a | before the features",
+    EXTRA_WORDS: lambda got, at: (
         f"too many words: got {got}, expected at most label, importance, base and 'tag before the first |"
     ),
-    kernels.BAD_NUMBER: lambda got, at: f"not a number: got {got}",
-    kernels.BAD_BASE: lambda got, at: (
-        f"initial prediction: got {got}, which is not learned from; expected 0 or none"
-    ),
-    kernels.NO_NAME: lambda got, at: f"no feature name: got {got}, expected a name before the colon",
-    kernels.BAD_FEATURE: lambda got, at: f"malformed feature: got {got}",
-    kernels.BAD_TEXT: lambda got, at: f"invalid UTF-8: a NUL, or no UTF-8, at byte {at + 1} of the line",
+    BAD_NUMBER: lambda got, at: f"not a number: got {got}",
+    BAD_BASE: lambda got, at: f"initial prediction: got {got}, which is not learned from; expected 0 or none",
+    NO_NAME: lambda got, at: f"no feature name: got {got}, expected a name before the colon",
+    BAD_FEATURE: lambda got, at: f"malformed feature: got {got}",
+    BAD_TEXT: lambda got, at: f"invalid UTF-8: a NUL, or no UTF-8, at byte {at + 1} of the line",
 }
 
 
@@ -326,9 +341,9 @@ def name_table(names: Sequence[bytes], columns: Sequence[int]) -> Names:
         starts=starts,
         column=np.array(columns, np.int32),
         table=np.zeros(1 << (2 * len(names) + 1).bit_length(), np.int32),
-        follows=np.full(len(names) + 1, kernels.UNKNOWN, np.int32),
+        follows=np.full(len(names) + 1, UNKNOWN, np.int32),
     )
-    kernels.enter_names(table)
+    enter_names(table)
     return table
 
 

@@ -1,4 +1,8 @@
-"""Kernels that go over a block of text line by line: each becomes a row, or a fault, or is blank."""
+"""Kernels that read a block of sparse text line by line: each line becomes a row, a fault, or is blank.
+
+Grammars: Vowpal Wabbit (the "Input format" page of its wiki, and `parse_example.cc` where the page is silent), libsvm
+(Joachims, SVMlight, "How to use": qid and comments; libsvm's README) and libffm (its README).
+"""
 
 from __future__ import annotations
 
@@ -8,66 +12,66 @@ import numpy as np
 
 from model_store.hash_kernels import load_u8
 from model_store.jit import bare_inline, bare_kernel, kernel
-from trainer.logs.sparse_text_kernels import (
-    CR,
-    EXACT,
-    GOOD_TEXT,
-    LF,
-    LONG,
-    MALFORMED,
-    NUL,
-    SPACE,
-    TAB,
-    behind_blanks,
-    behind_digits,
-    behind_word,
-    first_fault,
-    is_blank,
-    read_number,
-    without_zeros,
-)
-from trainer.logs.sparse_tokens_kernels import (
+from trainer.logs.sparse_kernels import (
     BAD_BASE,
     BAD_FEATURE,
     BAD_LABEL,
     BAD_NUMBER,
     BAD_TEXT,
     BLANK,
+    CR,
+    EXACT,
     EXTRA_WORDS,
     FAILED,
     FAULT,
     FAULT_START,
     FAULT_STOP,
     FAULTS,
+    GOOD_TEXT,
     IMPORTANCE_OF,
+    LF,
     LINES,
+    LONG,
     LONGS,
+    MALFORMED,
     NAME,
     NEWS,
     NO_BAR,
     NO_LABEL,
     NO_NAME,
     NO_SCALE,
+    NUL,
     ROWS,
     SCALE_OF,
     SCALES,
+    SPACE,
+    TAB,
     TOKENS,
     UNKNOWN,
     UNWANTED,
     VALUE_OF,
     column_of,
     fail,
+    first_fault,
+    is_blank,
     note_long,
     put_token,
+    read_number,
+    skip_blanks,
+    skip_digits,
+    skip_word,
+    skip_zeros,
 )
 
 VW, LIBSVM, LIBFFM = 0, 1, 2
-_BAR = 124
+_COLON, _BAR, _QUOTE, _HASH = 58, 124, 39, 35
+_ONE, _NINE, _EXPONENT, _LOWER_CASE = 49, 57, 101, 32
+_QUERY = np.frombuffer(b"qid:", np.uint8).copy()
 
 
 @kernel
 def survey_lines(data: Any) -> tuple[int, int, int, bool]:
-    """Count line feeds, blanks and bars, and say if a byte is NUL or not ASCII, in one vectorised pass."""
+    """Line feeds, blanks, bars, and whether a byte is NUL or not ASCII, in one vectorised pass."""
     feeds = blanks = bars = odd = 0
     for i in range(len(data)):
         byte = data[i]
@@ -128,22 +132,11 @@ def _note_fault(out: Any) -> None:
         counts[FAULTS] = fault + 1
 
 
-# --- A line of Vowpal Wabbit text: `label [importance [base]] ['tag]|namespace[:scale] feature[:value] … |…`
-# ---
-#
-# Source: the "Input format" page of Vowpal Wabbit's wiki, and its parser (`parse_example.cc`) where the page
-# is silent.
-
-
-_COLON, _BAR_VW, _QUOTE = 58, 124, 39
-_ONE, _NINE, _EXPONENT, _LOWER_CASE = 49, 57, 101, 32
-
-
 @bare_inline
 def read_vw_line(data: Any, start: Any, stop: Any, out: Any) -> Any:
-    """Read the line from `start` to `stop` as one row; return `stop`, or FAILED."""
+    """Read `label [importance [base]] ['tag]|namespace[:scale] feature[:value] … |…`; return `stop`, or FAILED."""
     bar = start
-    while bar < stop and load_u8(data + bar) != _BAR_VW:
+    while bar < stop and load_u8(data + bar) != _BAR:
         bar += 1
     at = _read_head(data, start, bar, stop, out)
     while at != FAILED and at < stop:
@@ -153,14 +146,14 @@ def read_vw_line(data: Any, start: Any, stop: Any, out: Any) -> Any:
 
 @bare_inline
 def _read_head(data: Any, start: Any, bar: Any, stop: Any, out: Any) -> Any:
-    """What stands before the first bar. Its last word is a tag if it touches the bar, or begins with a quote."""
+    """The words before the first bar. The last one is a tag if it touches the bar or begins with a quote."""
     row, words = out.counts[ROWS], 0
-    at = behind_blanks(data, start, bar)
+    at = skip_blanks(data, start, bar)
     if bar == stop:
         return fail(out, BLANK if at == bar else NO_BAR, start, stop)
     while at < bar:
-        first, at = at, behind_word(data, at, bar)
-        last, at = at, behind_blanks(data, at, bar)
+        first, at = at, skip_word(data, at, bar)
+        last, at = at, skip_blanks(data, at, bar)
         quoted = load_u8(data + first) == _QUOTE
         if at == bar and (last == bar or quoted):
             out.rows.tag[row, 0], out.rows.tag[row, 1] = first + quoted, last
@@ -194,7 +187,7 @@ def _read_word(data: Any, first: Any, last: Any, word: Any, row: Any, out: Any) 
 
 @bare_inline
 def _is_written_as_zero(data: Any, first: Any, last: Any) -> Any:
-    """True for a number all of whose digits before an exponent are 0: 1e-400 is not meant as 0, though it reads so."""
+    """True if all digits before the exponent are 0: 1e-400, which reads as 0, is not meant as 0."""
     for at in range(first, last):
         byte = load_u8(data + at) | _LOWER_CASE
         if byte == _EXPONENT:
@@ -206,37 +199,37 @@ def _is_written_as_zero(data: Any, first: Any, last: Any) -> Any:
 
 @bare_inline
 def _read_namespace(data: Any, first: Any, stop: Any, out: Any) -> Any:
-    """A namespace from behind its bar up to the next bar: a name, unless a blank follows; a scale; features."""
-    at = _behind_name(data, first, stop)
+    """A namespace from after its bar to the next bar: a name, unless a blank follows; a scale; features."""
+    at = _skip_name(data, first, stop)
     column = column_of(data, first, at, out)
     scale = np.int64(NO_SCALE)
     if at < stop and load_u8(data + at) == _COLON:
         value, kind, end = read_number(data, at + 1, stop)
         if at == first or kind == MALFORMED or not _ends_feature(data, end, stop):
-            return fail(out, BAD_NUMBER, first, _behind_feature(data, at, stop))
+            return fail(out, BAD_NUMBER, first, _skip_feature(data, at, stop))
         scale = out.counts[SCALES]
         out.tokens.scales[scale] = value
         out.counts[SCALES] = scale + 1
         if kind == LONG:
             note_long(out, SCALE_OF, scale, at + 1, end)
         at = end
-    at = behind_blanks(data, at, stop)
-    while at < stop and load_u8(data + at) != _BAR_VW:
+    at = skip_blanks(data, at, stop)
+    while at < stop and load_u8(data + at) != _BAR:
         at = _read_feature(data, at, stop, column, scale, out)
         if at == FAILED:
             break
-        at = behind_blanks(data, at, stop)
+        at = skip_blanks(data, at, stop)
     return at
 
 
 @bare_inline
 def _read_feature(data: Any, first: Any, stop: Any, column: Any, scale: Any, out: Any) -> Any:
-    last = at = _behind_name(data, first, stop)
+    last = at = _skip_name(data, first, stop)
     value = 1.0
     if at < stop and load_u8(data + at) == _COLON:
         value, kind, end = read_number(data, at + 1, stop)
         if kind == MALFORMED or not _ends_feature(data, end, stop):
-            return fail(out, BAD_NUMBER, first, _behind_feature(data, at, stop))
+            return fail(out, BAD_NUMBER, first, _skip_feature(data, at, stop))
         if kind == LONG and column >= 0:
             note_long(out, VALUE_OF, out.counts[TOKENS], at + 1, end)
         at = end
@@ -248,10 +241,10 @@ def _read_feature(data: Any, first: Any, stop: Any, column: Any, scale: Any, out
 
 
 @bare_inline
-def _behind_name(data: Any, at: Any, stop: Any) -> Any:
+def _skip_name(data: Any, at: Any, stop: Any) -> Any:
     while at < stop:
         byte = load_u8(data + at)
-        if is_blank(byte) or byte in (_COLON, _BAR_VW):
+        if is_blank(byte) or byte in (_COLON, _BAR):
             break
         at += 1
     return at
@@ -259,43 +252,32 @@ def _behind_name(data: Any, at: Any, stop: Any) -> Any:
 
 @bare_inline
 def _ends_feature(data: Any, at: Any, stop: Any) -> Any:
-    return at == stop or is_blank(load_u8(data + at)) or load_u8(data + at) == _BAR_VW
+    return at == stop or is_blank(load_u8(data + at)) or load_u8(data + at) == _BAR
 
 
 @bare_inline
-def _behind_feature(data: Any, at: Any, stop: Any) -> Any:
+def _skip_feature(data: Any, at: Any, stop: Any) -> Any:
     while not _ends_feature(data, at, stop):
         at += 1
     return at
 
 
-# --- A line of libsvm (`label [qid:query] index:value … [# comment]`) or libffm (`label field:index:value …`)
-# ---
-#
-# Sources: Joachims, SVMlight, "How to use" (qid, comments); the READMEs of libsvm and libffm.
-
-
-_COLON_INDEXED, _HASH = 58, 35
-_QUERY = np.frombuffer(b"qid:", np.uint8).copy()
-
-
 @bare_inline
 def read_libsvm_line(data: Any, start: Any, stop: Any, out: Any) -> Any:
-    """Read the line from `start` to `stop` as one row; return its end, or FAILED."""
+    """Read `label [qid:query] index:value … [# comment]`; return the end, or FAILED."""
     end = start
     while end < stop and load_u8(data + end) != _HASH:
         end += 1
     at = _read_label(data, start, end, out)
-    column = (
-        np.int64(out.names.column[0]) if out.names.column.size else np.int64(UNWANTED)
-    )  # there is only one
+    # libsvm has one namespace
+    column = np.int64(out.names.column[0]) if out.names.column.size else np.int64(UNWANTED)
     while at != FAILED:
-        at = behind_blanks(data, at, end)
+        at = skip_blanks(data, at, end)
         if at == end:
             break
         if _is_query(data, at, end):
             row, first = out.counts[ROWS], at + _QUERY.size
-            at = behind_word(data, first, end)
+            at = skip_word(data, first, end)
             out.rows.tag[row, 0], out.rows.tag[row, 1] = first, at
         else:
             at = _read_feature_indexed(data, at, at, end, column, out)
@@ -304,27 +286,27 @@ def read_libsvm_line(data: Any, start: Any, stop: Any, out: Any) -> Any:
 
 @bare_inline
 def read_libffm_line(data: Any, start: Any, stop: Any, out: Any) -> Any:
-    """Read the line from `start` to `stop` as one row; return its end, or FAILED."""
+    """Read `label field:index:value …`; return the end, or FAILED."""
     at = _read_label(data, start, stop, out)
     while at != FAILED:
-        first = behind_blanks(data, at, stop)
+        first = skip_blanks(data, at, stop)
         if first == stop:
             break
-        at = behind_digits(data, first, stop)
-        if at in (first, stop) or load_u8(data + at) != _COLON_INDEXED:
-            at = fail(out, BAD_FEATURE, first, behind_word(data, first, stop))
+        at = skip_digits(data, first, stop)
+        if at in (first, stop) or load_u8(data + at) != _COLON:
+            at = fail(out, BAD_FEATURE, first, skip_word(data, first, stop))
         else:
-            column = column_of(data, without_zeros(data, first, at), at, out)
+            column = column_of(data, skip_zeros(data, first, at), at, out)
             at = _read_feature_indexed(data, first, at + 1, stop, column, out)
     return at
 
 
 @bare_inline
 def _read_label(data: Any, start: Any, stop: Any, out: Any) -> Any:
-    first = behind_blanks(data, start, stop)
+    first = skip_blanks(data, start, stop)
     if first == stop:
         return fail(out, BLANK, start, stop)
-    last = behind_word(data, first, stop)
+    last = skip_word(data, first, stop)
     value, kind, end = read_number(data, first, last)
     if kind != EXACT or end != last or not (value == 1.0 or value == 0.0 or value == -1.0):
         return fail(out, BAD_LABEL, first, last)
@@ -334,23 +316,23 @@ def _read_label(data: Any, start: Any, stop: Any, out: Any) -> Any:
 
 @bare_inline
 def _read_feature_indexed(data: Any, word: Any, first: Any, stop: Any, column: Any, out: Any) -> Any:
-    """`index:value`, the last part of the word that begins at `word`."""
-    last = behind_digits(data, first, stop)
-    if last in (first, stop) or load_u8(data + last) != _COLON_INDEXED:
-        return fail(out, BAD_FEATURE, word, behind_word(data, word, stop))
+    """`index:value`, the last part of the word that starts at `word`."""
+    last = skip_digits(data, first, stop)
+    if last in (first, stop) or load_u8(data + last) != _COLON:
+        return fail(out, BAD_FEATURE, word, skip_word(data, word, stop))
     value, kind, at = read_number(data, last + 1, stop)
     if kind == MALFORMED or (at < stop and not is_blank(load_u8(data + at))):
-        return fail(out, BAD_NUMBER, word, behind_word(data, word, stop))
+        return fail(out, BAD_NUMBER, word, skip_word(data, word, stop))
     if column >= 0:
         if kind == LONG:
             note_long(out, VALUE_OF, out.counts[TOKENS], last + 1, at)
-        put_token(out, column, without_zeros(data, first, last), last, value, NO_SCALE)
+        put_token(out, column, skip_zeros(data, first, last), last, value, NO_SCALE)
     return at
 
 
 @bare_inline
 def _is_query(data: Any, at: Any, stop: Any) -> Any:
-    """True for `qid:` with something behind it."""
+    """True for `qid:` followed by something."""
     size = _QUERY.size
     if at + size >= stop or is_blank(load_u8(data + at + size)):
         return False

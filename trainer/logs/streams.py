@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.errors import InputError
-from trainer.logs.positions import HEAD_BYTES, STDIN, Position
+from trainer.logs.batch import HEAD_BYTES, STDIN, Position
 
 _STEP = 64 * 1024
 

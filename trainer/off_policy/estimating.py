@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from model_store.errors import SpecError
-from model_store.named_model import NamedModel
+from model_store.model_files import NamedModel
 from model_store.spec.spec import ModelSpec
 from trainer.examples.side_tables import SideTable
 from trainer.learn.scorer import scoring_spec

@@ -22,8 +22,7 @@ from trainer.events.columns import POSITION, PROPENSITY
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log, open_log
 from trainer.examples.requests import request_ids
-from trainer.logs.batch import RowBatch
-from trainer.logs.positions import Position
+from trainer.logs.batch import Position, RowBatch
 
 Array = npt.NDArray[Any]
 DECISION_ROW, DECISION_LIST = "row", "list"

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from model_store.artefact.artefact import Artefact
 from model_store.errors import InputError, SpecError
 from model_store.spec.spec import ModelSpec
+from trainer.examples.examples_kernels import HashedRows
 from trainer.examples.hashing import ExampleMaker, Examples
-from trainer.examples.hashing_kernels import HashedRows
 from trainer.examples.side_tables import SideTable
 from trainer.learn.model import LearningModel
 from trainer.learn.scorer import Scorer, log_odds

@@ -103,7 +103,7 @@ class Guard:
                 f"the active version. Check what is being learned (ftrie store inspect {name} {version}); to serve it "
                 f"nevertheless: ftrie store activate {name} {version} --force"
             )
-        self._versions.refusals.count()
+        self._versions.guard.count_refused()
 
     def _served(self) -> RecentFigures | None:
         """The figures of the active version; None if no version is active, or it has none."""
@@ -119,9 +119,9 @@ class Guard:
 
     def _cooldown(self, bounds: GuardSection) -> str:
         """Why nothing is activated during the cooldown after a rollback; empty otherwise."""
-        refusals = self._versions.refusals
-        last = refusals.record()
-        left_s = last.when_us / 1e6 + bounds.cooldown_s - refusals.now_us() / 1e6 if last.when_us else 0.0
+        records = self._versions.guard
+        last = records.record()
+        left_s = last.when_us / 1e6 + bounds.cooldown_s - records.now_us() / 1e6 if last.when_us else 0.0
         if left_s <= 0.0:
             return ""
         return (

@@ -66,7 +66,7 @@ class RollbackWatch:
         active = self._versions.known_active()
         if active is None:
             return None
-        record = self._versions.refusals.record()
+        record = self._versions.guard.record()
         if not record.candidate or active < record.candidate:  # the first one, or an operator went back
             self._begin(active, record.good, evidence)
             return None
@@ -98,11 +98,11 @@ class RollbackWatch:
 
     def _begin(self, candidate: int, good: int, evidence: Mapping[int, Evidence]) -> None:
         """Watch `candidate` from now on."""
-        self._versions.refusals.watch(candidate, good)
+        self._versions.guard.watch(candidate, good)
         self._before = dict(evidence)
 
     def _in_cooldown(self, record: GuardRecord, bounds: GuardSection) -> bool:
-        now_us = self._versions.refusals.now_us()
+        now_us = self._versions.guard.now_us()
         return bool(record.when_us) and now_us < record.when_us + bounds.cooldown_s * 1_000_000
 
     def _roll_back(
@@ -123,8 +123,8 @@ class RollbackWatch:
             self._warn_stuck(active, reason, str(error))
             return None
         # Marked afterwards: after a crash in between the evidence remains, and the next call repeats both.
-        versions.refusals.mark(bad, f"rolled back: {reason}")
-        versions.refusals.went_back(max([active, *bad]), target, reason)
+        versions.guard.refuse(bad, f"rolled back: {reason}")
+        versions.guard.note_rollback(max([active, *bad]), target, reason)
         self._before = dict(evidence)
         self.rolled_back += 1
         self._warn(

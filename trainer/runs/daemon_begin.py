@@ -10,7 +10,7 @@ from model_store.store import Store
 from trainer.checkpoint import Checkpoints
 from trainer.events.columns import Wanted
 from trainer.events.merge import Merger
-from trainer.events.open_sources import are_rows, check_there, open_rows, open_sources
+from trainer.events.open_sources import ROWS, check_there, kind_of, open_rows, open_sources
 from trainer.examples.hashing import ExampleMaker
 from trainer.join.join import Join
 from trainer.join.rows import Segments
@@ -39,7 +39,7 @@ def begin(
     """The learner, its model restored. Raises SpecError, InputError, CheckpointError, StoreUnavailable, Stopped."""
     if asked.once and saved.checkpoint is None:
         check_there(asked.sources)
-    rows = are_rows(asked.sources, spec)
+    rows = kind_of(asked.sources, spec.input.label) == ROWS
     compile_loop(spec, asked.output)
     opened = begin_rows if rows else begin_events
     loop, sources = opened(spec, asked, saved, store, stop, stack)
@@ -56,11 +56,11 @@ def begin_events(
     resolved = _before(spec, saved) or settle(
         *(spec, asked.sources, store, stop), once=asked.once, output=asked.output
     )
-    sources = open_sources(asked.sources, spec, store, saved.places, asked.output.warn, once=asked.once)
+    sources = open_sources(asked.sources, spec, store, saved.positions, asked.output.warn, once=asked.once)
     segments = Segments(asked.folder / SEGMENTS, asked.memory_bytes)
     merger = Merger(
         *(sources, Wanted.of(resolved), segments),
-        places=saved.places,
+        positions=saved.positions,
         idle_s=asked.idle_s,
         once=asked.once,
         on_note=asked.output.warn,
@@ -74,11 +74,11 @@ def begin_rows(
     spec: ModelSpec, asked: Asked, saved: Saved, store: Store, stop: StopAsked, stack: ExitStack
 ) -> tuple[Loop, Sequence[Named]]:
     """Rows that have their label already."""
-    source = open_rows(asked.sources, spec, saved.places, asked.output.warn, once=asked.once)
+    source = open_rows(asked.sources, spec, saved.positions, asked.output.warn, once=asked.once)
     stack.callback(source.close)
     resolved = _before(spec, saved) or settle_rows(spec, source, stop, once=asked.once, output=asked.output)
     model, letters = _model(resolved, asked), _letters(spec, asked, saved, store)
-    return RowLoop(source, saved.places, model, letters, saved.counts, once=asked.once), [source]
+    return RowLoop(source, saved.positions, model, letters, saved.counts, once=asked.once), [source]
 
 
 def _model(resolved: ModelSpec, asked: Asked) -> LearningModel:
@@ -105,7 +105,7 @@ def _begun(model: LearningModel, asked: Asked) -> str | None:
     """Begin with the published model that was asked for, if one was; returns its SHA-256."""
     initial = initial_model(model.spec, asked.init_from, asked.store)
     if initial is None:
-        if not are_rows(asked.sources, model.spec):
+        if kind_of(asked.sources, model.spec.input.label) != ROWS:
             asked.output.note(
                 f"beginning with no model: until the first window of {model.spec.join.window} has closed only clicks "
                 "are learned from; --init-from begins with a published model, `ftrie replay` makes one of a log"

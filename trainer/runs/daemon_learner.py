@@ -102,7 +102,7 @@ class Learner:
             self._keeper.skip(self.model.rows)
             return
         rows, parts = self.model.rows, {"join": loop.joined()}
-        saved = self._saving.save(loop.model, loop.state(), loop.places(), loop.counts, parts)
+        saved = self._saving.save(loop.model, loop.state(), loop.positions(), loop.counts, parts)
         if saved and rows > self._saved_rows:  # one of as many rows replaces the last; those before it stay
             self._saved_rows = rows
             loop.after_checkpoint()

@@ -9,7 +9,7 @@ from model_store.errors import InputError, SpecError, Stopped
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from trainer.events.events import READ_BYTES
-from trainer.events.fields import settled
+from trainer.events.fields import resolve_fields
 from trainer.events.open_sources import open_sources
 from trainer.events.rows import RowSource
 from trainer.output import SILENT, Output
@@ -44,7 +44,7 @@ def settle(
             told_quiet = True
             output.warn(_why_nothing(spec, names, store))
         try:
-            return settled(spec, data, names)
+            return resolve_fields(spec, data, names)
         except SpecError as error:
             if once or _is_enough(spec, data):
                 raise
@@ -103,4 +103,4 @@ def first_events(spec: ModelSpec, names: Sequence[str], store: Store | None) -> 
     finally:
         for source in sources:
             source.close()
-    return b"".join(stretch.data for stretch in stretches if stretch is not None)
+    return b"".join(chunk.data for chunk in stretches if chunk is not None)

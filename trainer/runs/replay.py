@@ -9,21 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_store.errors import InputError
-from model_store.named_model import read_named
+from model_store.model_files import read_named
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
-from trainer.events.fields import settled
+from trainer.events.fields import resolve_fields
+from trainer.events.open_sources import EVENTS, ROWS, check_there, files_of_rows, kind_of, names_store
 from trainer.examples.open_log import Log
 from trainer.examples.side_tables import SideTable, side_tables
 from trainer.learn.model import LearningModel
-from trainer.logs.positions import STDIN
+from trainer.logs.batch import STDIN
 from trainer.logs.rejects import RejectLog, too_many_rejected
 from trainer.off_policy.estimating import Estimates, Estimating, Read
 from trainer.off_policy.logged import DECISION_LIST, DECISION_ROW, Layout, LoggedRows, LogOfRows
 from trainer.off_policy.policies import Judging, PolicyName, parse_choice
 from trainer.output import Output, Progress
 from trainer.runs.first_events import first_events
-from trainer.runs.replay_logs import EVENTS, ROWS, Replayed, as_inputs, kind_of, names_store, replay_rows
+from trainer.runs.replay_logs import Replayed, replay_rows
 from trainer.runs.warmup import (
     announce_scoring,
     compile_kernels,
@@ -84,6 +85,7 @@ class Done:
 
 def run(spec: ModelSpec, logs: list[str], asked: Asked, output: Output) -> Done:
     """Replay, then save, publish and estimate. Raises FtrieError."""
+    check_there([log for log in logs if log != STDIN])
     kind = kind_of(logs, spec.input.label, asked.format)
     if asked.policies and STDIN in logs:
         raise InputError("standard input is read once, and estimates need the log a second time; name a file")
@@ -93,9 +95,9 @@ def run(spec: ModelSpec, logs: list[str], asked: Asked, output: Output) -> Done:
         needs_store = asked.publish or any(map(names_store, logs))
         store = stack.enter_context(Store.open(asked.store)) if needs_store else None
         if kind == EVENTS:
-            spec = settled(spec, first_events(spec, logs, store), logs)
+            spec = resolve_fields(spec, first_events(spec, logs, store), logs)
         estimating = _estimating(spec, asked, kind) if asked.policies else None
-        inputs = as_inputs(logs) if kind == ROWS else []
+        inputs = files_of_rows(logs) if kind == ROWS else []
         _compile(spec, inputs, asked.format, output)
         if kind == ROWS:
             replayed, read = _of_rows(spec, inputs, asked, estimating, output)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,62 +13,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from model_store.errors import InputError
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
-from trainer.events.columns import Column, Wanted, places_of
+from trainer.events.columns import Column, Wanted, paths_of
 from trainer.events.merge import Merger
-from trainer.events.open_sources import ROWS_PREFIX as _AS_ROWS
-from trainer.events.open_sources import STORE, check_there, holds_rows, open_sources
+from trainer.events.open_sources import EVENTS, ROWS, open_sources
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log, open_log
 from trainer.join.join import Join, Joined
 from trainer.join.rows import Segments
 from trainer.learn.model import LearningModel
-from trainer.logs.batch import RowBatch
-from trainer.logs.file_listing import Listing
-from trainer.logs.positions import STDIN, Position
+from trainer.logs.batch import Position, RowBatch
 from trainer.logs.rejects import RejectLog
 from trainer.logs.times import NO_TIME, parse_times, time_format
 from trainer.off_policy.logged import Layout, LoggedRows, RowCollector, bad_rows
 from trainer.runs.dead_letters import Letters
 from trainer.runs.stream import EventLoop
-
-EVENTS, ROWS = "events", "rows"
-
-
-def kind_of(logs: Sequence[str], label: str, format: str | None = None) -> str:
-    """EVENTS or ROWS, of all logs; format: as --format names it, which says that they are rows unless it is jsonl.
-
-    Raises InputError where they are not of one kind, or a file is not there.
-    """
-    check_there([log for log in logs if log != STDIN])
-    only_rows = format not in (None, "jsonl")
-    kinds = {log: ROWS if only_rows or log == STDIN or holds_rows(log, label) else EVENTS for log in logs}
-    if len(set(kinds.values())) > 1:
-        told = ", ".join(f"{log}: {kind}" for log, kind in kinds.items())
-        raise InputError(f"expected logs of one kind, events or labelled rows; got {told}")
-    return next(iter(kinds.values()))
-
-
-def names_store(log: str) -> bool:
-    """True for the streams of the store that models are in."""
-    return log.partition("#")[0] == STORE
-
-
-def as_inputs(logs: Sequence[str]) -> list[str]:
-    """Logs of rows as files and globs: without the prefix, and of a folder its files, in the trainer's order."""
-    return [path for log in logs for path in _files(log.removeprefix(_AS_ROWS))]
-
-
-def _files(name: str) -> list[str]:
-    if not os.path.isdir(name):
-        return [name]
-    files = [entry.path for entry in Listing(name).entries() or []]
-    if not files:
-        raise InputError(f"{name}: the folder has no file of rows")
-    return files
-
 
 # --- What a replay did, whatever its log: how much, how fast, what the predictions were worth, which model
 # came of it ---
@@ -188,7 +147,7 @@ def _wanted(resolved: ModelSpec, tap: JoinedTap | None) -> Wanted:
     wanted = Wanted.of(resolved)
     known = set(wanted.names)
     more = [name for name in (tap.columns if tap is not None else ()) if name not in known]
-    extra = tuple(Column(name, "text", places_of(resolved, name)) for name in dict.fromkeys(more))
+    extra = tuple(Column(name, "text", paths_of(resolved, name)) for name in dict.fromkeys(more))
     return replace(wanted, columns=wanted.columns + extra)
 
 

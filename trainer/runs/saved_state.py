@@ -19,7 +19,7 @@ from model_store.versions.manifest import now
 from model_store.whole_file import write_whole
 from trainer.checkpoint import Checkpoint, Checkpoints
 from trainer.checkpoint.description import Description
-from trainer.events.events import Place
+from trainer.events.events import SourcePosition
 from trainer.events.open_sources import known_as
 from trainer.learn.model import LearningModel
 from trainer.runs.dead_letters import Letters
@@ -58,7 +58,7 @@ class Saved:
             )
 
     @property
-    def places(self) -> list[Place]:
+    def positions(self) -> list[SourcePosition]:
         """Where each source was read to."""
         return list(self.stream.get("places", ()))
 
@@ -96,14 +96,14 @@ class Saving:
         self,
         model: LearningModel,
         arrays: Mapping[str, Any],
-        places: Sequence[Place],
+        positions: Sequence[SourcePosition],
         counts: Counts,
         parts: Mapping[str, Any],
     ) -> bool:
         """Write a checkpoint; True if it was. One that cannot be written is told of and counted by the keeper."""
         stream = {
             "sources": self._sources,
-            "places": list(places),
+            "places": list(positions),
             "counts": asdict(counts),
             "letters": self._letters.state(),
             **parts,

@@ -18,15 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer.events.columns import UNKNOWN
-from trainer.events.events import FEEDBACK, IMPRESSION, Lag, Merged, Place
+from trainer.events.events import FEEDBACK, IMPRESSION, Lag, Merged, SourcePosition
 from trainer.events.merge import Merger
 from trainer.events.rows import Rows, RowSource
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.join.join import Join, Joined
 from trainer.join.rows import Segments
 from trainer.learn.model import LearningModel
-from trainer.logs.batch import RowBatch
-from trainer.logs.positions import Position
+from trainer.logs.batch import Position, RowBatch
 from trainer.logs.rejects import Reject
 from trainer.publish.online_metrics import OnlineAccumulator
 from trainer.runs.dead_letters import Letters
@@ -86,7 +85,7 @@ class Loop(Protocol):
     def ended(self) -> bool:
         """True once every source has ended and all it had is taken."""
 
-    def places(self) -> list[Place]:
+    def positions(self) -> list[SourcePosition]:
         """Where each source is to be read on."""
 
     def lags(self) -> list[Lag]:
@@ -163,9 +162,9 @@ class EventLoop:
         """True once every source has ended and all their events are taken."""
         return self._merger.ended
 
-    def places(self) -> list[Place]:
+    def positions(self) -> list[SourcePosition]:
         """Where each source is to be read on."""
-        return self._merger.places()
+        return self._merger.positions()
 
     def lags(self) -> list[Lag]:
         """How far behind each source is read."""
@@ -245,7 +244,7 @@ class RowLoop:
     def __init__(
         self,
         source: RowSource,
-        places: Sequence[Place],
+        positions: Sequence[SourcePosition],
         model: LearningModel,
         letters: Letters,
         counts: Counts,
@@ -257,7 +256,7 @@ class RowLoop:
         self.counts = counts
         self.online = OnlineAccumulator()
         self._source = source
-        self._place = places[0] if places else source.start
+        self._position = positions[0] if positions else source.start
         self._wanted = model.spec.wanted_columns()
         self._once = once
         self._pause = threading.Event()
@@ -281,9 +280,9 @@ class RowLoop:
         """With `once`: all was read."""
         return self._source.ended
 
-    def places(self) -> list[Place]:
+    def positions(self) -> list[SourcePosition]:
         """Where the source is to be read on."""
-        return [self._place]
+        return [self._position]
 
     def lags(self) -> list[Lag]:
         """How far behind the source is read."""
@@ -320,7 +319,7 @@ class RowLoop:
         counts.rows += batch.rows + len(batch.rejects)
         for reject in examples.rejects:
             self.letters.add(self._source.name, f"{reject.file}:{reject.line}", reject.reason, b"")
-        self._place = rows.after
+        self._position = rows.after
 
 
 # --- From what the join gives out to hashed examples, and the rows among it that cannot be learned from ---

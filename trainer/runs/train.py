@@ -26,7 +26,7 @@ from trainer.learn.calibration import CalibrationReport
 from trainer.learn.metrics.metrics import MetricsOptions
 from trainer.learn.metrics.records import SliceMetrics, VariantMetrics
 from trainer.learn.model import LearningModel, Memory
-from trainer.logs.positions import Position, ReadFile
+from trainer.logs.batch import Position, ReadFile
 from trainer.logs.rejects import RejectLog, too_many_rejected
 from trainer.publish.publisher import BatchPublisher, PublishCounts
 from trainer.runs.resume import begin_with, go_on, restore
@@ -148,7 +148,7 @@ def train(
     learns, but not at the end; with `force` however many rows were rejected. Raises SpecError before anything is
     learned where the spec does not fit the log.
     """
-    for doubt in spec.doubts():
+    for doubt in spec.warnings():
         log.on_note(doubt)
     earlier = keeper.take() if keeper is not None else None
     resumed = go_on(spec, earlier, log) if earlier else None

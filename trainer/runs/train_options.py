@@ -144,7 +144,7 @@ def _say_what_goes_on(path: Path, before: Description, asked: Asked, output: Out
 
 def initial_model(spec: ModelSpec, init_from: str | None, store: str) -> Artefact | None:
     """The model to begin with: a file, a version of this model in the store, or its active one."""
-    from model_store.named_model import read_named
+    from model_store.model_files import read_named
 
     if init_from is None:
         return None

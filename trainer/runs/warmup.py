@@ -19,7 +19,7 @@ from model_store.spec.spec import ModelSpec
 from trainer.examples.open_log import Log
 from trainer.learn.metrics.metrics import MetricsOptions
 from trainer.learn.model import LearningModel
-from trainer.logs.positions import expand
+from trainer.logs.batch import expand
 from trainer.logs.reader import FORMATS, format_by_name
 from trainer.logs.rejects import RejectLog
 from trainer.output import Output

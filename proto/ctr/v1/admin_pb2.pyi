@@ -1,5 +1,6 @@
 import datetime
 
+from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -15,6 +16,12 @@ class ModelSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MODEL_SOURCE_UNSPECIFIED: _ClassVar[ModelSource]
     MODEL_SOURCE_STORE: _ClassVar[ModelSource]
     MODEL_SOURCE_DISK: _ClassVar[ModelSource]
+
+class VersionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    VERSION_KIND_UNSPECIFIED: _ClassVar[VersionKind]
+    VERSION_KIND_SNAPSHOT: _ClassVar[VersionKind]
+    VERSION_KIND_DELTA: _ClassVar[VersionKind]
 
 class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -32,6 +39,9 @@ class ExperimentState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 MODEL_SOURCE_UNSPECIFIED: ModelSource
 MODEL_SOURCE_STORE: ModelSource
 MODEL_SOURCE_DISK: ModelSource
+VERSION_KIND_UNSPECIFIED: VersionKind
+VERSION_KIND_SNAPSHOT: VersionKind
+VERSION_KIND_DELTA: VersionKind
 WORKER_STATE_UNSPECIFIED: WorkerState
 WORKER_STATE_STARTING: WorkerState
 WORKER_STATE_SERVING: WorkerState
@@ -42,8 +52,8 @@ EXPERIMENT_STATE_RUNNING: ExperimentState
 EXPERIMENT_STATE_STOPPED: ExperimentState
 
 class ModelStatus(_message.Message):
-    __slots__ = ("name", "version", "kind", "sha256", "content", "published", "since", "keys", "items", "source", "store_away", "refused", "problem", "division", "disk_problem")
-    class RefusedEntry(_message.Message):
+    __slots__ = ("name", "version", "kind", "sha256", "content_digest", "publish_time", "serve_start_time", "key_count", "item_count", "source", "store_unavailable", "refusal_counts", "problem", "traffic_split", "disk_problem")
+    class RefusalCountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -54,35 +64,35 @@ class ModelStatus(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
-    CONTENT_FIELD_NUMBER: _ClassVar[int]
-    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
-    SINCE_FIELD_NUMBER: _ClassVar[int]
-    KEYS_FIELD_NUMBER: _ClassVar[int]
-    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_TIME_FIELD_NUMBER: _ClassVar[int]
+    SERVE_START_TIME_FIELD_NUMBER: _ClassVar[int]
+    KEY_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ITEM_COUNT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
-    STORE_AWAY_FIELD_NUMBER: _ClassVar[int]
-    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    STORE_UNAVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_COUNTS_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
-    DIVISION_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_SPLIT_FIELD_NUMBER: _ClassVar[int]
     DISK_PROBLEM_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: int
-    kind: str
+    kind: VersionKind
     sha256: str
-    content: str
-    published: _timestamp_pb2.Timestamp
-    since: _timestamp_pb2.Timestamp
-    keys: int
-    items: int
+    content_digest: str
+    publish_time: _timestamp_pb2.Timestamp
+    serve_start_time: _timestamp_pb2.Timestamp
+    key_count: int
+    item_count: int
     source: ModelSource
-    store_away: bool
-    refused: _containers.ScalarMap[str, int]
+    store_unavailable: bool
+    refusal_counts: _containers.ScalarMap[str, int]
     problem: str
-    division: Division
+    traffic_split: TrafficSplit
     disk_problem: str
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., kind: _Optional[str] = ..., sha256: _Optional[str] = ..., content: _Optional[str] = ..., published: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., keys: _Optional[int] = ..., items: _Optional[int] = ..., source: _Optional[_Union[ModelSource, str]] = ..., store_away: _Optional[bool] = ..., refused: _Optional[_Mapping[str, int]] = ..., problem: _Optional[str] = ..., division: _Optional[_Union[Division, _Mapping]] = ..., disk_problem: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., kind: _Optional[_Union[VersionKind, str]] = ..., sha256: _Optional[str] = ..., content_digest: _Optional[str] = ..., publish_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., serve_start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., key_count: _Optional[int] = ..., item_count: _Optional[int] = ..., source: _Optional[_Union[ModelSource, str]] = ..., store_unavailable: _Optional[bool] = ..., refusal_counts: _Optional[_Mapping[str, int]] = ..., problem: _Optional[str] = ..., traffic_split: _Optional[_Union[TrafficSplit, _Mapping]] = ..., disk_problem: _Optional[str] = ...) -> None: ...
 
-class Division(_message.Message):
+class TrafficSplit(_message.Message):
     __slots__ = ("revision", "shares", "shadows", "problem")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
@@ -103,7 +113,7 @@ class VariantShare(_message.Message):
     def __init__(self, variant: _Optional[str] = ..., share: _Optional[float] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("number", "pid", "state", "restarts", "versions")
+    __slots__ = ("index", "pid", "state", "restart_count", "versions")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -111,37 +121,37 @@ class WorkerStatus(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
-    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    RESTART_COUNT_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
-    number: int
+    index: int
     pid: int
     state: WorkerState
-    restarts: int
+    restart_count: int
     versions: _containers.ScalarMap[str, int]
-    def __init__(self, number: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[_Union[WorkerState, str]] = ..., restarts: _Optional[int] = ..., versions: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    def __init__(self, index: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[_Union[WorkerState, str]] = ..., restart_count: _Optional[int] = ..., versions: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("address", "ready", "draining", "models", "workers", "predecessors")
+    __slots__ = ("address", "ready", "draining", "models", "workers", "predecessor_pids")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
-    PREDECESSORS_FIELD_NUMBER: _ClassVar[int]
+    PREDECESSOR_PIDS_FIELD_NUMBER: _ClassVar[int]
     address: str
     ready: bool
     draining: bool
     models: _containers.RepeatedCompositeFieldContainer[ModelStatus]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
-    predecessors: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, address: _Optional[str] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[ModelStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., predecessors: _Optional[_Iterable[int]] = ...) -> None: ...
+    predecessor_pids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, address: _Optional[str] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[ModelStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., predecessor_pids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()
@@ -154,38 +164,44 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[ModelStatus, _Mapping]]] = ...) -> None: ...
 
 class ListVersionsRequest(_message.Message):
-    __slots__ = ("model",)
+    __slots__ = ("model", "page_size", "page_token")
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     model: str
-    def __init__(self, model: _Optional[str] = ...) -> None: ...
+    page_size: int
+    page_token: str
+    def __init__(self, model: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class Version(_message.Message):
-    __slots__ = ("version", "active", "published", "rows", "bytes", "sha256", "kind", "parent", "content")
+    __slots__ = ("version", "active", "publish_time", "row_count", "size_bytes", "sha256", "kind", "parent_version", "content_digest")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
-    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_TIME_FIELD_NUMBER: _ClassVar[int]
+    ROW_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
-    PARENT_FIELD_NUMBER: _ClassVar[int]
-    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    PARENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     version: int
     active: bool
-    published: _timestamp_pb2.Timestamp
-    rows: int
-    bytes: int
+    publish_time: _timestamp_pb2.Timestamp
+    row_count: int
+    size_bytes: int
     sha256: str
-    kind: str
-    parent: int
-    content: str
-    def __init__(self, version: _Optional[int] = ..., active: _Optional[bool] = ..., published: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., sha256: _Optional[str] = ..., kind: _Optional[str] = ..., parent: _Optional[int] = ..., content: _Optional[str] = ...) -> None: ...
+    kind: VersionKind
+    parent_version: int
+    content_digest: str
+    def __init__(self, version: _Optional[int] = ..., active: _Optional[bool] = ..., publish_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., row_count: _Optional[int] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[str] = ..., kind: _Optional[_Union[VersionKind, str]] = ..., parent_version: _Optional[int] = ..., content_digest: _Optional[str] = ...) -> None: ...
 
 class ListVersionsResponse(_message.Message):
-    __slots__ = ("versions",)
+    __slots__ = ("versions", "next_page_token")
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     versions: _containers.RepeatedCompositeFieldContainer[Version]
-    def __init__(self, versions: _Optional[_Iterable[_Union[Version, _Mapping]]] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, versions: _Optional[_Iterable[_Union[Version, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class ActivateVersionRequest(_message.Message):
     __slots__ = ("model", "version")
@@ -196,12 +212,12 @@ class ActivateVersionRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
 
 class ActivateVersionResponse(_message.Message):
-    __slots__ = ("version", "before")
+    __slots__ = ("version", "previous_version")
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_VERSION_FIELD_NUMBER: _ClassVar[int]
     version: int
-    before: int
-    def __init__(self, version: _Optional[int] = ..., before: _Optional[int] = ...) -> None: ...
+    previous_version: int
+    def __init__(self, version: _Optional[int] = ..., previous_version: _Optional[int] = ...) -> None: ...
 
 class RollBackRequest(_message.Message):
     __slots__ = ("model", "version")
@@ -212,12 +228,12 @@ class RollBackRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
 
 class RollBackResponse(_message.Message):
-    __slots__ = ("version", "before")
+    __slots__ = ("version", "previous_version")
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_VERSION_FIELD_NUMBER: _ClassVar[int]
     version: int
-    before: int
-    def __init__(self, version: _Optional[int] = ..., before: _Optional[int] = ...) -> None: ...
+    previous_version: int
+    def __init__(self, version: _Optional[int] = ..., previous_version: _Optional[int] = ...) -> None: ...
 
 class ReloadRequest(_message.Message):
     __slots__ = ("model",)
@@ -232,7 +248,7 @@ class ReloadResponse(_message.Message):
     def __init__(self, model: _Optional[_Union[ModelStatus, _Mapping]] = ...) -> None: ...
 
 class Experiment(_message.Message):
-    __slots__ = ("revision", "state", "winner", "shares", "salt", "pins", "shadows", "objective", "updated")
+    __slots__ = ("revision", "state", "winner", "shares", "salt", "pins", "shadows", "objective", "update_time")
     class SharesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -255,7 +271,7 @@ class Experiment(_message.Message):
     PINS_FIELD_NUMBER: _ClassVar[int]
     SHADOWS_FIELD_NUMBER: _ClassVar[int]
     OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
-    UPDATED_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_TIME_FIELD_NUMBER: _ClassVar[int]
     revision: int
     state: ExperimentState
     winner: str
@@ -264,8 +280,8 @@ class Experiment(_message.Message):
     pins: _containers.ScalarMap[str, str]
     shadows: _containers.RepeatedScalarFieldContainer[str]
     objective: str
-    updated: _timestamp_pb2.Timestamp
-    def __init__(self, revision: _Optional[int] = ..., state: _Optional[_Union[ExperimentState, str]] = ..., winner: _Optional[str] = ..., shares: _Optional[_Mapping[str, float]] = ..., salt: _Optional[str] = ..., pins: _Optional[_Mapping[str, str]] = ..., shadows: _Optional[_Iterable[str]] = ..., objective: _Optional[str] = ..., updated: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    update_time: _timestamp_pb2.Timestamp
+    def __init__(self, revision: _Optional[int] = ..., state: _Optional[_Union[ExperimentState, str]] = ..., winner: _Optional[str] = ..., shares: _Optional[_Mapping[str, float]] = ..., salt: _Optional[str] = ..., pins: _Optional[_Mapping[str, str]] = ..., shadows: _Optional[_Iterable[str]] = ..., objective: _Optional[str] = ..., update_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class GetExperimentRequest(_message.Message):
     __slots__ = ("model",)
@@ -274,20 +290,24 @@ class GetExperimentRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class GetExperimentResponse(_message.Message):
-    __slots__ = ("experiment", "division")
+    __slots__ = ("experiment", "traffic_split")
     EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
-    DIVISION_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_SPLIT_FIELD_NUMBER: _ClassVar[int]
     experiment: Experiment
-    division: Division
-    def __init__(self, experiment: _Optional[_Union[Experiment, _Mapping]] = ..., division: _Optional[_Union[Division, _Mapping]] = ...) -> None: ...
+    traffic_split: TrafficSplit
+    def __init__(self, experiment: _Optional[_Union[Experiment, _Mapping]] = ..., traffic_split: _Optional[_Union[TrafficSplit, _Mapping]] = ...) -> None: ...
 
 class UpdateExperimentRequest(_message.Message):
-    __slots__ = ("model", "experiment")
+    __slots__ = ("model", "experiment", "update_mask", "expected_revision")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_MASK_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_REVISION_FIELD_NUMBER: _ClassVar[int]
     model: str
     experiment: Experiment
-    def __init__(self, model: _Optional[str] = ..., experiment: _Optional[_Union[Experiment, _Mapping]] = ...) -> None: ...
+    update_mask: _field_mask_pb2.FieldMask
+    expected_revision: int
+    def __init__(self, model: _Optional[str] = ..., experiment: _Optional[_Union[Experiment, _Mapping]] = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping]] = ..., expected_revision: _Optional[int] = ...) -> None: ...
 
 class UpdateExperimentResponse(_message.Message):
     __slots__ = ("experiment",)

@@ -26,13 +26,18 @@ if _version_not_supported:
 
 
 class ModelAdminServiceStub:
-    """ModelAdminService tells how a server is, and changes what is served through the store: all servers of a model follow.
+    """ModelAdminService reports a server's status and changes what is served.
 
-    It listens on the loopback interface unless told otherwise. Where tokens are asked for, callers need the role admin.
+    It listens on a port of its own (`ftrie serve --admin-port`), on the loopback interface by default. With tokens,
+    callers need the role "admin"; a client certificate alone does not grant it. `ftrie admin` is the command for it,
+    `ftrie.client.admin.AdminClient` the Python client.
+
+    Changes are made in the store, so that every server of the model applies them within a second. Each call that changes
+    something is logged with its caller.
 
     NOT_FOUND names the model that this server does not serve, or the version that the store does not have;
-    FAILED_PRECONDITION a version that is damaged; UNAVAILABLE while the store is away; UNAUTHENTICATED and
-    PERMISSION_DENIED where tokens are asked for.
+    FAILED_PRECONDITION a version that is damaged or refused by the guard, or a stored experiment that cannot be read;
+    UNAVAILABLE while the store is unreachable.
     """
 
     def __init__(self, channel):
@@ -84,67 +89,74 @@ class ModelAdminServiceStub:
 
 
 class ModelAdminServiceServicer:
-    """ModelAdminService tells how a server is, and changes what is served through the store: all servers of a model follow.
+    """ModelAdminService reports a server's status and changes what is served.
 
-    It listens on the loopback interface unless told otherwise. Where tokens are asked for, callers need the role admin.
+    It listens on a port of its own (`ftrie serve --admin-port`), on the loopback interface by default. With tokens,
+    callers need the role "admin"; a client certificate alone does not grant it. `ftrie admin` is the command for it,
+    `ftrie.client.admin.AdminClient` the Python client.
+
+    Changes are made in the store, so that every server of the model applies them within a second. Each call that changes
+    something is logged with its caller.
 
     NOT_FOUND names the model that this server does not serve, or the version that the store does not have;
-    FAILED_PRECONDITION a version that is damaged; UNAVAILABLE while the store is away; UNAUTHENTICATED and
-    PERMISSION_DENIED where tokens are asked for.
+    FAILED_PRECONDITION a version that is damaged or refused by the guard, or a stored experiment that cannot be read;
+    UNAVAILABLE while the store is unreachable.
     """
 
     def GetStatus(self, request, context):
-        """GetStatus tells how the server, its workers and its models are, at this moment.
+        """GetStatus returns the current status of the server, its workers and its models.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """ListModels tells how the models are that this server serves.
+        """ListModels returns the status of every model of this server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListVersions(self, request, context):
-        """ListVersions lists the published versions of a model, oldest first.
+        """ListVersions lists the published versions of a model, oldest first, a page at a time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ActivateVersion(self, request, context):
-        """ActivateVersion makes all servers of a model serve a version, after its bytes were verified.
+        """ActivateVersion verifies a version's bytes and makes all servers of the model serve it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RollBack(self, request, context):
-        """RollBack goes back to the version that was active before, or to the one that is named.
+        """RollBack activates the previously active version, or the version that is named.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Reload(self, request, context):
-        """Reload looks at the store at once, also at a version that was refused a moment ago, and answers when that is done.
+        """Reload makes this server read the store at once and retry a version that it refused, and returns when that is done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetExperiment(self, request, context):
-        """GetExperiment tells how a model's traffic is divided.
+        """GetExperiment returns a model's experiment and the traffic split that this server applies.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateExperiment(self, request, context):
-        """UpdateExperiment replaces the experiment as a whole. INVALID_ARGUMENT for one that contradicts itself or names what
-        the model lacks; ABORTED if another operator was faster: get it again, and change that.
+        """UpdateExperiment changes the fields of a model's experiment that update_mask names.
+
+        INVALID_ARGUMENT if the result is inconsistent or names a variant that the model lacks; ABORTED if the experiment's
+        revision is not expected_revision: read it again and repeat the change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -202,13 +214,18 @@ def add_ModelAdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelAdminService:
-    """ModelAdminService tells how a server is, and changes what is served through the store: all servers of a model follow.
+    """ModelAdminService reports a server's status and changes what is served.
 
-    It listens on the loopback interface unless told otherwise. Where tokens are asked for, callers need the role admin.
+    It listens on a port of its own (`ftrie serve --admin-port`), on the loopback interface by default. With tokens,
+    callers need the role "admin"; a client certificate alone does not grant it. `ftrie admin` is the command for it,
+    `ftrie.client.admin.AdminClient` the Python client.
+
+    Changes are made in the store, so that every server of the model applies them within a second. Each call that changes
+    something is logged with its caller.
 
     NOT_FOUND names the model that this server does not serve, or the version that the store does not have;
-    FAILED_PRECONDITION a version that is damaged; UNAVAILABLE while the store is away; UNAUTHENTICATED and
-    PERMISSION_DENIED where tokens are asked for.
+    FAILED_PRECONDITION a version that is damaged or refused by the guard, or a stored experiment that cannot be read;
+    UNAVAILABLE while the store is unreachable.
     """
 
     @staticmethod

@@ -20,20 +20,20 @@ FEEDBACK_KIND_CLICK: FeedbackKind
 FEEDBACK_KIND_CONVERSION: FeedbackKind
 
 class FeedbackEvent(_message.Message):
-    __slots__ = ("event_id", "request_id", "item_id", "kind", "time", "value")
+    __slots__ = ("event_id", "request_id", "item_id", "kind", "event_time", "value")
     EVENT_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ITEM_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
-    TIME_FIELD_NUMBER: _ClassVar[int]
+    EVENT_TIME_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     event_id: str
     request_id: str
     item_id: str
     kind: FeedbackKind
-    time: _timestamp_pb2.Timestamp
+    event_time: _timestamp_pb2.Timestamp
     value: float
-    def __init__(self, event_id: _Optional[str] = ..., request_id: _Optional[str] = ..., item_id: _Optional[str] = ..., kind: _Optional[_Union[FeedbackKind, str]] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., value: _Optional[float] = ...) -> None: ...
+    def __init__(self, event_id: _Optional[str] = ..., request_id: _Optional[str] = ..., item_id: _Optional[str] = ..., kind: _Optional[_Union[FeedbackKind, str]] = ..., event_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., value: _Optional[float] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("model", "events")
@@ -52,11 +52,11 @@ class RejectedEvent(_message.Message):
     def __init__(self, index: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
-    __slots__ = ("accepted", "duplicates", "rejected")
-    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
-    DUPLICATES_FIELD_NUMBER: _ClassVar[int]
-    REJECTED_FIELD_NUMBER: _ClassVar[int]
-    accepted: int
-    duplicates: int
-    rejected: _containers.RepeatedCompositeFieldContainer[RejectedEvent]
-    def __init__(self, accepted: _Optional[int] = ..., duplicates: _Optional[int] = ..., rejected: _Optional[_Iterable[_Union[RejectedEvent, _Mapping]]] = ...) -> None: ...
+    __slots__ = ("accepted_count", "duplicate_count", "rejected_events")
+    ACCEPTED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    accepted_count: int
+    duplicate_count: int
+    rejected_events: _containers.RepeatedCompositeFieldContainer[RejectedEvent]
+    def __init__(self, accepted_count: _Optional[int] = ..., duplicate_count: _Optional[int] = ..., rejected_events: _Optional[_Iterable[_Union[RejectedEvent, _Mapping]]] = ...) -> None: ...

@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class FeedbackServiceStub:
-    """FeedbackService takes feedback and keeps it for the trainer, which joins it with the impressions.
+    """FeedbackService stores feedback for the trainer, which joins it with impressions.
+
+    It listens on the port that ranks. With tokens, callers need the role "feedback".
     """
 
     def __init__(self, channel):
@@ -43,15 +45,19 @@ class FeedbackServiceStub:
 
 
 class FeedbackServiceServicer:
-    """FeedbackService takes feedback and keeps it for the trainer, which joins it with the impressions.
+    """FeedbackService stores feedback for the trainer, which joins it with impressions.
+
+    It listens on the port that ranks. With tokens, callers need the role "feedback".
     """
 
     def Report(self, request, context):
-        """Report takes a batch of events. Each counts once, however often it is reported: repeat a call that failed.
+        """Report stores a batch of events. Each event counts once, however often it is reported: repeat a call that failed.
 
-        An answer means that what it accepts is in the store. Events that cannot be taken are named and do not prevent the
-        others. INVALID_ARGUMENT where the call itself is wrong; NOT_FOUND for a model that is not served here; UNAVAILABLE,
-        with google.rpc.RetryInfo, while the store is away.
+        When the call succeeds, every accepted event is in the store. Invalid events are listed in the response and do not
+        affect the others.
+
+        INVALID_ARGUMENT if the call itself is invalid; NOT_FOUND if the model is not served here; UNAVAILABLE, with
+        google.rpc.RetryInfo, while the store is unreachable, full or read-only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -74,7 +80,9 @@ def add_FeedbackServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class FeedbackService:
-    """FeedbackService takes feedback and keeps it for the trainer, which joins it with the impressions.
+    """FeedbackService stores feedback for the trainer, which joins it with impressions.
+
+    It listens on the port that ranks. With tokens, callers need the role "feedback".
     """
 
     @staticmethod

@@ -1,10 +1,26 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class DegradationReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DEGRADATION_REASON_UNSPECIFIED: _ClassVar[DegradationReason]
+    DEGRADATION_REASON_UNAVAILABLE: _ClassVar[DegradationReason]
+    DEGRADATION_REASON_STALE: _ClassVar[DegradationReason]
+    DEGRADATION_REASON_INVALID_DATA: _ClassVar[DegradationReason]
+    DEGRADATION_REASON_LIMIT_EXCEEDED: _ClassVar[DegradationReason]
+    DEGRADATION_REASON_NO_OBJECTIVE_VALUE: _ClassVar[DegradationReason]
+DEGRADATION_REASON_UNSPECIFIED: DegradationReason
+DEGRADATION_REASON_UNAVAILABLE: DegradationReason
+DEGRADATION_REASON_STALE: DegradationReason
+DEGRADATION_REASON_INVALID_DATA: DegradationReason
+DEGRADATION_REASON_LIMIT_EXCEEDED: DegradationReason
+DEGRADATION_REASON_NO_OBJECTIVE_VALUE: DegradationReason
 
 class Features(_message.Message):
     __slots__ = ("values", "sets", "numbers", "raw_keys", "weighted_sets")
@@ -173,6 +189,16 @@ class RankedItem(_message.Message):
     propensity: float
     def __init__(self, id: _Optional[str] = ..., ctr: _Optional[float] = ..., score: _Optional[float] = ..., objective: _Optional[float] = ..., uncertainty: _Optional[float] = ..., propensity: _Optional[float] = ...) -> None: ...
 
+class Degradation(_message.Message):
+    __slots__ = ("reason", "part", "detail")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    reason: DegradationReason
+    part: str
+    detail: str
+    def __init__(self, reason: _Optional[_Union[DegradationReason, str]] = ..., part: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
 class RankResponse(_message.Message):
     __slots__ = ("request_id", "cookie", "model", "version", "variant", "items", "degraded", "unknown_items", "unknown_fields")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -190,10 +216,10 @@ class RankResponse(_message.Message):
     version: int
     variant: str
     items: _containers.RepeatedCompositeFieldContainer[RankedItem]
-    degraded: _containers.RepeatedScalarFieldContainer[str]
+    degraded: _containers.RepeatedCompositeFieldContainer[Degradation]
     unknown_items: _containers.RepeatedScalarFieldContainer[str]
     unknown_fields: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_id: _Optional[str] = ..., cookie: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[int] = ..., variant: _Optional[str] = ..., items: _Optional[_Iterable[_Union[RankedItem, _Mapping]]] = ..., degraded: _Optional[_Iterable[str]] = ..., unknown_items: _Optional[_Iterable[str]] = ..., unknown_fields: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., cookie: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[int] = ..., variant: _Optional[str] = ..., items: _Optional[_Iterable[_Union[RankedItem, _Mapping]]] = ..., degraded: _Optional[_Iterable[_Union[Degradation, _Mapping]]] = ..., unknown_items: _Optional[_Iterable[str]] = ..., unknown_fields: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("request",)
@@ -202,18 +228,18 @@ class ExplainRequest(_message.Message):
     def __init__(self, request: _Optional[_Union[RankRequest, _Mapping]] = ...) -> None: ...
 
 class KeyContribution(_message.Message):
-    __slots__ = ("key", "weight", "x", "contribution", "rate")
+    __slots__ = ("key", "weight", "x", "contribution", "learning_rate")
     KEY_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     X_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTION_FIELD_NUMBER: _ClassVar[int]
-    RATE_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     weight: float
     x: float
     contribution: float
-    rate: float
-    def __init__(self, key: _Optional[bytes] = ..., weight: _Optional[float] = ..., x: _Optional[float] = ..., contribution: _Optional[float] = ..., rate: _Optional[float] = ...) -> None: ...
+    learning_rate: float
+    def __init__(self, key: _Optional[bytes] = ..., weight: _Optional[float] = ..., x: _Optional[float] = ..., contribution: _Optional[float] = ..., learning_rate: _Optional[float] = ...) -> None: ...
 
 class Contributions(_message.Message):
     __slots__ = ("name", "sum", "keys")
@@ -248,7 +274,7 @@ class ExplainResponse(_message.Message):
     version: int
     variant: str
     items: _containers.RepeatedCompositeFieldContainer[ExplainedItem]
-    degraded: _containers.RepeatedScalarFieldContainer[str]
+    degraded: _containers.RepeatedCompositeFieldContainer[Degradation]
     unknown_items: _containers.RepeatedScalarFieldContainer[str]
     unknown_fields: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[int] = ..., variant: _Optional[str] = ..., items: _Optional[_Iterable[_Union[ExplainedItem, _Mapping]]] = ..., degraded: _Optional[_Iterable[str]] = ..., unknown_items: _Optional[_Iterable[str]] = ..., unknown_fields: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[int] = ..., variant: _Optional[str] = ..., items: _Optional[_Iterable[_Union[ExplainedItem, _Mapping]]] = ..., degraded: _Optional[_Iterable[_Union[Degradation, _Mapping]]] = ..., unknown_items: _Optional[_Iterable[str]] = ..., unknown_fields: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -26,7 +26,11 @@ if _version_not_supported:
 
 
 class RankingServiceStub:
-    """RankingService scores candidates with the model version that is active and orders them.
+    """RankingService ranks candidates with the active version of a model.
+
+    The server listens on 127.0.0.1 without TLS by default. The same port serves FeedbackService, grpc.health.v1.Health
+    and server reflection, so `grpcurl -plaintext 127.0.0.1:50051 list` works. With tokens (docs/security.md), Rank needs
+    the role "rank" and Explain the role "explain".
     """
 
     def __init__(self, channel):
@@ -48,30 +52,32 @@ class RankingServiceStub:
 
 
 class RankingServiceServicer:
-    """RankingService scores candidates with the model version that is active and orders them.
+    """RankingService ranks candidates with the active version of a model.
+
+    The server listens on 127.0.0.1 without TLS by default. The same port serves FeedbackService, grpc.health.v1.Health
+    and server reflection, so `grpcurl -plaintext 127.0.0.1:50051 list` works. With tokens (docs/security.md), Rank needs
+    the role "rank" and Explain the role "explain".
     """
 
     def Rank(self, request, context):
-        """Rank orders the candidates of one request by predicted click-through rate, best first.
+        """Rank orders the candidates of one request, best first.
 
-        Candidates come from item_ids and items together, or from candidate_set alone; at least one and at most 10,000.
-        Every response is computed by exactly one model version, the one it names.
+        Candidates are item_ids and items together, or the members of candidate_set. Exactly one model version computes
+        a response; the response names it.
 
-        INVALID_ARGUMENT names the field at fault; NOT_FOUND the unknown model or candidate set; UNAVAILABLE while no
-        model is loaded, while draining, or when the candidate set cannot be read.
-
-        RESOURCE_EXHAUSTED, with google.rpc.RetryInfo, while the server has as many calls as it takes; UNAUTHENTICATED and
-        PERMISSION_DENIED where tokens are asked for.
+        INVALID_ARGUMENT names the field at fault; NOT_FOUND the unknown model or candidate set; UNAVAILABLE while no model
+        is loaded, while the server drains, or if the candidate set cannot be read; RESOURCE_EXHAUSTED, with
+        google.rpc.RetryInfo, while the server has as many calls as it accepts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """Explain says which keys made each candidate's score, and what each of them added. It costs a multiple of Rank.
+        """Explain ranks like Rank and returns the contribution of every key to each score. It costs a multiple of Rank.
 
-        Fails as Rank does. At most 100 candidates. Where tokens are asked for, the caller needs the role explain: the answer
-        shows the user's stored features.
+        It fails like Rank, and accepts at most 100 candidates. The response reveals the user's stored features, hence the
+        role of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,7 +105,11 @@ def add_RankingServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RankingService:
-    """RankingService scores candidates with the model version that is active and orders them.
+    """RankingService ranks candidates with the active version of a model.
+
+    The server listens on 127.0.0.1 without TLS by default. The same port serves FeedbackService, grpc.health.v1.Health
+    and server reflection, so `grpcurl -plaintext 127.0.0.1:50051 list` works. With tokens (docs/security.md), Rank needs
+    the role "rank" and Explain the role "explain".
     """
 
     @staticmethod

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.artefact.calibration import Curve
-from server.errors import check_deadline
+from server.errors import Degradation, check_deadline
 from server.ranking.select.exploration import Exploration, Thompson, moves, seeds
 from server.ranking.select.filters import Candidates, Cap, Condition, Groups
 from server.ranking.select.objective import Objective
@@ -37,7 +37,7 @@ class Selection:
     objective: Array | None
     uncertainty: Array | None
     propensity: Array | None
-    notes: list[str] = field(default_factory=list)
+    notes: list[Degradation] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,9 @@ class Plan:
         columns = {name: candidates.numbers(name)[kept] for name in objective.fields}
         return lambda score: objective.evaluate(score, some.ctr(score), some.uncertainty, columns.__getitem__)
 
-    def _notes(self, objective: Objective, value: Array, candidates: Candidates, kept: Array) -> list[str]:
+    def _notes(
+        self, objective: Objective, value: Array, candidates: Candidates, kept: Array
+    ) -> list[Degradation]:
         with np.errstate(invalid="ignore"):
             bad = ~(np.abs(value) <= LARGEST)
         if not bad.any():
@@ -144,7 +146,9 @@ class Plan:
         lacking = [name for name in objective.fields if np.isnan(candidates.numbers(name)[kept][bad]).any()]
         why = f": no number in {', '.join(map(repr, lacking))}" if lacking else ": the result is not finite"
         count = np.count_nonzero(bad)
-        return [f"objective: {count} of {len(kept)} candidates have no value and stand last{why}"]
+        return [
+            Degradation.no_value(f"{count} of {len(kept)} candidates have no value and are ranked last{why}")
+        ]
 
     def _propensity(
         self,

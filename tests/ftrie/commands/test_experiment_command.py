@@ -116,7 +116,7 @@ def test_shadows_a_winner_and_back_to_the_spec(ask: Callable[..., Any], store: S
         (["set", "ads", "base=0.5", "plain=0.4", "plain=0.5"], 2, "got 'plain' twice: 0.4 and 0.5"),
         (["set", "ads", "--objective", "ctr *"], 2, "objective: "),
         (["set", "ads"], 2, "give shares such as base=0.9 plain=0.1, --salt or --objective"),
-        (["set", "ads", "base=1", "--revision", "7"], 5, "expected revision 7, it is at 0"),
+        (["set", "ads", "base=1", "--revision", "7"], 5, "expected revision 7, found 0"),
         (["pin", "ads", "u1"], 2, "got 'u1', expected COOKIE=VARIANT"),
         (["pin", "ads", "u1=base", "u1=plain"], 2, "got 'u1' twice: base and plain"),
         (["pin", "ads", "u1=other"], 2, "pins: no variant 'other'"),
@@ -157,6 +157,6 @@ def test_a_record_that_no_longer_fits_the_active_version_is_shown_with_what_serv
 def test_a_damaged_record_is_told_with_a_remedy_that_works(say: Callable[..., Said], store: Store) -> None:
     store.client.hset(store.model("ads").keys.experiment, "shares", "?")
     code, _, err = say("show", "ads")
-    assert (code, "`ftrie experiment clear ads` makes it new" in err) == (5, True)
+    assert (code, "`ftrie experiment clear ads` resets it" in err) == (5, True)
     assert say("clear", "ads")[0] == 0
     assert say("show", "ads")[0] == 0

@@ -159,8 +159,8 @@ def test_a_file_is_reported_line_by_line_and_bad_lines_are_named(
         (705, "event: got 'view', expected click or conversion"),
         (707, "not JSON"),
     ):
-        assert f"{path}:{number}: not taken: {reason}" in err
-    assert "6 events not taken; the others were" in err
+        assert f"{path}:{number}: rejected: {reason}" in err
+    assert "6 events rejected; the others are stored" in err
     assert {event["ts"] for event in stream(store)} == {1.7e9}
 
 
@@ -178,9 +178,9 @@ def test_the_standard_input_is_a_file_too(
     [
         (["r1"], 2, "give REQUEST_ID and at least one ITEM, or --file FILE"),
         (["r1", "a", "--file", "x"], 2, "give either REQUEST_ID and ITEM, or --file, not both"),
-        (["r1", "a", "b", "--event-id", "e"], 2, "--event-id is that of one event; got 2 items"),
+        (["r1", "a", "b", "--event-id", "e"], 2, "--event-id identifies one event; got 2 items"),
         (["--file", "/no/such/file"], 3, "cannot read /no/such/file: No such file"),
-        (["r1", "x" * 5000], 3, "1 event not taken"),
+        (["r1", "x" * 5000], 3, "1 event rejected"),
     ],
 )
 def test_what_is_wrong_is_said(

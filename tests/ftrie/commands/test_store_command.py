@@ -267,7 +267,7 @@ def test_a_variant_with_its_own_weights_is_exported_and_inspected_alone(
 ) -> None:
     store.model("ads").publish_and_activate(own_model())
     code, _, err = say("export", "ads", tmp_path / "m.json")
-    assert (code, "choose one by --variant base|plain|lean" in err) == (2, True), err
+    assert (code, "choose one with --variant base|plain|lean" in err) == (2, True), err
     assert not (tmp_path / "m.json").exists()
     code, _, err = say("export", "ads", tmp_path / "m.json", "--variant", "bold")
     assert (code, "no variant 'bold'; the model has: base, plain, lean" in err) == (2, True), err
@@ -371,7 +371,7 @@ def test_a_delta_that_fits_no_version_is_not_imported(
     (tmp_path / "delta.arrow").write_bytes(store.model("ads").fetch(3).to_bytes())
     code, _, complaint = say("import", "shop", tmp_path / "delta.arrow")
     assert code == 4
-    assert "no version of shop has it; import the model whole" in " ".join(complaint.split())
+    assert "no version of shop has that content; import the whole model" in " ".join(complaint.split())
 
 
 def test_a_snapshot_is_no_delta_to_export_nor_is_the_json_form(

@@ -212,7 +212,7 @@ def test_a_json_model_serves_every_variant_by_its_one_weight_also_under_such_a_s
 
 
 def test_the_json_form_of_own_weights_asks_for_a_variant() -> None:
-    with pytest.raises(SpecError, match=r"one value a key: choose one by --variant base\|plain\|lean"):
+    with pytest.raises(SpecError, match=r"one value per key: choose one with --variant base\|plain\|lean"):
         json_model.render(own_model())
     read = json_model.parse(json_model.render(one_variant(own_model(), "plain")))
     assert dict(zip(read.keys, read.values, strict=True)) == {KEYS[2]: 2.0, KEYS[3]: 4.0}

@@ -121,7 +121,7 @@ def test_text_of_a_value_does_not_depend_on_its_type(value, text):
         ('kind = "number"', "abc", "f: got 'abc', expected a number"),
         ('kind = "number"', "1_000", "expected a number"),
         ('kind = "number"', True, "f: got True, expected a number"),
-        ('kind = "number"', "-1e25", "f: got -1e+25, expected a number of at most 1e+24, either way"),
+        ('kind = "number"', "-1e25", "f: got -1e+25, expected a number from -1e+24 to 1e+24"),
         ('kind = "number"', float("nan"), "f: got nan, expected a finite number"),
         ('kind = "time", part = "hour"', "noon", "f: got 'noon', expected a time like ISO-8601"),
         ('kind = "category"', b"\xff", "not UTF-8"),

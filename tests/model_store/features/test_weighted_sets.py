@@ -128,7 +128,7 @@ def test_the_batch_around_a_row_does_not_change_its_tokens():
         ({"a": 1e25}, "f: got 1e+25, expected a number of at most 1e+24"),
         ('{"a": NaN}', "f: got nan, expected a finite number"),
         ('{"a": [1]}', "f: got [1] for 'a', expected a number"),
-        ('{"a": 1', "which begins like a JSON object but is none"),
+        ('{"a": 1', "which begins like a JSON object but is not valid"),
         ({"\ud800": 1.0}, "not UTF-8"),
     ],
 )
@@ -142,8 +142,8 @@ def test_a_weight_that_is_no_real_number_is_named(value, message):
     [
         ([("a", 1.0), ("b", float("nan"))], "got nan, expected a finite number"),
         ([("a", float("-inf"))], "got -inf, expected a finite number"),
-        ([("a", -1e25)], "got -1e+25, expected a number of at most 1e+24, either way"),
-        ([("a", 1e24), ("a", 1e24)], "got 2e+24, expected a number of at most 1e+24, either way"),
+        ([("a", -1e25)], "got -1e+25, expected a number from -1e+24 to 1e+24"),
+        ([("a", 1e24), ("a", 1e24)], "got 2e+24, expected a number from -1e+24 to 1e+24"),
     ],
 )
 def test_a_map_with_such_a_weight_costs_its_row_only(entries, reason):

@@ -64,16 +64,16 @@ def test_scanning_items_sees_no_users_and_no_counter(store: Store) -> None:
 
 
 def test_the_generation_moves_with_every_load_of_items_also_a_failed_one(store: Store) -> None:
-    seen = [store.records.items_generation()]
+    seen = [store.records.item_changes.state().generation]
     store.records.put_items([("a", {"brand": "acme"})])
-    seen.append(store.records.items_generation())
+    seen.append(store.records.item_changes.state().generation)
     with pytest.raises(StoreError):
         store.records.put_items([*((f"i{n}", {"n": "1"}) for n in range(1000)), ("", {"brand": "acme"})])
-    seen.append(store.records.items_generation())
+    seen.append(store.records.item_changes.state().generation)
     store.records.put_users([("u", {})])
-    assert store.records.items_generation() == seen[-1]
+    assert store.records.item_changes.state().generation == seen[-1]
     store.client.incr("ftrie:items:generation")
-    seen.append(store.records.items_generation())
+    seen.append(store.records.item_changes.state().generation)
     assert len(set(seen)) == len(seen)
 
 
@@ -82,7 +82,7 @@ def test_a_store_that_was_emptied_and_filled_again_has_another_generation(store:
     for _ in range(3):
         store.client.flushall()
         store.client.incr("ftrie:items:generation")
-        seen.add(store.records.items_generation())
+        seen.add(store.records.item_changes.state().generation)
     assert len(seen) == 3
 
 

@@ -40,9 +40,9 @@ def test_every_key_in_redis_is_in_the_document_with_its_type_and_the_other_way_r
     store.records.put_users([("u", {"age": "25"})])
     store.records.put_items([("i", {"brand": "acme"})])
     store.records.put_candidates("home", ["i"])
-    store.records.items_generation()  # gives the data its epoch
+    store.records.item_changes.state()  # gives the data its epoch
     store.client.incr("ftrie:items:generation")
-    ads.refusals.watch(1, 0)
+    ads.guard.watch(1, 0)
     ads.online.write({(1, 1, "base"): OnlineSums(requests=1)})
     loop_written(store)
     seen = set()

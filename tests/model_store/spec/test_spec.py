@@ -92,7 +92,7 @@ def test_a_spec_survives_json():
         ),
         (
             HEAD + '[fields]\nage = {}\n[variants]\na = { share = 1, without = ["ages"] }\n',
-            "variants.a.without: 'ages' is no field and no cross; fields: age",
+            "variants.a.without: 'ages' is neither a field nor a cross; fields: age",
         ),
         (HEAD + '[calibration]\nby = "age"\n', 'by = "age" needs kind = "power" or "isotonic"'),
         (HEAD + BY_AGE.replace('"age"', '"ages"'), "calibration.by: no field 'ages'; fields: age"),
@@ -138,6 +138,13 @@ def test_a_spec_file_that_is_not_there(tmp_path):
 
 def test_what_is_seldom_meant_is_said_and_allowed():
     head = '[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\nprice = { kind = "number" }\nage = {}\n'
-    assert parse_spec(head).doubts() == ()
-    (doubt,) = parse_spec(head + '[learner]\nrate = "counts"\n').doubts()
+    assert parse_spec(head).warnings() == ()
+    (doubt,) = parse_spec(head + '[learner]\nrate = "counts"\n').warnings()
     assert "fields.price" in doubt and 'bucket = "log"' in doubt
+
+
+def test_a_time_of_the_join_section_is_at_most_a_year() -> None:
+    head = '[model]\nname = "m"\n[input]\nlabel = "click"\n[join]\n'
+    assert parse_spec(head + 'window = "366d"').join.window == "366d"
+    with pytest.raises(SpecError, match="expected at most"):
+        parse_spec(head + 'late_within = "367d"')

@@ -103,9 +103,9 @@ def test_the_stream_is_kept_short_and_young(store: Store, feedback: Feedback) ->
 def test_what_the_store_cannot_take_is_taken_when_it_can(store: Store, feedback: Feedback) -> None:
     store.client.config_set("maxmemory", "1")
     try:
-        with pytest.raises(StoreUnavailable, match="takes no writes now.*maxmemory"):
+        with pytest.raises(StoreUnavailable, match="accepts no writes now.*maxmemory"):
             feedback.report("ads", events(3))
-        with pytest.raises(StoreUnavailable, match="takes no writes now"):
+        with pytest.raises(StoreUnavailable, match="accepts no writes now"):
             store.clicks("ads").append([b"{}"])
     finally:
         store.client.config_set("maxmemory", "0")

@@ -50,12 +50,6 @@ def test_prefix_iteration_and_presence_equal_the_oracle(keys: list[bytes], prefi
     assert trie.has_prefix(prefix) == bool(below)
 
 
-@given(key_sets, keys_of_every_kind)
-def test_longest_prefix_equals_the_oracle(keys: list[bytes], text: bytes) -> None:
-    step = oracle_of(keys).longest_prefix(text.decode("latin-1"))
-    assert FlatTrie.of(keys).longest_prefix(text) == (step.value if step else -1)
-
-
 @given(key_sets, keys_of_every_kind, keys_of_every_kind)
 def test_a_cursor_continues_where_it_stopped(keys: list[bytes], half: bytes, rest: bytes) -> None:
     trie = FlatTrie.of(keys)

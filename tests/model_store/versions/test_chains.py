@@ -9,7 +9,7 @@ import pytest
 
 from model_store.artefact.artefact import Artefact, Delta
 from model_store.errors import ArtefactError, StaleEpoch, StoreError, VersionNotFound
-from model_store.named_model import read_named
+from model_store.model_files import read_named
 from model_store.store import Store
 from model_store.versions import model_versions
 from model_store.versions.chain import chain_of, is_whole, needed_by
@@ -99,7 +99,7 @@ def test_a_delta_is_named_like_any_version(ads: ModelVersions, store_url: str) -
 def test_a_delta_of_a_version_that_is_not_there_is_refused(ads: ModelVersions) -> None:
     delta = stage(1).changes_since(stage(0), version=9)
     with pytest.raises(
-        VersionNotFound, match=r"a delta of version 9, which is not there; publish the model whole"
+        VersionNotFound, match=r"a delta of version 9, which does not exist; publish a snapshot"
     ):
         ads.publish(delta)
     with pytest.raises(StoreError, match="as its parent; got none"):
@@ -169,7 +169,9 @@ def make_it_of_a_newer_format(store: Store, ads: ModelVersions) -> str:
 
 def name_another_parent(store: Store, ads: ModelVersions) -> str:
     store.client.hset(ads.keys.manifest(3), "parent", "1")
-    return "version 3 should make content .* of version 1, and its bytes make content .* of version 2"
+    return (
+        "version 3 should produce content .* from version 1, but its bytes produce content .* from version 2"
+    )
 
 
 def name_a_younger_parent(store: Store, ads: ModelVersions) -> str:
@@ -179,12 +181,12 @@ def name_a_younger_parent(store: Store, ads: ModelVersions) -> str:
 
 def name_no_parent(store: Store, ads: ModelVersions) -> str:
     store.client.hset(ads.keys.manifest(2), "parent", "")
-    return "a delta has a parent, and none is named"
+    return "parent: got none, expected one for a delta"
 
 
 def call_it_a_snapshot(store: Store, ads: ModelVersions) -> str:
     store.client.hset(ads.keys.manifest(2), "kind", "snapshot")
-    return "version 2 should be a snapshot, and its bytes are not"
+    return "version 2 should be a snapshot, but its bytes are not"
 
 
 def call_it_something_else(store: Store, ads: ModelVersions) -> str:
@@ -199,7 +201,7 @@ def put_another_snapshot_there(store: Store, ads: ModelVersions) -> str:
         store.client.delete(key)
     for key in store.client.scan_iter(match="ftrie:{other}:version:1*"):
         store.client.copy(key, key.replace(b"other", b"ads"))
-    return "version 4 cannot be put together: the delta changes a model with content"
+    return "version 4 cannot be loaded: the delta changes a model with content"
 
 
 DAMAGES = [
@@ -299,9 +301,7 @@ def test_chains_by_the_numbers() -> None:
     assert [version for version in parents if is_whole(version, parents)] == [1, 2, 3, 4]
     assert not is_whole(9, parents)
     assert needed_by([3, 7, 9], parents) == {1, 2, 3, 6, 7}
-    with pytest.raises(
-        ArtefactError, match="version 7 is a delta and cannot be put together: version 5, the par"
-    ):
+    with pytest.raises(ArtefactError, match="version 7 is a delta and cannot be loaded: version 5, the par"):
         chain_of(7, parents)
     with pytest.raises(ArtefactError, match="names version 2 as its parent; expected an older one"):
         chain_of(2, {2: 2})

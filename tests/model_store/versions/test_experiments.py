@@ -78,7 +78,7 @@ def test_a_change_made_from_an_older_revision_is_refused(store: Store) -> None:
     ads = store.model("ads")
     mine = theirs = ads.set_experiment(WHOLE)
     ads.set_experiment(theirs.pinned({"u9": "base"}))
-    with pytest.raises(ExperimentChanged, match="expected revision 1, it is at 2"):
+    with pytest.raises(ExperimentChanged, match="expected revision 1, found 2"):
         ads.set_experiment(mine.stopped("base"))
     with pytest.raises(ExperimentChanged):
         ads.experiments.change(lambda before: before.stopped("base"), revision=1)
@@ -136,8 +136,8 @@ def test_a_change_of_pins_alone_is_seen_by_a_reader_that_has_read_before(store: 
         ("revision", "x", "got 'x', expected a whole number"),
         ("updated", "yesterday", "yesterday"),
         ("format", "2", "got 2, this ftrie reads up to 1: upgrade it"),
-        ("salt", b"\xff", "which is not UTF-8"),
-        ("salt", None, "there is no field 'salt'"),
+        ("salt", b"\xff", "expected UTF-8"),
+        ("salt", None, "field 'salt' is missing"),
     ],
 )
 def test_a_damaged_record_is_refused_with_its_key_and_a_remedy_that_works(

@@ -30,7 +30,7 @@ def test_an_operators_order_holds_against_the_trainer_and_its_successors(store: 
     chosen, _ = activated(store, first.epoch), activated(store, first.epoch)
     ads.rollback()
     later = ads.publish(model(), epoch=first.epoch)
-    with pytest.raises(Pinned, match=f"operator has chosen version {chosen}; .*ftrie store resume ads"):
+    with pytest.raises(Pinned, match=f"operator has pinned version {chosen}; .*ftrie store resume ads"):
         ads.activate(later, epoch=first.epoch)
     restarted = trainer(store)
     with pytest.raises(Pinned):

@@ -12,8 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from model_store.errors import StoreUnavailable
-from server.impressions import outbox
-from server.impressions.outbox import Outbox
+from server.impressions import log as log_module
+from server.impressions.log import Outbox
 from server.telemetry.families import IMPRESSIONS_DROPPED, IMPRESSIONS_FAILED, IMPRESSIONS_LOGGED
 from server.telemetry.meter import Meter
 
@@ -110,7 +110,7 @@ def test_what_has_no_room_is_dropped_counted_and_told_once_for_each_change(
 def test_long_lines_are_bounded_by_their_bytes(
     sink: Slow, meter: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "MOST_BYTES", 100)
+    monkeypatch.setattr(log_module, "SINK_MOST_BYTES", 100)
     waiting = Outbox(sink, "slow", 1000, meter)
     waiting.put([("ads", b"x" * 60), ("ads", b"x" * 60)])
     assert meter.read() == {(IMPRESSIONS_DROPPED, "ads", "slow", "sink"): 1}

@@ -28,8 +28,7 @@ from trainer.events.columns import Wanted
 from trainer.events.events import IMPRESSION
 from trainer.events.parse import parse
 from trainer.examples.hashing import ExampleMaker
-from trainer.logs.batch import RowBatch
-from trainer.logs.positions import Position
+from trainer.logs.batch import Position, RowBatch
 
 Keys = list[tuple[bytes, float, int]]
 SERVED = whole_spec.served()

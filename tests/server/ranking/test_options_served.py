@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from ctr.v1.ranking_pb2 import Cap, Exploration, Filter, RankRequest
-from ftrie.client.client import Client, RankFailed
+from ftrie.client.client import Client, Degradation, RankFailed
 from ftrie.client.messages import AnyOf, Between, NoneOf, Thompson, UpperConfidenceBound
 from model_store.store import Store
 from server.ranking.request import Received
@@ -46,9 +46,8 @@ def test_an_objective_of_the_request_orders_by_a_field_outside_the_model(client:
     assert {item.id for item in answer.items[10:]} == {"item-10", "item-11"}
     assert [item.objective for item in answer.items[10:]] == [None, None]
     assert all((i.ctr, i.score) == (plain[i.id].ctr, plain[i.id].score) for i in answer.items), "bit for bit"
-    assert answer.degraded == (
-        "objective: 2 of 12 candidates have no value and stand last: no number in 'bid'",
-    )
+    detail = "2 of 12 candidates have no value and are ranked last: no number in 'bid'"
+    assert answer.degraded == (Degradation("NO_OBJECTIVE_VALUE", "objective", detail),)
     assert client.rank(**asked(objective="ctr * (bid ?? 1)")).degraded == ()
 
 
@@ -170,7 +169,7 @@ def test_contributions_add_up_to_the_score_exactly(client: Client) -> None:
             assert all(key.contribution == key.weight * key.x for key in group.keys)
             if group.name != "rounding":
                 assert all(key.weight == shop.weight(key.key, 1) for key in group.keys)
-                assert all(key.rate == pytest.approx(RATE) for key in group.keys)
+                assert all(key.learning_rate == pytest.approx(RATE) for key in group.keys)
 
 
 def test_groups_are_fields_and_crosses_and_a_variants_own(client: Client) -> None:

@@ -20,7 +20,7 @@ from tests.stalling import stalled
 def test_a_stalled_store_costs_the_user_s_features_and_nothing_else(client: Client, store: Store) -> None:
     with stalled(store):
         answer = client.rank(cookie="u1", candidates=["item-1"], user={"age": "30"}, variant="base")
-    assert answer.degraded[0].startswith("user_features: ")
+    assert str(answer.degraded[0]).startswith("user_features: ")
     known = {"device": "u1", "age": "30", **shop.ITEMS["item-1"]}
     assert answer.items[0].score == pytest.approx(shop.expected_score(known, 0))
 
@@ -30,7 +30,7 @@ def test_after_three_failures_the_store_is_left_alone_and_then_found_again(
 ) -> None:
     with stalled(store):
         answers = [client.rank(cookie="u1", candidates=["item-1"]) for _ in range(FAILURES_BEFORE_PAUSE + 1)]
-    assert "next try in" in answers[-1].degraded[0]
+    assert "next try in" in answers[-1].degraded[0].detail
     eventually(lambda: client.rank(cookie="u1", candidates=["item-1"]).degraded == ())
 
 
@@ -47,7 +47,7 @@ def test_unknown_items_are_scored_without_a_stalled_store(client: Client, store:
     with stalled(store):
         answer = client.rank(candidates=["item-1", "no such"])
     assert answer.unknown_items == ("no such",)
-    assert answer.degraded[0].startswith("items: ")
+    assert str(answer.degraded[0]).startswith("items: ")
 
 
 def test_a_candidate_set_in_a_stalled_store_is_unavailable(client: Client, store: Store) -> None:

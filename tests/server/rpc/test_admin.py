@@ -13,12 +13,14 @@ import grpc
 import pytest
 
 from ctr.v1 import admin_pb2 as pb
+from ctr.v1.admin_pb2_grpc import ModelAdminServiceStub
 from ftrie.cli import run
 from ftrie.client.access import Access
 from ftrie.client.admin import AdminClient, AdminFailed
 from ftrie.client.client import Client
 from model_store.store import Store
 from model_store.versions.experiments import Experiment
+from server.rpc.admin_service import page_token
 from tests.integration.processes import FTRIE, ROOT
 from tests.server import shop
 from tests.server.certificates import identity
@@ -95,13 +97,17 @@ def test_the_status_names_the_version_its_workers_and_its_traffic(
     assert (model.name, model.version, model.kind, model.source) == (
         "shop",
         1,
-        "snapshot",
+        pb.VERSION_KIND_SNAPSHOT,
         pb.MODEL_SOURCE_STORE,
     )
-    assert (model.keys, model.items) == (len(shop.masks()), len(shop.ITEMS))
-    assert model.published.seconds > 0 and model.since.seconds >= model.published.seconds
-    assert [(s.variant, s.share) for s in model.division.shares] == [("base", 0.5), ("plain", 0.5)]
-    assert (worker.state, worker.restarts, dict(worker.versions)) == (pb.WORKER_STATE_SERVING, 0, {"shop": 1})
+    assert (model.key_count, model.item_count) == (len(shop.masks()), len(shop.ITEMS))
+    assert 0 < model.publish_time.seconds <= model.serve_start_time.seconds
+    assert [(s.variant, s.share) for s in model.traffic_split.shares] == [("base", 0.5), ("plain", 0.5)]
+    assert (worker.state, worker.restart_count, dict(worker.versions)) == (
+        pb.WORKER_STATE_SERVING,
+        0,
+        {"shop": 1},
+    )
     assert worker.pid != served.process.pid
     assert list(admin.models().models) == [model]
 
@@ -110,9 +116,9 @@ def test_versions_are_listed_activated_and_rolled_back_and_answers_follow(
     admin: AdminClient, served: Served, shop_store: Store, eventually: Eventually
 ) -> None:
     second = shop_store.model(shop.NAME).publish(shop.artefact(seed=2))
-    assert [(v.version, v.active, v.kind) for v in admin.versions().versions] == [
-        (1, True, "snapshot"),
-        (second, False, "snapshot"),
+    assert [(v.version, v.active, v.kind) for v in admin.versions()] == [
+        (1, True, pb.VERSION_KIND_SNAPSHOT),
+        (second, False, pb.VERSION_KIND_SNAPSHOT),
     ]
     with Client(served.address, timeout_s=20.0) as client:
 
@@ -121,10 +127,10 @@ def test_versions_are_listed_activated_and_rolled_back_and_answers_follow(
 
         assert version() == 1
         activated = admin.activate("shop", second)
-        assert (activated.version, activated.before) == (second, 1)
+        assert (activated.version, activated.previous_version) == (second, 1)
         eventually(lambda: version() == second)
         back = admin.roll_back("shop")
-        assert (back.version, back.before) == (1, second)
+        assert (back.version, back.previous_version) == (1, second)
         eventually(lambda: version() == 1)
         assert admin.roll_back("shop", second).version == second
         assert admin.reload().model.version == second
@@ -147,7 +153,11 @@ def test_reload_takes_up_a_version_that_was_refused_a_moment_ago(
     shop_store.client.setrange(chunk, len(whole) // 2, b"\0\0\0\0\0\0\0\0")
     shop_store.client.set(versions.keys.active, second)
     refused = admin.reload().model
-    assert (refused.version, sum(refused.refused.values()) >= 1, bool(refused.problem)) == (1, True, True)
+    assert (refused.version, sum(refused.refusal_counts.values()) >= 1, bool(refused.problem)) == (
+        1,
+        True,
+        True,
+    )
     shop_store.client.set(chunk, whole)
     taken = admin.reload().model
     assert (taken.version, taken.problem) == (second, "")
@@ -165,15 +175,15 @@ def test_an_experiment_is_read_changed_and_visible_in_answers_without_a_restart(
         pb.EXPERIMENT_STATE_RUNNING,
         {"me": "base"},
     )
-    eventually(lambda: admin.experiment().division.revision == 1)
-    division = admin.experiment().division
-    assert [(s.variant, s.share) for s in division.shares] == [("base", 0.0), ("plain", 1.0)]
-    assert (list(division.shadows), division.problem) == (["base"], "")
+    eventually(lambda: admin.experiment().traffic_split.revision == 1)
+    split = admin.experiment().traffic_split
+    assert [(s.variant, s.share) for s in split.shares] == [("base", 0.0), ("plain", 1.0)]
+    assert (list(split.shadows), split.problem) == (["base"], "")
     with Client(served.address, timeout_s=20.0) as client:
         eventually(lambda: client.rank(cookie="anybody", candidates=["item-1"]).variant == "plain")
         assert client.rank(cookie="me", candidates=["item-1"]).variant == "base"
-        stored.state, stored.winner = pb.EXPERIMENT_STATE_STOPPED, "base"
-        assert admin.update_experiment(stored).experiment.revision == 2
+        stop = pb.Experiment(state=pb.EXPERIMENT_STATE_STOPPED, winner="base")
+        assert admin.update_experiment(stop, expected_revision=1).experiment.revision == 2
         eventually(lambda: client.rank(cookie="anybody", candidates=["item-1"]).variant == "base")
 
 
@@ -182,10 +192,10 @@ def test_a_worker_that_takes_the_place_of_a_dead_one_divides_as_it_did(
     admin: AdminClient, served: Served, eventually: Eventually
 ) -> None:
     admin.update_experiment(pb.Experiment(shares={"plain": 1.0}))
-    eventually(lambda: admin.experiment().division.revision == 1)
+    eventually(lambda: admin.experiment().traffic_split.revision == 1)
     [worker] = admin.status().workers
     os.kill(worker.pid, signal.SIGKILL)
-    eventually(lambda: admin.status().workers[0].restarts == 1 and admin.status().ready)
+    eventually(lambda: admin.status().workers[0].restart_count == 1 and admin.status().ready)
     eventually(lambda: admin.status().workers[0].state == pb.WORKER_STATE_SERVING)
     with Client(served.address, timeout_s=20.0) as client:
         assert {client.rank(cookie=f"c{n}", candidates=["item-1"]).variant for n in range(20)} == {"plain"}
@@ -204,15 +214,19 @@ def test_a_change_that_cannot_be_is_told_apart_by_its_status(admin: AdminClient,
             "no variant 'other' in the model; it has: base, plain",
         ),
         ({"objective": "import os"}, "INVALID_ARGUMENT", "objective: "),
-        ({"winner": "base"}, "INVALID_ARGUMENT", "winner: "),
-        ({"state": 7}, "INVALID_ARGUMENT", "state: got 7, which this server does not know"),
-        ({"revision": 9}, "ABORTED", "expected revision 9, it is at 0"),
+        ({"winner": "base"}, "INVALID_ARGUMENT", "experiment.winner: "),
+        ({"state": 7}, "INVALID_ARGUMENT", "experiment.state: got 7, expected EXPERIMENT_STATE_RUNNING or"),
     ):
         answered, message = update(**parts)
         assert (answered, text in message) == (code, True), message
     assert shop_store.model(shop.NAME).experiment() is None
     for call, code, text in (
-        (lambda: admin.versions("other"), "NOT_FOUND", "this server serves 'shop', not 'other'"),
+        (
+            lambda: admin.update_experiment(pb.Experiment(), expected_revision=9),
+            "ABORTED",
+            "expected revision 9",
+        ),
+        (lambda: list(admin.versions("other")), "NOT_FOUND", "this server serves 'shop', not 'other'"),
         (lambda: admin.activate("shop", 77), "NOT_FOUND", "shop has no version 77"),
         (lambda: admin.activate("shop", 0), "INVALID_ARGUMENT", "version: got 0, expected at least 1"),
         (lambda: admin.roll_back("shop"), "NOT_FOUND", "no version before the active one"),
@@ -221,17 +235,60 @@ def test_a_change_that_cannot_be_is_told_apart_by_its_status(admin: AdminClient,
         assert (answered, text in message) == (code, True), message
 
 
+def test_an_update_changes_the_fields_of_its_mask_alone(admin: AdminClient, shop_store: Store) -> None:
+    stopped = Experiment(shares={"plain": 1.0}, salt="autumn").stopped("base")
+    shop_store.model(shop.NAME).set_experiment(stopped)
+    pinned = admin.update_experiment(pb.Experiment(pins={"me": "plain"})).experiment
+    assert (pinned.state, pinned.winner, pinned.salt) == (pb.EXPERIMENT_STATE_STOPPED, "base", "autumn")
+    assert (dict(pinned.shares), dict(pinned.pins)) == ({"plain": 1.0}, {"me": "plain"})
+    cleared = admin.update_experiment(pb.Experiment(salt="winter"), mask=["pins"]).experiment
+    assert (dict(cleared.pins), cleared.salt, cleared.winner) == ({}, "autumn", "base")
+    running = pb.Experiment(state=pb.EXPERIMENT_STATE_RUNNING)
+    assert admin.update_experiment(running, mask=["state", "winner"]).experiment.winner == ""
+    whole = admin.update_experiment(running, mask=["*"], expected_revision=4).experiment
+    assert (whole.revision, dict(whole.shares), whole.salt) == (5, {}, "")
+    for mask, field in (
+        (["state"], "experiment.state"),
+        (["*"], "experiment.state"),
+        (["pins", "revision"], "update_mask"),
+        (["pins.me"], "update_mask"),
+        (["*", "pins"], "update_mask"),
+    ):
+        with pytest.raises(AdminFailed) as failed:
+            admin.update_experiment(pb.Experiment(), mask=mask)
+        assert failed.value.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert [each.field for each in failed.value.violations] == [field], failed.value
+    assert shop_store.model(shop.NAME).experiments.read().revision == 5  # type: ignore[union-attr]
+
+
+def test_versions_are_listed_page_by_page(admin: AdminClient, served: Served, shop_store: Store) -> None:
+    versions = shop_store.model(shop.NAME)
+    for seed in (2, 3):
+        versions.publish(shop.artefact(seed=seed))
+    assert [each.version for each in admin.versions(page_size=2)] == [1, 2, 3]
+    with grpc.insecure_channel(served.admin_address) as channel:
+        listing = ModelAdminServiceStub(channel).ListVersions
+        first = listing(pb.ListVersionsRequest(page_size=1), timeout=20)
+        assert [each.version for each in first.versions] == [1]
+        rest = listing(pb.ListVersionsRequest(page_token=first.next_page_token), timeout=20)
+        assert (rest.versions[-1].version, rest.next_page_token) == (3, "")
+        for wrong in ({"page_size": -1}, {"page_token": "x"}, {"page_token": page_token("other", 1)}):
+            with pytest.raises(grpc.RpcError) as failed:
+                listing(pb.ListVersionsRequest(**wrong), timeout=20)  # type: ignore[arg-type]
+            assert [each.field for each in AdminFailed.of("", failed.value).violations] == list(wrong)
+
+
 @pytest.mark.slow
 def test_an_experiment_that_does_not_fit_is_in_the_status_and_the_last_good_one_stays(
     admin: AdminClient, shop_store: Store, eventually: Eventually
 ) -> None:
     versions = shop_store.model(shop.NAME)
     good = versions.set_experiment(Experiment(shares={"plain": 1.0}))
-    eventually(lambda: admin.experiment().division.revision == good.revision)
+    eventually(lambda: admin.experiment().traffic_split.revision == good.revision)
     versions.experiments.change(lambda before: before.divided({"other": 1.0}))
-    eventually(lambda: "no variant 'other'" in admin.status().models[0].division.problem)
-    division = admin.status().models[0].division
-    assert (division.revision, [s.share for s in division.shares]) == (good.revision, [0.0, 1.0])
+    eventually(lambda: "no variant 'other'" in admin.status().models[0].traffic_split.problem)
+    split = admin.status().models[0].traffic_split
+    assert (split.revision, [s.share for s in split.shares]) == (good.revision, [0.0, 1.0])
 
 
 @pytest.mark.slow

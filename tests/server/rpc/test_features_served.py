@@ -64,7 +64,7 @@ def test_a_known_user_keeps_the_features_while_the_store_stalls(
         with stalled(shop_store):
             answer = client.rank(cookie="u1", candidates=["item-1"], variant="base")
     assert answer.items[0].score == pytest.approx(shop.expected_score(fields, 0))
-    assert answer.degraded[0].startswith("user_features: stale, read ")
+    assert str(answer.degraded[0]).startswith("user_features: stale, read ")
 
 
 def test_a_known_candidate_set_serves_while_the_store_stalls(client: Client, store: Store) -> None:

@@ -12,14 +12,13 @@ import grpc
 import pytest
 import structlog
 from google.protobuf.timestamp_pb2 import Timestamp
-from google.rpc.error_details_pb2 import RetryInfo
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from grpc_status import rpc_status
 
 from ctr.v1.feedback_pb2 import FeedbackEvent, FeedbackKind, ReportRequest, ReportResponse
+from ftrie.client.access import CallFailed
 from model_store.store import Store
-from server.errors import REPEAT_AFTER_MS
+from server.errors import RETRY_AFTER_MS
 from server.rpc.feedback_service import MOST_AHEAD_S
 from server.telemetry.families import ERRORS, FEEDBACK
 from tests.server import shop
@@ -57,6 +56,7 @@ def raw(channel: Any) -> Any:
 
 
 def click(item: str = "item-1", **more: Any) -> FeedbackEvent:
+    more.setdefault("kind", FeedbackKind.FEEDBACK_KIND_CLICK)
     return FeedbackEvent(request_id="r1", item_id=item, **more)
 
 
@@ -71,21 +71,17 @@ def failure(report: Callable[..., ReportResponse], *events: FeedbackEvent, **mor
     return failed.value
 
 
-def retry_ms(error: Any) -> int:
-    status, hint = rpc_status.from_call(error), RetryInfo()
-    assert status is not None and status.details[0].Unpack(hint)
-    return int(hint.retry_delay.ToMilliseconds())
-
-
 # -- what is taken
 
 
 def test_what_is_accepted_stands_in_the_models_stream(
     report: Callable[..., ReportResponse], store: Store
 ) -> None:
-    sold = click("item-2", kind=CONVERSION, value=9.5, event_id="e7", time=Timestamp(seconds=1_700_000_000))
+    sold = click(
+        "item-2", kind=CONVERSION, value=9.5, event_id="e7", event_time=Timestamp(seconds=1_700_000_000)
+    )
     answer = report(click(), sold, model=shop.NAME)
-    assert (answer.accepted, answer.duplicates, len(answer.rejected)) == (2, 0, 0)
+    assert (answer.accepted_count, answer.duplicate_count, len(answer.rejected_events)) == (2, 0, 0)
     first, second = stream(store)
     assert {**first, "ts": 0} == {"request_id": "r1", "item": "item-1", "event": "click", "ts": 0}
     assert second == {
@@ -100,9 +96,9 @@ def test_what_is_accepted_stands_in_the_models_stream(
 
 def test_a_call_that_is_repeated_changes_nothing(report: Callable[..., ReportResponse], store: Store) -> None:
     events = [click(event_id=f"e{number}") for number in range(1000)]
-    assert report(*events).accepted == 1000
+    assert report(*events).accepted_count == 1000
     again = report(*events)
-    assert (again.accepted, again.duplicates) == (0, 1000)
+    assert (again.accepted_count, again.duplicate_count) == (0, 1000)
     assert len(stream(store)) == 1000
 
 
@@ -150,13 +146,20 @@ BAD = [
     (click("x" * 4097), "item_id: got 4097 bytes"),
     (click("ü" * 2049), "item_id: got 4098 bytes"),
     (click(event_id="x" * 5000), "event_id: got 5000 bytes, expected 0 to 4,096"),
+    (
+        click(kind=0),
+        "kind: got FEEDBACK_KIND_UNSPECIFIED, expected FEEDBACK_KIND_CLICK or FEEDBACK_KIND_CONVERSION",
+    ),
     (click(kind=7), "kind: got 7, expected FEEDBACK_KIND_CLICK or FEEDBACK_KIND_CONVERSION"),
     (click(value=math.nan), "value: got nan"),
     (click(value=-math.inf), "value: got -inf"),
-    (click(time=Timestamp(seconds=-1)), "time: got -1 s and 0 ns, expected a time between 1970 and 9999"),
-    (click(time=Timestamp(seconds=1, nanos=2_000_000_000)), "time: got 1 s and 2000000000 ns"),
-    (click(time=Timestamp(seconds=1_700_000_000_000)), "time: got 1700000000000 s"),
-    (click(time=Timestamp(seconds=4_000_000_000)), f"expected at most {MOST_AHEAD_S}"),
+    (
+        click(event_time=Timestamp(seconds=-1)),
+        "event_time: got -1 s and 0 ns, expected a time between 1970 and 9999",
+    ),
+    (click(event_time=Timestamp(seconds=1, nanos=2_000_000_000)), "event_time: got 1 s and 2000000000 ns"),
+    (click(event_time=Timestamp(seconds=1_700_000_000_000)), "event_time: got 1700000000000 s"),
+    (click(event_time=Timestamp(seconds=4_000_000_000)), f"expected at most {MOST_AHEAD_S}"),
 ]
 
 
@@ -165,9 +168,9 @@ def test_each_bad_event_is_named_with_its_reason_and_the_others_are_taken(
 ) -> None:
     good = click("good")
     answer = report(good, *(event for event, _ in BAD))
-    assert answer.accepted == 1
-    assert [each.index for each in answer.rejected] == list(range(1, len(BAD) + 1))
-    for each, (_, reason) in zip(answer.rejected, BAD, strict=True):
+    assert answer.accepted_count == 1
+    assert [each.index for each in answer.rejected_events] == list(range(1, len(BAD) + 1))
+    for each, (_, reason) in zip(answer.rejected_events, BAD, strict=True):
         assert reason in each.reason
     assert [event["item"] for event in stream(store)] == ["good"]
 
@@ -175,7 +178,7 @@ def test_each_bad_event_is_named_with_its_reason_and_the_others_are_taken(
 def test_a_report_of_bad_events_alone_is_answered(
     report: Callable[..., ReportResponse], store: Store
 ) -> None:
-    assert len(report(FeedbackEvent()).rejected) == 1
+    assert len(report(FeedbackEvent()).rejected_events) == 1
     assert stream(store) == []
 
 
@@ -201,7 +204,8 @@ def test_a_key_of_another_type_is_said_to_be_wrong_and_not_to_be_repeated(
     error = failure(report, click())
     assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "WRONGTYPE" in error.details()
-    assert rpc_status.from_call(error) is None
+    told = CallFailed.of("", error)
+    assert (told.reason, told.retry_after_s) == ("STORED_DATA_INVALID", None)
 
 
 def test_a_store_that_is_full_is_to_be_tried_again(
@@ -213,9 +217,12 @@ def test_a_store_that_is_full_is_to_be_tried_again(
     finally:
         store.client.config_set("maxmemory", "0")
     assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert "takes no writes now" in error.details()
-    assert REPEAT_AFTER_MS[0] <= retry_ms(error) <= REPEAT_AFTER_MS[1]
-    assert report(click()).accepted == 1
+    assert "accepts no writes now" in error.details()
+    told = CallFailed.of("", error)
+    assert (told.reason, told.violations) == ("STORE_UNAVAILABLE", ())
+    assert told.retry_after_s is not None
+    assert RETRY_AFTER_MS[0] <= 1000 * told.retry_after_s <= RETRY_AFTER_MS[1]
+    assert report(click()).accepted_count == 1
 
 
 def test_what_became_of_events_is_counted(

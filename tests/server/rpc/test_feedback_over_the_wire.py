@@ -31,7 +31,7 @@ def field(number: int, value: bytes | int | float) -> bytes:
     return bytes([number << 3 | 2, len(value)]) + value
 
 
-CLICK = field(2, b"r1") + field(3, "item-ü".encode())
+CLICK = field(2, b"r1") + field(3, "item-ü".encode()) + field(4, 1)
 SALE = field(1, b"order-7") + field(2, b"r1") + field(3, b"b") + field(4, 2) + field(6, 49.5)
 SALE += field(5, b"\x08" + bytes([0x80, 0xE2, 0xCF, 0xAA, 0x06]))  # seconds = 1,700,000,000 as a varint
 NOTHING = b""

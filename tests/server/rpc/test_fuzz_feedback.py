@@ -15,6 +15,7 @@ import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ctr.v1.feedback_pb2 import FEEDBACK_KIND_CLICK as CLICK
 from ctr.v1.feedback_pb2 import FeedbackEvent, ReportRequest, ReportResponse
 from model_store.store import Store
 from model_store.streams.event_streams import EventStream
@@ -58,7 +59,7 @@ def events(draw: st.DrawFn) -> FeedbackEvent:
         value=draw(NUMBERS | st.just(0.0)),
     )
     if draw(st.booleans()):
-        made.time.seconds, made.time.nanos = draw(SECONDS), draw(NANOS)
+        made.event_time.seconds, made.event_time.nanos = draw(SECONDS), draw(NANOS)
     return made
 
 
@@ -118,18 +119,18 @@ def test_each_event_is_accepted_known_or_named_and_what_is_accepted_can_be_read_
         assert added == []
         return
     answer = ReportResponse.FromString(raw)
-    assert answer.accepted + answer.duplicates + len(answer.rejected) == len(request.events)
-    assert len(added) == answer.accepted
-    bad = {each.index for each in answer.rejected}
+    assert answer.accepted_count + answer.duplicate_count + len(answer.rejected_events) == len(request.events)
+    assert len(added) == answer.accepted_count
+    bad = {each.index for each in answer.rejected_events}
     good = [event for index, event in enumerate(request.events) if index not in bad]
     spoken = {(event.request_id, event.item_id, event.event_id) for event in good}
     for event in added:
         assert (event["request_id"], event["item"], event.get("event_id", "")) in spoken
         assert event["event"] in ("click", "conversion")
         assert math.isfinite(event["ts"]) and math.isfinite(event.get("value", 0.0))
-    if answer.accepted:  # reported again, none of them is new
+    if answer.accepted_count:  # reported again, none of them is new
         again = ReportResponse.FromString(report(request.SerializeToString())[1])
-        assert (again.accepted, again.duplicates) == (0, len(good))
+        assert (again.accepted_count, again.duplicate_count) == (0, len(good))
 
 
 @given(
@@ -154,7 +155,7 @@ def test_after_all_that_the_server_takes_reports_as_before_and_has_logged_no_fau
     with structlog.testing.capture_logs() as logs:
         for number in range(256):
             report(bytes([number]) * 40)
-    good = ReportRequest(events=[FeedbackEvent(request_id="r", item_id="a")]).SerializeToString()
+    good = ReportRequest(events=[FeedbackEvent(request_id="r", item_id="a", kind=CLICK)]).SerializeToString()
     status, answer = report(good)
-    assert (status, ReportResponse.FromString(answer).accepted) == (grpc.StatusCode.OK, 1)
+    assert (status, ReportResponse.FromString(answer).accepted_count) == (grpc.StatusCode.OK, 1)
     assert not [entry for entry in logs if entry["event"] == "report failed"]

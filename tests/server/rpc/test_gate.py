@@ -10,11 +10,10 @@ from typing import Any
 
 import grpc
 import pytest
-from google.rpc.error_details_pb2 import RetryInfo
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from grpc_status import rpc_status
 
+from ftrie.client.access import CallFailed
 from server.rpc import gate as pools
 from server.rpc import grpc_server as grpc_server_module
 from server.rpc.gate import RETRY_AFTER_MS, BoundedPool
@@ -92,12 +91,10 @@ def test_who_finds_no_place_is_told_when_to_come_back(
     running.fill(eventually)
     error: Any = refused(running)
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert error.details().startswith("this worker has 5 calls at once")
-    status = rpc_status.from_call(error)
-    assert status is not None
-    hint = RetryInfo()
-    assert status.details[0].Unpack(hint)
-    after_ms = hint.retry_delay.ToMilliseconds()
+    assert error.details().startswith("this worker has 5 calls in progress")
+    told = CallFailed.of("", error)
+    assert told.reason == "OVERLOADED" and told.retry_after_s is not None
+    after_ms = round(1000 * told.retry_after_s)
     assert RETRY_AFTER_MS[0] <= after_ms <= RETRY_AFTER_MS[1]
     assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == str(after_ms)
 
@@ -285,7 +282,7 @@ def test_a_call_that_computes_for_long_is_left_alone(
     monkeypatch.setattr(pools, "MESSAGE_WITHIN_S", 0.0)
     call = running.wait.future(b"long", timeout=60)
     assert running.slow.begun.acquire(timeout=20)
-    running.server._state.thread_pool.give_up()  # type: ignore[attr-defined]
+    running.server._state.thread_pool.cancel_stuck()  # type: ignore[attr-defined]
     running.slow.go.set()
     assert call.result(timeout=20) == b"long"
 

@@ -20,15 +20,16 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from ctr.v1.ranking_pb2 import RankRequest
 from model_store.errors import ServerError
+from server.errors import Degradation
+from server.impressions.recorder import Recorded, Recorder
 from server.rpc.grpc_server import Health, grpc_server, listen
 from server.rpc.observers import RANK, Observers
 from server.settings import Settings
 from server.telemetry.meter import Meter
-from server.telemetry.recorder import Recorded, Recorder
 from server.telemetry.tracing import Traced, note_answer
 
 ROOT = Path(__file__).resolve().parents[3]
-DEGRADED = "user_features: left out age: got 'secret'"
+DEGRADED = Degradation.left_out("user_features", "age: got 'secret'")
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
@@ -129,7 +130,7 @@ def test_nothing_of_opentelemetry_is_imported_unless_traces_are_asked_for() -> N
         "Observers(Settings(('shop',), 'unix:///nowhere'), Meter())\n"
         # redis-py looks for OpenTelemetry's metrics on its own account.
         "ours = 'opentelemetry.sdk.trace', 'opentelemetry.exporter', 'server.telemetry.tracing', "
-        "'server.telemetry.recorder'\n"
+        "'server.impressions.recorder'\n"
         "print([name for name in sys.modules if name.startswith(ours)])"
     )
     path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}", "PATH": "/usr/bin:/bin"}

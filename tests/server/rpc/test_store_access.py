@@ -116,9 +116,9 @@ def test_a_trainer_publishes_by_its_rules_and_sees_no_user(
         versions.activate(versions.publish(shop.artefact(9), epoch=lease.take()), epoch=lease.epoch)
         versions.rollback()
         assert versions.pin.resume() is not None
-        versions.refusals.count()
-        assert versions.refusals.mark([versions.active_or_fail()], "of a test") == 1
-        versions.refusals.went_back(2, 1, "of a test")
+        versions.guard.count_refused()
+        assert versions.guard.refuse([versions.active_or_fail()], "of a test") == 1
+        versions.guard.note_rollback(2, 1, "of a test")
         versions.online.write({(28_000_000, 1, "base"): OnlineSums(requests=1)}, whole=True)
         lease.release()
         training.dead_letters(shop.NAME).add(1, [Letter("source", "place", "reason", b"{}")])

@@ -92,7 +92,7 @@ def test_a_key_that_others_may_read_is_warned_of(server_pem: Pem) -> None:
     with structlog.testing.capture_logs() as logs:
         check(Settings(("shop",), "unix:///x", tls_cert=server_pem.cert, tls_key=server_pem.key))
     assert [(entry["event"], entry["file"]) for entry in logs] == [
-        ("others may read this secret", server_pem.key)
+        ("other users can read this secret", server_pem.key)
     ]
 
 

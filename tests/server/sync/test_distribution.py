@@ -44,12 +44,12 @@ def distribution(freed: list[tuple[str, str]]) -> Distribution:
 def test_a_new_taker_gets_the_latest_of_everything(distribution: Distribution) -> None:
     for version in (1, 2):
         distribution.deliver(parts(version))
-        distribution.tell("shop", {"do": "degraded", "texts": [str(version)]})
+        distribution.tell("shop", {"do": "degraded", "parts": {"model": str(version)}})
     distribution.deliver(parts(7, name="ads"))
     taker = Taker()
     distribution.join(taker)
     assert [version for version, _ in taker.taken] == [2, 7]
-    assert [body["texts"] for body in taker.told] == [["2"]]
+    assert [body["parts"] for body in taker.told] == [{"model": "2"}]
     distribution.deliver(parts(3))
     assert taker.taken[-1][0] == 3
 

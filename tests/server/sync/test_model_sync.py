@@ -213,7 +213,9 @@ def test_a_server_starts_from_disk_while_the_store_is_away_and_says_so(
     assert (status(away).version, status(away).source, status(away).store_away) == (1, "disk", True)
     with Client(away.address) as client:
         answer = client.rank(candidates=CANDIDATES, variant="base")
-        assert answer.degraded == ("model: the store is away; version 1 is from this server's disk",)
+        assert tuple(map(str, answer.degraded)) == (
+            "model: the store is away; version 1 is from this server's disk",
+        )
         inline = {"age": "20", "likes": ["red", "blue"], "device": "u1"}
         for variant, expected in zip(shop.VARIANTS, before, strict=True):
             again = client.rank(user=inline, candidates=CANDIDATES, variant=variant)
@@ -242,7 +244,7 @@ def test_a_store_that_was_emptied_leaves_a_server_that_starts_with_its_disk(
     again = begin()
     assert again.ready.wait(60)
     with Client(again.address) as client:
-        assert "the store names no active version" in client.rank(candidates=CANDIDATES).degraded[0]
+        assert "the store names no active version" in client.rank(candidates=CANDIDATES).degraded[0].detail
 
 
 def test_a_damaged_copy_on_disk_is_not_served(store: Store, begin: Start, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def scores(client: Client, cookie: str = "") -> dict[str, float]:
 
 
 def degraded(client: Client, part: str, cookie: str = "") -> bool:
-    said = client.rank(cookie=cookie, candidates=CANDIDATES, variant="base").degraded
+    said = map(str, client.rank(cookie=cookie, candidates=CANDIDATES, variant="base").degraded)
     return any(each.startswith(part) for each in said)
 
 
@@ -61,7 +61,9 @@ def test_an_emptied_store_takes_neither_items_nor_users_nor_sets(
         eventually(lambda: scores(client, "u1") == pytest.approx(expected("u1", seed=2)))
         assert degraded(client, "user_features: stale, read ", "u1")
         front_page = partial(client.rank, candidate_set="front page", variant="base")
-        eventually(lambda: any(said.startswith("candidate_set: stale") for said in front_page().degraded))
+        eventually(
+            lambda: any(str(said).startswith("candidate_set: stale") for said in front_page().degraded)
+        )
         assert {item.id for item in front_page().items} == {item.id for item in before.items}
         assert status(server).kept_items == len(shop.ITEMS)
         assert "12 items that it lacks are kept" in status(server).problem

@@ -12,6 +12,8 @@ import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from model_store.errors import StoreUnavailable
+from server.errors import Degradation
 from server.telemetry.families import (
     DEGRADED,
     ERRORS,
@@ -25,8 +27,10 @@ from server.telemetry.http import MetricsPage
 from server.telemetry.meter import Meter, Totals
 from server.telemetry.prometheus import registry
 
+AWAY = Degradation.of("items", StoreUnavailable("away"))
 
-def answer(meter: Meter, version: int = 1, degraded: tuple[str, ...] = ()) -> None:
+
+def answer(meter: Meter, version: int = 1, degraded: tuple[Degradation, ...] = ()) -> None:
     meter.answered("shop", version, "plain", 200, 0, 5, 7, degraded, "r1")
 
 
@@ -48,7 +52,7 @@ def test_what_many_threads_count_while_it_is_taken_is_taken_exactly_once() -> No
     meter, totals = Meter(), Totals()
     each, threads = 4000, 4
     counting = [
-        threading.Thread(target=lambda: [answer(meter, degraded=("items: away",)) for _ in range(each)])
+        threading.Thread(target=lambda: [answer(meter, degraded=(AWAY,)) for _ in range(each)])
         for _ in range(threads)
     ]
     for thread in counting:
@@ -123,7 +127,7 @@ def test_a_metric_that_no_document_names_cannot_be_reported() -> None:
 
 def test_the_page_speaks_openmetrics_to_who_asks_for_it() -> None:
     meter, totals = Meter(), Totals()
-    answer(meter, degraded=("items: away",))
+    answer(meter, degraded=(AWAY,))
     totals.add("w1", meter.take())
     page = MetricsPage("127.0.0.1", 0, registry(totals), lambda: {"ready": True})
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.events.events import NEVER_US, Lag, Place, Stretch
+from trainer.events.events import NEVER_US, Chunk, Lag, SourcePosition
 
 
 def lines_of(events: Iterable[Any]) -> list[bytes]:
@@ -18,7 +18,7 @@ def lines_of(events: Iterable[Any]) -> list[bytes]:
 
 
 def block_of(lines: Sequence[bytes]) -> tuple[bytes, np.ndarray]:
-    """Data and starts of a stretch with these lines."""
+    """Data and starts of a chunk with these lines."""
     ended = [line + b"\n" for line in lines]
     return b"".join(ended), np.cumsum([0, *(len(line) for line in ended)])
 
@@ -33,16 +33,16 @@ class Listed:
         came_us: Sequence[int] | None = None,
         *,
         steps: Iterable[int | Exception] = (),
-        place: Place | None = None,
+        position: SourcePosition | None = None,
         on_read: Callable[[], None] = lambda: None,
     ) -> None:
         self.name, self.lost = name, 0
         self._lines, self._came_us, self._steps = list(lines), came_us, deque(steps)
-        self._at = (place or {}).get("at", 0)
+        self._at = (position or {}).get("at", 0)
         self._on_read = on_read
         self.closed = False
 
-    def read(self) -> Stretch | None:
+    def read(self) -> Chunk | None:
         """As many lines as the next step says, 0 being none just now; all, after the last step."""
         self._on_read()
         step = self._steps.popleft() if self._steps else len(self._lines)
@@ -54,21 +54,21 @@ class Listed:
         data, starts = block_of(self._lines[self._at : stop])
         came = None if self._came_us is None else np.array(self._came_us[self._at : stop], np.int64)
         marks = np.arange(self._at + 1, stop + 1)[:, None]
-        stretch = Stretch(data, starts, came, marks, self._place(self._at))
+        chunk = Chunk(data, starts, came, marks, self._place(self._at))
         self._at = stop
-        return stretch
+        return chunk
 
-    def frontier_us(self) -> int:
+    def watermark_us(self) -> int:
         """By its clock: when the next line comes. Without: nothing is known."""
         if self._came_us is None:
             return 0
         return NEVER_US if self._at == len(self._lines) else self._came_us[self._at]
 
-    def place(self, stretch: Stretch, count: int) -> Place:
-        return self._place(int(stretch.marks[count - 1, 0])) if count else stretch.before
+    def position(self, chunk: Chunk, count: int) -> SourcePosition:
+        return self._place(int(chunk.marks[count - 1, 0])) if count else chunk.before
 
-    def where(self, stretch: Stretch, number: int) -> str:
-        return str(int(stretch.marks[number, 0]) - 1)
+    def where(self, chunk: Chunk, number: int) -> str:
+        return str(int(chunk.marks[number, 0]) - 1)
 
     def lag(self) -> Lag:
         return Lag(events=len(self._lines) - self._at)
@@ -76,12 +76,12 @@ class Listed:
     def close(self) -> None:
         self.closed = True
 
-    def _place(self, at: int) -> Place:
+    def _place(self, at: int) -> SourcePosition:
         return {"source": self.name, "at": at}
 
 
 class Tables:
-    """Keeps every table of rows; its number is its place in the list."""
+    """Keeps every table of rows; its number is its position in the list."""
 
     def __init__(self) -> None:
         self.tables: list[dict[str, Any]] = []

@@ -11,13 +11,12 @@ import numpy as np
 from model_store.spec.spec import parse_spec
 from tests.trainer.events.sources import block_of
 from tests.trainer.events.test_parse import REASONS, TS, parsed, told
-from trainer.events.columns import ITEMS, RESERVED, Wanted, places_of
-from trainer.events.columns import Path as Place
+from trainer.events.columns import ITEMS, RESERVED, Wanted, paths_of
+from trainer.events.columns import Path as SourcePosition
 from trainer.events.events import MAX_ITEMS, MAX_LINE_BYTES
 from trainer.events.line_parser import RESERVED_TYPES
-from trainer.events.parse import parse
+from trainer.events.parse import AHEAD_US, parse
 from trainer.events.read_ahead import FIRST_WAIT_S, LONGEST_WAIT_S
-from trainer.events.validate import AHEAD_US
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/events.md").read_text("utf-8")
 SPEC = parse_spec(
@@ -38,16 +37,16 @@ def rows(title: str) -> list[list[str]]:
     return [row for i, row in enumerate(cells) if i not in rules and i + 1 not in rules]
 
 
-def written(place: Place) -> str:
+def written(place: SourcePosition) -> str:
     return "`" + ".".join(("items[]", *place[1:]) if place[0] == ITEMS else place) + "`"
 
 
 def test_a_column_is_looked_for_where_the_table_says() -> None:
     table = rows("From an event to the columns of its rows")
-    assert [row[1] for row in table[:5]] == [written(place) for place in places_of(SPEC, "hour")]
+    assert [row[1] for row in table[:5]] == [written(place) for place in paths_of(SPEC, "hour")]
     own = {row[0]: row[1] for row in table[5:9]}
     assert own == {
-        f"`input.{name}`": written(places_of(SPEC, name)[0])
+        f"`input.{name}`": written(paths_of(SPEC, name)[0])
         for name in ("request", "timestamp", "cookie", "item")
     }
 

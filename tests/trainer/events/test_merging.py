@@ -17,7 +17,7 @@ from tests.matrix import examples
 from tests.trainer.events.sources import Listed, Tables, lines_of
 from trainer.events import read_ahead as reading
 from trainer.events.columns import Wanted
-from trainer.events.events import BAD, Lag, Merged, Place
+from trainer.events.events import BAD, Lag, Merged, SourcePosition
 from trainer.events.merge import Merger
 
 SPEC = parse_spec(
@@ -118,16 +118,16 @@ def test_stopping_anywhere_and_going_on_from_the_places_gives_the_same_order(
     held: Any, stops: list[int], sizes: list[int]
 ) -> None:
     whole = merged_by([Listed(f"s{n}", lines, came) for n, (lines, came) in enumerate(held)])
-    events, bad, places = [], [], list[Place]()
+    events, bad, positions = [], [], list[SourcePosition]()
     for polls in (*stops, None):
         tables = Tables()
         sources = [
-            Listed(f"s{n}", lines, came, steps=sizes, place=places[n] if places else None)
+            Listed(f"s{n}", lines, came, steps=sizes, position=positions[n] if positions else None)
             for n, (lines, came) in enumerate(held)
         ]
-        merger = Merger(sources, WANTED, tables, places=places, once=True, read_ahead=1)
+        merger = Merger(sources, WANTED, tables, positions=positions, once=True, read_ahead=1)
         out = drained(merger, polls)
-        places = merger.places()
+        positions = merger.positions()
         merger.close()
         events += [event for merged in out for event in flat(merged, tables)]
         bad += [each for merged in out for each in merged.bad]
@@ -259,7 +259,7 @@ def test_what_is_said_of_a_source_is_json_where_the_command_was_asked_for_json()
     assert all(asked)
 
 
-def test_a_source_that_is_away_does_not_hold_up_what_came_before_its_frontier() -> None:
+def test_a_source_that_is_away_does_not_hold_up_what_came_before_its_watermark() -> None:
     away = [StoreUnavailable("gone")] * 1000
     sources = [
         Listed("a", lines_of([click(1, 1), click(2, 2)]), [at(3600), at(10800)], steps=[1, *away]),

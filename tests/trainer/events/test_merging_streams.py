@@ -13,7 +13,7 @@ from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from tests.trainer.events.sources import Tables
 from trainer.events.columns import Wanted
-from trainer.events.events import FEEDBACK, IMPRESSION, Place
+from trainer.events.events import FEEDBACK, IMPRESSION, SourcePosition
 from trainer.events.merge import Merger
 from trainer.events.open_sources import open_sources
 
@@ -43,7 +43,7 @@ def write(store: Store, seed: int) -> None:
 
 
 def in_order(store: Store) -> list[tuple[int, int]]:
-    """(kind, second) of every entry by (its milliseconds, impressions first, its place): read once it is all there."""
+    """(kind, second) of every entry by (its milliseconds, impressions first, its position): read once all is there."""
     found = []
     for kind, stream in ((IMPRESSION, store.impressions("ads")), (FEEDBACK, store.clicks("ads"))):
         read = stream.read((0, 0), 10 * EVENTS)
@@ -53,17 +53,17 @@ def in_order(store: Store) -> list[tuple[int, int]]:
 
 
 def read_on(
-    store: Store, places: list[Place], *, once: bool
-) -> Generator[tuple[list[tuple[int, int]], list[Place]]]:
-    """What each poll brings, and the places behind it."""
-    sources = open_sources(["store"], SPEC, store, places, lambda note: pytest.fail(note), once=once)
-    merger = Merger(sources, WANTED, Tables(), places=places, once=once)
+    store: Store, positions: list[SourcePosition], *, once: bool
+) -> Generator[tuple[list[tuple[int, int]], list[SourcePosition]]]:
+    """What each poll brings, and the positions behind it."""
+    sources = open_sources(["store"], SPEC, store, positions, lambda note: pytest.fail(note), once=once)
+    merger = Merger(sources, WANTED, Tables(), positions=positions, once=once)
     try:
         while not merger.ended:
             merged = merger.poll(1.0)
             if merged is not None:
                 seconds = merged.time_us // 1_000_000 - START_S
-                yield list(zip(merged.kind.tolist(), seconds.tolist(), strict=True)), merger.places()
+                yield list(zip(merged.kind.tolist(), seconds.tolist(), strict=True)), merger.positions()
     finally:
         merger.close()
 
@@ -74,18 +74,18 @@ def test_streams_being_written_are_read_in_the_order_of_their_ids_through_stops(
 ) -> None:
     writer = threading.Thread(target=write, args=(store, seed))
     writer.start()
-    seen, places = list[tuple[int, int]](), list[Place]()
+    seen, positions = list[tuple[int, int]](), list[SourcePosition]()
     for _ in range(3):  # stopped after two polls each, what was read ahead forgotten
-        reading = read_on(store, places, once=False)
+        reading = read_on(store, positions, once=False)
         for _ in range(2):
             if len(seen) < EVENTS:  # at least so many will come
-                events, places = next(reading)
+                events, positions = next(reading)
                 seen += events
         reading.close()
         if len(seen) >= EVENTS:
             break
     writer.join()
-    for events, _ in read_on(store, json.loads(json.dumps(places)), once=True):
+    for events, _ in read_on(store, json.loads(json.dumps(positions)), once=True):
         seen += events
 
     assert seen == in_order(store)

@@ -23,8 +23,7 @@ from tests.trainer.events.sources import block_of, lines_of
 from trainer.events.columns import RESERVED, Wanted
 from trainer.events.events import BAD, CLICK, CONVERSION, FEEDBACK, IMPRESSION, Events
 from trainer.events.line_parser import read_lines
-from trainer.events.parse import Parser, parse
-from trainer.events.validate import judged
+from trainer.events.parse import Parser, parse, validated
 
 SPEC = parse_spec(
     """
@@ -70,7 +69,7 @@ def parsed(*events: Any) -> Events:
 
 def line_by_line(lines: list[bytes]) -> Events:
     raw = read_lines(lines, WANTED)
-    return judged(raw, np.full(len(lines), time.time_ns() // 1000))
+    return validated(raw, np.full(len(lines), time.time_ns() // 1000))
 
 
 def row_tokens(column: TokenColumn, rows: int) -> list[Any]:
@@ -94,7 +93,7 @@ def seen_by_learning(events: Events) -> dict[str, list[Any]]:
 
 
 def assert_same(one: Events, other: Events) -> None:
-    for name in ("kind", "time_us", "request", "item", "what", "event", "first", "items"):
+    for name in ("kind", "time_us", "request", "item", "what", "first", "items"):
         assert np.array_equal(getattr(one, name), getattr(other, name)), name
     assert one.bad == other.bad
     assert seen_by_learning(one) == seen_by_learning(other)
@@ -176,7 +175,7 @@ def blocks(draw: st.DrawFn) -> list[bytes]:
         **{name: draw(KINDS) if wild else ints for name in ("version", "position", "ctr", "propensity")},
         **{
             name: draw(KINDS) if wild else texts.filter(bool)
-            for name in ("request_id", "id", "variant", "item", "event_id")
+            for name in ("request_id", "id", "variant", "item")
         },
         "ts": draw(KINDS) if wild else st.integers(TS, TS + 99),
         "event": draw(KINDS) if wild else st.sampled_from(["click", "conversion"]),
@@ -190,7 +189,7 @@ def blocks(draw: st.DrawFn) -> list[bytes]:
     for _ in range(draw(st.integers(0, 8))):
         made: dict[str, Any] = some(("request_id", "ts"), known)
         if draw(st.booleans()):
-            made |= some(("item", "event", "event_id"), known)
+            made |= some(("item", "event"), known)
         else:
             items = [
                 {
@@ -404,9 +403,8 @@ def test_ids_are_equal_as_text_or_as_whole_numbers() -> None:
 
 
 def test_feedback_is_a_click_unless_it_says_otherwise() -> None:
-    events = parsed(told(), told(event="click"), told(event="conversion", event_id="e"))
+    events = parsed(told(), told(event="click"), told(event="conversion", event_id={}))
     assert events.what.tolist() == [CLICK, CLICK, CONVERSION]
-    assert (events.event != 0).tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize(

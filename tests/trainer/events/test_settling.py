@@ -10,7 +10,7 @@ import pytest
 from model_store.errors import SpecError
 from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.events.columns import RESERVED, Wanted
-from trainer.events.fields import settled
+from trainer.events.fields import resolve_fields
 
 HEAD = '[model]\nname = "m"\n[input]\nlabel = "click"\n'
 
@@ -37,7 +37,7 @@ def data(**more: Any) -> bytes:
 
 
 def test_without_fields_it_takes_features_context_and_user_with_their_sides() -> None:
-    found = settled(spec(), data(context={"hour": 3}, user={"age": 30, "likes": {"a": 1.5}}))
+    found = resolve_fields(spec(), data(context={"hour": 3}, user={"age": 30, "likes": {"a": 1.5}}))
     assert {name: (field.side, field.kind) for name, field in found.fields.items()} == {
         "brand": ("item", "category"),
         "tags": ("item", "set"),
@@ -49,28 +49,28 @@ def test_without_fields_it_takes_features_context_and_user_with_their_sides() ->
 
 def test_columns_that_input_names_or_ignores_are_no_fields() -> None:
     named = spec('ignore = ["brand"]\ncookie = "visitor"\n')
-    found = settled(named, data(context={"hour": 3}, user={"visitor": "v"}))
+    found = resolve_fields(named, data(context={"hour": 3}, user={"visitor": "v"}))
     assert list(found.fields) == ["tags", "hour"]
 
 
 def test_without_fields_and_without_impressions_it_says_what_to_do() -> None:
     with pytest.raises(SpecError, match="no impression yet"):
-        settled(spec(), b'{"request_id": "r", "item": "a", "ts": 1}\n')
+        resolve_fields(spec(), b'{"request_id": "r", "item": "a", "ts": 1}\n')
 
 
 def test_named_fields_need_no_impression() -> None:
-    assert list(settled(spec("[fields]\nbrand = {}\n"), b"").fields) == ["brand"]
+    assert list(resolve_fields(spec("[fields]\nbrand = {}\n"), b"").fields) == ["brand"]
 
 
 def test_a_field_that_no_impression_has_is_named_with_those_there_are() -> None:
     with pytest.raises(
         SpecError, match=r"fields\.colour: no impression so far has 'colour'; they have: brand, tags, id"
     ):
-        settled(spec("[fields]\ncolour = {}\n"), data())
+        resolve_fields(spec("[fields]\ncolour = {}\n"), data())
 
 
 def test_an_optional_field_may_come_later() -> None:
-    assert list(settled(spec("[fields]\ncolour = {optional = true}\n"), data()).fields) == ["colour"]
+    assert list(resolve_fields(spec("[fields]\ncolour = {optional = true}\n"), data()).fields) == ["colour"]
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_an_optional_field_may_come_later() -> None:
 def test_a_field_may_stand_anywhere_in_the_event(column: str) -> None:
     fields = f'[fields]\nf = {{column = "{column}"}}\n'
     events = data(context={"hour": 3, "device": {"kind": "tablet"}}, user={"age": 30})
-    assert settled(spec(fields), events).fields["f"].column == column
+    assert resolve_fields(spec(fields), events).fields["f"].column == column
 
 
 def test_wanted_are_the_columns_of_learning_but_the_label_and_the_reserved_ones() -> None:
     wanted = Wanted.of(
-        settled(spec("[fields]\nbrand = {}\nprice = {kind = 'number', column = 'cost'}\n"), b"")
+        resolve_fields(spec("[fields]\nbrand = {}\nprice = {kind = 'number', column = 'cost'}\n"), b"")
     )
     assert wanted.names == ("brand", "cost", *RESERVED)

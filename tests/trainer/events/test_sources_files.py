@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.errors import InputError
-from server.telemetry.rotating_file import RotatingFile
+from server.impressions.rotating_file import RotatingFile
 from tests.matrix import examples
-from trainer.events.events import NEVER_US, Place
+from trainer.events.events import NEVER_US, SourcePosition
 from trainer.events.files import FileSource
-from trainer.logs import file_tracker as census
+from trainer.logs import file_tracker
 
 
 def event(number: int) -> bytes:
@@ -32,32 +32,34 @@ def event(number: int) -> bytes:
 class Reading:
     """Reads a source by and by, reopening it where it stands when asked to."""
 
-    def __init__(self, name: Path | str, *, once: bool = False, place: Place | None = None) -> None:
+    def __init__(
+        self, name: Path | str, *, once: bool = False, position: SourcePosition | None = None
+    ) -> None:
         self.name, self.once = str(name), once
         self.notes: list[str] = []
         self.lines: list[bytes] = []
-        self.at: Place = place or {}
+        self.at: SourcePosition = position or {}
         self.source = self._open()
 
     def _open(self) -> FileSource:
         return FileSource(self.name, self.at, self.notes.append, once=self.once)
 
     def reopen(self) -> None:
-        """As after a kill: from JSON, at the last place."""
+        """As after a kill: from JSON, at the last position."""
         self.source.close()
         self.at = json.loads(json.dumps(self.at))
         self.source = self._open()
 
     def step(self, count: int | None = None) -> bool:
         """One read; of what it brings, only `count` lines are taken, and the source is opened there again."""
-        stretch = self.source.read()
-        if stretch is None:
+        chunk = self.source.read()
+        if chunk is None:
             return False
-        taken = len(stretch) if count is None else min(count, len(stretch))
-        starts = stretch.starts.tolist()
-        self.lines += [stretch.data[starts[i] : starts[i + 1]] for i in range(taken)]
-        self.at = self.source.place(stretch, taken)
-        if taken < len(stretch):
+        taken = len(chunk) if count is None else min(count, len(chunk))
+        starts = chunk.starts.tolist()
+        self.lines += [chunk.data[starts[i] : starts[i + 1]] for i in range(taken)]
+        self.at = self.source.position(chunk, taken)
+        if taken < len(chunk):
             self.reopen()
         return True
 
@@ -71,7 +73,7 @@ class Reading:
 @pytest.fixture(autouse=True)
 def looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each read sees what is there then."""
-    monkeypatch.setattr(census, "RESTS", 0.0)
+    monkeypatch.setattr(file_tracker, "RESTS", 0.0)
 
 
 @pytest.fixture
@@ -90,7 +92,7 @@ def test_a_file_that_is_not_there_yet_is_waited_for_and_that_is_said_once(log: P
     assert len(reading.notes) == 1 and "waiting for it" in reading.notes[0]
     append(log, event(1))
     assert reading.all() == [event(1)]
-    assert reading.source.frontier_us() == 0
+    assert reading.source.watermark_us() == 0
 
 
 def test_a_line_is_read_once_it_is_ended(log: Path) -> None:
@@ -107,7 +109,7 @@ def test_with_once_the_end_of_the_file_ends_the_last_line_and_the_source(log: Pa
     append(log, event(1), event(2)[:-1])
     reading = Reading(log, once=True)
     assert reading.all() == [event(1), event(2)]
-    assert reading.source.frontier_us() == NEVER_US
+    assert reading.source.watermark_us() == NEVER_US
     append(log, b"\n", event(3))
     reading.reopen()
     assert reading.all() == [event(1), event(2), event(3)]
@@ -125,11 +127,11 @@ def test_blank_lines_and_a_byte_order_mark_are_passed_over(log: Path) -> None:
 def test_where_an_event_stands_is_told_by_its_file_and_line(log: Path) -> None:
     append(log, b"\n", event(1), b"\n", event(2))
     source = FileSource(str(log), {}, print, once=True)
-    stretch = source.read()
-    assert stretch is not None
-    assert [source.where(stretch, number) for number in (0, 1)] == [f"{log}:2", f"{log}:4"]
+    chunk = source.read()
+    assert chunk is not None
+    assert [source.where(chunk, number) for number in (0, 1)] == [f"{log}:2", f"{log}:4"]
     append(log, event(3)[:-1])  # a last line without its end
-    again = FileSource(str(log), source.place(stretch, 2), print, once=True)
+    again = FileSource(str(log), source.position(chunk, 2), print, once=True)
     rest = again.read()
     assert rest is not None
     assert again.where(rest, 0) == f"{log}:5"
@@ -227,7 +229,7 @@ def test_a_compressed_file_cut_short_is_read_as_far_as_it_goes_and_said(log: Pat
     count = len(reading.all())
     assert 0 < count < len(lines) and reading.lines == lines[:count]
     assert [note for note in reading.notes if "cut short" in note]
-    whole.write_bytes(packed)  # and once it is whole, all of it, in place
+    whole.write_bytes(packed)  # and once it is whole, all of it, in position
     assert reading.all() == lines
 
 
@@ -310,7 +312,7 @@ def test_the_unread_rest_of_a_deleted_file_is_read_while_it_is_open(log: Path) -
 def test_the_unread_rest_of_a_file_deleted_meanwhile_is_counted_and_said(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(census, "GONE_S", 0.0)
+    monkeypatch.setattr(file_tracker, "GONE_S", 0.0)
     append(log, *(event(40 * n) for n in range(100, 110)))
     reading = Reading(log)
     reading.step(4)
@@ -327,7 +329,7 @@ def test_the_unread_rest_of_a_file_deleted_meanwhile_is_counted_and_said(
 
 
 def test_the_count_of_what_was_lost_is_in_the_place(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(census, "GONE_S", 0.0)
+    monkeypatch.setattr(file_tracker, "GONE_S", 0.0)
     append(log, event(40), event(80))
     reading = Reading(log)
     reading.step(1)
@@ -380,7 +382,7 @@ def test_a_new_file_with_the_inode_of_a_deleted_one_is_new(log: Path) -> None:
     inode = log.stat().st_ino
     log.unlink()
     append(log, event(3), event(4), event(5))
-    # Where the file system gave another inode, the place is made to know the new file by it.
+    # Where the file system gave another inode, the position is made to know the new file by it.
     reading.at["files"][0][1] = log.stat().st_ino
     reading.reopen()
     assert reading.all() == [event(n) for n in range(1, 6)], inode
@@ -426,7 +428,7 @@ for number in range(count):
 def test_every_line_is_read_once_while_another_process_moves_the_files_on(
     log: Path, how: str, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(census, "RESTS", 5.0)
+    monkeypatch.setattr(file_tracker, "RESTS", 5.0)
     count = 1000
     log.touch()
     writer = subprocess.Popen([sys.executable, "-c", MOVING, str(log), str(count), how])
@@ -437,14 +439,14 @@ def test_every_line_is_read_once_while_another_process_moves_the_files_on(
         reads += 1
     assert writer.returncode == 0
     reading.reopen()  # so that it looks at once
-    monkeypatch.setattr(census, "RESTS", 0.0)
+    monkeypatch.setattr(file_tracker, "RESTS", 0.0)
     assert reading.all() == [event(n) for n in range(count)]
     assert reading.source.lost == 0
 
 
 WRITER = """
 import sys
-from server.telemetry.rotating_file import RotatingFile
+from server.impressions.rotating_file import RotatingFile
 from tests.trainer.events.test_sources_files import event
 file = RotatingFile(sys.argv[1], 6000, 50)
 for number in range(int(sys.argv[2])):
@@ -468,14 +470,14 @@ def test_reading_can_go_on_from_every_place(log: Path) -> None:
     file = RotatingFile(log, 500, 100)
     for number in range(40):
         file.append(event(number))
-    places: list[Place] = [{}]
+    positions: list[SourcePosition] = [{}]
     source = FileSource(str(log), {}, print)
-    while (stretch := source.read()) is not None:
-        places += [source.place(stretch, count) for count in range(1, len(stretch) + 1)]
-    assert len(places) == 41
+    while (chunk := source.read()) is not None:
+        positions += [source.position(chunk, count) for count in range(1, len(chunk) + 1)]
+    assert len(positions) == 41
     pack(Path(f"{log}.3"), "gzip")
-    for taken, place in enumerate(places):
-        assert Reading(log, place=place).all() == [event(n) for n in range(taken, 40)]
+    for taken, position in enumerate(positions):
+        assert Reading(log, position=position).all() == [event(n) for n in range(taken, 40)]
 
 
 STEPS = st.lists(

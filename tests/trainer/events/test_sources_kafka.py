@@ -13,7 +13,7 @@ import pytest
 from model_store.errors import InputError, SourceUnavailable
 from model_store.spec.spec import ModelSpec
 from trainer.events import kafka as kafka_client
-from trainer.events.events import NEVER_US, Place, Source, Stretch
+from trainer.events.events import NEVER_US, Chunk, Source, SourcePosition
 from trainer.events.kafka import PartitionSource, kafka_name
 from trainer.events.open_sources import open_sources
 
@@ -52,25 +52,25 @@ def opened(
     brokers: Brokers,
     topic: str = "clicks",
     *,
-    places: list[Place] | None = None,
+    positions: list[SourcePosition] | None = None,
     once: bool = False,
     **options: str,
 ) -> list[Source]:
     query = "&".join(f"{key}={value}" for key, value in options.items())
     name = f"kafka://{brokers.address}/{topic}?{query}"
-    return open_sources([name], SPEC, None, json.loads(json.dumps(places or [])), print, once=once)
+    return open_sources([name], SPEC, None, json.loads(json.dumps(positions or [])), print, once=once)
 
 
-def numbers_of(stretch: Stretch) -> list[int]:
-    return [json.loads(line)["n"] for line in stretch.data.splitlines()]
+def numbers_of(chunk: Chunk) -> list[int]:
+    return [json.loads(line)["n"] for line in chunk.data.splitlines()]
 
 
-def all_of(source: Source) -> tuple[list[int], Place | None]:
-    found, place = [], None
-    while (stretch := source.read()) is not None:
-        found += numbers_of(stretch)
-        place = source.place(stretch, len(stretch))
-    return found, place
+def all_of(source: Source) -> tuple[list[int], SourcePosition | None]:
+    found, position = [], None
+    while (chunk := source.read()) is not None:
+        found += numbers_of(chunk)
+        position = source.position(chunk, len(chunk))
+    return found, position
 
 
 def test_every_partition_is_a_source_and_messages_come_by_their_timestamps(brokers: Brokers) -> None:
@@ -78,18 +78,18 @@ def test_every_partition_is_a_source_and_messages_come_by_their_timestamps(broke
     brokers.put("clicks", 2, partition=1)
     sources = opened(brokers)
     assert [source.name for source in sources] == [f"kafka clicks#{n}" for n in range(4)]
-    stretch = sources[0].read()
-    assert stretch is not None and stretch.arrived_us is not None
-    assert numbers_of(stretch) == [1, 3]
-    assert stretch.arrived_us.tolist() == [(FIRST_MS + n) * 1000 for n in (1, 3)]
-    assert [sources[0].where(stretch, number) for number in (0, 1)] == ["0", "1"]
-    assert sources[0].frontier_us() == (FIRST_MS + 3) * 1000
+    chunk = sources[0].read()
+    assert chunk is not None and chunk.arrived_us is not None
+    assert numbers_of(chunk) == [1, 3]
+    assert chunk.arrived_us.tolist() == [(FIRST_MS + n) * 1000 for n in (1, 3)]
+    assert [sources[0].where(chunk, number) for number in (0, 1)] == ["0", "1"]
+    assert sources[0].watermark_us() == (FIRST_MS + 3) * 1000
     assert sources[0].read() is None and all_of(sources[1])[0] == [2] and sources[2].read() is None
     brokers.put("clicks", 4)
     source = sources[0]
-    while (stretch := source.read()) is None:  # until the brokers have sent it
+    while (chunk := source.read()) is None:  # until the brokers have sent it
         pass
-    assert numbers_of(stretch) == [4]
+    assert numbers_of(chunk) == [4]
     for each in sources:
         each.close()
 
@@ -98,11 +98,11 @@ def test_a_timestamp_that_falls_counts_as_the_one_before(brokers: Brokers) -> No
     brokers.put("clicks", 1, at_ms=FIRST_MS + 100)
     brokers.put("clicks", 2, at_ms=FIRST_MS)
     source = opened(brokers)[0]
-    stretch = source.read()
-    assert stretch is not None and stretch.arrived_us is not None
-    assert stretch.arrived_us.tolist() == [(FIRST_MS + 100) * 1000] * 2
+    chunk = source.read()
+    assert chunk is not None and chunk.arrived_us is not None
+    assert chunk.arrived_us.tolist() == [(FIRST_MS + 100) * 1000] * 2
     again = PartitionSource(
-        source.name, {"bootstrap.servers": brokers.address}, "clicks", 0, source.place(stretch, 1), print
+        source.name, {"bootstrap.servers": brokers.address}, "clicks", 0, source.position(chunk, 1), print
     )
     rest = again.read()
     assert rest is not None and rest.arrived_us is not None
@@ -113,12 +113,12 @@ def test_a_timestamp_that_falls_counts_as_the_one_before(brokers: Brokers) -> No
 def test_reading_can_go_on_from_every_place(brokers: Brokers) -> None:
     brokers.put("clicks", *range(5))
     source, *others = opened(brokers, once=True)
-    stretch = source.read()
-    assert stretch is not None
-    places = [source.place(stretch, count) for count in range(len(stretch) + 1)]
+    chunk = source.read()
+    assert chunk is not None
+    positions = [source.position(chunk, count) for count in range(len(chunk) + 1)]
     rest = [{"source": other.name, "offset": None} for other in others]
-    for taken, place in enumerate(places):
-        again = opened(brokers, places=[place, *rest], once=True)[0]
+    for taken, position in enumerate(positions):
+        again = opened(brokers, positions=[position, *rest], once=True)[0]
         assert all_of(again)[0] == list(range(taken, 5))
         again.close()
 
@@ -127,8 +127,8 @@ def test_with_once_a_source_ends_at_the_end_of_its_partition(brokers: Brokers) -
     brokers.put("clicks", *range(2500))
     source, empty, *_ = opened(brokers, once=True)
     assert all_of(source)[0] == list(range(2500))
-    assert source.frontier_us() == NEVER_US
-    assert empty.read() is None and empty.frontier_us() == NEVER_US
+    assert source.watermark_us() == NEVER_US
+    assert empty.read() is None and empty.watermark_us() == NEVER_US
 
 
 def test_messages_without_a_value_are_passed_over_and_a_line_is_one_line(brokers: Brokers) -> None:
@@ -136,18 +136,18 @@ def test_messages_without_a_value_are_passed_over_and_a_line_is_one_line(brokers
     brokers.producer.produce("clicks", b'{"n":\n7}', partition=0, timestamp=FIRST_MS)
     brokers.producer.flush(10)
     source = opened(brokers)[0]
-    stretch = source.read()
-    assert stretch is not None
-    assert stretch.data == b'{"n": 7}\n' and source.place(stretch, 1)["offset"] == 2
+    chunk = source.read()
+    assert chunk is not None
+    assert chunk.data == b'{"n": 7}\n' and source.position(chunk, 1)["offset"] == 2
 
 
 def test_a_place_beyond_the_end_is_said_and_read_from_the_start(
     brokers: Brokers, capsys: pytest.CaptureFixture[str]
 ) -> None:
     brokers.put("clicks", 1, 2)
-    place = {"source": "kafka clicks#0", "offset": 99}
+    position = {"source": "kafka clicks#0", "offset": 99}
     others = [{"source": f"kafka clicks#{n}", "offset": None} for n in (1, 2, 3)]
-    source = opened(brokers, places=[place, *others])[0]
+    source = opened(brokers, positions=[position, *others])[0]
     assert all_of(source)[0] == [1, 2]
     assert "ends at offset 2 though it was read up to 99" in capsys.readouterr().out
 
@@ -155,9 +155,9 @@ def test_a_place_beyond_the_end_is_said_and_read_from_the_start(
 def test_lag_counts_messages_to_the_end(brokers: Brokers) -> None:
     brokers.put("clicks", *range(1200))
     source = opened(brokers)[0]
-    stretch = source.read()
-    assert stretch is not None
-    assert source.lag().events == 1200 - len(stretch)
+    chunk = source.read()
+    assert chunk is not None
+    assert source.lag().events == 1200 - len(chunk)
     all_of(source)
     assert source.lag().events == 0 and source.lag().seconds == 0.0
 
@@ -183,7 +183,7 @@ def test_brokers_that_do_not_answer_are_away_and_nothing_is_skipped(monkeypatch:
     for _ in range(2):
         with pytest.raises(SourceUnavailable, match="clicks#0"):
             source.read()
-    assert source.frontier_us() == 0
+    assert source.watermark_us() == 0
     source.close()
 
 
@@ -214,8 +214,8 @@ def test_brokers_that_went_away_after_the_end_are_noticed(brokers: Brokers) -> N
 def test_a_partition_that_is_new_begins_at_its_start(brokers: Brokers) -> None:
     brokers.put("clicks", 1, partition=0)
     brokers.put("clicks", 2, partition=3)
-    places = [{"source": f"kafka clicks#{n}", "offset": None} for n in (0, 1, 2)]
-    sources = opened(brokers, places=places)
+    positions = [{"source": f"kafka clicks#{n}", "offset": None} for n in (0, 1, 2)]
+    sources = opened(brokers, positions=positions)
     assert all_of(sources[3])[0] == [2]
 
 

@@ -1,4 +1,4 @@
-"""From names to sources: what is understood, what is refused, and places of other sources."""
+"""From names to sources: what is understood, what is refused, and positions of other sources."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ import pytest
 from model_store.errors import InputError, StoreError
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
-from trainer.events.events import Place, Source
-from trainer.events.open_sources import are_rows, known_as, open_rows, open_sources
+from trainer.events.events import Source, SourcePosition
+from trainer.events.open_sources import EVENTS, ROWS, kind_of, known_as, open_rows, open_sources
 
 SPEC = ModelSpec.model_validate({"model": {"name": "ads"}, "input": {"label": "click"}})
+LABEL = SPEC.input.label
 EVENT = b'{"request_id": "r1", "item": "a", "ts": 1}\n'
 
 
-def place_behind(source: Source) -> Place:
-    stretch = source.read()
-    assert stretch is not None
-    place: Place = json.loads(json.dumps(source.place(stretch, len(stretch))))
-    return place
+def position_after(source: Source) -> SourcePosition:
+    chunk = source.read()
+    assert chunk is not None
+    position: SourcePosition = json.loads(json.dumps(source.position(chunk, len(chunk))))
+    return position
 
 
 def test_a_store_is_both_streams_of_the_model(store: Store, store_url: str) -> None:
@@ -38,8 +39,8 @@ def test_one_stream_can_be_named_by_what_it_is_or_by_its_key(store: Store) -> No
     [clicks] = open_sources(["clicks=store#clicks"], SPEC, store)
     [other] = open_sources(["store#elsewhere"], SPEC, store)
     assert clicks.name == "ftrie:{ads}:clicks" and clicks.read() is None
-    stretch = other.read()
-    assert stretch is not None and stretch.data == EVENT
+    chunk = other.read()
+    assert chunk is not None and chunk.data == EVENT
 
 
 def test_files_folders_and_globs_need_not_be_there_yet(tmp_path: Path) -> None:
@@ -73,27 +74,27 @@ def test_places_belong_to_the_sources_that_told_them(tmp_path: Path) -> None:
     names = [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]
     for name in names:
         Path(name).write_bytes(EVENT)
-    places = [place_behind(source) for source in open_sources(names, SPEC, None)]
-    assert [source.read() for source in open_sources(names, SPEC, None, places)] == [None, None]
+    positions = [position_after(source) for source in open_sources(names, SPEC, None)]
+    assert [source.read() for source in open_sources(names, SPEC, None, positions)] == [None, None]
     for others in ([names[0]], [*names, "c.jsonl"], [names[1], names[0]], [names[0], "c.jsonl"]):
         with pytest.raises(InputError, match=r"the checkpoint has read .*begin anew with another folder"):
-            open_sources(others, SPEC, None, places)
+            open_sources(others, SPEC, None, positions)
 
 
 def test_a_source_that_had_brought_nothing_has_no_place_and_begins_at_the_beginning(tmp_path: Path) -> None:
     names = [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]
     Path(names[0]).write_bytes(EVENT)
-    place = place_behind(open_sources(names[:1], SPEC, None)[0])
+    position = position_after(open_sources(names[:1], SPEC, None)[0])
     Path(names[1]).write_bytes(EVENT)
-    first, second = open_sources(names, SPEC, None, [place, {}])
+    first, second = open_sources(names, SPEC, None, [position, {}])
     assert first.read() is None and second.read() is not None
 
 
 def test_what_the_merger_adds_to_a_place_does_no_harm(tmp_path: Path) -> None:
     log = tmp_path / "a.jsonl"
     log.write_bytes(EVENT)
-    place = place_behind(open_sources([str(log)], SPEC, None)[0])
-    [source] = open_sources([str(log)], SPEC, None, [{**place, "order_us": 1}])
+    position = position_after(open_sources([str(log)], SPEC, None)[0])
+    [source] = open_sources([str(log)], SPEC, None, [{**position, "order_us": 1}])
     assert source.read() is None
 
 
@@ -114,19 +115,29 @@ def test_rows_are_told_from_events_by_the_label(tmp_path: Path) -> None:
     rows.write_bytes(b'{"click": 1, "age": 2}\n')
     events.write_bytes(EVENT)
     table.write_bytes(b"click,age\n1,2\n")
-    assert are_rows([str(rows)], SPEC) and are_rows([str(table)], SPEC)
-    assert are_rows([str(tmp_path / "later.csv")], SPEC) and are_rows([f"rows={tmp_path}"], SPEC)
-    assert not are_rows([str(events)], SPEC) and not are_rows([str(tmp_path / "later")], SPEC)
+    assert kind_of([str(rows)], LABEL) == ROWS and kind_of([str(table)], LABEL) == ROWS
+    assert (
+        kind_of([str(tmp_path / "later.csv")], LABEL) == ROWS and kind_of([f"rows={tmp_path}"], LABEL) == ROWS
+    )
+    assert kind_of([str(events)], LABEL) == EVENTS and kind_of([str(tmp_path / "later")], LABEL) == EVENTS
     (tmp_path / "day=1").mkdir()
     (tmp_path / "day=1" / "part").write_bytes(b'{"age": 2}\n{"click": 0, "age": 2}\n')
     unlabelled, sparse = tmp_path / "unlabelled.csv", tmp_path / "sparse.log"
     unlabelled.write_bytes(b"age,item\n1,2\n")
     sparse.write_bytes(b"1 |user a |item b\n")
     for path in (tmp_path / "day=1", unlabelled, sparse):
-        assert are_rows([str(path)], SPEC), path
-    assert not are_rows(["store"], SPEC) and not are_rows([f"clicks={rows}"], SPEC)
+        assert kind_of([str(path)], LABEL) == ROWS, path
+    assert kind_of(["store"], LABEL) == EVENTS and kind_of([f"clicks={rows}"], LABEL) == EVENTS
+    assert kind_of(["-"], LABEL) == ROWS and kind_of([str(events)], LABEL, "csv") == ROWS
+    with pytest.raises(InputError, match="expected logs of one kind"):
+        kind_of([str(events), str(table)], LABEL)
+
+
+def test_only_one_source_of_rows_is_opened(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="name it alone"):
-        are_rows([str(events), str(table)], SPEC)
+        open_rows([str(tmp_path / "a.csv"), str(tmp_path / "b.csv")], SPEC)
+    with pytest.raises(InputError, match="expected a file, a folder or a glob"):
+        open_rows(["-"], SPEC)
 
 
 def test_rows_are_opened_at_their_place(tmp_path: Path) -> None:

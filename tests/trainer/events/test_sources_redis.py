@@ -11,7 +11,7 @@ import pytest
 
 from model_store.store import Store
 from model_store.streams.event_streams import EntryId, EventStream, Read
-from trainer.events.events import NEVER_US, Place, Stretch
+from trainer.events.events import NEVER_US, Chunk, SourcePosition
 from trainer.events.redis import StreamSource
 
 KEY = "ftrie:{ads}:clicks"
@@ -29,8 +29,8 @@ def notes() -> list[str]:
 
 @pytest.fixture
 def opened(stream: EventStream, notes: list[str]) -> Callable[..., StreamSource]:
-    def open_at(place: Place | None = None, *, once: bool = False) -> StreamSource:
-        return StreamSource(KEY, stream, json.loads(json.dumps(place or {})), notes.append, once=once)
+    def open_at(position: SourcePosition | None = None, *, once: bool = False) -> StreamSource:
+        return StreamSource(KEY, stream, json.loads(json.dumps(position or {})), notes.append, once=once)
 
     return open_at
 
@@ -41,14 +41,14 @@ def put(store: Store, entry: str, number: int) -> None:
 
 def numbers(source: StreamSource) -> list[int]:
     found = []
-    while (stretch := source.read()) is not None:
-        found += numbers_of(stretch)
+    while (chunk := source.read()) is not None:
+        found += numbers_of(chunk)
     return found
 
 
-def numbers_of(stretch: Stretch) -> list[int]:
-    assert stretch.starts[-1] == len(stretch.data)
-    return [json.loads(line)["n"] for line in stretch.data.splitlines()]
+def numbers_of(chunk: Chunk) -> list[int]:
+    assert chunk.starts[-1] == len(chunk.data)
+    return [json.loads(line)["n"] for line in chunk.data.splitlines()]
 
 
 def test_a_stream_that_is_not_there_is_empty_and_read_up_to_the_store_s_clock(
@@ -56,10 +56,10 @@ def test_a_stream_that_is_not_there_is_empty_and_read_up_to_the_store_s_clock(
 ) -> None:
     source = opened()
     assert source.read() is None
-    first = source.frontier_us()
+    first = source.watermark_us()
     assert 0 < first < NEVER_US and first % 1000 == 0
     assert source.read() is None
-    assert source.frontier_us() >= first
+    assert source.watermark_us() >= first
     assert source.lag().events == 0
 
 
@@ -68,26 +68,26 @@ def test_entries_come_in_order_with_the_time_of_their_ids(
 ) -> None:
     for number, entry in enumerate(("5-0", "5-1", "7-0")):
         put(store, entry, number)
-    stretch = opened().read()
-    assert stretch is not None and stretch.arrived_us is not None
-    assert numbers_of(stretch) == [0, 1, 2]
-    assert stretch.arrived_us.tolist() == [5000, 5000, 7000]
-    assert stretch.marks.tolist() == [[5, 0], [5, 1], [7, 0]]
-    assert opened().where(stretch, 1) == "5-1"
+    chunk = opened().read()
+    assert chunk is not None and chunk.arrived_us is not None
+    assert numbers_of(chunk) == [0, 1, 2]
+    assert chunk.arrived_us.tolist() == [5000, 5000, 7000]
+    assert chunk.marks.tolist() == [[5, 0], [5, 1], [7, 0]]
+    assert opened().where(chunk, 1) == "5-1"
 
 
 def test_reading_can_go_on_from_every_place(stream: EventStream, opened: Callable[..., StreamSource]) -> None:
     stream.append([json.dumps({"n": n}).encode() for n in range(2500)])
     source = opened()
-    count, places = 0, []
-    while (stretch := source.read()) is not None:
-        assert len(stretch) <= 1000
-        places += [(count + taken, source.place(stretch, taken)) for taken in (0, 1, len(stretch) // 2)]
-        count += len(stretch)
-        places.append((count, source.place(stretch, len(stretch))))
+    count, positions = 0, []
+    while (chunk := source.read()) is not None:
+        assert len(chunk) <= 1000
+        positions += [(count + taken, source.position(chunk, taken)) for taken in (0, 1, len(chunk) // 2)]
+        count += len(chunk)
+        positions.append((count, source.position(chunk, len(chunk))))
     assert count == 2500
-    for taken, place in places:
-        assert numbers(opened(place)) == list(range(taken, 2500))
+    for taken, position in positions:
+        assert numbers(opened(position)) == list(range(taken, 2500))
 
 
 def test_while_there_is_more_only_what_was_read_is_sure(
@@ -95,13 +95,13 @@ def test_while_there_is_more_only_what_was_read_is_sure(
 ) -> None:
     stream.append([b'{"n":1}'] * 1500)
     source = opened()
-    stretch = source.read()
-    assert stretch is not None and stretch.arrived_us is not None
-    assert source.frontier_us() == stretch.arrived_us[-1]
+    chunk = source.read()
+    assert chunk is not None and chunk.arrived_us is not None
+    assert source.watermark_us() == chunk.arrived_us[-1]
     rest = source.read()
     assert rest is not None and rest.arrived_us is not None
-    assert rest.arrived_us[0] >= stretch.arrived_us[-1]
-    assert source.frontier_us() >= rest.arrived_us[-1]
+    assert rest.arrived_us[0] >= chunk.arrived_us[-1]
+    assert source.watermark_us() >= rest.arrived_us[-1]
 
 
 def test_no_entry_comes_before_what_was_said_to_be_read(
@@ -109,11 +109,11 @@ def test_no_entry_comes_before_what_was_said_to_be_read(
 ) -> None:
     source = opened()
     for number in range(200):
-        frontier_us = source.frontier_us()
+        watermark_us = source.watermark_us()
         stream.append([json.dumps({"n": number}).encode()])
-        stretch = source.read()
-        assert stretch is not None and stretch.arrived_us is not None
-        assert stretch.arrived_us[0] >= frontier_us
+        chunk = source.read()
+        assert chunk is not None and chunk.arrived_us is not None
+        assert chunk.arrived_us[0] >= watermark_us
 
 
 def test_large_entries_are_read_a_few_at_a_time(
@@ -122,8 +122,8 @@ def test_large_entries_are_read_a_few_at_a_time(
     stream.append([json.dumps({"n": n, "pad": "x" * 40_000}).encode() for n in range(1200)])
     source = opened()
     sizes = []
-    while (stretch := source.read()) is not None:
-        sizes.append(len(stretch))
+    while (chunk := source.read()) is not None:
+        sizes.append(len(chunk))
     assert sum(sizes) == 1200 and max(sizes[1:]) < 50
 
 
@@ -133,7 +133,7 @@ def test_with_once_the_source_ends_where_the_stream_does(
     stream.append([b'{"n":1}'])
     source = opened(once=True)
     assert numbers(source) == [1]
-    assert source.frontier_us() == NEVER_US
+    assert source.watermark_us() == NEVER_US
     stream.append([b'{"n":2}'])
     assert source.read() is None
 
@@ -143,18 +143,18 @@ def test_entries_trimmed_before_they_were_read_are_counted_and_said(
 ) -> None:
     stream.append([json.dumps({"n": n}).encode() for n in range(10)])
     source = opened()
-    stretch = source.read()
-    assert stretch is not None
-    place = source.place(stretch, 4)
+    chunk = source.read()
+    assert chunk is not None
+    position = source.position(chunk, 4)
     store.client.xtrim(KEY, maxlen=3, approximate=False)
-    again = opened(place)
+    again = opened(position)
     assert numbers(again) == [7, 8, 9]
     assert again.lost == 3 and "3 entries in all were deleted before they were read" in notes[0]
     stream.append([b'{"n":10}'])
     after = again.read()
     assert after is not None
-    assert again.place(after, 1)["lost"] == 3
-    assert opened(again.place(after, 1)).lost == 3
+    assert again.position(after, 1)["lost"] == 3
+    assert opened(again.position(after, 1)).lost == 3
 
 
 def test_entries_trimmed_after_they_were_read_or_before_the_first_run_are_no_loss(
@@ -197,11 +197,11 @@ def test_a_stream_that_is_gone_is_said_and_what_comes_then_is_read(
 ) -> None:
     stream.append([b'{"n":1}', b'{"n":2}'])
     source = opened()
-    stretch = source.read()
-    assert stretch is not None and stretch.arrived_us is not None
-    place = source.place(stretch, 2)
+    chunk = source.read()
+    assert chunk is not None and chunk.arrived_us is not None
+    position = source.position(chunk, 2)
     store.client.flushall()
-    source = opened(place)
+    source = opened(position)
     assert numbers(source) == []
     assert "it was deleted" in notes[0]
     put(store, "3-0", 3)
@@ -209,7 +209,7 @@ def test_a_stream_that_is_gone_is_said_and_what_comes_then_is_read(
     assert fresh is not None and fresh.arrived_us is not None
     assert numbers_of(fresh) == [3]
     # Arrivals never fall, though the id is of long ago.
-    assert fresh.arrived_us[0] >= stretch.arrived_us[-1]
+    assert fresh.arrived_us[0] >= chunk.arrived_us[-1]
     assert np.all(np.diff(fresh.arrived_us) >= 0)
 
 
@@ -224,7 +224,7 @@ def test_a_stream_deleted_and_begun_anew_is_read_from_its_start_and_that_is_said
     store.client.delete(KEY)
     put(store, began, 3)
     assert numbers(source) == [3]
-    assert "begun anew" in notes[0]
+    assert "created again" in notes[0]
     store.client.xtrim(KEY, maxlen=0, approximate=False)
     put(store, "10-0", 4)
     assert numbers(source) == [4]
@@ -247,12 +247,12 @@ def test_when_the_store_s_clock_steps_back_nothing_is_taken_back_and_it_is_said(
     stepped = Stepped(stream._store, KEY)
     source = StreamSource(KEY, stepped, {}, notes.append)
     source.read()
-    before = source.frontier_us()
+    before = source.watermark_us()
     stepped.behind_us = 60_000_000
     put(store, f"{before // 1000 - 60_000}-0", 1)  # as that clock numbers it
-    stretch = source.read()
-    assert stretch is not None and numbers_of(stretch) == [1]
-    assert source.frontier_us() == before
+    chunk = source.read()
+    assert chunk is not None and numbers_of(chunk) == [1]
+    assert source.watermark_us() == before
     assert len(notes) == 1 and "stepped back by 60." in notes[0]
 
 
@@ -272,6 +272,6 @@ def test_entries_written_field_by_field_are_events_too(
     store: Store, opened: Callable[..., StreamSource]
 ) -> None:
     store.client.xadd(KEY, {"request_id": "r1", "item": "a"}, id="1700000000123-0")
-    stretch = opened().read()
-    assert stretch is not None
-    assert json.loads(stretch.data) == {"request_id": "r1", "item": "a", "ts": 1700000000.123}
+    chunk = opened().read()
+    assert chunk is not None
+    assert json.loads(chunk.data) == {"request_id": "r1", "item": "a", "ts": 1700000000.123}

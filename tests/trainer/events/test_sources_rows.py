@@ -1,4 +1,4 @@
-"""Labelled rows in files that grow: the same rows as `ftrie train` reads, from any place, however they are written."""
+"""Labelled rows in files that grow: the same rows as `ftrie train` reads, from any position, however written."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.errors import InputError, SpecError
-from trainer.events.events import Place
+from trainer.events.events import SourcePosition
 from trainer.events.rows import RowSource
-from trainer.logs import file_tracker as census
+from trainer.logs import file_tracker
 from trainer.logs.batch import RowBatch
 from trainer.logs.reader import LogReader
 
@@ -33,7 +33,7 @@ Told = tuple[list[tuple[Any, ...]], list[tuple[int, str]]]
 
 @pytest.fixture(autouse=True)
 def looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(census, "RESTS", 0.0)
+    monkeypatch.setattr(file_tracker, "RESTS", 0.0)
 
 
 def told(batches: list[RowBatch]) -> Told:
@@ -62,16 +62,18 @@ def read_at_once(path: Path) -> Told:
 
 
 class Reading:
-    def __init__(self, name: Path, *, once: bool = False, place: Place | None = None) -> None:
+    def __init__(self, name: Path, *, once: bool = False, position: SourcePosition | None = None) -> None:
         self.notes: list[str] = []
-        self.source = RowSource(str(name), json.loads(json.dumps(place or {})), self.notes.append, once=once)
+        self.source = RowSource(
+            str(name), json.loads(json.dumps(position or {})), self.notes.append, once=once
+        )
         self.batches: list[RowBatch] = []
-        self.places = [place or {}]
+        self.positions = [position or {}]
 
     def all(self) -> Told:
         while (rows := self.source.read(WANTED)) is not None:
             self.batches.append(rows.batch)
-            self.places.append(rows.after)
+            self.positions.append(rows.after)
         return told(self.batches)
 
 
@@ -94,16 +96,16 @@ def test_a_file_that_grows_by_any_steps_gives_the_same_rows_once(
     data = LOGS[name]
     bounds = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     batches: list[RowBatch] = []
-    place: Place = {}
+    position: SourcePosition = {}
     for start, stop in pairwise(bounds):
         with log.open("ab") as file:
             file.write(data[start:stop])
-        reading = Reading(log, place=place)  # as after a kill
+        reading = Reading(log, position=position)  # as after a kill
         reading.all()
         batches += reading.batches
-        place = reading.places[-1]
+        position = reading.positions[-1]
         reading.source.close()
-    rest = Reading(log, place=place, once=True)
+    rest = Reading(log, position=position, once=True)
     rest.all()
     assert told(batches + rest.batches) == read_at_once(log)
 
@@ -120,7 +122,7 @@ def test_a_file_rotated_and_compressed_is_read_on_with_its_header(name: str, tmp
     Path(f"{log}.1.gz").write_bytes(gzip.compress(data))
     log.unlink()
     log.write_bytes(data.replace(b"25", b"26"))
-    second = Reading(log, place=first.places[-1], once=True)
+    second = Reading(log, position=first.positions[-1], once=True)
     second.all()
     again, _ = read_at_once(log)
     rows, _ = told(first.batches + second.batches)

@@ -24,7 +24,6 @@ def merged(events: Sequence[Event], impressions: int = 0, segment: int | None = 
         request=np.array([event.request for event in events], np.uint64),
         item=np.array([event.item for event in events], np.uint64),
         what=np.array([CLICK if event.what == "click" else CONVERSION for event in events], np.uint8),
-        event=np.zeros(len(events), np.uint64),
         segment=np.where(segment is None, number, segment or 0).astype(np.int32),
         row=np.zeros(len(events), np.int64) if segment is None else first,
         rows=rows,

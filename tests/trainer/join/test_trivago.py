@@ -83,7 +83,7 @@ class Replay:
         sources = open_sources(names, spec, None, places, once=True)
         self.segments = Segments(folder, 1 << 20)
         self.join = Join(spec.join)
-        self.merger = Merger(sources, Wanted.of(spec), self.segments, places=places, once=True)
+        self.merger = Merger(sources, Wanted.of(spec), self.segments, positions=places, once=True)
         if arrays is not None:
             self.join.restore(arrays)
             self.segments.restore(self.join.segments())
@@ -114,7 +114,7 @@ class Replay:
         """What a checkpoint would hold."""
         self.segments.keep(self.join.segments())
         self.segments.flush()
-        return {name: array.copy() for name, array in self.join.state().items()}, self.merger.places()
+        return {name: array.copy() for name, array in self.join.state().items()}, self.merger.positions()
 
 
 def plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.artefact.calibration import Calibration, IsotonicCurve, PowerCurve, VariantCurves
-from trainer.examples.hashing_kernels import HashedRows
+from trainer.examples.examples_kernels import HashedRows
 from trainer.learn import calibration as fitting
 from trainer.learn.predictions_kernels import BUCKETS, BUCKETS_PER_UNIT, RANGE, Predictions, count_by_score
 

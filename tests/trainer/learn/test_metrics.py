@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from model_store.errors import CheckpointError
 from tests.trainer.learn import metrics_oracle as oracle
 from tests.trainer.learn.metrics_rows import add_log, add_rows, made_up
-from trainer.examples.hashing_kernels import HashedRows
+from trainer.examples.examples_kernels import HashedRows
 from trainer.learn.metrics import metrics_kernels as kernels
 from trainer.learn.metrics.figures import Group, auc, new_tally, reliability
 from trainer.learn.metrics.metrics import AUC_BUCKETS, ProgressiveMetrics

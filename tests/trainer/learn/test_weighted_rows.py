@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from model_store.hash_kernels import hash_keys
 from model_store.spec.spec import parse_spec
 from trainer.examples.hashing import ExampleMaker
-from trainer.logs.batch import RowBatch
-from trainer.logs.positions import Position
+from trainer.logs.batch import Position, RowBatch
 
 SPEC = """
 [model]

@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from model_store.errors import InputError
-from trainer.logs.batch import RowBatch
-from trainer.logs.positions import ReadFile
+from trainer.logs.batch import ReadFile, RowBatch
 from trainer.logs.reader import LogReader
 
 ROWS = 400

@@ -191,7 +191,7 @@ def test_progress_grows_from_file_to_file(tmp_path: Path) -> None:
 _PEAK = r"""
 import re, sys
 from pathlib import Path
-from trainer.sources import LogReader
+from trainer.logs.reader import LogReader
 reader = LogReader(sys.argv[1:], batch_bytes=1 << 20)
 rows = sum(batch.rows for batch in reader.batches(["click", "site"]))
 print(rows, re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])

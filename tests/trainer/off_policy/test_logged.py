@@ -10,8 +10,7 @@ import pytest
 
 from model_store.errors import InputError, SpecError
 from model_store.spec.sections import InputSection
-from trainer.logs.batch import RowBatch
-from trainer.logs.positions import Position
+from trainer.logs.batch import Position, RowBatch
 from trainer.off_policy.logged import DECISION_LIST, DECISION_ROW, Layout, RowCollector
 
 SECTION = InputSection(label="click", request="request", item="item")

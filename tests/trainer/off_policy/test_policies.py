@@ -10,7 +10,7 @@ import pytest
 
 from model_store.artefact.artefact import Artefact
 from model_store.features.features import FeaturePlan
-from model_store.named_model import NamedModel
+from model_store.model_files import NamedModel
 from model_store.spec.spec import parse_spec
 from tests.trainer.off_policy.rows import CHANCES, ITEMS, SPEC, Row, rows_of, write_items, write_rows
 from trainer.examples.open_log import Log

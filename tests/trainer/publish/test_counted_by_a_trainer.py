@@ -132,12 +132,12 @@ def test_versions_whose_promises_do_not_come_true_are_rolled_back(
     ads = store.model("ads")
     for _ in range(2):
         ads.publish_and_activate(model(spec=parse_spec(SPEC)))
-    ads.refusals.watch(candidate=2, good=1)
+    ads.guard.watch(candidate=2, good=1)
     shown = impressions(began, 600, seed=3, version=2, ctr=0.6)
     events = [*shown, *clicks(shown, seed=4, chance=0.05)]
     assert trained(tmp_path, store_url, SPEC + GUARD, events) == 0
     assert ads.active() == 1
-    record = ads.refusals.record()
+    record = ads.guard.record()
     assert (record.rolled_back, record.target) == (1, 1)
     assert "online calibration since version 2: got " in ads.manifest(2).refused
     said = capsys.readouterr().err

@@ -48,7 +48,7 @@ def test_a_version_out_of_bounds_is_kept_marked_counted_and_not_served(
     assert poisoned.refused == [11, 12, 13]
     counts = poisoned.publisher.counts
     assert (counts.refused, counts.snapshots + counts.deltas) == (3, 13)
-    assert shop.refusals.record().refused == 3
+    assert shop.guard.record().refused == 3
     assert "log-loss of base: got " in shop.manifest(11).refused
 
 
@@ -137,7 +137,7 @@ def test_force_of_a_sound_version_is_an_order_like_any_other(shop: ModelVersions
 def test_rollback_and_gc_pass_over_refused_versions(poisoned: GuardedRun, shop: ModelVersions) -> None:
     with pytest.raises(VersionRefused):
         shop.rollback(12)
-    shop.refusals.mark([9], "for the test")
+    shop.guard.refuse([9], "for the test")
     assert shop.rollback() == 8
     shop.gc(1)
     assert shop.active() == 8
@@ -148,7 +148,7 @@ def test_marking_makes_no_version_and_keeps_the_first_reason(
     poisoned: GuardedRun, shop: ModelVersions
 ) -> None:
     before = shop.manifest(11).refused
-    assert shop.refusals.mark([11, 10, 99], "another reason") == 1
+    assert shop.guard.refuse([11, 10, 99], "another reason") == 1
     assert shop.manifest(11).refused == before
     assert shop.manifest(10).refused == "another reason"
     assert not shop._client.exists(shop.keys.manifest(99))
@@ -157,12 +157,12 @@ def test_marking_makes_no_version_and_keeps_the_first_reason(
 def test_after_a_rollback_nothing_is_served_until_the_cooldown_is_over(shop: ModelVersions) -> None:
     guarded = GuardedRun(shop)
     guarded.learn(SOUND[:400])
-    shop.refusals.went_back(2, 1, "for the test")
+    shop.guard.note_rollback(2, 1, "for the test")
     guarded.learn(SOUND[400:800])
     assert shop.active() == 2
     assert guarded.publisher.counts.held == 2
     assert guarded.refused == []
-    shop._client.hset(shop.keys.guard, "when_us", shop.refusals.now_us() - 601_000_000)
+    shop._client.hset(shop.keys.guard, "when_us", shop.guard.now_us() - 601_000_000)
     guarded.learn(SOUND[800:1000])
     assert shop.active() == 5
 

@@ -56,7 +56,7 @@ BAD: Known = {1: Evidence(120.0, 110.0), 3: Evidence(90.0, 20.0), 5: Evidence(60
 def test_a_candidate_within_the_band_is_good_and_the_active_version_is_the_next(
     watched: Watched, shop: ModelVersions
 ) -> None:
-    record = shop.refusals.record()
+    record = shop.guard.record()
     assert (record.good, record.candidate) == (1, 3)
     assert watched.warnings == []
 
@@ -79,7 +79,7 @@ def test_beyond_the_band_servers_go_back_to_what_was_good_and_all_since_is_refus
         "rolled back: online calibration since version 3: got 5 (150 clicks predicted, 30 observed), above the band "
         "from 0.5 to 2"
     )
-    record = shop.refusals.record()
+    record = shop.guard.record()
     assert (record.rolled_back, record.origin, record.target, record.candidate) == (1, 5, 1, 1)
     (warning,) = watched.warnings
     assert warning.startswith("ROLLED BACK from version 5 to 1: online calibration since version 3: got 5")
@@ -95,7 +95,7 @@ def test_the_trainer_goes_on_publishing_and_nothing_is_served_in_the_cooldown(
     assert shop.active() == 1
     assert watched.run.refused == [3, 4, 5]
     assert watched.after(BAD | {7: Evidence(500.0, 1.0)}) is None
-    assert shop.refusals.record().rolled_back == 1
+    assert shop.guard.record().rolled_back == 1
 
 
 def test_after_the_cooldown_the_next_version_is_served_and_watched_anew(
@@ -110,13 +110,13 @@ def test_after_the_cooldown_the_next_version_is_served_and_watched_anew(
     late = BAD | {3: Evidence(900.0, 20.0), 6: Evidence(50.0, 45.0)}
     assert watched.after(late) is None
     assert watched.after(late | {6: Evidence(150.0, 140.0)}) is None
-    assert shop.refusals.record().good == 1
-    assert shop.refusals.record().candidate == 6
+    assert shop.guard.record().good == 1
+    assert shop.guard.record().candidate == 6
     assert shop.active() == 6
 
 
 def end_cooldown(shop: ModelVersions) -> None:
-    over = shop.refusals.now_us() - BOUNDS.cooldown_s * 1_000_000 - 1
+    over = shop.guard.now_us() - BOUNDS.cooldown_s * 1_000_000 - 1
     shop._client.hset(shop.keys.guard, "when_us", over)
 
 
@@ -165,12 +165,12 @@ def test_what_an_operator_forced_is_watched_from_then_on(watched: Watched, shop:
     watched.publish(2)
     watched.after(BAD)
     shop.activate(5, force=True)
-    record = shop.refusals.record()
+    record = shop.guard.record()
     assert (record.candidate, record.when_us) == (5, 0)
     watched.publish(1)
     assert shop.active() == 6
     assert watched.after(BAD | {5: Evidence(90.0, 80.0), 6: Evidence(90.0, 80.0)}) is None
-    assert shop.refusals.record().good == 5
+    assert shop.guard.record().good == 5
 
 
 def test_an_older_version_that_an_operator_went_back_to_is_the_next_candidate(
@@ -178,7 +178,7 @@ def test_an_older_version_that_an_operator_went_back_to_is_the_next_candidate(
 ) -> None:
     shop.rollback(2)
     assert watched.after(BAD) is None
-    assert shop.refusals.record().candidate == 2
+    assert shop.guard.record().candidate == 2
 
 
 def test_gc_spares_the_candidate_and_the_good_version(watched: Watched, shop: ModelVersions) -> None:
@@ -196,4 +196,4 @@ def test_nothing_is_watched_unless_asked(shop: ModelVersions, bounds: GuardSecti
     for _ in range(2):
         assert begun.after({1: Evidence(1e6, 1.0), 2: Evidence(1e6, 1.0)}) is None
     assert shop.active() == 2
-    assert shop.refusals.record().candidate == 0
+    assert shop.guard.record().candidate == 0

@@ -49,7 +49,7 @@ class Running:
         saved = Saved(keeper.take(), [str(log)])
         sources = open_sources([str(log)], spec, None, saved.places)
         segments = Segments(folder / SEGMENTS, 1 << 20)
-        merger = Merger(sources, Wanted.of(spec), segments, places=saved.places)
+        merger = Merger(sources, Wanted.of(spec), segments, positions=saved.positions)
         stack.callback(merger.close)
         model = LearningModel(ExampleMaker(spec))
         loop = EventLoop(merger, Join(spec.join), segments, model, Letters(None), counts=saved.counts)

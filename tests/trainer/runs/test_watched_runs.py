@@ -101,14 +101,14 @@ def test_a_resumed_run_must_watch_the_same(log, capsys):
     command = ["train", str(log / "shop.toml"), str(log / "log.csv"), "--window", "600", *keep, "--resume"]
     assert run(command) == 7
     assert (
-        "--window 700 --slice tags --slice brand*age=1*, and is to go on with --window 600"
+        "--window 700 --slice tags --slice brand*age=1*, and is resumed with --window 600"
         in capsys.readouterr().err
     )
 
 
 def test_what_cannot_be_sliced_by_stops_before_anything_is_learned(log, capsys):
     assert run(["train", str(log / "shop.toml"), str(log / "log.csv"), "--slice", "agee"]) == 2
-    assert "--slice 'agee' is no field and no key prefix such as" in capsys.readouterr().err
+    assert "--slice 'agee' is neither a field nor a key prefix such as" in capsys.readouterr().err
 
 
 def test_what_is_watched_does_not_change_the_model(log):

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from model_store.hash_kernels import sigmoid
 from model_store.jit import bare_inline, bare_kernel
-from trainer.examples.hashing_kernels import importance_of, x_of
+from trainer.examples.examples_kernels import importance_of, x_of
 from trainer.learn.learners.coordinate import l1_at, learner_of_variant, load, save
 from trainer.learn.learners.operations import advance, needs_rebase, running_total, step, weight
 from trainer.learn.learners.rates import n_after, r_of

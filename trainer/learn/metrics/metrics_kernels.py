@@ -12,7 +12,7 @@ import numpy as np
 
 from model_store.hash_kernels import END, SEED, TIMES, combine, digest, load_i32, load_u8
 from model_store.jit import bare_inline, bare_kernel
-from trainer.examples.hashing_kernels import cross_size, pick
+from trainer.examples.examples_kernels import cross_size, pick
 
 SCORE_RANGE = 16.0
 

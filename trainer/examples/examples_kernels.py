@@ -1,10 +1,10 @@
-"""Kernels that turn a batch's tokens into hashed rows, and the bytes of new keys into the arena.
+"""Kernels that hash a batch's tokens into rows, write the bytes of new keys into the arena, and draw requests.
 
-Layout of a batch of tokens (made by `examples.py`): field f's tokens begin at `base[f]` of `digests`. A dense field
-(`list_of[f]` = -1) has one place a row, with digest 0 where the value is absent; a list field has the places
-`starts[list_of[f], r]` to `starts[list_of[f], r + 1]` of row r, all present. Features are numbered: 0 the bias, then
-the fields, then the crosses; a field's or cross's keys that a rule sets apart have numbers behind these, and the field
-or cross is their owner.
+Layout of a batch's tokens (made by `hashing.lay_out`): field f's tokens start at `base[f]` of `digests`. A dense field
+(`list_of[f]` = -1) has one token a row, with digest 0 where the value is absent; a list field has the tokens
+`starts[list_of[f], r]` to `starts[list_of[f], r + 1]` in row r, all present. Features are numbered: 0 the bias, then
+the fields, then the crosses. Keys of a field or cross that have a rule of their own have further numbers; that field or
+cross is their owner.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from model_store.hash_kernels import END, TIMES, combine, digest, load_i32, load_u8
+from model_store.hash_kernels import END, TIMES, combine, digest, load_i32, load_u8, mixed
 from model_store.jit import bare_inline, bare_kernel
 
 _EMPTY = np.uint64(0)
@@ -37,7 +37,7 @@ class TokenLayout(NamedTuple):
 
 
 class KeyRules(NamedTuple):
-    """What a spec says of its keys' hashes.
+    """How a spec's keys are hashed.
 
     bias: the bias's hash; states: uint64, the state after each field's and then each cross's prefix; raw:
     uint8[fields], 1 where a digest is the whole hash of a key; masks: uint32[features], 0 where no variant uses it.
@@ -50,7 +50,7 @@ class KeyRules(NamedTuple):
 
 
 class TokenBytes(NamedTuple):
-    """Where the bytes of tokens lie: int64[fields], addresses of each column's bytes and of its int32 offsets."""
+    """Where tokens' bytes are: int64[fields], addresses of each column's bytes and of its int32 offsets."""
 
     data: Any
     offsets: Any
@@ -93,7 +93,7 @@ def pick(tokens: Any, cross: Any, row: Any, combination: Any, picked: Any) -> An
 
 @bare_kernel
 def count_features(rows: Any, tokens: Any) -> Any:
-    """How many features the given rows have at most: the size that `assemble` needs."""
+    """The most features the given rows can have: the size that `assemble` needs."""
     total = rows.size
     for row in rows:
         for field in range(tokens.base.size):
@@ -151,7 +151,7 @@ def put(out: Any, at: Any, feature: Any, key: Any, x: Any) -> Any:
 
 @bare_inline
 def tokens_of(tokens: Any, owner: Any, row: Any, ordinal: Any, picked: Any) -> Any:
-    """Put the tokens of the `ordinal`-th key of an owner in a row into `picked`; return how many. None: the bias."""
+    """Put the tokens of the `ordinal`-th key of an owner in a row into `picked`; return how many, 0 for the bias."""
     if owner == 0:
         return 0
     fields = tokens.base.size
@@ -162,13 +162,13 @@ def tokens_of(tokens: Any, owner: Any, row: Any, ordinal: Any, picked: Any) -> A
 
 
 @bare_inline
-def token_bytes(tokens: Any, owner: Any, part: Any, token: Any, places: Any) -> Any:
+def token_bytes(tokens: Any, owner: Any, part: Any, token: Any, texts: Any) -> Any:
     """The address of a token's bytes, and of their end."""
     fields = tokens.base.size
     field = owner - 1 if owner <= fields else tokens.crosses[owner - 1 - fields, part]
-    place = places.offsets[field] + 4 * (token - tokens.base[field])
-    data = places.data[field]
-    return data + np.int64(load_i32(place)), data + np.int64(load_i32(place + 4))
+    offset = texts.offsets[field] + 4 * (token - tokens.base[field])
+    data = texts.data[field]
+    return data + np.int64(load_i32(offset)), data + np.int64(load_i32(offset + 4))
 
 
 @bare_kernel
@@ -179,7 +179,7 @@ def key_tokens(added: Any, rows: Any, hashed: Any, tokens: Any, found: Any, pick
     `TokenLayout`; found: int64[k, 4] out, padded with -1 (all -1: the bias).
     """
     index = 0
-    last = first = 0  # the position before, and where the run of its owner began: no row is walked twice
+    last = first = 0  # the previous position, and the start of its owner's run: no row is walked twice
     for new in range(added.size):
         position = added[new]
         while hashed.starts[index + 1] <= position:
@@ -187,9 +187,8 @@ def key_tokens(added: Any, rows: Any, hashed: Any, tokens: Any, found: Any, pick
         owner = tokens.owner[hashed.features[position]]
         for part in range(4):
             found[new, part] = -1
-        if (
-            0 < owner <= tokens.base.size and tokens.list_of[owner - 1] < 0
-        ):  # one token at most, as in most fields
+        # most fields: at most one token
+        if 0 < owner <= tokens.base.size and tokens.list_of[owner - 1] < 0:
             found[new, 0] = tokens.base[owner - 1] + rows[index]
             continue
         before, lowest = position, max(hashed.starts[index], last)
@@ -215,12 +214,12 @@ def write_keys(
     arena: Any,
     at: Any,
 ) -> Any:
-    """Append keys to the arena as (uint16 length, uint16 feature, bytes); return the new end, or -1 if room is short.
+    """Append keys to the arena as (uint16 length, uint16 feature, bytes); return the new end, or -1 if it is full.
 
-    found: int64[k, 4], what `key_tokens` found; data, offsets: int64[fields], addresses of token bytes and of int32
+    found: int64[k, 4], from `key_tokens`; data, offsets: int64[fields], addresses of token bytes and of int32
     offsets; prefixes: uint8, all prefixes end to end (`bias` first), prefix_starts: int64[owners + 1].
     """
-    places = TokenBytes(data, offsets)
+    texts = TokenBytes(data, offsets)
     for new in range(added.size):
         owner = tokens.owner[features[added[new]]]
         begin = at
@@ -233,7 +232,7 @@ def write_keys(
         for part in range(4):
             if found[new, part] < 0:
                 break
-            start, stop = token_bytes(tokens, owner, part, found[new, part], places)
+            start, stop = token_bytes(tokens, owner, part, found[new, part], texts)
             if at + stop - start + 1 > arena.size:
                 return -1
             if part > 0:
@@ -252,19 +251,15 @@ def write_keys(
 
 @bare_kernel
 def digest_of_nothing() -> Any:
-    """The digest of an empty token: what stands for the value in a real number's key, `price=`."""
+    """The digest of an empty token, which stands for the value in a real number's key, `price=`."""
     return digest(np.int64(0), 0)
 
 
-# --- Kernels that compare the keys of a batch with rules that reach into values; only specs with such rules
-# pay for it ---
-
-
 class ValueRules(NamedTuple):
-    """Beginnings of values, by owner: those of owner o stand from first[o] to first[o + 1], the longest first.
+    """Prefixes of values, by owner: first[o] to first[o + 1] are those of owner o, the longest first.
 
-    first: int64[owners + 1]; features: uint16, the number of a key that begins so; text: uint8, the beginnings end to
-    end; starts: int64, where each begins in it, and its end.
+    first: int64[owners + 1]; features: uint16, the feature number of keys with that prefix; text: uint8, the prefixes
+    end to end; starts: int64, where each starts in text, and the end of the last.
     """
 
     first: Any
@@ -274,11 +269,11 @@ class ValueRules(NamedTuple):
 
 
 @bare_kernel
-def set_apart(rows: Any, hashed: Any, tokens: Any, places: Any, rules: Any, picked: Any) -> None:
-    """Give keys that begin as a value rule says that rule's feature number; the longest rule wins.
+def apply_value_rules(rows: Any, hashed: Any, tokens: Any, texts: Any, rules: Any, picked: Any) -> None:
+    """Give keys with a value rule's prefix that rule's feature number; the longest rule wins.
 
-    rows: int32[m]; hashed: `HashedRows`, whose features are the owners' and are rewritten; tokens: `TokenLayout`;
-    places: `TokenBytes`; rules: `ValueRules`; picked: int64[4], room for a cross's tokens.
+    rows: int32[m]; hashed: `HashedRows`, whose features are owners' numbers and are rewritten; tokens: `TokenLayout`;
+    texts: `TokenBytes`; rules: `ValueRules`; picked: int64[4], room for a cross's tokens.
     """
     for index in range(rows.size):
         position, stop = hashed.starts[index], hashed.starts[index + 1]
@@ -288,7 +283,7 @@ def set_apart(rows: Any, hashed: Any, tokens: Any, places: Any, rules: Any, pick
             while position < stop and hashed.features[position] == owner:
                 if rules.first[owner] < rules.first[owner + 1]:
                     size = tokens_of(tokens, owner, rows[index], ordinal, picked)
-                    rule = longest_rule(tokens, owner, picked, size, places, rules)
+                    rule = longest_rule(tokens, owner, picked, size, texts, rules)
                     if rule >= 0:
                         hashed.features[position] = rules.features[rule]
                 ordinal += 1
@@ -296,24 +291,24 @@ def set_apart(rows: Any, hashed: Any, tokens: Any, places: Any, rules: Any, pick
 
 
 @bare_inline
-def longest_rule(tokens: Any, owner: Any, picked: Any, size: Any, places: Any, rules: Any) -> Any:
-    """The first rule of the owner that the key of these tokens begins with, or -1."""
+def longest_rule(tokens: Any, owner: Any, picked: Any, size: Any, texts: Any, rules: Any) -> Any:
+    """The owner's first rule whose text is a prefix of these tokens' key, or -1."""
     for rule in range(rules.first[owner], rules.first[owner + 1]):
-        if begins_with(tokens, owner, picked, size, places, rules, rule):
+        if begins_with(tokens, owner, picked, size, texts, rules, rule):
             return rule
     return -1
 
 
 @bare_inline
-def begins_with(tokens: Any, owner: Any, picked: Any, size: Any, places: Any, rules: Any, rule: Any) -> Any:
-    """Whether the tokens' bytes, joined by `*`, begin with the rule's text."""
+def begins_with(tokens: Any, owner: Any, picked: Any, size: Any, texts: Any, rules: Any, rule: Any) -> Any:
+    """Whether the rule's text is a prefix of the tokens' bytes, joined by `*`."""
     at, end = rules.starts[rule], rules.starts[rule + 1]
     for part in range(size):
         if at < end and part > 0:
             if rules.text[at] != STAR:
                 return False
             at += 1
-        address, stop = token_bytes(tokens, owner, part, picked[part], places)
+        address, stop = token_bytes(tokens, owner, part, picked[part], texts)
         while at < end and address < stop:
             if rules.text[at] != load_u8(address):
                 return False
@@ -348,3 +343,38 @@ def x_of(rows: Any, position: Any) -> Any:
 def importance_of(rows: Any, row: Any) -> Any:
     """The importance weight of a row."""
     return rows.weights[row] if rows.weights.size else 1.0
+
+
+PROBABILITY_BITS = 53
+DRAW_STEP = np.uint64(0x9E3779B97F4A7C15)
+NEXT_DRAW = np.uint64(0xD1342543DE82EF95)
+_UNUSED_BITS = np.uint64(64 - PROBABILITY_BITS)
+_SALT = np.uint64(0x2545F4914F6CDD1D)
+
+
+@bare_kernel
+def number_single_rows(ids: Any, first_row: Any) -> None:
+    """Give each row whose id is 0 an id of its own, from its number in the stream.
+
+    ids: uint64[rows], changed in place; first_row: how many rows of the stream come before.
+    """
+    for row in range(ids.size):
+        if ids[row] == _EMPTY:
+            ids[row] = mixed(np.uint64(first_row + row) ^ _SALT)
+
+
+@bare_kernel
+def draw(ids: Any, clicked: Any, seed: Any, threshold: Any, drawn: Any) -> None:
+    """Draw the rows of every request with a click, and of others with probability threshold / 2^53.
+
+    ids: uint64[rows]; clicked: bool[rows], whether the row's request has a click; drawn: bool[rows] out.
+    """
+    for row in range(ids.size):
+        drawn[row] = clicked[row] or chance(ids[row], 0, seed) < threshold
+
+
+@bare_inline
+def chance(key: Any, example: Any, seed: Any) -> Any:
+    """A uniform whole number below 2^53, a function of the arguments: SplitMix64's finalizer over their sum."""
+    state = key ^ (np.uint64(example) * DRAW_STEP + seed * NEXT_DRAW)
+    return mixed(state + DRAW_STEP) >> _UNUSED_BITS

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from server.telemetry.rotating_file import RotatingFile
+from server.impressions.rotating_file import RotatingFile
 from tests.model_store.models import python
 
 
@@ -55,7 +55,7 @@ def test_more_than_a_file_holds_gets_one_of_its_own(tmp_path: Path) -> None:
 
 def test_processes_that_write_at_once_lose_and_tear_nothing(tmp_path: Path) -> None:
     code = (
-        "import sys; from server.telemetry.rotating_file import RotatingFile\n"
+        "import sys; from server.impressions.rotating_file import RotatingFile\n"
         "file = RotatingFile(sys.argv[1], max_bytes=2000, kept=1000)\n"
         "sys.stdin.readline()\n"
         "for n in range(200): file.append(f'{sys.argv[2]} {n} {n * 7}\\n'.encode())\n"

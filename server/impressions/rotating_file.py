@@ -1,7 +1,7 @@
-"""A file of lines that several processes append to and that never grows over a size. The lines may say anything.
+"""A file of lines that several processes append to, with a bounded size.
 
-A full FILE becomes FILE.1, that one FILE.2, and so on; the oldest goes. Processes take turns by flock. A line is whole
-or absent: where the disk is full the file is cut back, and behind what a crash has left of a line a new one begins.
+A full FILE becomes FILE.1, that one FILE.2, and so on; the oldest is deleted. Processes take turns by flock. A line is
+whole or absent: if the disk is full, the file is truncated back, and a partial line left by a crash is ended first.
 """
 
 from __future__ import annotations
@@ -17,10 +17,7 @@ class RotatingFile:
     """Append-only. Thread safety: none; any number of processes."""
 
     def __init__(self, path: str | Path, max_bytes: int, kept: int, mode: int = 0o666) -> None:
-        """Keeps `kept` full files beside the present one. Raises OSError if it cannot be opened.
-
-        mode: who may read and write a file that is made, less the umask.
-        """
+        """Keeps `kept` full files beside the present one. mode: of a new file, before the umask. Raises OSError."""
         self._path = Path(path)
         self._mode = mode
         self._max_bytes = max_bytes
@@ -29,25 +26,22 @@ class RotatingFile:
             pass
 
     def append(self, lines: bytes) -> None:
-        """Add lines, each with its end, all or none. More than `max_bytes` at once get a file of their own.
-
-        Raises OSError.
-        """
+        """Add lines, each with its end: all or none. More than `max_bytes` get a file of their own. Raises OSError."""
         while not self._fits(lines):
             pass
 
     def _fits(self, lines: bytes) -> bool:
-        """Write, or make room by moving the files on and return False."""
+        """Write; or rename the full files and return False."""
         with self._open() as fd:
             size = os.fstat(fd).st_size
             if size and size + len(lines) >= self._max_bytes:
-                self._move_on()
+                self._rotate()
                 return False
             whole = not size or os.pread(fd, 1, size - 1) == b"\n"
             _write_all_or_none(fd, size, lines if whole else b"\n" + lines)
             return True
 
-    def _move_on(self) -> None:
+    def _rotate(self) -> None:
         for number in range(self._kept, 1, -1):
             if (older := self._numbered(number - 1)).exists():
                 older.replace(self._numbered(number))
@@ -58,7 +52,7 @@ class RotatingFile:
 
     @contextmanager
     def _open(self) -> Iterator[int]:
-        """The file, locked; opened anew each time, since another process may have moved it on."""
+        """The file, locked; opened again each time, since another process may have renamed it."""
         while True:
             fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, self._mode)
             try:
