@@ -14,7 +14,7 @@ from model_store.errors import InputError, OutputError
 if TYPE_CHECKING:
     from model_store.spec.spec import ModelSpec
     from trainer.tune.candidates import Candidate
-    from trainer.tune.halving import Judge, Tuning
+    from trainer.tune.halving import Comparison, Tuning
 
 
 def register(app: typer.Typer) -> None:
@@ -81,7 +81,7 @@ def tune(
     from model_store.spec.spec import load_spec
     from trainer.tune.best_spec import with_best
     from trainer.tune.candidates import candidates_of
-    from trainer.tune.halving import Judge
+    from trainer.tune.halving import Comparison
 
     if by not in ("logloss", "auc"):
         raise typer.BadParameter(f"--by {by}: expected logloss or auc")
@@ -94,8 +94,8 @@ def tune(
     text = spec.read_text(encoding="utf-8")
     if output is not None:
         with_best(text, model_spec, candidates[0])  # fails now if the file cannot be edited
-    judge = Judge(judge_last, by, variant, halving)
-    found = _search(model_spec, candidates, judge, inputs, items, users, input_format, threads)
+    comparison = Comparison(judge_last, by, variant, halving)
+    found = _search(model_spec, candidates, comparison, inputs, items, users, input_format, threads)
     if output is not None:
         from model_store.whole_file import write_whole
 
@@ -106,7 +106,7 @@ def tune(
 def _search(
     spec: ModelSpec,
     candidates: Sequence[Candidate],
-    judge: Judge,
+    comparison: Comparison,
     inputs: list[str],
     items: Path | None,
     users: Path | None,
@@ -121,10 +121,10 @@ def _search(
 
     log = Log(inputs, input_format, side_tables(items, users, spec.input), note)
     note(f"{len(candidates)} candidates")
-    _compile(spec, candidates, judge, formats_of(inputs, input_format))
+    _compile(spec, candidates, comparison, formats_of(inputs, input_format))
     with progress("tuning") as bar:
         repeated = Repeated(log, threads, lambda rows, total: bar.update(rows, total=total))
-        found = search(spec, candidates, repeated, judge)
+        found = search(spec, candidates, repeated, comparison)
     if not found.ranking:
         raise InputError(f"no row could be learned from ({found.rejected:,} rejected); nothing can be ranked")
     for warning in _warnings(found):
@@ -143,12 +143,14 @@ def _warnings(found: Tuning) -> list[str]:
     ]
 
 
-def _compile(spec: ModelSpec, candidates: Sequence[Candidate], judge: Judge, formats: frozenset[str]) -> None:
+def _compile(
+    spec: ModelSpec, candidates: Sequence[Candidate], comparison: Comparison, formats: frozenset[str]
+) -> None:
     from trainer.runs.warmup import compile_kernels, kernels_are_ready
     from trainer.tune.candidates import groups_of
-    from trainer.tune.halving import judged_variant
+    from trainer.tune.halving import compared_variant
 
-    groups = groups_of(spec, candidates, range(len(candidates)), judged_variant(spec, judge.variant))
+    groups = groups_of(spec, candidates, range(len(candidates)), compared_variant(spec, comparison.variant))
     waiting = [group.spec for group in groups if not kernels_are_ready(group.spec, formats)]
     if waiting:
         note("compiling kernels for the first time; some ten seconds for each kind of learner, once")

@@ -19,9 +19,9 @@ from trainer.examples.side_tables import SideTable, side_tables
 from trainer.learn.model import LearningModel
 from trainer.logs.batch import STDIN
 from trainer.logs.rejects import RejectLog, too_many_rejected
-from trainer.off_policy.estimating import Estimates, Estimating, Read
+from trainer.off_policy.estimating import Estimates, EstimationRun, Read
 from trainer.off_policy.logged import DECISION_LIST, DECISION_ROW, Layout, LoggedRows, LogOfRows
-from trainer.off_policy.policies import Judging, PolicyName, parse_choice
+from trainer.off_policy.policies import EstimatorOptions, PolicyName, parse_choice
 from trainer.output import Output, Progress
 from trainer.runs.first_events import first_events
 from trainer.runs.replay_logs import Replayed, replay_rows
@@ -117,10 +117,10 @@ def _check_flags_of_events(asked: Asked) -> None:
             raise InputError(f"{flag} is for labelled rows; events carry their features, and are JSON")
 
 
-def _estimating(spec: ModelSpec, asked: Asked, kind: str) -> Estimating:
+def _estimating(spec: ModelSpec, asked: Asked, kind: str) -> EstimationRun:
     policies = [PolicyName.parse(each) for each in dict.fromkeys(asked.policies)]
     models = {each.name: read_named(each.name, asked.store) for each in policies if each.is_model}
-    return Estimating(
+    return EstimationRun(
         spec=spec,
         policies=policies,
         models=models,
@@ -128,12 +128,12 @@ def _estimating(spec: ModelSpec, asked: Asked, kind: str) -> Estimating:
         items=SideTable.of_items(asked.items, spec.input) if asked.items else None,
         without=asked.without,
         decision=asked.decision or (DECISION_ROW if kind == ROWS else DECISION_LIST),
-        judging=Judging(asked.clip, asked.bootstrap, asked.seed),
+        options=EstimatorOptions(asked.clip, asked.bootstrap, asked.seed),
     )
 
 
 def _of_rows(
-    spec: ModelSpec, inputs: list[str], asked: Asked, estimating: Estimating | None, output: Output
+    spec: ModelSpec, inputs: list[str], asked: Asked, estimating: EstimationRun | None, output: Output
 ) -> tuple[Replayed, Read]:
     """Replay labelled rows; they can be read again for estimates."""
     log = Log(inputs, asked.format, side_tables(asked.items, asked.users, spec.input), output.note)
@@ -152,7 +152,7 @@ def _of_events(
     spec: ModelSpec,
     logs: list[str],
     asked: Asked,
-    estimating: Estimating | None,
+    estimating: EstimationRun | None,
     store: Store | None,
     output: Output,
 ) -> tuple[Replayed, Read]:
@@ -192,7 +192,7 @@ def _show(bar: Progress, model: LearningModel, expected: int | None) -> None:
     bar.update(model.rows, total=expected, **fields, keys=model.table.used)
 
 
-def _estimate(estimating: Estimating, read: Read, output: Output) -> Estimates:
+def _estimate(estimating: EstimationRun, read: Read, output: Output) -> Estimates:
     if estimating.models:
         announce_scoring(output)
     with output.progress("estimating", unit="steps") as bar:
