@@ -17,7 +17,9 @@ from ctr.v1.ranking_pb2 import RankRequest
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import parse_spec
 from server.model.attributes import AttributeWriter
-from server.ranking.select.options import Options
+from server.ranking.request import read_options
+from server.ranking.select.filters import CandidateColumns
+from server.ranking.select.selection import Scored
 
 SPEC = '[model]\nname = "m"\n[input]\nlabel = "click"\n[fields]\nsku = { side = "item" }\n'
 CASES = ((1, 3, 200), (1, 3, 10_000), (4, 100, 10_000), (32, 10_000, 10_000))
@@ -44,14 +46,14 @@ def main() -> None:
         message = asked.SerializeToString()
         ids = [f"i{n}" for n in range(candidates)]
         at, scores = np.arange(candidates, dtype=np.int32), np.zeros(candidates)
-        options = Options.of(RankRequest.FromString(message), "", "r")
+        options = read_options(RankRequest.FromString(message), "")
         assert options is not None
-        read = milliseconds(
-            rounds, lambda message=message: Options.of(RankRequest.FromString(message), "", "r")
-        )
+        read = milliseconds(rounds, lambda message=message: read_options(RankRequest.FromString(message), ""))
         test = milliseconds(
             rounds,
-            lambda o=options, i=ids, a=at, s=scores: o.select(i, a, (), s, None, None, attributes, 10),
+            lambda o=options, i=ids, a=at, s=scores: o.select(
+                Scored(s, None, None), CandidateColumns(attributes, i, a, ()), i, 10, "r"
+            ),
         )
         rows.append((filters, texts, candidates, read, test))
     report("conditions", "Filters of one request", COLUMNS, rows)

@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from time import thread_time_ns
+from typing import Any
 
 from benchmarks import rank_model as shop
 from benchmarks.common import ROUNDS, Spread, report
@@ -24,11 +25,13 @@ from server.impressions.sinks import FileSink, StreamSink
 from server.model.catalogue import Catalogue
 from server.model.event_form import Form
 from server.model.model import Model
-from server.ranking.features import StoredUser
-from server.ranking.query import Question
+from server.ranking.candidates import LateItems
+from server.ranking.features import StoredUser, UserFields
+from server.ranking.query import Query
 from server.ranking.ranker import Ranker
 from server.ranking.request import Received
-from server.ranking.served import ServedVersion
+from server.ranking.resolve import Call, Resolver
+from server.ranking.served import ModelHandle, ServedVersion
 from server.telemetry.meter import Meter
 
 CALLS, CANDIDATES = 1000, 200
@@ -54,18 +57,24 @@ def served_version() -> ServedVersion:
     return ServedVersion(shop.NAME, 1, "", model, catalogue, Ranker(model, catalogue), 0)
 
 
-def questions(served: ServedVersion, top_k: int, *, inline: bool) -> list[Question]:
-    """As many questions, their users inline or kept from the store."""
+class Stored:
+    """A store that has every user."""
+
+    def find(self, cookie: str, given: int, model: str, wanted: UserFields, context: object) -> object:
+        return StoredUser(cookie, [f"{name}7" for name in wanted.hash_fields.names], 0.0), ()
+
+
+def queries(served: ServedVersion, top_k: int, *, inline: bool) -> list[Query]:
+    """As many queries, their users inline or kept from the store."""
+    handle = ModelHandle(served.name, LateItems(None))  # type: ignore[arg-type]
+    handle.serve(served)
+    resolver: Any = Resolver(None, Stored())  # type: ignore[arg-type]
     made = []
     for number in range(CALLS):
-        message = Received(request(number, CANDIDATES, inline=inline).SerializeToString())
-        fields = served.plain.read(message)
-        assert fields is not None
-        if not inline:
-            values = [f"{name}7" for name in served.wanted.hash_fields.names]
-            user = StoredUser(f"user-{number}", values, 0.0)
-            fields = user.tokens(served.wanted).under(fields, user)
-        made.append(Question(fields, message.item_ids, (), 0, top_k, message))
+        asked = request(number, CANDIDATES, inline=inline)
+        asked.top_k = top_k
+        message = Received(asked.SerializeToString())
+        made.append(resolver.resolve(Call(message, f"r{number}", None, handle, served)))  # type: ignore[arg-type]
     return made
 
 
@@ -81,15 +90,14 @@ def microseconds(step: Callable[[], object]) -> Spread:
 
 def measured(served: ServedVersion, top_k: int, *, inline: bool) -> list[tuple[str, Spread, int]]:
     """Offer and line: what, how long, and the bytes of a line."""
-    asked = questions(served, top_k, inline=inline)
-    answers = [(question, question.ask(served)) for question in asked]
+    answers = [(query, served.ranker.rank(query)) for query in queries(served, top_k, inline=inline)]
     makes = Lines.of(served)
-    shown = [Shown(1.7e9, f"r{n}", makes, *answer) for n, answer in enumerate(answers)]
+    shown = [Shown(1.7e9, makes, *answer) for answer in answers]
 
     def offer() -> None:
         log = ImpressionLog([Nowhere()], Meter(), 10 * CALLS)
-        for question, ranking in answers:
-            log.offer("r", served, question, ranking)
+        for query, ranking in answers:
+            log.offer(served, query, ranking)
 
     lines = [makes.line(each) for each in shown]
     size = sum(map(len, lines)) // CALLS

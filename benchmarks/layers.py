@@ -24,7 +24,7 @@ from model_store.store import Store
 from server.model.catalogue import Catalogue
 from server.model.live_model import LiveModel
 from server.ranking.served import ServedVersion
-from server.ranking.warmup import warm_up
+from server.ranking.warmup import run_kernels
 
 CHANGED, NEW = 9_000, 1_000
 T = TypeVar("T")
@@ -33,7 +33,7 @@ Row = tuple[str, str, float]
 
 def main() -> None:
     keys = int(sys.argv[1]) if len(sys.argv) > 1 else large_model.KEYS
-    warm_up()
+    run_kernels()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="ftrie-") as folder:
         artefact = large_model.artefact(keys)

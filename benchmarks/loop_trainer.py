@@ -32,8 +32,8 @@ from trainer.join.join import Join
 from trainer.learn.model import LearningModel
 from trainer.publish.online_metrics import OnlineAccumulator
 from trainer.runs import daemon
-from trainer.runs.daemon_options import Asked
 from trainer.runs.stream import JoinedExamples
+from trainer.runs.stream_run import TrainerOptions
 
 VISITS = 50_000
 SHOWN = 6
@@ -65,7 +65,7 @@ def main() -> None:
 def _round(spec: Any, url: str, folder: Path) -> dict[str, float]:
     """Seconds of each step; reading and parsing are on threads of their own, beside the rest."""
     times: dict[str, float] = {}
-    asked = Asked(
+    options = TrainerOptions(
         store=url, sources=("store",), folder=folder, every=Every.parse("1h"), init_from=None, save=None, publish=None,
         snapshot=10, threshold=0.0, activate=False, keep=None, once=True, wait=False, idle_s=2.0, memory_bytes=1 << 28,
         max_lag_s=30.0, say_every_s=1e9, metrics_port=None,
@@ -84,7 +84,7 @@ def _round(spec: Any, url: str, folder: Path) -> dict[str, float]:
         stack.enter_context(redirect_stdout(StringIO()))
         stack.enter_context(redirect_stderr(StringIO()))
         began = time.perf_counter()
-        daemon.run(spec, asked, lambda status: None)
+        daemon.run(spec, options, lambda status: None)
         times["all"] = time.perf_counter() - began
     return times
 

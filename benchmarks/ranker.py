@@ -23,7 +23,7 @@ from benchmarks.common import ROUNDS, Spread, alternate, report
 from server.model.catalogue import Catalogue
 from server.model.model import Model
 from server.ranking.ranker import Ranker
-from server.ranking.warmup import warm_up
+from server.ranking.warmup import run_kernels
 
 COLUMNS = ("what", "unit", "median", "low", "high")
 ITEMS = 100_000
@@ -43,7 +43,7 @@ def main() -> None:
 
 def measure() -> list[tuple[Any, ...]]:
     """A row of COLUMNS for each measure."""
-    warm_up()
+    run_kernels()
     artefact, records = shop.artefact(), list(shop.records(shop.ITEM_FIELDS, "item-", ITEMS, seed=1))
     model = Model.build(artefact, 1)
     catalogue = Catalogue.build(model.plan, records)
@@ -92,7 +92,7 @@ def _rank_us(ranker: Ranker, ids: Sequence[str], count: int, variants: int = 1) 
     users = [{name: f"{name}{draw.randrange(size)}" for name, size in fields.items()} for _ in range(CALLS)]
     asked = [(user, draw.sample(ids, count), (), n % variants, 10) for n, user in enumerate(users)]
     questions = cycle(asked)
-    return lambda: _median_us(lambda: next(questions), lambda question: ranker.rank(*question))
+    return lambda: _median_us(lambda: next(questions), lambda question: ranker.rank(ranker.query(*question)))
 
 
 def _ids_us(ids: Sequence[str], look_up: Callable[[Sequence[str]], Any]) -> Callable[[], float]:

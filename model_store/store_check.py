@@ -1,9 +1,9 @@
-"""Finds keys of the store that hold what they should not, and repairs them: `ftrie store check`.
+"""Finds invalid values in the store's keys and repairs them, for `ftrie store check`.
 
-Each finding says what stood there, what is right, and what was or would be done. Nothing is guessed where the store
-itself knows: a manifest is made again from the version's bytes, the list of versions from the manifests, the active
-pointer from the events. What cannot be restored is removed, or marked as refused so that nothing goes back to it.
-docs/operating.md says how it is used.
+Each finding names the value, what is expected, and the repair. Repairs use what the store itself knows: a manifest is
+rebuilt from the version's bytes, the list of versions from the manifests, the active pointer from the events. What
+cannot be restored is removed, or marked as refused so that no rollback chooses it. docs/operating.md describes its
+use.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from model_store.versions.online_metrics import SUMS
 
 BATCH = 1_000
 DAMAGED = "damaged: "
-"""How the reason of a refused version begins whose bytes nobody can restore."""
+"""Prefix of the refusal reason of a version whose bytes cannot be restored."""
 _AHEAD = 1_000_000
-"""A counter that is further ahead of what it has counted was set by hand."""
+"""A counter further ahead of its versions or epochs was set manually."""
 _MOST_ENTRIES = 100_000
 _AHEAD_MS = 3_600_000
-"""So far a lease may be ahead of the store's clock."""
+"""How far a lease's times may be ahead of the store's clock."""
 _MODEL = re.compile(rb"ftrie:\{([A-Za-z0-9._-]{1,128})\}:(.+)", re.DOTALL)
 _MANIFEST = re.compile(rb"version:([1-9]\d{0,11})")
 _ONLINE = re.compile(rb"online:\d+")
@@ -70,7 +70,7 @@ _TYPES = {
     "trainer": "hash",
     "guard": "hash",
 }
-"""Keys of a model that are removed if they are of another type; those of versions and counters are looked at apart."""
+"""Keys of a model that are removed if they have another type; versions and counters are checked separately."""
 _RECORDS = {
     USER: ("hash",),
     ITEM: ("hash",),
@@ -82,12 +82,12 @@ _RECORDS = {
 _LEASE = ("epoch", "until_ms", "seen_ms", "rows", "resumed")
 
 Judge = Callable[[], str | None]
-"""What stands at a key and should not; None if all is well."""
+"""Returns the invalid value at a key, None if it is valid."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A key that holds what it should not: what stood there, what is right, what is done about it; whether it was."""
+    """A key with an invalid value: the value, what is expected, the repair, and whether it was done."""
 
     key: str
     found: str
@@ -97,14 +97,14 @@ class Finding:
 
 
 def check(connection: StoreConnection, models: Sequence[str], *, repair: bool) -> list[Finding]:
-    """Look at all keys of these models, of all models and the records where none is named; with `repair`, repair them.
+    """Check all keys of these models; without names, of all models and the records. With `repair`, repair them.
 
-    Raises StoreUnavailable, StoreError. Running time O(keys of the store + bytes of the models).
+    Raises StoreUnavailable, StoreError, and UsageError for an invalid name. O(keys of the store + bytes of the models).
     """
     findings = _Findings(connection, repair)
     found: dict[str, list[bytes]] = {name: [] for name in models}
     for name in models:
-        ModelKeys(name)  # raises StoreError for an impossible one
+        ModelKeys(name)  # raises UsageError for an invalid name
     with connection.answers():
         keys = connection.client.scan_iter(match=b"ftrie:*", count=BATCH)
         while batch := list(islice(keys, BATCH)):
@@ -119,7 +119,7 @@ def check(connection: StoreConnection, models: Sequence[str], *, repair: bool) -
 
 
 class _Findings:
-    """Collects findings, and repairs each at once, if nobody has changed the key meanwhile."""
+    """Collects findings, and repairs each at once unless the key has changed meanwhile."""
 
     def __init__(self, connection: StoreConnection, repair: bool) -> None:
         self.found: list[Finding] = []
@@ -135,9 +135,9 @@ class _Findings:
         repair: str,
         change: Callable[[Any], object] | None,
     ) -> bool:
-        """Judge a key; where it is wrong, note it, and have `change` repair it in one transaction. True if it was.
+        """Judge a key; if invalid, record a finding and repair it by `change` in one transaction. True if invalid.
 
-        change: None where nothing can be done.
+        change: None if there is no repair.
         """
         name = key if isinstance(key, str) else key.decode("utf-8", "backslashreplace")
         while (found := judge()) is not None:
@@ -158,7 +158,7 @@ class _Findings:
         return False
 
     def types(self, keys: Sequence[bytes], kinds: Sequence[str], repair: str = "removed") -> None:
-        """All these keys are of one of these types; others are removed."""
+        """Check that all these keys have one of these types; remove others."""
         with self.store.answers(), self._client.pipeline(transaction=False) as pipe:
             for key in keys:
                 pipe.type(key)
@@ -168,7 +168,7 @@ class _Findings:
                 self.add(key, self.type_judge(key, kinds), f"a {' or '.join(kinds)}", repair, _unlink(key))
 
     def type_judge(self, key: str | bytes, kinds: Sequence[str]) -> Judge:
-        """Whether the key is missing or of one of these types."""
+        """A judge that accepts a missing key or one of these types."""
 
         def judge() -> str | None:
             with self.store.answers():
@@ -179,7 +179,7 @@ class _Findings:
 
 
 def _check_records(findings: _Findings, keys: Sequence[bytes]) -> None:
-    """Users, items, candidate sets and what tells of items."""
+    """Check users, items, candidate sets, and the keys about changed items."""
     for prefix, kinds in _RECORDS.items():
         whole = prefix in (ITEMS_CHANGES, ITEMS_EPOCH, ITEMS_GENERATION)
         of_kind = [key for key in keys if (key == prefix if whole else key.startswith(prefix))]
@@ -190,7 +190,7 @@ def _check_records(findings: _Findings, keys: Sequence[bytes]) -> None:
 
 
 class _ModelCheck:
-    """One model. `run` looks first at what the rest is judged by."""
+    """The check of one model. `run` checks first what later checks rely on."""
 
     def __init__(
         self, findings: _Findings, connection: StoreConnection, model: str, suffixes: Iterable[bytes]
@@ -202,7 +202,7 @@ class _ModelCheck:
         self._keys = ModelKeys(model)
         self._suffixes = sorted(suffixes)
         self._sound: dict[int, Manifest] = {}
-        """The versions that can be served, as their manifests are or would be after the repair."""
+        """The versions that can be served, with their manifests as repaired."""
         self._epochs = [0]
         last = [self._counter(key) or 0 for key in (self._keys.epoch, self._keys.active_epoch)]
         self._highest_epoch = min(MOST_COUNTED, max(last) + _AHEAD) if any(last) else MOST_COUNTED
@@ -210,7 +210,7 @@ class _ModelCheck:
     def run(self) -> None:
         keys = self._keys
         for name, kind in _TYPES.items():
-            rebuilt = "removed, and built again from the manifests"
+            rebuilt = "removed, and rebuilt from the manifests"
             self._findings.types(
                 [getattr(keys, name).encode()], [kind], rebuilt if name == "versions" else "removed"
             )
@@ -237,7 +237,7 @@ class _ModelCheck:
     # -- versions
 
     def _members(self) -> None:
-        """`versions` holds numbers, each with a time."""
+        """Check that `versions` holds version numbers with times."""
         key = self._keys.versions
         for member, seconds in self._scored():
             try:
@@ -275,12 +275,12 @@ class _ModelCheck:
                 found: list[tuple[bytes, float]] = self._client.zrange(
                     self._keys.versions, 0, -1, withscores=True
                 )
-        except UnreadableValue:  # of another type, and not to be repaired
+        except UnreadableValue:  # of another type, without repair
             return []
         return found
 
     def _numbers(self) -> set[int]:
-        """The versions that are listed, or have a manifest."""
+        """The versions that are listed or have a manifest."""
         listed = {
             int(member)
             for member, _ in self._scored()
@@ -295,16 +295,12 @@ class _ModelCheck:
             return now().timestamp()
 
     def _version(self, version: int) -> None:
-        """A version's manifest says what its bytes are, and it is listed."""
+        """Check that a version's manifest matches its bytes, and that it is listed."""
         key, listing = self._keys.manifest(version), self._keys.versions
         fields = self._fields(version)
         if not fields and not chunks_there(self._store, self._keys, version):
-            judge = self._member_judge(
-                b"%d" % version, lambda score: f"version {version}, of which nothing is there"
-            )
-            self._findings.add(
-                listing, judge, "versions that are there", "it is removed", _zrem(listing, version)
-            )
+            judge = self._member_judge(b"%d" % version, lambda score: f"version {version}, which has no data")
+            self._findings.add(listing, judge, "existing versions", "it is removed", _zrem(listing, version))
             return
         right, damage = self._right_manifest(version, fields)
         if right is None:
@@ -312,7 +308,7 @@ class _ModelCheck:
             return
         change = _replace(key, right.to_hash())
         self._findings.add(
-            key, lambda: self._wrong(version, right), "what the bytes say", "made again from them", change
+            key, lambda: self._wrong(version, right), "what the bytes say", "rebuilt from them", change
         )
         self._epochs.append(right.epoch)
         if not right.refused.startswith(DAMAGED):
@@ -330,7 +326,7 @@ class _ModelCheck:
         )
 
     def _fields(self, version: int) -> dict[bytes, bytes]:
-        """The manifest's HASH; of another type it says nothing, but is there."""
+        """The manifest's HASH; a key of another type gives one empty field."""
         try:
             with self._store.answers(self._keys.manifest(version)):
                 found: dict[bytes, bytes] = self._client.hgetall(self._keys.manifest(version))
@@ -339,7 +335,7 @@ class _ModelCheck:
         return found
 
     def _right_manifest(self, version: int, fields: dict[bytes, bytes]) -> tuple[Manifest | None, str]:
-        """The manifest as the bytes have it, with what only the one that is there can say; or why there is none."""
+        """The manifest rebuilt from the bytes and from fields that bytes cannot provide; or None and why not."""
         from model_store.artefact.artefact import Delta, decode
 
         try:
@@ -347,7 +343,7 @@ class _ModelCheck:
         except ArtefactError:
             there = None
         if there is not None and there.refused.startswith(DAMAGED):
-            return there, ""  # found before
+            return there, ""  # found by an earlier check
         try:
             parts = self._bytes(version)
             data = b"".join(parts)
@@ -356,13 +352,13 @@ class _ModelCheck:
             return there, str(error)
         except (ArtefactError, StoreError) as error:
             return None, str(error)
-        parent = model.parent if isinstance(model, Delta) else _said(fields, b"parent")
-        epoch = _said(fields, b"epoch") or 0
+        parent = model.parent if isinstance(model, Delta) else _number_in(fields, b"parent")
+        epoch = _number_in(fields, b"epoch") or 0
         made = manifest_of(model, data, version, parent, epoch if epoch <= self._highest_epoch else 0)
         size = len(parts[0]) if parts else made.chunk_bytes
         if len(parts) > 1 and any(len(each) != size for each in parts[1:-1]):
             return None, "its chunks are not of one size"
-        chunk_bytes = size if len(parts) > 1 else _said(fields, b"chunk_bytes") or 0
+        chunk_bytes = size if len(parts) > 1 else _number_in(fields, b"chunk_bytes") or 0
         if not len(data) <= chunk_bytes <= MOST_CHUNK_BYTES and len(parts) == 1:
             chunk_bytes = made.chunk_bytes
         if there is not None and hashlib.sha256(data).hexdigest() != there.sha256:
@@ -372,10 +368,10 @@ class _ModelCheck:
             chunk_bytes=chunk_bytes,
             chunks=len(parts),
             created=there.created if there else self._listed_time(version, fields) or made.created,
-            through_us=_said(fields, b"through_us"),
-            refused=_text(fields, b"refused"),
-            forced=_text(fields, b"forced") == "1",
-            recent=_recent(_text(fields, b"recent")),
+            through_us=_number_in(fields, b"through_us"),
+            refused=_text_in(fields, b"refused"),
+            forced=_text_in(fields, b"forced") == "1",
+            recent=_recent(_text_in(fields, b"recent")),
         )
         return made, ""
 
@@ -387,11 +383,11 @@ class _ModelCheck:
         return None if when is None else when.astimezone(UTC).replace(microsecond=0)
 
     def _wrong(self, version: int, right: Manifest) -> str | None:
-        """The fields of the stored manifest that are not as they should be. One of an earlier ftrie may lack some."""
+        """The wrong fields of the stored manifest. One written by an earlier ftrie may lack optional fields."""
         fields = self._fields(version)
         expected = {name.encode(): value.encode() for name, value in right.to_hash().items()}
         optional = {b"through_us", b"recent", b"refused", b"forced"}
-        if not right.is_delta:  # an ftrie without deltas has published it
+        if not right.is_delta:  # perhaps published by an ftrie without deltas
             optional |= {b"kind", b"content"}
         wrong = [
             f"{name.decode()} {shown(fields[name])}" if name in fields else f"no {name.decode()}"
@@ -401,7 +397,7 @@ class _ModelCheck:
         return f"a manifest with {', '.join(wrong)}" if wrong else None
 
     def _beyond_repair(self, version: int, fields: dict[bytes, bytes], damage: str) -> None:
-        """Neither can be made from the other: nothing should go back to this version."""
+        """Handle a version whose bytes are damaged: remove it, or refuse it if its manifest is readable."""
         key = self._keys.manifest(version)
         try:
             self._versions.read_manifest(version, fields)
@@ -413,7 +409,7 @@ class _ModelCheck:
                 pipe.unlink(*gone)
                 pipe.zrem(self._keys.versions, version)
 
-            unreadable = "a manifest that cannot be read, of bytes that cannot be read"
+            unreadable = "an unreadable manifest of unreadable bytes"
             self._findings.add(
                 key,
                 lambda: unreadable if self._fields(version) == fields else None,
@@ -425,14 +421,14 @@ class _ModelCheck:
         reason = f"{DAMAGED}{damage}"
         self._findings.add(
             key,
-            lambda: None if _text(self._fields(version), b"refused").startswith(DAMAGED) else damage,
-            "bytes that are whole",
-            "the version is refused, so that nothing goes back to it; publish it again",
+            lambda: None if _text_in(self._fields(version), b"refused").startswith(DAMAGED) else damage,
+            "complete bytes",
+            "the version is refused, so that no rollback chooses it; publish it again",
             lambda pipe: pipe.hset(key, "refused", reason),
         )
 
     def _bytes(self, version: int) -> list[bytes]:
-        """The chunks that are there. Raises UnreadableValue for one of another type."""
+        """The existing chunks. Raises UnreadableValue for a key of another type."""
         parts = []
         for key in self._keys.chunks(version, chunks_there(self._store, self._keys, version)):
             with self._store.answers(key):
@@ -440,7 +436,7 @@ class _ModelCheck:
         return parts
 
     def _chains(self) -> None:
-        """A delta can be put together only of versions that are whole."""
+        """Check that everything a delta needs is complete."""
         parents = {
             version: manifest.parent if manifest.is_delta else None
             for version, manifest in self._sound.items()
@@ -453,8 +449,8 @@ class _ModelCheck:
                 self._findings.add(
                     key,
                     self._text_judge(key, reason, str(error)),
-                    "a delta of versions that are whole",
-                    "the version is refused, so that nothing goes back to it",
+                    "a delta of complete versions",
+                    "the version is refused, so that no rollback chooses it",
                     _hset(key, "refused", reason),
                 )
                 del self._sound[version], parents[version]
@@ -489,7 +485,7 @@ class _ModelCheck:
                 )
 
     def _active(self) -> None:
-        """The active version is one that is there, and whole."""
+        """Check that the active version exists and is complete."""
         key = self._keys.active
 
         def judge() -> str | None:
@@ -500,7 +496,7 @@ class _ModelCheck:
             if version is None or version in self._sound:
                 return None
             is_there = version in self._numbers()
-            return f"{version}, which is {'damaged' if is_there else 'not there'}"
+            return f"{version}, which is {'damaged' if is_there else 'missing'}"
 
         target = self._right_active()
 
@@ -512,12 +508,14 @@ class _ModelCheck:
             if self._client.type(self._keys.events) in (b"stream", b"none"):
                 pipe.xadd(self._keys.events, {"way": "repair", "version": target}, maxlen=1000)
 
-        expected = "a version that is whole" if target is None else str(target)
-        repair = "removed: no version can be served" if target is None else f"version {target} is active"
+        expected = "a complete version" if target is None else str(target)
+        repair = (
+            "removed, since no version can be served" if target is None else f"version {target} is active"
+        )
         self._findings.add(key, judge, expected, repair, change)
 
     def _right_active(self) -> int | None:
-        """The version that was activated last, as far as anything tells; of versions that are whole."""
+        """The complete version that was activated last, as far as other keys tell."""
 
         def candidates() -> Iterator[int | None]:
             yield self._versions.last_activated()
@@ -544,7 +542,7 @@ class _ModelCheck:
     # -- counters
 
     def _counters(self) -> None:
-        """`sequence` is not below any version, `epoch` not below any epoch, `active_epoch` not above it."""
+        """Check that `sequence` >= every version, `epoch` >= every epoch, and `active_epoch` <= `epoch`."""
         keys = self._keys
         floor = max([*self._epochs, self._hash_number(keys.trainer, "epoch") or 0])
         last = self._counter(keys.active_epoch) or 0
@@ -585,7 +583,7 @@ class _ModelCheck:
     # -- records
 
     def _lease(self) -> None:
-        """Numbers are numbers, and no time is ahead of the clock: a lease that no trainer renews would never end."""
+        """Check numbers, and that no time is ahead of the clock, since such a lease would never expire."""
         key = self._keys.trainer
         latest_ms = _now_ms(self._store) + _AHEAD_MS
         for name in _LEASE:
@@ -596,19 +594,19 @@ class _ModelCheck:
             def judge(raw: bytes, most: int | None = most) -> str | None:
                 return _not_a_number(raw, most)
 
-            expected = "a time that is near" if is_time else "a whole number"
+            expected = "a time near the present" if is_time else "a whole number"
             again = "the field is removed; the trainer writes it again"
             self._field(key, name, judge, expected, again, _hdel(key, name))
         active, there = self._hash_pin(), self._numbers()
 
         def pinned(raw: bytes) -> str | None:
-            return None if not raw or int(_said({b"": raw}, b"") or 0) in there else shown(raw)
+            return None if not raw or int(_number_in({b"": raw}, b"") or 0) in there else shown(raw)
 
         pin = _hset(key, "pinned", active)
         self._field(key, "pinned", pinned, "a version, or nothing", f"set to {active!r}", pin)
 
     def _hash_pin(self) -> str:
-        """What an operator's order has pinned is what was activated last."""
+        """The right value of the pin: an operator pins the version activated last."""
         try:
             active = self._versions.known_active()
         except StoreError:
@@ -620,11 +618,11 @@ class _ModelCheck:
         for name in vars(GuardRecord()):
 
             def judge(raw: bytes, name: str = name) -> str | None:
-                told: list[str] = []
-                if name == "when_us" and (_said({b"": raw}, b"") or 0) > latest_us:
+                reports: list[str] = []
+                if name == "when_us" and (_number_in({b"": raw}, b"") or 0) > latest_us:
                     return shown(raw)
-                record(key, {name.encode(): raw}, GuardRecord(), told.append)
-                return shown(raw) if told else None
+                record(key, {name.encode(): raw}, GuardRecord(), reports.append)
+                return shown(raw) if reports else None
 
             expected = "what docs/redis_keys.md has"
             self._field(key, name, judge, expected, "the field is removed", _hdel(key, name))
@@ -638,21 +636,21 @@ class _ModelCheck:
         repair: str,
         change: Callable[[Any], object],
     ) -> None:
-        """One field of a HASH, if it is there."""
+        """Check one field of a HASH, if it exists."""
 
         def now_there() -> str | None:
             try:
                 with self._store.answers(key):
                     raw = self._client.hget(key, name)
             except UnreadableValue:
-                return None  # of another type: found as such
+                return None  # of another type, which is a finding of its own
             wrong = None if raw is None else judge(raw)
             return None if wrong is None else f"{name} {wrong}"
 
         self._findings.add(key, now_there, expected, repair, change)
 
     def _experiment(self) -> None:
-        """Of an experiment that cannot be read, what can be is kept."""
+        """Check the experiment; a repair keeps its readable fields."""
         key = self._keys.experiment
         with self._store.answers():
             if self._client.type(key) != b"hash":
@@ -674,9 +672,7 @@ class _ModelCheck:
 
         kept = readable_part(fields)
         content = kept.to_hash() | {"revision": str(kept.revision + 1)}
-        repair = (
-            "upgrade ftrie" if newer else "what can be read is kept; the rest is that of an empty experiment"
-        )
+        repair = "upgrade ftrie" if newer else "readable fields are kept; the others are reset"
         self._findings.add(key, judge, "an experiment", repair, None if newer else _replace(key, content))
 
     def _online(self) -> None:
@@ -706,7 +702,7 @@ class _ModelCheck:
 
 
 def readable_part(fields: dict[bytes, bytes]) -> Experiment:
-    """An experiment made of those fields of a damaged record that can be read."""
+    """An experiment made of the readable fields of a damaged record."""
 
     def fits(more: dict[bytes, bytes]) -> bool:
         try:
@@ -730,9 +726,9 @@ def readable_part(fields: dict[bytes, bytes]) -> Experiment:
 
 
 def _check_clock(findings: _Findings, key: str, *, keep: bool) -> None:
-    """A stream whose last id is far ahead of the clock gives later entries a wrong time, and may take none at all.
+    """Check a stream's last id: if it is far ahead of the clock, later entries get a wrong time or are rejected.
 
-    keep: make it again of its other entries; else it is removed, and whoever reads it begins anew.
+    keep: rebuild the stream from its valid entries; else remove it, and readers start again.
     """
     store = findings.store
     latest_ms = _now_ms(store) + 24 * _AHEAD_MS
@@ -754,8 +750,8 @@ def _check_clock(findings: _Findings, key: str, *, keep: bool) -> None:
             if int(entry.partition(b"-")[0]) <= latest_ms:
                 pipe.xadd(key, fields, id=entry)
 
-    again = f"made again of its other entries, the latest {_MOST_ENTRIES:,} of them"
-    findings.add(key, judge, "an id of the present", again if keep else "removed", change)
+    again = f"rebuilt from its other entries, the latest {_MOST_ENTRIES:,} of them"
+    findings.add(key, judge, "an id near the present", again if keep else "removed", change)
 
 
 def _now_ms(store: StoreConnection) -> int:
@@ -763,15 +759,15 @@ def _now_ms(store: StoreConnection) -> int:
         return int(store.client.time()[0]) * 1000
 
 
-def _said(fields: dict[bytes, bytes], name: bytes) -> int | None:
-    """A number of a manifest, None where it says none."""
+def _number_in(fields: dict[bytes, bytes], name: bytes) -> int | None:
+    """A number of a manifest, None if it is missing or invalid."""
     try:
         return number(fields[name], 0 if name == b"epoch" else 1)
     except (KeyError, ValueError):
         return None
 
 
-def _text(fields: dict[bytes, bytes], name: bytes) -> str:
+def _text_in(fields: dict[bytes, bytes], name: bytes) -> str:
     return fields.get(name, b"").decode("utf-8", "replace")
 
 

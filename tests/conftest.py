@@ -27,10 +27,10 @@ COMPILE = (
     "from server.ranking.warmup import warm_kernels; warm_kernels()",
     """if True:
     from model_store.spec.spec import parse_spec
-    from trainer.runs.daemon_warmup import compile_loop
+    from trainer.runs.warmup import compile_trainer
     one = '[model]\\nname = "m"\\n[input]\\nlabel = "click"\\nrequest = "r"\\n'
     for variants in ("", "[variants]\\na = { share = 0.5 }\\nb = { share = 0.5 }\\n"):
-        compile_loop(parse_spec(one + variants))
+        compile_trainer(parse_spec(one + variants))
     """,
 )
 

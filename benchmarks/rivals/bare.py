@@ -29,12 +29,12 @@ def ftrie(path: Path) -> Rank:
     from server.model.catalogue import Catalogue
     from server.model.model import Model
     from server.ranking.ranker import Ranker
-    from server.ranking.warmup import warm_up
+    from server.ranking.warmup import run_kernels
 
-    warm_up()
+    run_kernels()
     model = Model.build(Artefact.read(path), 1)
     ranker = Ranker(model, Catalogue.build(model.plan, list(shared_model.items().items())))
-    return lambda request, candidates, top_k: ranker.rank(request, candidates, (), 0, top_k)
+    return lambda request, candidates, top_k: ranker.rank(ranker.query(request, candidates, (), 0, top_k))
 
 
 def rival(name: str, path: Path) -> Rank:

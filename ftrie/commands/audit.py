@@ -1,4 +1,4 @@
-"""`ftrie audit`: flags and output. What it computes lives in `trainer.runs.audit`."""
+"""`ftrie audit`: flags and output. The audit is `trainer.runs.audit`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ftrie import terminal
-from ftrie.commands.scoring_flags import (
-    FormatOption,
+from ftrie.commands.flags import (
     InputsArgument,
-    ItemsOption,
+    JsonSpecOption,
+    LogFlags,
     ModelArgument,
-    SpecOption,
-    UsersOption,
-    VariantOption,
     WithoutOption,
+    grouped,
 )
-from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table
+from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, print_json, print_table
 
 if TYPE_CHECKING:
     from trainer.runs.audit import RowAudit
@@ -28,40 +26,38 @@ def register(app: typer.Typer) -> None:
     app.command("audit", epilog="Example: ftrie audit ads clicks.csv --row 17")(audit)
 
 
+@grouped
 def audit(
     model: ModelArgument,
     inputs: InputsArgument,
-    row: Annotated[int, typer.Option(min=1, metavar="N", help="Which row of the log, from 1.")] = 1,
-    variant: VariantOption = None,
+    *,
+    row: Annotated[int, typer.Option(min=1, metavar="N", help="The row of the log, from 1.")] = 1,
+    variant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The variant; default: the first.")
+    ] = None,
     store: StoreOption = DEFAULT_STORE,
     without: WithoutOption = None,
-    spec: SpecOption = None,
-    items: ItemsOption = None,
-    users: UsersOption = None,
-    input_format: FormatOption = None,
+    spec: JsonSpecOption = None,
+    log: LogFlags,
     as_json: JsonOption = False,
 ) -> None:
-    """Take one row's score apart: its keys, their weights, what each adds, and which keys the model lacks."""
+    """Explain one row's score: its keys, their weights and contributions, and which keys the model lacks."""
     from model_store.model_files import read_named
-    from trainer.examples.open_log import Log
-    from trainer.examples.side_tables import side_tables
     from trainer.runs.audit import audit
-    from trainer.runs.warmup import announce_scoring, mark_scoring
+    from trainer.runs.warmup import compiling_scorer
 
     named = read_named(model, store, spec)
-    log = Log(inputs, input_format, side_tables(items, users, named.artefact.spec.input), note)
-    announce_scoring(terminal)
-    found = audit(named.artefact, log, row, variant, without or ())
-    mark_scoring()
+    with compiling_scorer(terminal):
+        found = audit(named.artefact, log.log(inputs, named.artefact.spec.input), row, variant, without or ())
     if as_json:
         from dataclasses import asdict
 
         print_json({"model": named.name, "row": row, **asdict(found)})
     else:
-        _show_audit(named.name, found)
+        _print_audit(named.name, found)
 
 
-def _show_audit(name: str, found: RowAudit) -> None:
+def _print_audit(name: str, found: RowAudit) -> None:
     print(f"{name}, variant {found.variant}: {found.file}, line {found.line}")
     rows: list[list[Any]] = []
     for field in found.fields:

@@ -1,4 +1,4 @@
-"""`ftrie evaluate`: flags and output. What it computes lives in `trainer.scoring`."""
+"""`ftrie evaluate`: flags and output. The evaluation is `trainer.runs.evaluate`."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftrie import terminal
-from ftrie.commands.scoring_flags import (
-    FormatOption,
+from ftrie.commands.flags import (
     InputsArgument,
-    ItemsOption,
+    JsonSpecOption,
+    LogFlags,
     ModelArgument,
-    SpecOption,
-    UsersOption,
+    RejectsOption,
+    StrictOption,
     WithoutOption,
+    grouped,
 )
 from ftrie.terminal import (
     DEFAULT_STORE,
     JsonOption,
     StoreOption,
-    note,
     print_json,
     print_table,
-    progress,
     warn,
 )
 from model_store.errors import SpecError, counted
@@ -40,16 +39,19 @@ def register(app: typer.Typer) -> None:
     app.command("evaluate", epilog="Example: ftrie evaluate ads:7 'clicks/2026-11-*.csv.gz' --k 5")(evaluate)
 
 
+@grouped
 def evaluate(
     model: ModelArgument,
     inputs: InputsArgument,
+    *,
     store: StoreOption = DEFAULT_STORE,
-    k: Annotated[int, typer.Option("--k", min=1, help="NDCG counts the first so many ranks.")] = 10,
+    k: Annotated[int, typer.Option("--k", min=1, help="NDCG takes the first K ranks into account.")] = 10,
     without: WithoutOption = None,
     position: Annotated[
         str | None,
         typer.Option(
-            metavar="COLUMN", help="The column with the position at which a row was shown; judges that order."
+            metavar="COLUMN",
+            help="Judge the order shown too: the column with a row's position in its request.",
         ),
     ] = None,
     predictions: Annotated[
@@ -57,62 +59,50 @@ def evaluate(
         typer.Option(metavar="FILE.csv", help="Write every row's score, ctr and uncertainty here."),
     ] = None,
     variant: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Whose predictions to write; default: the first.")
+        str | None, typer.Option(metavar="NAME", help="The variant of --predictions; default: the first.")
     ] = None,
-    rejects: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="List bad rows here: JSON lines of file, line, reason."),
-    ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")] = False,
-    spec: SpecOption = None,
-    items: ItemsOption = None,
-    users: UsersOption = None,
-    input_format: FormatOption = None,
+    rejects: RejectsOption = None,
+    strict: StrictOption = False,
+    spec: JsonSpecOption = None,
+    log: LogFlags,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Scoring threads; the result does not depend on it.")
+        int | None, typer.Option(min=1, help="Scoring threads; the result does not depend on their number.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Judge a published model on a log that it did not learn from: every variant, every row.
+    """Evaluate a published model on a log that it did not learn from: every variant, every row.
 
-    Log-loss, AUC, calibration and normalized entropy of all rows; where rows carry a request (input.request), also the
-    mean reciprocal rank and NDCG of the requests with a clicked and an unclicked row. The model does not change.
+    Log-loss, AUC, calibration and normalized entropy over all rows; if rows have a request (input.request), also the
+    mean reciprocal rank and NDCG of the requests with both a clicked and an unclicked row. The model does not change.
     """
     from model_store.model_files import read_named
-    from trainer.examples.open_log import Log
-    from trainer.examples.side_tables import side_tables
     from trainer.logs.rejects import RejectLog
-    from trainer.runs.evaluate import Judging, PredictionFile, evaluate
-    from trainer.runs.warmup import announce_scoring, mark_scoring
+    from trainer.runs.evaluate import PredictionFile, evaluate
+    from trainer.runs.warmup import compiling_scorer
 
     named = read_named(model, store, spec)
-    log = Log(inputs, input_format, side_tables(items, users, named.artefact.spec.input), note)
     chosen = _variant(named.artefact, variant)
-    if position is not None and named.artefact.spec.input.request is None:
+    request = named.artefact.spec.input.request
+    if position is not None and request is None:
         raise SpecError(
-            "--position: the model's spec has no input.request, so rows make no requests to be ordered"
+            "--position: the model's spec has no input.request, so there are no requests to order"
         )
-    announce_scoring(terminal)
     writing = PredictionFile(predictions, chosen) if predictions is not None else nullcontext()
-    with RejectLog(rejects, strict) as reject_log, writing as file, progress("scoring") as bar:
-
-        def show(rows: int, logloss: float | None) -> None:
-            fields = {"log-loss": logloss} if logloss is not None else {}
-            bar.update(rows, total=None, **fields)
-
-        judged = evaluate(
+    with compiling_scorer(terminal), RejectLog(rejects, strict) as reject_log, writing as file:
+        found = evaluate(
             named.artefact,
-            log,
-            Judging(k, position, file),
+            log.log(inputs, named.artefact.spec.input),
+            k=k,
+            position=position,
+            predictions=file,
             without=without or (),
             rejects=reject_log,
             threads=threads,
-            on_progress=show,
+            output=terminal,
         )
-    mark_scoring()
-    (_evaluation_as_json if as_json else _show_evaluation)(named.name, judged)
-    if judged.requests is not None and (column := named.artefact.spec.input.request) is not None:
-        _warn_of_requests(judged.requests, column)
+    (_print_json if as_json else _print_tables)(named.name, found)
+    if found.requests is not None and request is not None:
+        _warn_of_requests(found.requests, request)
 
 
 def _variant(artefact: Artefact, name: str | None) -> int:
@@ -122,24 +112,24 @@ def _variant(artefact: Artefact, name: str | None) -> int:
     return 0 if name is None else names.index(name)
 
 
-def _show_evaluation(name: str, judged: Evaluation) -> None:
+def _print_tables(name: str, found: Evaluation) -> None:
     print(
-        f"{name}: {judged.rows:,} rows, {judged.rejected:,} rejected; "
-        f"weight {judged.weight:,.6g}, of which clicked {judged.clicks:,.6g}"
+        f"{name}: {found.rows:,} rows, {found.rejected:,} rejected; "
+        f"weight {found.weight:,.6g}, of which clicked {found.clicks:,.6g}"
     )
     columns = ["variant", "log-loss", "AUC", "calibration", "normalized entropy", "uncertainty"]
-    sets = [("", judged.variants), (" uncalibrated", judged.predicted or {})]
+    sets = [("", found.variants), (" uncalibrated", found.predicted or {})]
     rows = [
         [
             variant + suffix,
             *(m.logloss, m.auc, m.calibration, m.normalized_entropy),
-            judged.uncertainty.get(variant),
+            found.uncertainty.get(variant),
         ]
         for suffix, variants in sets
         for variant, m in variants.items()
     ]
     print_table(columns, rows)
-    if (requests := judged.requests) is not None:
+    if (requests := found.requests) is not None:
         print(
             f"\n{requests.requests:,} requests, {requests.clicked:,} with a click; MRR and NDCG are means over "
             f"{requests.judged:,} of them"
@@ -149,7 +139,7 @@ def _show_evaluation(name: str, judged: Evaluation) -> None:
 
 
 def _warn_of_requests(requests: RequestReport, column: str) -> None:
-    """Say which requests the ranking metrics leave out."""
+    """Warn about requests that the ranking metrics leave out or split."""
     from trainer.examples.requests import MOST_ROWS
 
     without = requests.clicked - requests.judged
@@ -164,8 +154,8 @@ def _warn_of_requests(requests: RequestReport, column: str) -> None:
         )
     if requests.resumed:
         warn(
-            f"{requests.resumed:,} times a request went on after rows of another, and counts as several; sort the log "
-            f"by {column!r}"
+            f"{requests.resumed:,} times a request continued after rows of another, and counts as several; "
+            f"sort the log by {column!r}"
         )
     if requests.too_long:
         warn(
@@ -174,22 +164,22 @@ def _warn_of_requests(requests: RequestReport, column: str) -> None:
         )
 
 
-def _evaluation_as_json(name: str, judged: Evaluation) -> None:
+def _print_json(name: str, found: Evaluation) -> None:
     from dataclasses import asdict
 
-    predicted = judged.predicted
+    predicted = found.predicted
     print_json(
         {
             "model": name,
-            "rows": judged.rows,
-            "rejected": judged.rejected,
-            "weight": judged.weight,
-            "clicks": judged.clicks,
+            "rows": found.rows,
+            "rejected": found.rejected,
+            "weight": found.weight,
+            "clicks": found.clicks,
             "variants": {
-                variant: {**m.as_dict(), "uncertainty": judged.uncertainty.get(variant)}
-                for variant, m in judged.variants.items()
+                variant: {**m.as_dict(), "uncertainty": found.uncertainty.get(variant)}
+                for variant, m in found.variants.items()
             },
             "uncalibrated": predicted and {variant: m.as_dict() for variant, m in predicted.items()},
-            "requests": judged.requests and asdict(judged.requests),
+            "requests": found.requests and asdict(found.requests),
         }
     )

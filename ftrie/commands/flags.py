@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from ftrie.terminal import note
+
 if TYPE_CHECKING:
     from ftrie.client.access import Access
     from ftrie.client.messages import Exploration, Filter, Question
     from model_store.spec.sections import InputSection
-    from trainer.examples.side_tables import SideTable
+    from trainer.examples.open_log import Log
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -61,7 +63,7 @@ def _default(field: Field[Any]) -> Any:
     return inspect.Parameter.empty if field.default is MISSING else field.default
 
 
-# --- Models, logs and what a run writes ---
+# --- Models, logs, and what a run writes ---
 
 SpecArgument = Annotated[Path, typer.Argument(metavar="SPEC", help="The model spec, a TOML file.")]
 InputsArgument = Annotated[
@@ -147,12 +149,14 @@ class LogFlags:
     ] = None
     format: FormatOption = None
 
-    def tables(self, section: InputSection) -> list[SideTable]:
-        """The files of items and users, loaded. Raises SpecError, InputError."""
-        from trainer.examples.side_tables import SideTable
+    def log(self, inputs: Sequence[str], section: InputSection, batch_bytes: int | None = None) -> Log:
+        """The log, its files of items and users loaded. Raises SpecError, InputError."""
+        from trainer.examples.open_log import Log
+        from trainer.examples.side_tables import side_tables
+        from trainer.logs.reader import BATCH_BYTES
 
-        tables = [SideTable.of_items(self.items, section)] if self.items else []
-        return tables + ([SideTable.of_users(self.users, section)] if self.users else [])
+        tables = side_tables(self.items, self.users, section)
+        return Log(inputs, self.format, tables, note, batch_bytes or BATCH_BYTES)
 
 
 # --- Reaching a server ---

@@ -1,22 +1,124 @@
-"""`ftrie replay`: its flags. What was asked for is done in `trainer.replaying`, and shown by `replaying.shown`."""
+"""`ftrie replay`: flags and output. A replay is `trainer.runs.replay`, the estimates are `trainer.off_policy`."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ftrie import terminal
-from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table
+from ftrie.commands.flags import (
+    LogFlags,
+    RejectsOption,
+    SaveOption,
+    SpecArgument,
+    ThreadsOption,
+    grouped,
+)
+from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table, progress
+from model_store.errors import InputError
 
 if TYPE_CHECKING:
-    from trainer.off_policy.estimating import Estimates
+    from model_store.spec.spec import ModelSpec
+    from model_store.store import Store
+    from trainer.off_policy.estimating import Estimates, EstimationRun, Read
     from trainer.off_policy.estimators import Estimate
     from trainer.off_policy.policies import PolicyValue
-    from trainer.runs.replay import Done
-    from trainer.runs.replay_logs import Replayed
+    from trainer.runs.replay import Replayed
+
+_A_TIME = "through_us"
+_MOST_POSITIONS, _MOST_REASONS = 12, 5
+
+
+@dataclass(frozen=True)
+class PolicyFlags:
+    """Which policies to estimate, and how."""
+
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Estimate this policy's click rate: MODEL[:VERSION][@VARIANT], FILE.arrow[@VARIANT], "
+            "learning[@VARIANT], uniform, logged; repeatable.",
+        ),
+    ] = None
+    choose: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOW",
+            help="How models choose: greedy, softmax:T, epsilon:E; repeatable. Default: greedy.",
+        ),
+    ] = None
+    decision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="row|list",
+            help="What a propensity refers to: the item of a row, or an item being in its request's list. "
+            "Default: row for labelled rows, list for events.",
+        ),
+    ] = None
+    propensity: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="The probability with which a row was shown; default: propensity_score, propensity or pscore.",
+        ),
+    ] = None
+    position: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Estimates by position too; default: position.")
+    ] = None
+    clip: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0, metavar="W", help="Weights are clipped at W; default: the square root of the rows."
+        ),
+    ] = None
+    bootstrap: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Bootstrap draws of requests, for intervals; 0: none."),
+    ] = 1000
+    seed: Annotated[int, typer.Option(min=0, help="The seed of these draws.")] = 1
+    without: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD", help="Models choose without this field or cross (a*b); repeatable."),
+    ] = None
+
+    def estimating(self, spec: ModelSpec, items: Path | None, store: str, default: str) -> EstimationRun:
+        """What is to be estimated; `default` is the decision if none was given. Raises FtrieError."""
+        from model_store.model_files import read_named
+        from trainer.examples.side_tables import SideTable
+        from trainer.off_policy.estimating import EstimationRun
+        from trainer.off_policy.policies import EstimatorOptions, PolicyName, parse_choice
+
+        policies = [PolicyName.parse(each) for each in dict.fromkeys(self.policy or ())]
+        return EstimationRun(
+            spec=spec,
+            policies=policies,
+            models={each.name: read_named(each.name, store) for each in policies if each.is_model},
+            choices=[parse_choice(each) for each in dict.fromkeys(self.choose or ["greedy"])],
+            items=SideTable.of_items(items, spec.input) if items else None,
+            without=tuple(self.without or ()),
+            decision=self.decision or default,
+            options=EstimatorOptions(self.clip, self.bootstrap, self.seed),
+        )
+
+
+@dataclass(frozen=True)
+class ReplayLogFlags(LogFlags):
+    """The format of labelled rows, and the files that are joined to them."""
+
+    items: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A file of items: the candidates, and columns that the log lacks, joined by input.item.",
+        ),
+    ] = None
 
 
 def register(app: typer.Typer) -> None:
@@ -27,8 +129,9 @@ def register(app: typer.Typer) -> None:
     )(replay)
 
 
+@grouped
 def replay(
-    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="The model spec, a TOML file.")],
+    spec: SpecArgument,
     logs: Annotated[
         list[str],
         typer.Argument(
@@ -36,77 +139,12 @@ def replay(
             help="Events, as sources of `ftrie trainer` (`store` names the store's own streams), or labelled rows.",
         ),
     ],
-    policy: Annotated[
-        list[str],
-        typer.Option(
-            metavar="NAME",
-            help="Estimate this policy's click rate: MODEL[:VERSION][@VARIANT], FILE.arrow[@VARIANT], "
-            "learning[@VARIANT], uniform, logged; repeatable.",
-        ),
-    ] = [],  # noqa: B006
-    choose: Annotated[
-        list[str],
-        typer.Option(
-            metavar="HOW",
-            help="How models choose: greedy, softmax:T, epsilon:E; repeatable. Default: greedy.",
-        ),
-    ] = ["greedy"],  # noqa: B006
-    decision: Annotated[
-        str | None,
-        typer.Option(
-            metavar="row|list",
-            help="What a propensity is of: a row's one item, or an item's being in its request's list. "
-            "Default: row for labelled rows, list for events.",
-        ),
-    ] = None,
-    propensity: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="The chance with which a row was shown; default: propensity_score, propensity or pscore.",
-        ),
-    ] = None,
-    position: Annotated[
-        str | None,
-        typer.Option(metavar="COLUMN", help="Estimates by its values too; default: position."),
-    ] = None,
-    clip: Annotated[
-        float | None,
-        typer.Option(min=1.0, metavar="W", help="Weights are clipped at W; default: the root of the rows."),
-    ] = None,
-    bootstrap: Annotated[
-        int,
-        typer.Option(min=0, metavar="N", help="Draws of requests for the bootstrap's intervals; 0: none."),
-    ] = 1000,
-    seed: Annotated[int, typer.Option(min=0, help="Of these draws.")] = 1,
-    without: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FIELD", help="Models choose without this field or cross (a*b); repeatable."),
-    ] = None,
-    items: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="The candidates, and columns of items that the log lacks; by input.item."
-        ),
-    ] = None,
-    users: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Columns of users that the log lacks, by input.cookie."),
-    ] = None,
-    input_format: Annotated[
-        str | None,
-        typer.Option("--format", metavar="NAME", help="The format of labelled rows, as of `ftrie train`."),
-    ] = None,
-    rejects: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="List bad labelled rows here: JSON lines of file, line, reason."),
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Hashing threads for labelled rows; the result is the same.")
-    ] = None,
-    save: Annotated[
-        Path | None, typer.Option(metavar="FILE.arrow", help="Write the learned model to this file.")
-    ] = None,
+    *,
+    policies: PolicyFlags,
+    log: ReplayLogFlags,
+    rejects: RejectsOption = None,
+    threads: ThreadsOption = None,
+    save: SaveOption = None,
     publish: Annotated[bool, typer.Option("--publish", help="Publish the learned model.")] = False,
     force: Annotated[
         bool,
@@ -120,53 +158,169 @@ def replay(
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a log through the trainer's own join and learner, faster than real time; nothing is published unasked.
+    """Run a log through the trainer's own join and learner, faster than real time; publishes only with --publish.
 
-    With --policy also: the click rate that other policies would have had on this log, by importance weighting of the
-    propensities it was written with. IPS, clipped IPS and SNIPS, each with 95 % intervals.
+    With --policy, also estimate the click rate that other policies would have had on this log, by importance weighting
+    with the logged propensities: IPS, clipped IPS and SNIPS, each with 95 % intervals.
     """
     from model_store.spec.spec import load_spec
+    from model_store.store import Store
     from model_store.whole_file import check_writable
-    from trainer.runs.replay import Asked, run
+    from trainer.events.fields import resolve_fields
+    from trainer.events.open_sources import EVENTS, check_there, kind_of, names_store
+    from trainer.logs.batch import STDIN
+    from trainer.off_policy.logged import DECISION_LIST, DECISION_ROW
+    from trainer.runs.first_events import first_events
 
     if save is not None and save.suffix != ".arrow":
         raise typer.BadParameter("a model is saved as .arrow; `ftrie store export` writes the JSON form")
-    if decision not in (None, "row", "list"):
-        raise typer.BadParameter(f"--decision {decision}: expected row or list")
+    if policies.decision not in (None, DECISION_ROW, DECISION_LIST):
+        raise typer.BadParameter(f"--decision {policies.decision}: expected row or list")
     for path in filter(None, (save, report)):
         check_writable(path)
-    asked = Asked(
-        policies=tuple(policy),
-        choices=tuple(choose),
-        decision=decision,
-        propensity=propensity,
-        position=position,
-        clip=clip,
-        bootstrap=bootstrap,
-        seed=seed,
-        without=tuple(without or ()),
-        items=items,
-        users=users,
-        format=input_format,
-        rejects=rejects,
-        threads=threads,
-        save=save,
-        publish=publish,
-        force=force,
-        store=store,
-    )
-    show(run(load_spec(spec), logs, asked, terminal), report, as_json)
+    model_spec = load_spec(spec)
+    check_there([each for each in logs if each != STDIN])
+    of_events = kind_of(logs, model_spec.input.label, log.format) == EVENTS
+    if policies.policy and STDIN in logs:
+        raise InputError(
+            "standard input can be read only once, and estimates need the log a second time; name a file"
+        )
+    if of_events:
+        _check_flags_of_events(policies, log, rejects)
+    with ExitStack() as stack:
+        needs_store = publish or any(map(names_store, logs))
+        opened = stack.enter_context(Store.open(store)) if needs_store else None
+        if of_events:
+            model_spec = resolve_fields(model_spec, first_events(model_spec, logs, opened), logs)
+        estimating = None
+        if policies.policy:
+            default = DECISION_LIST if of_events else DECISION_ROW
+            estimating = policies.estimating(model_spec, log.items, store, default)
+        if of_events:
+            replayed, read = _replay_events(model_spec, logs, policies, estimating, opened)
+        else:
+            replayed, read = _replay_rows(model_spec, logs, policies, estimating, log, rejects, threads)
+        sha256, version = _finish(replayed, save, publish, force, opened)
+        estimates = _estimate(estimating, read) if estimating is not None else None
+    _print(_Done(model_spec.model.name, replayed, sha256, version, estimates), report, as_json)
 
 
-# --- What `ftrie replay` prints: a few lines and tables, or the same as JSON ---
+@dataclass(frozen=True)
+class _Done:
+    """A replay, the model's SHA-256, its version if it was published, and the estimates if there are any."""
+
+    name: str
+    replayed: Replayed
+    sha256: str
+    version: int | None
+    estimates: Estimates | None
+
+    def as_dict(self) -> dict[str, object]:
+        """The JSON form."""
+        return {
+            "model": self.name,
+            **self.replayed.as_dict(),
+            "sha256": self.sha256,
+            "version": self.version,
+            "estimates": self.estimates.as_dict() if self.estimates is not None else None,
+        }
 
 
-_A_TIME = "through_us"
-_MOST_PLACES, _MOST_REASONS = 12, 5
+def _check_flags_of_events(policies: PolicyFlags, log: LogFlags, rejects: Path | None) -> None:
+    given = {"--users": log.users, "--format": log.format, "--rejects": rejects}
+    if not policies.policy:
+        given["--items"] = log.items
+    for flag, value in given.items():
+        if value is not None:
+            raise InputError(f"{flag} is for labelled rows; events carry their features, and are JSON")
 
 
-def show(done: Done, report: Path | None, as_json: bool) -> None:
-    """Print what was done, and write it to `report`. Raises OutputError."""
+def _replay_rows(
+    spec: ModelSpec,
+    logs: Sequence[str],
+    policies: PolicyFlags,
+    estimating: EstimationRun | None,
+    flags: LogFlags,
+    rejects: Path | None,
+    threads: int | None,
+) -> tuple[Replayed, Read]:
+    """Replay labelled rows, which estimates read a second time."""
+    from trainer.events.open_sources import files_of_rows
+    from trainer.examples.open_log import Log
+    from trainer.logs.rejects import RejectLog
+    from trainer.off_policy.logged import DECISION_ROW, LogOfRows
+    from trainer.runs.replay import replay_rows
+    from trainer.runs.warmup import compile_kernels, formats_of
+
+    inputs = files_of_rows(logs)
+    compile_kernels(spec, formats_of(inputs, flags.format), output=terminal)
+    log = flags.log(inputs, spec.input)
+    with RejectLog(rejects) as reject_log:
+        replayed = replay_rows(spec, log, rejects=reject_log, threads=threads, output=terminal)
+    decision = estimating.decision if estimating is not None else DECISION_ROW
+    quiet = Log(log.inputs, log.format, log.tables)  # the replay has printed the notes
+    return replayed, LogOfRows(quiet, policies.propensity, policies.position, decision).read
+
+
+def _replay_events(
+    spec: ModelSpec,
+    logs: Sequence[str],
+    policies: PolicyFlags,
+    estimating: EstimationRun | None,
+    store: Store | None,
+) -> tuple[Replayed, Read]:
+    """Replay events; the joined rows are kept for estimates."""
+    from trainer.off_policy.logged import DECISION_LIST
+    from trainer.runs.replay import JoinedTap, replay_events
+    from trainer.runs.warmup import compile_kernels
+
+    compile_kernels(spec, output=terminal)
+    models = list(estimating.specs.values()) if estimating is not None else []
+    decision = estimating.decision if estimating is not None else DECISION_LIST
+    tap = JoinedTap(spec, models, policies.propensity, policies.position, decision)
+    replayed = replay_events(spec, logs, store, tap=tap if estimating else None, output=terminal)
+    if replayed.rejected and not (replayed.counts["impressions"] or replayed.counts["feedback"]):
+        raise InputError(
+            f"{', '.join(logs)}: no line is an event ({next(iter(replayed.reasons))}), and none is a row with the "
+            f"label {spec.input.label!r}"
+        )
+    return replayed, tap.read
+
+
+def _finish(
+    replayed: Replayed, save: Path | None, publish: bool, force: bool, store: Store | None
+) -> tuple[str, int | None]:
+    """Save and publish the model if wanted; returns its SHA-256 and version."""
+    from trainer.logs.rejects import too_many_rejected
+
+    if not replayed.examples and (save is not None or publish):
+        raise InputError("nothing was learned from the log, so there is no model to save or publish")
+    artefact = replayed.model.artefact()
+    if save is not None:
+        artefact.write(save)
+    if publish and not force:
+        share = replayed.rejected / (replayed.rejected + replayed.examples)
+        if withheld := too_many_rejected(share, replayed.rejected, replayed.reasons, "then replay again"):
+            raise InputError(withheld)
+    if not publish or store is None:
+        return artefact.sha256, None
+    return artefact.sha256, store.model(artefact.spec.model.name).publish(artefact)
+
+
+def _estimate(estimating: EstimationRun, read: Read) -> Estimates:
+    from trainer.runs.warmup import compiling_scorer
+
+    compiling = compiling_scorer(terminal) if estimating.models else nullcontext()
+    with compiling, progress("estimating", unit="steps") as bar:
+
+        def show(step: str, done: int, total: int | None) -> None:
+            bar.update(done, total=total, of=step)
+
+        return estimating.run(read, show)
+
+
+def _print(done: _Done, report: Path | None, as_json: bool) -> None:
+    """Print the outcome, and write it to `report`. Raises OutputError."""
     from model_store.whole_file import write_whole
 
     answer = done.as_dict()
@@ -175,12 +329,12 @@ def show(done: Done, report: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(answer)
         return
-    _show_replay(done)
+    _print_replay(done)
     if done.estimates is not None:
-        _show_estimates(done.estimates)
+        _print_estimates(done.estimates)
 
 
-def _show_replay(done: Done) -> None:
+def _print_replay(done: _Done) -> None:
     replayed = done.replayed
     rate = replayed.examples / replayed.seconds if replayed.seconds else 0.0
     faster = f"; {replayed.speed:,.0f} × real time ({_span(replayed)})" if replayed.speed else ""
@@ -189,13 +343,13 @@ def _show_replay(done: Done) -> None:
         f"{replayed.rejected:,} rejected{faster}"
     )
     for name, counts in (("events", replayed.counts), ("join", replayed.join)):
-        told = [
+        texts = [
             f"{count:,} {what.replace('_', ' ')}"
             for what, count in counts.items()
             if count and what != _A_TIME
         ]
-        if told:
-            print(f"{name}: {', '.join(told)}")
+        if texts:
+            print(f"{name}: {', '.join(texts)}")
     if replayed.reasons:
         reasons = list(replayed.reasons.items())[:_MOST_REASONS]
         print(f"rejected for: {', '.join(f'{reason} ({count:,})' for reason, count in reasons)}")
@@ -218,7 +372,7 @@ def _span(replayed: Replayed) -> str:
     return f"{seconds:,.1f} s of log"
 
 
-def _show_estimates(found: Estimates) -> None:
+def _print_estimates(found: Estimates) -> None:
     what = "one item a row" if found.decision == "row" else f"lists of {found.size:.1f} items on average"
     print(
         f"\nclick rate per item shown, 95 % intervals; {found.rows:,} rows of {found.requests:,} requests, {what}"
@@ -229,8 +383,8 @@ def _show_estimates(found: Estimates) -> None:
         ["policy", "SNIPS", "normal", "bootstrap", "IPS", "clipped", "to logged"],
         [_estimates_of(policy) for policy in found.policies],
     )
-    _show_support(found)
-    _show_by_position(found)
+    _print_support(found)
+    _print_by_position(found)
     for text in found.notes:
         note(text)
     for policy in found.policies:
@@ -238,7 +392,7 @@ def _show_estimates(found: Estimates) -> None:
             note(f"{policy.name}: {text}")
 
 
-def _show_support(found: Estimates) -> None:
+def _print_support(found: Estimates) -> None:
     print()
     print_table(
         [
@@ -254,14 +408,14 @@ def _show_support(found: Estimates) -> None:
     )
 
 
-def _show_by_position(found: Estimates) -> None:
-    places = list(dict.fromkeys(place for policy in found.policies for place in policy.positions))
-    if 1 < len(places) <= _MOST_PLACES:
+def _print_by_position(found: Estimates) -> None:
+    positions = list(dict.fromkeys(each for policy in found.policies for each in policy.positions))
+    if 1 < len(positions) <= _MOST_POSITIONS:
         print()
         print_table(
-            ["SNIPS by position", *places],
+            ["SNIPS by position", *positions],
             [
-                [p.name, *(_with_error(p.positions[place]["snips"]) for place in places)]
+                [p.name, *(_with_error(p.positions[each]["snips"]) for each in positions)]
                 for p in found.policies
             ],
         )

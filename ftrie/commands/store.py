@@ -1,4 +1,4 @@
-"""`ftrie store`: what is published, what is served, and the way in and out. Flags and output only."""
+"""`ftrie store`: lists, activates, collects, checks, imports and exports the versions of models."""
 
 from __future__ import annotations
 
@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftrie.commands import (
-    store_inspect as inspect_cli,
-)
-from ftrie.commands import (
-    store_records as dead_letters_cli,
-)
-from ftrie.commands import (
-    store_records as load_cli,
-)
+from ftrie.commands import store_inspect, store_records
 from ftrie.terminal import (
     DEFAULT_STORE,
     JsonOption,
@@ -32,7 +24,7 @@ if TYPE_CHECKING:
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")]
 ModelFile = Annotated[
-    Path, typer.Argument(metavar="FILE", help=".arrow is the artefact, .json the JSON form.")
+    Path, typer.Argument(metavar="FILE", help=".arrow is an artefact, .json the JSON form.")
 ]
 
 
@@ -40,7 +32,7 @@ def register(app: typer.Typer) -> None:
     """Add `ftrie store`."""
     store = typer.Typer(
         name="store",
-        help="Look at published models, choose which is served, import, export and load.",
+        help="Inspect published models, choose the active version, import, export and load.",
         no_args_is_help=True,
         rich_markup_mode=None,
     )
@@ -50,16 +42,16 @@ def register(app: typer.Typer) -> None:
     store.command("resume", epilog="Example: ftrie store resume ads")(resume)
     store.command("gc", epilog="Example: ftrie store gc ads --keep 3 --dry-run")(gc)
     store.command("check", epilog="Example: ftrie store check ads --repair")(check)
-    inspect_cli.register(store)
+    store_inspect.register(store)
     store.command("import", epilog="Example: ftrie store import ads model.json --spec ads.toml")(import_)
     store.command("export", epilog="Example: ftrie store export ads model.arrow --version 7")(export)
-    load_cli.register_load(store)
-    dead_letters_cli.register_dead(store)
+    store_records.register_load(store)
+    store_records.register_dead(store)
     app.add_typer(store)
 
 
 def versions(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    """List the published versions of a model, oldest first; of a delta the keys that changed, and its own bytes."""
+    """List the published versions of a model, oldest first. A delta's keys and bytes are those of its changes."""
     from model_store.store import Store
 
     with Store.open(store) as opened:
@@ -108,43 +100,45 @@ def activate(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Even one that a guard or a server has refused; the trainer goes on from it."
+            "--force", help="Even if a guard or a server has refused it; the trainer continues from it."
         ),
     ] = False,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve a version: verify its bytes, then point the model at it. Running servers follow."""
+    """Activate a version after verifying its bytes. Running servers follow."""
     from model_store.store import Store
 
     with Store.open(store) as opened:
         before = opened.model(model, warn).activate(version, force=force)
         pinned = opened.model(model, warn).pin.version()
-    _say_active(model, version, before, as_json)
-    _say_pinned(model, pinned)
+    _print_active(model, version, before, as_json)
+    _note_pin(model, pinned)
 
 
 def rollback(
     model: Model,
     version: Annotated[
         int | None,
-        typer.Argument(metavar="VERSION", min=1, help="Where to; by default what was active before."),
+        typer.Argument(
+            metavar="VERSION", min=1, help="The version to activate; default: the one active before."
+        ),
     ] = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Go back to the version that was active before, or to VERSION."""
+    """Activate the version that was active before, or VERSION."""
     from model_store.store import Store
 
     with Store.open(store) as opened:
         now_active, before = opened.model(model, warn).go_back(version)
         pinned = opened.model(model, warn).pin.version()
-    _say_active(model, now_active, before, as_json)
-    _say_pinned(model, pinned)
+    _print_active(model, now_active, before, as_json)
+    _note_pin(model, pinned)
 
 
 def resume(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    """Let the trainer's versions be served again, after an `activate` or `rollback` by hand."""
+    """Let the trainer activate versions again, after a manual `activate` or `rollback`."""
     from model_store.store import Store
 
     with Store.open(store) as opened:
@@ -152,19 +146,21 @@ def resume(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption
     if as_json:
         print_json({"model": model, "pinned": pinned})
     elif pinned is None:
-        print(f"{model}: nothing was pinned; the trainer's versions are served as they come")
+        print(f"{model}: no version was pinned; the trainer activates what it publishes")
     else:
-        print(f"{model}: the trainer's versions are served again; version {pinned} was pinned")
+        print(f"{model}: the trainer activates versions again; version {pinned} was pinned")
 
 
 def gc(
     model: Model,
-    keep: Annotated[int, typer.Option(min=1, metavar="N", help="How many of the newest to keep.")] = 5,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    keep: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How many of the newest versions to keep.")
+    ] = 5,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete old versions, but never the active one, the one a rollback would go to, nor what a kept delta needs."""
+    """Delete old versions, but never the active one, the target of a rollback, or what a kept delta needs."""
     from model_store.store import Store
 
     with Store.open(store) as opened:
@@ -180,16 +176,16 @@ def check(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODEL]...", help="Which models; by default all, and users, items and candidates too."
+            metavar="[MODEL]...", help="The models to check; default: all, and users, items and candidates."
         ),
     ] = None,
-    repair: Annotated[bool, typer.Option("--repair", help="Put right what is wrong.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Repair invalid values.")] = False,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Look for keys that hold what they should not, and repair them. Exit code 5 while something is wrong.
+    """Find keys with invalid values, and repair them. Exit code 5 while invalid values remain.
 
-    Reads the bytes of every version. A trainer and servers may run meanwhile.
+    Reads the bytes of every version. A trainer and servers may be running.
     """
     from dataclasses import asdict
 
@@ -203,12 +199,12 @@ def check(
         print_json({"findings": [asdict(each) for each in findings], "wrong": wrong})
     elif findings:
         rows = [[each.key, each.found, each.expected, each.repair] for each in findings]
-        print_table(["key", "found", "right is", "repaired" if repair else "--repair does"], rows)
+        print_table(["key", "found", "expected", "repaired" if repair else "--repair does"], rows)
     else:
-        print("all keys hold what they should")
+        print("all keys are valid")
     if wrong:
-        remedy = "nothing repairs them" if repair else "run it again with --repair"
-        note(f"{counted(wrong, 'value')} that should not be there; {remedy}")
+        remedy = "they cannot be repaired" if repair else "run again with --repair"
+        note(f"{counted(wrong, 'invalid value')}; {remedy}")
         raise typer.Exit(StoreError.exit_code)
 
 
@@ -218,17 +214,20 @@ def import_(
     spec: Annotated[
         Path | None,
         typer.Option(
-            metavar="TOML", help="The spec of a .json model; else the active version's, else inferred."
+            metavar="TOML",
+            help="The spec of a .json model; default: the active version's, else an inferred one.",
         ),
     ] = None,
     keep: Annotated[
         int,
-        typer.Option(min=0, metavar="N", help="Versions the store keeps, as `ftrie store gc`; 0 keeps all."),
+        typer.Option(
+            min=0, metavar="N", help="How many versions to keep, as with `ftrie store gc`; 0 keeps all."
+        ),
     ] = 5,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Publish a model from a file, and activate it. A delta goes onto the newest version that it changes."""
+    """Publish a model from a file and activate it. A delta is applied to the newest version that it can change."""
     from model_store.artefact.arrow_format import DELTA
     from model_store.model_files import read_model
     from model_store.store import Store
@@ -252,7 +251,7 @@ def import_(
 
 
 def _collect(versions: ModelVersions, keep: int) -> list[int]:
-    """Delete old versions. The import is done: that this fails costs nothing but room in the store."""
+    """Delete old versions. A failure only costs space, since the import is done."""
     from model_store.errors import StoreError
 
     try:
@@ -266,29 +265,31 @@ def export(
     model: Model,
     file: ModelFile,
     version: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Which version; by default the active one.")
+        int | None, typer.Option(min=1, metavar="N", help="The version; default: the active one.")
     ] = None,
     variant: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Only this variant, as a model of its own; .json needs it where each variant has its own weights.",
+            help="Only this variant, as a model of its own; required for .json if each variant has its own weights.",
         ),
     ] = None,
     as_delta: Annotated[
         bool,
-        typer.Option("--delta", help="Write a delta as it is stored, not the whole model that it makes."),
+        typer.Option("--delta", help="Write a delta as stored, not the whole model."),
     ] = False,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a published version to a file, whole: a delta put together with the versions it needs."""
+    """Write a published version to a file; for a delta, the whole model."""
     from model_store.artefact.inspection import one_variant
     from model_store.model_files import JSON, check_ending, write_model
     from model_store.store import Store
 
     if as_delta and (check_ending(file) == JSON or variant is not None):
-        raise typer.BadParameter(f"--delta writes what is stored: no {JSON}, and no --variant")
+        raise typer.BadParameter(
+            f"--delta writes the stored bytes; it does not combine with {JSON} or --variant"
+        )
     check_ending(file)
     with Store.open(store) as opened:
         versions = opened.model(model, warn)
@@ -301,7 +302,7 @@ def export(
         artefact = one_variant(artefact, variant)
     write_model(artefact, file)
     if artefact.calibration is not None and file.suffix == JSON:
-        note("the JSON form has no place for calibration: this file predicts as the model did before it")
+        note("the JSON form has no calibration; the file gives uncalibrated predictions")
     if as_json:
         print_json({"model": model, "version": chosen, "rows": artefact.rows, "file": str(file)})
     else:
@@ -326,14 +327,12 @@ def _export_delta(versions: ModelVersions, version: int, file: Path, as_json: bo
         )
 
 
-def _say_pinned(model: str, pinned: int | None) -> None:
+def _note_pin(model: str, pinned: int | None) -> None:
     if pinned is not None:
-        note(
-            f"version {pinned} stays: what a trainer publishes is not served until: ftrie store resume {model}"
-        )
+        note(f"version {pinned} is pinned; the trainer activates nothing until: ftrie store resume {model}")
 
 
-def _say_active(model: str, version: int, before: int | None, as_json: bool) -> None:
+def _print_active(model: str, version: int, before: int | None, as_json: bool) -> None:
     if as_json:
         print_json({"model": model, "active": version, "before": before})
     else:

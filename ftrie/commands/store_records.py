@@ -1,4 +1,4 @@
-"""`ftrie store load`: users, items and candidate sets from files. `tables` reads the files."""
+"""`ftrie store load`: users, items and candidate sets from files; `ftrie store dead`: events that were not learned."""
 
 from __future__ import annotations
 
@@ -14,14 +14,20 @@ if TYPE_CHECKING:
 
 
 RecordFile = Annotated[
-    Path, typer.Argument(metavar="FILE", help=".csv, .tsv, .jsonl or .parquet; .gz or .zst after it.")
+    Path,
+    typer.Argument(
+        metavar="FILE", help=".csv, .tsv, .jsonl or .parquet, optionally followed by .gz or .zst."
+    ),
 ]
 
 
 def register_load(store: typer.Typer) -> None:
     """Add `ftrie store load`."""
     load = typer.Typer(
-        name="load", help="Load what requests refer to by id.", no_args_is_help=True, rich_markup_mode=None
+        name="load",
+        help="Load users, items and candidate sets, which requests name by id.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
     )
     load.command("users", epilog="Example: ftrie store load users users.csv --id-column cookie")(users)
     load.command("items", epilog="Example: ftrie store load items items.parquet")(items)
@@ -32,41 +38,41 @@ def register_load(store: typer.Typer) -> None:
 def users(
     file: RecordFile,
     id_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="By default cookie, user or user_id.")
+        str | None, typer.Option(metavar="NAME", help="Default: cookie, user or user_id.")
     ] = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Load user records, one a row; a row replaces the user's whole record."""
+    """Load user records, one per row; a row replaces the user's whole record."""
     _load("users", file, id_column, store, as_json)
 
 
 def items(
     file: RecordFile,
     id_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="By default item, item_id or id.")
+        str | None, typer.Option(metavar="NAME", help="Default: item, item_id or id.")
     ] = None,
     only: Annotated[
         bool,
         typer.Option(
             "--only",
-            help="Have servers read all items again, and forget those that the store lacks.",
+            help="Have servers read all items again and drop those that the store lacks.",
         ),
     ] = False,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Load item records, one a row; a row replaces the item's whole record. Running servers follow."""
+    """Load item records, one per row; a row replaces the item's whole record. Running servers follow."""
     _load("items", file, id_column, store, as_json, only=only)
 
 
 def candidates(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The candidate set's name.")],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="One item id a line.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="One item id per line.")],
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Replace a named candidate set by the ids of a file, in their order."""
+    """Replace a named candidate set with the ids of a file, in order."""
     from model_store.records.tables import read_ids
     from model_store.store import Store
 
@@ -97,10 +103,6 @@ def _load(
         print(f"{kind}: {rows:,} rows from {file}")
 
 
-# --- `ftrie store dead`: what the trainer could not learn from, as a table or as JSON. Flags and output only
-# ---
-
-
 SHOWN_CHARACTERS = 80
 
 
@@ -111,7 +113,7 @@ def register_dead(store: typer.Typer) -> None:
 
 def dead(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")],
-    last: Annotated[int, typer.Option(min=1, metavar="N", help="How many of the latest.")] = 20,
+    last: Annotated[int, typer.Option(min=1, metavar="N", help="How many of the latest to show.")] = 20,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:

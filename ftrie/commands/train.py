@@ -1,22 +1,138 @@
-"""`ftrie train`: its flags and output. A run is `trainer.runs.train`."""
+"""`ftrie train`: flags, the files that a run writes, and its summary. A run is `trainer.runs.train`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ftrie import terminal
+from ftrie.commands.flags import (
+    ForceOption,
+    InitFromOption,
+    InputsArgument,
+    KeepOption,
+    LogFlags,
+    RejectsOption,
+    SaveOption,
+    SpecArgument,
+    StrictOption,
+    ThreadsOption,
+    ThresholdOption,
+    grouped,
+)
 from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table, warn
 from model_store.errors import Stopped
 
 if TYPE_CHECKING:
+    from model_store.spec.spec import ModelSpec
+    from trainer.checkpoint import Checkpoints
+    from trainer.learn.metrics.metrics import MetricsOptions
     from trainer.learn.metrics.records import VariantMetrics
+    from trainer.logs.rejects import RejectLog
     from trainer.publish.publisher import PublishOptions
-    from trainer.runs.train import Report
+    from trainer.runs.train import Report, Run
+
+_MOST_REASONS = 5
+_MANY_KEYS = 10_000
+
+
+@dataclass(frozen=True)
+class PublishingFlags:
+    """How to publish while the run learns."""
+
+    publish_every: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|30s",
+            help="Publish changes while learning, every N rows or at intervals such as 30s, 5m.",
+        ),
+    ] = None
+    snapshot_every: Annotated[
+        int, typer.Option(min=0, metavar="N", help="With --publish-every: a full snapshot every N deltas.")
+    ] = 10
+    publish_threshold: ThresholdOption = 0.0
+    keep: KeepOption = 5
+
+    def publishing(self, activate: bool) -> PublishOptions | None:
+        """How to publish while learning; None without --publish-every. Raises UsageError."""
+        from trainer.checkpoint import Every
+        from trainer.publish.publisher import PublishOptions
+
+        if self.publish_every is None:
+            return None
+        check_threshold(self.publish_threshold)
+        every = Every.parse(self.publish_every)
+        return PublishOptions(every, self.snapshot_every, self.publish_threshold, activate, self.keep or None)
+
+
+@dataclass(frozen=True)
+class MetricsFlags:
+    """Which metrics are computed while the run learns, and where they are written."""
+
+    metrics: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write metrics here while learning, JSON lines for `ftrie report`."
+        ),
+    ] = None
+    window: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Rows per line of metrics; default: 1,000 at first, growing with the log.",
+        ),
+    ] = None
+    slices: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slice",
+            metavar="NAME",
+            help="Metrics for each value of a field too, or each key under a prefix such as 'device*os='; repeatable.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class CheckpointFlags:
+    """Where the run's state is kept, and where the run starts."""
+
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write checkpoints of the run here; the last three are kept."),
+    ] = None
+    every: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|5m", help="Interval of checkpoints: rows, or a time such as 30s, 5m, 1h; default 5m."
+        ),
+    ] = None
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume from the newest checkpoint in DIR, if there is one.")
+    ] = False
+    init_from: InitFromOption = None
+
+    def opened(self, spec: ModelSpec) -> Checkpoints | None:
+        """The folder of checkpoints, locked for this run; None without --checkpoint. Raises CheckpointError."""
+        from trainer.checkpoint import Checkpoints, Every
+
+        if self.checkpoint is None:
+            return None
+        every = Every.parse("5m" if self.every is None else self.every)
+        found = Checkpoints(self.checkpoint, every, spec, resume=self.resume, on_warning=warn)
+        if found.earlier is not None:
+            before = found.earlier.description
+            note(f"resuming from {found.earlier.path}: {before.rows:,} rows learned, {before.keys:,} keys")
+            if self.init_from is not None:
+                note("--init-from is ignored: the checkpoint has what was learned since")
+        elif self.resume:
+            note(f"no checkpoint in {self.checkpoint} yet; starting with the first row")
+        return found
 
 
 def register(app: typer.Typer) -> None:
@@ -24,202 +140,156 @@ def register(app: typer.Typer) -> None:
     app.command("train", epilog="Example: ftrie train ads.toml 'clicks/*.csv.gz' --publish --activate")(train)
 
 
+@grouped
 def train(
-    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="The model spec, a TOML file.")],
-    inputs: Annotated[
-        list[str],
-        typer.Argument(metavar="INPUT…", help="Log files or globs, read in this order; - is standard input."),
-    ],
+    spec: SpecArgument,
+    inputs: InputsArgument,
+    *,
     store: StoreOption = DEFAULT_STORE,
     publish: Annotated[bool, typer.Option("--publish", help="Publish the model to the store.")] = False,
     activate: Annotated[
-        bool, typer.Option("--activate", help="Publish it and make servers switch to it.")
+        bool, typer.Option("--activate", help="Publish the model and make servers switch to it.")
     ] = False,
-    publish_every: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|30s",
-            help="Publish while it learns too, what changed since the last time: rows, or a time such as 30s, 5m.",
-        ),
-    ] = None,
-    snapshot_every: Annotated[
-        int, typer.Option(min=0, metavar="N", help="With it: the whole model after so many of changes.")
-    ] = 10,
-    publish_threshold: Annotated[
-        float,
-        typer.Option(
-            min=0.0, metavar="X", help="With it: hold a weight back until it has moved by more than X."
-        ),
-    ] = 0.0,
-    keep: Annotated[
-        int,
-        typer.Option(
-            min=0, metavar="N", help="With it: versions the store keeps, as `ftrie store gc`; 0 keeps all."
-        ),
-    ] = 5,
+    publishing: PublishingFlags,
     report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the run's figures here, as JSON.")
+        Path | None, typer.Option(metavar="FILE", help="Write the report of the run here, as JSON.")
     ] = None,
-    metrics: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write metrics here as it learns, JSON lines for `ftrie report`."),
-    ] = None,
-    window: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Rows from one line of metrics to the next; default: 1,000 at first, growing with the log.",
-        ),
-    ] = None,
-    slices: Annotated[
-        list[str],
-        typer.Option(
-            "--slice",
-            metavar="NAME",
-            help="Metrics for each value of a field too, or each key under a prefix such as 'device*os='; repeatable.",
-        ),
-    ] = [],  # noqa: B006
-    rejects: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="List bad rows here: JSON lines of file, line, reason."),
-    ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")] = False,
-    save: Annotated[
-        Path | None, typer.Option(metavar="FILE.arrow", help="Write the model to this file.")
-    ] = None,
-    items: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Take columns that the log lacks from this file of items, by input.item."
-        ),
-    ] = None,
-    users: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The same from a file of users, by input.cookie."),
-    ] = None,
-    input_format: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="NAME",
-            help="csv, tsv, jsonl, parquet, vw, libsvm or libffm; default: told from the file.",
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Hashing threads; the result does not depend on it.")
-    ] = None,
+    watched: MetricsFlags,
+    rejects: RejectsOption = None,
+    strict: StrictOption = False,
+    save: SaveOption = None,
+    log: LogFlags,
+    threads: ThreadsOption = None,
     batch_bytes: Annotated[
         int,
         typer.Option(
             min=1024, metavar="N", help="Bytes of text read at once; the result does not depend on it."
         ),
     ] = 1 << 20,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Keep the run's state here as it learns, the last three times."),
-    ] = None,
-    every: Annotated[
-        str | None,
-        typer.Option(metavar="N|5m", help="How often: rows, or a time such as 30s, 5m, 1h; default 5m."),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint in DIR, if there is one.")
-    ] = False,
-    init_from: Annotated[
-        str | None,
-        typer.Option(
-            metavar="VERSION|FILE",
-            help="Begin with a published model: its version in the store, `active`, or a FILE.arrow.",
-        ),
-    ] = None,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Publish even if more than a tenth of the rows were rejected."),
-    ] = False,
+    start: CheckpointFlags,
+    force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Learn every variant of SPEC in one pass over click logs; save or publish the model.
 
-    A bad row is counted, listed with --rejects, and skipped. A log that breaks off in the middle is an error: the
-    model of the rows before it can still be saved with --save, but is never published. With --checkpoint and --resume
-    a run that was killed goes on as if nothing had happened.
+    A bad row is counted, listed with --rejects, and skipped. A log that cannot be read to its end is an error: the
+    model of the rows until then can be saved with --save, but is never published. With --checkpoint and --resume a run
+    that was killed continues as if it had not been.
     """
     from model_store.spec.spec import load_spec
     from model_store.store import Store
     from model_store.whole_file import check_writable
     from trainer.logs.batch import expand
     from trainer.publish.publisher import Publisher
-    from trainer.runs.finish_run import hand_over
-    from trainer.runs.train_options import Asked, learn
+    from trainer.runs.finish_run import finish_run
+    from trainer.runs.resume import initial_model
+    from trainer.runs.train import train
+    from trainer.runs.warmup import compile_kernels, formats_of
 
     model_spec = load_spec(spec)
-    publish = publish or activate or publish_every is not None
-    how = _publishing(publish_every, snapshot_every, publish_threshold, activate, keep)
-    if checkpoint is None and (resume or every is not None):
-        raise typer.BadParameter("--resume and --every say how --checkpoint DIR is used; name the folder")
-    asked = Asked(
-        items=items,
-        users=users,
-        rejects=rejects,
-        strict=strict,
-        metrics=metrics,
-        window=window,
-        slices=tuple(slices),
-        checkpoints=checkpoint,
-        every="5m" if every is None else every,
-        resume=resume,
-        init_from=init_from,
-        store=store,
-        format=input_format,
-        threads=threads,
-        batch_bytes=batch_bytes,
-        force=force,
-    )
-    # Outputs are looked at first: a wrong path or URL should not cost a training run, nor a log.
+    publish = publish or activate or publishing.publish_every is not None
+    how = publishing.publishing(activate)
+    if start.checkpoint is None and (start.resume or start.every is not None):
+        raise typer.BadParameter("--resume and --every need --checkpoint DIR")
+    # Inputs and outputs are checked first: a wrong path or URL should not cost a training run, nor a log.
     expand(inputs)
     if save is not None and save.suffix == ".json":
         raise typer.BadParameter("a model is saved as .arrow; `ftrie store export` writes the JSON form")
-    for path in filter(None, (save, report, metrics)):
+    for path in filter(None, (save, report, watched.metrics)):
         check_writable(path)
     with Store.open(store) if publish else nullcontext() as opened:
-        if opened and activate:
-            opened.model(model_spec.model.name).refuse_beside_a_trainer()
-        publisher = Publisher(opened.model(model_spec.model.name), how, warn) if opened and how else None
-        run = learn(model_spec, inputs, asked, terminal, publisher)
-        hand_over(run, save, opened, activate, publisher, terminal)
+        versions = opened.model(model_spec.model.name) if opened else None
+        if versions and activate:
+            versions.refuse_beside_a_trainer()
+        publisher = Publisher(versions, how, warn) if versions and how else None
+        with _files(model_spec, start, rejects, strict, watched) as files:
+            compile_kernels(
+                *(model_spec, formats_of(inputs, log.format)),
+                slices=bool(watched.slices),
+                publishes=publisher is not None,
+                output=terminal,
+            )
+            fresh = files.checkpoints is None or files.checkpoints.earlier is None
+            run = train(
+                model_spec,
+                log.log(inputs, model_spec.input, batch_bytes),
+                rejects=files.rejects,
+                threads=threads,
+                metrics=files.metrics,
+                checkpoints=files.checkpoints,
+                initial=initial_model(model_spec, start.init_from, store) if fresh else None,
+                publisher=publisher,
+                force=force,
+                output=terminal,
+            )
+        _print_warnings(run)
+        finish_run(run, save, opened, activate, publisher, terminal)
     if report is not None:
         run.report.write(report)
     if run.failure is not None:
         if not isinstance(run.failure, Stopped):
             note(f"{run.report.rows:,} rows were learned before this")
         raise run.failure
-    show(run.report, as_json)
+    print_report(run.report, as_json)
 
 
-def _publishing(
-    every: str | None, snapshot_every: int, threshold: float, activate: bool, keep: int
-) -> PublishOptions | None:
-    """How to publish while learning; None if it was not asked for."""
-    from trainer.checkpoint.schedule import Every
-    from trainer.publish.publisher import PublishOptions
-
-    if every is None:
-        return None
+def check_threshold(threshold: float) -> None:
+    """Raise typer.BadParameter for a --publish-threshold that is not finite."""
     if not threshold < float("inf"):
-        raise typer.BadParameter("--publish-threshold is a weight, from 0 up")
-    return PublishOptions(Every.parse(every), snapshot_every, threshold, activate, keep or None)
+        raise typer.BadParameter("--publish-threshold: expected a finite weight of 0 or more")
 
 
-# --- What `ftrie train` prints at its end: a run's report in a few lines and tables, or as JSON ---
+@dataclass(frozen=True)
+class _Files:
+    """What a run writes while it learns."""
+
+    checkpoints: Checkpoints | None
+    rejects: RejectLog
+    metrics: MetricsOptions
 
 
-_MOST_REASONS = 5
-_MANY_KEYS = 10_000
+@contextmanager
+def _files(
+    spec: ModelSpec, start: CheckpointFlags, rejects: Path | None, strict: bool, watched: MetricsFlags
+) -> Iterator[_Files]:
+    """Open the files of a run; a resumed run appends to those of rejects and metrics where its checkpoint was."""
+    from trainer.learn.metrics.metrics import MetricsOptions
+    from trainer.learn.metrics.records import MetricsFile
+    from trainer.logs.rejects import RejectLog
+
+    with ExitStack() as stack:
+        checkpoints = start.opened(spec)
+        if checkpoints is not None:
+            stack.enter_context(checkpoints)
+        earlier = checkpoints.earlier if checkpoints is not None else None
+        before = earlier.description if earlier is not None else None
+        reject_log = stack.enter_context(
+            RejectLog(
+                *(rejects, strict),
+                counts=before.reject_counts if before else None,
+                resume_at=before.rejects.kept_of(rejects) if before else 0,
+            )
+        )
+        metrics = None
+        if watched.metrics is not None:
+            kept = before.metrics.kept_of(watched.metrics) if before else 0
+            metrics = stack.enter_context(MetricsFile(watched.metrics, kept))
+        yield _Files(
+            checkpoints, reject_log, MetricsOptions(watched.window, tuple(watched.slices or ()), metrics)
+        )
 
 
-def show(report: Report, as_json: bool) -> None:
-    """Print the report: as JSON, or as a few lines and a table."""
+def _print_warnings(run: Run) -> None:
+    for warning in run.report.warnings:
+        warn(warning)
+    if run.absent:
+        note(
+            f"no column was found for the optional fields {', '.join(run.absent)}; no row has a value of them"
+        )
+
+
+def print_report(report: Report, as_json: bool) -> None:
+    """Print the report as JSON, or as a few lines and tables."""
     if as_json:
         print_json(report.as_dict())
         return
@@ -235,12 +305,12 @@ def show(report: Report, as_json: bool) -> None:
     for line in (_reasons(report), _labels(report), _size(report)):
         if line:
             print(line)
-    show_variants(report.variants)
-    _show_calibration(report)
+    print_variants(report.variants)
+    _print_calibration(report)
 
 
-def show_variants(variants: Mapping[str, VariantMetrics]) -> None:
-    """Print the metrics of all variants over all rows."""
+def print_variants(variants: Mapping[str, VariantMetrics]) -> None:
+    """Print the metrics of every variant over all rows, as a table."""
     change = ["difference"] if len(variants) > 1 else []
     print_table(
         ["variant", "log-loss, all rows", *change, "AUC", "calibration", "normalized entropy"],
@@ -252,17 +322,17 @@ def show_variants(variants: Mapping[str, VariantMetrics]) -> None:
 
 
 def _published(report: Report) -> str:
-    """The versions of a run that publishes while it learns."""
+    """The versions that were published while the run learned, if any."""
     counts = report.published
     if not counts.snapshots + counts.deltas + counts.failed:
         return ""
     failed = f", {counts.failed:,} could not be published" if counts.failed else ""
     refused = f", {counts.refused:,} refused by the guard" if counts.refused else ""
-    return f" ({counts.snapshots:,} whole, {counts.deltas:,} of changes{failed}{refused})"
+    return f" ({counts.snapshots:,} snapshots, {counts.deltas:,} deltas{failed}{refused})"
 
 
-def _show_calibration(report: Report) -> None:
-    """What the curves did for the predictions that came after each was fitted."""
+def _print_calibration(report: Report) -> None:
+    """Print what the calibration curves did for the predictions made after each curve was fitted."""
     if not report.calibration:
         return
     fitted = [
@@ -272,7 +342,7 @@ def _show_calibration(report: Report) -> None:
     ]
     print()
     if fitted:
-        heading = ["calibrated", "log-loss", "corrected", "calibration", "corrected", "values of their own"]
+        heading = ["calibrated", "log-loss", "corrected", "calibration", "corrected", "own curves"]
         print_table(heading, fitted)
     else:
         print("no curve could be judged: that takes 100 clicks, 100 other rows, and as many rows again")
@@ -286,12 +356,12 @@ def _reasons(report: Report) -> str:
 
 
 def _labels(report: Report) -> str:
-    """That labels were written as -1 and +1, where they were."""
+    """A note that labels are read as -1 and +1, if they are."""
     return "labels are read as -1/+1: -1 is no click" if report.labels.get("-1") else ""
 
 
 def _size(report: Report) -> str:
-    """The memory of the table, in all and a key, and of the filters that guard it; of a small one it says nothing."""
+    """The memory of the table and of its admission filters; "" for a small table."""
     memory = report.memory
     if memory is None or report.keys < _MANY_KEYS:
         return ""
@@ -300,7 +370,7 @@ def _size(report: Report) -> str:
 
 
 def _change(metrics: VariantMetrics) -> str | None:
-    """How the log-loss differs from the first variant's, with half its 95 % interval; None for the first itself."""
+    """The log-loss minus the first variant's, ± half its 95 % interval; None for the first variant itself."""
     found = metrics.difference
     if found is None or found.logloss is None:
         return None

@@ -1,4 +1,4 @@
-"""`ftrie trainer`: its flags. What it does is in `trainer.daemon`."""
+"""`ftrie trainer`: flags and output. A trainer is `trainer.runs.daemon`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftrie import terminal
-from ftrie.commands.train import show_variants
+from ftrie.commands.flags import (
+    ForceOption,
+    InitFromOption,
+    KeepOption,
+    SaveOption,
+    SpecArgument,
+    ThresholdOption,
+)
+from ftrie.commands.train import check_threshold, print_variants
 from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json
 
 if TYPE_CHECKING:
@@ -30,7 +38,7 @@ def register(app: typer.Typer) -> None:
 
 
 def trainer(
-    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="The model spec, a TOML file.")],
+    spec: SpecArgument,
     more: Annotated[
         list[str] | None,
         typer.Argument(metavar="SOURCE", help="More sources: --from A B is --from A --from B."),
@@ -47,100 +55,88 @@ def trainer(
     store: StoreOption = DEFAULT_STORE,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help=f"Keep the trainer's state here; default: {DEFAULT_FOLDER}/MODEL."),
-    ] = None,
-    every: Annotated[
-        str, typer.Option(metavar="N|30s", help="How often to keep it: examples, or a time.")
-    ] = "30s",
-    init_from: Annotated[
-        str | None,
         typer.Option(
-            metavar="VERSION|FILE",
-            help="Begin with a published model: its version in the store, `active`, or a FILE.arrow; passed over where "
-            "there is a checkpoint.",
+            metavar="DIR", help=f"Write checkpoints of the trainer here; default: {DEFAULT_FOLDER}/MODEL."
         ),
     ] = None,
-    save: Annotated[
-        Path | None, typer.Option(metavar="FILE.arrow", help="Write the model to this file at the end.")
-    ] = None,
+    every: Annotated[
+        str, typer.Option(metavar="N|30s", help="Interval of checkpoints: examples, or a time.")
+    ] = "30s",
+    init_from: InitFromOption = None,
+    save: SaveOption = None,
     activate: Annotated[
         bool, typer.Option("--activate/--no-activate", help="Make servers switch to what is published.")
     ] = True,
     publish: Annotated[bool, typer.Option("--publish/--no-publish", help="Publish while learning.")] = True,
     publish_every: Annotated[
-        str, typer.Option(metavar="1s|N", help="How often what changed goes out: a time, or examples.")
+        str, typer.Option(metavar="1s|N", help="Interval of deltas: a time, or examples.")
     ] = "1s",
     snapshot_every: Annotated[
-        str, typer.Option(metavar="1m|N", help="How often the whole model does: a time, or deltas.")
+        str, typer.Option(metavar="1m|N", help="Interval of full snapshots: a time, or deltas.")
     ] = "1m",
-    publish_threshold: Annotated[
-        float,
-        typer.Option(min=0.0, metavar="X", help="Hold a weight back until it has moved by more than X."),
-    ] = 0.0,
-    keep: Annotated[
-        int,
-        typer.Option(min=0, metavar="N", help="Versions the store keeps, as `ftrie store gc`; 0 keeps all."),
-    ] = 5,
+    publish_threshold: ThresholdOption = 0.0,
+    keep: KeepOption = 5,
     once: Annotated[
         bool, typer.Option("--once", help="Learn what the sources have, close all windows, and end.")
     ] = False,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait while another trainer has this model, instead of failing.")
+        bool,
+        typer.Option(
+            "--wait", help="If another trainer has this model, wait for it to end instead of failing."
+        ),
     ] = False,
     idle: Annotated[
         float,
         typer.Option(
             min=0.0,
             metavar="S",
-            help="Seconds a file or topic may stand still before the others go on without it.",
+            help="Seconds without new data after which a file or topic no longer holds back the others.",
         ),
     ] = 2.0,
     memory: Annotated[
         int,
         typer.Option(
-            min=1, metavar="MIB", help="MiB of waiting impressions in memory; the others are on disk."
+            min=1,
+            metavar="MIB",
+            help="MiB of memory for impressions that wait for clicks; the rest is kept on disk.",
         ),
     ] = 256,
     max_lag: Annotated[
         float,
         typer.Option(
-            min=0.0, metavar="S", help="Behind by so many seconds it publishes more seldom, and says so."
+            min=0.0, metavar="S", help="When lag exceeds S seconds, publish less often and log a warning."
         ),
     ] = 30.0,
     say_every: Annotated[
-        float, typer.Option(min=0.1, metavar="S", help="Seconds between two lines of status.")
+        float, typer.Option(min=0.1, metavar="S", help="Interval of status lines, in seconds.")
     ] = 5.0,
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics on this port.")
     ] = None,
     metrics_host: Annotated[
         str,
-        typer.Option(metavar="HOST", help="The address for --metrics-port; 0.0.0.0 for all of the machine."),
+        typer.Option(metavar="HOST", help="The address of --metrics-port; 0.0.0.0 for all interfaces."),
     ] = "127.0.0.1",
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Publish even if more than a tenth of the labelled rows were rejected."),
-    ] = False,
+    force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Learn from impressions and clicks as they come, and publish what is learned, all the time.
+    """Learn from impressions and clicks as they arrive, and publish continuously.
 
     Impressions and their clicks are joined by request and item within the spec's [join] window. The state is kept in
-    --checkpoint: killed at any moment and started again, it goes on as if nothing had happened. SIGTERM ends it in good
-    order. With --json each line of status is one line of JSON, the last one with "ended": true.
+    --checkpoint: a trainer that was killed resumes from there as if it had not been. SIGTERM ends it cleanly. With
+    --json each status is one line of JSON, the last one with "ended": true.
     """
     from model_store.spec.spec import load_spec
     from model_store.whole_file import check_writable
     from trainer.checkpoint import Every
     from trainer.runs.daemon import run
-    from trainer.runs.daemon_options import Asked
+    from trainer.runs.stream_run import TrainerOptions
 
     model_spec = load_spec(spec)
-    if not publish_threshold < float("inf"):
-        raise typer.BadParameter("--publish-threshold is a weight, from 0 up")
+    check_threshold(publish_threshold)
     if save is not None:
         check_writable(save)
-    asked = Asked(
+    options = TrainerOptions(
         store=store,
         sources=(*sources, *(more or ())) or ("store",),
         folder=checkpoint or Path(DEFAULT_FOLDER) / model_spec.model.name,
@@ -163,11 +159,11 @@ def trainer(
         force=force,
         output=terminal,
     )
-    run(model_spec, asked, _print_status if as_json else StatusLines())
+    run(model_spec, options, _print_status if as_json else StatusLines())
 
 
 def _snapshot(text: str) -> int | Every:
-    """`30s`, `5m`: a time; `20`: so many deltas."""
+    """An interval: a time (`30s`, `5m`) or a number of deltas (`20`)."""
     from trainer.checkpoint import Every
 
     every = Every.parse(text)
@@ -188,7 +184,7 @@ class StatusLines:
             note(line)
             self._last, self._printed_s = line, now_s
         if status.ended and status.examples:
-            show_variants(status.variants)
+            print_variants(status.variants)
 
 
 def _print_status(status: Status) -> None:

@@ -20,7 +20,7 @@ from ftrie.terminal import warn
 from model_store.backoff import Backoff
 from model_store.errors import StoreUnavailable
 from model_store.store import Store
-from trainer.runs.signals import Caught
+from trainer.runs.signals import SignalHandler
 
 FOREVER_S = 1e9
 STORE_WAIT_S = 1.0
@@ -99,13 +99,13 @@ def _traffic(asked: Asked, store: Store, sink: Sink) -> Traffic:
 # --- Ctrl-C and SIGTERM end a run in good order; a second one takes the way it took before ---
 
 
-class StoppedBySignals(Caught):
+class StoppedBySignals(SignalHandler):
     """While entered, the first signal calls `stop`, in the main thread."""
 
     def __init__(self, stop: Callable[[], None]) -> None:
         super().__init__()
         self._stop = stop
 
-    def asked(self, number: int) -> None:
+    def on_signal(self, number: int) -> None:
         """A signal has come."""
         self._stop()

@@ -6,27 +6,22 @@ waits, counts or writes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ctr.v1.ranking_pb2 import Features
 from model_store.errors import FtrieError
-from model_store.features.values import Value
 from server.model.catalogue import Catalogue
 from server.model.event_form import Form, Fragments, quoted, written_items
 from server.model.event_form_kernels import SKIPPED
-from server.model.stored_item import Spelled, StoredItem
-from server.ranking.features import PlainFeatures, WantedFields
-from server.ranking.scoring_kernels import FIRST_SPELLED, NO_ITEM
+from server.model.stored_item import StoredItem
+from server.ranking.scoring_kernels import FIRST_INLINE, NO_ITEM
 
 if TYPE_CHECKING:
-    from server.ranking.query import Question
-    from server.ranking.ranker import Ranking
-    from server.ranking.request import Received
+    from server.ranking.query import InlineItem, Query, Ranking
     from server.ranking.served import ServedVersion
 
 
@@ -41,9 +36,8 @@ class Shown(NamedTuple):
     """An answer, as a call leaves it behind. time_s: when it was given, seconds since 1970."""
 
     time_s: float
-    request_id: str
     lines: Lines
-    question: Question
+    query: Query
     ranking: Ranking
 
 
@@ -57,7 +51,6 @@ class Lines:
     model: str
     form: Form
     catalogue: Catalogue
-    wanted: WantedFields
     heads: tuple[str, ...]
 
     @classmethod
@@ -67,42 +60,27 @@ class Lines:
             f'"model":{quoted(served.name)},"version":{served.version},"variant":{quoted(variant)}'
             for variant in served.variant_names
         )
-        return cls(served.name, served.form, served.catalogue, served.wanted, heads)
+        return cls(served.name, served.form, served.catalogue, heads)
 
     def line(self, shown: Shown) -> bytes:
         """The line, without its end. O(features + bytes of the items). Raises NoFragments."""
-        question, ranking = shown.question, shown.ranking
-        message = question.message
-        cookie = "" if message is None else message.brief.cookie
-        user, context = self.form.request(self._fields(question))
-        items = self.items(ranking)
+        query = shown.query
+        cookie = query.cookie
+        user, context = self.form.request(query.features.values())
+        items = self.items(shown.ranking)
         who = f'"cookie":{quoted(cookie)},' if cookie else ""
         start = (
-            f'{{"request_id":{quoted(shown.request_id)},"ts":{shown.time_s:.6f},{who}'
-            f'{self.heads[question.variant]},"user":{{{user}}},"context":{{{context}}},"items":['
+            f'{{"request_id":{quoted(query.request_id)},"ts":{shown.time_s:.6f},{who}'
+            f'{self.heads[query.variant]},"user":{{{user}}},"context":{{{context}}},"items":['
         )
         return b"%b%b]}" % (start.encode(), items)
-
-    def _fields(self, question: Question) -> Mapping[str, Value]:
-        """The request's features and the user's, as values, as they were scored."""
-        fields = question.fields
-        if not isinstance(fields, PlainFeatures):
-            return fields
-        values: dict[str, Value] = {}
-        if fields.user is not None:
-            values = self.wanted.named(fields.user.cookie, fields.user.values)
-            for bit, _ in fields.user.tokens(self.wanted).misfits:
-                values.pop(self.wanted.fields[bit.bit_length() - 1].name, None)
-        assert question.message is not None
-        values.update(_inline(question.message))
-        return values
 
     def items(self, ranking: Ranking) -> bytes:
         """The items, commas between them, each once: of one that was shown twice the first place counts.
 
         O(bytes of the items). Raises NoFragments, FieldValueError.
         """
-        rows = ranking.rows[ranking.order]
+        rows = ranking.candidates.rows[ranking.order]
         which: list[int | str] = rows.tolist()
         more = _NO_FRAGMENTS
         if which and min(rows.tolist()) < 0:
@@ -121,7 +99,7 @@ class Lines:
         which: by what the items are known; theirs are set.
         """
         made: list[bytes] = []
-        unknown = frozenset(ranking.unknown_items)
+        unknown = frozenset(ranking.candidates.unknown)
         for place, row in enumerate(rows.tolist()):
             if row < 0:
                 which[place], fragment = self._spelled(ranking, place, row, unknown)
@@ -132,9 +110,9 @@ class Lines:
     def _spelled(self, ranking: Ranking, place: int, row: int, unknown: Set[str]) -> tuple[int | str, bytes]:
         """What an item is known by, and its fragment. unknown: those of which the store told nothing."""
         if row == NO_ITEM:
-            item: Spelled = (ranking.candidates[int(ranking.order[place])], {})
+            item: InlineItem = (ranking.candidates.ids[int(ranking.order[place])], {})
         else:
-            item = ranking.extra[FIRST_SPELLED - row]
+            item = ranking.candidates.items[FIRST_INLINE - row]
         item_id, features = item
         if not isinstance(features, StoredItem):
             is_unknown = not features and item_id in unknown
@@ -161,14 +139,3 @@ def _skip_repeated(rows: Array, which: Sequence[int | str]) -> None:
             if each in seen:
                 rows[place] = SKIPPED
             seen.add(each)
-
-
-def _inline(message: Received) -> dict[str, Value]:
-    """The plain features of a message: `wire.fields` of those that are texts only."""
-    assert message.found is not None
-    _, user, user_end, context, context_end, _ = message.found.tolist()
-    values: dict[str, Value] = {}
-    for begin, end in ((user, user_end), (context, context_end)):
-        if begin:
-            values.update(Features.FromString(message.message[begin:end]).values)
-    return values

@@ -26,8 +26,7 @@ from server.telemetry.families import (
 from server.telemetry.meter import Meter
 
 if TYPE_CHECKING:
-    from server.ranking.query import Question
-    from server.ranking.ranker import Ranking
+    from server.ranking.query import Query, Ranking
     from server.ranking.served import ServedVersion
     from server.settings import Settings
 
@@ -84,20 +83,15 @@ class ImpressionLog:
         sinks = open_sinks(settings)
         return cls(sinks, meter, settings.impressions_queue) if sinks else None
 
-    def offer(self, request_id: str, served: ServedVersion, question: Question, ranking: Ranking) -> None:
+    def offer(self, served: ServedVersion, query: Query, ranking: Ranking) -> None:
         """Queue one answer, or drop it if too many wait. Returns at once, raises nothing.
 
         An answer by a forced variant, or to a request with `no_log`, is no impression: it is only counted.
         """
-        size = 0
-        if question.message is not None:
-            request = question.message.brief
-            if request.no_log or request.HasField("variant"):
-                reason = NO_LOG if request.no_log else VARIANT
-                return self._meter.count(IMPRESSIONS_SKIPPED, served.name, reason)
-            size = len(question.message.message)
-        shown = Shown(time.time(), request_id, self._lines_of(served), question, ranking)
-        if not self._writer.offer(shown, size):
+        if query.no_log or query.is_forced:
+            return self._meter.count(IMPRESSIONS_SKIPPED, served.name, NO_LOG if query.no_log else VARIANT)
+        shown = Shown(time.time(), self._lines_of(served), query, ranking)
+        if not self._writer.offer(shown, query.size):
             self._drop(served.name, CLOSED if self._writer.closed else QUEUE)
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from server.impressions.writer import BackgroundWriter
 from server.telemetry.families import SHADOW_DROPPED, SHADOW_LOGGED
 
 if TYPE_CHECKING:
-    from server.ranking.ranker import Ranking, ShadowRanking
+    from server.ranking.query import Ranking, ShadowRanking
     from server.ranking.served import ServedVersion
     from server.settings import Settings
 

@@ -24,7 +24,7 @@ from server.model.shared_memory import Parts
 from server.ranking.candidates import LateItems
 from server.ranking.served import ModelHandle, ServedVersion
 from server.ranking.store_reads import StoredReads
-from server.ranking.users import UserFeatures
+from server.ranking.users import Users
 from server.ranking.warmup import warm, warm_kernels
 from server.rpc.feedback_service import FeedbackService, FeedbackStore
 from server.rpc.grpc_server import Health, grpc_server, listen
@@ -69,7 +69,7 @@ class Worker:
         self._reports = reports
         self._meter = Meter()
         self._reads = StoredReads(settings.store, settings.store_budget_s, settings.user_store)
-        users = UserFeatures(self._reads, settings.user_cache, settings.user_ttl_s, self._meter)
+        users = Users(self._reads, settings.user_cache, settings.user_ttl_s, self._meter)
         self.models: Mapping[str, ModelHandle] = {
             name: ModelHandle(name, LateItems(self._reads)) for name in settings.models
         }
@@ -202,7 +202,7 @@ class Worker:
             return
         current = self.models[parts.name]
         try:
-            served = warm(ServedVersion.bind(parts), list(current.recent))
+            served = warm(ServedVersion.bind(parts), current.recent)
         except Exception as error:
             return self.refuse(parts.name, parts.version, serial, error)
         # Called in the thread that ends the last request: it only queues the report.

@@ -1,6 +1,8 @@
-"""Candidate sets, read for one request and kept a second for the others; the last known serves while the store is away.
+"""What requests read of the store about candidates: the sets that they name, and items that the catalogue lacks.
 
-A set is asked for by page or placement, so that a few sets serve most requests. Nothing here ranks.
+Both are remembered for a moment. A set belongs to a page or placement, so that a few sets serve most requests; while
+the store is away, the set that was read last is used. Unknown items are looked up until a rebuild has them in the
+catalogue.
 """
 
 from __future__ import annotations
@@ -14,15 +16,21 @@ import grpc
 
 from model_store.errors import StoreError, StoreUnavailable
 from server.errors import Degradation
+from server.ranking.limits import MAX_ID_BYTES, MAX_LOOKUPS
 from server.ranking.store_reads import StoredReads
-from server.ranking.wire import MAX_ID_BYTES
 
-PART = "candidate_set"
+SET_PART, LATE_PART = "candidate_set", "items"
 FRESH_S = 1.0
 MAX_IDS = 500_000
-"""Ids kept at most, of all sets together."""
+"""Ids that are kept, of all sets together."""
 IDS_A_NAME = 100
-"""What a set's name counts for, 4 KiB at most: names that no set has are remembered too, and callers choose them."""
+"""Ids that a set's name counts for: it may have 4 KiB, and unknown names are remembered too."""
+REMEMBERED_S = 5.0
+MAX_REMEMBERED = 20_000
+MAX_FOUND = 1_000
+"""Ids that `take_found` returns at a time; the others are found again when they are requested again."""
+
+Record = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +46,7 @@ class _Kept:
 
 
 class CandidateSets:
-    """A bounded memory of sets. Thread safety: any thread may ask; two may read the same set at a time."""
+    """A bounded memory of sets. Thread safety: any thread may call; two may read the same set at a time."""
 
     def __init__(self, reads: StoredReads, now: Callable[[], float] = time.monotonic) -> None:
         self._reads = reads
@@ -50,10 +58,10 @@ class CandidateSets:
     def members(
         self, name: str, context: grpc.ServicerContext
     ) -> tuple[Sequence[str] | None, list[Degradation]]:
-        """The ids of a set, None if there is no such set; and what `degraded` must say.
+        """The ids of a set, None if there is no such set; and the notes for `degraded`.
 
-        Raises StoreUnavailable if the store does not answer and never did for this set, StoreError for what is no set,
-        DeadlinePassed.
+        Raises StoreUnavailable if the store does not answer and never did for this set, StoreError for a key of another
+        kind, DeadlinePassed.
         """
         kept = self._kept.get(name)
         if kept is not None and self._now() - kept.read_at < FRESH_S:
@@ -63,10 +71,10 @@ class CandidateSets:
         except StoreUnavailable as error:
             if kept is None:
                 raise
-            return kept.ids, [Degradation.stale(PART, self._now() - kept.read_at, str(error))]
+            return kept.ids, [Degradation.stale(SET_PART, self._now() - kept.read_at, str(error))]
         if ids is None and kept is not None and kept.ids and self._reads.lost_sets(kept.read_at, context):
-            age_s = self._now() - kept.read_at  # not kept again: each request looks whether it is there
-            return kept.ids, [Degradation.stale(PART, age_s, "the store lost its data")]
+            age_s = self._now() - kept.read_at  # not kept: each request looks whether the set is back
+            return kept.ids, [Degradation.stale(SET_PART, age_s, "the store lost its data")]
         self._keep(name, _Kept(ids, self._now()))
         return ids, []
 
@@ -84,26 +92,12 @@ class CandidateSets:
             self._kept[name] = kept
 
 
-# --- Items that the catalogue lacks: looked up in the store when a request names them, until a rebuild has
-# them ---
-#
-# Both answers are remembered for a few seconds, so that a repeated id, known or not, does not cost a round
-# trip each time. Those that were found are told to whoever follows the items, so that a rebuild has them.
-# Nothing here changes the catalogue.
-
-
-ITEMS_PART = "items"
-REMEMBERED_S = 5.0
-MAX_REMEMBERED = 20_000
-MAX_LOOKUPS = 512
-MAX_FOUND = 1_000
-"""Ids told at a time; the others are found again when they are asked for again."""
-
-Record = dict[str, str]
-
-
 class LateItems:
-    """A bounded memory of late look-ups. Each operation on it is one atomic dict operation, so none locks."""
+    """A bounded memory of looked-up items: known and unknown ids, so that a repeated one costs no round trip.
+
+    Those that were found are handed to whoever follows the items, so that a rebuild has them. Each access is one atomic
+    dict operation, so none locks.
+    """
 
     def __init__(self, reads: StoredReads, now: Callable[[], float] = time.monotonic) -> None:
         self._reads = reads
@@ -112,33 +106,33 @@ class LateItems:
         self._found: dict[str, None] = {}
 
     def take_found(self) -> list[str]:
-        """The ids that were found since the last call; to be called by one thread."""
+        """The ids that were found since the last call. For one thread."""
         found, self._found = self._found, {}
         return list(found)
 
     def look_up(
         self, ids: Sequence[str], context: grpc.ServicerContext
     ) -> tuple[dict[str, Record], list[Degradation]]:
-        """The records of those `ids` that the store has, and what `degraded` must say.
+        """The records of those `ids` that the store has, and the notes for `degraded`.
 
-        One round trip at most, for at most 512 ids. Raises DeadlinePassed.
+        One round trip at most, for at most MAX_LOOKUPS ids. Raises DeadlinePassed.
         """
         known, asked = self._remembered(dict.fromkeys(ids))
-        problems = list[Degradation]()
+        notes = list[Degradation]()
         if len(asked) > MAX_LOOKUPS:
             detail = f"{len(asked)} unknown items, only {MAX_LOOKUPS} were looked up"
-            problems = [Degradation.limited(ITEMS_PART, detail)]
+            notes = [Degradation.limited(LATE_PART, detail)]
             asked = asked[:MAX_LOOKUPS]
         if asked:
             try:
                 records = self._reads.items(asked, context)
             except StoreError as error:
-                return known, [Degradation.of(ITEMS_PART, error)]
+                return known, [Degradation.of(LATE_PART, error)]
             self._remember(asked, records)
             known |= {item: record for item, record in zip(asked, records, strict=True) if record is not None}
         if known and len(self._found) < MAX_FOUND:
             self._found.update(dict.fromkeys(known))
-        return known, problems
+        return known, notes
 
     def rebuilt(self) -> None:
         """A rebuild of the catalogue has begun: forget the items it will find."""

@@ -1,4 +1,7 @@
-"""From a ranking to an `ExplainResponse`: each returned item with its keys. The request was ranked as any other."""
+"""From a ranking to an `ExplainResponse`: each item of the answer with the keys that its score is the sum of.
+
+Keys are made as the spec says and looked up one by one: slow, and independent of the ranking kernels.
+"""
 
 from __future__ import annotations
 
@@ -6,77 +9,48 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING
 
-from google.protobuf.message import DecodeError
-
-from ctr.v1.ranking_pb2 import Contributions, ExplainedItem, ExplainRequest, ExplainResponse, KeyContribution
-from model_store.features.features import Token
+from ctr.v1.ranking_pb2 import Contributions, ExplainedItem, ExplainResponse, KeyContribution
+from model_store.features.features import FeaturePlan, Token
 from model_store.features.values import Value
-from server.errors import Degradation, InvalidRequest, unreadable
+from server.errors import Degradation
 from server.model.catalogue import Catalogue, id_tokens
 from server.model.model import Model
-from server.ranking import wire
-from server.ranking.features import PlainFeatures
-from server.ranking.request import Received
-from server.ranking.scoring_kernels import NO_ITEM
+from server.ranking.answer import item_messages
+from server.ranking.query import Query, Ranking, TokenArrays
+from server.ranking.scoring_kernels import FIRST_INLINE, NO_ITEM
 from server.ranking.served import ServedVersion
 
-if TYPE_CHECKING:
-    from server.ranking.query import Question
-    from server.ranking.ranker import Ranking
+ROUNDING = "rounding"
+MAX_ROUNDINGS = 3
+Tokens = dict[str, Sequence[Token]]
 
 
-MAX_CANDIDATES = 100
-
-
-def request_within(message: bytes) -> Received | InvalidRequest:
-    """The ranking request inside an ExplainRequest, or what is wrong with the bytes."""
-    try:
-        return Received(ExplainRequest.FromString(message).request.SerializeToString())
-    except DecodeError:
-        return unreadable(ExplainRequest)
-
-
-def check_explainable(candidates: int) -> None:
-    """Raise InvalidRequest for more candidates than are explained."""
-    if candidates > MAX_CANDIDATES:
-        raise InvalidRequest(
-            f"request: {candidates} candidates; the limit for an explanation is {MAX_CANDIDATES}"
-        )
-
-
-def explanation(
-    request_id: str,
-    served: ServedVersion,
-    question: Question,
-    ranking: Ranking,
-    degraded: Sequence[Degradation],
+def explain_response(
+    query: Query, ranking: Ranking, served: ServedVersion, degraded: Sequence[Degradation]
 ) -> bytes:
     """The answer as bytes. O(items · keys · length)."""
     return ExplainResponse(
-        request_id=request_id,
+        request_id=query.request_id,
         model=served.name,
         version=served.version,
-        variant=served.variant_names[question.variant],
-        items=_items(served, question, ranking),
+        variant=served.variant_names[query.variant],
+        items=_items(query, ranking, served),
         degraded=[each.message() for each in (*degraded, *ranking.notes)],
-        unknown_items=ranking.unknown_items,
-        unknown_fields=ranking.unknown_fields,
+        unknown_items=query.candidates.unknown,
+        unknown_fields=query.unknown_fields,
     ).SerializeToString()
 
 
-def _items(served: ServedVersion, question: Question, ranking: Ranking) -> list[ExplainedItem]:
-    if isinstance(question.fields, PlainFeatures):
-        raise TypeError("an explanation needs the request's fields as Python values")
-    model, named = served.model, len(question.item_ids)
-    spelled = served.catalogue.under(question.spelled)
-    of_request = request_tokens(model, question.fields)
+def _items(query: Query, ranking: Ranking, served: ServedVersion) -> list[ExplainedItem]:
+    model, candidates = served.model, query.candidates
+    of_request = request_tokens(model.plan, query.features.tokens)
+    rows = candidates.rows[ranking.order].tolist()
     found = []
-    for place, item in zip(ranking.order.tolist(), wire.items(ranking), strict=True):
-        features = spelled[place - named][1] if place >= named else None
+    for row, item in zip(rows, item_messages(ranking), strict=True):
+        features = candidates.items[FIRST_INLINE - row][1] if row <= FIRST_INLINE else None
         tokens = of_request | item_tokens(model, served.catalogue, item.id, features)
-        groups = explained(model, tokens, question.variant, item.score)
+        groups = explained(model, tokens, query.variant, item.score)
         found.append(ExplainedItem(item=item, groups=map(_group, groups)))
     return found
 
@@ -89,14 +63,6 @@ def _key(key: Contribution) -> KeyContribution:
     return KeyContribution(
         key=key.key, weight=key.weight, x=key.x, contribution=key.value, learning_rate=key.rate
     )
-
-
-# --- What each key added to one score. Keys are made as the spec says and looked up one by one: slow, and
-# plain to see ---
-
-
-ROUNDING = "rounding"
-MOST_ROUNDINGS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,27 +128,28 @@ def _rest(values: Sequence[float], score: float) -> list[float]:
     for value in values:
         total += value
     rest: list[float] = []
-    while total != score and math.isfinite(score - total) and len(rest) < MOST_ROUNDINGS:
+    while total != score and math.isfinite(score - total) and len(rest) < MAX_ROUNDINGS:
         rest.append(score - total)
         total += rest[-1]
     return rest
 
 
-# --- The tokens of one candidate in one request, field by field, as the ranker reads them ---
-
-
-Tokens = dict[str, Sequence[Token]]
-
-
-def request_tokens(model: Model, fields: Mapping[str, Value]) -> Tokens:
-    """The tokens of the request's fields. Raises FieldValueError."""
-    return {field.name: field.tokens(fields.get(field.name)) for field in model.plan.request_fields}
+def request_tokens(plan: FeaturePlan, tokens: TokenArrays) -> Tokens:
+    """The tokens of the request's fields, by field."""
+    value_start, begin, x, text = tokens
+    return {
+        field.name: [
+            Token(text[begin[at] : begin[at + 1] - 1].tobytes(), float(x[at]))
+            for at in range(value_start[place], value_start[place + 1])
+        ]
+        for place, field in enumerate(plan.request_fields)
+    }
 
 
 def item_tokens(
     model: Model, catalogue: Catalogue, item_id: str, features: Mapping[str, Value] | None
 ) -> Tokens:
-    """The tokens of an item: spelled out where `features` are given, else as the catalogue has it, if it does.
+    """The tokens of an item: of its `features` where they are given, else as the catalogue has it, if it does.
 
     An item without a value in a field that stands for the item itself has its own id there. Raises FieldValueError.
     """

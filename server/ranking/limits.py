@@ -1,22 +1,48 @@
-"""Limits on the features of one request: how many, how long their names, how large a set. Each costs one comparison.
+"""Every limit on a ranking request, and the checks that three or more places share.
 
-A message has at most 16 MiB; within it these keep a caller from having us make, hash and echo hundreds of thousands of
-names. No real request comes near them.
+A message has at most 16 MiB. Within it these limits keep a caller from making the server build, hash and echo hundreds
+of thousands of names. No real request comes near them, and each check costs one comparison.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
 
+from model_store.redis.redis_keys import MAX_ID_BYTES as MAX_ID_BYTES
 from server.errors import InvalidRequest
 
+MAX_CANDIDATES = 10_000
+MAX_EXPLAINED = 100
+"""Candidates of an Explain request."""
+
 MAX_FIELDS = 1024
+"""Fields of the user and the context together, and of one inline item."""
 MAX_NAME_CHARACTERS = 256
 MAX_MEMBERS = 10_000
+"""Members of one set."""
+
+MAX_FILTERS = 32
+MAX_FILTER_VALUES = 10_000
+MAX_CAPS = 8
+
+MAX_OBJECTIVE_CHARACTERS = 1000
+MAX_OBJECTIVE_STEPS = 200
+MAX_OBJECTIVE_DEPTH = 30
+MAX_FUNCTION_ARGUMENTS = 8
+
+MAX_LOOKUPS = 512
+"""Unknown items that one request has looked up in the store."""
+
+
+def check_id(path: str, value: str) -> str:
+    """`value`. Raises InvalidRequest if it is longer than MAX_ID_BYTES."""
+    if len(value) * 4 > MAX_ID_BYTES and len(value.encode("utf-8", "surrogatepass")) > MAX_ID_BYTES:
+        raise InvalidRequest(f"{path}: longer than {MAX_ID_BYTES} bytes")
+    return value
 
 
 def check_fields(path: str, fields: Mapping[str, object]) -> None:
-    """Raise InvalidRequest for too many fields, or one with too long a name."""
+    """Raise InvalidRequest for too many fields, or for a name that is too long."""
     if len(fields) > MAX_FIELDS:
         raise InvalidRequest(f"{path}: {len(fields)} fields; the limit is {MAX_FIELDS}")
     if fields and max(map(len, fields)) > MAX_NAME_CHARACTERS:

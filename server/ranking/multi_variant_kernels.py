@@ -1,9 +1,9 @@
-"""Kernel that sums for several variants in one walk, and the uncertainty of the first: for what is not the hot path.
+"""Kernel that scores several variants in one walk, and the uncertainty of the first, for options and shadows.
 
-A lane is a sum: lane i is the score of variant which[i]; a last lane, if there is one more than variants, is
-Σ rate·|x| over the keys that which[0] uses. Each lane is added up in the order in which `scoring_kernels.rank`
-adds up one variant's score, so that the bits are the same. Groups of arrays and columns of terms are those of that
-module, but by_slot has all of a layer's values: weights f32[w, n], variants u8[planes, n], rates f32[w, n].
+Lane i holds the score of variant which[i]; a last lane, if there is one more than variants, holds Σ rate·|x| over the
+keys that which[0] uses. Each lane is added up in the order in which `scoring_kernels.rank` adds up one variant's score,
+so that the bits are the same. Groups of arrays and columns of terms are those of that module, except by_slot, which has
+all of a layer's values: weights f32[w, n], variants u8[planes, n], rates f32[w, n].
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from server.model.terms_kernels import (
     next_choice,
     walk_choice,
 )
-from server.ranking.scoring_kernels import FIRST_SPELLED, SCAN_PER_FIND, find_half, mark_group
+from server.ranking.scoring_kernels import FIRST_INLINE, SCAN_PER_FIND, find_half, mark_group
 
 
 @bare_inline
@@ -181,14 +181,14 @@ def _add_items(
 
 
 @bare_kernel
-def sum_lanes(
+def sum_variants(
     nodes: Any, first_byte: Any, key_data: Any, weights: Any, variants: Any, rates: Any, half: Any, at: Any,
     fresh_nodes: Any, fresh_first_byte: Any, fresh_key_data: Any,
     fresh_weights: Any, fresh_variants: Any, fresh_rates: Any, fresh_half: Any, fresh_at: Any,
     request_terms: Any, mixed_terms: Any,
     own: Any, unsure: Any, codes: Any, run_start: Any, run_half: Any, run_x: Any,
-    spelled_own: Any, spelled_unsure: Any,
-    spelled_codes: Any, spelled_run_start: Any, spelled_run_half: Any, spelled_run_x: Any,
+    inline_own: Any, inline_unsure: Any,
+    inline_codes: Any, inline_run_start: Any, inline_run_half: Any, inline_run_x: Any,
     values: Any, value_start: Any, begin: Any, xs: Any, text: Any,
     rows: Any, which: Any, marks: Any, wanted: Any, starts: Any, choice: Any,
     sums: Any, totals: Any, out: Any,
@@ -207,14 +207,14 @@ def sum_lanes(
     )
     layers, tokens = base + fresh, (values, value_start, begin, xs, text)
     catalogue = (own, codes, run_start, run_half, run_x)
-    spelled = (spelled_own, spelled_codes, spelled_run_start, spelled_run_half, spelled_run_x)
+    inline = (inline_own, inline_codes, inline_run_start, inline_run_half, inline_run_x)
     for lane in range(totals.shape[0]):
         totals[lane, 0] = 0.0
     _add_request(layers, request_terms, tokens, which, choice, totals)
     starts[0] = 0
     for group in range(codes.shape[1]):
         starts[group + 1] = mark_group(
-            catalogue, spelled, rows, group, (marks, wanted, sums[0]), starts[group]
+            catalogue, inline, rows, group, (marks, wanted, sums[0]), starts[group]
         )
     for lane in range(sums.shape[0]):
         for place in range(starts[codes.shape[1]]):
@@ -224,9 +224,9 @@ def sum_lanes(
         row = np.int64(rows[candidate])
         if row >= 0:
             _add_items(own, unsure, catalogue, row, which, marks, sums, totals, out, candidate)
-        elif row <= FIRST_SPELLED:
-            row = FIRST_SPELLED - row
-            _add_items(spelled_own, spelled_unsure, spelled, row, which, marks, sums, totals, out, candidate)
+        elif row <= FIRST_INLINE:
+            row = FIRST_INLINE - row
+            _add_items(inline_own, inline_unsure, inline, row, which, marks, sums, totals, out, candidate)
         else:
             for lane in range(out.shape[0]):
                 out[lane, candidate] = totals[lane, 0] + 0.0

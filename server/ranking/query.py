@@ -1,75 +1,138 @@
-"""A call and the question it puts to the ranker: plain records. Nothing here reads a store or ranks by itself."""
+"""What goes into the ranker and what comes out of it: `Query` and `Ranking`, with the parts they are made of.
+
+`resolve` makes a Query from a message, validated whole. Ranking, explanation, impression lines and shadows read the
+Query and the Ranking, never the message.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-import grpc
+import numpy.typing as npt
 
+from model_store.features.values import Value
 from server.errors import Degradation
-from server.ranking import wire
-from server.ranking.features import PlainFeatures
-from server.ranking.request import Received
-from server.ranking.select.options import Options
-from server.ranking.served import ServedVersion
+from server.model.item_ids import ItemIds
+from server.model.items import TokenTable
+from server.ranking.select.selection import Options
 
-if TYPE_CHECKING:
-    from server.ranking.ranker import Ranking
-    from server.ranking.served import ModelHandle
+Array = npt.NDArray[Any]
+TokenArrays = tuple[Array, Array, Array, Array]
+InlineItem = tuple[str, Mapping[str, Value]]
+"""An item whose features stand in the request: its id, and the features by field name."""
 
 
-@dataclass(slots=True)
-class Call:
-    """One call, from when it is known what serves it. For one thread.
+class RequestFeatures(NamedTuple):
+    """The features of the user and the context, with the user's stored ones beneath, for one feature plan.
 
-    until_s: its deadline on the monotonic clock. degraded: what its answer must say was left out. store_ns,
-    ranking_ns: how long these stages took.
+    tokens: value_start, begin, x and text of a `TokenTable` with one value for each of plan.request_fields. unknown:
+    the names that the plan does not have. values: computes the features by name; it may parse the request again, so
+    that a call that needs tokens only makes no Python object for a value.
     """
 
-    message: Received
-    request_id: str
-    context: grpc.ServicerContext
-    current: ModelHandle
-    served: ServedVersion
-    explain: bool
-    until_s: float
-    degraded: list[Degradation] = field(default_factory=list)
+    tokens: TokenArrays
+    unknown: Sequence[str]
+    values: Callable[[], Mapping[str, Value]]
+
+
+class Candidates(NamedTuple):
+    """The candidates of a request, located in one catalogue.
+
+    rows int32, one for each of ids: its row in the catalogue, FIRST_INLINE - r for items[r], or NO_ITEM if nothing is
+    known of it. items: inline items, and unknown ones where the id is a feature; item_tokens: theirs. unknown: the
+    named ids that the catalogue lacks, each once.
+    """
+
+    ids: Sequence[str]
+    rows: Array
+    items: Sequence[InlineItem] = ()
+    item_tokens: TokenTable | None = None
+    unknown: Sequence[str] = ()
+
+    def ids_at(self, places: Array) -> list[str]:
+        """The ids at these places, an array of integers."""
+        ids = self.ids
+        return ids.at(places) if isinstance(ids, ItemIds) else [ids[place] for place in places.tolist()]
+
+
+class Query(NamedTuple):
+    """One validated request, bound to the plan and the catalogue of the version that ranks it. Immutable.
+
+    top_k: None for all. options: None for the plain order by score. shadows: variants that are scored as well.
+    unknown_fields: feature names that the model does not have, of the request and of its inline items. degraded: what
+    was left out or is stale. is_forced: the request named its variant. size: bytes of the message. store_ns: how long
+    completing the user's features took; completed_ns: when that ended (perf_counter_ns).
+    """
+
+    features: RequestFeatures
+    candidates: Candidates
+    variant: int = 0
+    top_k: int | None = None
+    options: Options | None = None
+    shadows: Sequence[int] = ()
+    request_id: str = ""
+    cookie: str = ""
+    unknown_fields: Sequence[str] = ()
+    degraded: Sequence[Degradation] = ()
+    is_forced: bool = False
+    no_log: bool = False
+    size: int = 0
     store_ns: int = 0
-    ranking_ns: int = 0
+    completed_ns: int = 0
 
 
 @dataclass(slots=True)
-class Question:
-    """One ranking question, and the message it came in, if it came in one. `spelled` is as the request has it."""
+class ShadowRanking:
+    """How a variant that does not answer ranks a request: its own best items, best first, and their scores.
 
-    fields: wire.Fields | PlainFeatures
-    item_ids: Sequence[str]
-    spelled: Sequence[wire.Spelled]
+    As many items as the answer has, of all candidates. shown: its score of each item of the answer, in the answer's
+    order.
+    """
+
     variant: int
-    top_k: int | None
-    message: Received | None = None
-    options: Options | None = None
-    shadows: Sequence[int] = ()
+    ids: list[str]
+    score: list[float]
+    shown: list[float]
 
-    def ask(self, served: ServedVersion, until_s: float = math.inf) -> Ranking:
-        """Rank with `served`, which need not be the one that the question was put to.
 
-        Raises FieldValueError, and DeadlinePassed as `Ranker.rank`.
-        """
-        fields = self.fields
-        if isinstance(fields, PlainFeatures) and fields.reader is not served.plain and self.message:
-            fields = wire.fields(self.message.with_features(), served)
-        spelled = served.catalogue.under(self.spelled) if self.spelled else ()
-        return served.ranker.rank(
-            fields,
-            self.item_ids,
-            spelled,
-            self.variant,
-            self.top_k,
-            options=self.options,
-            shadows=self.shadows,
-            until_s=until_s,
-        )
+@dataclass(slots=True)
+class Ranking:
+    """Places in `candidates`, best first; equal scores keep the order of the request. ctrs[i] = τ(σ(scores[i])).
+
+    order int64[k]; ctrs and scores float64[k], and so are objectives, uncertainties and propensities where they are
+    asked for. notes: what the answer's `degraded` must say of them.
+    """
+
+    candidates: Candidates
+    order: Array
+    ctrs: Array
+    scores: Array
+    objectives: Array | None = None
+    uncertainties: Array | None = None
+    propensities: Array | None = None
+    notes: Sequence[Degradation] = ()
+    shadows: Sequence[ShadowRanking] = ()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether items carry more than ctr and score."""
+        return not (self.objectives is self.uncertainties is self.propensities is None)
+
+    @property
+    def ids(self) -> list[str]:
+        """The items' ids. O(k)."""
+        return self.candidates.ids_at(self.order)
+
+    @property
+    def ctr(self) -> list[float]:
+        """The predicted rate of each. O(k)."""
+        rates: list[float] = self.ctrs.tolist()
+        return rates
+
+    @property
+    def score(self) -> list[float]:
+        """The score of each. O(k)."""
+        scores: list[float] = self.scores.tolist()
+        return scores

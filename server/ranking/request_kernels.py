@@ -1,8 +1,8 @@
-"""One pass over the bytes of a `ctr.v1.RankRequest`, and one over its plain features. docs/protocol.md has the fields.
+"""Kernels that read a `ctr.v1.RankRequest` from its bytes and write the items of a `RankResponse` (docs/protocol.md).
 
-Item ids, user and context are located, all other fields are copied together. Any two encodings of the same fields, in
-any order, are the same message, so the copy parses to the request without those three (protobuf's encoding guide,
-"Field Order"). What is unusual is left to the protobuf library: IRREGULAR.
+`split` locates item ids, user and context, and copies all other fields together. Any two encodings of the same fields,
+in any order, are the same message, so the copy parses to the request without those three (protobuf's encoding guide,
+"Field Order"). Unusual bytes are left to the protobuf library: IRREGULAR.
 """
 
 from __future__ import annotations
@@ -14,23 +14,21 @@ import numpy as np
 from model_store.hash_kernels import load_u8
 from model_store.jit import bare_inline, bare_kernel
 
-# Returned instead of a count: bytes that only the protobuf library should judge.
+# Returned instead of a count: bytes that the protobuf library must parse.
 IRREGULAR = -1
 
-# Places in `found`, of `split`.
-REST, USER, CONTEXT, OPTIONS = 0, 1, 3, 5
-FOUND = 6
+# Indices in `found`, of `split`.
+REST, USER, CONTEXT = 0, 1, 3
+FOUND = 5
 
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
-_FIRST, _SECOND = (
-    1 << 3 | _DELIMITED,
-    2 << 3 | _DELIMITED,
-)  # tags of a map's entries, of their keys and values
+# tags of a map's entries and their keys, and of their values
+_FIRST, _SECOND = 1 << 3 | _DELIMITED, 2 << 3 | _DELIMITED
 _USER, _CONTEXT, _ITEM_IDS = 4 << 3 | _DELIMITED, 5 << 3 | _DELIMITED, 6 << 3 | _DELIMITED
-_OBJECTIVE = 11 << 3
+_RESPONSE_ITEMS = 6 << 3 | _DELIMITED
 _MORE = 0x80
 _LONGEST_LENGTH = 4  # bytes of a varint below 2^28
-_LONGEST_VALUE = 1024  # longer ones are left to whoever knows how long a key may be
+_LONGEST_VALUE = 1024  # a longer text is left to FieldPlan.tokens, which checks the length of keys
 _PERCENT, _STAR, _EQUALS = 0x25, 0x2A, 0x3D
 
 
@@ -39,9 +37,8 @@ def split(message: Any, spans: Any, rest: Any, found: Any) -> Any:
     """Fill spans int32[≥ ids, 2] with where each item id begins and ends, and rest uint8[≥ message] with other fields.
 
     Returns the number of ids. found int64[FOUND]: at REST how much of `rest` is used; at USER and CONTEXT where that
-    message begins, and behind it where it ends, both 0 where it is absent; at OPTIONS how many of the fields from
-    `objective` on there are. IRREGULAR for a malformed message, a group,
-    a field number above 15, an id that is not ASCII, and a user or context that comes twice.
+    message begins, and at the next index where it ends, both 0 if it is absent. IRREGULAR for a malformed message, a
+    group, a field number above 15, an id that is not ASCII, and a user or context that comes twice.
     """
     at, count, used = 0, 0, 0
     found[:] = 0
@@ -63,7 +60,6 @@ def split(message: Any, spans: Any, rest: Any, found: Any) -> Any:
                 return IRREGULAR
             found[place], found[place + 1] = _skip_varint(message, at), end
         else:
-            found[OPTIONS] += tag >= _OBJECTIVE
             for i in range(begin, end):
                 rest[used] = message[i]
                 used += 1
@@ -81,7 +77,7 @@ def _skip_varint(message: Any, at: Any) -> Any:
 
 @bare_inline
 def _end_of_value(message: Any, at: Any, wire_type: Any) -> Any:
-    """Where the value at `at` ends; -1 if that cannot be said. It may be past the message."""
+    """Where the value at `at` ends, which may be past the message; -1 if it is malformed or too long."""
     if wire_type == _FIXED64:
         return at + 8
     if wire_type == _FIXED32:
@@ -119,8 +115,9 @@ def plain_tokens(
 
     names uint8, name_start int64[fields + 1] and plain bool[fields] say which fields there are, and which of them take
     their text as it is. values int32[fields, 2] is scratch. value_start int64[fields + 1], begin int64[≥ fields + 1]
-    and text uint8[≥ message] become those of a `TokenTable`, whose x are all 1. As in `wire.fields`, the last text of
-    a name counts, and the context's over the user's. Returns a bit for each field that was given, or IRREGULAR.
+    and text uint8[≥ message] become those of a `TokenTable`, whose x are all 1. As in `request.read_features`, the last
+    text of a name counts, and the context's replaces the user's. Returns a bit for each field that was given, or
+    IRREGULAR.
     """
     for field in range(plain.size):
         values[field, 0] = -1
@@ -177,7 +174,7 @@ def _entry(message: Any, at: Any, stop: Any, names: Any, name_start: Any, plain:
 
 @bare_inline
 def _text(message: Any, at: Any, stop: Any, tag: Any) -> Any:
-    """Where the bytes behind `tag` at `at` begin and end; -1 if they are not there, or pass `stop`."""
+    """Where the bytes after `tag` at `at` begin and end; -1 if they are not there, or pass `stop`."""
     if at >= stop or message[at] != tag:
         return -1, 0
     end = _end_of_value(message, at + 1, _DELIMITED)
@@ -232,9 +229,6 @@ def write_items(message: Any, spans: Any, order: Any, ctr: Any, score: Any, out:
     return used
 
 
-_RESPONSE_ITEMS = 6 << 3 | _DELIMITED
-
-
 @bare_inline
 def _varint_bytes(number: Any) -> Any:
     count = 1
@@ -256,16 +250,12 @@ def _write_varint(out: Any, used: Any, number: Any) -> Any:
 
 @bare_inline
 def _write_double(out: Any, used: Any, tag: Any, numbers: Any, place: Any) -> Any:
-    """The tag and the eight bytes of numbers[place], little-endian as protobuf and every machine we run on are."""
+    """The tag and the eight bytes of numbers[place], little-endian as in protobuf and on every supported machine."""
     out[used] = tag
     address = numbers.ctypes.data + place * numbers.itemsize
     for i in range(8):
         out[used + 1 + i] = load_u8(address + i)
     return used + 9
-
-
-# --- One pass that lays a request's own tokens over a user's stored ones, field by field. What they mean is
-# not known ---
 
 
 @bare_kernel
@@ -274,7 +264,7 @@ def overlay(
     stored_places: Any, stored_x: Any, stored_text: Any,
     out_start: Any, out_begin: Any, out_x: Any, out_text: Any,
 ) -> Any:  # fmt: skip
-    """The tokens of each field: the first table's where its bit of `given` is set, else the second's.
+    """Merge a request's own tokens and a user's: of each field the first table's if its bit of `given` is set.
 
     Three tables as `TokenTable` lays them out, of one value a field; the second has value_start and begin in one array,
     int64, and the third has room for all tokens of both.

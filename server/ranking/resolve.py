@@ -1,165 +1,200 @@
-"""From a call's message to a question: candidates, variant, options, and the user's features from the store.
+"""From a request's message to a `Query`: everything is validated, completed from the store and bound to one version.
 
-Written for the hot path: work that only some requests need stands behind one test each. Nothing here ranks.
+Written for the hot path: work that only some requests need stands behind one test each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter_ns
 
-from google.protobuf.message import DecodeError
+import grpc
 
-from ctr.v1.ranking_pb2 import RankRequest
 from model_store.errors import FieldValueError
-from server.errors import CandidateSetNotFound, InvalidRequest, unreadable
-from server.ranking import wire
-from server.ranking.candidates import ITEMS_PART as ITEMS
-from server.ranking.candidates import CandidateSets
-from server.ranking.experiments import Assignment
-from server.ranking.explain import check_explainable
-from server.ranking.features import PlainFeatures
-from server.ranking.query import Call, Question
-from server.ranking.ranker import Ranking
-from server.ranking.request import Received
-from server.ranking.select.options import Options
-from server.ranking.served import ServedVersion
+from model_store.features.features import FeaturePlan
+from model_store.features.values import Value
+from server.errors import CandidateSetNotFound, Degradation, InvalidRequest
+from server.ranking.candidates import LATE_PART, CandidateSets
+from server.ranking.features import PlainTokens, StoredUser, UserFields
+from server.ranking.limits import MAX_CANDIDATES, MAX_EXPLAINED, check_id
+from server.ranking.query import Candidates, InlineItem, Query, RequestFeatures
+from server.ranking.request import (
+    Received,
+    check_unknown,
+    misfit,
+    read_features,
+    read_inline,
+    read_options,
+    read_top_k,
+    read_variant,
+    unknown_item_fields,
+)
+from server.ranking.served import ModelHandle, ServedVersion
 from server.ranking.store_reads import StoredReads
-from server.ranking.users import UserFeatures, drop_misfits
+from server.ranking.users import Users
 
 
-class Asking:
-    """Makes the questions of one worker. Shared by every thread of the server."""
+@dataclass(slots=True)
+class Call:
+    """One call: its message, and the version that answers it. For one thread.
+
+    until_s: its deadline on the monotonic clock. degraded: the notes so far. store_ns, completed_ns: see `Query`.
+    """
+
+    message: Received
+    request_id: str
+    context: grpc.ServicerContext
+    model: ModelHandle
+    served: ServedVersion
+    explain: bool = False
+    until_s: float = math.inf
+    degraded: list[Degradation] = field(default_factory=list)
+    store_ns: int = 0
+    completed_ns: int = 0
+
+
+class Resolver:
+    """Makes the queries of one worker. Shared by every thread of the server."""
 
     def __init__(
-        self, reads: StoredReads, users: UserFeatures, wants_shadows: Callable[[str], bool] | None = None
+        self, reads: StoredReads, users: Users, wants_shadows: Callable[[str], bool] | None = None
     ) -> None:
-        """wants_shadows: of a request's id, whether its shadows are scored; without it none are."""
+        """wants_shadows: whether the shadows of a request with this id are scored. Without it none are."""
         self._sets = CandidateSets(reads)
         self._users = users
         self._wants_shadows = wants_shadows
 
     def forget(self) -> None:
-        """Keep no user and no set that the store lacks."""
+        """Keep no user and no candidate set that the store lacks."""
         self._users.forget()
         self._sets.forget()
 
-    def question(self, call: Call) -> Question:
-        """The question, complete. Raises InvalidRequest, CandidateSetNotFound, StoreUnavailable or DeadlinePassed."""
+    def resolve(self, call: Call) -> Query:
+        """The query. Raises InvalidRequest, FieldValueError, CandidateSetNotFound, StoreUnavailable, DeadlinePassed."""
         message, served = call.message, call.served
         request = message.brief
-        inline = (None if call.explain else served.plain.read(message)) or _in_python(message, served)
-        top_k = wire.top_k(request)
-        item_ids, spelled = self._candidates(call)
-        if call.explain:
-            check_explainable(len(item_ids) + len(spelled))
-        wire.check_id("request_id", call.request_id)
-        cookie = wire.check_id("cookie", request.cookie)
-        assignment = call.current.assigned(served)
-        variant = _variant(request, served, assignment, cookie or call.request_id)
-        options = Options.of(request, assignment.objective, call.request_id, call.until_s)
-        fields = self._completed(inline, cookie, call)
-        shadows = self._shadows(assignment, variant, call) if assignment.shadows else ()
-        return Question(fields, item_ids, spelled, variant, top_k, message, options, shadows)
+        plain = served.plain.read(message)
+        own = read_features(message, served.schema) if plain is None else _NO_VALUES
+        top_k = read_top_k(request)
+        named, inline = message.item_ids, read_inline(message, served.schema)
+        if inline is None:
+            named, inline = self._members(call), []
+        if call.explain and len(named) + len(inline) > MAX_EXPLAINED:
+            raise InvalidRequest(
+                f"request: {len(named) + len(inline)} candidates; the limit for an explanation is {MAX_EXPLAINED}"
+            )
+        check_id("request_id", call.request_id)
+        cookie = check_id("cookie", request.cookie)
+        assignment = call.model.assigned(served)
+        forced = read_variant(request, served.variant_of)
+        variant = assignment.choose(cookie or call.request_id) if forced is None else forced
+        options = read_options(request, assignment.objective, call.until_s)
+        try:
+            features = self._features(call, cookie, plain, own)
+            candidates = _located(served, named, inline)
+        except FieldValueError as error:
+            if (wrong := misfit(message, served.schema)) is not None:
+                raise wrong from error
+            raise
+        if candidates.unknown:
+            if not request.candidate_set:
+                check_unknown(named, candidates.unknown)
+            candidates = _with_late_items(call, candidates, named, inline)
+        unknown_fields = features.unknown
+        if inline and (odd := unknown_item_fields(inline, served.schema)):
+            unknown_fields = list(dict.fromkeys([*unknown_fields, *odd]))
+        shadows: tuple[int, ...] = ()
+        if assignment.shadows and self._wants_shadows is not None and self._wants_shadows(call.request_id):
+            shadows = assignment.shadows_beside(variant)
+        return Query(
+            features,
+            candidates,
+            variant,
+            top_k,
+            options,
+            shadows,
+            call.request_id,
+            cookie,
+            unknown_fields,
+            call.degraded,
+            forced is not None,
+            request.no_log,
+            message.size,
+            call.store_ns,
+            call.completed_ns,
+        )
 
-    def _candidates(self, call: Call) -> tuple[Sequence[str], list[wire.Spelled]]:
-        """The ids named, by the request or by the candidate set it asks for, and the items spelled out."""
-        request, item_ids = call.message.brief, call.message.item_ids
-        spelled = wire.spelled_out(request, item_ids, call.served)
-        if spelled is not None:
-            return item_ids, spelled
-        name = wire.check_id("candidate_set", request.candidate_set)
-        members, problems = self._sets.members(name, call.context)
+    def _members(self, call: Call) -> Sequence[str]:
+        """The ids in the candidate set that the request names."""
+        name = check_id("candidate_set", call.message.brief.candidate_set)
+        members, notes = self._sets.members(name, call.context)
         if members is None:
             raise CandidateSetNotFound(f"candidate_set: the store has no set {name!r}")
-        if len(members) > wire.MAX_CANDIDATES:
-            raise InvalidRequest(
-                f"candidate_set: {name!r} has more than {wire.MAX_CANDIDATES} members, the limit"
-            )
-        call.degraded += problems
-        return members, []
+        if len(members) > MAX_CANDIDATES:
+            raise InvalidRequest(f"candidate_set: {name!r} has more than {MAX_CANDIDATES} members, the limit")
+        call.degraded += notes
+        return members
 
-    def _completed(
-        self, inline: wire.Fields | PlainFeatures, cookie: str, call: Call
-    ) -> wire.Fields | PlainFeatures:
-        """What the request brings, completed from the store where it is not all that the store may have."""
+    def _features(
+        self, call: Call, cookie: str, plain: PlainTokens | None, own: Mapping[str, Value]
+    ) -> RequestFeatures:
+        """The request's features, `plain` or else `own`, over the user's stored ones. Raises FieldValueError."""
+        served, wanted = call.served, call.served.user_fields
         began_ns = perf_counter_ns()
-        fields: wire.Fields | PlainFeatures
-        if isinstance(inline, PlainFeatures):
-            fields, problems = self._users.complete_plain(cookie, inline, call.served, call.context)
-        else:
-            fields, problems = self._users.complete(cookie, inline, call.served, call.context)
-        call.degraded += problems
-        call.store_ns = perf_counter_ns() - began_ns
-        return fields
-
-    def _shadows(self, assignment: Assignment, variant: int, call: Call) -> tuple[int, ...]:
-        if self._wants_shadows is None or not self._wants_shadows(call.request_id):
-            return ()
-        return assignment.shadows_beside(variant)
+        given = wanted.bits(own) if plain is None else plain.given
+        user, notes = self._users.find(cookie, given, served.name, wanted, call.context)
+        call.completed_ns = perf_counter_ns()
+        call.store_ns = call.completed_ns - began_ns
+        call.degraded += notes
+        if plain is None:
+            return served.ranker.features(own if user is None else {**user.fields(wanted), **own})
+        tokens = plain.tokens if user is None else user.tokens(wanted).under(plain)
+        return RequestFeatures(tokens, (), partial(_plain_values, call.message, user, wanted))
 
 
-def _in_python(message: Received, served: ServedVersion) -> wire.Fields:
-    """The request's own features as Python values."""
-    try:
-        return wire.fields(message.with_features(), served)
-    except DecodeError:
-        raise unreadable(RankRequest) from None
+_NO_VALUES: Mapping[str, Value] = {}
 
 
-def _variant(request: RankRequest, served: ServedVersion, assignment: Assignment, cookie: str) -> int:
-    if not request.HasField("variant"):
-        return assignment.choose(cookie)
-    variant = served.variant_of.get(request.variant)
-    if variant is None:
-        raise InvalidRequest(
-            f"variant: no variant {request.variant!r}; the model has: {', '.join(served.variant_names)}"
-        )
-    return variant
+def _plain_values(message: Received, user: StoredUser | None, wanted: UserFields) -> dict[str, Value]:
+    return message.texts() if user is None else {**user.fields(wanted), **message.texts()}
 
 
-# --- From a question to a ranking, whatever is wrong with stored values and whichever items the catalogue
-# lacks ---
+def _located(served: ServedVersion, named: Sequence[str], inline: Sequence[InlineItem]) -> Candidates:
+    """The candidates in the catalogue, inline items over their records. Raises FieldValueError, InvalidRequest."""
+    return served.ranker.candidates(named, served.catalogue.under(inline) if inline else ())
 
 
-def ranked(call: Call, question: Question) -> Ranking:
-    """Rank; what had to be left out is in call.degraded then. Raises InvalidRequest where the request is to blame."""
-    asked = question.spelled  # late items are added to it, whose records nobody asked with
-    try:
-        ranking = question.ask(call.served, call.until_s)
-    except FieldValueError as error:
-        ranking = _without_misfits(call, question, error)
-    if ranking.unknown_items:
-        wire.check_unknown(call.message.brief, question.item_ids, ranking.unknown_items)
-        ranking = _with_late_items(call, question, ranking)
-    if asked and (names := wire.unknown_item_fields(asked, call.served)):
-        ranking.unknown_fields = list(dict.fromkeys([*ranking.unknown_fields, *names]))
-    return ranking
-
-
-def _without_misfits(call: Call, question: Question, error: FieldValueError) -> Ranking:
-    """A value does not fit: blame the request if it is in the request, else leave the stored value out."""
-    wrong = wire.wrong_value(call.message.with_features(), call.served)
-    if wrong is not None:
-        raise wrong from error
-    if not isinstance(question.fields, PlainFeatures):
-        question.fields, problems = drop_misfits(question.fields, call.served)
-        call.degraded += problems
-    return question.ask(call.served, call.until_s)
-
-
-def _with_late_items(call: Call, question: Question, ranking: Ranking) -> Ranking:
-    """Look the unknown items up and, if the store has some, rank again with those spelled out."""
-    records, problems = call.current.late_items.look_up(ranking.unknown_items, call.context)
-    call.degraded += problems
+def _with_late_items(
+    call: Call, candidates: Candidates, named: Sequence[str], inline: Sequence[InlineItem]
+) -> Candidates:
+    """The candidates, with those that the catalogue lacks and the store has as inline items."""
+    records, notes = call.model.late_items.look_up(candidates.unknown, call.context)
+    call.degraded += notes
     if not records:
-        return ranking
-    late: list[wire.Spelled] = []
-    for item in question.item_ids:
+        return candidates
+    late: list[InlineItem] = []
+    for item in named:
         if item in records:
-            fields, problems = drop_misfits(dict(records[item]), call.served, ITEMS, repr(item))
-            call.degraded += problems
-            late.append((item, fields))
-    question.spelled = [*question.spelled, *late]
-    question.item_ids = [item for item in question.item_ids if item not in records]
-    return question.ask(call.served, call.until_s)
+            record, notes = _fitting(records[item], call.served.model.plan, repr(item))
+            call.degraded += notes
+            late.append((item, record))
+    return _located(call.served, [item for item in named if item not in records], [*inline, *late])
+
+
+def _fitting(
+    record: Mapping[str, Value], plan: FeaturePlan, item_id: str
+) -> tuple[dict[str, Value], list[Degradation]]:
+    """A stored record without the values that do not fit their field, and a note on each of those."""
+    kept, notes = dict(record), list[Degradation]()
+    for name, value in record.items():
+        field = plan.field(name)
+        try:
+            if field is not None:
+                field.tokens(value)
+        except FieldValueError as error:
+            del kept[name]
+            notes.append(Degradation.left_out(LATE_PART, str(error), item_id))
+    return kept, notes

@@ -7,12 +7,12 @@ Arrays travel in groups, each a tuple:
     tokens   values i32[rows, fields], value_start, begin, x, text              see `server/model/items.py`
     items    own f64[rows], codes i32[rows, groups], run_start, run_half, run_x see `server/model/items.py`
 
-A model has two layers (docs/layers.md): `trie` and `slots` are the base, fresh_trie and fresh_slots (with `at` i32[n]
-as a fourth) hold the keys that came since. A key lies in one of them, and both are asked term by term, so that sums are
-added up in the same order, to the same bits, however the keys are divided.
+A model has two layers (docs/layers.md): `trie` and `slots` are the base; fresh_trie and fresh_slots (with `at` i32[n]
+as a fourth) hold the keys that were added since. A key is in one of them, and both are looked up term by term, so that
+sums are added up in the same order, to the same bits, however the keys are divided.
 
 `terms` is int64[terms, 13], a row a term; `server/model/terms_kernels.py` names its columns and makes keys of it.
-Nothing here allocates or checks: callers hand in arrays that fit, and scratch space as large as it may need to be.
+No kernel allocates or checks: callers pass arrays that fit, and scratch space that is large enough.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from server.model.terms_kernels import (
 )
 
 NO_ITEM = UNKNOWN  # in rows: nothing is known of this candidate
-FIRST_SPELLED = NO_ITEM - 1  # in rows: FIRST_SPELLED - r stands for row r of the spelled-out items
+FIRST_INLINE = NO_ITEM - 1  # in rows: FIRST_INLINE - r stands for row r of the inline items
 
 # Reading a slot of a range takes about 2.5 ns, finding one half in it 45 ns (benchmarks/ranker.py, forced either way).
 SCAN_PER_FIND = 16
@@ -106,14 +106,14 @@ def _mark_row(items: Any, row: Any, group: Any, scratch: Any, count: Any) -> Any
 
 
 @bare_inline
-def mark_group(catalogue: Any, spelled: Any, rows: Any, group: Any, scratch: Any, count: Any) -> Any:
+def mark_group(catalogue: Any, inline: Any, rows: Any, group: Any, scratch: Any, count: Any) -> Any:
     """Mark the halves of this group that any candidate has."""
     for candidate in range(rows.size):
         row = np.int64(rows[candidate])
         if row >= 0:
             count = _mark_row(catalogue, row, group, scratch, count)
-        elif row <= FIRST_SPELLED:
-            count = _mark_row(spelled, FIRST_SPELLED - row, group, scratch, count)
+        elif row <= FIRST_INLINE:
+            count = _mark_row(inline, FIRST_INLINE - row, group, scratch, count)
     return count
 
 
@@ -196,8 +196,8 @@ def _add_crosses(
 
 
 @bare_inline
-def ask_for_items(rows: Any, own: Any, codes: Any) -> None:
-    """Ask for the candidates' rows, which lie anywhere, while the request is being summed."""
+def prefetch_items(rows: Any, own: Any, codes: Any) -> None:
+    """Prefetch the candidates' rows, which are scattered, while the request is being summed."""
     for candidate in range(rows.size):
         row = max(0, np.int64(rows[candidate]))
         prefetch(own.ctypes.data + row * own.itemsize)
@@ -229,7 +229,7 @@ def rank(
     fresh_weight: Any, fresh_variants: Any, fresh_half: Any, fresh_at: Any,
     request_terms: Any, mixed_terms: Any,
     own: Any, codes: Any, run_start: Any, run_half: Any, run_x: Any,
-    spelled_own: Any, spelled_codes: Any, spelled_run_start: Any, spelled_run_half: Any, spelled_run_x: Any,
+    inline_own: Any, inline_codes: Any, inline_run_start: Any, inline_run_half: Any, inline_run_x: Any,
     values: Any, value_start: Any, begin: Any, xs: Any, text: Any,
     rows: Any, variant: Any, top: Any,
     marks: Any, wanted: Any, sums: Any, starts: Any, choice: Any,
@@ -237,31 +237,31 @@ def rank(
 ) -> None:  # fmt: skip
     """Score all candidates and write the `top` best of them, best first, to order, ctr and score.
 
-    rows int32[candidates]: a catalogue row, NO_ITEM, or FIRST_SPELLED - r; top ≤ candidates. Scratch: marks
+    rows int32[candidates]: a catalogue row, NO_ITEM, or FIRST_INLINE - r; top ≤ candidates. Scratch: marks
     int32[halves] is all 0 before and after; wanted int32[], sums f64[] hold as many halves as the candidates may
     have; starts int64[groups + 1]; choice int64[4]. scores, order, ctr and score hold a number a candidate or more.
-    Equal scores stand in the order of the candidates.
+    Equal scores keep the order of the candidates.
     """
     trie, fresh_trie = (nodes, first_byte, key_data), (fresh_nodes, fresh_first_byte, fresh_key_data)
     slots, fresh_slots = (weight, variants, half), (fresh_weight, fresh_variants, fresh_half, fresh_at)
     tokens = (values, value_start, begin, xs, text)
     catalogue = (own, codes, run_start, run_half, run_x)
-    spelled = (spelled_own, spelled_codes, spelled_run_start, spelled_run_half, spelled_run_x)
+    inline = (inline_own, inline_codes, inline_run_start, inline_run_half, inline_run_x)
     scratch = (marks, wanted, sums)
-    ask_for_items(rows, own, codes)
+    prefetch_items(rows, own, codes)
     layers = (trie, slots, fresh_trie, fresh_slots)
     request_sum = _own_sum(*layers, request_terms, tokens, variant, choice)
     starts[0] = 0
     for group in range(codes.shape[1]):
-        starts[group + 1] = mark_group(catalogue, spelled, rows, group, scratch, starts[group])
+        starts[group + 1] = mark_group(catalogue, inline, rows, group, scratch, starts[group])
     _add_crosses(*layers, mixed_terms, tokens, variant, starts, choice, scratch)
     for candidate in range(rows.size):
         row = np.int64(rows[candidate])
         item = 0.0
         if row >= 0:
             item = _item_score(catalogue, row, marks, sums)
-        elif row <= FIRST_SPELLED:
-            item = _item_score(spelled, FIRST_SPELLED - row, marks, sums)
+        elif row <= FIRST_INLINE:
+            item = _item_score(inline, FIRST_INLINE - row, marks, sums)
         scores[candidate] = request_sum + item
     for place in range(starts[codes.shape[1]]):
         marks[wanted[place]] = 0
@@ -271,8 +271,7 @@ def rank(
         score[place], ctr[place] = chosen, 1.0 / (1.0 + math.exp(-chosen))
 
 
-# --- Picking the best: a heap of candidates, the worst on top. Equal scores stand in the order of the
-# candidates ---
+# -- the best: a heap of candidates, the worst on top. Equal scores keep the order of the candidates.
 
 
 @bare_inline

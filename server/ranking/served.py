@@ -1,7 +1,8 @@
-"""What a worker holds of each model: the version it serves now, and what goes with it. Nothing here loads or answers.
+"""What a worker serves: `ServedVersion`, one version bound once, and `ModelHandle`, which names the current one.
 
-A request reads `served` once and computes from what it got, so each response comes from exactly one version.
-Assigning a reference is atomic in Python, so no request waits for a lock; those who change something take turns.
+A request reads `ModelHandle.served` once and computes from what it got, so each response comes from exactly one
+version. Assigning a reference is atomic in Python, so no request waits for a lock; those who change something take
+turns.
 """
 
 from __future__ import annotations
@@ -11,67 +12,27 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ctr.v1.ranking_pb2 import RankResponse
+from model_store.versions.experiments import Experiment
 from server.errors import Degradation
 from server.model.binding import bound
 from server.model.catalogue import Catalogue
 from server.model.event_form import Form
 from server.model.model import Model
 from server.model.shared_memory import Parts
+from server.ranking.candidates import LateItems
 from server.ranking.experiments import Assignment
-from server.ranking.features import PlainReader, WantedFields
+from server.ranking.features import PlainReader, UserFields
+from server.ranking.query import Query
 from server.ranking.ranker import Ranker
+from server.ranking.request import RequestSchema
 
-if TYPE_CHECKING:
-    from model_store.versions.experiments import Experiment
-    from server.ranking.candidates import LateItems
-    from server.ranking.query import Question
-
-
-RECENT_REQUESTS = 16
+RECENT_QUERIES = 16
 RECENT_BYTES = 1 << 19
-"""A longer request is not kept to warm with: it may have 16 MiB."""
-
-
-class ModelHandle:
-    """One model as it is served at this moment. Shared by every thread."""
-
-    def __init__(self, name: str, late_items: LateItems) -> None:
-        self.name = name
-        self.served: ServedVersion | None = None
-        """Set by `serve` alone."""
-        self.assignment = Assignment(name, (), ())
-        """Over the variants of `served`; a request that has read an older one asks `assigned`."""
-        self.degraded: tuple[Degradation, ...] = ()
-        """What every answer says in `degraded`: why the version served may not be the one it should be."""
-        self._changing = threading.Lock()
-        self.late_items = late_items
-        self.recent: deque[Question] = deque(maxlen=RECENT_REQUESTS)
-        """The latest questions; the next version is warmed with them."""
-
-    def serve(self, served: ServedVersion) -> None:
-        """Swap. Requests that have begun end with the version that they read."""
-        with self._changing:
-            self.assignment = self.assignment.over(served.variant_names, served.model.plan.shares)
-            self.served = served
-
-    def ask_for(self, experiment: Experiment | None) -> None:
-        """Divide traffic by this experiment if it fits what is served, now or once it is served."""
-        with self._changing:
-            self.assignment = self.assignment.asked_for(experiment)
-
-    def assigned(self, served: ServedVersion) -> Assignment:
-        """The assignment over the variants of `served`, which may have been swapped out just now. O(1), but then."""
-        assignment = self.assignment
-        if assignment.variants is not served.variant_names:
-            assignment = assignment.over(served.variant_names, served.model.plan.shares)
-        return assignment
-
-
-# --- What is being served: one immutable `ServedVersion`. Nothing here loads, waits or answers;
-# `server.ranking.served` holds it ---
+"""The query of a longer message is not kept to warm with: a message may have 16 MiB."""
+RECENT_EVERY_NS = 5_000_000
+"""One query in this time is kept: to free an older one costs a call some microseconds."""
 
 
 @dataclass(frozen=True)
@@ -89,55 +50,27 @@ class ServedVersion:
     """What it was bound from; None where a process serves what it built itself."""
     variant_names: tuple[str, ...] = field(init=False)
     variant_of: dict[str, int] = field(init=False)
-    user_fields: frozenset[str] = field(init=False)
-    """Fields that the user's stored record may fill."""
-    stored_fields: frozenset[str] = field(init=False)
-    """Those of them that only the record can fill: all but the cookie's own."""
-    cookie_fields: tuple[str, ...] = field(init=False)
-    """User-side fields whose log column is the cookie: a request's cookie is their value."""
-    wanted: WantedFields = field(init=False)
-    """The user_fields as they are asked of the store and kept; the same object for versions alike in this."""
-    item_fields: frozenset[str] = field(init=False)
+    schema: RequestSchema = field(init=False)
     plain: PlainReader = field(init=False)
-    user_bits: int = field(init=False)
-    """The user_fields as `plain` counts what a request has given."""
-    stored_bits: int = field(init=False)
-    """The stored_fields likewise."""
+    user_fields: UserFields = field(init=False)
+    """The same object for successive versions with equal request fields."""
     answer_heads: tuple[bytes, ...] = field(init=False)
     """By variant: the fields of an answer that name model, version and variant, as bytes of a RankResponse."""
     form: Form = field(init=False)
     """How an impression's line prints features. A new one for each version."""
-    user_raw_field: str | None = field(init=False)
-    """Where a request's user.raw_keys go: the user's raw field; without one, the context's."""
-    context_raw_field: str | None = field(init=False)
-    """Where its context.raw_keys go: the context's raw field; without one, the user's."""
-    item_raw_field: str | None = field(init=False)
 
     def __post_init__(self) -> None:
-        plan = self.model.plan
-        bind = object.__setattr__
+        plan, bind = self.model.plan, object.__setattr__
         bind(self, "variant_names", plan.variants)
         bind(self, "variant_of", {name: bit for bit, name in enumerate(plan.variants)})
-        users = [f for f in plan.request_fields if f.side == "user"]
-        bind(self, "user_fields", frozenset(f.name for f in users))
-        cookie_column = self.model.spec.input.cookie
-        bind(self, "cookie_fields", tuple(f.name for f in users if f.column == cookie_column))
-        bind(self, "stored_fields", self.user_fields - set(self.cookie_fields))
-        curves = self.model.calibration
-        bind(self, "plain", PlainReader(plan, needs_values=curves is not None and curves.by is not None))
-        bind(self, "user_bits", self.plain.bits(self.user_fields))
-        bind(self, "stored_bits", self.plain.bits(self.stored_fields))
-        bind(self, "wanted", WantedFields.of(plan, cookie_column))
+        bind(self, "schema", RequestSchema.of(plan))
+        bind(self, "plain", PlainReader(plan))
+        bind(self, "user_fields", UserFields.of(plan, self.model.spec.input.cookie))
         answers = (
             RankResponse(model=self.name, version=self.version, variant=variant) for variant in plan.variants
         )
         bind(self, "answer_heads", tuple(answer.SerializeToString() for answer in answers))
         bind(self, "form", Form(self.model.spec, plan))
-        bind(self, "item_fields", frozenset(f.name for f in plan.item_fields))
-        raw = {f.side: f.name for f in reversed(plan.fields) if f.kind == "raw"}
-        bind(self, "user_raw_field", raw.get("user", raw.get("context")))
-        bind(self, "context_raw_field", raw.get("context", raw.get("user")))
-        bind(self, "item_raw_field", raw.get("item"))
 
     @classmethod
     def bind(cls, parts: Parts) -> ServedVersion:
@@ -154,6 +87,48 @@ class ServedVersion:
     def on_released(self, callback: Callable[[], None]) -> None:
         """Call `callback` once nothing reads the parts any more: neither this, nor a request that still ranks with it.
 
-        It is called in the thread that lets go last, so it must not block or raise.
+        It is called in the thread that drops the last reference, so it must not block or raise.
         """
         weakref.finalize(self.model, callback).atexit = False
+
+
+class ModelHandle:
+    """One model of a worker, and the version of it that answers now. Shared by every thread."""
+
+    def __init__(self, name: str, late_items: LateItems) -> None:
+        self.name = name
+        self.served: ServedVersion | None = None
+        """Set by `serve` alone."""
+        self.assignment = Assignment(name, (), ())
+        """Over the variants of `served`; a request that has read an older version calls `assigned`."""
+        self.degraded: tuple[Degradation, ...] = ()
+        """Notes for every answer: why the version served may not be the one it should be."""
+        self._changing = threading.Lock()
+        self.late_items = late_items
+        self.recent: deque[Query] = deque(maxlen=RECENT_QUERIES)
+        """Some of the latest queries; the next version is warmed with them."""
+        self._keep_after_ns = 0
+
+    def serve(self, served: ServedVersion) -> None:
+        """Swap. Requests that have begun finish with the version that they read."""
+        with self._changing:
+            self.assignment = self.assignment.over(served.variant_names, served.model.plan.shares)
+            self.served = served
+
+    def keep(self, query: Query) -> None:
+        """Keep a query in `recent`, if it is not too long and none was kept just now."""
+        if query.completed_ns >= self._keep_after_ns and query.size <= RECENT_BYTES:
+            self._keep_after_ns = query.completed_ns + RECENT_EVERY_NS
+            self.recent.append(query)
+
+    def ask_for(self, experiment: Experiment | None) -> None:
+        """Divide traffic by this experiment if it fits the version served, now or later."""
+        with self._changing:
+            self.assignment = self.assignment.asked_for(experiment)
+
+    def assigned(self, served: ServedVersion) -> Assignment:
+        """The assignment over the variants of `served`. O(1), unless it was swapped out just now."""
+        assignment = self.assignment
+        if assignment.variants is not served.variant_names:
+            assignment = assignment.over(served.variant_names, served.model.plan.shares)
+        return assignment

@@ -1,36 +1,89 @@
-"""The user's side of a request: stored features under those given inline, field by field.
+"""The user's side of a request: what the store knows of a user, read at most once for many requests.
 
-The store is asked only if a cookie is given and some user-side field is not inline, and then once for all requests of
-that cookie at a time, and not again while what it said is fresh. Where it does not answer, or has lost its data, what
-it said last serves; where it never said anything, the request goes on with what it brought. Both say so. Nothing here
-knows of candidates.
+The store is asked only if a cookie is given and some user-side field is not in the request; once for all requests of
+that cookie at a time, and not again while the record is fresh. If the store does not answer, or has lost its data, the
+record that was read last is used; without one, the request goes on with what it brought. The notes say both.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import grpc
 
-from model_store.errors import FieldValueError, StoreError, StoreUnavailable
+from model_store.errors import StoreError, StoreUnavailable
 from server.errors import Degradation
-from server.ranking.features import PlainFeatures, StoredUser, UserCache, WantedFields
-from server.ranking.served import ServedVersion
+from server.ranking.features import StoredUser, UserFields
 from server.ranking.store_reads import StoredReads
-from server.ranking.wire import Fields
 from server.settings import DEFAULT_USER_CACHE, DEFAULT_USER_TTL_S
 from server.telemetry.families import USER_CACHE
 from server.telemetry.meter import Meter
 
 PART = "user_features"
-LONGEST_KEPT_COOKIE = 256
-"""The record of a longer one is read each time: callers choose cookies of up to 4 KiB, and 100,000 are kept."""
+MAX_KEPT_COOKIE = 256
+"""Characters. Callers choose cookies of up to 4 KiB, and 100,000 are kept: the record of a longer one is not."""
+MAX_SWEEP = 128
+"""Users that one eviction looks at, some 8 µs, so that no request pays for many."""
 
 
-class UserFeatures:
-    """Completes requests' fields from users' records. Safe for any number of threads."""
+class UserCache:
+    """A bounded map from cookie to user. Thread safety: any thread may call anything; `get` takes no lock.
+
+    Clock eviction (F. J. Corbató, "A Paging Experiment with the Multics System", 1968): a hit is one dict look-up and
+    one mark, without a lock or a list to reorder, and keeps about what least-recently-used would. Nothing expires here.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._users: dict[str, StoredUser] = {}
+        self._ring: list[StoredUser] = []
+        self._hand = 0
+        self._lock = threading.Lock()
+        self.get = self._users.get
+        """The user of a cookie, or None. O(1)."""
+
+    def __len__(self) -> int:
+        return len(self._users)
+
+    def put(self, user: StoredUser) -> None:
+        """Keep a user instead of an earlier one of the same cookie, or of one that was not used lately. O(1)."""
+        if not self._capacity:
+            return
+        with self._lock:
+            before = self._users.get(user.cookie)
+            if before is not None:
+                user.place = before.place
+            elif len(self._ring) < self._capacity:
+                user.place = len(self._ring)
+                self._ring.append(user)
+            else:
+                user.place = self._victim()
+                del self._users[self._ring[user.place].cookie]
+            self._ring[user.place] = self._users[user.cookie] = user
+
+    def _victim(self) -> int:
+        """The place of a user who was not used since the hand passed."""
+        for _ in range(MAX_SWEEP):
+            place = self._hand
+            self._hand = (place + 1) % self._capacity
+            if not self._ring[place].used:
+                break
+            self._ring[place].used = False
+        return place
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        assert len(self._users) == len(self._ring) <= self._capacity
+        for place, user in enumerate(self._ring):
+            assert user.place == place
+            assert self._users[user.cookie] is user
+
+
+class Users:
+    """The users of all models, as the store has them. Safe for any number of threads."""
 
     def __init__(
         self,
@@ -50,44 +103,33 @@ class UserFeatures:
         """Read every user again, and keep none that the store lacks."""
         self._shelves.clear()
 
-    def complete(
-        self, cookie: str, inline: Fields, served: ServedVersion, context: grpc.ServicerContext
-    ) -> tuple[Fields, list[Degradation]]:
-        """Returns the fields to score with, and what `degraded` must say. Raises DeadlinePassed."""
-        if not cookie or served.user_fields <= inline.keys():
-            return inline, []
-        problems: list[Degradation] = []
-        if served.stored_fields <= inline.keys():
-            fields: Fields = dict.fromkeys(served.cookie_fields, cookie)
-        else:
-            user, problems = self._user(cookie, served, context)
-            fields = user.fields(served.wanted).copy()
-        fields.update(inline)
-        return fields, problems
+    def find(
+        self, cookie: str, given: int, model: str, wanted: UserFields, context: grpc.ServicerContext
+    ) -> tuple[StoredUser | None, Sequence[Degradation]]:
+        """The user to lay under a request's features, None if there is nothing to add; and the notes.
 
-    def complete_plain(
-        self, cookie: str, inline: PlainFeatures, served: ServedVersion, context: grpc.ServicerContext
-    ) -> tuple[PlainFeatures, list[Degradation]]:
-        """As `complete`, for features that came as tokens and go on as tokens."""
-        if not cookie or inline.given & served.user_bits == served.user_bits:
-            return inline, []
-        if inline.given & served.stored_bits == served.stored_bits:
-            user, problems = _unread(cookie, served.wanted), list[Degradation]()
+        given: a bit for each field that the request has itself. The notes tell what is missing or stale, and which
+        stored values were left out because they do not fit their field. Raises DeadlinePassed.
+        """
+        if not cookie or given & wanted.user_bits == wanted.user_bits:
+            return None, ()
+        notes = list[Degradation]()
+        if given & wanted.stored_bits == wanted.stored_bits:
+            user = _unread(cookie, wanted)
         else:
-            user, problems = self._user(cookie, served, context)
-        tokens = user.tokens(served.wanted)
-        if tokens.misfits:
-            problems = problems + tokens.problems(inline.given, PART)
-        return tokens.under(inline, user), problems
+            user, notes = self._user(cookie, model, wanted, context)
+        if misfits := user.tokens(wanted).misfits:
+            notes = [*notes, *(Degradation.left_out(PART, text) for bit, text in misfits if not given & bit)]
+        return user, notes
 
     def _user(
-        self, cookie: str, served: ServedVersion, context: grpc.ServicerContext
+        self, cookie: str, model: str, wanted: UserFields, context: grpc.ServicerContext
     ) -> tuple[StoredUser, list[Degradation]]:
-        """The user as far as known, and what `degraded` must say of that. Raises DeadlinePassed."""
-        shelf = self._shelves.get(served.name)
-        if shelf is None or shelf.wanted is not served.wanted:
-            # Another version, whose spec has other fields: what was read for the one before is of no use to it.
-            shelf = self._shelves[served.name] = _Shelf(served.wanted, UserCache(self._users))
+        """The user as far as known, and the notes on that. Raises DeadlinePassed."""
+        shelf = self._shelves.get(model)
+        if shelf is None or shelf.wanted is not wanted:
+            # Another version, whose spec has other fields: the records read for the one before do not serve it.
+            shelf = self._shelves[model] = _Shelf(wanted, UserCache(self._users))
         user = shelf.cache.get(cookie)
         if user is not None and user.fresh_until > time.monotonic():
             user.used = True
@@ -100,7 +142,7 @@ class UserFeatures:
         except StoreError as error:
             self._meter.count(USER_CACHE, "failed" if user is None else "stale")
             if user is None:
-                return _unread(cookie, shelf.wanted), [Degradation.of(PART, error)]
+                return _unread(cookie, wanted), [Degradation.of(PART, error)]
             user.used = True
             age_s = time.monotonic() - user.fresh_until + self._ttl_s
             return user, [Degradation.stale(PART, age_s, str(error))]
@@ -140,7 +182,7 @@ class UserFeatures:
         if flight.user is not None:
             return flight.user
         left_s = wait_s - (time.monotonic() - began)
-        if flight.wait_s < wait_s and left_s > 0:  # it asked in a hurry that is not ours
+        if flight.wait_s < wait_s and left_s > 0:  # that request had less time than this one
             return self._ask(shelf, cookie, left_s)
         raise StoreUnavailable(flight.failure)
 
@@ -148,13 +190,13 @@ class UserFeatures:
         values = self._reads.user_values(cookie, shelf.wanted.hash_fields, wait_s)
         user = StoredUser(cookie, values, time.monotonic() + self._ttl_s)
         if all(value is None for value in values):
-            user = self._kept(shelf, user, wait_s)
-        if len(cookie) <= LONGEST_KEPT_COOKIE:
+            user = self._unless_lost(shelf, user, wait_s)
+        if len(cookie) <= MAX_KEPT_COOKIE:
             shelf.cache.put(user)
         return user
 
-    def _kept(self, shelf: _Shelf, user: StoredUser, wait_s: float) -> StoredUser:
-        """The user, of whom the store has nothing; as known before if that is because the store lost its data."""
+    def _unless_lost(self, shelf: _Shelf, user: StoredUser, wait_s: float) -> StoredUser:
+        """`user`, of whom the store has nothing; as known before if that is because the store lost its data."""
         before = shelf.cache.get(user.cookie)
         if before is None or all(value is None for value in before.values):
             return user
@@ -164,31 +206,9 @@ class UserFeatures:
         return StoredUser(user.cookie, before.values, user.fresh_until, read_at)
 
 
-def _lost(user: StoredUser) -> list[Degradation]:
-    """What `degraded` says of a user whose record the store has lost."""
-    age_s = time.monotonic() - user.lost_at
-    return [Degradation.stale(PART, age_s, "the store lost its data, and has no record of this user")]
-
-
-def drop_misfits(
-    fields: Fields, served: ServedVersion, part: str = PART, whose: str = ""
-) -> tuple[Fields, list[Degradation]]:
-    """Leave out the values that do not fit their fields: stored by mistake, so no fault of the caller's."""
-    kept, problems = dict(fields), list[Degradation]()
-    for name, value in fields.items():
-        plan = served.model.plan.field(name)
-        try:
-            if plan is not None:
-                plan.tokens(value)
-        except FieldValueError as error:
-            del kept[name]
-            problems.append(Degradation.left_out(part, str(error), whose))
-    return kept, problems
-
-
 @dataclass(slots=True)
 class _Flight:
-    """One read on its way. landed: made by the first that waits for it, while it is listed."""
+    """One read that is under way. landed: made by the first request that waits for it, under the shelf's lock."""
 
     wait_s: float
     landed: threading.Event | None = None
@@ -198,14 +218,20 @@ class _Flight:
 
 @dataclass(frozen=True, slots=True)
 class _Shelf:
-    """What is kept of a model's users. flights: by cookie, under `lock`."""
+    """The users kept of one model. flights: reads under way by cookie, under `lock`."""
 
-    wanted: WantedFields
+    wanted: UserFields
     cache: UserCache
     flights: dict[str, _Flight] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-def _unread(cookie: str, wanted: WantedFields) -> StoredUser:
+def _unread(cookie: str, wanted: UserFields) -> StoredUser:
     """A user of whom only the cookie is known."""
     return StoredUser(cookie, [None] * len(wanted.users), 0.0)
+
+
+def _lost(user: StoredUser) -> list[Degradation]:
+    """The note on a user whose record the store has lost."""
+    age_s = time.monotonic() - user.lost_at
+    return [Degradation.stale(PART, age_s, "the store lost its data, and has no record of this user")]

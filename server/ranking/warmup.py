@@ -1,10 +1,11 @@
-"""Warm before the first request: kernels compiled, and a new version's memory touched by questions like the latest."""
+"""Warmup before the first request: kernels are compiled, and a new version's memory is touched by recent queries."""
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import MutableSequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -22,17 +23,18 @@ from server.model.catalogue import Catalogue
 from server.model.event_form import Form, Fragments, written_items
 from server.model.item_ids import ItemIds
 from server.model.live_model import LiveModel
-from server.ranking.features import PlainReader, StoredUser, WantedFields
-from server.ranking.query import Question
-from server.ranking.request import Received
-from server.ranking.select.options import Options
-from server.ranking.select.propensity import integrated
+from server.model.stored_item import StoredItem
+from server.ranking.answer import ranked_items
+from server.ranking.features import PlainReader, StoredUser, UserFields
+from server.ranking.query import Query
+from server.ranking.request import Received, read_options
+from server.ranking.scoring_kernels import FIRST_INLINE
+from server.ranking.select.exploration import integrated
 from server.ranking.served import ServedVersion
-from server.ranking.wire import Fields, ranked_items
 
 WARM_CANDIDATES = 64
 WARM_S = 1.0
-"""No longer, whatever was asked lately: deltas may come each second, and questions may be large."""
+"""The longest that one version is warmed: deltas may come each second, and queries may be large."""
 KERNELS = "serve"
 
 Array = npt.NDArray[Any]
@@ -40,50 +42,59 @@ Array = npt.NDArray[Any]
 _log = structlog.get_logger(__name__)
 
 
-def warm_kernels() -> None:
-    """Compile the ranking kernels, or load them from the cache, and say so if it takes seconds."""
-    if not kernels_are_cached(KERNELS):
-        _log.info("compiling the ranking kernels; this happens once on a machine")
-    warm_up()
-    mark_kernels_cached(KERNELS)
-    # The compiler leaves a million objects that live as long as the process: the collector need not visit them again.
-    gc.collect()
-    gc.freeze()
+def warm(served: ServedVersion, recent: MutableSequence[Query]) -> ServedVersion:
+    """`served`, after it has ranked a few queries that any model can rank, and the `recent` ones.
 
+    Each recent query is replaced by one that is bound to `served`, so that none keeps an earlier catalogue in memory.
+    """
 
-def warm(served: ServedVersion, recent: Iterable[Question]) -> ServedVersion:
-    """The same, after it was asked what was asked lately, and a few questions that any model can be asked."""
     until = time.monotonic() + WARM_S
-    for question in (*_synthetic(served), *recent):
+    _rank_any(served)
+    for place, query in enumerate(list(recent)):
         if time.monotonic() > until:
             break
         try:
-            question.ask(served)
+            recent[place] = ours = _bound(query, served)
+            served.ranker.rank(ours)
         except (FieldValueError, IndexError):
-            continue  # a question of the version before need not fit this one
-        except Exception:  # whatever a caller has asked, it must not keep a version from being served
-            _log.exception("a question to warm with failed", model=served.name, version=served.version)
+            continue  # a query of an earlier version need not fit this one
+        except Exception:  # no query may keep a version from being served
+            _log.exception("a query to warm with failed", model=served.name, version=served.version)
     return served
 
 
-def _synthetic(served: ServedVersion) -> list[Question]:
-    """Questions that touch a version's memory: known, unknown and spelled-out items, every variant's own weights."""
+def _bound(query: Query, served: ServedVersion) -> Query:
+    """A query of an earlier version, bound to this one. Raises FieldValueError, and IndexError for another variant."""
+    if max(query.variant, *query.shadows, 0) >= len(served.variant_names):
+        raise IndexError(query.variant)
+    candidates, named, inline = query.candidates, query.candidates.ids, []
+    if candidates.items:
+        rows = candidates.rows.tolist()
+        named = [item_id for item_id, row in zip(named, rows, strict=True) if row > FIRST_INLINE]
+        inline = [
+            (item_id, features.given if isinstance(features, StoredItem) else features)
+            for item_id, features in candidates.items
+        ]
+    ranker = served.ranker
+    return query._replace(
+        features=ranker.features(query.features.values()),
+        candidates=ranker.candidates(named, served.catalogue.under(inline) if inline else ()),
+    )
+
+
+def _rank_any(served: ServedVersion) -> None:
+    """Rank known, unknown and inline items, with every variant that has weights of its own."""
     ids = list(islice(served.catalogue.ids, WARM_CANDIDATES))
-    fields: Fields = {field.name: "1" for field in served.model.plan.request_fields if field.kind != "time"}
-    spelled: Fields = {field.name: "1" for field in served.model.plan.item_fields if field.kind != "time"}
-    return [
-        question
-        for variant in range(served.model.base.values.width)
-        for question in (
-            Question(fields, ids, [("spelled out", spelled)], variant, top_k=10),
-            Question({}, [*ids, "no such item"], [], variant, top_k=None),
-        )
-    ]
+    plan, ranker = served.model.plan, served.ranker
+    fields = {field.name: "1" for field in plan.request_fields if field.kind != "time"}
+    inline = {field.name: "1" for field in plan.item_fields if field.kind != "time"}
+    for variant in range(served.model.base.values.width):
+        with suppress(FieldValueError):  # of a field that does not take "1"
+            ranker.rank(ranker.query(fields, ids, [("inline", inline)], variant, top_k=10))
+        ranker.rank(ranker.query({}, [*ids, "no such item"], (), variant))
 
 
-# --- Compiling every kernel of the server before the first request does: a small model, built, changed and
-# asked ---
-
+# -- compiling every kernel: a small model is built, changed and asked
 
 _SPEC = """
 model = { name = "warm-up" }
@@ -97,49 +108,65 @@ _KEYS = (b"bias", b"brand=nike", b"hour*brand=7*nike", b"hour=7")
 _FRESH = (b"hour*brand=8*nova",)
 
 
-def warm_up() -> None:
-    """Compile all kernels of trie, layers and ranker, or load them from the cache. Seconds the first time."""
+def warm_kernels() -> None:
+    """Compile the server's kernels, or load them from the cache, and log it if compiling takes seconds."""
+    if not kernels_are_cached(KERNELS):
+        _log.info("compiling the ranking kernels; this happens once on a machine")
+    run_kernels()
+    mark_kernels_cached(KERNELS)
+    # The compiler leaves a million objects that live as long as the process: the collector need not visit them again.
+    gc.collect()
+    gc.freeze()
+
+
+def run_kernels() -> None:
+    """Call every kernel of trie, layers, ranker and selection. Seconds if they are not compiled yet."""
     before, after = _artefact(_KEYS), _artefact(tuple(sorted(_KEYS + _FRESH)))
     plan = FeaturePlan.of(before.spec)
     items = Catalogue.build(plan, [("shoe", {"brand": "nike"})], Form(before.spec, plan))
     model = LiveModel("warm-up")
     model.load(1, "", before, items)
     model.apply(2, "", after.changes_since(before, version=1))
-    _ask(ServedVersion.bind(model.parts))
-    _ask(ServedVersion.bind(model.rebuild()))
-    warm_up_approximation()
-    _receive(FeaturePlan.of(before.spec))
+    _rank(ServedVersion.bind(model.parts))
+    _rank(ServedVersion.bind(model.rebuild()))
+    integrated(np.zeros(3), np.ones(3), lambda score: score, np.arange(1), 1, exact_up_to=0)
+    _read_and_write(plan)
 
 
-def _ask(served: ServedVersion) -> None:
-    trie = served.model.base.trie
-    trie.get(b"hour=7")
-    ranking = served.ranker.rank({"hour": "7"}, ["shoe", "unknown"], [("boot", {"brand": "nike"})])
-    _write_line(served, ranking.rows[ranking.order], ranking.ctrs)
-    served.ranker.rank({"hour": "7"}, ["shoe"], shadows=(0,))
-    for options in options_for_warming():
-        served.ranker.rank({"hour": "7"}, ["shoe", "unknown"], [], top_k=1, options=options)
+def _rank(served: ServedVersion) -> None:
+    ranker = served.ranker
+    served.model.base.trie.get(b"hour=7")
+    ranking = ranker.rank(ranker.query({"hour": "7"}, ["shoe", "unknown"], [("boot", {"brand": "nike"})]))
+    _write_line(served, ranking.candidates.rows[ranking.order], ranking.ctrs)
+    ranker.rank(ranker.query({"hour": "7"}, ["shoe"], shadows=(0,)))
+    thompson = {"thompson": {"width": 1.0}}
+    caps = [{"field": "brand", "at_most": 1}]
+    for request in (
+        RankRequest(exploration=thompson),
+        RankRequest(exploration=thompson, caps=caps, objective="ctr"),
+    ):
+        query = ranker.query({"hour": "7"}, ["shoe", "unknown"], top_k=1, options=read_options(request, ""))
+        ranker.rank(query)
 
 
 def _write_line(served: ServedVersion, rows: Array, ctrs: Array) -> None:
-    """Put the items of an impression's line together."""
+    """Write the items of an impression's line."""
     known = served.catalogue.fragments
     assert known is not None
     rows[rows < 0] = -1
     written_items(known, Fragments.of([b'"id":"unknown"']), rows, ctrs, np.empty(0))
 
 
-def _receive(plan: FeaturePlan) -> None:
-    """Read a request from its bytes, lay its features over those of a user, and write an answer."""
+def _read_and_write(plan: FeaturePlan) -> None:
+    """Read a request from its bytes, lay its features over a user's, and write an answer."""
     request = RankRequest(item_ids=["shoe"])
     request.context.values["hour"] = "7"
     received = Received(request.SerializeToString())
-    given, ids = PlainReader(plan).read(received), received.item_ids
-    assert given is not None and isinstance(ids, ItemIds)
+    plain, ids = PlainReader(plan).read(received), received.item_ids
+    assert plain is not None and isinstance(ids, ItemIds)
     ranked_items(ids, np.zeros(1, np.int64), np.zeros(1), np.zeros(1))
-    wanted = WantedFields.of(plan, None)
-    user = StoredUser("warm-up", ["8"] * len(wanted.hash_fields.names), 0.0)
-    user.tokens(wanted).under(given, user)
+    wanted = UserFields.of(plan, None)
+    StoredUser("warm-up", ["8"] * len(wanted.hash_fields.names), 0.0).tokens(wanted).under(plain)
 
 
 def _artefact(keys: tuple[bytes, ...]) -> Artefact:
@@ -152,25 +179,3 @@ def _artefact(keys: tuple[bytes, ...]) -> Artefact:
         spec=parse_spec(_SPEC),
         metrics={},
     )
-
-
-# --- Compiling the selection kernels: requests whose options lead through every one of them ---
-
-
-def warm_up_approximation() -> None:
-    """Compile what only thousands of candidates need."""
-    few = np.zeros(3), np.ones(3), lambda score: score, np.arange(1), 1
-    integrated(*few, exact_up_to=0)
-
-
-def options_for_warming() -> Iterator[Options]:
-    """Options for a request with two candidates or more; together they call every other kernel of selection."""
-    thompson = {"thompson": {"width": 1.0}}
-    caps = [{"field": "brand", "at_most": 1}]
-    for message in (
-        RankRequest(exploration=thompson),
-        RankRequest(exploration=thompson, caps=caps, objective="ctr"),
-    ):
-        options = Options.of(message, "", "warm-up")
-        if options is not None:
-            yield options

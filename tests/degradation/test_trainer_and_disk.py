@@ -57,7 +57,7 @@ def test_disk_of_checkpoints_is_full(tmp_path: Path, recovered: Recovered) -> No
         eventually(lambda: system.trainer.has("failed_checkpoints", 1), "a failed checkpoint")
         eventually(system.is_served, "versions go out all the same", LONG_S)
         assert system.trainer.metric("ftrie_trainer_failed_checkpoints_total") >= 1
-        assert "learning goes on" in system.trainer.said()
+        assert "learning continues" in system.trainer.said()
         learned = system.trainer.status()["examples"]
         (inside / "filler").unlink()
         recovered.from_now()

@@ -47,7 +47,7 @@ def learns_on_and_says_so(system: OfFiles) -> None:
     eventually(lambda: system.trainer.status()["store_away"], "a status that says so", LONG_S)
     eventually(lambda: system.trainer.metric("ftrie_trainer_store_away") == 1, "the metric")
     eventually(lambda: system.trainer.status()["published"]["failed"] > failed, "a failed version", LONG_S)
-    assert "learning goes on" in system.trainer.said()
+    assert "learning continues" in system.trainer.said()
     assert not system.is_served()
 
 

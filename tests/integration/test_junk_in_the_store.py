@@ -36,7 +36,7 @@ from tests.server import shop
 from tests.server.one_process import Server
 from trainer.checkpoint.schedule import Every
 from trainer.runs.daemon import run as run_trainer
-from trainer.runs.daemon_options import Asked
+from trainer.runs.stream_run import TrainerOptions
 
 TYPES = ("string", "list", "set", "zset", "hash", "stream")
 NUMBERS = (
@@ -205,7 +205,7 @@ class Whole:
     def train(self) -> None:
         """A trainer's whole life, on what is in the streams."""
         self.runs += 1
-        asked = Asked(
+        options = TrainerOptions(
             store=self.url,
             sources=("store",),
             folder=self.folder / f"run-{self.runs}",
@@ -225,7 +225,7 @@ class Whole:
             say_every_s=60.0,
             metrics_port=None,
         )
-        run_trainer(shop.spec(), asked, lambda status: None)
+        run_trainer(shop.spec(), options, lambda status: None)
 
     def close(self) -> None:
         self.client.close()

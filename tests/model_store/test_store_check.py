@@ -195,7 +195,7 @@ def test_the_command_lists_repairs_and_tells_by_its_exit_code(
 ) -> None:
     check: Callable[..., int] = lambda *more: run(["store", "check", *more, "--store", store_url])  # noqa: E731
     assert check() == 0
-    assert capsys.readouterr().out == "all keys hold what they should\n"
+    assert capsys.readouterr().out == "all keys are valid\n"
     store.client.set(ads.keys.active, "abc")
     store.client.set("ftrie:user:u", "no hash")
     assert check("ads", "--json") == 5
@@ -215,7 +215,7 @@ def test_the_command_lists_repairs_and_tells_by_its_exit_code(
     assert check() == 5
     said = capsys.readouterr()
     assert "ftrie:user:u" in said.out and "--repair does" in said.out
-    assert "2 values that should not be there; run it again with --repair" in said.err
+    assert "2 invalid values; run again with --repair" in said.err
     assert check("--repair") == 0
     assert ads.active() == 3
     assert check() == 0

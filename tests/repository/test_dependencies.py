@@ -156,7 +156,7 @@ def test_a_plain_install_runs_the_demo_in_another_folder(tmp_path: Path) -> None
     )
     assert installed.returncode == 0, installed.stderr
     # Compiled first, since the demo waits for its server only so long.
-    warm = [home / "bin/python", "-c", "from server.ranking.warmup import warm_up; warm_up()"]
+    warm = [home / "bin/python", "-c", "from server.ranking.warmup import run_kernels; run_kernels()"]
     subprocess.run(warm, cwd=tmp_path, check=True)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -1,6 +1,7 @@
-"""Why one row has its score: every key of it, what the model knows of the key, and how the parts add up.
+"""Explains the score of one row: each of its keys, what the model knows of the key, and what it contributes.
 
-Keys come from the slow reference (`FeaturePlan.keys`), not from the hashing kernels: an audit also checks those.
+In: an artefact and a row of a log. Out: a `RowAudit`. Keys come from the slow reference implementation
+(`FeaturePlan.keys`), not from the hashing kernels, so that an audit also checks the kernels.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from trainer.learn.scorer_kernels import probability
 
 @dataclass(frozen=True)
 class KeyAudit:
-    """One key of a row: contribution = weight * x. A key that the model does not hold has no weight, and counts 0.
+    """One key of a row: contribution = weight * x. A key that the model lacks has weight None and contributes 0.
 
-    rate is the key's learning rate, that of an unseen key where the model does not hold it; None where not known.
+    rate: the key's learning rate, or that of an unseen key if the model lacks it; None if unknown.
     """
 
     key: str
@@ -40,7 +41,7 @@ class KeyAudit:
 
 @dataclass(frozen=True)
 class FieldAudit:
-    """A field's or cross's keys in a row, and their sum."""
+    """The keys of one field or cross in a row, and the sum of their contributions."""
 
     name: str
     contribution: float
@@ -49,7 +50,7 @@ class FieldAudit:
 
 @dataclass(frozen=True)
 class RowAudit:
-    """A row's score, taken apart: the sum of the fields' contributions. predicted is the ctr before calibration."""
+    """A row's score as the sum of its fields' contributions. predicted: the click rate before calibration."""
 
     file: str
     line: int
@@ -64,10 +65,10 @@ class RowAudit:
 def audit(
     artefact: Artefact, log: Log, row: int, variant: str | None = None, without: Sequence[str] = ()
 ) -> RowAudit:
-    """Take apart the score of the log's `row`-th row, from 1; rows that cannot be read are not counted.
+    """Explain the score of the log's `row`-th row, from 1; unreadable rows are not counted.
 
-    without: fields and crosses to leave out. Raises InputError if there is no such row or a value of it does not fit
-    its field, SpecError for an unknown variant.
+    without: fields and crosses to leave out. Raises InputError if there is no such row or one of its values does not
+    fit its field, SpecError for an unknown variant.
     """
     names = list(artefact.spec.variants)
     name = names[0] if variant is None else variant
@@ -83,11 +84,11 @@ def audit(
                 line = int(batch.lines[at])
                 return _RowAudit(artefact, plan, names.index(name)).of(example, batch.file, line)
             seen += batch.rows
-    raise InputError(f"row {row} was asked for, and the log has {seen:,} rows")
+    raise InputError(f"row {row}: the log has only {seen:,} rows")
 
 
 def _value(column: Any, row: int) -> Value:
-    """The row's value as `FeaturePlan.keys` takes it: of a map, a member that is repeated counts with its sum."""
+    """The row's value in the form of `FeaturePlan.keys`; repeated members of a map are summed."""
     value = column[row].as_py()
     if not pa.types.is_map(column.type) or value is None:
         return cast(Value, value)
@@ -129,20 +130,20 @@ class _RowAudit:
         return RowAudit(file, line, name, score, predicted, ctr, uncertainty, fields)
 
     def _key(self, key: bytes, x: float) -> KeyAudit:
-        shown = key.decode("utf-8", "backslashreplace")
+        text = key.decode("utf-8", "backslashreplace")
         row = _row_of(self._artefact, key)
         if row is None or not int(self._artefact.variants[row]) >> self._variant & 1:
-            return KeyAudit(shown, x, None, 0.0, self._unseen)
+            return KeyAudit(text, x, None, 0.0, self._unseen)
         weight = float(self._number(self._artefact.weight, row))
         rate = None if self._unseen is None else float(self._number(self._artefact.rate, row))
-        return KeyAudit(shown, x, weight, weight * x, rate)
+        return KeyAudit(text, x, weight, weight * x, rate)
 
     def _number(self, numbers: Any, row: int) -> Any:
         return numbers[row] if self._column is None else numbers[row, self._column]
 
 
 def _row_of(artefact: Artefact, key: bytes) -> int | None:
-    """The row of a key, or None. O(log rows)."""
+    """The row of a key in the artefact, or None. O(log rows)."""
     row = bisect_left(range(artefact.rows), key, key=artefact.key)
     return row if row < artefact.rows and artefact.key(row) == key else None
 

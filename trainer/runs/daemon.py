@@ -1,7 +1,8 @@
-"""A trainer's life: open → begin → go → end. Each verb is one method; what they use lives in the files beside.
+"""`ftrie trainer`: one process that learns from events as they arrive and publishes the model: open → begin → go → end.
 
-It may be killed at any moment: what it has learned since the last checkpoint it learns again, from the same events in
-the same order. SIGTERM lets it end in good order.
+It may be killed at any moment: started again, it learns what came after the last checkpoint again, from the same events
+in the same order. SIGTERM ends it in good order. What learns is `trainer.runs.stream_run`; here is what happens between
+its steps: publishing, checkpoints, tasks of the store, rollbacks, warnings and status.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from model_store.errors import (
     InputError,
     LeaseHeld,
     SourceUnavailable,
+    StaleEpoch,
     Stopped,
     StoreError,
     StoreUnavailable,
@@ -28,32 +30,29 @@ from model_store.versions.lease import TrainerLease
 from trainer.checkpoint import Checkpoints
 from trainer.publish.publisher import Publisher, PublishOptions
 from trainer.publish.rollback import RollbackWatch
-from trainer.runs.daemon_begin import begin
-from trainer.runs.daemon_learner import Learner
-from trainer.runs.daemon_options import Asked
-from trainer.runs.metrics import Exposed, serve
-from trainer.runs.publish_pacing import GoingOut
-from trainer.runs.saved_state import Saved, owner_of
-from trainer.runs.signals import StopAsked
+from trainer.runs.lease import LeaseHolder, lease_owner
+from trainer.runs.metrics import StatusCollector, serve_metrics
+from trainer.runs.publish_pacing import PublishPacer
+from trainer.runs.signals import StopRequest
 from trainer.runs.status import Status
-from trainer.runs.store_tasks import Chore, Chores, Tenure
+from trainer.runs.stream_run import SavedRun, StreamRun, TrainerOptions, open_run
 
 T = TypeVar("T")
 
-SAY_AGAIN_S = 60.0
-"""What is still waited for is told of again this often."""
+WAITING_AGAIN_S = 60.0
+"""While the trainer waits for the store, a warning is repeated this often."""
 ONCE_WAITS_S = 30.0
-"""So long a run with --once waits for a store that is away; one that never ends waits for ever."""
+"""How long a run with --once waits for an unavailable store; without, a run waits forever."""
 STEP_S = 0.05
-"""How long a step waits for events: as long as publishing, saving and signals may have to wait for it."""
-CHORES_EVERY_S = 1.0
+"""How long a step waits for events, and so publishing, checkpoints and signals for the step."""
+TASKS_EVERY_S = 1.0
 WARNINGS_EVERY_S = 1.0
 
 
-def run(spec: ModelSpec, asked: Asked, say: Callable[[Status], None]) -> None:
-    """Be the trainer of a model until a signal comes or, with --once, the sources end. Raises FtrieError."""
-    with StopAsked() as stop, ExitStack() as stack:
-        daemon = Daemon(spec, asked, stop, say)
+def run(spec: ModelSpec, options: TrainerOptions, on_status: Callable[[Status], None]) -> None:
+    """Train a model until a signal comes or, with --once, the sources end. Raises FtrieError."""
+    with StopRequest() as stop, ExitStack() as stack:
+        daemon = Daemon(spec, options, stop, on_status)
         daemon.open(stack)
         daemon.begin(stack)
         daemon.go()
@@ -63,210 +62,271 @@ def run(spec: ModelSpec, asked: Asked, say: Callable[[Status], None]) -> None:
 class Daemon:
     """One trainer. For one thread."""
 
-    def __init__(self, spec: ModelSpec, asked: Asked, stop: StopAsked, say: Callable[[Status], None]) -> None:
+    def __init__(
+        self, spec: ModelSpec, options: TrainerOptions, stop: StopRequest, on_status: Callable[[Status], None]
+    ) -> None:
         self._spec = spec
-        self._asked = asked
-        self._output = asked.output
+        self._options = options
+        self._output = options.output
         self._stop = stop
-        self._say = say
-        self._chores = Chores(CHORES_EVERY_S, self._output.warn)
+        self._on_status = on_status
+        self._tasks = StoreTasks(TASKS_EVERY_S, self._output.warn)
         self._active: int | None = None
-        self._next_status = time.monotonic() + asked.say_every_s
+        self._next_status = time.monotonic() + options.say_every_s
         self._next_warnings = 0.0
         self._warnings: dict[str, str] = {}
-        self._exposed: Exposed | None = None
+        self._metrics: StatusCollector | None = None
+        self._pacer: PublishPacer | None = None
+        self._lease: TrainerLease | None = None
+        self._lease_holder: LeaseHolder | None = None
         self._watch: RollbackWatch | None = None
-        self._is_beside = False
+        self._store_losses = 0
+        self._has_noted_other = False
 
     def open(self, stack: ExitStack) -> None:
-        """Take the folder, the store and the lease; wait for a store that is away."""
-        asked = self._asked
-        self._keeper = stack.enter_context(
-            Checkpoints(asked.folder, asked.every, self._spec, resume=True, on_warning=self._output.warn)
+        """Lock the folder, open the store and take the lease; wait for an unavailable store."""
+        options = self._options
+        self._checkpoints = stack.enter_context(
+            Checkpoints(options.folder, options.every, self._spec, resume=True, on_warning=self._output.warn)
         )
-        self._store = stack.enter_context(self._until_there(lambda: Store.open(asked.store)))
+        self._store = stack.enter_context(self._once_available(lambda: Store.open(options.store)))
         self._versions = self._store.model(self._spec.model.name, self._output.warn)
-        self._out: GoingOut | None = None
-        self._tenure: Tenure | None = None
-        self._lease: TrainerLease | None = None
-        self._losses = 0
-        if asked.publish is None:
+        if options.publish is None:
             return
-        lease = self._lease = self._store.trainer_lease(self._spec.model.name, owner_of(asked.folder))
-        self._epoch = self._until_there(lease.take)
-        how = PublishOptions(asked.publish, asked.snapshot, asked.threshold, asked.activate, asked.keep)
-        self._out = GoingOut(
-            Publisher(self._versions, how, self._output.warn, epoch=self._epoch),
-            lease.earlier_rows,
-            force=asked.force,
+        lease = self._lease = self._store.trainer_lease(self._spec.model.name, lease_owner(options.folder))
+        self._epoch = self._once_available(lease.take)
+        publisher = Publisher(
+            self._versions,
+            PublishOptions(
+                options.publish, options.snapshot, options.threshold, options.activate, options.keep
+            ),
+            self._output.warn,
+            epoch=self._epoch,
         )
-        out = self._out
-        self._tenure = stack.enter_context(Tenure(lease, lambda: out.rows))
+        pacer = self._pacer = PublishPacer(publisher, lease.earlier_rows, force=options.force)
+        self._lease_holder = stack.enter_context(LeaseHolder(lease, lambda: pacer.rows))
 
     def begin(self, stack: ExitStack) -> None:
-        """Open the sources where the last checkpoint has left them, and restore what was learned."""
-        saved = Saved(self._keeper.take(), self._asked.sources)
+        """Open the sources where the last checkpoint has left them, and restore the model."""
+        saved = SavedRun(self._checkpoints.take(), self._options.sources)
         if saved.checkpoint is not None:
-            at = saved.checkpoint.description
+            before = saved.checkpoint.description
             self._output.note(
-                f"going on from {saved.checkpoint.path}: {at.rows:,} examples learned, {at.keys:,} keys"
+                f"resuming from {saved.checkpoint.path}: {before.rows:,} examples learned, {before.keys:,} keys"
             )
-        if self._asked.metrics_port is not None:
-            self._exposed = serve(self._asked.metrics_host, self._asked.metrics_port)
-        self._learner = self._until_there(lambda: self._begun(saved, stack))
-        if saved.checkpoint is None:  # what was settled now must not be settled otherwise after a crash
-            self._learner.save()
-        if self._tenure is not None:
-            self._chores.add(self._tenure.confirm)
-        for chore in self._learner.chores(self._versions):
-            self._chores.add(chore if self._tenure is not None else self._beside_none(chore))
-        self._chores.add(self._look_at_active)
-        if self._out is not None and self._asked.activate:
-            self._chores.add(self._out.publisher.retry_activation)
-            self._watch = RollbackWatch(self._spec.guard, self._versions, self._output.warn)
-            self._chores.add(self._watch_served)
-        if self._out is not None:
-            goes_on = saved.checkpoint is not None
-            through_us = self._until_there(self._versions.active_through_us) if goes_on else 0
-            self._out.begin(self._learner.model, through_us, self._learner.counts)
-
-    def _begun(self, saved: Saved, stack: ExitStack) -> Learner:
-        """The learner; what it holds open is closed by the stack, or at once where it could not begin."""
-        with ExitStack() as attempt:
-            resources = (self._keeper, self._store, self._stop, attempt)
-            learner = begin(self._spec, self._asked, saved, *resources)
-            stack.push(attempt.pop_all())
-            return learner
+        if self._options.metrics_port is not None:
+            self._metrics = serve_metrics(self._options.metrics_host, self._options.metrics_port)
+        self._run = self._once_available(lambda: self._open_run(saved, stack))
+        if saved.checkpoint is None:  # what was resolved now must not be resolved otherwise after a crash
+            self._run.save()
+        self._add_tasks()
+        if self._pacer is not None:
+            resumes = saved.checkpoint is not None
+            through_us = self._once_available(self._versions.active_through_us) if resumes else 0
+            self._pacer.begin(self._run.model, through_us, self._run.counts)
 
     def go(self) -> None:
-        """Learn, publish, save, until told to stop or, with --once, the sources have ended. Raises StaleEpoch."""
-        learner = self._learner
+        """Learn, publish, save, until a signal comes or, with --once, the sources have ended. Raises StaleEpoch."""
         while not self._stop:
-            worked = learner.step(STEP_S)
-            self._beside()
-            if not worked and self._asked.once and learner.ended:
-                learner.finish()
+            worked = self._run.step(STEP_S)
+            self._between_steps()
+            if not worked and self._options.once and self._run.ended:
+                self._run.finish()
                 return
 
     def end(self) -> None:
-        """Save, publish what is left, say what became of all."""
-        learner = self._learner
-        learner.save()
-        learner.model.warnings.finish()
-        self._look_for_warnings()
-        if self._asked.save is not None:
-            learner.model.artefact().write(self._asked.save)
+        """Save, publish the remaining changes, report the totals."""
+        run = self._run
+        run.save()
+        run.model.warnings.finish()
+        self._report_warnings()
+        if self._options.save is not None:
+            run.model.artefact().write(self._options.save)
         try:
-            self._chores.run()  # first: what is published last may be refused
-            if self._out is not None:
-                self._out.finish(learner.model, learner.counts)
-            self._look_at_active()
+            self._tasks.run()  # first: publishing the last version may be refused
+            if self._pacer is not None:
+                self._pacer.finish(run.model, run.counts)
+            self._read_active()
         except (StoreError, InputError) as error:
-            if self._asked.once:
+            if self._options.once:
                 raise
-            self._output.warn(f"{error}; what was learned is in {self._asked.folder}")
-        self._tell(ended=True)
+            self._output.warn(f"{error}; what was learned is in {self._options.folder}")
+        self._report(ended=True)
 
-    def _beside(self) -> None:
-        """All that is done between two steps, when it is due."""
-        learner = self._learner
-        if self._tenure is not None:
-            self._tenure.check()
-        self._notice_loss()
-        if self._out is not None:
-            self._out.after_step(learner.model, learner.counts, learner.behind)
-        if learner.save_is_due():
-            learner.save()
-        self._chores.run_due()
+    def _open_run(self, saved: SavedRun, stack: ExitStack) -> StreamRun:
+        """Open the run; what it holds is closed by the stack, or at once if it could not be opened."""
+        with ExitStack() as attempt:
+            resources = (self._checkpoints, self._store, self._stop, attempt)
+            run = open_run(self._spec, self._options, saved, *resources)
+            stack.push(attempt.pop_all())
+            return run
+
+    def _add_tasks(self) -> None:
+        if self._lease_holder is not None:
+            self._tasks.add(self._lease_holder.confirm)
+        for task in self._run.store_tasks(self._versions):
+            self._tasks.add(task if self._lease_holder is not None else self._if_no_other_trainer(task))
+        self._tasks.add(self._read_active)
+        if self._pacer is not None and self._options.activate:
+            self._tasks.add(self._pacer.publisher.retry_activation)
+            self._watch = RollbackWatch(self._spec.guard, self._versions, self._output.warn)
+            self._tasks.add(self._check_rollback)
+
+    def _between_steps(self) -> None:
+        """Everything between two steps, when it is due."""
+        run = self._run
+        if self._lease_holder is not None:
+            self._lease_holder.check()
+        self._notice_store_loss()
+        if self._pacer is not None:
+            self._pacer.after_step(run.model, run.counts, run.behind)
+        if run.save_is_due():
+            run.save()
+        self._tasks.run_due()
         now = time.monotonic()
         if now >= self._next_warnings:
             self._next_warnings = now + WARNINGS_EVERY_S
-            self._look_for_warnings()
+            self._report_warnings()
         if now >= self._next_status:
-            self._next_status = now + self._asked.say_every_s
-            self._tell()
+            self._next_status = now + self._options.say_every_s
+            self._report()
 
-    def _notice_loss(self) -> None:
-        """Say aloud that the store has lost its data, and publish anew what it held."""
-        if self._lease is None or self._out is None or self._lease.losses == self._losses:
+    def _notice_store_loss(self) -> None:
+        """Warn that the store has lost its data, and publish again what it held."""
+        if self._lease is None or self._pacer is None or self._lease.losses == self._store_losses:
             return
-        self._losses = self._lease.losses
+        self._store_losses = self._lease.losses
         name = self._spec.model.name
         self._output.warn(
             f"THE STORE LOST ITS DATA, or is back at an earlier state: versions of {name}, its experiment and pins, "
-            "items, users and unread events may be gone. What was learned is not: it is published again as a snapshot. "
-            "Restore a backup, or load items and users again (docs/operating.md, A store that lost its data)"
+            "items, users and unread events may be gone. The learned model is not: it is published again as a "
+            "snapshot. Restore a backup, or load items and users again (docs/operating.md, A store that lost its data)"
         )
-        self._out.store_lost_its_data()
+        self._pacer.store_lost_its_data()
 
-    def _look_for_warnings(self) -> None:
-        """Say what is new; what goes on stands in each status."""
-        found = self._learner.warnings()
+    def _report_warnings(self) -> None:
+        """Print new warnings; each status repeats those that persist."""
+        found = self._run.warnings()
         for kind in found.keys() - self._warnings.keys():
             self._output.warn(found[kind])
         self._warnings = found
 
-    def _look_at_active(self) -> None:
+    def _read_active(self) -> None:
         self._active = self._versions.known_active()
 
-    def _beside_none(self, chore: Chore) -> Chore:
-        """The chore, but not while another trainer has the model: then what it writes is that one's to write."""
+    def _if_no_other_trainer(self, task: StoreTask) -> StoreTask:
+        """The task, except while another trainer has the model: what it would write is the other one's to write."""
 
-        def unless_another() -> None:
+        def run() -> None:
             try:
                 self._versions.refuse_beside_a_trainer()
             except LeaseHeld as error:
-                if not self._is_beside:
-                    self._output.note(f"{error}; that one's dead letters and online metrics are left to it")
-                self._is_beside = True
+                if not self._has_noted_other:
+                    self._output.note(f"{error}; it alone writes dead letters and online metrics")
+                self._has_noted_other = True
                 return
-            chore()
+            task()
 
-        return unless_another
+        return run
 
-    def _watch_served(self) -> None:
-        """Go back if what is served does not do what it promised."""
+    def _check_rollback(self) -> None:
         assert self._watch is not None
-        self._watch.check(self._learner.online.evidence(), self._epoch)
+        self._watch.check(self._run.online.evidence(), self._epoch)
 
-    def _tell(self, *, ended: bool = False) -> None:
+    def _report(self, *, ended: bool = False) -> None:
         status = replace(
-            self._learner.status(self._out, ended=ended),
+            self._run.status(self._pacer, ended=ended),
             rolled_back=self._watch.rolled_back if self._watch is not None else 0,
             active=self._active,
-            inactive=self._out.publisher.inactive if self._out is not None else "",
-            store_losses=self._losses,
-            store_away=self._chores.failing,
+            inactive=self._pacer.publisher.inactive if self._pacer is not None else "",
+            store_losses=self._store_losses,
+            store_away=self._tasks.failing,
         )
         withheld = (status.withheld,) if status.withheld else ()
         status = replace(status, warnings=(*withheld, *self._warnings.values()))
-        self._say(status)
-        if self._exposed is not None:
-            self._exposed.show(status)
+        self._on_status(status)
+        if self._metrics is not None:
+            self._metrics.show(status)
 
-    def _until_there(self, ask: Callable[[], T]) -> T:
-        """What `ask` gives once the store answers and no other trainer has the model. Raises Stopped, LeaseHeld.
+    def _once_available(self, ask: Callable[[], T]) -> T:
+        """The result of `ask` once store and sources answer and no other trainer has the model.
 
-        A key that holds what it should not is waited for like a store that is away: somebody repairs it. With --once it
-        is raised (UnreadableValue).
+        A key with an unreadable value is waited for like an unavailable store: an operator may repair it. Raises
+        Stopped; LeaseHeld without --wait; with --once UnreadableValue at once and StoreUnavailable after ONCE_WAITS_S.
         """
-        backoff, began, said = Backoff(), time.monotonic(), -SAY_AGAIN_S
+        backoff, began, warned = Backoff(), time.monotonic(), -WAITING_AGAIN_S
         while True:
             try:
                 return ask()
             except (StoreUnavailable, SourceUnavailable, UnreadableValue) as error:
                 waited = time.monotonic() - began
-                if self._asked.once and (waited > ONCE_WAITS_S or isinstance(error, UnreadableValue)):
+                if self._options.once and (waited > ONCE_WAITS_S or isinstance(error, UnreadableValue)):
                     raise
-                if waited - said >= SAY_AGAIN_S:
+                if waited - warned >= WAITING_AGAIN_S:
                     self._output.warn(
-                        f"{error}; waiting for it" + (f", for {waited:.0f} s by now" if said >= 0 else "")
+                        f"{error}; waiting for it" + (f", for {waited:.0f} s so far" if warned >= 0 else "")
                     )
-                    said = waited
+                    warned = waited
             except LeaseHeld as error:
-                if not self._asked.wait:
+                if not self._options.wait:
                     raise
                 if not backoff.failures:
                     self._output.note(f"{error}; waiting for it to end")
             if self._stop.wait(backoff.failed()):
                 raise Stopped("stopped while waiting for the store", self._stop.number)
+
+
+StoreTask = Callable[[], object]
+
+
+class StoreTasks:
+    """What a trainer reads and writes in the store every few seconds. For one thread.
+
+    A failure does not stop learning: the tasks are tried again after a growing pause.
+    """
+
+    def __init__(self, every_s: float, on_warning: Callable[[str], None]) -> None:
+        """`on_warning` is told when the store fails, and when it works again."""
+        self._every_s = every_s
+        self._warn = on_warning
+        self._tasks: list[StoreTask] = []
+        self._backoff = Backoff(first_s=0.5, longest_s=10.0)
+        self._next = 0.0
+
+    def add(self, task: StoreTask) -> None:
+        """Add a task. It may raise StoreError, and is then called again."""
+        self._tasks.append(task)
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last attempt failed."""
+        return self._backoff.failures > 0
+
+    def run_due(self) -> None:
+        """Run them if they are due. Raises no StoreError."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        try:
+            self.run()
+        except StoreError as error:
+            if not self._backoff.failures:
+                self._warn(f"{error}; learning continues, and the store is tried again")
+            self._next = time.monotonic() + max(self._every_s, self._backoff.failed())
+            return
+        if self._backoff.succeeded():
+            self._warn("the store works again, and is up to date")
+        self._next = now + self._every_s
+
+    def run(self) -> None:
+        """Run them all now, in order; one that the store refuses does not stop the others. Raises StoreError."""
+        refused: StoreError | None = None
+        for task in self._tasks:
+            try:
+                task()
+            except (StoreUnavailable, StaleEpoch):
+                raise
+            except StoreError as error:
+                refused = refused or error
+        if refused is not None:
+            raise refused

@@ -1,7 +1,7 @@
-"""What could not be learned from: numbered in the order of the events, and put into the store's dead-letter stream.
+"""Events and rows that could not be learned from: numbered in the order of the events, sent to the dead-letter stream.
 
-The numbers are the trainer's own and part of its checkpoint, so after a crash the same letters get the same numbers,
-and the stream, which takes each number once, holds none twice. Letters wait here while the store is away.
+The numbers are part of the trainer's checkpoint, so after a crash the same letters get the same numbers again; the
+stream accepts each number once and so holds no letter twice. While the store is unavailable letters wait here.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 from model_store.streams.dead_letters import JSON_BYTES, DeadLetters, Letter
 
 MOST_WAITING = 1_000
-A_WRITE = 500
-MOST_SAID = 10
-"""Reasons that are said aloud: a source of rubbish has as many as it likes."""
+LETTERS_A_WRITE = 500
+MOST_CATEGORIES = 10
+"""Categories that are reported: a source of garbage may have any number."""
 
 
-class Letters:
-    """The letters of one model's trainer. For one thread.
+class DeadLetterOutbox:
+    """The dead letters of one trainer. For one thread.
 
-    count: of all, ever. reasons: by category, which is a reason up to its colon. lost: those that came while too many
-    waited for a store that was away; they are counted, and only their text is gone.
+    count: all letters so far. reasons: their number by category, the reason up to its colon. lost: letters dropped
+    because too many were waiting for the store; they are counted like the others.
     """
 
     def __init__(
@@ -32,15 +32,14 @@ class Letters:
         state: Mapping[str, Any] | None = None,
         on_first: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Without a stream letters are only counted. `state`: what `state` gave.
+        """Without a stream letters are only counted. state: of `state`, or None to number after the stream's letters.
 
-        `on_first` is told of the first of each category, of the first ten categories.
-        A trainer that begins anew numbers its letters behind those in the stream. Raises StoreUnavailable.
+        `on_first` gets the first letter of each of the first ten categories. Raises StoreUnavailable.
         """
         self._stream = stream
         self._on_first = on_first
-        begun = {"before": stream.last() if stream is not None else 0}
-        kept: Mapping[str, Any] = state if state is not None else begun
+        new = {"before": stream.last() if stream is not None else 0}
+        kept: Mapping[str, Any] = state if state is not None else new
         self._before = int(kept.get("before", 0))
         self.count = int(kept.get("count", 0))
         self.lost = int(kept.get("lost", 0))
@@ -51,7 +50,7 @@ class Letters:
         )
 
     def add(self, source: str, place: str, reason: str, json: bytes) -> None:
-        """Number a letter, and let it wait for `send`."""
+        """Number a letter and keep it for `send`."""
         self.count += 1
         self._count(source, reason)
         if self._stream is None:
@@ -59,25 +58,19 @@ class Letters:
         if len(self._waiting) >= MOST_WAITING:
             self._waiting.popleft()
             self.lost += 1
-        kept = json[:JSON_BYTES]  # a line may have 16 MiB, and a thousand of them may wait
+        kept = json[:JSON_BYTES]  # a line may have 16 MiB, and a thousand may wait
         self._waiting.append((self._before + self.count, Letter(source, place, reason, kept)))
 
-    def _count(self, source: str, reason: str) -> None:
-        category = reason.partition(":")[0]
-        if category not in self.reasons and len(self.reasons) < MOST_SAID:
-            self._on_first(f"{source}: not learned from: {reason}; others like it are only counted")
-        self.reasons[category] += 1
-
     def send(self) -> None:
-        """Put what waits into the stream. Raises StoreUnavailable, StoreError; what was not taken waits on."""
+        """Write the waiting letters to the stream. Raises StoreError; letters that were not accepted keep waiting."""
         while self._waiting and self._stream is not None:
-            some = [self._waiting[index] for index in range(min(A_WRITE, len(self._waiting)))]
+            some = [self._waiting[index] for index in range(min(LETTERS_A_WRITE, len(self._waiting)))]
             self._stream.add(some[0][0], [letter for _, letter in some])
             for _ in some:
                 self._waiting.popleft()
 
     def state(self) -> dict[str, Any]:
-        """For the checkpoint, as JSON: the counts, and the letters that wait."""
+        """For the checkpoint, as JSON: the counts, and the waiting letters."""
         waiting = [
             [number, letter.source, letter.place, letter.reason, b64encode(letter.json).decode()]
             for number, letter in self._waiting
@@ -89,3 +82,9 @@ class Letters:
             "reasons": dict(self.reasons),
             "waiting": waiting,
         }
+
+    def _count(self, source: str, reason: str) -> None:
+        category = reason.partition(":")[0]
+        if category not in self.reasons and len(self.reasons) < MOST_CATEGORIES:
+            self._on_first(f"{source}: not learned from: {reason}; others like it are only counted")
+        self.reasons[category] += 1

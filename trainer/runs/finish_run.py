@@ -1,12 +1,15 @@
-"""What becomes of a learned model: a file, a published version, or, where nothing may replace the old one, nothing."""
+"""What happens to the model at the end of a training run: it is saved, published, or withheld.
+
+In: a `Run` that has ended. A model of no rows is neither saved nor published, one of an incomplete log is only saved.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from model_store.artefact.artefact import Artefact
 from model_store.errors import (
     InputError,
     LeaseHeld,
@@ -16,17 +19,15 @@ from model_store.errors import (
     StoreError,
     VersionRefused,
 )
+from model_store.store import Store
+from model_store.versions.model_versions import ModelVersions
 from trainer.output import Output
-
-if TYPE_CHECKING:
-    from model_store.artefact.artefact import Artefact
-    from model_store.store import Store
-    from model_store.versions.model_versions import ModelVersions
-    from trainer.publish.publisher import Publisher
-    from trainer.runs.train import Run
+from trainer.publish.guard import Guard
+from trainer.publish.publisher import Publisher
+from trainer.runs.train import Run
 
 
-def hand_over(
+def finish_run(
     run: Run,
     save: Path | None,
     store: Store | None,
@@ -34,22 +35,16 @@ def hand_over(
     publisher: Publisher | None,
     output: Output,
 ) -> None:
-    """Save and publish the model, as asked. A model of no rows replaces nothing, a broken-off one is only saved.
+    """Save the model to `save`, and publish it to `store`; what fails becomes the run's `failure`.
 
-    A run that a signal stopped hands over nothing: its checkpoint has the state, and it is to go on. A run that has
-    published while it learned publishes what is left. Nothing is published where too many rows were rejected.
+    If a signal stopped the run, nothing is done: its checkpoint has the state, to be resumed. With a `publisher`, which
+    has published while the run learned, only the last changes are published. Nothing is published if too many rows were
+    rejected. A model that could not be published and is not saved is kept in a file in the working directory.
     """
     if (save is None and store is None) or isinstance(run.failure, Stopped):
         return
     if not run.report.rows:
-        undrawn = (
-            f", {run.report.subsampled:,} not drawn by learner.subsample" if run.report.subsampled else ""
-        )
-        nothing = (
-            f"no row could be learned from ({run.report.rejected:,} rejected{undrawn}); "
-            "nothing is saved or published"
-        )
-        run.failure = run.failure or InputError(nothing)
+        run.failure = run.failure or InputError(_nothing_learned(run))
         return
     artefact = cache(run.model.artefact)
     if save is not None:
@@ -75,9 +70,17 @@ def hand_over(
             _keep(versions.model, artefact(), output)
 
 
-def _publish(run: Run, versions: ModelVersions, artefact: Artefact, activate: bool, output: Output) -> int:
-    from trainer.publish.guard import Guard
+def _nothing_learned(run: Run) -> str:
+    subsampled = (
+        f", {run.report.subsampled:,} not drawn by learner.subsample" if run.report.subsampled else ""
+    )
+    return (
+        f"no row could be learned from ({run.report.rejected:,} rejected{subsampled}); "
+        "nothing is saved or published"
+    )
 
+
+def _publish(run: Run, versions: ModelVersions, artefact: Artefact, activate: bool, output: Output) -> int:
     guard = Guard(versions, output.warn)
     verdict = guard.judge(run.model, artefact.rows)
     epoch = versions.begin() if activate else 0
@@ -96,7 +99,6 @@ def _publish(run: Run, versions: ModelVersions, artefact: Artefact, activate: bo
 
 
 def _keep(name: str, artefact: Artefact, output: Output) -> None:
-    """Keep a model that could not be published and was saved nowhere."""
     kept = Path(f"{name}.unpublished.arrow")
     artefact.write(kept)
-    output.note(f"the learned model is kept in {kept}; publish it by: ftrie store import {name} {kept}")
+    output.note(f"the learned model is kept in {kept}; publish it with: ftrie store import {name} {kept}")

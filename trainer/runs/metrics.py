@@ -1,4 +1,4 @@
-"""A trainer's metrics for Prometheus: its latest status, as counters and gauges. docs/trainer.md lists them."""
+"""A trainer's Prometheus metrics: its latest status as counters and gauges. docs/trainer.md lists them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.runs.status import Status
 
 
 class Family(NamedTuple):
-    """One metric: name, counter or gauge, its labels besides `model`, what it counts."""
+    """One metric: name, counter or gauge, its labels beside `model`, help text."""
 
     name: str
     kind: str
@@ -76,22 +76,22 @@ FAMILIES = (
         "ftrie_trainer_withheld", "gauge", (), "1 while nothing is published: too many rows were rejected"
     ),
 )
-_KINDS = {"impressions": "impression", "feedback": "feedback", "bad_events": "bad"}
+_EVENT_KINDS = {"impressions": "impression", "feedback": "feedback", "bad_events": "bad"}
 _NOT_COUNTERS = ("pending", "pending_rows", "remembered", "waiting")
 
 
-class Exposed(Collector):
-    """Shows the status it was given last. Thread safety: one reference changes."""
+class StatusCollector(Collector):
+    """Exports the last status it was given. Thread-safe: one reference is replaced."""
 
     def __init__(self) -> None:
         self._status: Status | None = None
 
     def show(self, status: Status) -> None:
-        """From now on, this."""
+        """Export this status from now on."""
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, with what is known of it."""
+        """Every family, with its known samples."""
         status = self._status
         samples = _samples(status) if status is not None else {}
         for family in FAMILIES:
@@ -103,15 +103,15 @@ class Exposed(Collector):
             yield metric
 
 
-def serve(host: str, port: int) -> Exposed:
-    """Listen on a port of an address of this machine. Raises InputError if it is taken."""
-    registry, exposed = CollectorRegistry(), Exposed()
-    registry.register(exposed)
+def serve_metrics(host: str, port: int) -> StatusCollector:
+    """Serve metrics on an address of this machine. Raises InputError if the port cannot be opened."""
+    registry, collector = CollectorRegistry(), StatusCollector()
+    registry.register(collector)
     try:
         start_http_server(port, host, registry)
     except OSError as error:
         raise InputError(f"--metrics-port {port}: cannot listen on {host}: {error.strerror}") from error
-    return exposed
+    return collector
 
 
 Sample = tuple[tuple[str, ...], float]
@@ -120,7 +120,7 @@ Sample = tuple[tuple[str, ...], float]
 def _samples(status: Status) -> dict[str, list[Sample]]:
     lags = status.lags.items()
     return {
-        "ftrie_trainer_events_total": [((kind,), status.counts[name]) for name, kind in _KINDS.items()],
+        "ftrie_trainer_events_total": [((kind,), status.counts[name]) for name, kind in _EVENT_KINDS.items()],
         "ftrie_trainer_join_total": [
             ((n,), count) for n, count in status.join.items() if n not in _NOT_COUNTERS
         ],

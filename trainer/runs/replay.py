@@ -1,189 +1,225 @@
-"""`ftrie replay`: replay, save or publish, estimate."""
+"""Replays a log: runs it through the trainer's own join and learner, faster than it was written.
+
+In: a spec, and logs of one kind: events (impressions and feedback), which are joined as `ftrie trainer` joins them, or
+labelled rows, which need no join. Out: a `Replayed` with the learned model; `JoinedTap` keeps the joined rows, for
+off-policy estimates.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
+from typing import Any
 
-from model_store.errors import InputError
-from model_store.model_files import read_named
+import numpy as np
+import pyarrow as pa
+
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
-from trainer.events.fields import resolve_fields
-from trainer.events.open_sources import EVENTS, ROWS, check_there, files_of_rows, kind_of, names_store
-from trainer.examples.open_log import Log
-from trainer.examples.side_tables import SideTable, side_tables
+from trainer.events.columns import Column, Wanted, paths_of
+from trainer.events.merge import Merger
+from trainer.events.open_sources import EVENTS, ROWS, open_sources
+from trainer.examples.hashing import ExampleMaker
+from trainer.examples.open_log import Log, open_log
+from trainer.join.join import Join, Joined
+from trainer.join.rows import Segments
 from trainer.learn.model import LearningModel
-from trainer.logs.batch import STDIN
-from trainer.logs.rejects import RejectLog, too_many_rejected
-from trainer.off_policy.estimating import Estimates, EstimationRun, Read
-from trainer.off_policy.logged import DECISION_LIST, DECISION_ROW, Layout, LoggedRows, LogOfRows
-from trainer.off_policy.policies import EstimatorOptions, PolicyName, parse_choice
-from trainer.output import Output, Progress
-from trainer.runs.first_events import first_events
-from trainer.runs.replay_logs import Replayed, replay_rows
-from trainer.runs.warmup import (
-    announce_scoring,
-    compile_kernels,
-    formats_of,
-    kernels_are_ready,
-    mark_scoring,
-)
+from trainer.logs.batch import Position, RowBatch
+from trainer.logs.rejects import RejectLog
+from trainer.logs.times import NO_TIME, parse_times, time_format
+from trainer.off_policy.logged import Layout, LoggedRows, RowCollector, bad_rows
+from trainer.output import SILENT, Output, Progress
+from trainer.runs.dead_letters import DeadLetterOutbox
+from trainer.runs.stream import EventLoop
+from trainer.runs.train import LearningLoop
 
-if TYPE_CHECKING:
-    from trainer.runs.replay_logs import JoinedTap
-    from trainer.runs.stream import EventLoop
+MEMORY_BYTES = 1 << 30
+_WAIT_S = 0.2
+_ROWS_A_SEGMENT = 40  # bits of a row's number in its key; the segment's number has the bits above
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The flags of one replay, as they were given."""
+class Replayed:
+    """A replay that has ended.
 
-    policies: tuple[str, ...]
-    choices: tuple[str, ...]
-    decision: str | None
-    propensity: str | None
-    position: str | None
-    clip: float | None
-    bootstrap: int
-    seed: int
-    without: tuple[str, ...]
-    items: Path | None
-    users: Path | None
-    format: str | None
-    rejects: Path | None
-    threads: int | None
-    save: Path | None
-    publish: bool
-    force: bool
-    store: str
+    kind: EVENTS or ROWS; examples: learned from; rejected, reasons: bad events and rows, in all and by category;
+    span_s: from the log's first time to its last, None if it has no times. counts: events by kind, join: outcomes of
+    the join; both are empty for rows.
+    """
 
+    kind: str
+    model: LearningModel
+    examples: int
+    rejected: int
+    seconds: float
+    span_s: float | None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    join: Mapping[str, int] = field(default_factory=dict)
+    reasons: Mapping[str, int] = field(default_factory=dict)
 
-@dataclass(frozen=True)
-class Done:
-    """A replay, the model's SHA-256, its version if it was published, and the estimates that were asked for."""
-
-    name: str
-    replayed: Replayed
-    sha256: str
-    version: int | None
-    estimates: Estimates | None
+    @property
+    def speed(self) -> float | None:
+        """How many times faster the replay was than the log was written; None if unknown."""
+        return self.span_s / self.seconds if self.span_s and self.seconds else None
 
     def as_dict(self) -> dict[str, object]:
-        """The JSON form."""
+        """The JSON form, without the model's bytes."""
         return {
-            "model": self.name,
-            **self.replayed.as_dict(),
-            "sha256": self.sha256,
-            "version": self.version,
-            "estimates": self.estimates.as_dict() if self.estimates is not None else None,
+            "kind": self.kind,
+            "events": dict(self.counts) or None,
+            "join": dict(self.join) or None,
+            "examples": self.examples,
+            "rejected": self.rejected,
+            "reasons": dict(self.reasons),
+            "seconds": round(self.seconds, 6),
+            "span_s": self.span_s,
+            "speed": self.speed and round(self.speed, 1),
+            "keys": self.model.table.used,
+            "variants": {name: metrics.as_dict() for name, metrics in self.model.metrics.summary().items()},
         }
 
 
-def run(spec: ModelSpec, logs: list[str], asked: Asked, output: Output) -> Done:
-    """Replay, then save, publish and estimate. Raises FtrieError."""
-    check_there([log for log in logs if log != STDIN])
-    kind = kind_of(logs, spec.input.label, asked.format)
-    if asked.policies and STDIN in logs:
-        raise InputError("standard input is read once, and estimates need the log a second time; name a file")
-    if kind == EVENTS:
-        _check_flags_of_events(asked)
+def as_events(spec: ModelSpec) -> ModelSpec:
+    """The spec resolved for events, which have no columns: every field must be named. Raises SpecError."""
+    named = [field.column or name for name, field in spec.fields.items()]
+    return spec.resolve((*named, *spec.input.named_columns))
+
+
+def replay_events(
+    spec: ModelSpec,
+    logs: Sequence[str],
+    store: Store | None = None,
+    *,
+    tap: JoinedTap | None = None,
+    memory_bytes: int = MEMORY_BYTES,
+    output: Output = SILENT,
+) -> Replayed:
+    """Learn from impressions and feedback to the end of all logs, with the trainer's own loop.
+
+    tap: receives every joined row; memory_bytes: of rows that wait for their clicks, the rest lies in a temporary
+    folder. Raises SpecError, InputError, StoreUnavailable.
+    """
+    began = time.perf_counter()
+    resolved = as_events(spec)
     with ExitStack() as stack:
-        needs_store = asked.publish or any(map(names_store, logs))
-        store = stack.enter_context(Store.open(asked.store)) if needs_store else None
-        if kind == EVENTS:
-            spec = resolve_fields(spec, first_events(spec, logs, store), logs)
-        estimating = _estimating(spec, asked, kind) if asked.policies else None
-        inputs = files_of_rows(logs) if kind == ROWS else []
-        _compile(spec, inputs, asked.format, output)
-        if kind == ROWS:
-            replayed, read = _of_rows(spec, inputs, asked, estimating, output)
-        else:
-            replayed, read = _of_events(spec, logs, asked, estimating, store, output)
-        sha256, version = _hand_over(replayed, asked, store)
-        estimates = _estimate(estimating, read, output) if estimating is not None else None
-    return Done(spec.model.name, replayed, sha256, version, estimates)
+        sources = open_sources(logs, spec, store, (), output.note, once=True)
+        folder = stack.enter_context(TemporaryDirectory(prefix="ftrie-replay-"))
+        segments = Segments(Path(folder), memory_bytes)
+        merger = Merger(sources, _wanted(resolved, tap), segments, once=True, on_note=output.note)
+        stack.callback(merger.close)
+        bar = stack.enter_context(output.progress("replaying", unit="examples"))
+        model = LearningModel(ExampleMaker(resolved))
+        dead_letters, span = DeadLetterOutbox(None), _EventSpan()
 
+        def on_joined(joined: Joined, segments: Segments) -> None:
+            span.add(joined)
+            if tap is not None:
+                tap.add(joined, segments)
 
-def _check_flags_of_events(asked: Asked) -> None:
-    given = {"--users": asked.users, "--format": asked.format, "--rejects": asked.rejects}
-    if not asked.policies:
-        given["--items"] = asked.items
-    for flag, value in given.items():
-        if value is not None:
-            raise InputError(f"{flag} is for labelled rows; events carry their features, and are JSON")
-
-
-def _estimating(spec: ModelSpec, asked: Asked, kind: str) -> EstimationRun:
-    policies = [PolicyName.parse(each) for each in dict.fromkeys(asked.policies)]
-    models = {each.name: read_named(each.name, asked.store) for each in policies if each.is_model}
-    return EstimationRun(
-        spec=spec,
-        policies=policies,
-        models=models,
-        choices=[parse_choice(each) for each in dict.fromkeys(asked.choices)],
-        items=SideTable.of_items(asked.items, spec.input) if asked.items else None,
-        without=asked.without,
-        decision=asked.decision or (DECISION_ROW if kind == ROWS else DECISION_LIST),
-        options=EstimatorOptions(asked.clip, asked.bootstrap, asked.seed),
+        loop = EventLoop(merger, Join(resolved.join), segments, model, dead_letters, on_joined)
+        while not loop.ended:
+            loop.step(_WAIT_S)
+            _show(bar, model, None)
+        loop.finish()
+        _show(bar, model, None)
+    return Replayed(
+        kind=EVENTS,
+        model=model,
+        examples=loop.counts.examples,
+        rejected=loop.counts.bad_events + loop.counts.bad_rows,
+        seconds=time.perf_counter() - began,
+        span_s=span.seconds,
+        counts=loop.counts.as_dict(),
+        join=dict(vars(loop.join.counts)),
+        reasons=dict(dead_letters.reasons.most_common()),
     )
 
 
-def _of_rows(
-    spec: ModelSpec, inputs: list[str], asked: Asked, estimating: EstimationRun | None, output: Output
-) -> tuple[Replayed, Read]:
-    """Replay labelled rows; they can be read again for estimates."""
-    log = Log(inputs, asked.format, side_tables(asked.items, asked.users, spec.input), output.note)
-    with RejectLog(asked.rejects) as rejects, output.progress("replaying") as bar:
+def replay_rows(
+    spec: ModelSpec, log: Log, *, rejects: RejectLog, threads: int | None = None, output: Output = SILENT
+) -> Replayed:
+    """Learn from every labelled row in order, as `ftrie train` does.
 
-        def show(model: LearningModel, expected: int | None) -> None:
-            _show(bar, model, expected)
+    Raises SpecError where the spec does not fit the log, InputError where the log cannot be read to its end.
+    """
+    began = time.perf_counter()
+    with open_log(log, spec) as opened:
+        model, span = LearningModel(opened.maker), _RowSpan(opened.spec)
+        stamp = spec.input.timestamp
+        batches = span.of(opened.batches([stamp] if stamp in opened.columns else []))
+        loop = LearningLoop(model, opened, rejects)
+        with opened.examples(threads, batches=batches) as stream, output.progress("replaying") as bar:
+            failure = loop.run(stream, lambda: _show(bar, model, opened.expected_rows(model.rows)))
+            if failure is not None:
+                raise failure
+    for warning in opened.requests.warnings():
+        output.note(warning)
+    seconds = time.perf_counter() - began
+    return Replayed(ROWS, model, model.rows, rejects.count, seconds, span.seconds, reasons=rejects.counts)
 
-        replayed = replay_rows(spec, log, rejects=rejects, threads=asked.threads, on_progress=show)
-    decision = estimating.decision if estimating is not None else DECISION_ROW
-    quiet = Log(log.inputs, log.format, log.tables)  # the replay has shown its notes
-    return replayed, LogOfRows(quiet, asked.propensity, asked.position, decision).read
 
+class JoinedTap:
+    """Collects joined rows for off-policy estimates: every impression's rows in the order shown, with their labels.
 
-def _of_events(
-    spec: ModelSpec,
-    logs: list[str],
-    asked: Asked,
-    estimating: EstimationRun | None,
-    store: Store | None,
-    output: Output,
-) -> tuple[Replayed, Read]:
-    """Replay events; for estimates, the rows that the join gave out were kept."""
-    from trainer.runs.replay_logs import JoinedTap, as_events, replay_events
+    models: the specs that the rows are to be scored by; propensity, position, decision: as in `LogOfRows`. If the join
+    emits a row again, corrected by a late click, the last one counts.
+    """
 
-    tap: JoinedTap | None = None
-    if estimating is not None:
-        models = [as_events(each) for each in estimating.specs.values()]
-        named = (spec.input.request, spec.input.item, asked.propensity, asked.position)
-        wanted = [name for each in models for name in each.wanted_columns() if name != each.input.label]
-        tap = JoinedTap(as_events(spec), [*filter(None, named), *wanted])
-    with output.progress("replaying", unit="examples") as bar:
-
-        def show(loop: EventLoop) -> None:
-            _show(bar, loop.model, None)
-
-        replayed = replay_events(spec, logs, store, tap=tap, on_progress=show, on_note=output.note)
-    if replayed.rejected and not (replayed.counts["impressions"] or replayed.counts["feedback"]):
-        raise InputError(
-            f"{', '.join(logs)}: no line is an event ({next(iter(replayed.reasons))}), and none a row with the label "
-            f"{spec.input.label!r}"
-        )
-
-    def read(spec: ModelSpec, models: Sequence[ModelSpec]) -> tuple[LoggedRows, Layout, list[ModelSpec]]:
-        assert estimating is not None and tap is not None
+    def __init__(
+        self,
+        spec: ModelSpec,
+        models: Iterable[ModelSpec],
+        propensity: str | None,
+        position: str | None,
+        decision: str,
+    ) -> None:
+        """Raises SpecError if a spec does not name its fields."""
+        self.spec = as_events(spec)
+        self._propensity, self._position, self._decision = propensity, position, decision
+        named = (spec.input.request, spec.input.item, propensity, position)
         resolved = [as_events(each) for each in models]
-        rows, layout = tap.read(resolved, asked.propensity, asked.position, estimating.decision)
-        return rows, layout, resolved
+        wanted = [name for each in resolved for name in each.wanted_columns() if name != each.input.label]
+        self.columns = (*filter(None, named), *wanted)
+        self._batches: list[RowBatch] = []
+        self._keys: list[Any] = []
+        self._rows = 0
 
-    return replayed, read
+    def add(self, joined: Joined, segments: Segments) -> None:
+        """Keep the rows that one step of the join emitted."""
+        keys = joined.segment.astype(np.int64) << _ROWS_A_SEGMENT | joined.row
+        for first, columns in segments.gather(joined.segment, joined.row):
+            rows = len(next(iter(columns.values())))
+            mine = slice(first, first + rows)
+            label = pa.array(joined.label[mine].astype(np.int64))
+            self._batches.append(
+                RowBatch(
+                    columns={**columns, self.spec.input.label: label},
+                    lines=np.arange(self._rows, self._rows + rows, dtype=np.int64),
+                    file="join",
+                    rejects=(),
+                    rows=rows,
+                    stop=Position("join"),
+                )
+            )
+            self._keys.append(keys[mine])
+            self._rows += rows
+
+    def read(
+        self, spec: ModelSpec, models: Sequence[ModelSpec]
+    ) -> tuple[LoggedRows, Layout, list[ModelSpec]]:
+        """The rows that are examples to all of the models, and the resolved models. Raises SpecError, InputError."""
+        names = tuple(self._batches[0].columns) if self._batches else ()
+        layout = Layout.of(names, self._propensity, self._position)
+        collector = RowCollector(self.spec.input, layout)
+        resolved = [as_events(each) for each in models]
+        makers = [ExampleMaker(each) for each in resolved]
+        for batch, keys in zip(self._batches, self._keys, strict=True):
+            collector.add(batch, bad_rows(batch, makers), keys)
+        return collector.rows(self._decision), layout, resolved
 
 
 def _show(bar: Progress, model: LearningModel, expected: int | None) -> None:
@@ -192,40 +228,57 @@ def _show(bar: Progress, model: LearningModel, expected: int | None) -> None:
     bar.update(model.rows, total=expected, **fields, keys=model.table.used)
 
 
-def _estimate(estimating: EstimationRun, read: Read, output: Output) -> Estimates:
-    if estimating.models:
-        announce_scoring(output)
-    with output.progress("estimating", unit="steps") as bar:
-
-        def show(step: str, done: int, total: int | None) -> None:
-            bar.update(done, total=total, of=step)
-
-        found = estimating.run(read, show)
-    if estimating.models:
-        mark_scoring()
-    return found
+def _wanted(resolved: ModelSpec, tap: JoinedTap | None) -> Wanted:
+    """The columns of joined rows: those of the spec, and as text those that only the tap wants."""
+    wanted = Wanted.of(resolved)
+    known = set(wanted.names)
+    more = [name for name in (tap.columns if tap is not None else ()) if name not in known]
+    extra = tuple(Column(name, "text", paths_of(resolved, name)) for name in dict.fromkeys(more))
+    return replace(wanted, columns=wanted.columns + extra)
 
 
-def _hand_over(replayed: Replayed, asked: Asked, store: Store | None) -> tuple[str, int | None]:
-    """Save and publish the model, as asked; its SHA-256 and version."""
-    if not replayed.examples and (asked.save is not None or asked.publish):
-        raise InputError("nothing was learned from the log, so there is no model to save or publish")
-    artefact = replayed.model.artefact()
-    if asked.save is not None:
-        artefact.write(asked.save)
-    if asked.publish and not asked.force:
-        share = replayed.rejected / (replayed.rejected + replayed.examples)
-        withheld = too_many_rejected(share, replayed.rejected, replayed.reasons, "then replay again")
-        if withheld:
-            raise InputError(withheld)
-    version = None
-    if asked.publish and store is not None:
-        version = store.model(artefact.spec.model.name).publish(artefact)
-    return artefact.sha256, version
+class _EventSpan:
+    """The time from the first closed request to the last."""
+
+    def __init__(self) -> None:
+        self._ends: list[int] = []
+
+    @property
+    def seconds(self) -> float | None:
+        """None if no request was closed."""
+        return (max(self._ends) - min(self._ends)) / 1e6 if self._ends else None
+
+    def add(self, joined: Joined) -> None:
+        """Take note of the requests that one step of the join closed."""
+        times = np.asarray(joined.closed.time_us)
+        if times.size:
+            self._ends = [min([int(times.min()), *self._ends]), max([int(times.max()), *self._ends])]
 
 
-def _compile(spec: ModelSpec, inputs: list[str], format: str | None, output: Output) -> None:
-    formats = formats_of(inputs, format) if inputs else ()
-    if not kernels_are_ready(spec, formats):
-        output.note("compiling kernels for the first time; some ten seconds, once")
-    compile_kernels(spec, formats)
+class _RowSpan:
+    """The time from a log's first row to its last, from the first and last row of every batch."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._column = spec.input.timestamp
+        self._form = time_format(spec)
+        self._first: int | None = None
+        self._last: int | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """None if no row has a time."""
+        return None if self._first is None or self._last is None else (self._last - self._first) / 1e6
+
+    def of(self, batches: Iterable[RowBatch]) -> Iterator[RowBatch]:
+        """The batches, unchanged; their times are recorded as they pass."""
+        for batch in batches:
+            column = batch.columns.get(self._column) if self._column else None
+            if column is not None and batch.rows:
+                ends, _ = parse_times(column.take([0, batch.rows - 1]), self._form)
+                self._record([int(each) for each in ends if each != NO_TIME])
+            yield batch
+
+    def _record(self, times: Sequence[int]) -> None:
+        if times:
+            self._first = min(times) if self._first is None else min(self._first, *times)
+            self._last = max(times) if self._last is None else max(self._last, *times)

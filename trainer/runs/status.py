@@ -1,6 +1,6 @@
-"""What a trainer says of itself: every few seconds on its terminal, as JSON if asked, and to Prometheus.
+"""The status of a trainer: a line on the terminal or JSON every few seconds, and its Prometheus metrics.
 
-Nothing here changes how it goes. docs/trainer.md has each member.
+docs/trainer.md documents each member. `IdleWatch` finds out why a trainer reads nothing.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from trainer.runs.stream import Counts
 
 @dataclass(frozen=True)
 class Status:
-    """One moment of a trainer.
+    """The status of a trainer at one moment.
 
-    events, examples: since the first run; rate: events a second since the last status. logloss: of the last window, of
-    all examples before the first has ended.
-    version: the last one published here; active: the one served now; inactive: why what is published is not, by an
-    operator's order. lags: by source. join: the join's counts. rolled_back: how often the guard went back. store_away:
-    it did not answer, or refused, when it was last told something. store_losses: how often it was found without the
-    lease that it had, and so without its data. behind: a source is read later than --max-lag says.
-    normalized_entropy: of the worst variant in the last 1,000 rows or more. withheld: why nothing is published.
-    warnings: all that somebody should look at now. variants: their metrics over all examples, in the last status alone.
+    events, examples: since the first run; rate: events a second since the last status. logloss: of the last window; of
+    all examples before the first window has ended. version: the last one published by this run; active: the one served;
+    inactive: why published versions are not activated, by an operator's pin or another writer. lags: by source. join:
+    the join's counts. rolled_back: automatic rollbacks. store_away: the last access to the store failed. store_losses:
+    how often the store was found without the trainer's lease, and so without its data. behind: a source is read later
+    than --max-lag. normalized_entropy: of the worst variant in the last 1,000 rows or more. withheld: why nothing is
+    published. warnings: present problems. variants: metrics over all examples, in the last status only.
     """
 
     model: str
@@ -63,7 +62,7 @@ class Status:
         return {**vars(self), "lags": lags, "warnings": list(self.warnings), "variants": variants}
 
     def line(self) -> str:
-        """For a person, on one line."""
+        """One line for the terminal."""
         parts = [
             f"{self.events:,} events ({self.rate:,.0f}/s)",
             f"{self.examples:,} examples",
@@ -73,18 +72,18 @@ class Status:
             parts.append(f"recent log-loss {shown(self.logloss)}")
         if self.version is not None:
             parts.append(f"version {self.version}")
-        parts += self._not_served()
+        parts += self._problems()
         parts += [self._lag()] if self.lags else []
         parts += [f"{self.join.get('pending', 0):,} requests open"] if self.join else []
         parts += [f"{self.dead_letters:,} dead letters"] if self.dead_letters else []
         return " · ".join(parts)
 
-    def _not_served(self) -> list[str]:
-        """Why what is learned does not reach those who are served; in capitals, since somebody should look."""
+    def _problems(self) -> list[str]:
+        """Why the learned model is not served, or is not complete; in capitals to attract attention."""
         refused = self.published.get("refused", 0)
         parts = [f"{refused:,} REFUSED"] if refused else []
         parts += [f"{self.rolled_back:,} ROLLED BACK"] if self.rolled_back else []
-        parts += [f"INACTIVE: an operator has chosen version {self.active}"] if self.inactive else []
+        parts += [f"INACTIVE: an operator has pinned version {self.active}"] if self.inactive else []
         parts += [f"STORE LOST ITS DATA ({self.store_losses:,}x)"] if self.store_losses else []
         unknown = self.counts.get("unknown_items", 0)
         parts += [f"{unknown:,} rows of UNKNOWN ITEMS skipped"] if unknown else []
@@ -101,62 +100,58 @@ class Status:
         return f"lag {', '.join(parts) or 'unknown'}"
 
 
-# --- A trainer that reads nothing: it notices after a minute, and says what its sources hold and why nothing
-# may come ---
+IDLE_AFTER_S = 60.0
+"""After that long without events the reason is looked for."""
 
 
-QUIET_S = 60.0
-"""So long nothing may come before the reason is looked for."""
-
-
-class Holds(Protocol):
-    """A source that can say what it holds."""
+class IdleSource(Protocol):
+    """A source that can describe what it holds."""
 
     def holds(self) -> str:
-        """What there is in it, read or not, in words for a person."""
+        """What it holds, read or not, in words."""
 
 
-class Quiet:
-    """Watches the counts of one run. For one thread. `why`: why nothing may come, while nothing does; else empty."""
+class IdleWatch:
+    """Watches the counts of one run. For one thread. `reason`: the likely reason while it is idle, or empty."""
 
-    def __init__(self, model: str, sources: Sequence[Holds], counts: Counts) -> None:
-        self.why = ""
+    def __init__(self, model: str, sources: Sequence[IdleSource], counts: Counts) -> None:
+        self.reason = ""
         self._model = model
         self._sources = sources
-        self._read = _worth(counts)
+        self._read = _useful(counts)
         self._since_s = time.monotonic()
 
     def look(self, counts: Counts) -> None:
-        """To be called every second or so. Asks the sources once nothing has come for long."""
-        if (read := _worth(counts)) != self._read:
-            self._read, self._since_s, self.why = read, time.monotonic(), ""
-        elif not self.why and time.monotonic() - self._since_s >= QUIET_S:
-            self.why = why_nothing(self._model, self._sources, counts)
+        """To be called every second or so. Asks the sources once the run is idle."""
+        if (read := _useful(counts)) != self._read:
+            self._read, self._since_s, self.reason = read, time.monotonic(), ""
+        elif not self.reason and time.monotonic() - self._since_s >= IDLE_AFTER_S:
+            self.reason = idle_reason(self._model, self._sources, counts)
 
 
-def why_nothing(model: str, sources: Sequence[Holds], counts: Counts) -> str:
-    """Why nothing may come from the sources."""
+def idle_reason(model: str, sources: Sequence[IdleSource], counts: Counts) -> str:
+    """The likely reason why the sources deliver nothing."""
     what = "no impression" if counts.feedback and not counts.impressions else "nothing"
     held = "; ".join(source.holds() for source in sources)
-    return f"{what} was read for {QUIET_S:.0f} s: {held}. {_hint(model, counts)}"
+    return f"{what} was read for {IDLE_AFTER_S:.0f} s: {held}. {_hint(model, counts)}"
 
 
 def _hint(model: str, counts: Counts) -> str:
     if counts.rows:
-        return "All rows there are have been learned from; the trainer waits for more"
+        return "All rows have been learned; the trainer waits for more"
     if counts.impressions:
-        return "Servers may be idle or gone, or log their impressions elsewhere"
+        return "Servers may be idle or stopped, or log their impressions elsewhere"
     only = (
-        f"Only clicks have come ({counts.feedback:,}), which teach nothing by themselves. "
+        f"Only clicks were read ({counts.feedback:,}), which teach nothing without impressions. "
         if counts.feedback
         else ""
     )
     return (
-        f"{only}Impressions come from servers that are told to log them, into the same store: "
-        f"ftrie serve {model} --impressions store; other sources are named by --from"
+        f"{only}Impressions come from servers that log them to the same store: "
+        f"ftrie serve {model} --impressions store; name other sources with --from"
     )
 
 
-def _worth(counts: Counts) -> int:
-    """What was read; feedback alone is nothing as long as no impression has come."""
+def _useful(counts: Counts) -> int:
+    """How many events were read; feedback counts only after the first impression."""
     return counts.events if counts.impressions or counts.rows else counts.bad_events

@@ -1,7 +1,8 @@
-"""One step of the loop: merged events go through the join and become examples, which are learned from at once.
+"""The learning loops of a trainer: each step takes what comes next, makes examples of it and learns from them.
 
-`ftrie trainer` and `ftrie replay` are both this loop; it knows neither store nor clock. What it has learned after some
-events depends on these events alone, however they came: in one piece or in many, today or after a crash.
+`EventLoop` joins impressions with feedback (`ftrie trainer`, `ftrie replay`); `RowLoop` reads labelled rows of growing
+files. What a loop has learned after some events depends on these events alone: not on how they were divided into steps,
+nor on restarts from a checkpoint between them. Neither reads the store or a clock.
 """
 
 from __future__ import annotations
@@ -28,9 +29,13 @@ from trainer.learn.model import LearningModel
 from trainer.logs.batch import Position, RowBatch
 from trainer.logs.rejects import Reject
 from trainer.publish.online_metrics import OnlineAccumulator
-from trainer.runs.dead_letters import Letters
+from trainer.runs.dead_letters import DeadLetterOutbox
 
+JOIN = "join"
+"""The source of joined rows, in dead letters."""
 JOIN_PART, ONLINE_PART = "join.", "online."
+"""Prefixes of the names of a checkpoint's arrays."""
+LOOK_EVERY_S = 0.05
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Closed = Callable[[Joined, Segments], None]
@@ -38,12 +43,12 @@ Closed = Callable[[Joined, Segments], None]
 
 @dataclass
 class Counts:
-    """What became of the events so far; over all runs that went on from one another.
+    """Counts of events and rows, over all resumed runs.
 
-    rows: labelled rows, where there are no events; bad_events: those that could not be read; examples: learned from;
-    bad_rows: rows that are no examples; subsampled: rows that were not drawn; unknown_items: rows of items of which the
-    server knew nothing. through_us: the order time of the last event taken. minus_labels: examples of labelled rows
-    whose label is written as -1.
+    rows: labelled rows read; bad_events: events that could not be parsed; examples: learned from; bad_rows: rows that
+    could not be learned from; subsampled: rows dropped by subsampling; unknown_items: rows skipped because the server
+    did not know the item; minus_labels: examples with a label written as -1. through_us: the order time of the last
+    event.
     """
 
     impressions: int = 0
@@ -59,7 +64,7 @@ class Counts:
 
     @property
     def events(self) -> int:
-        """All that was taken."""
+        """All events and labelled rows taken."""
         return self.impressions + self.feedback + self.rows + self.bad_events
 
     def as_dict(self) -> dict[str, int]:
@@ -68,52 +73,52 @@ class Counts:
 
 
 class Loop(Protocol):
-    """What learns in steps: from events that are joined, or from rows that have their label already."""
+    """Learns in steps, from events to be joined or from labelled rows."""
 
     model: LearningModel
-    letters: Letters
+    dead_letters: DeadLetterOutbox
     counts: Counts
     online: OnlineAccumulator
 
     def step(self, wait_s: float = 0.0) -> bool:
-        """Take what comes next; False if nothing does within `wait_s` seconds."""
+        """Learn from what comes next; False if nothing does within `wait_s` seconds."""
 
     def finish(self) -> None:
-        """Nothing more is to come."""
+        """There will be no more events."""
 
     @property
     def ended(self) -> bool:
-        """True once every source has ended and all it had is taken."""
+        """True once every source has ended and all its events are taken."""
 
     def positions(self) -> list[SourcePosition]:
-        """Where each source is to be read on."""
+        """Where each source is to be read from next."""
 
     def lags(self) -> list[Lag]:
         """How far behind each source is read."""
 
     def relieve(self) -> None:
-        """Keep memory within its bound. Raises OutputError."""
+        """Keep memory within its bound. Raises OutputError; nothing is lost then."""
 
     def before_checkpoint(self) -> None:
-        """Put on the disk what a checkpoint names. Raises OutputError."""
+        """Write the files that a checkpoint will name. Raises OutputError."""
 
     def after_checkpoint(self) -> None:
         """A checkpoint was written."""
 
     def joined(self) -> dict[str, int]:
-        """What became of the events in the join; nothing where there is none."""
+        """The join's counts; empty if nothing is joined."""
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """The arrays of a checkpoint."""
+        """The arrays for a checkpoint."""
 
     def restore(self, arrays: Arrays) -> None:
-        """Take over what `state` gave."""
+        """Restore `state`."""
 
 
 class EventLoop:
-    """Learns from impressions and feedback. For one thread.
+    """Learns from impressions and feedback; see `Loop` for the methods. For one thread.
 
-    `on_joined` is told of everything that the join gives out, before it is learned from.
+    `on_joined` is called with the output of the join before it is learned from.
     """
 
     def __init__(
@@ -122,7 +127,7 @@ class EventLoop:
         join: Join,
         segments: Segments,
         model: LearningModel,
-        letters: Letters,
+        dead_letters: DeadLetterOutbox,
         on_joined: Closed = lambda joined, segments: None,
         counts: Counts | None = None,
         online: OnlineAccumulator | None = None,
@@ -130,7 +135,7 @@ class EventLoop:
         self.model = model
         self.join = join
         self.segments = segments
-        self.letters = letters
+        self.dead_letters = dead_letters
         self.counts = counts or Counts()
         self.online = online or OnlineAccumulator()
         self._merger = merger
@@ -139,27 +144,27 @@ class EventLoop:
         self._examples = JoinedExamples(model.maker, segments, joined_rows, self.counts.unknown_items)
 
     def step(self, wait_s: float = 0.0) -> bool:
-        """Take the next events; False if none come within `wait_s` seconds. Raises what the sources raise."""
+        """Learn from the next events. Raises what the sources raise."""
         merged = self._merger.poll(wait_s)
         if merged is None:
             return False
         self._count(merged)
         for bad in merged.bad:
-            self.letters.add(bad.source, bad.where, bad.reason, bad.line)
+            self.dead_letters.add(bad.source, bad.where, bad.reason, bad.line)
         self._learn(self.join.push(merged))
         return True
 
     def relieve(self) -> None:
-        """Keep memory within its bound. Raises OutputError if that needs a disk that is full; nothing is lost then."""
+        """Move rows to disk if they exceed the memory."""
         self.segments.relieve(self.join.segments)
 
     def finish(self) -> None:
-        """There will be no more events: close every window, and learn from what was in them."""
+        """Close every window, and learn from the requests in it."""
         self._learn(self.join.finish())
 
     @property
     def ended(self) -> bool:
-        """True once every source has ended and all their events are taken."""
+        """True once every source has ended and all its events are taken."""
         return self._merger.ended
 
     def positions(self) -> list[SourcePosition]:
@@ -171,31 +176,31 @@ class EventLoop:
         return self._merger.lags()
 
     def before_checkpoint(self) -> None:
-        """Put the rows that wait for clicks on the disk, so that a checkpoint can name them. Raises OutputError."""
+        """Write the rows waiting for clicks to disk."""
         self.segments.keep(self.join.segments())
         self.segments.flush()
 
     def after_checkpoint(self) -> None:
-        """A checkpoint was written: files that none can name any more may go."""
+        """Delete files that no checkpoint names any more."""
         self.segments.committed()
 
     def joined(self) -> dict[str, int]:
-        """What became of the events in the join."""
+        """The join's counts."""
         return dict(vars(self.join.counts))
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """The arrays of the model, of the join and of the online metrics, for a checkpoint."""
+        """The arrays of the model, of the join and of the online metrics."""
         return (
             self.model.state()
-            | _named(JOIN_PART, self.join.state())
-            | _named(ONLINE_PART, self.online.state())
+            | _prefixed(JOIN_PART, self.join.state())
+            | _prefixed(ONLINE_PART, self.online.state())
         )
 
     def restore(self, arrays: Arrays) -> None:
-        """Take over what `state` gave."""
+        """Restore `state`."""
         self.model.restore(arrays)
-        self.join.restore(_part(JOIN_PART, arrays))
-        self.online.restore(_part(ONLINE_PART, arrays))
+        self.join.restore(_with_prefix(JOIN_PART, arrays))
+        self.online.restore(_with_prefix(ONLINE_PART, arrays))
         self.segments.restore(self.join.segments())
 
     def _count(self, merged: Merged) -> None:
@@ -216,29 +221,14 @@ class EventLoop:
             counts.subsampled += examples.subsampled
             counts.bad_rows += len(bad)
             for row in bad:
-                self.letters.add(JOIN, "", row.reason, row.json)
+                self.dead_letters.add(JOIN, "", row.reason, row.json)
         counts.unknown_items = self._examples.unknown_items
 
 
-def _named(part: str, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
-    return {f"{part}{name}": array for name, array in arrays.items()}
-
-
-def _part(part: str, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
-    return {name.removeprefix(part): array for name, array in arrays.items() if name.startswith(part)}
-
-
-# --- One step of a trainer that learns from labelled rows: files of a log that grow. There is nothing to join
-# ---
-
-
-LOOK_EVERY_S = 0.05
-
-
 class RowLoop:
-    """Learns from rows in the order of their files. For one thread. See `trainer.runs.stream.Loop` for the methods.
+    """Learns from labelled rows in the order of their files; see `Loop` for the methods. For one thread.
 
-    In its counts bad rows are also those that are none, such as a line with too few columns.
+    Its bad rows include lines that could not be parsed, such as one with too few columns.
     """
 
     def __init__(
@@ -246,13 +236,13 @@ class RowLoop:
         source: RowSource,
         positions: Sequence[SourcePosition],
         model: LearningModel,
-        letters: Letters,
+        dead_letters: DeadLetterOutbox,
         counts: Counts,
         *,
         once: bool = False,
     ) -> None:
         self.model = model
-        self.letters = letters
+        self.dead_letters = dead_letters
         self.counts = counts
         self.online = OnlineAccumulator()
         self._source = source
@@ -262,7 +252,7 @@ class RowLoop:
         self._pause = threading.Event()
 
     def step(self, wait_s: float = 0.0) -> bool:
-        """Learn from the next rows; False if there are none within `wait_s` seconds. Raises what the source raises."""
+        """Learn from the next rows. Raises what the source raises."""
         rows = self._source.read(self._wanted)
         if rows is None and wait_s and not self.ended:
             self._pause.wait(min(wait_s, LOOK_EVERY_S))
@@ -273,15 +263,15 @@ class RowLoop:
         return True
 
     def finish(self) -> None:
-        """There is nothing that waits."""
+        """No row is waiting."""
 
     @property
     def ended(self) -> bool:
-        """With `once`: all was read."""
+        """With `once`: True when everything is read."""
         return self._source.ended
 
     def positions(self) -> list[SourcePosition]:
-        """Where the source is to be read on."""
+        """Where the source is to be read from next."""
         return [self._position]
 
     def lags(self) -> list[Lag]:
@@ -289,13 +279,13 @@ class RowLoop:
         return [self._source.lag()]
 
     def relieve(self) -> None:
-        """Nothing is kept."""
+        """No rows are kept in memory."""
 
     def before_checkpoint(self) -> None:
-        """All is in the model."""
+        """The checkpoint names no files."""
 
     def after_checkpoint(self) -> None:
-        """There are no files besides."""
+        """The checkpoint names no files."""
 
     def joined(self) -> dict[str, int]:
         """Nothing is joined."""
@@ -306,7 +296,7 @@ class RowLoop:
         return self.model.state()
 
     def restore(self, arrays: Arrays) -> None:
-        """Take over what `state` gave."""
+        """Restore `state`."""
         self.model.restore(arrays)
 
     def _learn(self, rows: Rows) -> None:
@@ -318,31 +308,22 @@ class RowLoop:
         counts.bad_rows += len(examples.rejects)
         counts.rows += batch.rows + len(batch.rejects)
         for reject in examples.rejects:
-            self.letters.add(self._source.name, f"{reject.file}:{reject.line}", reject.reason, b"")
+            self.dead_letters.add(self._source.name, f"{reject.file}:{reject.line}", reject.reason, b"")
         self._position = rows.after
-
-
-# --- From what the join gives out to hashed examples, and the rows among it that cannot be learned from ---
-#
-# The rows of a joined row's segment are columns already; here they get their label and are hashed by the same
-# code that hashes a log's. Knows nothing of sources or of the store.
-
-
-JOIN = "join"
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """A joined row that is no example: why, and the row as JSON."""
+    """A joined row that cannot be learned from: why, and the row as JSON."""
 
     reason: str
     json: bytes
 
 
 class JoinedExamples:
-    """Makes the examples of joined rows, in their order. `rows` counts them, learned from or not.
+    """Labels and hashes joined rows, in their order. `rows` counts them, learned from or not.
 
-    unknown_items: rows that were left out, as the server knew nothing of the item; they are not in `rows`.
+    unknown_items: rows skipped because the server did not know the item; they are not in `rows`.
     """
 
     def __init__(
@@ -356,7 +337,7 @@ class JoinedExamples:
         self.unknown_items = unknown_items
 
     def of(self, joined: Joined) -> Iterator[tuple[Examples, list[BadRow]]]:
-        """Runs of rows whose columns have the same types, hashed; and those of them that are bad."""
+        """Examples of consecutive rows whose columns have the same types, and the bad rows among them."""
         for batch in self._batches(joined):
             examples = self._maker.make(batch)
             yield examples, [_bad(batch, reject) for reject in examples.rejects]
@@ -364,17 +345,17 @@ class JoinedExamples:
     def _batches(self, joined: Joined) -> Iterator[RowBatch]:
         for first, gathered in self._segments.gather(joined.segment, joined.row):
             rows = len(next(iter(gathered.values())))
-            mine = np.arange(first, first + rows)
+            chosen = np.arange(first, first + rows)
             columns, known = gathered, self._known(gathered)
             if known is not None:
                 columns = {name: column.filter(pa.array(known)) for name, column in gathered.items()}
-                mine = mine[known]
-                self.unknown_items += rows - mine.size
-                rows = mine.size
+                chosen = chosen[known]
+                self.unknown_items += rows - chosen.size
+                rows = chosen.size
                 if not rows:
                     continue
-            # What the event says under the label's name is not what became of it.
-            labelled = {**columns, self._label: pa.array(joined.label[mine].astype(np.int64))}
+            # An event's own column of the label's name is replaced.
+            labelled = {**columns, self._label: pa.array(joined.label[chosen].astype(np.int64))}
             yield RowBatch(
                 columns=labelled,
                 lines=np.arange(self.rows, self.rows + rows, dtype=np.int64),
@@ -383,16 +364,16 @@ class JoinedExamples:
                 rows=rows,
                 stop=Position(JOIN),
                 first_row=self.rows,
-                clicked=joined.clicked[mine],
+                clicked=joined.clicked[chosen],
             )
             self.rows += rows
 
     def _known(self, columns: Mapping[str, pa.Array]) -> npt.NDArray[np.bool_] | None:
-        """bool[rows], which may be learned from; None for all of them."""
-        marks = columns.get(UNKNOWN)  # rows of an older checkpoint have no such column
-        if self._learns_unknown or marks is None or marks.null_count == len(marks):
+        """bool[rows]: rows of known items, or to be learned nevertheless; None for all."""
+        unknown = columns.get(UNKNOWN)  # missing in rows of older checkpoints
+        if self._learns_unknown or unknown is None or unknown.null_count == len(unknown):
             return None
-        known: npt.NDArray[np.bool_] = pc.fill_null(marks, 0).to_numpy(zero_copy_only=False) == 0
+        known: npt.NDArray[np.bool_] = pc.fill_null(unknown, 0).to_numpy(zero_copy_only=False) == 0
         return None if known.all() else known
 
 
@@ -403,9 +384,17 @@ def _bad(batch: RowBatch, reject: Reject) -> BadRow:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON can say it: bytes as text, a map as an object."""
+    """A JSON value: bytes as text, a map as an object."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "surrogateescape")
     if isinstance(value, list):
         return dict(value) if value and isinstance(value[0], tuple) else [_plain(each) for each in value]
     return value
+
+
+def _prefixed(prefix: str, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
+    return {f"{prefix}{name}": array for name, array in arrays.items()}
+
+
+def _with_prefix(prefix: str, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -1,7 +1,7 @@
-"""One training run: from log files to a learned model, its rejects and its report. Publishing is the command's.
+"""One training run over a log: `train` learns every variant of a spec in one pass, and reports what it did.
 
-The files beside it do one part each: `sources` reads, `examples` hashes, `pipeline` runs the two ahead, `model` learns,
-`learning` is the loop over batches, `checkpoint` keeps its state.
+In: a spec, a log, and optionally checkpoints, a published model to start from, and a publisher. Out: a `Run` with the
+learned model and its report. `LearningLoop` is the loop over batches, which `ftrie replay` uses too.
 """
 
 from __future__ import annotations
@@ -28,34 +28,21 @@ from trainer.learn.metrics.records import SliceMetrics, VariantMetrics
 from trainer.learn.model import LearningModel, Memory
 from trainer.logs.batch import Position, ReadFile
 from trainer.logs.rejects import RejectLog, too_many_rejected
+from trainer.output import SILENT, Output, Progress
 from trainer.publish.publisher import BatchPublisher, PublishCounts
-from trainer.runs.resume import begin_with, go_on, restore
+from trainer.runs.resume import resumed_start, start_model
 from trainer.runs.signals import StopSignals
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a run has come; `expected_rows` is an estimate from the bytes read, None for standard input.
-
-    logloss is the first variant's in the last whole window.
-    """
-
-    rows: int
-    expected_rows: int | None
-    logloss: float | None
-    keys: int
 
 
 @dataclass(frozen=True)
 class Report:
     """What a run did.
 
-    `version` is the last one published, None until one is; `published` counts those that go out while a run learns.
-    `rows` counts the rows learned from, `subsampled` those of requests without a click that were not drawn; `evicted`
-    counts keys dropped because their time to live was over. Where requests are sampled, `resumed_requests` and
-    `cut_requests` count what this run took as several (see WholeRequests). `reasons` counts the rejected rows by
-    category, most first; `labels` those learned from by their label as the log has it. `warnings`: what somebody should
-    look at.
+    rows: learned from; rejected, reasons: bad rows, in all and by category, most frequent first; labels: rows learned
+    from by their label in the log; subsampled: rows of requests without a click that subsampling dropped; evicted: keys
+    whose time to live was over. version: the last one published, None if none was; published: counts of versions
+    published while the run learned. resumed_requests, cut_requests: where requests are sampled, requests that were
+    treated as several (see `WholeRequests`). warnings: what the user should look into.
     """
 
     rows: int
@@ -80,7 +67,7 @@ class Report:
     cut_requests: int = 0
 
     def as_dict(self) -> dict[str, object]:
-        """The report's JSON form."""
+        """The JSON form."""
         return {
             "rows": self.rows,
             "rejected": self.rejected,
@@ -105,16 +92,16 @@ class Report:
         }
 
     def write(self, path: Path) -> None:
-        """Write the report as JSON, whole or not at all."""
+        """Write the report as JSON, atomically."""
         write_whole(path, (json.dumps(self.as_dict(), indent=2, allow_nan=False) + "\n").encode())
 
 
 @dataclass
 class Run:
-    """A run that has ended: its model, its report, the error that ended it early, if one did.
+    """A run that has ended.
 
-    `absent` are the optional fields that no column was found for. `withheld`: why the model may not be published, since
-    too many rows were rejected; empty if it may.
+    failure: the error that ended it early; absent: optional fields for which there was no column; withheld: why the
+    model must not be published (too many rows were rejected), "" if it may be.
     """
 
     model: LearningModel
@@ -131,71 +118,58 @@ def train(
     rejects: RejectLog,
     threads: int | None = None,
     metrics: MetricsOptions | None = None,
-    keeper: Checkpoints | None = None,
+    checkpoints: Checkpoints | None = None,
     initial: Artefact | None = None,
     publisher: BatchPublisher | None = None,
     force: bool = False,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
-    on_warning: Callable[[str], None] = lambda text: None,
+    output: Output = SILENT,
 ) -> Run:
     """Learn every variant of `spec` in one pass over the log, in order.
 
-    The result depends on the rows alone, not on `threads` (hashing threads; default: the cores less one) nor on the
-    size of batches. A bad row goes to `rejects`. A log that cannot be read
-    to its end stops the run: what was learned so far is in the Run, with the error as its `failure`. `metrics` says
-    which metrics are written where while it learns. `keeper` saves the state, and brings that of an earlier run to go
-    on from; a run that begins may begin with the model `initial` instead of with none. `publisher` publishes while it
-    learns, but not at the end; with `force` however many rows were rejected. Raises SpecError before anything is
-    learned where the spec does not fit the log.
+    rejects: receives bad rows; threads: hashing threads, None for all cores but one; metrics: which metrics are
+    computed and where they are written; checkpoints: saves the state, and has that of the run to resume; initial: the
+    published model to start from if none is resumed; publisher: publishes while the run learns, but not at its end;
+    force: publish however many rows are rejected.
+
+    The result depends on the rows alone, not on `threads` nor on the size of batches. If the log cannot be read to its
+    end, the Run has what was learned until then, and the error as its `failure`. Raises SpecError, before anything is
+    learned, if the spec does not fit the log.
     """
-    for doubt in spec.warnings():
-        log.on_note(doubt)
-    earlier = keeper.take() if keeper is not None else None
-    resumed = go_on(spec, earlier, log) if earlier else None
+    for warning in spec.warnings():
+        output.note(warning)
+    checkpoint = checkpoints.take() if checkpoints is not None else None
+    resumed = resumed_start(spec, checkpoint, log, output) if checkpoint else None
     with open_log(log, spec, start=resumed) as opened:
-        start = opened.start
         model = LearningModel(opened.maker, metrics, keep_seen=publisher is not None)
-        if earlier is not None:
-            restore(model, earlier)
-        elif initial is not None:
-            start = replace(start, initial=begin_with(initial, model, log.on_note, on_warning))
-        del earlier  # its arrays are in the model now
+        first = start_model(model, output, checkpoint=checkpoint, initial=initial)
+        del checkpoint  # its arrays are in the model now
         if publisher is not None:
             publisher.begin(model)
-        learning = Learning(model, opened, rejects, keeper, start, publisher, force=force)
-        with opened.examples(threads) as stream:
-            failure = learning.learn_all(stream, lambda: on_progress(_progress(model, opened)))
+        loop = LearningLoop(
+            *(model, opened, rejects),
+            start=replace(opened.start, initial=first),
+            checkpoints=checkpoints,
+            publisher=publisher,
+            force=force,
+        )
+        with opened.examples(threads) as stream, output.progress("learning") as bar:
+            failure = loop.run(stream, lambda: _show(bar, model, opened))
         if failure is None:
             model.metrics.finish()
         for warning in (*opened.requests.warnings(), *model.coordinates.admission.notes()):
-            log.on_note(warning)
-    report = replace(
-        _report(learning, rejects, keeper),
-        resumed_requests=opened.requests.resumed,
-        cut_requests=opened.requests.cut,
-    )
-    if publisher is not None:
-        report = replace(report, published=publisher.counts)
-    return Run(model, report, failure, opened.absent_fields, learning.withheld)
+            output.note(warning)
+    return Run(model, _report(loop, publisher), failure, opened.absent_fields, loop.withheld)
 
 
-def _progress(model: LearningModel, opened: OpenLog) -> Progress:
-    expected = opened.expected_rows(model.rows)
-    return Progress(model.rows, expected, model.metrics.recent_logloss(), model.table.used)
+def _show(bar: Progress, model: LearningModel, opened: OpenLog) -> None:
+    logloss = model.metrics.recent_logloss()
+    fields = {"recent log-loss": logloss} if logloss is not None else {}
+    bar.update(model.rows, total=opened.expected_rows(model.rows), **fields, keys=model.table.used)
 
 
-def _label_warnings(labels: Mapping[str, int]) -> tuple[str, ...]:
-    if not (labels["-1"] and labels["0"]):
-        return ()
-    return (
-        f"the label is 0 in {labels['0']:,} rows and -1 in {labels['-1']:,}: both are read as no click; where one of "
-        "them means that the outcome is not known, leave those rows out of the log",
-    )
-
-
-def _report(learning: Learning, rejects: RejectLog, keeper: Checkpoints | None) -> Report:
-    model = learning.model
-    clicked, minus = model.metrics.clicked, learning.minus_labels
+def _report(loop: LearningLoop, publisher: BatchPublisher | None) -> Report:
+    model, rejects, checkpoints = loop.model, loop.rejects, loop.checkpoints
+    clicked, minus = model.metrics.clicked, loop.minus_labels
     labels = {"1": clicked, "0": model.rows - clicked - minus, "-1": minus}
     return Report(
         rows=model.rows,
@@ -203,8 +177,10 @@ def _report(learning: Learning, rejects: RejectLog, keeper: Checkpoints | None) 
         reasons=dict(rejects.counts),
         labels=labels,
         warnings=(*_label_warnings(labels), *model.warnings.finish()),
-        subsampled=learning.subsampled,
-        seconds=learning.seconds,
+        subsampled=loop.subsampled,
+        resumed_requests=loop.opened.requests.resumed,
+        cut_requests=loop.opened.requests.cut,
+        seconds=loop.seconds,
         keys=model.table.used,
         nonzero=model.nonzero(),
         evicted=model.evicted,
@@ -212,40 +188,45 @@ def _report(learning: Learning, rejects: RejectLog, keeper: Checkpoints | None) 
         slices=model.metrics.slices(),
         calibration=model.calibrator.report() if model.calibrator is not None else {},
         memory=model.memory(),
-        failed_checkpoints=keeper.failed if keeper else 0,
-        damaged_checkpoints=keeper.damaged if keeper else 0,
+        published=publisher.counts if publisher is not None else PublishCounts(),
+        failed_checkpoints=checkpoints.failed if checkpoints else 0,
+        damaged_checkpoints=checkpoints.damaged if checkpoints else 0,
     )
 
 
-# --- The loop of a training run: learn batch after batch, and keep what a later run needs to go on from any
-# of them ---
-#
-# The state between two batches is a model, a place in the logs, and what was written so far; a checkpoint is
-# these three.
+def _label_warnings(labels: Mapping[str, int]) -> tuple[str, ...]:
+    if not (labels["-1"] and labels["0"]):
+        return ()
+    return (
+        f"the label is 0 in {labels['0']:,} rows and -1 in {labels['-1']:,}: both are read as no click; if one of them "
+        "means that the outcome is not known, leave those rows out of the log",
+    )
 
 
-class Learning:
-    """Feeds a model; publishes and saves it when that is due, saves it at the end and when a signal asks to stop."""
+class LearningLoop:
+    """Learns from batch after batch. BatchPublisher and saves when due, and saves at the end or when a signal stops it.
+
+    The state between two batches is the model, the position in the log, and what was written so far; a checkpoint
+    stores these three.
+    """
 
     def __init__(
         self,
         model: LearningModel,
         opened: OpenLog,
         rejects: RejectLog,
-        keeper: Checkpoints | None,
-        start: RunStart,
-        publisher: BatchPublisher | None = None,
         *,
+        start: RunStart | None = None,
+        checkpoints: Checkpoints | None = None,
+        publisher: BatchPublisher | None = None,
         force: bool = False,
     ) -> None:
-        """`force`: publish however many rows were rejected."""
-        self.model = model
+        """`start`: where the run starts, by default where the log does; `force`: publish despite many rejects."""
+        start = start or opened.start
+        self.model, self.opened, self.rejects, self.checkpoints = model, opened, rejects, checkpoints
         self.subsampled = start.subsampled
         self.minus_labels = start.minus_labels
         self._rows_read = start.rows_read
-        self._opened = opened
-        self._rejects = rejects
-        self._keeper = keeper
         self._start = start
         self._publisher = publisher
         self._force = force
@@ -255,38 +236,31 @@ class Learning:
 
     @property
     def seconds(self) -> float:
-        """Spent so far, by the runs before this one too."""
+        """Duration so far, including the runs that this one resumes."""
         return self._start.seconds + time.perf_counter() - self._began
 
     @property
-    def rejected_share(self) -> float:
-        """The part of the rows so far that was rejected: unreadable ones of all, bad ones of those that were drawn."""
-        bad = self._rows_read - self.subsampled - self.model.rows
-        unreadable = self._rejects.count - bad
-        readable, good = _share(self._rows_read, unreadable), _share(self.model.rows, bad)
-        return 1.0 - readable * good
-
-    @property
     def withheld(self) -> str:
-        """Why nothing may be published: too many rows were rejected. Empty if it may be."""
+        """Why nothing may be published: too many rows were rejected. "" if it may be."""
         if self._force:
             return ""
-        reasons = [str(each) for each in self._rejects.first] or list(self._rejects.counts)
+        reasons = [str(each) for each in self.rejects.first] or list(self.rejects.counts)
         remedy = "--rejects FILE lists the rows"
-        return too_many_rejected(self.rejected_share, self._rejects.count, reasons, remedy)
+        return too_many_rejected(self._rejected_share, self.rejects.count, reasons, remedy)
 
-    def learn_all(self, stream: Iterator[Examples], on_batch: Callable[[], None]) -> FtrieError | None:
+    def run(self, stream: Iterator[Examples], on_batch: Callable[[], None]) -> FtrieError | None:
         """Learn from the stream to its end, or to the error that ends it, which is returned.
 
-        What was learned before a log breaks off, or a signal comes, is saved; before a bad row with --strict it is not.
+        What was learned before the log fails or a signal comes is saved; what was learned before a bad row with
+        --strict is not.
         """
-        if self._keeper is None:
-            return self._learn(stream, on_batch)
+        if self.checkpoints is None:
+            return self._run(stream, on_batch)
         with StopSignals() as signals:
-            failure = self._learn(signals.until_stopped(stream, lambda: self._resumable), on_batch)
+            failure = self._run(signals.until_stopped(stream, lambda: self._resumable), on_batch)
         return _explained(failure, self.model.rows) if isinstance(failure, Stopped) else failure
 
-    def _learn(self, stream: Iterator[Examples], on_batch: Callable[[], None]) -> FtrieError | None:
+    def _run(self, stream: Iterator[Examples], on_batch: Callable[[], None]) -> FtrieError | None:
         while True:
             try:
                 examples = next(stream, None)
@@ -294,35 +268,41 @@ class Learning:
                 self._save(self._read_so_far())
                 return error
             if examples is None:
-                self._save(self._opened.read_until(None))
+                self._save(self.opened.read_until(None))
                 return None
             try:
-                # Rejects first: with --strict nothing is learned from a batch that holds a bad row, nor after it.
-                self._rejects.add_all(examples.rejects)
+                # Rejects first: with --strict nothing is learned from a batch with a bad row, nor after it.
+                self.rejects.add_all(examples.rejects)
             except FtrieError as error:
                 return error
-            self._learn_batch(examples)
+            self._learn(examples)
             on_batch()
             if self._publisher is not None:
                 self._publisher.withheld = self.withheld
                 self._publisher.after_batch(self.model)
-            if self._keeper is not None and self._keeper.is_due(self.model.rows):
+            if self.checkpoints is not None and self.checkpoints.is_due(self.model.rows):
                 self._save(self._read_so_far())
 
-    def _learn_batch(self, examples: Examples) -> None:
+    def _learn(self, examples: Examples) -> None:
         self.model.learn(examples)
         self._stop, self._resumable = examples.stop, examples.resumable
         self._rows_read += examples.rows_read
         self.subsampled += examples.subsampled
         self.minus_labels += examples.minus_labels
 
+    @property
+    def _rejected_share(self) -> float:
+        """The share of rejected rows: unreadable ones of all rows, bad ones of those that were not subsampled away."""
+        bad = self._rows_read - self.subsampled - self.model.rows
+        unreadable = self.rejects.count - bad
+        readable, good = _share(self._rows_read, unreadable), _share(self.model.rows, bad)
+        return 1.0 - readable * good
+
     def _read_so_far(self) -> tuple[ReadFile, ...]:
-        if self._stop is None:
-            return self._start.read
-        return self._opened.read_until(self._stop)
+        return self._start.read if self._stop is None else self.opened.read_until(self._stop)
 
     def _save(self, read: tuple[ReadFile, ...]) -> None:
-        if self._keeper is None or not self._resumable:
+        if self.checkpoints is None or not self._resumable:
             return
         description = Description(
             ftrie=version("ftrie"),
@@ -337,13 +317,13 @@ class Learning:
             rows_read=self._rows_read,
             subsampled=self.subsampled,
             minus_labels=self.minus_labels,
-            reject_counts=dict(self._rejects.counts_as_met),
-            rejects=Written.to(self._rejects.path, self._rejects.sync()),
+            reject_counts=dict(self.rejects.counts_as_met),
+            rejects=Written.to(self.rejects.path, self.rejects.sync()),
             metrics=self._metrics_written(),
             sides=self._start.sides,
             initial=self._start.initial,
         )
-        self._keeper.save(description, self.model.state())
+        self.checkpoints.save(description, self.model.state())
 
     def _metrics_written(self) -> Written:
         file = self.model.metrics.file
@@ -358,5 +338,5 @@ def _share(part: int, rest: int) -> float:
 
 
 def _explained(stopped: Stopped, rows: int) -> Stopped:
-    message = f"{stopped} when {rows:,} rows were learned; --resume goes on from there"
+    message = f"{stopped} after {rows:,} rows were learned; --resume continues from there"
     return Stopped(message, stopped.exit_code - 128)

@@ -1,58 +1,61 @@
-"""Compiling the kernels of a run before its rows come, so that its progress bar never holds the compiler.
+"""Compiles the kernels of a run before its first row, so that no progress bar waits for the compiler.
 
-Numba compiles a loop for the learner, the layout, the admission and the number of variants that it meets
-(docs/adr/0003). What a run will meet is found by learning a few rows with the same `[learner]`, read from a log of each
-of the run's formats.
+Numba specializes a loop for each learner, slot layout, admission and number of variants (docs/adr/0003). What a run
+needs is compiled by learning a few rows with the same `[learner]`, from a small log in each of the run's formats.
 """
 
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from model_store.jit import kernels_are_cached, mark_kernels_cached
 from model_store.spec.learner_section import Inclusion, LearnerSection
 from model_store.spec.sections import Cross, FieldSpec, InputSection, ModelSection, Variant
 from model_store.spec.spec import ModelSpec
+from trainer.events.columns import Wanted
+from trainer.events.merge import Merger
+from trainer.events.open_sources import open_sources
+from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log
+from trainer.join.join import Join
+from trainer.join.rows import Segments
 from trainer.learn.metrics.metrics import MetricsOptions
 from trainer.learn.model import LearningModel
 from trainer.logs.batch import expand
 from trainer.logs.reader import FORMATS, format_by_name
 from trainer.logs.rejects import RejectLog
-from trainer.output import Output
+from trainer.output import SILENT, Output
 from trainer.publish.delta_chain import DeltaChain
 from trainer.publish.publisher import PublishCounts
+from trainer.runs.dead_letters import DeadLetterOutbox
+from trainer.runs.stream import EventLoop
 from trainer.runs.train import train
 
-_SCORING = "evaluate"
+_SCORING, _TRAINER = "evaluate", "trainer"  # names of what is compiled, in the kernel cache
 _TEXT = "csv"
 _SETS = ({"x": 2.0, "y": 1.0}, {"x": 0.5})
 _ROWS = 20
-
-
-def formats_of(inputs: Sequence[str], format: str | None = None) -> frozenset[str]:
-    """The formats that a run over `inputs` may meet: all of them where a name does not tell, as for standard input."""
-    formats = [format or format_by_name(name) for name in expand(inputs)]
-    return frozenset(FORMATS if None in formats else filter(None, formats))
-
-
-def kernels_are_ready(
-    spec: ModelSpec, formats: Iterable[str] = (), *, slices: bool = False, publishes: bool = False
-) -> bool:
-    """True if the kernels of such a run were compiled on this machine before."""
-    return all(kernels_are_cached(part) for part in _parts(spec, formats, slices, publishes))
+_SEGMENT_BYTES = 1 << 20
 
 
 def compile_kernels(
-    spec: ModelSpec, formats: Iterable[str] = (), *, slices: bool = False, publishes: bool = False
+    spec: ModelSpec,
+    formats: Iterable[str] = (),
+    *,
+    slices: bool = False,
+    publishes: bool = False,
+    output: Output = SILENT,
 ) -> None:
-    """Compile every kernel that a run of `spec` over logs of these formats needs; fast where that was done before.
+    """Compile the kernels of a training run of `spec` over logs of these formats; fast if all are cached.
 
-    slices: the run watches slices; publishes: it publishes while it learns.
+    slices: the run has metrics of slices; publishes: it publishes while it learns.
     """
+    if not kernels_are_ready(spec, formats, slices=slices, publishes=publishes):
+        _announce(output, "some ten seconds")
     metrics = MetricsOptions(window=1, slices=("f",) if slices else ())
     _learn(_small(spec), _TEXT, metrics, publishes)
     for format in sorted({*formats} & _LOGS.keys() - {_TEXT}):
@@ -61,59 +64,109 @@ def compile_kernels(
         mark_kernels_cached(part)
 
 
-def announce_scoring(output: Output) -> None:
-    """Note that the kernels that score a log must be compiled first, if they must."""
+def kernels_are_ready(
+    spec: ModelSpec, formats: Iterable[str] = (), *, slices: bool = False, publishes: bool = False
+) -> bool:
+    """True if the kernels of such a run are in this machine's cache."""
+    return all(kernels_are_cached(part) for part in _parts(spec, formats, slices, publishes))
+
+
+def formats_of(inputs: Sequence[str], format: str | None = None) -> frozenset[str]:
+    """The formats that a run over `inputs` may meet: all if a name does not tell, as for standard input."""
+    formats = [format or format_by_name(name) for name in expand(inputs)]
+    return frozenset(FORMATS if None in formats else filter(None, formats))
+
+
+def compile_trainer(spec: ModelSpec, output: Output = SILENT) -> None:
+    """Compile the kernels of `ftrie trainer`: those of reading and joining events, and those of learning."""
+    if not (kernels_are_ready(spec, publishes=True) and kernels_are_cached(_TRAINER)):
+        _announce(output, "up to a minute")
+    compile_kernels(spec, publishes=True)
+    if not kernels_are_cached(_TRAINER):
+        _join_and_learn(spec)
+        mark_kernels_cached(_TRAINER)
+
+
+@contextmanager
+def compiling_scorer(output: Output) -> Iterator[None]:
+    """Announce that scoring a log compiles kernels, if it does; record that they are cached once the context ends."""
     if not kernels_are_cached(_SCORING):
-        output.note("compiling kernels for the first time; some seconds, once")
-
-
-def mark_scoring() -> None:
-    """Remember that the kernels that score a log were compiled."""
+        _announce(output, "some seconds")
+    yield
     mark_kernels_cached(_SCORING)
 
 
-class _Rehearsal:
-    """Makes what a publisher makes, and publishes none of it."""
+def _announce(output: Output, duration: str) -> None:
+    output.note(f"compiling kernels for the first time; {duration}, once")
+
+
+class _Discarding:
+    """A publisher that makes a snapshot and a delta, and discards them."""
 
     def __init__(self) -> None:
         self.counts = PublishCounts()
         self.withheld = ""
 
     def begin(self, model: LearningModel) -> None:
-        """Nothing is learned yet."""
+        """Nothing to do."""
 
     def after_batch(self, model: LearningModel) -> None:
-        """Make a snapshot, and a delta of it."""
+        """Make a snapshot and a delta."""
         chain = DeltaChain(model, model.artefact(), version=1)
         chain.change()
 
 
 def _learn(small: ModelSpec, format: str, metrics: MetricsOptions, publishes: bool) -> None:
-    with tempfile.TemporaryDirectory(prefix="ftrie-") as folder, RejectLog() as rejects:
+    with TemporaryDirectory(prefix="ftrie-") as folder, RejectLog() as rejects:
         log = Path(folder) / "log"
         _LOGS[format](log)
-        publisher = _Rehearsal() if publishes else None
+        publisher = _Discarding() if publishes else None
         run = train(small, Log([str(log)], format), rejects=rejects, metrics=metrics, publisher=publisher)
         run.model.table.grow()
         run.model.artefact()
 
 
+def _join_and_learn(spec: ModelSpec) -> None:
+    """Read a few events from a file, join them and learn from them."""
+    small = ModelSpec(
+        model=ModelSection(name="x"),
+        input=InputSection(label="click"),
+        fields={"f": FieldSpec(), "s": FieldSpec(kind="set")},
+        join=spec.join,
+    )
+    with TemporaryDirectory(prefix="ftrie-") as folder:
+        events = Path(folder) / "events.jsonl"
+        events.write_text("".join(json.dumps(event) + "\n" for event in _EVENTS), "utf-8")
+        sources = open_sources([str(events)], small, None, once=True)
+        segments = Segments(Path(folder) / "segments", _SEGMENT_BYTES)
+        merger = Merger(sources, Wanted.of(small), segments, once=True)
+        loop = EventLoop(
+            merger, Join(small.join), segments, LearningModel(ExampleMaker(small)), DeadLetterOutbox(None)
+        )
+        while not loop.ended:
+            loop.step(1.0)
+        loop.finish()
+        loop.before_checkpoint()  # with [join] late = "correct" the state names segments, which must be on disk
+        loop.restore(loop.state())
+        merger.close()
+
+
 def _small(spec: ModelSpec, *, has_fields: bool = True) -> ModelSpec:
-    """What `spec` has of learner, variants, calibration and requests, over the columns of the small logs."""
+    """The learner, variants, calibration and requests of `spec`, over the columns of the small logs."""
     return ModelSpec(
         model=ModelSection(name="x"),
         input=InputSection(label="label", request="r" if spec.input.request and has_fields else None),
         fields={"f": FieldSpec(), "g": FieldSpec(kind="set")} if has_fields else {},
         crosses=(Cross(fields=("f", "g")),) if has_fields else (),
         variants={"a": Variant(), "b": Variant()} if len(spec.variants) > 1 else {"a": Variant()},
-        learner=_without_a_clock(spec),
+        learner=_without_times(spec),
         calibration=spec.calibration.model_copy(update={"by": None}),
         guard=spec.guard,
     )
 
 
-def _without_a_clock(spec: ModelSpec) -> LearnerSection:
-    """The spec's learner, its admission of the same kind, on a log without times."""
+def _without_times(spec: ModelSpec) -> LearnerSection:
+    """The spec's learner with the same kind of admission, for a log without times."""
     changes: dict[str, object] = {"ttl": 10 if spec.learner.ttl is not None else None}
     changes["inclusion"] = Inclusion(kind="poisson", p=0.5) if _admits_by_rule(spec) else Inclusion()
     return spec.learner.model_copy(update=changes)
@@ -125,26 +178,26 @@ def _admits_by_rule(spec: ModelSpec) -> bool:
 
 
 def _parts(spec: ModelSpec, formats: Iterable[str], slices: bool, publishes: bool) -> list[str]:
-    """Names of what is compiled, each remembered for itself."""
+    """Names of the kernels that such a run needs, each with its own entry in the cache."""
     read = [f"read-{format}" for format in sorted({*formats} & _LOGS.keys() - {_TEXT})]
     return [_part(spec) + ("-publishing" if publishes else ""), *read, *(["slices"] if slices else [])]
 
 
 def _part(spec: ModelSpec) -> str:
     section = spec.learner
-    words: list[str] = [
+    names: list[str] = [
         section.algorithm,
         section.rate,
         section.values,
         section.precision,
         spec.calibration.kind,
     ]
-    words += ["several" if len(spec.variants) > 1 else "one", "rules" if _admits_by_rule(spec) else "all"]
-    words += ["ttl"] if section.ttl is not None else []
-    words += ["requests"] if spec.input.request is not None else []
-    words += ["sampled"] if section.subsample is not None else []
-    words += ["guarded"] if spec.guard is not None else []
-    return "-".join(["train", *words])
+    names += ["several" if len(spec.variants) > 1 else "one", "rules" if _admits_by_rule(spec) else "all"]
+    names += ["ttl"] if section.ttl is not None else []
+    names += ["requests"] if spec.input.request is not None else []
+    names += ["sampled"] if section.subsample is not None else []
+    names += ["guarded"] if spec.guard is not None else []
+    return "-".join(["train", *names])
 
 
 def _write_csv(log: Path) -> None:
@@ -183,3 +236,13 @@ _LOGS: dict[str, Callable[[Path], None]] = {
     "libsvm": _write_text("1 3:1 5:0.5 3:2\n-1 4:1\n"),
     "libffm": _write_text("1 0:3:1 1:5:0.5 0:3:2\n0 0:4:1\n"),
 }
+_IMPRESSION = {
+    "request_id": "r",
+    "ts": 1,
+    "items": [{"id": "a", "features": {"f": "x", "s": ["y"]}}, {"id": "b"}],
+}
+_EVENTS = (
+    _IMPRESSION,
+    {"request_id": "r", "ts": 2, "item": "a"},
+    {"request_id": "s", "ts": 3, "item": "a"},
+)

@@ -1,18 +1,27 @@
-"""Exploration: scores moved by what the model is unsure of. What they are moved to depends on the request alone."""
+"""Exploration: scores are moved by the model's uncertainty, and each returned item gets its propensity.
+
+How scores move depends on the request's id alone. A propensity is the chance that a request under Thompson sampling
+returns a candidate, over all draws that it could make. Without caps it is an integral: over the value that the
+candidate may take, of the chance that fewer than `top` others stand before it, whose number is Poisson-binomial because
+all are drawn independently. With caps it is counted in simulated draws. docs/ranking.md says how exact each is.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from server.ranking.select.select_kernels import draw_normals
+from server.ranking.select.filters import Groups
+from server.ranking.select.select_kernels import chances, chances_by_moments, draw_normals, tails
 
 Array = npt.NDArray[Any]
 
@@ -81,3 +90,149 @@ def _repeats(ids: Sequence[str]) -> Array:
             repeats[at] = seen[item_id]
             seen[item_id] += 1
     return repeats
+
+
+Valued = Callable[[Array], Array]
+"""From moved scores, float64[draws, candidates], to what candidates are ordered by, in the same shape."""
+
+WIDEST = 8.0  # standard deviations; beyond it lies 1e-15
+MOST_NODES, LEAST_NODES = 257, 129
+NODES_OF_ALL = 130_000
+CELLS = 96
+MAX_ATOMS = 128
+EXACT_UP_TO = 400_000
+"""Candidates · top, from which on the number before a candidate is taken as nearly normal."""
+MOST_POOLED = 20_000
+
+MAX_DRAWS = 1024
+MIN_DRAWS = 64
+DRAWN_NUMBERS = 400_000
+
+
+class _Grid(NamedTuple):
+    """Where a standard normal number is looked at: nodes z, the chance below each, and the chance near each."""
+
+    z: Array
+    below: Array
+    weight: Array
+
+
+@lru_cache
+def _grid(nodes: int) -> _Grid:
+    z = np.linspace(-WIDEST, WIDEST, nodes)
+    inner = [0.5 * math.erfc(-each / math.sqrt(2.0)) for each in z[1:-1].tolist()]
+    below = np.array([0.0, *inner, 1.0])
+    return _Grid(z, below, np.diff(0.5 * (below[1:] + below[:-1]), prepend=0.0, append=1.0))
+
+
+def _grid_for(candidates: int) -> _Grid:
+    """A finer one for few candidates, where one that is clipped or turns counts for more."""
+    return _grid(MOST_NODES if candidates * MOST_NODES <= NODES_OF_ALL else LEAST_NODES)
+
+
+def integrated(
+    score: Array, deviation: Array, valued: Valued, chosen: Array, top: int, exact_up_to: int = EXACT_UP_TO
+) -> Array:
+    """The chance of each of the `chosen` (int64) to be among the first `top` < candidates, float64.
+
+    score, deviation float64[candidates]. O(candidates · (cells · top + nodes · log cells)).
+    """
+    grid = _grid_for(len(score))
+    values = np.ascontiguousarray(valued(score + deviation * grid.z[:, None]).T)
+    points = _points(values, grid, top)
+    above, at_least = np.zeros((2, len(points.value), len(score)))
+    tails(values, grid.z, grid.below, points.value, above, at_least)
+    ordered = np.argsort(chosen)
+    asked = chosen[ordered]
+    mass = _masses(points, above[:, asked], at_least[:, asked])
+    out, result = np.zeros(len(asked)), np.empty(len(asked))
+    arguments = above, at_least, np.concatenate([points.nodes, points.atoms]), mass, asked, top
+    if len(score) * top <= exact_up_to:
+        chances(*arguments, np.empty((len(asked), top)), np.empty(top), out)
+    else:
+        chances_by_moments(*arguments, out)
+    result[ordered] = np.minimum(out, 1.0)
+    return result
+
+
+class _Points(NamedTuple):
+    """Values in ascending order, and which of them (int64, the greatest first) are what.
+
+    borders of cells; nodes, one for each cell, where its chances are taken; atoms. There are a cell above the first
+    border and one below the last. An atom is a border as well: the number of candidates before one jumps there.
+    """
+
+    value: Array
+    borders: Array
+    nodes: Array
+    atoms: Array
+
+
+def _points(values: Array, grid: _Grid, top: int) -> _Points:
+    ends = _evenly(values, grid, top)
+    atoms = _atoms(values, grid, ends[-1], ends[0])
+    borders = np.unique(np.concatenate([ends[::2], atoms]))[::-1]
+    odd = ends[1::2]
+    inside = odd[np.minimum(np.searchsorted(-odd, -borders[:-1], side="right"), len(odd) - 1)]
+    middle = 0.5 * borders[:-1] + 0.5 * borders[1:]
+    within = np.where((inside > borders[1:]) & (inside < borders[:-1]), inside, middle)
+    nodes = np.concatenate([borders[:1], within, borders[-1:]])
+    everything = np.concatenate([borders, nodes, atoms])
+    order = np.argsort(everything, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return _Points(everything[order], *np.split(place, [len(borders), len(borders) + len(nodes)]))
+
+
+def _evenly(values: Array, grid: _Grid, top: int) -> Array:
+    """2 · CELLS + 1 values, descending: more of them where the top-th of all candidates is likely to lie.
+
+    With M(t) candidates above t on average, their number is nearly Poisson, and its square root has a deviation of
+    1/2 wherever t lies. So the values are those where the square root of M rises evenly, to well past that of `top`;
+    where most candidates are returned, the same is done from the other end.
+    """
+    if 2 * top > len(values):
+        return -_evenly_from_the_best(-values, grid, len(values) - top)[::-1]
+    return _evenly_from_the_best(values, grid, top)
+
+
+def _evenly_from_the_best(values: Array, grid: _Grid, top: int) -> Array:
+    step = max(1, math.ceil(values.size / MOST_POOLED))
+    pooled, weight = values[:, ::step].ravel(), np.tile(grid.weight[::step], len(values))
+    order = np.argsort(-pooled, kind="stable")
+    rising = np.cumsum(weight[order]) * (len(values) / weight.sum())
+    most = min(math.sqrt(len(values)), math.sqrt(top) + 4.0)
+    return np.interp(np.linspace(0.0, most, 2 * CELLS + 1) ** 2, rising, pooled[order])
+
+
+def _atoms(values: Array, grid: _Grid, least: float, most: float) -> Array:
+    """Values between two that some candidate takes with a chance of its own; the likeliest if there are many."""
+    flat = (values[:, 1:] == values[:, :-1]) & (values[:, 1:] >= least) & (values[:, 1:] <= most)
+    if not flat.any():
+        return np.empty(0)
+    found, number = np.unique(values[:, 1:][flat], return_inverse=True)
+    mass = np.bincount(number, np.broadcast_to(np.diff(grid.below), flat.shape)[flat])
+    return found[np.sort(np.argsort(-mass, kind="stable")[:MAX_ATOMS])]
+
+
+def _masses(points: _Points, above: Array, at_least: Array) -> Array:
+    """The chance of each chosen candidate to come to each cell, then to each atom: float64[cells + atoms, chosen]."""
+    borders, atoms = points.value[points.borders], points.value[points.atoms]
+    own = at_least[points.atoms] - above[points.atoms]
+    nothing = np.zeros((1, above.shape[1]))
+    cells = np.diff(np.concatenate([nothing, above[points.borders], nothing + 1.0]), axis=0)
+    # Cell c is what lies in (borders[c], borders[c - 1]]: an atom that is a border belongs to the cell below it.
+    np.subtract.at(cells, np.searchsorted(-borders, -atoms, side="left") + 1, own)
+    mass: Array = np.maximum(np.concatenate([cells, own]), 0.0)
+    return mass
+
+
+def simulated(
+    score: Array, deviation: Array, valued: Valued, chosen: Array, top: int, groups: Groups, seed: int
+) -> Array:
+    """The part of simulated draws, and of the one that was made, in which each of the `chosen` is returned."""
+    draws = min(MAX_DRAWS, max(MIN_DRAWS, DRAWN_NUMBERS // len(score)))
+    moves = np.random.Generator(np.random.Philox(seed)).standard_normal((draws, len(score)))
+    orders = np.argsort(-valued(score + deviation * moves), axis=1, kind="stable")
+    hits = groups.count_taken(orders, top)[chosen]
+    return (hits + 1.0) / (draws + 1.0)

@@ -1,4 +1,4 @@
-"""The fields of one request's candidates, in their order: catalogue rows and items spelled out alike, as columns."""
+"""Filters and caps: the fields of a request's candidates as columns, conditions on them, and caps on shared values."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 
 from model_store.features.values import Value
 from server.model.attributes import NO_TEXT, Attributes, Column, number_of
-from server.ranking.scoring_kernels import FIRST_SPELLED
+from server.ranking.scoring_kernels import FIRST_INLINE
 from server.ranking.select.select_kernels import count_taken, take
 
 Array = npt.NDArray[Any]
-Spelled = tuple[str, Mapping[str, Value]]
+InlineItem = tuple[str, Mapping[str, Value]]
 
 FEW = 64
 _EMPTY = pa.array([], pa.large_binary())
@@ -65,20 +65,20 @@ class Texts:
         return texts.take(pa.array(codes)), place
 
 
-class Candidates:
+class CandidateColumns:
     """Columns over the candidates of one request, each made when it is first asked for. For one thread."""
 
     def __init__(
-        self, attributes: Attributes, ids: Sequence[str], rows: Array, spelled: Sequence[Spelled]
+        self, attributes: Attributes, ids: Sequence[str], rows: Array, items: Sequence[InlineItem]
     ) -> None:
-        """`rows` int32[candidates] as the ranking kernel has them; FIRST_SPELLED - r stands for spelled[r]."""
+        """`rows` int32[candidates] as the ranking kernel has them; FIRST_INLINE - r stands for items[r]."""
         self._attributes = attributes
         self._ids = ids
         self._rows = rows
-        self._spelled = spelled
+        self._items = items
         self._numbers: dict[str, Array] = {}
         self._texts: dict[str, Texts] = {}
-        self._at = np.flatnonzero(rows <= FIRST_SPELLED) if spelled else np.empty(0, np.int64)
+        self._at = np.flatnonzero(rows <= FIRST_INLINE) if items else np.empty(0, np.int64)
         self._known = rows >= 0
 
     def __len__(self) -> int:
@@ -101,7 +101,7 @@ class Candidates:
         column = self._attributes.columns.get(name)
         if column is not None and column.start is None:
             found[self._known] = column.numbers[column.codes[self._rows[self._known]]]
-        for at, features in self._spelled_out():
+        for at, features in self._inline_items():
             found[at] = number_of(features.get(name))
         return found
 
@@ -113,7 +113,7 @@ class Candidates:
         numbered: dict[bytes, int] = {}
         more: list[tuple[int, int]] = []
         first = 0 if column is None else len(column.text_offsets) - 1
-        for at, features in self._spelled_out():
+        for at, features in self._inline_items():
             for text in self._attributes.members(name, features.get(name)):
                 known = NO_TEXT if column is None else column.code(text)
                 if known == NO_TEXT:
@@ -145,13 +145,12 @@ class Candidates:
         code = np.array([numbered.setdefault(text, len(numbered)) for text in texts], np.int64)
         return Texts(np.arange(len(code)), code, numbered, None)
 
-    def _spelled_out(self) -> Iterator[tuple[int, Mapping[str, Value]]]:
+    def _inline_items(self) -> Iterator[tuple[int, Mapping[str, Value]]]:
         for at in self._at.tolist():
-            yield at, self._spelled[FIRST_SPELLED - int(self._rows[at])][1]
+            yield at, self._items[FIRST_INLINE - int(self._rows[at])][1]
 
 
-# --- Conditions on candidates: which of them may be returned at all. One that fails any is left out before
-# the order ---
+# -- conditions: a candidate that fails one is left out before the order is made
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ class AnyOf:
     field: str
     texts: Collection[str | bytes]
 
-    def passes(self, candidates: Candidates) -> Array:
+    def passes(self, candidates: CandidateColumns) -> Array:
         """bool[candidates]."""
         return _has(candidates.texts(self.field), self.texts, len(candidates))
 
@@ -173,7 +172,7 @@ class NoneOf:
     field: str
     texts: Collection[str | bytes]
 
-    def passes(self, candidates: Candidates) -> Array:
+    def passes(self, candidates: CandidateColumns) -> Array:
         """bool[candidates]."""
         return ~_has(candidates.texts(self.field), self.texts, len(candidates))
 
@@ -186,7 +185,7 @@ class InRange:
     least: float = -math.inf
     most: float = math.inf
 
-    def passes(self, candidates: Candidates) -> Array:
+    def passes(self, candidates: CandidateColumns) -> Array:
         """bool[candidates]; False where there is no number."""
         numbers = candidates.numbers(self.field)
         return (numbers >= self.least) & (numbers <= self.most)
@@ -201,8 +200,7 @@ def _has(found: Texts, wanted: Collection[str | bytes], count: int) -> Array:
     return has
 
 
-# --- Caps: how many returned items may share a value. Greedy: best first, an item is taken if its values have
-# room ---
+# -- caps, taken greedily: best first, an item is taken if each of its values has room
 
 
 @dataclass(frozen=True)
@@ -222,7 +220,7 @@ class Groups:
     limits: Array
 
     @classmethod
-    def of(cls, caps: Sequence[Cap], candidates: Candidates) -> Groups:
+    def of(cls, caps: Sequence[Cap], candidates: CandidateColumns) -> Groups:
         """A group a value a cap. O(candidates · caps), and a sort."""
         owners, groups, limits = [np.empty(0, np.int64)], [np.empty(0, np.int64)], list[int]()
         for cap in caps:

@@ -1,4 +1,14 @@
-"""Objective: one compiled expression over predictions and item fields. It computes; it orders and reads nothing."""
+"""Objective: an expression over predictions and item fields, compiled to a program for a stack.
+
+    objective := sum ("??" sum)*                      the default for a missing value; binds loosest
+    sum       := product (("+" | "-") product)*
+    product   := sign (("*" | "/") sign)*
+    sign      := "-" sign | power
+    power     := atom ["**" sign]                     to the right, and tighter than a sign before it: -2 ** 2 is -4
+    atom      := NUMBER | NAME | `FIELD` | NAME "(" objective ("," objective)* ")" | "(" objective ")"
+
+Parsing is recursive descent with bounds on length, steps and depth. No text of a request is ever run as Python.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from server.errors import ObjectiveError
+from server.ranking.limits import (
+    MAX_FUNCTION_ARGUMENTS,
+    MAX_OBJECTIVE_CHARACTERS,
+    MAX_OBJECTIVE_DEPTH,
+    MAX_OBJECTIVE_STEPS,
+)
 
 Array = npt.NDArray[Any]
 
@@ -74,14 +90,11 @@ def _apply(step: Apply, stack: list[Any]) -> None:
     stack.append(step.operation(*arguments))
 
 
-# --- What an objective can compute: every operator and function, over float64 arrays, NaN standing for "no
-# value" ---
-#
-# Nothing that a missing value goes into comes out as a number, except through `??`.
+# -- operators and functions, over float64 arrays. NaN stands for "no value" and stays NaN, except through `??`.
 
 
 class Function(NamedTuple):
-    """A function by its name, and how many arguments it takes. More than two: `apply` folds them from the left."""
+    """A function, and how many arguments it takes. One with a variable number is applied to two at a time."""
 
     apply: Callable[..., Array]
     least: int
@@ -108,11 +121,9 @@ def clip(value: Array, least: Array, most: Array) -> Array:
     return np.minimum(np.maximum(value, least), most)
 
 
-MAX_ARGUMENTS = 8
-
 FUNCTIONS: dict[str, Function] = {
-    "min": Function(np.minimum, 2, MAX_ARGUMENTS),
-    "max": Function(np.maximum, 2, MAX_ARGUMENTS),
+    "min": Function(np.minimum, 2, MAX_FUNCTION_ARGUMENTS),
+    "max": Function(np.maximum, 2, MAX_FUNCTION_ARGUMENTS),
     "abs": Function(np.abs, 1, 1),
     "exp": Function(np.exp, 1, 1),
     "log": Function(np.log, 1, 1),
@@ -120,26 +131,14 @@ FUNCTIONS: dict[str, Function] = {
     "sigmoid": Function(sigmoid, 1, 1),
     "clip": Function(clip, 3, 3),
 }
-"""docs/ranking.md tells what each one does; a test holds the two together."""
+"""docs/ranking.md says what each one does; a test compares the two."""
 
 ADDITIVE: dict[str, Callable[..., Array]] = {"+": np.add, "-": np.subtract}
 MULTIPLICATIVE: dict[str, Callable[..., Array]] = {"*": np.multiply, "/": np.divide}
 
 
-# --- From the tokens of an objective to a program for a stack. Recursive descent, bounded in every direction
-# ---
-#
-# objective := sum ("??" sum)*                 the default for a missing value; binds loosest sum       :=
-# product (("+" | "-") product)* product   := sign (("*" | "/") sign)* sign      := "-" sign | power power
-# := atom ["**" sign]                to the right, and tighter than a sign before it: -2 ** 2 is -4 atom
-# := NUMBER | NAME | FIELD | NAME "(" objective ("," objective)* ")" | "(" objective ")"
-#
-# Nothing here evaluates anything, and no text of a request is ever run as Python.
+# -- parser
 
-
-MAX_CHARACTERS = 1000
-MAX_STEPS = 200
-MAX_DEPTH = 30
 
 PREDICTIONS = ("ctr", "score", "uncertainty")
 """Names that stand for the prediction. An item field of such a name is reached in `backquotes`."""
@@ -172,8 +171,8 @@ Step = Push | Load | Apply
 
 def parse(text: str) -> tuple[Step, ...]:
     """The program of an objective. Raises ObjectiveError with the character's number. O(length)."""
-    if len(text) > MAX_CHARACTERS:
-        raise ObjectiveError(f"{len(text)} characters; the limit is {MAX_CHARACTERS}")
+    if len(text) > MAX_OBJECTIVE_CHARACTERS:
+        raise ObjectiveError(f"{len(text)} characters; the limit is {MAX_OBJECTIVE_CHARACTERS}")
     parser = _Parser(text)
     parser.objective()
     if parser.next.kind != "end":
@@ -279,16 +278,16 @@ class _Parser:
             self._add(Apply(function.apply, 2))
 
     def _add(self, step: Step) -> None:
-        if len(self.steps) == MAX_STEPS:
+        if len(self.steps) == MAX_OBJECTIVE_STEPS:
             raise ObjectiveError(
-                f"at character {self.next.at}: more than {MAX_STEPS} numbers, names and operations"
+                f"at character {self.next.at}: more than {MAX_OBJECTIVE_STEPS} numbers, names and operations"
             )
         self.steps.append(step)
 
     def _deeper(self) -> None:
         self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise ObjectiveError(f"at character {self.next.at}: nested more than {MAX_DEPTH} deep")
+        if self._depth > MAX_OBJECTIVE_DEPTH:
+            raise ObjectiveError(f"at character {self.next.at}: nested more than {MAX_OBJECTIVE_DEPTH} deep")
 
     def _take(self) -> Token:
         taken = self.next
@@ -312,8 +311,7 @@ def _counted(function: Function) -> str:
     return f"{function.least} to {function.most} arguments"
 
 
-# --- From the text of an objective to its tokens, each with its place. Nothing here knows what an expression
-# is ---
+# -- tokens
 
 
 Kind = Literal["number", "name", "field", "operator", "end"]

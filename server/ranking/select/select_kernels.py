@@ -1,6 +1,6 @@
-"""Selection kernels: click rates, draws, caps, and the chance of being returned. What a field means stands elsewhere.
+"""Selection kernels: click rates, draws, caps, and the chance of being returned.
 
-Nothing here allocates or checks: callers hand in arrays that fit.
+No kernel allocates or checks: callers pass arrays that fit.
 """
 
 from __future__ import annotations

@@ -12,10 +12,9 @@ import numpy.typing as npt
 
 from model_store.artefact.calibration import Curve
 from server.errors import Degradation, check_deadline
-from server.ranking.select.exploration import Exploration, Thompson, moves, seeds
-from server.ranking.select.filters import Candidates, Cap, Condition, Groups
+from server.ranking.select.exploration import Exploration, Thompson, integrated, moves, seeds, simulated
+from server.ranking.select.filters import CandidateColumns, Cap, Condition, Groups
 from server.ranking.select.objective import Objective
-from server.ranking.select.propensity import integrated, simulated
 from server.ranking.select.select_kernels import click_rates
 
 Array = npt.NDArray[Any]
@@ -69,18 +68,28 @@ def order_key(value: Array, score: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How to select: conditions, then exploration, then the objective's order, then caps, then the first `top_k`."""
+class Options:
+    """How a request selects: conditions, exploration, the objective's order, caps, and then the first `top_k`.
+
+    A request without options has the plain order: by ctr, all candidates.
+    """
 
     objective: Objective | None
     conditions: tuple[Condition, ...]
     caps: tuple[Cap, ...]
     exploration: Exploration | None
 
+    @property
+    def needs_uncertainty(self) -> bool:
+        """Whether `select` needs the candidates' uncertainty."""
+        return self.exploration is not None or (
+            self.objective is not None and self.objective.uses_uncertainty
+        )
+
     def select(
         self,
         scored: Scored,
-        candidates: Candidates,
+        candidates: CandidateColumns,
         ids: Sequence[str],
         top_k: int | None,
         request_id: str,
@@ -115,7 +124,7 @@ class Plan:
             notes=notes,
         )
 
-    def _kept(self, candidates: Candidates, until_s: float) -> Array:
+    def _kept(self, candidates: CandidateColumns, until_s: float) -> Array:
         passes = np.ones(len(candidates), np.bool_)
         for condition in self.conditions:
             check_deadline(until_s)
@@ -128,7 +137,7 @@ class Plan:
         names = [ids[at] for at in kept.tolist()]
         return self.exploration.explored(some.score, some.uncertainty, names, request_id)
 
-    def _valued(self, some: Scored, candidates: Candidates, kept: Array) -> Callable[[Array], Array]:
+    def _valued(self, some: Scored, candidates: CandidateColumns, kept: Array) -> Callable[[Array], Array]:
         """From moved scores to the objective's value; the items' fields are read once."""
         objective = self.objective
         if objective is None:
@@ -137,7 +146,7 @@ class Plan:
         return lambda score: objective.evaluate(score, some.ctr(score), some.uncertainty, columns.__getitem__)
 
     def _notes(
-        self, objective: Objective, value: Array, candidates: Candidates, kept: Array
+        self, objective: Objective, value: Array, candidates: CandidateColumns, kept: Array
     ) -> list[Degradation]:
         with np.errstate(invalid="ignore"):
             bad = ~(np.abs(value) <= LARGEST)

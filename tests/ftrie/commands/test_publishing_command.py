@@ -140,7 +140,7 @@ def test_a_store_that_dies_at_the_end_costs_no_model(tmp_path: Path, store: Stor
             ["--publish-every=sometimes"],
             "expected a number of rows such as 100000, or a time such as 500ms, 30s",
         ),
-        (["--publish-every=100", "--publish-threshold=inf"], "--publish-threshold is a weight, from 0 up"),
+        (["--publish-every=100", "--publish-threshold=inf"], "--publish-threshold: expected a finite weight"),
         (["--publish-every=100", "--publish-threshold=nan"], "greater than or equal to 0"),
     ],
 )

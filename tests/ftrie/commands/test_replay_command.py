@@ -299,7 +299,7 @@ def test_a_log_without_an_event_or_a_label_is_refused(spec: Path, tmp_path: Path
     log.write_text('{"age": 1}\n' * 3)
     said = refusal(capsys, spec, log)
     assert "no line is an event (got neither items nor item" in said
-    assert "none a row with the label 'click'" in said
+    assert "none is a row with the label 'click'" in said
 
 
 def test_a_folder_may_be_called_like_a_kind_of_source(

@@ -22,7 +22,6 @@ from redis.retry import Retry
 from model_store.errors import StoreError, StoreUnavailable
 from model_store.locks import is_held, lock
 from model_store.redis import embedded
-from model_store.redis import embedded as valkey_server
 from model_store.redis.embedded import LOCK, LOG, PID, SOCKET, EmbeddedValkey
 from tests.model_store.models import python
 
@@ -51,7 +50,7 @@ def home() -> Iterator[Path]:
 @pytest.fixture
 def watched_closely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guardians that are started here look for users all the time."""
-    monkeypatch.setattr(valkey_server, "WATCH_S", 0.001)
+    monkeypatch.setattr(embedded, "WATCH_S", 0.001)
 
 
 def abandon(held: EmbeddedValkey) -> None:
@@ -208,9 +207,9 @@ def test_who_joins_while_the_server_ends_gets_a_new_one_with_the_data(
 # Every child joins, counts itself, and leaves or is killed, while the guardian looks all the time.
 HASTE = """
 import os, random, signal, sys, time, redis
-from model_store import valkey_server
+from model_store.redis import embedded
 from model_store.redis.embedded import EmbeddedValkey
-valkey_server.WATCH_S = 0.001
+embedded.WATCH_S = 0.001
 dice = random.Random(1)
 
 def visit(leaves, pause):
@@ -295,7 +294,7 @@ def test_no_second_server_is_started_over_the_data_of_one_that_lost_its_socket(
 ) -> None:
     held = EmbeddedValkey.join(home)
     (home / SOCKET).rename(home / "moved.sock")
-    monkeypatch.setattr(valkey_server, "START_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(embedded, "START_TIMEOUT_S", 0.05)
     with pytest.raises(StoreUnavailable, match=r"cannot be reached by its socket .*valkey\.pid"):
         EmbeddedValkey.join(home)
     (home / "moved.sock").rename(home / SOCKET)
@@ -308,7 +307,7 @@ def test_a_stopped_server_is_not_replaced_but_reported(home: Path, monkeypatch: 
     os.kill(server, signal.SIGSTOP)
     try:
         with monkeypatch.context() as hurried, pytest.raises(StoreUnavailable, match="has not answered"):
-            hurried.setattr(valkey_server, "START_TIMEOUT_S", 0.05)
+            hurried.setattr(embedded, "START_TIMEOUT_S", 0.05)
             EmbeddedValkey.join(home)
     finally:
         os.kill(server, signal.SIGCONT)
@@ -413,7 +412,7 @@ except StoreError as error:
 
 def test_a_directory_removed_meanwhile_does_not_disturb_closing(tmp_path: Path) -> None:
     held = EmbeddedValkey.join(tmp_path / "s")
-    valkey_server.stop(held.directory, held.socket)
+    embedded.stop(held.directory, held.socket)
     shutil.rmtree(tmp_path / "s")
     held.close()
 
@@ -430,13 +429,13 @@ def test_a_server_that_answers_pings_with_an_error_is_joined_and_stopped(home: P
 
 
 def test_an_interrupted_start_leaves_no_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waited = valkey_server._await_answer
+    waited = embedded._await_answer
 
     def interrupted(*arguments: Path) -> None:
-        monkeypatch.setattr(valkey_server, "_await_answer", waited)
+        monkeypatch.setattr(embedded, "_await_answer", waited)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(valkey_server, "_await_answer", interrupted)
+    monkeypatch.setattr(embedded, "_await_answer", interrupted)
     with pytest.raises(KeyboardInterrupt):
         EmbeddedValkey.join(home)
     assert not is_held(home / LOCK)

@@ -215,7 +215,7 @@ def test_an_operator_overrules_a_trainer_which_goes_on_when_it_is_told_to(store:
     first, second = (ads.publish(model(), epoch=trainer.epoch) for _ in range(2))
     ads.activate(second, epoch=trainer.epoch)
     ads.activate(first)
-    with pytest.raises(StaleEpoch, match="an operator has chosen"):
+    with pytest.raises(StaleEpoch, match="an operator has pinned"):
         ads.activate(second, epoch=trainer.epoch)
     ads.pin.resume()
     ads.activate(second, epoch=trainer.epoch)

@@ -34,9 +34,9 @@ def in_file(path: Path) -> list[dict[str, Any]]:
 def offered(log: ImpressionLog, count: int, message_bytes: int = 0) -> None:
     served = whole_spec.served()
     request = RankRequest(item_ids=["i1", "x" * message_bytes] if message_bytes else ["i1"])
-    question = whole_spec.question(served, request, None, plain=True)
+    query = whole_spec.query(served, request, None, plain=True)
     for n in range(count):
-        log.offer(f"r{n}", served, question, question.ask(served))
+        log.offer(served, query._replace(request_id=f"r{n}"), served.ranker.rank(query))
 
 
 def test_a_writer_that_is_behind_costs_impressions_that_are_counted_and_told_once(
@@ -71,7 +71,7 @@ def test_few_long_requests_wait_where_many_short_ones_may(
 def test_an_impression_that_waits_keeps_no_version_in_memory() -> None:
     served = whole_spec.served()
     request = RankRequest(item_ids=["i1", "new"], cookie="c1")
-    left = whole_spec.shown(served, whole_spec.question(served, request, None, plain=True))
+    left = whole_spec.shown(served, whole_spec.query(served, request, None, plain=True))
     model = weakref.ref(served.model)
     del served
     gc.collect()
@@ -84,9 +84,9 @@ def test_items_whose_values_are_not_known_yet_are_told_and_counted(file: Path) -
     with capture_logs() as told:
         log = ImpressionLog([sinks.FileSink(str(file), 1 << 30, 1)], meter, most=5)
         served = whole_spec.served(with_fragments=False)
-        question = whole_spec.question(served, RankRequest(item_ids=["i1"]), None, plain=True)
+        query = whole_spec.query(served, RankRequest(item_ids=["i1"]), None, plain=True)
         for _ in range(3):
-            log.offer("r", served, question, question.ask(served))
+            log.offer(served, query, served.ranker.rank(query))
         log.close()
     counts = {(name, *labels): number for name, labels, number in meter.take()["counts"]}
     assert counts == {(IMPRESSIONS_DROPPED, "whole", "file", "catalogue"): 3}
@@ -97,7 +97,7 @@ def test_a_line_that_cannot_be_made_costs_itself_only(file: Path, monkeypatch: p
     make = Lines.line
 
     def fails(self: Lines, left: Shown) -> bytes:
-        if left.request_id == "r1":
+        if left.query.request_id == "r1":
             raise ValueError("a fault")
         return make(self, left)
 

@@ -13,15 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.errors import FieldValueError
-from model_store.features.features import Token
 from model_store.hash_kernels import hash_keys
+from server.errors import InvalidRequest
 from server.impressions.lines import Lines
 from server.ranking.explain import item_tokens, request_tokens
-from server.ranking.features import PlainFeatures, StoredUser
-from server.ranking.query import Question
+from server.ranking.features import StoredUser
+from server.ranking.query import Query
+from server.ranking.scoring_kernels import FIRST_INLINE
 from server.ranking.served import ServedVersion
-from server.ranking.users import drop_misfits
 from tests.server.impressions import whole_spec
 from tests.server.impressions.drawn import CONTEXT, ITEM, STORED, USER, features, request
 from trainer.events.columns import Wanted
@@ -39,25 +38,19 @@ MAKER = ExampleMaker(SERVED.model.spec)
 
 def stored(cookie: str, values: dict[str, str]) -> StoredUser | None:
     """What is kept of a user; nobody without a cookie."""
-    names = SERVED.wanted.hash_fields.names
+    names = SERVED.user_fields.hash_fields.names
     return StoredUser(cookie, [values.get(name) for name in names], 0.0) if cookie else None
 
 
-def served_keys(served: ServedVersion, asked: Question, places: Sequence[int]) -> list[Keys]:
+def served_keys(served: ServedVersion, asked: Query, places: Sequence[int]) -> list[Keys]:
     """The keys that each item was scored on, by the tokens in the ranker's hands."""
-    if isinstance(asked.fields, PlainFeatures):
-        starts, begin, x, text = asked.fields.arrays
-        of_request: dict[str, Sequence[Token]] = {
-            field.name: [
-                Token(text[begin[t] : begin[t + 1] - 1].tobytes(), float(x[t]))
-                for t in range(starts[place], starts[place + 1])
-            ]
-            for place, field in enumerate(PLAN.request_fields)
-        }
-    else:
-        of_request = request_tokens(served.model, asked.fields)
-    ids = [*asked.item_ids, *(item for item, _ in asked.spelled)]
-    under = [None] * len(asked.item_ids) + [values for _, values in served.catalogue.under(asked.spelled)]
+    of_request = request_tokens(PLAN, asked.features.tokens)
+    candidates = asked.candidates
+    under = [
+        candidates.items[FIRST_INLINE - row][1] if row <= FIRST_INLINE else None
+        for row in candidates.rows.tolist()
+    ]
+    ids = candidates.ids
     return [
         [
             (key, x, mask)
@@ -105,11 +98,11 @@ def hashed(keys: Keys) -> Hashed:
     return list(zip(hashes.tolist(), [x for _, x, _ in keys], strict=True))
 
 
-def check(*questions: Question) -> list[dict[str, Any]]:
+def check(*questions: Query) -> list[dict[str, Any]]:
     """Compare what they were scored on with what their lines say, and give back the events."""
     lines, served = list[bytes](), list[Keys]()
     for asked in questions:
-        left = whole_spec.shown(SERVED, asked, f"r{len(lines)}")
+        left = whole_spec.shown(SERVED, asked._replace(request_id=f"r{len(lines)}"))
         lines.append(Lines.of(SERVED).line(left))
         ids = left.ranking.ids
         first = [place for place, item in enumerate(ids) if item not in ids[:place]]
@@ -144,11 +137,10 @@ def test_a_request_and_its_line_make_the_same_keys(
     record: dict[str, str],
 ) -> None:
     made = request(ids if ids or items else ["i1"], user, context, items, cookie)
-    asked = whole_spec.question(SERVED, made, stored(cookie, record), plain=False)
     try:
-        asked.ask(SERVED)
-    except FieldValueError:
-        asked.fields, _ = drop_misfits(asked.fields, SERVED)  # type: ignore[arg-type]
+        asked = whole_spec.query(SERVED, made, stored(cookie, record), plain=False)
+    except InvalidRequest:  # a value that does not fit its field
+        return
     check(asked, *OTHERS)
 
 
@@ -163,11 +155,11 @@ def test_so_do_a_request_that_was_never_python_values_and_its_line(
     ids: list[str], user: dict[str, Any], place: str, cookie: str, record: dict[str, str]
 ) -> None:
     made = request(ids or ["i1"], user, {"place": place}, {}, cookie)
-    check(whole_spec.question(SERVED, made, stored(cookie, record), plain=True))
+    check(whole_spec.query(SERVED, made, stored(cookie, record), plain=True))
 
 
 OTHERS = [
-    whole_spec.question(
+    whole_spec.query(
         SERVED,
         request(
             ["i1", "i2"],
@@ -186,20 +178,20 @@ OTHERS = [
 
 def test_what_a_model_does_not_know_stands_in_the_context_unless_the_row_has_a_use_for_its_name() -> None:
     made = request(["i1"], {"new": 2.5}, {"session": "s", "when": "now", "click": "1", "id": "x"}, {}, "")
-    (event,) = check(whole_spec.question(SERVED, made, None, plain=False))
+    (event,) = check(whole_spec.query(SERVED, made, None, plain=False))
     assert event["context"] == {"session": "s", "new": 2.5, "when": ""}
 
 
 def test_a_value_of_a_record_that_does_not_fit_was_not_scored_and_is_not_logged() -> None:
     made = request(["i1"], {}, {}, {}, "c1")
     record = {"age": "30", "income": "many", "likes": "a|b"}
-    (event,) = check(whole_spec.question(SERVED, made, stored("c1", record), plain=True))
+    (event,) = check(whole_spec.query(SERVED, made, stored("c1", record), plain=True))
     assert event["user"] == {"age": "30", "device": "c1", "likes": ["a", "b"]}
 
 
 def test_a_line_says_of_an_item_what_its_record_says_of_the_models_fields() -> None:
     made = request(["i1", "i2"], {}, {}, {}, "")
-    (event,) = check(whole_spec.question(SERVED, made, None, plain=True))
+    (event,) = check(whole_spec.query(SERVED, made, None, plain=True))
     assert [item["features"] for item in event["items"]] == [
         {"brand": "50%", "model": "", "tags": ["a*b", "c=d"], "words": {"x": 0.5, "y": -2.0}, "price": 9.5},
         {"model": "ü-2", "kg": 0.1, "added": "1700000000", "sku": "another"},

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from model_store.errors import OutputError
 from server.impressions.shadows import Seen, ShadowLog
-from server.ranking.ranker import ShadowRanking
+from server.ranking.query import ShadowRanking
 from server.telemetry.families import SHADOW_DROPPED, SHADOW_LOGGED
 
 Eventually = Callable[[Callable[[], bool]], None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,13 @@ from server.impressions.lines import Lines, Shown
 from server.model.catalogue import Catalogue
 from server.model.event_form import Form
 from server.model.model import Model
-from server.ranking.features import PlainFeatures, StoredUser
-from server.ranking.query import Question
+from server.ranking.candidates import LateItems
+from server.ranking.features import StoredUser
+from server.ranking.query import Query
 from server.ranking.ranker import Ranker
 from server.ranking.request import Received
-from server.ranking.served import ServedVersion
+from server.ranking.resolve import Call, Resolver
+from server.ranking.served import ModelHandle, ServedVersion
 
 SPEC = """
 [model]
@@ -90,31 +92,39 @@ def served(with_fragments: bool = True) -> ServedVersion:
     return ServedVersion("whole", 7, "", model, catalogue, Ranker(model, catalogue), 0)
 
 
-def question(
-    served: ServedVersion, request: RankRequest, user: StoredUser | None, *, plain: bool
-) -> Question:
+def query(served: ServedVersion, request: RankRequest, user: StoredUser | None, *, plain: bool) -> Query:
     """What a call makes of a request, and of what is stored of its user; with `plain` as tokens."""
-    from server.ranking import wire
-
-    message = Received(request.SerializeToString())
-    fields: wire.Fields | PlainFeatures | None
+    message, users = Received(request.SerializeToString()), Found(user)
     if plain:
-        fields = served.plain.read(message)
-        assert fields is not None
-        if user is not None:
-            fields = user.tokens(served.wanted).under(fields, user)
+        assert served.plain.read(message) is not None
     else:
-        fields = wire.fields(message.with_features(), served)
-        if user is not None:
-            fields = {**served.wanted.named(user.cookie, user.values), **fields}
-    spelled = wire.spelled_out(message.brief, message.item_ids, served)
-    assert spelled is not None
-    return Question(fields, message.item_ids, spelled, 0, None, message)
+        message = Received.of(request)
+    handle = ModelHandle(served.name, LateItems(Nothing()))  # type: ignore[arg-type]
+    handle.serve(served)
+    call = Call(message, "r1", None, handle, served)  # type: ignore[arg-type]
+    return Resolver(None, users).resolve(call)  # type: ignore[arg-type]
 
 
-def shown(served: ServedVersion, asked: Question, request_id: str = "r1") -> Shown:
+class Found:
+    """A store with one user."""
+
+    def __init__(self, user: StoredUser | None) -> None:
+        self._user = user
+
+    def find(self, cookie: str, *rest: object) -> tuple[StoredUser | None, tuple[str, ...]]:
+        return self._user, ()
+
+
+class Nothing:
+    """A store without items."""
+
+    def items(self, ids: Sequence[str], context: object) -> list[None]:
+        return [None] * len(ids)
+
+
+def shown(served: ServedVersion, query: Query) -> Shown:
     """The answer to it, as a call leaves it behind."""
-    return Shown(1700000000.25, request_id, Lines.of(served), asked, asked.ask(served))
+    return Shown(1700000000.25, Lines.of(served), query, served.ranker.rank(query))
 
 
 def joined(event: Mapping[str, Any], item: Mapping[str, Any], spec: ModelSpec) -> dict[str, Value]:

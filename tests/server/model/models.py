@@ -14,7 +14,9 @@ from model_store.spec.spec import ModelSpec
 from server.model.catalogue import Catalogue
 from server.model.live_model import LiveModel
 from server.model.model import Model
-from server.ranking.ranker import Ranker, Ranking
+from server.ranking.query import Ranking
+from server.ranking.ranker import Ranker
+from tests.server.ranked import ranked
 from tests.server.ranking.test_ranker import VARIANTS, models, specs, values_of
 from tests.server.slow_ranker import Weights, artefact_of
 
@@ -41,7 +43,7 @@ def fresh_ranker(artefact: Artefact, records: Records) -> Ranker:
 
 def told(ranking: Ranking) -> tuple[Any, ...]:
     """All that an answer says, as values to compare."""
-    return ranking.ids, ranking.score, ranking.ctr, ranking.unknown_items, ranking.unknown_fields
+    return ranking.ids, ranking.score, ranking.ctr, ranking.candidates.unknown
 
 
 def answers(ranker: Ranker, requests: Iterable[dict[str, Value]], records: Records) -> list[tuple[Any, ...]]:
@@ -49,7 +51,7 @@ def answers(ranker: Ranker, requests: Iterable[dict[str, Value]], records: Recor
     ids = [item_id for item_id, _ in records]
     spelled = [(f"spelled {item_id}", item) for item_id, item in records]
     return [
-        told(ranker.rank(request, [*ids, "unknown"], spelled, variant, top_k))
+        told(ranked(ranker, request, [*ids, "unknown"], spelled, variant, top_k))
         for request in requests
         for variant in range(VARIANTS)
         for top_k in (None, 2)

@@ -16,9 +16,9 @@ from model_store.features.values import Value
 from model_store.spec.spec import parse_spec
 from server.model.attributes import MAX_NAMES, MAX_TEXT_BYTES, Attributes, AttributeWriter
 from server.model.catalogue import Catalogue
-from server.ranking.scoring_kernels import FIRST_SPELLED, NO_ITEM
+from server.ranking.scoring_kernels import FIRST_INLINE, NO_ITEM
 from server.ranking.select import filters as candidates_module
-from server.ranking.select.filters import AnyOf, Candidates, InRange, NoneOf
+from server.ranking.select.filters import AnyOf, CandidateColumns, InRange, NoneOf
 
 PLAN = FeaturePlan.of(
     parse_spec(
@@ -42,9 +42,9 @@ def written(*records: Record) -> Attributes:
     return writer.finish()
 
 
-def candidates(*records: Record) -> Candidates:
+def candidates(*records: Record) -> CandidateColumns:
     rows = np.arange(len(records), dtype=np.int32)
-    return Candidates(written(*records), [f"i{row}" for row in rows], rows, [])
+    return CandidateColumns(written(*records), [f"i{row}" for row in rows], rows, [])
 
 
 def nan_is_none(numbers: Any) -> list[float | None]:
@@ -90,8 +90,8 @@ def test_items_spelled_out_and_unknown_ones_stand_among_the_catalogues() -> None
         ("s0", {"bid": 3.5, "brand": "puma", "colours": ["red", "blue"]}),
         ("s1", {"bid": "4", "brand": "other", "tags": {"green": 2.0}}),
     ]
-    rows = np.array([1, FIRST_SPELLED, NO_ITEM, FIRST_SPELLED - 1, 0], np.int32)
-    found = Candidates(attributes, ["b", "s0", "u", "s1", "a"], rows, spelled)
+    rows = np.array([1, FIRST_INLINE, NO_ITEM, FIRST_INLINE - 1, 0], np.int32)
+    found = CandidateColumns(attributes, ["b", "s0", "u", "s1", "a"], rows, spelled)
     assert nan_is_none(found.numbers("bid")) == [2.0, 3.5, None, 4.0, 1.0]
     assert AnyOf("brand", frozenset([b"puma"])).passes(found).tolist() == [True, True, False, False, False]
     assert AnyOf("brand", frozenset([b"other"])).passes(found).tolist() == [False, False, False, True, False]
@@ -107,7 +107,7 @@ def test_the_last_record_of_a_row_counts_and_leaves_nothing_of_the_first() -> No
     writer.add(0, {"bid": "1", "tags": "red", "brand": "nike"})
     writer.add(1, {"bid": "2"})
     writer.add(0, {"brand": "puma"})
-    found = Candidates(writer.finish(), ["a", "b"], np.arange(2, dtype=np.int32), [])
+    found = CandidateColumns(writer.finish(), ["a", "b"], np.arange(2, dtype=np.int32), [])
     assert nan_is_none(found.numbers("bid")) == [None, 2.0]
     assert not AnyOf("tags", frozenset([b"red"])).passes(found).any()
     assert AnyOf("brand", frozenset([b"puma"])).passes(found).tolist() == [True, False]
@@ -133,7 +133,7 @@ def test_a_long_text_a_raw_field_and_an_empty_value_are_no_attributes() -> None:
 
 def test_a_catalogue_carries_the_attributes_of_its_rows() -> None:
     catalogue = Catalogue.build(PLAN, [("a", {"bid": "1"}), ("b", {"bid": "2"}), ("a", {"bid": "3"})])
-    found = Candidates(catalogue.attributes, ["b", "a"], catalogue.rows.rows(["b", "a"])[0], [])
+    found = CandidateColumns(catalogue.attributes, ["b", "a"], catalogue.rows.rows(["b", "a"])[0], [])
     assert found.numbers("bid").tolist() == [2.0, 3.0]
 
 
@@ -149,9 +149,9 @@ def test_columns_equal_a_slow_reading_of_the_records(records: list[Record], data
     attributes = Attributes.unpack(head, {**arrays, "others": np.zeros(1)})
     chosen = data.draw(st.lists(st.integers(0, len(records) - 1), max_size=8)) if records else []
     spelled = data.draw(st.lists(RECORDS, max_size=3))
-    rows = np.array([*chosen, *(FIRST_SPELLED - r for r in range(len(spelled)))], np.int32)
+    rows = np.array([*chosen, *(FIRST_INLINE - r for r in range(len(spelled)))], np.int32)
     ids = [str(at) for at in range(len(rows))]
-    found = Candidates(attributes, ids, rows, [("", record) for record in spelled])
+    found = CandidateColumns(attributes, ids, rows, [("", record) for record in spelled])
     all_records = [*(records[row] for row in chosen), *spelled]
     for name in ("bid", "brand", "tags", "note"):
         texts = found.texts(name)
@@ -193,5 +193,5 @@ def slow_number(text: Value) -> float | None:
 )
 def test_odd_values_have_no_number(odd: Record) -> None:
     assert nan_is_none(candidates(odd).numbers("bid")) == [None]
-    spelled = Candidates(Attributes(), ["a"], np.array([FIRST_SPELLED], np.int32), [("a", odd)])
+    spelled = CandidateColumns(Attributes(), ["a"], np.array([FIRST_INLINE], np.int32), [("a", odd)])
     assert nan_is_none(spelled.numbers("bid")) == [None]

@@ -20,6 +20,7 @@ from server.ranking.served import ServedVersion
 from tests.matrix import examples
 from tests.server import shop
 from tests.server.model.models import Records, answers, follow, fresh_ranker, live, runs, told
+from tests.server.ranked import ranked
 from tests.server.ranking.test_ranker import SHOP, parse
 from tests.server.slow_ranker import Weights, artefact_of
 
@@ -106,7 +107,7 @@ def test_parts_on_disk_are_served_again(tmp_path: Path) -> None:
     one, other = ServedVersion.bind(parts), ServedVersion.bind(again)
     fields = {"age": "20", "likes": ["red"], "device": "u1"}
     ids = list(shop.ITEMS)
-    assert told(other.ranker.rank(fields, ids)) == told(one.ranker.rank(fields, ids))
+    assert told(ranked(other.ranker, fields, ids)) == told(ranked(one.ranker, fields, ids))
 
 
 def test_a_model_without_a_version_says_so() -> None:
@@ -127,11 +128,11 @@ def test_long_and_short_ranges_of_fresh_keys_score_as_the_snapshots() -> None:
     request: dict[str, Value] = {"age": "25", "hour": 7}
     for few in (items[:5], items[100:300], items):
         ids = [item_id for item_id, _ in few]
-        assert told(ours.rank(request, ids)) == told(theirs.rank(request, ids))
-        shadowed = ours.rank(request, ids, shadows=(0,))
+        assert told(ranked(ours, request, ids)) == told(ranked(theirs, request, ids))
+        shadowed = ranked(ours, request, ids, shadows=(0,))
         assert (shadowed.ids, shadowed.score) == (
-            theirs.rank(request, ids).ids,
-            theirs.rank(request, ids).score,
+            ranked(theirs, request, ids).ids,
+            ranked(theirs, request, ids).score,
         )
 
 
@@ -152,10 +153,10 @@ def test_a_model_of_thirty_two_variants_follows_deltas() -> None:
     ours, theirs = ServedVersion.bind(model.parts).ranker, fresh_ranker(artefact_of(spec, steps[-1]), items)
     for variant in range(32):
         asked = {"age": "25"}, ["shoe"], items, variant
-        assert told(ours.rank(*asked)) == told(theirs.rank(*asked))  # type: ignore[arg-type]
-    shadows = ours.rank({"age": "25"}, ["shoe"], shadows=range(32)).shadows
+        assert told(ranked(ours, *asked)) == told(ranked(theirs, *asked))  # type: ignore[arg-type]
+    shadows = ranked(ours, {"age": "25"}, ["shoe"], shadows=range(32)).shadows
     assert [s.score for s in shadows] == [
-        theirs.rank({"age": "25"}, ["shoe"], (), v).score for v in range(32)
+        ranked(theirs, {"age": "25"}, ["shoe"], (), v).score for v in range(32)
     ]
 
 

@@ -44,7 +44,7 @@ def ranker_of(model: Model) -> Ranker:
 
 
 def ranked(ranker: Ranker, variant: int) -> dict[str, float]:
-    found = ranker.rank(REQUEST, ALL, variant=variant)  # type: ignore[arg-type]
+    found = ranker.rank(ranker.query(REQUEST, ALL, variant=variant))  # type: ignore[arg-type]
     return dict(zip(found.ids, found.score, strict=True))
 
 
@@ -128,7 +128,7 @@ def test_thirty_two_variants_have_thirty_two_scores() -> None:
     }
     model = Model.build(artefact_of(spec, weights), 1)
     ranker = Ranker(model, Catalogue.build(model.plan, [("shoe", {"brand": "nike"})]))
-    given = [ranker.rank({"age": "25"}, ["shoe"], variant=n).score for n in range(32)]
+    given = [ranker.rank(ranker.query({"age": "25"}, ["shoe"], variant=n)).score for n in range(32)]
     assert given == [[(n + 1.0) * 1.9375] for n in range(32)]
 
 

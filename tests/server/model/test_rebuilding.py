@@ -19,6 +19,7 @@ from server.ranking.served import ServedVersion
 from tests.matrix import examples
 from tests.server import shop
 from tests.server.model.models import Records, answers, follow, fresh_ranker, live, runs
+from tests.server.ranked import ranked
 from tests.server.slow_ranker import Weights, artefact_of
 
 Run = tuple[ModelSpec, list[Weights], list[dict[str, Value]], Records]
@@ -67,7 +68,7 @@ def test_items_that_came_meanwhile_are_kept() -> None:
     assert model.finish_rebuild() is not None
     served = ServedVersion.bind(model.parts)
     assert (len(served.catalogue), served.items_generation) == (3, 5)
-    assert served.ranker.rank({"age": "20"}, list(shop.ITEMS)).unknown_items == list(shop.ITEMS)[3:]
+    assert ranked(served.ranker, {"age": "20"}, list(shop.ITEMS)).candidates.unknown == list(shop.ITEMS)[3:]
 
 
 def test_a_snapshot_that_comes_meanwhile_is_what_counts() -> None:

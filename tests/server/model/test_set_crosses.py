@@ -14,6 +14,7 @@ from server.model.catalogue import Catalogue
 from server.model.model import Model
 from server.model.request_tokens import SetCrosses
 from server.ranking.ranker import Ranker
+from tests.server.ranked import ranked
 
 SPEC = parse_spec("""
 [model]
@@ -53,20 +54,20 @@ def ranker() -> Ranker:
 
 def test_sets_of_a_request_that_make_too_many_keys_are_refused(ranker: Ranker) -> None:
     few: dict[str, Value] = {"likes": ["a", "x"], "hour": "7", "seen": ["b"]}
-    assert ranker.rank(few, ["item"]).score == [2.0]
-    assert ranker.rank({"likes": MANY, "hour": "7", "seen": MANY[:400]}, ["item"]).score == [1.0]
+    assert ranked(ranker, few, ["item"]).score == [2.0]
+    assert ranked(ranker, {"likes": MANY, "hour": "7", "seen": MANY[:400]}, ["item"]).score == [1.0]
     with pytest.raises(
         InvalidRequest, match=r"the sets of likes\*hour\*seen: they make more than 1,000,000 keys"
     ):
-        ranker.rank({"likes": MANY, "hour": "7", "seen": MANY}, ["item"])
+        ranked(ranker, {"likes": MANY, "hour": "7", "seen": MANY}, ["item"])
 
 
 def test_sets_of_items_count_together(ranker: Ranker) -> None:
     large: dict[str, Value] = {"tags": [*MANY[:999], "b"], "sizes": [*MANY[:299], "c"]}
     items = [(str(number), large) for number in range(4)]
-    assert ranker.rank({"likes": ["a"]}, [], items[:3]).score == [2.0] * 3
+    assert ranked(ranker, {"likes": ["a"]}, [], items[:3]).score == [2.0] * 3
     with pytest.raises(InvalidRequest, match=r"the sets of likes\*tags\*sizes"):
-        ranker.rank({"likes": ["a"]}, [], items)
+        ranked(ranker, {"likes": ["a"]}, [], items)
 
 
 def test_a_plan_without_such_crosses_has_none_to_count() -> None:

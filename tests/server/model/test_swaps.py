@@ -12,6 +12,7 @@ from server.ranking.ranker import Ranker
 from server.ranking.served import ServedVersion
 from tests.server import shop
 from tests.server.model.models import fresh_ranker
+from tests.server.ranked import ranked
 
 VERSIONS = 12
 FIELDS: dict[str, Any] = {"age": "20", "likes": ["red", "blue"], "device": "u1", "distance": 2.5}
@@ -39,7 +40,7 @@ class Swapped:
 
 
 def asked(ranker: Ranker) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    ranking = ranker.rank(FIELDS, IDS, RECORDS[:2])
+    ranking = ranked(ranker, FIELDS, IDS, RECORDS[:2])
     return tuple(ranking.ids), tuple(ranking.score)
 
 

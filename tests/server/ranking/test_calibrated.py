@@ -11,7 +11,8 @@ import pytest
 from model_store.artefact.calibration import Calibration, Curve, IsotonicCurve, PowerCurve, VariantCurves
 from server.model.catalogue import Catalogue
 from server.model.model import Model
-from server.ranking.ranker import Ranker, Ranking
+from server.ranking.query import Ranking
+from server.ranking.ranker import Ranker
 from tests.server import shop
 
 POWERS = Calibration(
@@ -28,7 +29,7 @@ def ranked(
 ) -> Ranking:
     model = Model.build(replace(shop.artefact(), calibration=calibration), version=1)
     ranker = Ranker(model, Catalogue.build(model.plan, shop.ITEMS.items()))
-    return ranker.rank(fields, list(shop.ITEMS), variant=variant, top_k=top_k)
+    return ranker.rank(ranker.query(fields, list(shop.ITEMS), variant=variant, top_k=top_k))
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_the_last_known_set_serves_while_the_store_is_away_and_the_answer_says_s
         with pytest.raises(StoreUnavailable):
             sets.members("another", PATIENT)
     assert ids == ["b", "a"]
-    assert problems[0].startswith("candidate_set: stale, read 60 s ago: ")
+    assert str(problems[0]).startswith("candidate_set: stale, read 60 s ago: ")
 
 
 def test_what_is_no_set_is_an_error_also_where_there_was_one(

@@ -18,6 +18,7 @@ from server.ranking.explain import ROUNDING, Group, _rest, explained, item_token
 from server.ranking.ranker import Ranker
 from server.ranking.served import ServedVersion
 from tests.matrix import examples
+from tests.server.ranked import ranked
 from tests.server.ranking.test_ranker import SHOP, SHOP_WEIGHTS, VARIANTS, parse, questions
 from tests.server.slow_ranker import Weights, artefact_of
 
@@ -39,10 +40,12 @@ def test_contributions_add_up_to_the_rankers_score_exactly(
     model = Model.build(artefact_of(spec, weights), 1)
     records = [(str(index), item) for index, item in enumerate(items)]
     catalogue = Catalogue.build(model.plan, records)
-    ranking = Ranker(model, catalogue).rank(request, [i for i, _ in records], records, variant)
+    ranking = ranked(Ranker(model, catalogue), request, [i for i, _ in records], records, variant)
     for item_id, score in zip(ranking.ids, ranking.score, strict=True):
         for features in (None, items[int(item_id)]):
-            tokens = request_tokens(model, request) | item_tokens(model, catalogue, item_id, features)
+            tokens = request_tokens(model.plan, model.request_tokens.of(request)) | item_tokens(
+                model, catalogue, item_id, features
+            )
             groups = explained(model, tokens, variant, score)
             assert added_up(groups) == score
             for group in groups:
@@ -74,7 +77,7 @@ def own_id(model: Model, item_id: str, items: list[dict[str, Value]]) -> dict[st
 def test_keys_stand_under_the_field_or_cross_that_made_them() -> None:
     model = Model.build(artefact_of(parse(SHOP, [["age", "brand"]]), SHOP_WEIGHTS), 1)
     catalogue = Catalogue.build(model.plan, [("shoe", {"brand": "nike"}), ("new", {})])
-    request = request_tokens(model, {"age": "25", "hour": "7"})
+    request = request_tokens(model.plan, model.request_tokens.of({"age": "25", "hour": "7"}))
     groups = explained(model, request | item_tokens(model, catalogue, "shoe", None), 0, 1.75)
     assert [(g.name, g.sum, [k.key for k in g.keys]) for g in groups] == [
         ("bias", -1.0, [b"bias"]),
@@ -135,8 +138,8 @@ def test_keys_that_a_delta_brought_changed_or_took_out_are_explained_as_they_are
     live.apply(2, "", second.changes_since(first, version=1))
     served = ServedVersion.bind(live.parts)
     assert len(served.model.fresh) > 0
-    ranking = served.ranker.rank({"age": "25"}, ["shoe"])
-    request = request_tokens(served.model, {"age": "25"})
+    ranking = ranked(served.ranker, {"age": "25"}, ["shoe"])
+    request = request_tokens(served.model.plan, served.ranker.features({"age": "25"}).tokens)
     tokens = request | item_tokens(served.model, served.catalogue, "shoe", None)
     groups = explained(served.model, tokens, 0, ranking.score[0])
     assert added_up(groups) == ranking.score[0]

@@ -13,14 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import InvalidRequest, ObjectiveError
-from server.ranking.select.objective import (
-    FUNCTIONS,
-    MAX_CHARACTERS,
-    MAX_DEPTH,
-    MAX_STEPS,
-    PREDICTIONS,
-    Objective,
-)
+from server.ranking.limits import MAX_OBJECTIVE_CHARACTERS as MAX_CHARACTERS
+from server.ranking.limits import MAX_OBJECTIVE_DEPTH as MAX_DEPTH
+from server.ranking.limits import MAX_OBJECTIVE_STEPS as MAX_STEPS
+from server.ranking.select.objective import FUNCTIONS, PREDICTIONS, Objective
 
 NAN = math.nan
 ITEMS = {
@@ -125,7 +121,10 @@ def test_a_wrong_text_is_refused_with_its_place_and_what_is_allowed(text: str, m
     [
         ("1 + " * MAX_CHARACTERS + "1", f"the limit is {MAX_CHARACTERS}"),
         ("+".join("1" * (MAX_STEPS // 2 + 1)), f"more than {MAX_STEPS}"),
-        ("(" * (MAX_DEPTH + 1) + "1" + ")" * (MAX_DEPTH + 1), f"more than {MAX_DEPTH} deep"),
+        (
+            "(" * (MAX_DEPTH + 1) + "1" + ")" * (MAX_DEPTH + 1),
+            f"more than {MAX_DEPTH} deep",
+        ),
         ("-" * (MAX_DEPTH + 1) + "1", f"more than {MAX_DEPTH} deep"),
         ("**".join("1" * (MAX_DEPTH + 2)), f"more than {MAX_DEPTH} deep"),
     ],

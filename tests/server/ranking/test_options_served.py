@@ -9,11 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
-from ctr.v1.ranking_pb2 import Cap, Exploration, Filter, RankRequest
 from ftrie.client.client import Client, Degradation, RankFailed
 from ftrie.client.messages import AnyOf, Between, NoneOf, Thompson, UpperConfidenceBound
 from model_store.store import Store
-from server.ranking.request import Received
 from tests.server import shop
 from tests.server.one_process import Server
 
@@ -222,26 +220,3 @@ def test_an_unreadable_explain_request_is_the_callers_fault(server: Server) -> N
 
 
 # --- What a plain request pays ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("more", "asks"),
-    [
-        ({}, False),
-        ({"top_k": 3, "variant": "base", "candidate_set": "", "request_id": "r"}, False),
-        ({"objective": "ctr"}, True),
-        ({"filters": [Filter(field="brand")]}, True),
-        ({"caps": [Cap(field="brand", at_most=1)]}, True),
-        ({"exploration": Exploration()}, True),
-    ],
-)
-def test_whether_a_request_has_options_is_told_from_its_bytes(more: dict[str, Any], asks: bool) -> None:
-    message = RankRequest(model="shop", cookie="u1", item_ids=["a", "b"], **more)
-    message.context.values["hour"] = "7"
-    found = Received(message.SerializeToString())
-    assert found.has_options is asks
-    assert found.with_features().context.values["hour"] == "7"
-
-
-def test_a_request_that_only_the_library_can_read_may_have_options() -> None:
-    assert Received(RankRequest(item_ids=["é"]).SerializeToString()).has_options

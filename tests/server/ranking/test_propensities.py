@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from server.ranking.select.exploration import EXACT_UP_TO, integrated, simulated
 from server.ranking.select.filters import Groups
-from server.ranking.select.propensity import EXACT_UP_TO, integrated, simulated
 
 Array = Any
 DRAWS = 40_000

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctr.v1.ranking_pb2 import RankRequest
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
 from model_store.spec.spec import ModelSpec
 from server.model.catalogue import Catalogue
 from server.model.model import Model
 from server.ranking.ranker import Ranker
-from server.ranking.select.options import Options
 from tests.matrix import examples
+from tests.server.ranked import options_of, ranked
 from tests.server.ranking.test_ranker import SHOP, SHOP_WEIGHTS, VARIANTS, parse, questions
 from tests.server.slow_ranker import Weights, artefact_of
 
 Question = tuple[ModelSpec, Weights, dict[str, Value], list[dict[str, Value]]]
-
-
-def options(**message: Any) -> Options:
-    found = Options.of(RankRequest(**message), "", "request")
-    assert found is not None
-    return found
 
 
 def rate(key: bytes) -> float:
@@ -60,10 +51,10 @@ def test_uncertainty_is_the_sum_of_the_rates_and_the_score_is_untouched(
     model = model_of(spec, weights)
     records = [(str(index), item) for index, item in enumerate(items)]
     ranker = Ranker(model, Catalogue.build(model.plan, records))
-    plain = ranker.rank(request, [i for i, _ in records], [], variant)
+    plain = ranked(ranker, request, [i for i, _ in records], [], variant)
     for named, spelled in (([i for i, _ in records], []), ([], records)):
-        found = ranker.rank(
-            request, named, spelled, variant, options=options(exploration={"ucb": {"width": 0.0}})
+        found = ranked(
+            ranker, request, named, spelled, variant, options=options_of(exploration={"ucb": {"width": 0.0}})
         )
         assert (found.ids, found.score, found.ctr) == (plain.ids, plain.score, plain.ctr), "bit for bit"
         assert found.uncertainties is not None
@@ -79,9 +70,9 @@ def test_an_objective_of_score_is_the_plain_order(question: Question, variant: i
     records = [(str(index), item) for index, item in enumerate(items)]
     ranker = Ranker(model, Catalogue.build(model.plan, records))
     ids = [i for i, _ in records]
-    plain = ranker.rank(request, ids, [], variant, top_k)
+    plain = ranked(ranker, request, ids, [], variant, top_k)
     for objective in ("score", "score * 2"):  # doubling is exact; adding 1 would make ties of tiny scores
-        found = ranker.rank(request, ids, [], variant, top_k, options=options(objective=objective))
+        found = ranked(ranker, request, ids, [], variant, top_k, options=options_of(objective=objective))
         assert (found.ids, found.score, found.ctr) == (plain.ids, plain.score, plain.ctr)
         assert found.uncertainties is None and found.propensities is None
 
@@ -89,8 +80,12 @@ def test_an_objective_of_score_is_the_plain_order(question: Question, variant: i
 def test_an_objective_may_name_the_uncertainty() -> None:
     model = model_of(parse(SHOP, [["age", "brand"]]), SHOP_WEIGHTS)
     catalogue = Catalogue.build(model.plan, [("shoe", {"brand": "nike", "bid": "3"}), ("hat", {"bid": "1"})])
-    ranking = Ranker(model, catalogue).rank(
-        {"age": "25"}, ["hat", "shoe"], [], options=options(objective="uncertainty * bid")
+    ranking = ranked(
+        Ranker(model, catalogue),
+        {"age": "25"},
+        ["hat", "shoe"],
+        [],
+        options=options_of(objective="uncertainty * bid"),
     )
     assert ranking.ids == ["shoe", "hat"]
     assert ranking.objectives is not None and ranking.uncertainties is not None

@@ -20,6 +20,7 @@ from server.model.catalogue import Catalogue
 from server.model.model import Model
 from server.ranking.ranker import Ranker, Ranking
 from tests.matrix import examples
+from tests.server.ranked import ranked
 from tests.server.slow_ranker import Weights, artefact_of, slow_scores
 
 FIELDS = {
@@ -117,18 +118,20 @@ def test_scores_and_order_equal_the_slow_ranker(
     records = [(str(index), item) for index, item in enumerate(items)]
     ranker = Ranker(model, Catalogue.build(model.plan, records))
     ids = [item_id for item_id, _ in records]
-    found = ranker.rank(request, ids, [], variant, top_k)
+    found = ranked(ranker, request, ids, [], variant, top_k)
 
     expected = slow_scores(spec, weights, request, items, variant)
     assert len(found.ids) == min(len(ids), top_k or len(ids))
     for item_id, score, ctr in zip(found.ids, found.score, found.ctr, strict=True):
         assert score == pytest.approx(expected[int(item_id)], rel=1e-9, abs=1e-9)
         assert ctr == pytest.approx(0.5 + 0.5 * math.tanh(score / 2), rel=1e-9, abs=1e-12)
-    everything = dict(zip(*(lambda r: (r.ids, r.score))(ranker.rank(request, ids, [], variant)), strict=True))
+    everything = dict(
+        zip(*(lambda r: (r.ids, r.score))(ranked(ranker, request, ids, [], variant)), strict=True)
+    )
     best_first = sorted(ids, key=lambda item_id: (-everything[item_id], int(item_id)))
     assert found.ids == best_first[: len(found.ids)]
 
-    spelled = ranker.rank(request, [], records, variant, top_k)
+    spelled = ranked(ranker, request, [], records, variant, top_k)
     assert (spelled.ids, spelled.score) == (found.ids, found.score), "spelled out, bit for bit the same"
 
 
@@ -158,79 +161,80 @@ def scores(ranking: Ranking) -> dict[str, float]:
 
 
 def test_equal_scores_stand_in_the_order_of_the_candidates() -> None:
-    ranking = shop_ranker().rank({"age": "25"}, ["sock", "shoe", "hat"])
+    ranking = ranked(shop_ranker(), {"age": "25"}, ["sock", "shoe", "hat"])
     assert ranking.ids == ["shoe", "sock", "hat"]
     assert ranking.score == [1.75, -0.5, -0.5]
 
 
 def test_named_and_spelled_items_are_ranked_together() -> None:
-    ranking = shop_ranker().rank({"age": "25"}, ["hat"], [("boot", {"brand": "nike"})])
+    ranking = ranked(shop_ranker(), {"age": "25"}, ["hat"], [("boot", {"brand": "nike"})])
     assert scores(ranking) == {"boot": 1.75, "hat": -0.5}
 
 
 def test_an_unknown_item_is_scored_on_what_is_known_and_listed_once() -> None:
-    ranking = shop_ranker().rank({"age": "25"}, ["gone", "shoe", "new", "gone"])
+    ranking = ranked(shop_ranker(), {"age": "25"}, ["gone", "shoe", "new", "gone"])
     assert list(zip(ranking.ids, ranking.score, strict=True)) == [
         ("shoe", 1.75), ("new", -0.375), ("gone", -0.5), ("gone", -0.5)
     ]  # fmt: skip
-    assert ranking.unknown_items == ["gone", "new"]
+    assert ranking.candidates.unknown == ["gone", "new"]
 
 
 def test_an_item_without_its_own_id_among_its_features_has_it_all_the_same() -> None:
     ranker = shop_ranker(items=[("new", {}), ("other", {"sku": "new"})])
-    assert scores(ranker.rank({}, ["new", "other"], [("new", {})])) == {"new": -0.875, "other": -0.875}
+    assert scores(ranked(ranker, {}, ["new", "other"], [("new", {})])) == {"new": -0.875, "other": -0.875}
 
 
 def test_unknown_items_without_an_id_field_get_the_requests_score() -> None:
     model = Model.build(artefact_of(parse({"age": {"side": "user"}}), SHOP_WEIGHTS), 1)
-    ranking = Ranker(model, Catalogue.build(model.plan, [])).rank({"age": "25"}, ["x", "y"])
-    assert (ranking.ids, ranking.score, ranking.unknown_items) == (["x", "y"], [-0.5, -0.5], ["x", "y"])
+    ranking = ranked(Ranker(model, Catalogue.build(model.plan, [])), {"age": "25"}, ["x", "y"])
+    assert (ranking.ids, ranking.score, ranking.candidates.unknown) == (["x", "y"], [-0.5, -0.5], ["x", "y"])
 
 
 def test_unknown_request_fields_are_listed() -> None:
-    ranking = shop_ranker().rank({"age": "25", "colour": "red"}, ["shoe"])
-    assert ranking.unknown_fields == ["colour"]
+    ranking = ranked(shop_ranker(), {"age": "25", "colour": "red"}, ["shoe"])
+    assert ranking.ids == ["shoe"]
+    assert shop_ranker().features({"colour": "red"}).unknown == ["colour"]
     assert ranking.score == [1.75]
 
 
 def test_an_items_field_in_the_request_is_refused_with_its_place() -> None:
     with pytest.raises(FieldValueError, match="brand: belongs to the item"):
-        shop_ranker().rank({"brand": "nike"}, ["shoe"])
+        ranked(shop_ranker(), {"brand": "nike"}, ["shoe"])
 
 
 def test_a_request_value_that_does_not_fit_names_its_field() -> None:
     with pytest.raises(FieldValueError, match="age: got a list"):
-        shop_ranker().rank({"age": ["25", "31"]}, ["shoe"])
+        ranked(shop_ranker(), {"age": ["25", "31"]}, ["shoe"])
 
 
 def test_no_candidates_give_an_empty_ranking() -> None:
-    ranking = shop_ranker().rank({"age": "25"}, [])
+    ranking = ranked(shop_ranker(), {"age": "25"}, [])
     assert (ranking.ids, ranking.ctr, ranking.score) == ([], [], [])
 
 
 def test_an_empty_model_gives_even_chances() -> None:
-    ranking = shop_ranker({}).rank({"age": "25"}, ["shoe", "hat"])
+    ranking = ranked(shop_ranker({}), {"age": "25"}, ["shoe", "hat"])
     assert (ranking.ids, ranking.ctr) == (["shoe", "hat"], [0.5, 0.5])
 
 
 @pytest.mark.parametrize("item_id", ["a\x00b", "", "naïve", "\ud800"])
 def test_ids_of_every_kind_are_found(item_id: str) -> None:
     ranker = shop_ranker(items=[("a", {}), (item_id, {"brand": "nike"}), ("b", {})])
-    ranking = ranker.rank({}, ["b", item_id, "a"])
+    ranking = ranked(ranker, {}, ["b", item_id, "a"])
     assert ranking.ids == [item_id, "b", "a"]
-    assert ranking.unknown_items == []
+    assert not ranking.candidates.unknown
 
 
 def test_the_last_record_of_an_id_counts() -> None:
     ranker = shop_ranker(items=[("shoe", {"brand": "puma"}), ("hat", {}), ("shoe", {"brand": "nike"})])
-    assert scores(ranker.rank({}, ["shoe", "hat"])) == {"shoe": -0.75, "hat": -1.0}
+    assert scores(ranked(ranker, {}, ["shoe", "hat"])) == {"shoe": -0.75, "hat": -1.0}
 
 
 def test_a_stored_value_that_does_not_fit_counts_as_missing_and_is_reported() -> None:
     spec = parse({"price": {"side": "item", "kind": "number"}, "age": {"side": "user"}})
     model = Model.build(artefact_of(spec, {b"bias": (1.0, 1), b"price=": (0.5, 1)}), 1)
     catalogue = Catalogue.build(model.plan, [("dear", {"price": "4"}), ("odd", {"price": "four"})])
-    assert scores(Ranker(model, catalogue).rank({}, ["dear", "odd"])) == {"dear": 3.0, "odd": 1.0}
+    assert scores(ranked(Ranker(model, catalogue), {}, ["dear", "odd"])) == {"dear": 3.0, "odd": 1.0}
     assert catalogue.problems == ("item 'odd': price: got 'four', expected a number",)
 
 
@@ -251,7 +255,7 @@ def test_long_and_short_ranges_and_many_candidates_agree_with_the_slow_ranker() 
     ranker = Ranker(model, Catalogue.build(model.plan, items))
     for some in (items[:5], items[100:300], items):
         expected = slow_scores(spec, weights, {"age": "25", "hour": 7}, [{"sku": i, **f} for i, f in some], 0)
-        assert scores(ranker.rank({"age": "25", "hour": 7}, [i for i, _ in some])) == pytest.approx(
+        assert scores(ranked(ranker, {"age": "25", "hour": 7}, [i for i, _ in some])) == pytest.approx(
             {item_id: score for (item_id, _), score in zip(some, expected, strict=True)}
         )
 
@@ -261,7 +265,7 @@ def test_threads_share_one_ranker() -> None:
 
     def ask(age: str, best: float) -> None:
         for _ in range(300):
-            if ranker.rank({"age": age}, ["hat", "shoe"] * 20).score[0] != best:
+            if ranked(ranker, {"age": age}, ["hat", "shoe"] * 20).score[0] != best:
                 wrong.append(age)
 
     threads = [threading.Thread(target=ask, args=pair) for pair in [("25", 1.75), ("31", -0.75)] * 3]
@@ -276,7 +280,7 @@ def test_an_id_that_does_not_fit_the_id_field_is_no_feature() -> None:
     spec = parse({"sku": {"side": "item", "column": "item", "kind": "number"}})
     model = Model.build(artefact_of(spec, {b"bias": (1.0, 1), b"sku=": (0.5, 1)}), 1)
     ranker = Ranker(model, Catalogue.build(model.plan, [("6", {}), ("six", {})]))
-    assert scores(ranker.rank({}, ["6", "six", "8", "eight"])) == {
+    assert scores(ranked(ranker, {}, ["6", "six", "8", "eight"])) == {
         "6": 4.0,
         "six": 1.0,
         "8": 5.0,

@@ -16,10 +16,11 @@ from model_store.features.features import FeaturePlan
 from model_store.spec.spec import parse_spec
 from server.errors import DeadlinePassed, InvalidRequest
 from server.model.attributes import AttributeWriter
+from server.ranking.limits import MAX_CAPS, MAX_FILTER_VALUES, MAX_FILTERS
+from server.ranking.request import read_options
 from server.ranking.select.exploration import Thompson, UpperConfidenceBound, normals
-from server.ranking.select.filters import AnyOf, Candidates, Cap, Condition, InRange, NoneOf
-from server.ranking.select.options import MAX_CAPS, MAX_FILTER_VALUES, MAX_FILTERS, Options
-from server.ranking.select.selection import Plan, Scored, Selection
+from server.ranking.select.filters import AnyOf, CandidateColumns, Cap, Condition, InRange, NoneOf
+from server.ranking.select.selection import Options, Scored, Selection
 from tests.matrix import examples
 from tests.server.ranking.slow_selection import Record, number_in, slow_select
 
@@ -28,11 +29,11 @@ PLAN = FeaturePlan.of(
 )
 
 
-def candidates(records: list[Record]) -> Candidates:
+def candidates(records: list[Record]) -> CandidateColumns:
     writer = AttributeWriter(PLAN)
     for row, record in enumerate(records):
         writer.add(row, record)
-    return Candidates(writer.finish(), ids(records), np.arange(len(records), dtype=np.int32), [])
+    return CandidateColumns(writer.finish(), ids(records), np.arange(len(records), dtype=np.int32), [])
 
 
 def ids(records: list[Record]) -> list[str]:
@@ -49,11 +50,11 @@ def select(
     **message: Any,
 ) -> Selection:
     records = [{} for _ in scores] if records is None else records
-    options = Options.of(RankRequest(**message), "", request_id)
+    options = read_options(RankRequest(**message), "")
     assert options is not None
     sigma = None if uncertainty is None else np.array(uncertainty)
     scored = Scored(np.array(scores, np.float64), sigma, curve)
-    return options.plan.select(scored, candidates(records), ids(records), top_k, request_id)
+    return options.select(scored, candidates(records), ids(records), top_k, request_id)
 
 
 FIELD = st.sampled_from(["seller", "brand", "bid", "gone"])
@@ -98,8 +99,8 @@ def test_the_items_and_their_order_equal_the_slow_selection(
 
     scores, records = [score for score, _ in items], [record for _, record in items]
     expected = slow_select(scores, records, conditions, caps, value, top_k)
-    compiled = None if not objective else Options.of(RankRequest(objective=objective), "", "")
-    plan = Plan(None if compiled is None else compiled.plan.objective, tuple(conditions), tuple(caps), None)
+    compiled = None if not objective else read_options(RankRequest(objective=objective), "")
+    plan = Options(None if compiled is None else compiled.objective, tuple(conditions), tuple(caps), None)
     scored = Scored(np.array(scores, np.float64), None, None)
     found = plan.select(scored, candidates(records), ids(records), top_k, "r")
     assert found.order.tolist() == expected
@@ -123,14 +124,16 @@ def test_items_whose_objective_has_no_value_stand_last_by_score_and_are_told_of(
     found = select([0.0, 1.0, 2.0], [{"bid": "1"}, {}, {"bid": "soon"}], objective="ctr * bid")
     assert found.order.tolist() == [0, 2, 1]
     assert found.objective is not None and np.isnan(found.objective[1:]).all()
-    assert found.notes == ["objective: 2 of 3 candidates have no value and stand last: no number in 'bid'"]
+    assert list(map(str, found.notes)) == [
+        "objective: 2 of 3 candidates have no value and are ranked last: no number in 'bid'"
+    ]
 
 
 def test_infinite_results_stand_last_whatever_their_sign() -> None:
     found = select([0.0, 1.0, 2.0], [{"bid": "1"}, {"bid": "0"}, {"bid": "-1"}], objective="1 / bid")
     assert found.order.tolist() == [0, 2, 1]
-    assert found.notes == [
-        "objective: 1 of 3 candidates have no value and stand last: the result is not finite"
+    assert list(map(str, found.notes)) == [
+        "objective: 1 of 3 candidates have no value and are ranked last: the result is not finite"
     ]
 
 
@@ -229,17 +232,17 @@ def test_what_fails_a_filter_takes_no_part_in_a_propensity() -> None:
 
 
 def test_the_plain_request_has_no_options() -> None:
-    assert Options.of(RankRequest(cookie="c", item_ids=["a"], top_k=1), "", "r") is None
+    assert read_options(RankRequest(cookie="c", item_ids=["a"], top_k=1), "") is None
 
 
 def test_the_models_objective_holds_where_the_request_has_none() -> None:
-    found = Options.of(RankRequest(), "ctr * bid", "r")
-    own = Options.of(RankRequest(objective="ctr"), "ctr * bid", "r")
+    found = read_options(RankRequest(), "ctr * bid")
+    own = read_options(RankRequest(objective="ctr"), "ctr * bid")
     assert found is not None and own is not None
-    assert found.plan.objective is not None and own.plan.objective is not None
-    assert (found.plan.objective.text, own.plan.objective.text) == ("ctr * bid", "ctr")
+    assert found.objective is not None and own.objective is not None
+    assert (found.objective.text, own.objective.text) == ("ctr * bid", "ctr")
     assert not found.needs_uncertainty
-    sure = Options.of(RankRequest(objective="ctr - uncertainty"), "", "r")
+    sure = read_options(RankRequest(objective="ctr - uncertainty"), "")
     assert sure is not None and sure.needs_uncertainty
 
 
@@ -267,28 +270,28 @@ TOO_MANY = ["x"] * (MAX_FILTER_VALUES + 1)
 )  # fmt: skip
 def test_a_wrong_option_is_refused_with_its_path(message: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
-        Options.of(RankRequest(**message), "", "r")
+        read_options(RankRequest(**message), "")
     assert str(raised.value).startswith(text)
 
 
 def test_filters_stop_at_the_deadline_while_they_are_read_and_while_they_are_tested() -> None:
     message = RankRequest(filters=[{"field": "seller", "any_of": {"values": ["a"]}}])
     with pytest.raises(DeadlinePassed):
-        Options.of(message, "", "r", until_s=0.0)
-    options = Options.of(message, "", "r", until_s=math.inf)
+        read_options(message, "", until_s=0.0)
+    options = read_options(message, "", until_s=math.inf)
     assert options is not None
     records: list[Record] = [{"seller": "a"}]
     found = candidates(records)
     scored = Scored(np.zeros(1), None, None)
     with pytest.raises(DeadlinePassed):
-        options.plan.select(scored, found, ids(records), None, "r", until_s=0.0)
-    assert options.plan.select(scored, found, ids(records), None, "r").order.tolist() == [0]
+        options.select(scored, found, ids(records), None, "r", until_s=0.0)
+    assert options.select(scored, found, ids(records), None, "r").order.tolist() == [0]
 
 
 def test_widths_of_every_policy_are_read() -> None:
     for policy, kind in (("ucb", UpperConfidenceBound), ("thompson", Thompson)):
-        found = Options.of(RankRequest(exploration={policy: {"width": 0.5}}), "", "r")
-        assert found is not None and found.plan.exploration == kind(0.5)
+        found = read_options(RankRequest(exploration={policy: {"width": 0.5}}), "")
+        assert found is not None and found.exploration == kind(0.5)
 
 
 EXTREME = st.sampled_from([0.0, 1e-300, 0.5, 3.0, 700.0, 1e30, 1e300, 1.7e308])

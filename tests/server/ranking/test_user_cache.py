@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.ranking.features import StoredUser, UserCache
+from server.ranking.features import StoredUser
+from server.ranking.users import UserCache
 
 
 def user(cookie: str) -> StoredUser:

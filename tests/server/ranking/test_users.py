@@ -18,12 +18,13 @@ from model_store.store import Store
 from server.errors import DeadlinePassed
 from server.model.catalogue import Catalogue
 from server.model.model import Model
-from server.ranking.features import PlainFeatures
+from server.ranking.features import PlainTokens
+from server.ranking.query import TokenArrays
 from server.ranking.ranker import Ranker
 from server.ranking.request import received
 from server.ranking.served import ServedVersion
 from server.ranking.store_reads import StoredReads
-from server.ranking.users import UserFeatures
+from server.ranking.users import Users
 from tests.matrix import slow_except
 from tests.server import shop
 from tests.stalling import Line, disturb, stalled
@@ -80,9 +81,9 @@ def asked(store: Store) -> int:
     return int(found["calls"]) if found else 0
 
 
-def tokens_of(features: PlainFeatures, served: ServedVersion) -> dict[str, list[tuple[bytes, float]]]:
+def tokens_of(arrays: TokenArrays, served: ServedVersion) -> dict[str, list[tuple[bytes, float]]]:
     """The tokens of each field that has some."""
-    starts, begin, x, text = features.arrays
+    starts, begin, x, text = arrays
     found = {}
     for place, field in enumerate(served.model.plan.request_fields):
         tokens = range(starts[place], starts[place + 1])
@@ -97,7 +98,7 @@ def expected_tokens(fields: dict[str, Value], served: ServedVersion) -> dict[str
     return {name: tokens for name, tokens in made.items() if tokens}
 
 
-def plain(served: ServedVersion, **values: str) -> PlainFeatures:
+def plain(served: ServedVersion, **values: str) -> PlainTokens:
     """What the request reader makes of these features."""
     request = RankRequest(item_ids=["x"])
     request.user.values.update(values)
@@ -106,18 +107,36 @@ def plain(served: ServedVersion, **values: str) -> PlainFeatures:
     return read
 
 
+def complete(
+    users: Users, cookie: str, inline: dict[str, Value], served: ServedVersion, context: Any
+) -> tuple[dict[str, Value], list[str]]:
+    """Features as values, with the user's stored ones beneath; and the notes."""
+    wanted = served.user_fields
+    user, notes = users.find(cookie, wanted.bits(inline), served.name, wanted, context)
+    return {**(user.fields(wanted) if user else {}), **inline}, list(map(str, notes))
+
+
+def complete_plain(
+    users: Users, cookie: str, inline: PlainTokens, served: ServedVersion, context: Any
+) -> tuple[TokenArrays, list[str]]:
+    """The same for features as tokens."""
+    wanted = served.user_fields
+    user, notes = users.find(cookie, inline.given, served.name, wanted, context)
+    return user.tokens(wanted).under(inline) if user else inline.tokens, list(map(str, notes))
+
+
 def test_what_is_given_inline_overrides_what_is_stored_field_by_field(
     reads: StoredReads, served: ServedVersion
 ) -> None:
-    users = UserFeatures(reads)
+    users = Users(reads)
     stored = {"device": "u1", "age": "20", "likes": '["red","blue"]'}
-    assert users.complete("u1", {}, served, PATIENT) == (stored, [])
-    assert users.complete("u1", {"age": "40"}, served, PATIENT) == (stored | {"age": "40"}, [])
-    assert users.complete("u1", {"age": "", "device": "d"}, served, PATIENT)[0] == stored | {
+    assert complete(users, "u1", {}, served, PATIENT) == (stored, [])
+    assert complete(users, "u1", {"age": "40"}, served, PATIENT) == (stored | {"age": "40"}, [])
+    assert complete(users, "u1", {"age": "", "device": "d"}, served, PATIENT)[0] == stored | {
         "age": "",
         "device": "d",
     }
-    assert users.complete("u1", {}, served, PATIENT)[0] == stored
+    assert complete(users, "u1", {}, served, PATIENT)[0] == stored
 
 
 @pytest.mark.parametrize(
@@ -127,10 +146,10 @@ def test_what_is_given_inline_overrides_what_is_stored_field_by_field(
 def test_tokens_are_completed_as_texts_are(
     reads: StoredReads, served: ServedVersion, cookie: str, inline: dict[str, str]
 ) -> None:
-    users = UserFeatures(reads)
+    users = Users(reads)
     for _ in range(2):  # read, then kept
-        fields, problems = users.complete(cookie, dict(inline), served, PATIENT)
-        features, same = users.complete_plain(cookie, plain(served, **inline), served, PATIENT)
+        fields, problems = complete(users, cookie, dict(inline), served, PATIENT)
+        features, same = complete_plain(users, cookie, plain(served, **inline), served, PATIENT)
         assert tokens_of(features, served) == expected_tokens(fields, served)
         assert same == problems == []
 
@@ -139,9 +158,9 @@ def test_a_stored_value_that_does_not_fit_is_left_out_and_told_unless_it_is_over
     store: Store, reads: StoredReads, served: ServedVersion
 ) -> None:
     store.records.put_users([("odd", {"age": "20", "likes": "[1"})])
-    users = UserFeatures(reads)
+    users = Users(reads)
     for _ in range(2):
-        features, problems = users.complete_plain("odd", plain(served), served, PATIENT)
+        features, problems = complete_plain(users, "odd", plain(served), served, PATIENT)
         assert tokens_of(features, served) == expected_tokens({"age": "20", "device": "odd"}, served)
         assert [text.partition(": ")[0] for text in problems] == ["user_features"]
         assert "left out likes" in problems[0]
@@ -150,45 +169,45 @@ def test_a_stored_value_that_does_not_fit_is_left_out_and_told_unless_it_is_over
 def test_a_user_is_read_once_and_then_kept_also_one_who_is_not_there(
     store: Store, reads: StoredReads, served: ServedVersion
 ) -> None:
-    users = UserFeatures(reads)
+    users = Users(reads)
     before = asked(store)
     for _ in range(5):
-        users.complete("u1", {}, served, PATIENT)
-        users.complete_plain("u1", plain(served), served, PATIENT)
-        assert users.complete("nobody", {}, served, PATIENT) == ({"device": "nobody"}, [])
+        complete(users, "u1", {}, served, PATIENT)
+        complete_plain(users, "u1", plain(served), served, PATIENT)
+        assert complete(users, "nobody", {}, served, PATIENT) == ({"device": "nobody"}, [])
     assert asked(store) == before + 2
 
 
 def test_what_is_no_longer_fresh_is_read_again(
     store: Store, reads: StoredReads, served: ServedVersion
 ) -> None:
-    users = UserFeatures(reads, ttl_s=0.0)
-    users.complete("u1", {}, served, PATIENT)
+    users = Users(reads, ttl_s=0.0)
+    complete(users, "u1", {}, served, PATIENT)
     store.records.put_users([("u1", {"age": "99"})])
-    assert users.complete("u1", {}, served, PATIENT)[0] == {"device": "u1", "age": "99"}
+    assert complete(users, "u1", {}, served, PATIENT)[0] == {"device": "u1", "age": "99"}
 
 
 def test_without_room_nothing_is_kept(store: Store, reads: StoredReads, served: ServedVersion) -> None:
-    users = UserFeatures(reads, users=0)
+    users = Users(reads, users=0)
     before = asked(store)
     for _ in range(3):
-        users.complete("u1", {}, served, PATIENT)
+        complete(users, "u1", {}, served, PATIENT)
     assert asked(store) == before + 3
 
 
 def test_when_the_store_stalls_the_last_known_features_serve_and_the_answer_says_so(
     store: Store, hasty: StoredReads, served: ServedVersion, eventually: Eventually
 ) -> None:
-    users = UserFeatures(hasty, ttl_s=0.0)
+    users = Users(hasty, ttl_s=0.0)
     known = {"device": "u1", **shop.USERS["u1"]}
     del known["never used"]
-    eventually(lambda: users.complete("u1", {}, served, PATIENT) == (known, []))
+    eventually(lambda: complete(users, "u1", {}, served, PATIENT) == (known, []))
     with stalled(store):
         for _ in range(5):  # the breaker opens meanwhile
-            fields, problems = users.complete("u1", {"age": "40"}, served, PATIENT)
+            fields, problems = complete(users, "u1", {"age": "40"}, served, PATIENT)
             assert fields == known | {"age": "40"}
             assert problems[0].startswith("user_features: stale, read ")
-            fields, problems = users.complete("u2", {"age": "40"}, served, PATIENT)
+            fields, problems = complete(users, "u2", {"age": "40"}, served, PATIENT)
             assert fields == {"device": "u2", "age": "40"}
             assert problems[0].startswith("user_features: ")
             assert "stale" not in problems[0]
@@ -197,10 +216,10 @@ def test_when_the_store_stalls_the_last_known_features_serve_and_the_answer_says
 def test_stale_tokens_serve_too(
     store: Store, hasty: StoredReads, served: ServedVersion, eventually: Eventually
 ) -> None:
-    users = UserFeatures(hasty, ttl_s=0.0)
-    eventually(lambda: users.complete_plain("u1", plain(served), served, PATIENT)[1] == [])
+    users = Users(hasty, ttl_s=0.0)
+    eventually(lambda: complete_plain(users, "u1", plain(served), served, PATIENT)[1] == [])
     with stalled(store):
-        features, problems = users.complete_plain("u1", plain(served), served, PATIENT)
+        features, problems = complete_plain(users, "u1", plain(served), served, PATIENT)
     known: dict[str, Value] = {"device": "u1", **shop.USERS["u1"]}
     assert tokens_of(features, served) == expected_tokens(known, served)
     assert problems[0].startswith("user_features: stale, read ")
@@ -209,28 +228,28 @@ def test_stale_tokens_serve_too(
 def test_a_passed_deadline_is_no_degraded_answer(reads: StoredReads, served: ServedVersion) -> None:
     late: Any = SimpleNamespace(time_remaining=lambda: 0.0)
     with pytest.raises(DeadlinePassed):
-        UserFeatures(reads).complete("u1", {}, served, late)
+        complete(Users(reads), "u1", {}, served, late)
 
 
 def test_a_read_ends_in_time_for_the_deadline(
     store: Store, reads: StoredReads, served: ServedVersion
 ) -> None:
     hurried: Any = SimpleNamespace(time_remaining=lambda: 0.03)
-    users = UserFeatures(reads)
-    users.complete("u2", {}, served, PATIENT)  # opens this thread's connection
+    users = Users(reads)
+    complete(users, "u2", {}, served, PATIENT)  # opens this thread's connection
     with stalled(store):
-        _, problems = users.complete("u1", {}, served, hurried)
+        _, problems = complete(users, "u1", {}, served, hurried)
     assert "no answer within 26 ms" in problems[0]
 
 
 def test_requests_for_one_cookie_at_a_time_ask_once(
     store: Store, reads: StoredReads, served: ServedVersion, eventually: Eventually
 ) -> None:
-    users = UserFeatures(reads)
+    users = Users(reads)
     before = asked(store)
     with ThreadPoolExecutor(8) as pool:
         with stalled(store):
-            answers = [pool.submit(users.complete, "u1", {}, served, PATIENT) for _ in range(8)]
+            answers = [pool.submit(complete, users, "u1", {}, served, PATIENT) for _ in range(8)]
             shelf = users._shelves.get
             eventually(lambda: bool((kept := shelf(shop.NAME)) and "u1" in kept.flights))
             eventually(lambda: all(answer.running() or answer.done() for answer in answers))
@@ -244,15 +263,15 @@ def test_who_waits_for_a_request_in_a_hurry_asks_again_in_its_own_time(
     store.records.put_users(shop.USERS.items())
     reads = StoredReads(store_url, budget_s=10.0)
     reads.connect()
-    users = UserFeatures(reads)
-    users.complete("u2", {}, served, PATIENT)  # opens this thread's connection, and a shelf
+    users = Users(reads)
+    complete(users, "u2", {}, served, PATIENT)  # opens this thread's connection, and a shelf
     shelf = users._shelves[shop.NAME]
     hurried: Any = SimpleNamespace(time_remaining=lambda: 0.1)
     with ThreadPoolExecutor(2) as pool:
         with stalled(store):
-            first = pool.submit(users.complete, "u1", {}, served, hurried)
+            first = pool.submit(complete, users, "u1", {}, served, hurried)
             eventually(lambda: "u1" in shelf.flights)
-            second = pool.submit(users.complete, "u1", {}, served, PATIENT)
+            second = pool.submit(complete, users, "u1", {}, served, PATIENT)
             assert first.result()[1][0].startswith("user_features: ")
         assert second.result() == ({"device": "u1", "age": "20", "likes": '["red","blue"]'}, [])
     reads.close()
@@ -261,8 +280,8 @@ def test_who_waits_for_a_request_in_a_hurry_asks_again_in_its_own_time(
 def test_a_version_with_other_fields_does_not_see_what_was_read_for_the_one_before(
     store: Store, reads: StoredReads, served: ServedVersion
 ) -> None:
-    users = UserFeatures(reads)
-    users.complete("u1", {}, served, PATIENT)
+    users = Users(reads)
+    complete(users, "u1", {}, served, PATIENT)
     spec = shop.spec().model_copy(
         update={"fields": {**shop.spec().fields, "city": shop.spec().fields["age"].model_copy()}}
     )
@@ -271,7 +290,7 @@ def test_a_version_with_other_fields_does_not_see_what_was_read_for_the_one_befo
     catalogue = Catalogue.build(model.plan, [])
     other = ServedVersion(shop.NAME, 2, "", model, catalogue, Ranker(model, catalogue), 0)
     store.records.put_users([("u1", {"age": "20", "city": "Kyoto"})])
-    assert users.complete("u1", {}, other, PATIENT)[0] == {"device": "u1", "age": "20", "city": "Kyoto"}
+    assert complete(users, "u1", {}, other, PATIENT)[0] == {"device": "u1", "age": "20", "city": "Kyoto"}
 
 
 def test_users_may_live_in_another_store(store: Store, store_url: str, served: ServedVersion) -> None:
@@ -282,7 +301,7 @@ def test_users_may_live_in_another_store(store: Store, store_url: str, served: S
             store_url, user_url=f"unix://{store_url.removeprefix('embedded:')}/valkey.sock?db=1"
         )
         reads.connect()
-        assert UserFeatures(reads).complete("u1", {}, served, PATIENT)[0] == {"device": "u1", "age": "77"}
+        assert complete(Users(reads), "u1", {}, served, PATIENT)[0] == {"device": "u1", "age": "77"}
         assert reads.items(["i"], PATIENT) == [{"brand": "b"}]
         reads.close()
 
@@ -299,7 +318,7 @@ def test_answers_never_cross_between_cookies_whatever_the_line_does(
     store.records.put_users((f"c{n}", {"age": f"age-{n}", "likes": f'["{n}"]'}) for n in range(40))
     reads = StoredReads(line.url, budget_s=0.03)
     eventually(lambda: connects(reads))  # a busy machine may take longer than the budget
-    users = UserFeatures(reads, users=20, ttl_s=0.01)
+    users = Users(reads, users=20, ttl_s=0.01)
     wrong: list[object] = []
     answered = [0, 0]
     ended = threading.Event()
@@ -308,7 +327,7 @@ def test_answers_never_cross_between_cookies_whatever_the_line_does(
         draw = random.Random(seed * 100 + number)
         while not ended.is_set():
             n = draw.randrange(40)
-            fields, problems = users.complete(f"c{n}", {}, served, PATIENT)
+            fields, problems = complete(users, f"c{n}", {}, served, PATIENT)
             whole = {"device": f"c{n}", "age": f"age-{n}", "likes": f'["{n}"]'}
             answered[bool(problems)] += 1
             if fields != whole and not (problems and fields == {"device": f"c{n}"}):

@@ -17,7 +17,7 @@ from tests.trainer.publish.shop import rows
 from trainer.checkpoint.schedule import Every
 from trainer.learn.model import LearningModel
 from trainer.publish.publisher import PublishCounts, Publisher, PublishOptions
-from trainer.runs.publish_pacing import GoingOut
+from trainer.runs.publish_pacing import PublishPacer
 from trainer.runs.stream import Counts
 
 SPEC = '[model]\nname = "shop"\n[input]\nlabel = "click"\n[fields]\nbrand = { side = "item" }\n'
@@ -45,14 +45,14 @@ def learner() -> LearningModel:
 def test_what_went_out_is_counted_and_activated_once_the_store_lets_it(store: Store, half_url: str) -> None:
     said: list[str] = []
     with Store.open(half_url) as half:
-        how = PublishOptions(Every(1, None), activate=True, keep=None)
-        publisher = Publisher(half.model("shop"), how, said.append)
-        out, model = GoingOut(publisher, 0), learner()
-        out.begin(model)
+        options = PublishOptions(Every(1, None), activate=True, keep=None)
+        publisher = Publisher(half.model("shop"), options, said.append)
+        pacer, model = PublishPacer(publisher, 0), learner()
+        pacer.begin(model)
         learn(model, rows(50, seed=1))
-        out.after_step(model, Counts(), behind=False)
+        pacer.after_step(model, Counts(), behind=False)
         assert publisher.counts == PublishCounts(snapshots=1)
-        assert (out.version, out.rows, store.model("shop").active()) == (1, 50, None)
+        assert (pacer.version, pacer.rows, store.model("shop").active()) == (1, 50, None)
         (warning,) = said
         assert "version 1 is published and stays inactive" in warning
         assert "ftrie store activate shop 1" in warning

@@ -22,10 +22,10 @@ from trainer.examples.hashing import ExampleMaker
 from trainer.join.join import Join
 from trainer.join.rows import Segments
 from trainer.learn.model import LearningModel
-from trainer.runs.daemon_learner import Learner
-from trainer.runs.dead_letters import Letters
-from trainer.runs.saved_state import OWNER, SEGMENTS, Saved, owner_of
+from trainer.runs.dead_letters import DeadLetterOutbox
+from trainer.runs.lease import OWNER, lease_owner
 from trainer.runs.stream import EventLoop
+from trainer.runs.stream_run import SEGMENTS, SavedRun, StreamRun
 
 SPEC = ModelSpec(
     model=ModelSection(name="x"), input=InputSection(label="click"), fields={"f": FieldSpec()}
@@ -41,34 +41,36 @@ def clicked(request: str, item: str, ts: int) -> dict[str, Any]:
 
 
 class Running:
-    """A learner of one file of events, without a store."""
+    """A run over one file of events, without a store."""
 
     def __init__(self, log: Path, folder: Path, every: str, stack: ExitStack, spec: ModelSpec = SPEC) -> None:
         self._log = log
-        keeper = stack.enter_context(Checkpoints(folder, Every.parse(every), spec, resume=True))
-        saved = Saved(keeper.take(), [str(log)])
-        sources = open_sources([str(log)], spec, None, saved.places)
+        checkpoints = stack.enter_context(Checkpoints(folder, Every.parse(every), spec, resume=True))
+        saved = SavedRun(checkpoints.take(), [str(log)])
+        sources = open_sources([str(log)], spec, None, saved.positions)
         segments = Segments(folder / SEGMENTS, 1 << 20)
         merger = Merger(sources, Wanted.of(spec), segments, positions=saved.positions)
         stack.callback(merger.close)
         model = LearningModel(ExampleMaker(spec))
-        loop = EventLoop(merger, Join(spec.join), segments, model, Letters(None), counts=saved.counts)
+        loop = EventLoop(
+            merger, Join(spec.join), segments, model, DeadLetterOutbox(None), counts=saved.counts
+        )
         if saved.checkpoint is not None:
             loop.restore(saved.checkpoint.arrays)
-        self.learner = Learner(spec, loop, sources, [str(log)], keeper, saved, 30.0, None)
+        self.run = StreamRun(spec, loop, sources, [str(log)], checkpoints, saved, max_lag_s=30.0)
 
     def take(self, event: dict[str, Any]) -> None:
         """Log an event, learn from it, and write a checkpoint."""
         self.learn(event)
-        self.learner.save()
+        self.run.save()
 
     def learn(self, event: dict[str, Any]) -> None:
         """Log an event, and learn from it."""
-        events = self.learner.counts.events
+        events = self.run.counts.events
         with self._log.open("a") as log:
             log.write(json.dumps(event) + "\n")
-        while self.learner.counts.events == events:
-            self.learner.step(0.1)
+        while self.run.counts.events == events:
+            self.run.step(0.1)
 
 
 @contextmanager
@@ -88,29 +90,29 @@ def test_checkpoints_of_the_same_row_take_no_rows_from_those_before(tmp_path: Pa
     newest = checkpoints_in(tmp_path / "state")[0]
     newest.write_bytes(b"damaged")
     with running(tmp_path) as now:
-        assert now.learner.model.rows == 1
-        while now.learner.counts.events < 9:
-            now.learner.step(0.1)
-        assert now.learner.model.rows == 2
+        assert now.run.model.rows == 1
+        while now.run.counts.events < 9:
+            now.run.step(0.1)
+        assert now.run.model.rows == 2
 
 
 def test_a_disk_that_takes_no_rows_is_not_tried_again_at_each_step(tmp_path: Path) -> None:
     with running(tmp_path, every="1") as now:
         now.learn(shown("r", 1_700_000_000))
         now.learn(clicked("r", "a", 1_700_000_001))
-        assert now.learner.save_is_due()
+        assert now.run.save_is_due()
         segments = tmp_path / "state" / SEGMENTS
         segments.rmdir()
         segments.touch()  # nothing can be written there
-        now.learner.save()
+        now.run.save()
         assert not checkpoints_in(tmp_path / "state")
-        assert not now.learner.save_is_due()
+        assert not now.run.save_is_due()
         now.learn(clicked("r", "b", 1_700_000_002))
-        assert now.learner.save_is_due()
+        assert now.run.save_is_due()
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe"])
 def test_a_name_of_the_lease_that_cannot_be_read_is_told(tmp_path: Path, content: bytes) -> None:
     (tmp_path / OWNER).write_bytes(content)
-    with pytest.raises(CheckpointError, match="delete it"):
-        owner_of(tmp_path)
+    with pytest.raises(CheckpointError, match="delete the file"):
+        lease_owner(tmp_path)

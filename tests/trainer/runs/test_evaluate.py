@@ -231,7 +231,7 @@ def test_a_log_that_is_not_sorted_by_request_is_warned_of(
     assert run(["evaluate", str(model), str(log)]) == 0
     said = capsys.readouterr().err
     assert (
-        "4 times a request went on after rows of another, and counts as several; sort the log by 'request'"
+        "4 times a request continued after rows of another, and counts as several; sort the log by 'request'"
         in said
     )
     assert judged(capsys, model, log)["requests"]["resumed"] == 4
@@ -421,7 +421,7 @@ def test_an_audit_of_a_row_that_is_not_there_says_how_many_there_are(
     artefact: Artefact, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = saved(artefact, tmp_path)
-    assert "the log has 200 rows" in refused(capsys, "audit", model, log, "--row", "201")
+    assert "the log has only 200 rows" in refused(capsys, "audit", model, log, "--row", "201")
 
 
 def test_the_tables_say_what_the_json_says(

@@ -40,7 +40,7 @@ def test_a_file_and_a_version_and_the_active_one_begin_the_same_model(
     more = write_log(tmp_path / "b.csv", rows(400, 2))
     capsys.readouterr()
     file = begun_with(tmp_path, spec, more, "file", f"--init-from={tmp_path / 'first' / 'save.arrow'}")
-    assert f"beginning with {first.rows:,} of the {first.rows:,} keys" in capsys.readouterr().err
+    assert f"starting with {first.rows:,} of the {first.rows:,} keys" in capsys.readouterr().err
     version = begun_with(tmp_path, spec, more, "version", f"--store={store_url}", "--init-from=1")
     active = begun_with(tmp_path, spec, more, "active", f"--store={store_url}", "--init-from=active")
     nothing = begun_with(tmp_path, spec, more, "nothing")
@@ -59,7 +59,7 @@ def test_a_checkpoint_wins(tmp_path: Path, spec: Path, log: Path, capsys: pytest
     assert read_description(checkpoints_in(training.checkpoints)[0])["initial"] == first.sha256
     (tmp_path / "first" / "save.arrow").unlink()
     assert run(training.keeping([more, last], flag)) == 0
-    assert "--init-from is passed over" in capsys.readouterr().err
+    assert "--init-from is ignored" in capsys.readouterr().err
     assert Artefact.read(training.folder / "save.arrow").sha256 == expected.sha256
 
 

@@ -139,7 +139,7 @@ def test_a_run_that_a_signal_stops_says_so_and_keeps_all_it_learned(tmp_path: Pa
     assert process.exitcode == 128 + signal.SIGTERM
     learned = json.loads((training.folder / "report.json").read_text())["rows"]
     assert read_description(checkpoints_in(training.checkpoints)[0])["rows"] == learned
-    assert f"stopped by SIGTERM when {learned:,} rows were learned; --resume goes on" in said.read_text()
+    assert f"stopped by SIGTERM after {learned:,} rows were learned; --resume continues" in said.read_text()
     assert not (training.folder / "save.arrow").exists()
     assert finish(training.keeping(logs), said) == 0
     assert training.outcome() == expected

@@ -13,7 +13,7 @@ from model_store.versions.lease import TrainerLease
 from tests.degradation.system import eventually
 from tests.simulated import event_logs
 from tests.trainer.runs.running import NAME, Trainer
-from trainer.runs.store_tasks import Tenure
+from trainer.runs.lease import LeaseHolder
 
 
 @pytest.fixture
@@ -106,12 +106,12 @@ def test_one_whose_lease_is_overdue_asks_before_it_writes_what_no_fence_holds_ba
     asleep, other = (store.trainer_lease(NAME, name) for name in ("asleep", "other"))
     asleep.ttl_s = 0.01
     asleep.take()
-    tenure = Tenure(asleep, lambda: 0)  # not entered: nothing renews it
+    holder = LeaseHolder(asleep, lambda: 0)  # not entered: nothing renews it
     eventually(lambda: taken(other), "the lease to run out")
     with pytest.raises(StaleEpoch, match="another trainer has taken over"):
-        tenure.confirm()
+        holder.confirm()
     with pytest.raises(StaleEpoch):
-        tenure.check()
+        holder.check()
 
 
 def taken(lease: TrainerLease) -> bool:

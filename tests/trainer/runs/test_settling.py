@@ -13,8 +13,8 @@ from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from tests.simulated import event_logs
 from tests.trainer.runs.running import NAME, Trainer
-from trainer.runs.first_events import settle
-from trainer.runs.signals import StopAsked
+from trainer.runs.first_events import resolve_by_impressions
+from trainer.runs.signals import StopRequest
 
 
 @pytest.mark.slow
@@ -70,7 +70,7 @@ def test_long_impressions_are_enough_before_they_are_a_hundred(store: Store, tmp
     log = tmp_path / "events.jsonl"
     log.write_text((json.dumps(shown) + "\n") * 60)
     spec = parse_spec('[model]\nname = "x"\n[input]\nlabel = "click"\n[fields]\ncolour = {}\n')
-    with StopAsked() as stop:
+    with StopRequest() as stop:
         signal.raise_signal(signal.SIGTERM)  # to wait is to end
         with pytest.raises(SpecError, match="no impression so far has 'colour'"):
-            settle(spec, [str(log)], store, stop)
+            resolve_by_impressions(spec, [str(log)], store, stop)

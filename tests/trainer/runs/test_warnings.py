@@ -21,12 +21,12 @@ from tests.trainer.learn.test_model_warnings import SPEC, log_of, write_log
 from trainer.checkpoint import Every, file
 from trainer.checkpoint.folder import checkpoints_in
 from trainer.output import SILENT, Output
-from trainer.runs import status as quiet
+from trainer.runs import status
 from trainer.runs.daemon import Daemon
-from trainer.runs.daemon_options import Asked
-from trainer.runs.metrics import Exposed
-from trainer.runs.signals import StopAsked
+from trainer.runs.metrics import StatusCollector
+from trainer.runs.signals import StopRequest
 from trainer.runs.status import Status
+from trainer.runs.stream_run import TrainerOptions
 
 NUMBERLESS = '[model]\nname = "m"\n[input]\nlabel = "click"\n'
 PLAIN = NUMBERLESS + "[fields]\nsite = {}\n"
@@ -115,9 +115,9 @@ def a_status(**members: Any) -> Status:
 
 
 def test_a_model_that_diverges_or_is_withheld_shows_in_the_metrics() -> None:
-    exposed = Exposed()
-    exposed.show(a_status(normalized_entropy=6.8, withheld="too many"))
-    samples = {sample.name: sample.value for family in exposed.collect() for sample in family.samples}
+    collector = StatusCollector()
+    collector.show(a_status(normalized_entropy=6.8, withheld="too many"))
+    samples = {sample.name: sample.value for family in collector.collect() for sample in family.samples}
     assert samples["ftrie_trainer_normalized_entropy"] == 6.8
     assert samples["ftrie_trainer_withheld"] == 1
 
@@ -160,13 +160,13 @@ def running(
     from model_store.spec.spec import parse_spec
 
     told: queue.Queue[Status] = queue.Queue()
-    asked = Asked(
+    options = TrainerOptions(
         *(store_url, (source,), folder / "state", Every.parse("1h"), None, None),
         publish=None, snapshot=10, threshold=0.0, activate=False, keep=5, once=False, wait=False,
         idle_s=0.1, memory_bytes=1 << 20, max_lag_s=30.0, say_every_s=0.1, metrics_port=None, output=output,
     )  # fmt: skip
-    with StopAsked() as stop, ExitStack() as stack:
-        daemon = Daemon(parse_spec(spec), asked, stop, told.put)
+    with StopRequest() as stop, ExitStack() as stack:
+        daemon = Daemon(parse_spec(spec), options, stop, told.put)
 
         def live() -> None:
             daemon.open(stack)
@@ -178,7 +178,7 @@ def running(
         try:
             yield told
         finally:
-            stop.asked(15)
+            stop.on_signal(15)
             thread.join()
 
 
@@ -190,7 +190,7 @@ def first_warning(told: queue.Queue[Status]) -> str:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quiet, "QUIET_S", 0.3)
+    monkeypatch.setattr(status, "IDLE_AFTER_S", 0.3)
 
 
 @pytest.mark.usefixtures("soon")
@@ -218,7 +218,7 @@ def test_clicks_alone_count_as_nothing(tmp_path: Path, store: Store, store_url: 
     with running(tmp_path, store_url, "store", PLAIN) as told:
         text = first_warning(told)
     assert text.startswith("no impression was read")
-    assert "ftrie:{m}:clicks has 2 entries, all read. Only clicks have come (2)" in text
+    assert "ftrie:{m}:clicks has 2 entries, all read. Only clicks were read (2)" in text
 
 
 @pytest.mark.usefixtures("soon")
@@ -257,7 +257,7 @@ def test_a_trainer_refuses_to_begin_with_a_foreign_model_in_the_words_of_train(
     code, _, err = trained(source, "--init-from", "active")
     assert code == 2
     said = json.loads(err.splitlines()[-1])["error"]["message"]
-    assert "no key of the model to begin with is of a field or cross of this spec" in said
+    assert "no key of the model to start from is of a field or cross of this spec" in said
     assert store.model("m").active() == 1
     assert run(["train", str(tmp_path / "m.toml"), str(tmp_path / "a.csv"), "--init-from", foreign]) == 2
     assert said in capsys.readouterr().err
@@ -301,4 +301,4 @@ def test_a_checkpoint_of_an_older_layout_is_an_error_that_says_what_to_do(
     code, _, err = trained(source, "--no-publish")
     assert code == 7
     assert f"{path} does not hold the state of this ftrie's learners" in err
-    assert "it was written by ftrie" in err and "begin anew with another folder" in err
+    assert "it was written by ftrie" in err and "start again with another folder" in err

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from ctr.v1.ranking_pb2 import RankRequest
 from model_store.artefact.artefact import Artefact
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
@@ -19,15 +18,15 @@ from model_store.spec.spec import ModelSpec
 from server.model.catalogue import Catalogue
 from server.model.live_model import LiveModel
 from server.ranking.ranker import Ranker
-from server.ranking.select.options import Options
 from server.ranking.served import ServedVersion
 from tests.matrix import examples
 from tests.server.model.models import Records, runs
+from tests.server.ranked import options_of, ranked
 from tests.server.ranking.test_ranker import VARIANTS
 from tests.server.slow_ranker import Weights, artefact_of
 
 Run = tuple[ModelSpec, list[Weights], list[dict[str, Value]], Records]
-UNSURE = Options.of(RankRequest(objective="uncertainty"), "", "r")
+UNSURE = options_of(objective="uncertainty")
 
 
 def with_rates(artefact: Artefact, step: int) -> Artefact:
@@ -57,10 +56,10 @@ def test_a_shadow_is_a_rank_with_its_variant_bit_for_bit(run: Run) -> None:
         for variant in range(VARIANTS):
             others = [v for v in range(VARIANTS) if v != variant]
             asked = (request, [*ids, "unknown"], records[:1], variant, 3)
-            plain, shadowed = ranker.rank(*asked), ranker.rank(*asked, shadows=others)
+            plain, shadowed = ranked(ranker, *asked), ranked(ranker, *asked, shadows=others)
             assert (shadowed.ids, shadowed.score, shadowed.ctr) == (plain.ids, plain.score, plain.ctr)
             for shadow in shadowed.shadows:
-                alone = ranker.rank(request, [*ids, "unknown"], records[:1], shadow.variant)
+                alone = ranked(ranker, request, [*ids, "unknown"], records[:1], shadow.variant)
                 assert (shadow.ids, shadow.score) == (alone.ids[:3], alone.score[:3])
                 scores = dict(zip(alone.order.tolist(), alone.score, strict=True))
                 assert shadow.shown == [scores[place] for place in shadowed.order.tolist()]
@@ -75,7 +74,7 @@ def test_uncertainty_is_the_sum_of_the_rates_of_the_keys_used(run: Run) -> None:
     rates = rates_of(artefact)
     for request in requests:
         for variant in range(VARIANTS):
-            ranking = ranker.rank(request, [i for i, _ in records], records, variant, options=UNSURE)
+            ranking = ranked(ranker, request, [i for i, _ in records], records, variant, options=UNSURE)
             assert ranking.uncertainties is not None
             for place, found in zip(ranking.order.tolist(), ranking.uncertainties.tolist(), strict=True):
                 item = records[place % len(records)][1]
@@ -92,7 +91,7 @@ def test_uncertainty_after_deltas_is_the_snapshots_bit_for_bit(run: Run) -> None
     other = ServedVersion.bind(model.parts).ranker
     for request in requests:
         asked: Any = (request, [i for i, _ in records], records, 1)
-        one, two = ranker.rank(*asked, options=UNSURE), other.rank(*asked, options=UNSURE)
+        one, two = ranked(ranker, *asked, options=UNSURE), ranked(other, *asked, options=UNSURE)
         assert one.uncertainties is not None and two.uncertainties is not None
         assert (one.ids, one.uncertainties.tolist()) == (two.ids, two.uncertainties.tolist())
 
