@@ -95,13 +95,13 @@ def test_an_interrupted_and_resumed_run_leaves_the_same_file(log):
     assert train(log, "m.jsonl", *keep, "--resume") == whole
 
 
-def test_a_resumed_run_must_watch_the_same(log, capsys):
+def test_a_resumed_run_must_have_the_same_metrics_options(log, capsys):
     keep = ["--checkpoint", str(log / "state"), "--every", "500"]
     train(log, "m.jsonl", *keep)
     command = ["train", str(log / "shop.toml"), str(log / "log.csv"), "--window", "600", *keep, "--resume"]
     assert run(command) == 7
     assert (
-        "--window 700 --slice tags --slice brand*age=1*, and is resumed with --window 600"
+        "--window 700 --slice tags --slice brand*age=1* and is resumed with --window 600"
         in capsys.readouterr().err
     )
 
