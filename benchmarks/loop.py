@@ -16,8 +16,7 @@ from typing import Any
 
 from benchmarks.common import report
 from benchmarks.processes import Running
-from ftrie.demo.live_options import Asked
-from ftrie.demo.live_processes import Crew, bootstrap
+from ftrie.demo.live_processes import Crew, LiveOptions, bootstrap
 from ftrie.demo.live_windows import Windows
 from ftrie.demo.market import Market
 
@@ -41,7 +40,7 @@ def main() -> None:
 
 def _row(rate: int) -> list[Any]:
     with tempfile.TemporaryDirectory(prefix="ftrie-") as folder:
-        asked = Asked(
+        asked = LiveOptions(
             folder=Path(folder), seconds=None, rate=float(rate), seed=1, change_at=1e6, frozen=0.0, bots=0.02,
             delay=1.5, publish_every="1s", explore="thompson:3", picture=None,
         )  # fmt: skip

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import ROUNDS, Spread, report
-from ftrie.demo.market import MODEL, SPEC, Market
-from ftrie.demo.shop import AGES, BRANDS, CATEGORIES, DEVICES, GENDERS
+from ftrie.demo.market import AGES, BRANDS, CATEGORIES, DEVICES, GENDERS, MODEL, SPEC, Market
 from ftrie.demo.visitors import CLICK, Habits, Seen, visit
 from model_store.spec.spec import load_spec
 from model_store.store import Store

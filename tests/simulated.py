@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ftrie.demo.market import Market, looked_at
-from ftrie.demo.shop import DEVICES
+from ftrie.demo.market import DEVICES, Market, looked_at
 from ftrie.demo.visitors import Habits, Visit, visit
 
 BEGAN_S = 1_700_000_000

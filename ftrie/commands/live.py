@@ -64,10 +64,10 @@ def live(
     What dies is started again. Ctrl-C takes all of it down.
     """
     from ftrie.demo.live import run
-    from ftrie.demo.live_options import Asked, change_of
     from ftrie.demo.live_output import tell
+    from ftrie.demo.live_processes import LiveOptions, change_of
 
-    asked = Asked(
+    asked = LiveOptions(
         folder=Path(),
         seconds=seconds,
         rate=rate,

@@ -179,7 +179,7 @@ def train(
     from model_store.spec.spec import load_spec
     from model_store.store import Store
     from model_store.whole_file import check_writable
-    from trainer.logs.batch import expand
+    from trainer.logs.reader import expand
     from trainer.publish.publisher import Publisher
     from trainer.runs.finish_run import finish_run
     from trainer.runs.resume import initial_model

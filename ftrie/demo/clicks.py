@@ -142,10 +142,6 @@ class Reporter:
             self._sent.rejected += receipt.rejected
 
 
-# --- Where feedback goes: the servers' FeedbackService, or the store's stream itself. One batch, taken or not
-# ---
-
-
 CALL_S = 5.0
 
 

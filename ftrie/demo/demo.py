@@ -22,9 +22,9 @@ import numpy as np
 from ftrie.client.client import Client
 from ftrie.client.messages import Ranking
 from ftrie.demo import demo_output as telling
-from ftrie.demo import shop
+from ftrie.demo import market as shop
 from ftrie.demo.demo_output import VARIANTS, LearnedDay, ShownItem, Visit, tell
-from ftrie.demo.shop import Shop, User
+from ftrie.demo.market import Shop, User
 from ftrie.terminal import DEFAULT_STORE, json_asked, note
 from model_store.errors import FtrieError, ServerError
 from model_store.jit import kernels_are_cached
@@ -53,10 +53,10 @@ class _Demo:
 
     def play(self, began: float) -> None:
         telling.tell_opening(self.shop)
-        shutil.copy(shop.SPEC, self.folder)
+        shutil.copy(shop.SHOP_SPEC, self.folder)
         first = self._learn(day=1)
         self._load_records()
-        with self.commands.serving(shop.MODEL) as address, Client(address) as client:
+        with self.commands.serving(shop.SHOP) as address, Client(address) as client:
             visitors = [next(user for user in self.shop.users if user.age == age) for age in AGES_SHOWN]
             visits = [self._visit(client, user, day=1) for user in visitors]
             for visit in visits:
@@ -72,9 +72,9 @@ class _Demo:
         """Simulate a day of clicks, train both variants on it in one pass, publish and activate the model."""
         log, report = self.folder / f"day-{day}.csv", self.folder / f"day-{day}.json"
         clicks = self.shop.clicks(day, self.rows)
-        shop.write_log(clicks, log)
+        shop.write_shop_log(clicks, log)
         self.commands.run(
-            "train", shop.SPEC.name, log.name, "--publish", "--activate", "--report", report.name
+            "train", shop.SHOP_SPEC.name, log.name, "--publish", "--activate", "--report", report.name
         )
         learned = json.loads(report.read_text("utf-8"))
         logloss = {name: learned["variants"][name]["logloss"] for name in VARIANTS}
@@ -114,7 +114,7 @@ class _Demo:
 
     def _rank(self, client: Client, user: User, variant: str) -> Ranking:
         return client.rank(
-            shop.MODEL,
+            shop.SHOP,
             cookie=user.cookie,
             candidates=[item.id for item in self.shop.items],
             context={"device": DEVICE},
@@ -162,9 +162,6 @@ def _terminated_as_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-# --- Runs `ftrie` commands as a user would, each in a process of its own, in one folder. It knows no shop ---
 
 
 READY_TIMEOUT_S = 180.0  # a first run compiles the kernels

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from ftrie.demo.shop import Shop
+from ftrie.demo.market import Shop
 from ftrie.terminal import json_asked, print_json, print_table
 
 VARIANTS = ("base", "plain")

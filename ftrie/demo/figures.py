@@ -146,15 +146,6 @@ def _surprise(chance: np.ndarray[Any, Any], clicked: np.ndarray[Any, Any]) -> fl
     return float(-np.log(np.maximum(likelihood, _LEAST_CHANCE)).sum())
 
 
-# --- Freshness: how long after a click was reported the answers of each server come from a version that
-# contains it ---
-#
-# A version's manifest says through when it has learned (`through_us`, by the store's clock). A report that
-# was acknowledged at a moment is in the stream by then, so a version that has learned through that moment
-# contains it. This machine's clock stands for the store's: what is measured across machines is off by as much
-# as their clocks are.
-
-
 MOST_WAITING = 100_000
 MOST_KEPT = 200_000
 
@@ -231,9 +222,6 @@ def quantiles(seconds: list[float]) -> dict[str, float | int | None]:
         "p95": round(float(p95), 3),
         "max": round(max(seconds), 3),
     }
-
-
-# --- What the store says of versions that answer: through when they have learned ---
 
 
 def through_of(versions: PublishedVersions) -> Callable[[int], int | None]:

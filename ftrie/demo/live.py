@@ -1,4 +1,4 @@
-"""The life of `ftrie live`: bootstrap → open → watch → close. Each verb is one method."""
+"""One run of `ftrie live`: bootstrap → open → watch → close, a method each."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ftrie.demo import live_processes as bootstrap
-from ftrie.demo import live_windows as picture
-from ftrie.demo.live_options import Asked
 from ftrie.demo.live_output import Screen, look_at
-from ftrie.demo.live_processes import Crew
-from ftrie.demo.live_windows import SETTLED_S, Whole, Windows
+from ftrie.demo.live_processes import Crew, LiveOptions, bootstrap, freeze
+from ftrie.demo.live_windows import SETTLED_S, Whole, Windows, write_picture
 from ftrie.demo.market import MODEL, Market, Tastes
 from ftrie.demo.simulate import StoppedBySignals
 from model_store.errors import StoreError
@@ -26,13 +23,13 @@ LOOK_EVERY_S = 0.5
 FREEZE_BEFORE_S = 1.5
 
 
-def run(asked: Asked, kept: Path | None) -> Whole:
+def run(options: LiveOptions, kept: Path | None) -> Whole:
     """Run the loop until its seconds are over or a signal comes. Nothing is left running. Raises FtrieError.
 
-    It works in the folder `kept`, or in one that is gone afterwards; asked.folder is not looked at.
+    It works in the folder `kept`, or in one that is gone afterwards; options.folder is not looked at.
     """
     with _folder(kept) as folder, Screen() as screen:
-        placed = replace(asked, folder=folder)
+        placed = replace(options, folder=folder)
         live = Live(placed, screen)
         with StoppedBySignals(live.stop):
             live.bootstrap()
@@ -41,21 +38,21 @@ def run(asked: Asked, kept: Path | None) -> Whole:
                 live.watch()
             finally:
                 whole = live.close()
-    if asked.picture is not None and whole.windows:
-        picture.write(whole.windows, asked.change_at, asked.picture)
+    if options.picture is not None and whole.windows:
+        write_picture(whole.windows, options.change_at, options.picture)
     return whole
 
 
 class Live:
     """One run. `stop` may be called from a signal handler; all else is the main thread's."""
 
-    def __init__(self, asked: Asked, screen: Screen) -> None:
-        self._asked, self._screen = asked, screen
+    def __init__(self, options: LiveOptions, screen: Screen) -> None:
+        self._options, self._screen = options, screen
         self._stopped = threading.Event()
         self._windows = Windows()
-        self._crew = Crew(asked, self._windows.hear)
+        self._crew = Crew(options, self._windows.hear)
         self._frozen_version: int | None = None
-        self._frozen_anew = not asked.frozen
+        self._frozen_anew = not options.frozen
 
     def stop(self) -> None:
         """End it in good order."""
@@ -63,12 +60,14 @@ class Live:
 
     def bootstrap(self) -> None:
         """Start the store and give it users, items and a first model."""
-        asked = self._asked
-        self._screen.note(f"working in {asked.folder}; what is not there yet is learned from the day before")
+        options = self._options
+        self._screen.note(
+            f"working in {options.folder}; what is not there yet is learned from the day before"
+        )
         store = self._crew.store.start()
         try:
-            market = Market(asked.seed, Tastes(change_at=asked.change_at))
-            self._frozen_version = bootstrap.bootstrap(asked, market, store)
+            market = Market(options.seed, Tastes(change_at=options.change_at))
+            self._frozen_version = bootstrap(options, market, store)
         except BaseException:
             self._crew.store.stop()
             raise
@@ -88,13 +87,13 @@ class Live:
             for sentence in self._crew.keep_alive():
                 self._screen.note(sentence)
             self._freeze_in_time()
-            self._screen.show(look_at(self._asked, self._crew, self._windows))
+            self._screen.show(look_at(self._options, self._crew, self._windows))
 
     def close(self) -> Whole:
         """End all, in order; returns what came of it."""
         seconds = self._crew.second
         codes = self._crew.close(self._screen.note)
-        windows, change_at, second = self._windows, self._asked.change_at, self._windows.second
+        windows, change_at, second = self._windows, self._options.change_at, self._windows.second
         changed = second > change_at
         return Whole(
             seconds=seconds,
@@ -112,14 +111,14 @@ class Live:
 
     def _freeze_in_time(self) -> None:
         """Once, just before the change: until then the frozen model is the bootstrap's."""
-        if self._frozen_anew or self._crew.second < self._asked.change_at - FREEZE_BEFORE_S:
+        if self._frozen_anew or self._crew.second < self._options.change_at - FREEZE_BEFORE_S:
             return
         self._frozen_anew = True
         store = self._crew.store.store
         try:
             active = store.model(MODEL).active()
             if active is not None:
-                bootstrap.freeze(store, active)
+                freeze(store, active)
                 self._frozen_version = active
                 self._screen.note(f"tastes are about to change; version {active} is frozen beside the loop")
         except StoreError as error:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ftrie.demo.live_options import SERVERS, Asked
-from ftrie.demo.live_processes import Crew
+from ftrie.demo.live_processes import SERVERS, Crew, LiveOptions
 from ftrie.demo.live_windows import SETTLED_S, Rates, Whole, Windows
 from ftrie.demo.market import MODEL
 from ftrie.terminal import json_asked, print_json, print_table
@@ -23,13 +22,13 @@ if TYPE_CHECKING:
 RECENT_S = 10.0
 
 
-def look_at(asked: Asked, crew: Crew, windows: Windows) -> Look:
+def look_at(options: LiveOptions, crew: Crew, windows: Windows) -> Look:
     """This moment."""
     last = (windows.all() or [{}])[-1]
     now = windows.between(windows.second - RECENT_S, windows.second)
     title = f"ftrie live · {crew.second:,.0f} s"
-    title += f" of {asked.seconds:,.0f} s" if asked.seconds is not None else " · Ctrl-C ends it"
-    return Look(title, _rows(crew, last), _figures(asked, windows, last, now), _line(crew, last, now))
+    title += f" of {options.seconds:,.0f} s" if options.seconds is not None else " · Ctrl-C ends it"
+    return Look(title, _rows(crew, last), _figures(options, windows, last, now), _line(crew, last, now))
 
 
 def _rows(crew: Crew, last: dict[str, Any]) -> list[Row]:
@@ -89,17 +88,17 @@ def _traffic(last: dict[str, Any]) -> str:
 
 
 def _figures(
-    asked: Asked, windows: Windows, last: dict[str, Any], now: dict[str, Rates]
+    options: LiveOptions, windows: Windows, last: dict[str, Any], now: dict[str, Rates]
 ) -> list[tuple[str, str]]:
-    changed = windows.second >= asked.change_at
+    changed = windows.second >= options.change_at
     figures = [
         (f"CTR of the loop, last {RECENT_S:.0f} s", _rates(now["loop"])),
-        *([("CTR of the frozen model", _rates(now["frozen"]))] if asked.frozen else []),
+        *([("CTR of the frozen model", _rates(now["frozen"]))] if options.frozen else []),
         ("best possible CTR", _percent(now["loop"].as_json()["best_ctr"])),
         ("click to weight in serving", fresh(last.get("freshness", {}))),
         (
             "tastes",
-            "have changed" if changed else f"change in {max(0.0, asked.change_at - windows.second):.0f} s",
+            "have changed" if changed else f"change in {max(0.0, options.change_at - windows.second):.0f} s",
         ),
     ]
     return figures
@@ -139,12 +138,6 @@ def _rates(rates: Rates) -> str:
 
 def _percent(rate: float | int | None) -> str:
     return "—" if rate is None else f"{100 * rate:.1f} %"
-
-
-# --- The screen: each process and the loop's figures, redrawn on a terminal; plain lines elsewhere, none with
-# --json ---
-#
-# Nothing here asks a process anything: it draws what it is given.
 
 
 LINE_EVERY_S = 5.0
@@ -236,9 +229,6 @@ def _drawn(look: Look, notes: Sequence[str]) -> Group:
         figures.add_row(Text(name, style="dim"), Text(value))
     parts: list[RenderableType] = [Text(look.title, style="bold"), processes, Text(""), figures]
     return Group(*parts, *(Text(each, style="dim") for each in notes))
-
-
-# --- What came of `ftrie live`, as a few lines or as one JSON answer. Nothing here counts ---
 
 
 def tell(whole: Whole) -> None:

@@ -1,4 +1,7 @@
-"""Before the first visit: a store with a first model, learned from the day before, so that serving begins at once."""
+"""The five processes of `ftrie live`: store, two servers, trainer, traffic; restarted when they die, ended in order.
+
+`bootstrap` gives the store users, items and a first model, so that serving begins at once.
+"""
 
 from __future__ import annotations
 
@@ -15,37 +18,85 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ftrie.demo.first_day import load_records, write_log
-from ftrie.demo.live_options import FROZEN, SERVERS, Asked
-from ftrie.demo.market import MODEL, SPEC, Market
+from ftrie.demo.market import MODEL, SPEC, Market, load_records, write_first_day
 from model_store.backoff import Backoff
 from model_store.errors import FtrieError, ServerError, StoreError
 from model_store.redis.embedded import PID
 from model_store.store import Store
 
+FROZEN = f"{MODEL}-frozen"
+SERVERS = 2
+
+
+CHANGE_AT_S = 60.0
+
+
+def change_of(seconds: float | None) -> float:
+    """The default second of the change: a run of any length shows what was before and what comes after."""
+    return CHANGE_AT_S if seconds is None else min(CHANGE_AT_S, seconds / 4)
+
+
+@dataclass(frozen=True)
+class LiveOptions:
+    """The flags. Times in seconds; seconds is None for no end, frozen the share of visits for the frozen model."""
+
+    folder: Path
+    seconds: float | None
+    rate: float
+    seed: int
+    change_at: float
+    frozen: float
+    bots: float
+    delay: float
+    publish_every: str
+    explore: str
+    picture: Path | None
+
+    @property
+    def store(self) -> str:
+        """The store's URL."""
+        return f"embedded:{self.folder / 'store'}"
+
+    @property
+    def spec(self) -> Path:
+        """The model spec, a copy that may be read and changed."""
+        return self.folder / f"{MODEL}.toml"
+
+    @property
+    def day(self) -> Path:
+        """The log of the day before."""
+        return self.folder / "day.csv"
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """What the servers serve."""
+        return (MODEL, FROZEN) if self.frozen else (MODEL,)
+
+
 DAY_VISITS = 5_000
 DAY_SHOWN = 6
 
 
-def bootstrap(asked: Asked, market: Market, store: Store) -> int:
+def bootstrap(options: LiveOptions, market: Market, store: Store) -> int:
     """Load the records, learn the day before, publish and activate; returns the version. Raises FtrieError.
 
     A folder that was used before keeps its spec and its models.
     """
     load_records(market, store)
-    if not asked.spec.exists():
-        shutil.copy(SPEC, asked.spec)
-    write_log(market, DAY_VISITS, DAY_SHOWN, asked.day)
+    if not options.spec.exists():
+        shutil.copy(SPEC, options.spec)
+    write_first_day(market, DAY_VISITS, DAY_SHOWN, options.day)
     active = store.model(MODEL).active()
     if active is None:
-        _train(asked)
+        _train(options)
         active = store.model(MODEL).active()
         assert active is not None
-    if asked.frozen:
+    if options.frozen:
         freeze(store, active)
     return active
 
@@ -61,10 +112,19 @@ def freeze(store: Store, version: int) -> int:
     return store.model(FROZEN).publish_and_activate(replace(artefact, spec=named))
 
 
-def _train(asked: Asked) -> None:
+def _train(options: LiveOptions) -> None:
     finished = subprocess.run(
-        [*FTRIE, "train", asked.spec.name, asked.day.name, "--publish", "--activate", "--store", asked.store],
-        cwd=asked.folder,
+        [
+            *FTRIE,
+            "train",
+            options.spec.name,
+            options.day.name,
+            "--publish",
+            "--activate",
+            "--store",
+            options.store,
+        ],
+        cwd=options.folder,
         capture_output=True,
         text=True,
         check=False,
@@ -73,30 +133,26 @@ def _train(asked: Asked) -> None:
         raise FtrieError(f"ftrie train failed with exit code {finished.returncode}: {finished.stderr[-600:]}")
 
 
-# --- The five processes of the loop: how each is called, in which order they begin and end. It learns nothing
-# itself ---
-
-
 READY_S = 180.0  # a first run compiles the kernels
 TRAFFIC_ENDS_S, SERVER_ENDS_S, TRAINER_ENDS_S = 40.0, 20.0, 60.0
 LOOPBACK = "127.0.0.1"
 
 
 class Crew:
-    """Store, trainer, two servers, traffic."""
+    """The store, the trainer, two servers and the traffic, each in a process of its own."""
 
-    def __init__(self, asked: Asked, heard: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, options: LiveOptions, heard: Callable[[dict[str, Any]], None]) -> None:
         """`heard` is told each line of the traffic, on a thread of its own."""
-        self._asked = asked
+        self._options = options
         self._ports = free_ports(2 * SERVERS)
         self._opened: float | None = None
-        self.store = StoreProcess(asked.store)
+        self.store = StoreProcess(options.store)
         self.servers = [
-            Process(f"server-{number + 1}", partial(self._server_words, number), asked.folder)
+            Process(f"server-{number + 1}", partial(self._server_words, number), options.folder)
             for number in range(SERVERS)
         ]
-        self.trainer = Process("trainer", self._trainer_words, asked.folder)
-        self.traffic = Process("traffic", self._traffic_words, asked.folder, heard)
+        self.trainer = Process("trainer", self._trainer_words, options.folder)
+        self.traffic = Process("traffic", self._traffic_words, options.folder, heard)
 
     @property
     def processes(self) -> Sequence[Process]:
@@ -161,34 +217,34 @@ class Crew:
 
     def _server_words(self, number: int) -> list[str]:
         return [
-            "serve", *self._asked.models, "--store", self._asked.store, "--impressions", "store", "--json",
+            "serve", *self._options.models, "--store", self._options.store, "--impressions", "store", "--json",
             "--port", str(self._ports[number]), "--metrics-port", str(self._ports[SERVERS + number]),
             "--state", f"state-{number + 1}", "--drain", "2",
         ]  # fmt: skip
 
     def _trainer_words(self) -> list[str]:
-        asked = self._asked
+        options = self._options
         return [
-            "trainer", asked.spec.name, "--store", asked.store, "--from", "store", "--init-from", "active",
-            "--checkpoint", "trainer", "--every", "10s", "--publish-every", asked.publish_every, "--wait",
+            "trainer", options.spec.name, "--store", options.store, "--from", "store", "--init-from", "active",
+            "--checkpoint", "trainer", "--every", "10s", "--publish-every", options.publish_every, "--wait",
             "--say-every", "1", "--json",
         ]  # fmt: skip
 
     def _traffic_words(self) -> list[str]:
-        asked, second = self._asked, self.second
+        options, second = self._options, self.second
         words = [
-            "simulate", "--store", asked.store, "--rate", str(asked.rate), "--seed", str(asked.seed),
-            "--from", f"{second:.3f}", "--change-at", str(asked.change_at), "--bots", str(asked.bots),
-            "--delay", str(asked.delay), "--window", "8", "--every", "1", "--json",
+            "simulate", "--store", options.store, "--rate", str(options.rate), "--seed", str(options.seed),
+            "--from", f"{second:.3f}", "--change-at", str(options.change_at), "--bots", str(options.bots),
+            "--delay", str(options.delay), "--window", "8", "--every", "1", "--json",
         ]  # fmt: skip
         for port in self._ports[:SERVERS]:
             words += ["--address", f"{LOOPBACK}:{port}"]
-        if asked.seconds is not None:
-            words += ["--seconds", f"{max(0.1, asked.seconds - second):.3f}"]
-        if asked.explore:
-            words += ["--explore", asked.explore]
-        if asked.frozen:
-            words += ["--beside", FROZEN, "--beside-share", str(asked.frozen)]
+        if options.seconds is not None:
+            words += ["--seconds", f"{max(0.1, options.seconds - second):.3f}"]
+        if options.explore:
+            words += ["--explore", options.explore]
+        if options.frozen:
+            words += ["--beside", FROZEN, "--beside-share", str(options.frozen)]
         return [*words, "--model", MODEL]
 
 
@@ -204,12 +260,6 @@ def free_ports(count: int) -> list[int]:
             each.close()
 
 
-# --- One process of the loop: started, watched, started again when it dies, ended. What it does is its own
-# business ---
-#
-# It has a session of its own, so that Ctrl-C reaches it only through us, in the order in which we end things.
-
-
 FTRIE = (sys.executable, "-m", "ftrie")
 STEADY_S = 10.0
 """A process that has lived so long is not dying as it starts: the next restart is at once again."""
@@ -223,7 +273,7 @@ class Process:
     def __init__(
         self, name: str, words: Words, folder: Path, heard: Callable[[dict[str, Any]], None] | None = None
     ) -> None:
-        """`words` are asked for at each start. Its stderr goes to NAME.log in the folder, which is where it runs."""
+        """`words` are options for at each start. Its stderr goes to NAME.log in the folder, which is where it runs."""
         self.name = name
         self.said: dict[str, Any] = {}
         self.restarts = -1
@@ -349,10 +399,6 @@ def _code(code: int) -> str:
 def _environment() -> dict[str, str]:
     """This environment without FTRIE_… flags, which are meant for other commands than ours."""
     return {name: value for name, value in os.environ.items() if not name.startswith("FTRIE_")}
-
-
-# --- The store of the loop: a Valkey in a folder, which this process holds, and brings back when it was
-# killed ---
 
 
 class StoreProcess:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ftrie.demo.live_options import FROZEN
+from ftrie.demo.live_processes import FROZEN
 from ftrie.demo.market import MODEL
 from ftrie.report.charts import curve_chart, stacked
 from ftrie.report.elements import PICTURE, VARIABLES, as_svg
@@ -121,16 +121,12 @@ def total(rates: Iterable[Rates]) -> Rates:
     return sum(rates, start=Rates())
 
 
-# --- The picture of a run: click rates of the loop, of the frozen model and of the best order, over time. SVG
-# ---
-
-
 MOST_POINTS = 60
 LEAST_S = 5.0
 NAME = "Clicks per shown item"
 
 
-def write(windows: Sequence[dict[str, Any]], change_at: float, path: Path) -> None:
+def write_picture(windows: Sequence[dict[str, Any]], change_at: float, path: Path) -> None:
     """Write the picture. Raises OutputError."""
     write_whole(path, drawn(windows, change_at).encode())
 

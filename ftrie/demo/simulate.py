@@ -10,8 +10,7 @@ from ftrie.client.access import Access
 from ftrie.client.messages import Exploration
 from ftrie.demo.clicks import Reporter, Service, Sink, Stream
 from ftrie.demo.figures import Book, Freshness, through_of
-from ftrie.demo.first_day import load_records
-from ftrie.demo.market import Market
+from ftrie.demo.market import Market, load_records
 from ftrie.demo.simulate_output import tell_whole, tell_window
 from ftrie.demo.traffic import Asked as AskedOfServers
 from ftrie.demo.traffic import Callers, Share, Traffic, fresh_only
@@ -94,9 +93,6 @@ def _traffic(asked: Asked, store: Store, sink: Sink) -> Traffic:
         freshness,
         book,
     )
-
-
-# --- Ctrl-C and SIGTERM end a run in good order; a second one takes the way it took before ---
 
 
 class StoppedBySignals(SignalHandler):

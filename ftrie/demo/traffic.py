@@ -185,12 +185,6 @@ def fresh_only(freshness: Freshness, model: str) -> Callable[[str, Reported, int
     return acknowledged
 
 
-# --- Calls to rank, to several servers in turn: one that fails is counted, and the next is asked, until
-# patience ends ---
-#
-# Nothing here knows what a visitor does with an answer.
-
-
 PATIENCE_S = 5.0
 CALL_S = 2.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.02, 0.5

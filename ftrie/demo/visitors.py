@@ -13,8 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from ftrie.demo.market import ABSTAINER, CLICKER, Indices, Market, Rates, best_clicks, looked_at
-from ftrie.demo.shop import DEVICES
+from ftrie.demo.market import ABSTAINER, CLICKER, DEVICES, Indices, Market, Rates, best_clicks, looked_at
 
 _CONVERSION_OF_CLICK = 0.1
 
@@ -97,13 +96,6 @@ class Schedule:
             number = self._next
             self._next += 1
         return visit(self.market, self.habits, number)
-
-
-# --- What a visitor does with an answer: which of the shown items are clicked and when, and what could be
-# expected ---
-#
-# Everything here is decided by the visit and by the order that was shown. Nothing here calls a server or
-# keeps time.
 
 
 BOT_CLICKS_AFTER_S = 0.3

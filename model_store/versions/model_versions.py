@@ -34,7 +34,6 @@ from model_store.versions.published_versions import PublishedVersions, listed, p
 
 if TYPE_CHECKING:
     from model_store.artefact.artefact import Artefact, Delta
-    from model_store.versions.experiments import Experiment
 
 WRITER, OPERATOR, OVERRULING = "writer", "operator", "overruling"
 HISTORY = 100
@@ -166,10 +165,6 @@ class ModelVersions(PublishedVersions):
         while (collected := self._collect(keep, dry_run)) is None:
             pass  # the active version changed meanwhile: try again
         return collected
-
-    def set_experiment(self, changed: Experiment) -> Experiment:
-        """Replace the experiment that `changed` was made from. Raises ExperimentChanged if it has changed since."""
-        return self.experiments.write(changed)
 
     # -- steps
 

@@ -17,11 +17,11 @@ from model_store.errors import FtrieError
 from server.model.catalogue import Catalogue
 from server.model.event_form import Form, Fragments, quoted, written_items
 from server.model.event_form_kernels import SKIPPED
-from server.model.stored_item import StoredItem
+from server.model.stored_item import InlineItem, StoredItem
 from server.ranking.scoring_kernels import FIRST_INLINE, NO_ITEM
 
 if TYPE_CHECKING:
-    from server.ranking.query import InlineItem, Query, Ranking
+    from server.ranking.query import Query, Ranking
     from server.ranking.served import ServedVersion
 
 

@@ -17,7 +17,7 @@ from server.model.attributes import Attributes, AttributeWriter
 from server.model.event_form import Form, Fragments, FragmentWriter
 from server.model.item_ids import IdTable
 from server.model.items import NO_VALUE, TokenTable, TokenWriter
-from server.model.stored_item import Spelled, StoredItem, StoredMembers, StoredText
+from server.model.stored_item import InlineItem, StoredItem, StoredMembers, StoredText
 
 Array = npt.NDArray[Any]
 MAX_PROBLEMS = 20
@@ -112,12 +112,12 @@ class Catalogue:
         """The ids by row, each made a text when it is asked for."""
         return self.rows
 
-    def under(self, spelled: Sequence[Spelled]) -> list[Spelled]:
-        """Items spelled out, those whose id is here over their record, field by field. O(bytes of the ids)."""
-        rows, _ = self.rows.rows([item_id for item_id, _ in spelled])
+    def under(self, inline: Sequence[InlineItem]) -> list[InlineItem]:
+        """Inline items; those whose id is here lie over their record, field by field. O(bytes of the ids)."""
+        rows, _ = self.rows.rows([item_id for item_id, _ in inline])
         return [
             (item_id, features if row < 0 else StoredItem(features, self, row))
-            for (item_id, features), row in zip(spelled, rows.tolist(), strict=True)
+            for (item_id, features), row in zip(inline, rows.tolist(), strict=True)
         ]
 
     def value_at(self, row: int, name: str) -> Value:

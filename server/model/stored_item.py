@@ -1,4 +1,4 @@
-"""An item spelled out in a request, over what the catalogue has of it. Values are made when they are asked for.
+"""Inline items: those whose features stand in the request, over what the catalogue has of them. Values are made lazily.
 
 A stored value knows its text, for conditions and objectives, and the tokens it has in the model's field. Nothing here
 reads a store.
@@ -12,7 +12,8 @@ from typing import Protocol
 from model_store.features.features import Token, Tokenised
 from model_store.features.values import Value
 
-Spelled = tuple[str, Mapping[str, Value]]
+InlineItem = tuple[str, Mapping[str, Value]]
+"""An item whose features stand in the request: its id, and the features by field name."""
 
 
 class Rows(Protocol):

@@ -1,8 +1,8 @@
-"""Which variant answers a request, and which are scored unseen: sticky by cookie, proportional to the traffic shares.
+"""Which variant answers a request, and which ones are scored as shadows: sticky by cookie, in proportion to the shares.
 
 A cookie is hashed with a salt, by default the model's name, to a point in [0, 1); the variants divide that interval in
-their order in the spec. So a cookie stays with its variant while the shares stay, moves only as far as a border moves,
-and falls independently under every salt. Nothing here knows of scores or reads a store.
+their order in the spec. So a cookie keeps its variant while the shares are the same, changes it only if a border moves
+past its point, and is assigned independently under every salt.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _DIGEST_BYTES = 8
 class Assignment:
     """An experiment over the variants of a model version. Immutable, so any number of threads may use it.
 
-    `experiment` is the one in force, None for the shares of the spec; `asked` the one that the store has last told of.
-    They differ, and `problem` says why, while what is asked for does not fit the model: the last good one stays.
+    `experiment` is the one in force, None for the shares of the spec; `asked` is the latest one in the store. They
+    differ, and `problem` says why, while the latest does not fit the model: then the last one that fitted stays.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Assignment:
         self.experiment = self.asked = experiment
         self.problem = ""
         self.shares = _shares(experiment, self.variants, self.spec_shares)
-        """The fraction of traffic of each variant, pins apart."""
+        """The fraction of traffic of each variant, without pins."""
         self.objective = experiment.objective if experiment is not None else ""
-        """What to order by where a request names nothing; empty for ctr."""
+        """The objective of a request that has none; empty for ctr."""
         live = experiment if experiment is not None and experiment.running else None
         bit_of = {name: bit for bit, name in enumerate(self.variants)}
         self.shadows = tuple(bit_of[name] for name in live.shadows) if live else ()
@@ -63,7 +63,7 @@ class Assignment:
         self._salted = blake2b(self.salt.encode() + b"\0", digest_size=_DIGEST_BYTES)
 
     def choose(self, cookie: str) -> int:
-        """The variant's bit for `cookie` (of the request's id where there is no cookie). O(log variants)."""
+        """The variant's bit for `cookie`, or for the request's id if there is no cookie. O(log variants)."""
         if self._pins and (pinned := self._pins.get(cookie)) is not None:
             return pinned
         if not self._borders:
@@ -73,11 +73,11 @@ class Assignment:
         return bisect_right(self._borders, int.from_bytes(point.digest(), "big"))
 
     def shadows_beside(self, variant: int) -> tuple[int, ...]:
-        """The shadows of a request that `variant` answers: itself is none. O(1)."""
+        """The shadows of a request that `variant` answers, without `variant` itself. O(1)."""
         return self._beside[variant]
 
     def moves_to(self, other: Assignment) -> float:
-        """The fraction of cookies that `other` gives another variant; pins apart. In [0, 1]."""
+        """The fraction of cookies that get another variant under `other`, without pins. In [0, 1]."""
         if self.salt != other.salt:
             return 1.0 - sum(a * b for a, b in zip(self.shares, other.shares, strict=True))
         ours, theirs = (list(pairwise([0.0, *accumulate(each.shares)])) for each in (self, other))
@@ -85,11 +85,11 @@ class Assignment:
         return max(0.0, 1.0 - sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in both))
 
     def asked_for(self, experiment: Experiment | None) -> Assignment:
-        """What is in force once the store asks for `experiment`: it, or else what is now, with a `problem`."""
+        """The assignment once the store has `experiment`: by it if it fits, else as it is now, with a `problem`."""
         return _settled(self, experiment, self.variants, self.spec_shares)
 
     def over(self, variants: Sequence[str], shares: Sequence[float]) -> Assignment:
-        """The same for another version of the model: what is asked for may fit now, or fit no more.
+        """The same for another version of the model, which `asked` may fit now, or no longer.
 
         O(1) where the variants and their shares are as before, as with each delta; else O(pins).
         """
@@ -101,7 +101,7 @@ class Assignment:
 
 
 def check_objective(text: str) -> None:
-    """Raise ExperimentError for an objective that cannot be compiled; an empty one is none."""
+    """Raise ExperimentError for an objective that cannot be compiled. An empty text is no objective."""
     try:
         if text:
             Objective.of(text)
@@ -112,7 +112,7 @@ def check_objective(text: str) -> None:
 def _settled(
     before: Assignment, asked: Experiment | None, variants: Sequence[str], shares: Sequence[float]
 ) -> Assignment:
-    """`asked` if it fits, else the experiment in force if that does, else the spec's shares."""
+    """By `asked` if it fits, else by the experiment in force if that fits, else by the spec's shares."""
     problem = ""
     for candidate in (asked, before.experiment, None):
         try:
@@ -138,11 +138,11 @@ def _shares(
 
 
 def _borders(shares: Sequence[float]) -> tuple[list[int], int]:
-    """Where the variants' parts of the 2^64 points end, and the last that has one."""
+    """Where each variant's part of the 2^64 points ends, and the last variant that has a part."""
     if not shares:
         return [], 0
     total = sum(shares)
     borders = [int(_POINTS * (share / total)) for share in accumulate(shares)]
-    # The last variant with a share takes what rounding leaves; one without a share gets nothing.
+    # The last variant with a share gets what rounding leaves over.
     last = max(index for index, share in enumerate(shares) if share > 0)
     return borders[:last], last

@@ -16,12 +16,11 @@ from model_store.features.values import Value
 from server.errors import Degradation
 from server.model.item_ids import ItemIds
 from server.model.items import TokenTable
+from server.model.stored_item import InlineItem
 from server.ranking.select.selection import Options
 
 Array = npt.NDArray[Any]
 TokenArrays = tuple[Array, Array, Array, Array]
-InlineItem = tuple[str, Mapping[str, Value]]
-"""An item whose features stand in the request: its id, and the features by field name."""
 
 
 class RequestFeatures(NamedTuple):

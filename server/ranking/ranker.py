@@ -23,10 +23,10 @@ from server.model.catalogue import Catalogue, id_tokens
 from server.model.items import NO_VALUE, ItemTable, TokenTable, TokenWriter
 from server.model.layers import Layer
 from server.model.model import Model
+from server.model.stored_item import InlineItem
 from server.ranking.multi_variant_kernels import sum_variants
 from server.ranking.query import (
     Candidates,
-    InlineItem,
     Query,
     Ranking,
     RequestFeatures,

@@ -17,10 +17,11 @@ from model_store.errors import FieldValueError
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
 from server.errors import CandidateSetNotFound, Degradation, InvalidRequest
+from server.model.stored_item import InlineItem
 from server.ranking.candidates import LATE_PART, CandidateSets
 from server.ranking.features import PlainTokens, StoredUser, UserFields
 from server.ranking.limits import MAX_CANDIDATES, MAX_EXPLAINED, check_id
-from server.ranking.query import Candidates, InlineItem, Query, RequestFeatures
+from server.ranking.query import Candidates, Query, RequestFeatures
 from server.ranking.request import (
     Received,
     check_unknown,

@@ -1,8 +1,7 @@
-"""Reading the store inside a request: within its deadline and a budget, and not at all while it is away.
+"""Reading the store inside a request: within its deadline and a budget, and not at all while the store is away.
 
-After three failures in a row the store is left alone for a moment that doubles up to a second, and then one
-request tries again; otherwise every request would wait out the whole budget. Nothing here decides what a
-failure means.
+After three failures in a row no request asks the store for a moment, which doubles up to a second; then one request
+tries again. Otherwise every request would wait for the whole budget.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from server.settings import DEFAULT_STORE_BUDGET_S
 T = TypeVar("T")
 
 MARGIN_S = 0.004
-"""What is left of a deadline for all that comes after a read."""
+"""The part of a deadline that is reserved for everything after a read."""
 SHORTEST_WAIT_S = 0.001
 FAILURES_BEFORE_PAUSE = 3
 FIRST_PAUSE_S = 0.05
@@ -85,7 +84,7 @@ class Source:
         """Open the store unless it is open. Raises StoreUnavailable. For one thread at a time."""
         if self._store is None:
             store = Store.open(self._url, timeout_s=self._budget_s)
-            with suppress(StoreError):  # without it no loss is noticed, and an empty answer is taken as it is
+            with suppress(StoreError):  # without it a loss of data goes unnoticed
                 self._epoch = store.records.item_changes.epoch()
             self._store = store
 
@@ -115,11 +114,11 @@ class Source:
         return min(self._budget_s, remaining_s - MARGIN_S)
 
     def read(self, ask: Callable[[Records, float], T], wait_s: float) -> T:
-        """`ask` the records, with `wait_s` to pass on. Raises StoreUnavailable, also without asking."""
+        """What `ask` returns; it gets records and `wait_s`. Raises StoreUnavailable, also while the breaker is open."""
         return self.use(lambda store, wait: ask(store.records, wait), wait_s)
 
     def use(self, ask: Callable[[Store, float], T], wait_s: float) -> T:
-        """As `read`, of the store itself."""
+        """Same as `read`, with the store itself."""
         if self._store is None:
             raise StoreUnavailable("the store has not answered since this server started")
         pause_s = self._breaker.pause_s()
@@ -129,7 +128,7 @@ class Source:
         try:
             answer = ask(self._store, wait_s)
         except StoreUnavailable:
-            # That a store did not answer within a caller's last milliseconds is no fault of the store's.
+            # A read that had only the caller's last milliseconds does not count as the store's failure.
             if wait_s >= self._budget_s / 2 or time.monotonic() - began < wait_s:
                 self._breaker.failed()
             raise

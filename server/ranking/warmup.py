@@ -160,7 +160,7 @@ def _write_line(served: ServedVersion, rows: Array, ctrs: Array) -> None:
 def _read_and_write(plan: FeaturePlan) -> None:
     """Read a request from its bytes, lay its features over a user's, and write an answer."""
     request = RankRequest(item_ids=["shoe"])
-    request.context.values["hour"] = "7"
+    request.context.values["hour"].text = "7"
     received = Received(request.SerializeToString())
     plain, ids = PlainReader(plan).read(received), received.item_ids
     assert plain is not None and isinstance(ids, ItemIds)

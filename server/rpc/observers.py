@@ -1,4 +1,4 @@
-"""What else looks at calls, each only if it is asked for: the access log, traces, the recorder."""
+"""Observers of calls, each only if it is configured: the access log, traces, the recorder."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ RANK = "/ctr.v1.RankingService/Rank"
 
 
 def check(settings: Settings) -> None:
-    """Once, before anything begins: raises ServerError for what no worker could do."""
+    """Check the settings once, before any process starts. Raises ServerError where no worker could run."""
     if settings.traces:
-        import_module("server.telemetry.tracing")  # says so where OpenTelemetry is missing
+        import_module("server.telemetry.tracing")  # raises if OpenTelemetry is missing
     if settings.record:
         from server.impressions.recorder import opened
 
@@ -32,10 +32,10 @@ def check(settings: Settings) -> None:
 
 
 class Observers:
-    """The observers that `settings` ask for, from construction to `close`. Raises ServerError where one cannot be."""
+    """The observers that `settings` name, from construction to `close`. Raises ServerError if one cannot start."""
 
     def __init__(self, settings: Settings, meter: Meter) -> None:
-        """`meter` is given its listeners."""
+        """`meter` gets their listeners."""
         self._wrap: list[Callable[[grpc.GenericRpcHandler[Any, Any]], grpc.GenericRpcHandler[Any, Any]]] = []
         self._closers: list[Callable[[], None]] = []
         if settings.access_log > 0:
@@ -52,7 +52,7 @@ class Observers:
         return handlers
 
     def close(self) -> None:
-        """Write and send what is waiting. Call when the last call has ended."""
+        """Write and send everything that is queued. Call after the last call has ended."""
         for close in self._closers:
             close()
 

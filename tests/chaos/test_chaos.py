@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ftrie.demo.first_day import load_records, write_log
-from ftrie.demo.market import Market, Sizes, Tastes
+from ftrie.demo.market import Market, Sizes, Tastes, load_records, write_first_day
 from model_store.artefact.artefact import Artefact
 from model_store.store import Store
 from tests.chaos.loop import COMPILE_S, MODEL, SPEC, WINDOW_S, Server, WholeLoop
@@ -33,7 +32,7 @@ def loop(tmp_path: Path) -> Iterator[WholeLoop]:
     spec = spec[: spec.index("[join]")] + f'[join]\nwindow = "{WINDOW_S}s"\nlateness = "1s"\n'
     (tmp_path / SPEC).write_text(spec)
     market = Market(1, Tastes(), Sizes())
-    write_log(market, 500, 6, tmp_path / "day.csv")
+    write_first_day(market, 500, 6, tmp_path / "day.csv")
     try:
         whole.valkey.start()
         with Store.open(whole.valkey.url) as store:

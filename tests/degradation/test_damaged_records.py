@@ -106,7 +106,7 @@ def test_candidate_set_is_of_another_type(whole: WholeShop, recovered: Recovered
 
 def test_experiment_is_damaged(whole: WholeShop, recovered: Recovered) -> None:
     versions, client = whole.versions, whole.store.client
-    versions.set_experiment(Experiment().divided({"plain": 1.0}))
+    versions.experiments.write(Experiment().divided({"plain": 1.0}))
     eventually(lambda: variants(whole) == {"plain"}, "the shares")
     key = versions.keys.experiment
     good = client.hgetall(key)

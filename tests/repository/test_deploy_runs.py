@@ -26,8 +26,8 @@ from ftrie.cli import run
 from ftrie.client.access import Access
 from ftrie.client.client import Client
 from ftrie.client.feedback import Feedback
-from ftrie.demo import shop
-from ftrie.demo.shop import Shop
+from ftrie.demo import market as shop
+from ftrie.demo.market import Shop
 from model_store.store import Store
 from tests.degradation.system import Valkey, eventually, free_port
 from tests.repository.test_deploy import COMPOSE, DEPLOY, called
@@ -69,7 +69,7 @@ class Machine:
             r"\b0\.0\.0\.0\b": "127.0.0.1",
             **{rf"\b{port}\b": instead for port, instead in self.ports.items()},
         }
-        spec = shop.SPEC.read_text("utf-8").replace('name = "shop"', 'name = "ads"')
+        spec = shop.SHOP_SPEC.read_text("utf-8").replace('name = "shop"', 'name = "ads"')
         (folder / "etc/ads.toml").write_text(spec)
         roles = "".join(f'{role} = ["{TOKEN}"]\n' for role in ("rank", "feedback"))
         (folder / "etc/tokens.toml").write_text(roles)

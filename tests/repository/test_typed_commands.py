@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from ftrie.cli import run
-from ftrie.demo import shop
-from ftrie.demo.shop import Shop
+from ftrie.demo import market as shop
+from ftrie.demo.market import Shop
 from model_store.store import Store
 from tests.degradation.system import eventually, free_port
 from tests.repository.typed import Block, Shell, blocks_of, differences
@@ -47,9 +47,9 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shop")
     simulated = Shop(1)
     for day in (1, 2):
-        shop.write_log(simulated.clicks(day, ROWS), folder / f"day-{day}.csv")
+        shop.write_shop_log(simulated.clicks(day, ROWS), folder / f"day-{day}.csv")
     simulated.write_records(folder / "users.csv", folder / "items.csv")
-    spec = shop.SPEC.read_text("utf-8")
+    spec = shop.SHOP_SPEC.read_text("utf-8")
     (folder / "shop.toml").write_text(spec)
     (folder / "ads.toml").write_text(
         spec.replace('name = "shop"', 'name = "ads"').replace(

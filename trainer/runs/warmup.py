@@ -25,8 +25,7 @@ from trainer.join.join import Join
 from trainer.join.rows import Segments
 from trainer.learn.metrics.metrics import MetricsOptions
 from trainer.learn.model import LearningModel
-from trainer.logs.batch import expand
-from trainer.logs.reader import FORMATS, format_by_name
+from trainer.logs.reader import FORMATS, expand, format_by_name
 from trainer.logs.rejects import RejectLog
 from trainer.output import SILENT, Output
 from trainer.publish.delta_chain import DeltaChain

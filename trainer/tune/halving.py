@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from model_store.errors import InputError, SpecError
 from model_store.spec.spec import ModelSpec
-from trainer.logs.batch import STDIN, expand
+from trainer.logs.batch import STDIN
+from trainer.logs.reader import expand
 from trainer.tune.candidates import Candidate, Group, groups_of
 from trainer.tune.passes import Outcome, Pass, Repeated, count_rows, learn_together
 

@@ -43,8 +43,8 @@ class UpperConfidenceBound:
 class Thompson:
     """Scores are drawn from N(score, (width · uncertainty)²), each independently of the others.
 
-    A draw is a function of the request's id and the candidate's: the order of candidates, and which of them the
-    catalogue knows, change nothing. A candidate that comes twice is drawn twice.
+    A draw is a function of the request's id and the candidate's: it does not depend on the order of candidates or on
+    which of them the catalogue knows. A candidate that is named twice is drawn twice.
     """
 
     width: float
@@ -59,7 +59,7 @@ Exploration = UpperConfidenceBound | Thompson
 
 
 def moves(width: float, uncertainty: Array) -> Array:
-    """How far one standard deviation, or the bound, lies from each score; finite whatever the width is."""
+    """The distance of one standard deviation, or of the bound, from each score. Finite for every width."""
     with np.errstate(over="ignore"):
         bounded: Array = np.minimum(uncertainty * width, FARTHEST)
     return bounded
@@ -76,13 +76,13 @@ def normals(request_id: str, ids: Sequence[str]) -> Array:
 
 
 def seeds(request_id: str) -> Array:
-    """uint64[2]: what a request's draws begin with."""
+    """uint64[2]: the seeds of a request's draws."""
     digest = blake2b(request_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     return np.frombuffer(bytearray(digest), "<u8").astype(np.uint64)
 
 
 def _repeats(ids: Sequence[str]) -> Array:
-    """How often each id came before, uint64."""
+    """How many times each id stands earlier in the list, uint64."""
     repeats = np.zeros(len(ids), np.uint64)
     if len(set(ids)) < len(ids):
         seen: Counter[str] = Counter()
@@ -93,15 +93,15 @@ def _repeats(ids: Sequence[str]) -> Array:
 
 
 Valued = Callable[[Array], Array]
-"""From moved scores, float64[draws, candidates], to what candidates are ordered by, in the same shape."""
+"""From moved scores, float64[draws, candidates], to the values that order candidates, in the same shape."""
 
-WIDEST = 8.0  # standard deviations; beyond it lies 1e-15
+WIDEST = 8.0  # standard deviations; the chance of more is 1e-15
 MOST_NODES, LEAST_NODES = 257, 129
 NODES_OF_ALL = 130_000
 CELLS = 96
 MAX_ATOMS = 128
 EXACT_UP_TO = 400_000
-"""Candidates · top, from which on the number before a candidate is taken as nearly normal."""
+"""Candidates · top. Above it the number of candidates before one is approximated as nearly normal."""
 MOST_POOLED = 20_000
 
 MAX_DRAWS = 1024
@@ -110,7 +110,7 @@ DRAWN_NUMBERS = 400_000
 
 
 class _Grid(NamedTuple):
-    """Where a standard normal number is looked at: nodes z, the chance below each, and the chance near each."""
+    """Nodes z of a standard normal number, the chance below each, and the chance near each."""
 
     z: Array
     below: Array
@@ -126,7 +126,7 @@ def _grid(nodes: int) -> _Grid:
 
 
 def _grid_for(candidates: int) -> _Grid:
-    """A finer one for few candidates, where one that is clipped or turns counts for more."""
+    """A finer grid for few candidates, where one with a clipped or non-monotonic objective has more influence."""
     return _grid(MOST_NODES if candidates * MOST_NODES <= NODES_OF_ALL else LEAST_NODES)
 
 
@@ -156,7 +156,7 @@ def integrated(
 
 
 class _Points(NamedTuple):
-    """Values in ascending order, and which of them (int64, the greatest first) are what.
+    """Values in ascending order, and the indices (int64, the greatest first) of each kind.
 
     borders of cells; nodes, one for each cell, where its chances are taken; atoms. There are a cell above the first
     border and one below the last. An atom is a border as well: the number of candidates before one jumps there.
@@ -206,7 +206,7 @@ def _evenly_from_the_best(values: Array, grid: _Grid, top: int) -> Array:
 
 
 def _atoms(values: Array, grid: _Grid, least: float, most: float) -> Array:
-    """Values between two that some candidate takes with a chance of its own; the likeliest if there are many."""
+    """Values between two bounds that some candidate takes with positive chance; the likeliest if there are many."""
     flat = (values[:, 1:] == values[:, :-1]) & (values[:, 1:] >= least) & (values[:, 1:] <= most)
     if not flat.any():
         return np.empty(0)
@@ -216,7 +216,7 @@ def _atoms(values: Array, grid: _Grid, least: float, most: float) -> Array:
 
 
 def _masses(points: _Points, above: Array, at_least: Array) -> Array:
-    """The chance of each chosen candidate to come to each cell, then to each atom: float64[cells + atoms, chosen]."""
+    """The chance that each chosen candidate falls in each cell, then on each atom: float64[cells + atoms, chosen]."""
     borders, atoms = points.value[points.borders], points.value[points.atoms]
     own = at_least[points.atoms] - above[points.atoms]
     nothing = np.zeros((1, above.shape[1]))
@@ -230,7 +230,7 @@ def _masses(points: _Points, above: Array, at_least: Array) -> Array:
 def simulated(
     score: Array, deviation: Array, valued: Valued, chosen: Array, top: int, groups: Groups, seed: int
 ) -> Array:
-    """The part of simulated draws, and of the one that was made, in which each of the `chosen` is returned."""
+    """The share of simulated draws, with the one that was made, in which each of the `chosen` is returned."""
     draws = min(MAX_DRAWS, max(MIN_DRAWS, DRAWN_NUMBERS // len(score)))
     moves = np.random.Generator(np.random.Philox(seed)).standard_normal((draws, len(score)))
     orders = np.argsort(-valued(score + deviation * moves), axis=1, kind="stable")

@@ -15,22 +15,22 @@ import pyarrow.compute as pc
 
 from model_store.features.values import Value
 from server.model.attributes import NO_TEXT, Attributes, Column, number_of
+from server.model.stored_item import InlineItem
 from server.ranking.scoring_kernels import FIRST_INLINE
 from server.ranking.select.select_kernels import count_taken, take
 
 Array = npt.NDArray[Any]
-InlineItem = tuple[str, Mapping[str, Value]]
 
 FEW = 64
 _EMPTY = pa.array([], pa.large_binary())
 
 ID = "id"
-"""Stands for the candidate's own id, unless the catalogue's records have a field of this name."""
+"""The candidate's own id, unless the catalogue's records have a field of this name."""
 
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """What the candidates have in one field: candidate owner[i] has the text code[i]. Both int64, owner ascending."""
+    """The candidates' texts in one field: candidate owner[i] has the text code[i]. Both int64, owner ascending."""
 
     owner: Array
     code: Array
@@ -50,14 +50,14 @@ class Texts:
         return np.asarray(found.to_numpy(zero_copy_only=False))[place]
 
     def code_of(self, text: str | bytes) -> int:
-        """The code of a text; NO_TEXT, which no candidate has, if it is none of theirs."""
+        """The code of a text; NO_TEXT if no candidate has it."""
         text = text.encode() if isinstance(text, str) else text
         code = NO_TEXT if self.column is None else self.column.code(text)
         return self.numbered.get(text, NO_TEXT) if code == NO_TEXT else code
 
     @cached_property
     def distinct(self) -> tuple[pa.Array, Array]:
-        """Each text once, in the order of the codes, and where each of `code` stands among them."""
+        """Each text once, in the order of the codes, and the index in it of each of `code`."""
         codes, place = np.unique(self.code, return_inverse=True)
         texts = _EMPTY if self.column is None else self.column.texts
         if self.numbered:
@@ -66,7 +66,7 @@ class Texts:
 
 
 class CandidateColumns:
-    """Columns over the candidates of one request, each made when it is first asked for. For one thread."""
+    """Columns over the candidates of one request, each made when it is first used. For one thread."""
 
     def __init__(
         self, attributes: Attributes, ids: Sequence[str], rows: Array, items: Sequence[InlineItem]
@@ -221,7 +221,7 @@ class Groups:
 
     @classmethod
     def of(cls, caps: Sequence[Cap], candidates: CandidateColumns) -> Groups:
-        """A group a value a cap. O(candidates · caps), and a sort."""
+        """One group for each value of each cap. O(candidates · caps), and a sort."""
         owners, groups, limits = [np.empty(0, np.int64)], [np.empty(0, np.int64)], list[int]()
         for cap in caps:
             texts = candidates.texts(cap.field)

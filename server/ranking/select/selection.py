@@ -1,4 +1,4 @@
-"""Selection: which candidates are returned, in which order, and what is said of each. Arrays in, arrays out."""
+"""Selection: which candidates are returned and in which order, with objective, uncertainty and propensity."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from server.ranking.select.select_kernels import click_rates
 Array = npt.NDArray[Any]
 
 LARGEST = 1e300
-"""A larger result counts as infinite, so that what has none can stand below every result."""
+"""A larger result counts as infinite, so that candidates without a result can be ordered below all results."""
 
 
 @dataclass(slots=True)
 class Selection:
-    """The items returned, best first: order int64[k], candidate numbers; what follows float64[k], or None.
+    """The items returned, best first: order int64[k], candidate numbers; the rest float64[k], or None.
 
-    objective: NaN where it could not be computed. notes: what the answer's `degraded` must say.
+    objective: NaN where it could not be computed. notes: for the answer's `degraded`.
     """
 
     order: Array
@@ -41,7 +41,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Scored:
-    """What the model says of the candidates: score, uncertainty float64[candidates], and the curve of their ctr."""
+    """The model's scores: score and uncertainty float64[candidates], and the calibration curve of their ctr."""
 
     score: Array
     uncertainty: Array | None
@@ -60,7 +60,7 @@ class Scored:
 
 
 def order_key(value: Array, score: Array) -> Array:
-    """What to order by, descending: `value` where it is finite; all others below, among themselves by score."""
+    """The key to order by, descending: `value` where it is finite; all others below it, ordered by score."""
     with np.errstate(all="ignore"):
         good = np.abs(value) <= LARGEST
         within = np.sign(score) * (1.0 - 1.0 / (1.0 + np.abs(score)))  # rises with the score, in (-1, 1)
@@ -95,9 +95,9 @@ class Options:
         request_id: str,
         until_s: float = math.inf,
     ) -> Selection:
-        """Select from all candidates of a request, whose `ids` stand in their order. Equal ones keep that order.
+        """Select from all candidates of a request; `ids` in the same order. Equal candidates keep that order.
 
-        Raises DeadlinePassed between two steps where it is later than `until_s` (monotonic).
+        Raises DeadlinePassed between two steps after `until_s` (monotonic).
         """
         kept = self._kept(candidates, until_s)
         some = scored.part(kept)

@@ -148,7 +148,7 @@ def test_before_a_version_is_active_names_are_not_checked_and_it_says_so(
 def test_a_record_that_no_longer_fits_the_active_version_is_shown_with_what_servers_say(
     say: Callable[..., Said], store: Store
 ) -> None:
-    store.model("ads").set_experiment(Experiment(shares={"old": 1.0}))
+    store.model("ads").experiments.write(Experiment(shares={"old": 1.0}))
     code, out, err = say("show", "ads")
     assert (code, "servers refuse this experiment: shares: no variant 'old'" in err) == (0, True)
     assert "revision 1" in out

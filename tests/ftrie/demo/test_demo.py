@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ftrie.demo.shop import Shop
+from ftrie.demo.market import Shop
 
 DEMO = (sys.executable, "-m", "ftrie", "demo", "--rows", "60000")
 TIMEOUT_S = 150

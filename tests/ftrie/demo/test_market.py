@@ -7,9 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from ftrie.demo import first_day
-from ftrie.demo.market import ABSTAINER, CLICKER, Market, Sizes, Tastes, best_clicks, looked_at
-from ftrie.demo.shop import CATEGORIES
+from ftrie.demo import market as first_day
+from ftrie.demo.market import ABSTAINER, CATEGORIES, CLICKER, Market, Sizes, Tastes, best_clicks, looked_at
 from ftrie.demo.visitors import Habits, Reaction, Schedule, Seen, visit
 
 HABITS = Habits(rate=100.0)
@@ -118,9 +117,9 @@ def test_a_conversion_follows_its_click_and_is_worth_the_price() -> None:
 
 def test_the_first_day_has_the_clicks_that_its_tastes_make() -> None:
     market = Market(1)
-    table = first_day.log(market, 5000, 6)
+    table = first_day.first_day(market, 5000, 6)
     assert table.num_rows == 30_000
-    assert table.equals(first_day.log(Market(1), 5000, 6))
+    assert table.equals(first_day.first_day(Market(1), 5000, 6))
     first_of_each = table["click"].to_numpy().reshape(-1, 6).mean(axis=0)
     assert np.all(first_of_each[0] > first_of_each[3:])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from xml.etree import ElementTree
 
-from ftrie.demo.live_options import FROZEN, change_of
+from ftrie.demo.live_processes import FROZEN, change_of
 from ftrie.demo.live_windows import Windows, drawn, rates_of
 from ftrie.demo.market import MODEL
 

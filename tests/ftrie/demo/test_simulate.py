@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from ftrie.demo.first_day import write_log
 from ftrie.demo.live_processes import end_session
-from ftrie.demo.market import MODEL, SPEC, Market
+from ftrie.demo.market import MODEL, SPEC, Market, write_first_day
 from model_store.store import Store
 from tests.degradation.system import Valkey, free_port
 from tests.integration.processes import FTRIE, ROOT, ftrie
@@ -25,7 +24,7 @@ TIMEOUT_S = 60
 @pytest.fixture
 def market(store_url: str, tmp_path: Path) -> str:
     """The URL of a store with the market's first model."""
-    write_log(Market(1), 500, 6, tmp_path / "day.csv")
+    write_first_day(Market(1), 500, 6, tmp_path / "day.csv")
     ftrie("train", SPEC, tmp_path / "day.csv", "--publish", "--activate", "--store", store_url)
     return store_url
 

@@ -68,7 +68,7 @@ def test_a_variant_that_the_model_lacks_is_named(experiment: Experiment, part: s
 def test_it_reads_back_from_a_hash_and_from_json(store: Store) -> None:
     ads = store.model("ads")
     assert ads.experiment() is None
-    written = ads.set_experiment(WHOLE)
+    written = ads.experiments.write(WHOLE)
     assert written == replace(WHOLE, revision=1, updated=written.updated)
     assert store.model("ads").experiment() == written
     assert Experiment.from_json(written.to_json()) == written
@@ -76,10 +76,10 @@ def test_it_reads_back_from_a_hash_and_from_json(store: Store) -> None:
 
 def test_a_change_made_from_an_older_revision_is_refused(store: Store) -> None:
     ads = store.model("ads")
-    mine = theirs = ads.set_experiment(WHOLE)
-    ads.set_experiment(theirs.pinned({"u9": "base"}))
+    mine = theirs = ads.experiments.write(WHOLE)
+    ads.experiments.write(theirs.pinned({"u9": "base"}))
     with pytest.raises(ExperimentChanged, match="expected revision 1, found 2"):
-        ads.set_experiment(mine.stopped("base"))
+        ads.experiments.write(mine.stopped("base"))
     with pytest.raises(ExperimentChanged):
         ads.experiments.change(lambda before: before.stopped("base"), revision=1)
     assert ads.experiment().pins["u9"] == "base"  # type: ignore[union-attr]
@@ -113,13 +113,13 @@ def test_what_many_operators_pin_at_once_is_all_there(store: Store) -> None:
 def test_a_change_wakes_who_waits_for_events(store: Store) -> None:
     ads = store.model("ads")
     before = ads.last_event()
-    ads.set_experiment(WHOLE)
+    ads.experiments.write(WHOLE)
     assert ads.wait(before, 10.0) != before
 
 
 def test_a_change_of_pins_alone_is_seen_by_a_reader_that_has_read_before(store: Store) -> None:
     reader, writer = store.model("ads"), store.model("ads")
-    writer.set_experiment(WHOLE)
+    writer.experiments.write(WHOLE)
     first = reader.experiment()
     assert reader.experiment() is first
     writer.experiments.change(lambda e: replace(e, pins={**e.pins, "u1": "base"}))
@@ -144,7 +144,7 @@ def test_a_damaged_record_is_refused_with_its_key_and_a_remedy_that_works(
     store: Store, field: str, content: str | bytes | None, complaint: str
 ) -> None:
     ads = store.model("ads")
-    ads.set_experiment(WHOLE)
+    ads.experiments.write(WHOLE)
     if content is None:
         store.client.hdel(ads.keys.experiment, field)
     else:
@@ -161,7 +161,7 @@ def test_a_damaged_record_is_refused_with_its_key_and_a_remedy_that_works(
 
 def test_a_record_with_too_many_pins_is_not_read(store: Store) -> None:
     ads = store.model("ads")
-    ads.set_experiment(WHOLE)
+    ads.experiments.write(WHOLE)
     store.client.hset(ads.keys.experiment, mapping={f"pin:{n}": "base" for n in range(MAX_PINS + 1)})
     with pytest.raises(StoreError, match="expected at most 10,000"):
         ads.experiment()
@@ -169,7 +169,7 @@ def test_a_record_with_too_many_pins_is_not_read(store: Store) -> None:
 
 def test_ten_thousand_pins_are_kept(store: Store) -> None:
     pins = {f"cookie {n}": "base" for n in range(MAX_PINS)}
-    store.model("ads").set_experiment(Experiment(pins=pins))
+    store.model("ads").experiments.write(Experiment(pins=pins))
     assert store.model("ads").experiment().pins == pins  # type: ignore[union-attr]
 
 
@@ -178,7 +178,7 @@ def test_something_else_at_the_key_is_an_error_of_the_store_until_it_is_cleared(
     with pytest.raises(StoreError, match="WRONGTYPE"):
         store.model("ads").experiment()
     with pytest.raises(StoreError, match="got 'a string', expected a hash"):
-        store.model("ads").set_experiment(WHOLE)
+        store.model("ads").experiments.write(WHOLE)
     store.model("ads").experiments.clear()
     assert store.model("ads").experiment() == Experiment(
         revision=1,

@@ -138,7 +138,7 @@ def test_the_experiments_objective_holds_where_a_request_names_none(
 ) -> None:
     from model_store.versions.experiments import Experiment
 
-    shop_store.model(shop.NAME).set_experiment(Experiment(objective="-score"))
+    shop_store.model(shop.NAME).experiments.write(Experiment(objective="-score"))
     eventually(lambda: client.rank(**asked()).items[0].objective is not None)
     down = client.rank(**asked()).items
     assert [item.score for item in down] == sorted(item.score for item in down)

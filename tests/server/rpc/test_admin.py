@@ -237,7 +237,7 @@ def test_a_change_that_cannot_be_is_told_apart_by_its_status(admin: AdminClient,
 
 def test_an_update_changes_the_fields_of_its_mask_alone(admin: AdminClient, shop_store: Store) -> None:
     stopped = Experiment(shares={"plain": 1.0}, salt="autumn").stopped("base")
-    shop_store.model(shop.NAME).set_experiment(stopped)
+    shop_store.model(shop.NAME).experiments.write(stopped)
     pinned = admin.update_experiment(pb.Experiment(pins={"me": "plain"})).experiment
     assert (pinned.state, pinned.winner, pinned.salt) == (pb.EXPERIMENT_STATE_STOPPED, "base", "autumn")
     assert (dict(pinned.shares), dict(pinned.pins)) == ({"plain": 1.0}, {"me": "plain"})
@@ -283,7 +283,7 @@ def test_an_experiment_that_does_not_fit_is_in_the_status_and_the_last_good_one_
     admin: AdminClient, shop_store: Store, eventually: Eventually
 ) -> None:
     versions = shop_store.model(shop.NAME)
-    good = versions.set_experiment(Experiment(shares={"plain": 1.0}))
+    good = versions.experiments.write(Experiment(shares={"plain": 1.0}))
     eventually(lambda: admin.experiment().traffic_split.revision == good.revision)
     versions.experiments.change(lambda before: before.divided({"other": 1.0}))
     eventually(lambda: "no variant 'other'" in admin.status().models[0].traffic_split.problem)

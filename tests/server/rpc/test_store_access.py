@@ -82,7 +82,7 @@ def test_a_server_follows_and_ranks_by_its_rules_and_can_change_nothing(
         eventually(lambda: client.rank(candidates=["item-1"]).version == 2)
         store.records.put_items([("item-99", {"brand": "b1"})])
         eventually(lambda: not client.rank(candidates=["item-99"]).unknown_items)
-        store.model(shop.NAME).set_experiment(Experiment(shares={"base": 0.0, "plain": 1.0}))
+        store.model(shop.NAME).experiments.write(Experiment(shares={"base": 0.0, "plain": 1.0}))
         eventually(lambda: client.rank(cookie="u1", candidates=["item-1"]).variant == "plain")
         assert client.report("", [Feedback("r1", "item-1")]).accepted == 1
     assert refusals(store) == []
@@ -110,7 +110,7 @@ def test_a_trainer_publishes_by_its_rules_and_sees_no_user(
         assert versions.materialise(delta).content == second.content
         assert versions.gc() and versions.versions()
         versions.rollback()
-        versions.set_experiment(Experiment(shares={"base": 0.5, "plain": 0.5}))
+        versions.experiments.write(Experiment(shares={"base": 0.5, "plain": 0.5}))
         assert versions.experiment() is not None
         lease = training.trainer_lease(shop.NAME, "folder")
         versions.activate(versions.publish(shop.artefact(9), epoch=lease.take()), epoch=lease.epoch)
