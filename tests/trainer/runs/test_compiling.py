@@ -65,7 +65,7 @@ from model_store.spec.spec import load_spec
 from trainer.runs.warmup import compile_kernels, formats_of
 from trainer.logs.rejects import RejectLog
 from trainer.runs.train import train
-from trainer.learn.metrics.metrics import Watching
+from trainer.learn.metrics.metrics import MetricsOptions
 
 def made():
     kernels = [each for each in gc.get_objects() if isinstance(each, Dispatcher)]
@@ -76,7 +76,7 @@ spec = load_spec(Path(spec))
 compile_kernels(spec, formats_of([log]), slices=bool(slices))
 before = made()
 with RejectLog(strict=True) as rejects:
-    run = train(spec, Log([log]), rejects=rejects, watching=Watching(slices=tuple(slices)))
+    run = train(spec, Log([log]), rejects=rejects, metrics=MetricsOptions(slices=tuple(slices)))
 run.model.artefact()
 assert run.failure is None and run.report.rows > 600, (run.failure, run.report)
 print(sorted({name for name, _ in made() - before}))
