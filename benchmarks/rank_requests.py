@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks import rank_model as shop
 from benchmarks.processes import LOAD_CORE, ROOT, pin
-from ctr.v1.ranking_pb2 import RankRequest
+from ctr.v1.ranking_pb2 import Features, RankRequest
 from ftrie.client.client import METHOD
 from model_store.artefact.artefact import Artefact
 from model_store.store import Store
@@ -39,8 +39,13 @@ def request(number: int, candidates: int, *, inline: bool, cookie: int | None = 
         (shop.CONTEXT_FIELDS, asked.context),
     ):
         for name, size in fields.items():
-            features.values[name] = f"{name}{draw.randrange(size)}"
+            features.values[name].text = f"{name}{draw.randrange(size)}"
     return asked
+
+
+def texts(features: Features) -> dict[str, str]:
+    """The features as `request` made them, by name."""
+    return {name: value.text for name, value in features.values.items()}
 
 
 def framed(asked: RankRequest) -> bytes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import exp
 from pathlib import Path
 
-from benchmarks.rank_requests import framed
+from benchmarks.rank_requests import framed, texts
 from benchmarks.rivals import plain_load, shared_model, vowpal_wabbit
 from benchmarks.rivals.scorers import SCORERS
 from ctr.v1.ranking_pb2 import RankRequest
@@ -39,7 +39,7 @@ class Bodies:
 
 def fields_of(request: RankRequest) -> dict[str, str]:
     """The user's and the context's features."""
-    return {**request.user.values, **request.context.values}
+    return texts(request.user) | texts(request.context)
 
 
 def expected(request: RankRequest, weights: dict[str, float]) -> Rates:
@@ -53,7 +53,7 @@ def expected(request: RankRequest, weights: dict[str, float]) -> Rates:
 
 def ask_grpc(address: str, request: RankRequest) -> Rates:
     """Every candidate's ctr from a gRPC server."""
-    user, context = dict(request.user.values), dict(request.context.values)
+    user, context = texts(request.user), texts(request.context)
     candidates = list(request.item_ids)
     with Client(address, timeout_s=TIMEOUT_S) as client:
         answer = client.rank(
@@ -92,8 +92,8 @@ def ask_scorer(name: str, model: Path, request: RankRequest) -> Rates:
 
 def _json(request: RankRequest) -> dict[str, object]:
     return {
-        "user": dict(request.user.values),
-        "context": dict(request.context.values),
+        "user": texts(request.user),
+        "context": texts(request.context),
         "item_ids": list(request.item_ids),
         "top_k": request.top_k,
     }

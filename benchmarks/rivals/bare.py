@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.load import split
+from benchmarks.rank_requests import texts
 from benchmarks.rivals import shared_model
 from benchmarks.rivals.scorers import SCORERS, best
 from ctr.v1.ranking_pb2 import RankRequest
@@ -47,7 +48,7 @@ def main(name: str, path: Path, bodies: Path, calls: int) -> None:
     """Rank every request in turn, values and ids decoded beforehand."""
     rank = ftrie(path) if name == "ftrie" else rival(name, path)
     messages = [RankRequest.FromString(body[5:]) for body in split(bodies.read_bytes())]
-    asked = [({**m.user.values, **m.context.values}, list(m.item_ids), m.top_k) for m in messages]
+    asked = [(texts(m.user) | texts(m.context), list(m.item_ids), m.top_k) for m in messages]
     for question in asked[:20]:
         rank(*question)
     began, began_cpu = time.perf_counter(), time.process_time()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 
+from benchmarks.rank_requests import texts
 from benchmarks.rivals.scorers import SCORERS, Scorer, best
 from ctr.v1.ranking_pb2 import RankedItem, RankRequest, RankResponse
 from server.rpc.ranking_service import SERVICE
@@ -22,7 +23,7 @@ def handler(scorer: Scorer) -> grpc.RpcMethodHandler:
 
     def rank(request: RankRequest, context: grpc.ServicerContext) -> RankResponse:
         candidates = list(request.item_ids)
-        rates = scorer.ctr(dict(request.user.values) | dict(request.context.values), candidates)
+        rates = scorer.ctr(texts(request.user) | texts(request.context), candidates)
         ranked = best(candidates, rates, request.top_k)
         return RankResponse(items=[RankedItem(id=item, ctr=rate) for item, rate in ranked])
 

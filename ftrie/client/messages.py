@@ -260,22 +260,25 @@ def request_of(model: str, **asked: Unpack[Question]) -> RankRequest:
 
 
 def _add_features(features: Features, values: FeatureValues | None) -> None:
-    """Write `values` into the map that each belongs to."""
     for name, value in (values or {}).items():
         if isinstance(value, str):
-            features.values[name] = value
+            features.values[name].text = value
         elif isinstance(value, bool):
-            features.values[name] = "true" if value else "false"
+            features.values[name].text = "true" if value else "false"
         elif isinstance(value, int):
-            features.values[name] = str(value)
+            features.values[name].text = str(value)
         elif isinstance(value, float):
-            features.numbers[name] = value
+            features.values[name].number = value
         elif isinstance(value, Mapping):
-            features.weighted_sets[name].members.update(value)
+            members = features.values[name].weighted_set
+            members.SetInParent()
+            members.members.update(value)
         elif name == RAW_KEYS:
             features.raw_keys.extend(value)
         else:
-            features.sets[name].values.extend(value)
+            listed = features.values[name].set
+            listed.SetInParent()
+            listed.values.extend(value)
 
 
 def _add_exploration(request: RankRequest, exploration: Exploration | None) -> None:

@@ -15,14 +15,14 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from ctr.v1.ranking_pb2 import Cap as CapMessage
-from ctr.v1.ranking_pb2 import ExplainRequest, Features, Filter, Item, RankRequest
+from ctr.v1.ranking_pb2 import ExplainRequest, Features, FeatureValue, Filter, Item, RankRequest
 from ctr.v1.ranking_pb2 import Exploration as ExplorationMessage
 from model_store.errors import FieldValueError
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
 from server.errors import InvalidRequest, ObjectiveError, check_deadline, unreadable
+from server.model.catalogue import InlineItem
 from server.model.item_ids import ItemIds
-from server.model.stored_item import InlineItem
 from server.ranking.limits import (
     MAX_CANDIDATES,
     MAX_CAPS,
@@ -101,7 +101,8 @@ class Received:
         values: dict[str, Value] = {}
         for begin, end in ((user, user_end), (context, context_end)):
             if begin:
-                values.update(Features.FromString(self._bytes[begin:end]).values)
+                features = Features.FromString(self._bytes[begin:end])
+                values.update((name, value.text) for name, value in features.values.items())
         return values
 
 
@@ -160,12 +161,8 @@ def read_features(message: Received, schema: RequestSchema) -> dict[str, Value]:
     """The request's features by field name; the context's replace the user's. Raises InvalidRequest."""
     request = message.with_features()
     user, context = request.user, request.context
-    merged: dict[str, Value] = dict(user.values)
-    if user.sets or user.numbers or user.weighted_sets:
-        _add_sets_and_numbers("user", user, merged)
-    merged.update(context.values)
-    if context.sets or context.numbers or context.weighted_sets:
-        _add_sets_and_numbers("context", context, merged)
+    merged = _read_values("user", user)
+    merged |= _read_values("context", context)
     if user.raw_keys or context.raw_keys:
         check_members("user.raw_keys, context.raw_keys", [*user.raw_keys, *context.raw_keys])
         raw: dict[str, list[str]] = {}
@@ -175,19 +172,34 @@ def read_features(message: Received, schema: RequestSchema) -> dict[str, Value]:
         ):
             if keys:
                 raw.setdefault(name or RAW_KEYS, []).extend(keys)
-        merged.update(raw)
+        for name in raw.keys() & merged.keys():
+            raise InvalidRequest(
+                f"user.raw_keys, context.raw_keys: values contain the raw field {name!r} as well"
+            )
+        merged |= raw
     check_fields("user, context", merged)
     return merged
 
 
-def _add_sets_and_numbers(path: str, features: Features, merged: dict[str, Value]) -> None:
-    for name, values in features.sets.items():
-        check_members(f'{path}.sets["{name}"]', values.values)
-        merged[name] = list(values.values)
-    merged.update(features.numbers)
-    for name, weighted in features.weighted_sets.items():
-        check_members(f'{path}.weighted_sets["{name}"]', weighted.members)
-        merged[name] = dict(weighted.members)
+def _read_values(path: str, features: Features) -> dict[str, Value]:
+    values: dict[str, Value] = {}
+    for name, value in features.values.items():
+        kind = value.WhichOneof("kind")
+        values[name] = value.text if kind == "text" else _not_text(f'{path}.values["{name}"]', kind, value)
+    return values
+
+
+def _not_text(path: str, kind: str | None, value: FeatureValue) -> Value:
+    """A number or a set. Raises InvalidRequest for no value, or a set with too many members."""
+    if kind == "number":
+        return value.number
+    if kind == "set":
+        check_members(path, value.set.values)
+        return list(value.set.values)
+    if kind == "weighted_set":
+        check_members(path, value.weighted_set.members)
+        return dict(value.weighted_set.members)
+    raise InvalidRequest(f"{path}: no value; give text, number, set or weighted_set")
 
 
 def misfit(message: Received, schema: RequestSchema) -> InvalidRequest | None:
@@ -214,14 +226,8 @@ def _values(request: RankRequest, schema: RequestSchema) -> Iterator[tuple[str, 
 def _feature_values(
     path: str, features: Features, raw_field: str | None
 ) -> Iterator[tuple[str, str | None, Value]]:
-    for name, text in features.values.items():
-        yield f'{path}.values["{name}"]', name, text
-    for name, members in features.sets.items():
-        yield f'{path}.sets["{name}"]', name, list(members.values)
-    for name, number in features.numbers.items():
-        yield f'{path}.numbers["{name}"]', name, number
-    for name, weighted in features.weighted_sets.items():
-        yield f'{path}.weighted_sets["{name}"]', name, dict(weighted.members)
+    for name, value in _read_values(path, features).items():
+        yield f'{path}.values["{name}"]', name, value
     for index, key in enumerate(features.raw_keys):
         yield f"{path}.raw_keys[{index}]", raw_field, [key]
 
@@ -270,13 +276,13 @@ def _inline_item(item: Item, index: int, schema: RequestSchema) -> InlineItem:
         raise InvalidRequest(f"items[{index}].id: empty; an item id has at least one character")
     check_id(f"items[{index}].id", item.id)
     features = item.features
-    values: dict[str, Value] = dict(features.values)
     path = f"items[{index}].features"
-    if features.sets or features.numbers or features.weighted_sets:
-        _add_sets_and_numbers(path, features, values)
+    values = _read_values(path, features)
     if features.raw_keys:
         check_members(f"{path}.raw_keys", features.raw_keys)
-        values[schema.item_raw or RAW_KEYS] = list(features.raw_keys)
+        if (name := schema.item_raw or RAW_KEYS) in values:
+            raise InvalidRequest(f"{path}.raw_keys: values contain the raw field {name!r} as well")
+        values[name] = list(features.raw_keys)
     check_fields(path, values)
     return item.id, values
 

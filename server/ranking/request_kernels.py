@@ -164,6 +164,9 @@ def _entry(message: Any, at: Any, stop: Any, names: Any, name_start: Any, plain:
     if name_at < 0:
         return -1, 0, 0
     start, end = _text(message, name_end, entry_end, _SECOND)
+    if start < 0 or end != entry_end:
+        return -1, 0, 0
+    start, end = _text(message, start, entry_end, _FIRST)
     if start < 0 or end != entry_end or end - start > _LONGEST_VALUE or not _is_plain(message, start, end):
         return -1, 0, 0
     field = _field(message, name_at, name_end, names, name_start)

@@ -20,7 +20,7 @@ from model_store.errors import InputError
 from server.rpc.grpc_server import Health, grpc_server, listen
 
 LINES = """\
-{"at": 12.5, "request": {"cookie": "second", "item_ids": ["a"], "context": {"numbers": {"x": 2.5}}}}
+{"at": 12.5, "request": {"cookie": "second", "item_ids": ["a"], "context": {"values": {"x": {"number": 2.5}}}}}
 
 {"at": 10.0, "request": {"cookie": "first"}}
 {"at": 13.0, "request": {"cookie": "third"}}
@@ -70,7 +70,7 @@ def test_requests_are_read_in_the_order_of_their_times(path: Path) -> None:
     requests = read(path)
     cookies = [RankRequest.FromString(message).cookie for message in requests.messages]
     assert (cookies, requests.at, requests.timed) == (["first", "second", "third"], [0.0, 2.5, 3.0], True)
-    assert RankRequest.FromString(requests.messages[1]).context.numbers["x"] == 2.5
+    assert RankRequest.FromString(requests.messages[1]).context.values["x"].number == 2.5
 
 
 def test_requests_without_times_keep_their_order(path: Path) -> None:

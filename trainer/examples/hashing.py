@@ -1,4 +1,8 @@
-"""TODO."""
+"""Makes hashed examples from batches of log rows by a resolved spec. Stateless: any thread may do it.
+
+An ExampleMaker compiles the spec's layout once (prefixes, key rules, crosses). For each batch it draws the rows to
+learn from, parses labels, weights and times, digests the tokens of all fields, and hashes the features of good rows.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +48,11 @@ _NO_TIMES = np.empty(0, np.int64)
 class Examples:
     """Good rows of a batch, hashed and ready to learn.
 
-    rows: int32[m], their places in the batch; hashed: what learners take; tokens: where their keys' bytes come from;
-    texts: the token texts of each field, which keep those bytes alive; stop: where reading goes on behind the batch,
-    and a later run too if it is resumable; subsampled: rows that were not drawn; requests: uint64[m], a hash of each
-    row's request id, empty where the log has none; times: int64[m], microseconds since 1970, empty where not needed;
-    minus_labels: rows whose label is written as -1, which is no click.
+    rows: int32[m], their indices in the batch; hashed: what learners take; tokens: where their keys' bytes are; texts:
+    the token texts of each field, which keep those bytes alive; stop: the position after the batch, from which a later
+    run may continue if the batch is resumable; subsampled: rows that were not drawn; requests: uint64[m], a hash of
+    each row's request id, empty where the log has none; times: int64[m], microseconds since 1970, empty where not
+    needed; minus_labels: rows whose label is -1, which is not a click.
     """
 
     rows: npt.NDArray[np.int32]
@@ -83,7 +87,7 @@ class ExampleMaker:
         self._time_format = time_format(spec)
 
     def make(self, batch: RowBatch) -> Examples:
-        """Draw from a batch what is learned from, and hash it.
+        """Draw the rows to learn from, and hash them.
 
         Rows with a bad value are left out and named in `rejects`, those of the reader among them. Rows that are not
         drawn are not looked at.
@@ -96,7 +100,7 @@ class ExampleMaker:
         tokens = lay_out(columns, drawn.rows, self.rules.raw, self._crosses, self.feature_rules.owner)
         signed = labels[rows]
         hashed = self._assemble(rows, np.maximum(signed, 0.0), _of_rows(weights, rows), tokens)
-        self._set_apart(rows, hashed, tokens, columns)
+        self._apply_value_rules(rows, hashed, tokens, columns)
         rejects = tuple(Reject(batch.file, int(drawn.lines[row]), bad[row]) for row in bad)
         return Examples(
             rows=rows,
@@ -120,7 +124,7 @@ class ExampleMaker:
         return self._sampling.draw(batch, ids) if self._sampling else Sample(batch, ids, _NO_NUMBERS, 0)
 
     def _outcomes(self, sample: Sample, bad: dict[int, str]) -> tuple[Any, Any, Any]:
-        """Labels, -1 among them; weights, empty where all are 1; and times, empty where nothing goes by them."""
+        """Labels, including -1; weights, empty if all are 1; and times, empty if unused."""
         given, columns = self.spec.input, sample.batch.columns
         labels, found = signed_labels(columns[given.label])
         _note(bad, given.label, found)
@@ -157,17 +161,17 @@ class ExampleMaker:
         assemble(rows, tokens, self.rules, hashed, np.empty(MAX_CROSS_FIELDS, np.int64))
         return hashed
 
-    def _set_apart(
+    def _apply_value_rules(
         self, rows: Any, hashed: HashedRows, tokens: TokenLayout, columns: Sequence[TokenColumn]
     ) -> None:
-        """Number the keys apart that a rule names by more than their field or cross."""
+        """Give keys that match a value rule the feature number of that rule."""
         if self._value_rules is not None:
-            places = TokenBytes(*addresses([column.text for column in columns]))
+            texts = TokenBytes(*addresses([column.text for column in columns]))
             picked = np.empty(MAX_CROSS_FIELDS, np.int64)
-            apply_value_rules(rows, hashed, tokens, places, self._value_rules, picked)
+            apply_value_rules(rows, hashed, tokens, texts, self._value_rules, picked)
 
     def _note_long_crosses(self, bad: dict[int, str], columns: Sequence[TokenColumn], rows: int) -> None:
-        """Crosses whose key would be over the limit: looked at one row at a time, where the batch could hold one."""
+        """Note crosses whose key would exceed the limit: row by row, if the batch can hold one."""
         for cross in self.plan.crosses:
             texts = [columns[field.index].text for field in cross.fields]
             longest = sum(_longest(text) for text in texts)
@@ -199,7 +203,7 @@ def _longest(text: Any) -> int:
 
 
 def _of_rows(numbers: Any, rows: npt.NDArray[np.int32]) -> Any:
-    """Those of the rows; none where there are none of any row."""
+    """The numbers of these rows; empty if there are none of any row."""
     return numbers[rows] if numbers.size else numbers
 
 
@@ -236,7 +240,7 @@ def key_rules(plan: FeaturePlan, owner: npt.NDArray[np.int64]) -> KeyRules:
 
 
 def value_rules(rules: FeatureRules, owners: int) -> ValueRules | None:
-    """The rules that reach into values, owner by owner; None where there is none."""
+    """The rules on prefixes of values, by owner; None if there are none."""
     if not rules.value_rules:
         return None
     per_owner = np.bincount([rule.owner for rule in rules.value_rules], minlength=owners)
@@ -258,7 +262,7 @@ def cross_fields(plan: FeaturePlan) -> npt.NDArray[np.int64]:
 
 
 def prefix_table(prefixes: Sequence[bytes]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """All prefixes end to end, and where each begins: the form in which `write_keys` takes them."""
+    """All prefixes end to end, and where each starts, as `write_keys` takes them."""
     starts = np.array([0, *itertools.accumulate(len(prefix) for prefix in prefixes)], np.int64)
     return _bytes(b"".join(prefixes)), starts
 
@@ -277,28 +281,27 @@ def _hash(key: bytes) -> np.uint64:
     return np.uint64(out[0])
 
 
-# --- The tokens of a batch, laid out as kernels take them: first the fields with one place a row, then the
-# lists ---
-
-
 def lay_out(columns: Sequence[TokenColumn], rows: int, raw: Any, crosses: Any, owner: Any) -> TokenLayout:
-    """Digest every token of a batch. raw: uint8[fields], see `KeyRules`; crosses and owner as in `TokenLayout`."""
+    """Digest every token of a batch and lay them out: dense fields first, then lists.
+
+    raw: uint8[fields], see `KeyRules`; crosses and owner: see `TokenLayout`.
+    """
     dense = [i for i, column in enumerate(columns) if column.starts is None]
     lists = [i for i, column in enumerate(columns) if column.starts is not None]
     sizes = [len(column.text) for column in columns]
     base, list_of = np.zeros(len(columns), np.int64), np.full(len(columns), -1, np.int64)
     digests = np.empty(sum(sizes), np.uint64)
     _digest(dense, columns, raw, digests[: len(dense) * rows].reshape(len(dense), rows))
-    for place, index in enumerate(dense):
-        base[index] = place * rows
+    for number, index in enumerate(dense):
+        base[index] = number * rows
     at = len(dense) * rows
-    for place, index in enumerate(lists):
-        base[index], list_of[index] = at, place
+    for number, index in enumerate(lists):
+        base[index], list_of[index] = at, number
         _digest([index], columns, raw, digests[at : at + sizes[index]].reshape(1, -1))
         at += sizes[index]
     starts = np.zeros((max(len(lists), 1), rows + 1), np.int32)
-    for place, index in enumerate(lists):
-        starts[place] = _starts_of(columns[index])
+    for number, index in enumerate(lists):
+        starts[number] = _starts_of(columns[index])
     values = _values(columns, base, digests)
     return TokenLayout(digests, values, base, list_of, starts, crosses, owner)
 
@@ -310,7 +313,7 @@ def _digest(chosen: Sequence[int], columns: Sequence[TokenColumn], raw: Any, out
 
 
 def _values(columns: Sequence[TokenColumn], base: Any, digests: Any) -> npt.NDArray[np.float64]:
-    """The x of every token where some field has one; a real number's text is empty, but it is there."""
+    """The x of every token if some field has one; a real number has an empty text."""
     if all(column.x is None for column in columns):
         return _NO_NUMBERS
     values = np.ones(digests.size)

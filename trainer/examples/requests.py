@@ -1,4 +1,11 @@
-"""Which request each row belongs to, as a 64-bit number, and which requests' rows do not stand together."""
+"""The requests of rows: their ids, whole requests across batches, and the sample of requests to learn from.
+
+A request is a run of rows with one id in one file. Where the spec samples requests, WholeRequests determines for each
+row whether its request has a click before any of its rows passes on. Sampling follows McMahan et al. (KDD 2013),
+section 4.6: every request with a click is learned from; of the others a share r, each with weight 1/r, so that the
+expected gradient is that of all rows and the model stays calibrated. The draw is a seeded hash of the request's id:
+the rows of a request stay together, and every run over the same log draws the same requests.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +23,14 @@ from trainer.examples.examples_kernels import PROBABILITY_BITS, draw, number_sin
 from trainer.logs.batch import Position, RowBatch
 
 _REMEMBERED = 1 << 18
-"""Places for ids of requests that have begun, 8 bytes each; a later id takes the place of an earlier one."""
+"""Slots for ids of requests met so far, 8 bytes each; a later id replaces an earlier one."""
 _NOT_RAW = np.zeros(1, np.uint8)
 
+MOST_ROWS = 1 << 16
+"""The most rows of one request; a longer run of rows is taken as several requests."""
+
 Ids = npt.NDArray[np.uint64]
+Flags = npt.NDArray[np.bool_]
 
 
 def request_ids(batch: RowBatch, column: str | None) -> Ids:
@@ -37,7 +48,7 @@ def request_ids(batch: RowBatch, column: str | None) -> Ids:
 class Runs:
     """Counts runs of rows with one id in one file. Memory: 2 MiB.
 
-    resumed: runs whose id another run had before, as far as ids are remembered: a request's rows do not stand together.
+    resumed: runs whose id an earlier run had, as far as ids are remembered: the request's rows are not adjacent.
     """
 
     def __init__(self) -> None:
@@ -53,27 +64,15 @@ class Runs:
         self._last = (int(ids[-1]), file)
         begun = ids[begins]
         distinct = np.unique(begun)
-        places = (distinct % np.uint64(_REMEMBERED)).astype(np.int64)
-        self.resumed += int(begun.size - distinct.size + np.count_nonzero(self._begun[places] == distinct))
-        self._begun[places] = distinct
+        slots = (distinct % np.uint64(_REMEMBERED)).astype(np.int64)
+        self.resumed += int(begun.size - distinct.size + np.count_nonzero(self._begun[slots] == distinct))
+        self._begun[slots] = distinct
         return int(begun.size)
-
-
-# --- Requests that a batch's end cuts in two: told whether they have a click before any of their rows goes on
-# ---
-#
-# A request is a run of rows with one id, within one file. Its last rows may come in the next batch, so the
-# last request of a batch waits for that; batches are cut, never joined, and nothing is reordered.
-
-
-MOST_ROWS = 1 << 16
-
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass
 class _Open:
-    """A request that may go on: the parts of batches that hold it, its id, its rows so far, whether one is a click."""
+    """A request that may continue: its parts of batches, its id, its rows so far, whether one is a click."""
 
     parts: list[RowBatch]
     id: int
@@ -85,32 +84,32 @@ class _Open:
         return self.is_of(batch) and self.rows < MOST_ROWS and (not ids.size or int(ids[0]) == self.id)
 
     def is_of(self, batch: RowBatch) -> bool:
-        """Whether the batch stands behind this request in the same file."""
+        """Whether the batch follows this request in the same file."""
         return self.parts[-1].stop.number == batch.stop.number
 
     def add(self, part: RowBatch, clicks: Flags) -> None:
-        """Take one more part."""
+        """Add a part."""
         self.parts.append(part)
         self.rows += part.rows
         self.clicked |= bool(clicks.any())
 
-    def told(self, ended: bool) -> Iterator[RowBatch]:
-        """Its parts. Only behind the last of them, and if the request `ended` there, may a later run go on."""
+    def release(self, ended: bool) -> Iterator[RowBatch]:
+        """Its parts. A later run may continue only after the last part, and only if the request `ended` there."""
         for part in self.parts:
             clicked = np.full(part.rows, self.clicked)
             yield replace(part, clicked=clicked, resumable=ended and part is self.parts[-1])
 
 
 class WholeRequests:
-    """Numbers the rows of a stream; where the spec samples requests, tells of each row whether its request has a click.
+    """Numbers the rows of a stream; where the spec samples requests, marks each row whose request has a click.
 
-    A run of more than MOST_ROWS rows with one id is taken as several requests, so that no log fills the memory: `cut`
-    counts where one was cut. `resumed` counts the requests that go on after others, which are taken as several too.
-    Both are final once the stream has ended.
+    The last request of a batch waits for the next batch; batches are cut, never joined, and nothing is reordered. A run
+    of more than MOST_ROWS rows is taken as several requests, which bounds memory: `cut` counts these. `resumed` counts
+    requests that continue after rows of others, which are taken as several too. Both are final at the stream's end.
     """
 
     def __init__(self, spec: ModelSpec, first_row: int = 0) -> None:
-        """`first_row`: how many rows of the stream earlier runs have read."""
+        """first_row: the number of rows of the stream that earlier runs have read."""
         self._label, self._request = spec.input.label, spec.input.request
         self._samples = spec.learner.subsample is not None
         self._rows = first_row
@@ -120,22 +119,22 @@ class WholeRequests:
 
     @property
     def resumed(self) -> int:
-        """Of the requests so far, see Runs."""
+        """The requests resumed so far, see Runs."""
         return self._runs.resumed
 
     def of(self, batches: Iterable[RowBatch]) -> Iterator[RowBatch]:
-        """The same rows in the same order, in batches that also tell `first_row`, `clicked` and `resumable`."""
+        """The same rows in the same order, in batches with `first_row`, `clicked` and `resumable`."""
         for batch in batches:
             numbered = replace(batch, first_row=self._rows)
             self._rows += batch.rows
             if self._samples:
-                yield from self._tell(numbered)
+                yield from self._mark(numbered)
             else:
                 yield numbered
         yield from self._close()
 
     def warnings(self) -> Iterator[str]:
-        """What is wrong with requests that were taken as several, for the user."""
+        """Warnings for the user about requests that were taken as several."""
         column = repr(self._request)
         if self.resumed:
             yield (
@@ -149,7 +148,7 @@ class WholeRequests:
                 f"part as a request of its own; does {column} name requests?"
             )
 
-    def _tell(self, batch: RowBatch) -> Iterator[RowBatch]:
+    def _mark(self, batch: RowBatch) -> Iterator[RowBatch]:
         ids = request_ids(batch, self._request)
         clicks = parse_labels(batch.columns[self._label])[0] == 1.0 if batch.rows else np.zeros(0, bool)
         if self._open is not None and not self._open.goes_on_in(batch, ids):
@@ -168,12 +167,12 @@ class WholeRequests:
                 clicked[: starts[0]] = self._open.clicked
         yield from self._close(ended=not starts[0])
         if cut:
-            yield replace(_slice(batch, 0, cut), clicked=clicked, stop=_place_of(batch, cut))
+            yield replace(_slice(batch, 0, cut), clicked=clicked, stop=_position_of(batch, cut))
         tail = _slice(batch, cut, batch.rows)
         self._open = _Open([tail], int(ids[-1]), tail.rows, bool(clicks[cut:].any()))
 
     def _take_whole(self, batch: RowBatch, clicks: Flags) -> Iterator[RowBatch]:
-        """A batch in which no request begins."""
+        """A batch in which no request starts."""
         if self._open is None:
             yield replace(batch, clicked=clicks)
         else:
@@ -181,18 +180,18 @@ class WholeRequests:
 
     def _close(self, ended: bool = True) -> Iterator[RowBatch]:
         if self._open is not None:
-            yield from self._open.told(ended)
+            yield from self._open.release(ended)
             self._open = None
 
 
-def _place_of(batch: RowBatch, row: int) -> Position:
-    """The place of a row inside a batch: found by reading on from where the batch begins."""
+def _position_of(batch: RowBatch, row: int) -> Position:
+    """The position of a row inside a batch."""
     begin = batch.start or Position(batch.file, number=batch.stop.number)
     return begin.until(int(batch.lines[row]))
 
 
 def _starts(ids: Ids, before: int) -> Flags:
-    """Where a request begins: another id, or its 65,536 rows are full. `before`: rows of the first one so far."""
+    """Where a request starts: the id changes, or it has MOST_ROWS rows. before: rows of the first one so far."""
     if not ids.size:
         return np.zeros(0, bool)
     changes = np.concatenate([[before == 0], ids[1:] != ids[:-1]])
@@ -203,14 +202,14 @@ def _starts(ids: Ids, before: int) -> Flags:
 
 
 def _any_by_request(clicks: Flags, starts: npt.NDArray[np.int64]) -> Flags:
-    """Of each row, whether its request has a click in these rows; the first row begins or continues one."""
+    """For each row, whether its request has a click in these rows."""
     bounds = np.unique(np.concatenate([[0], starts]))
     any_click = np.logical_or.reduceat(clicks, bounds)
     return np.repeat(any_click, np.diff(np.append(bounds, clicks.size)))
 
 
 def _slice(batch: RowBatch, first: int, stop: int) -> RowBatch:
-    """Rows of a batch, with the rejects that stand among and before them (at its end: also behind them)."""
+    """Rows of a batch, with the rejects among and before them (at its end: also after them)."""
     low = int(batch.lines[first]) if first else 0
     high = int(batch.lines[stop]) if stop < batch.rows else None
     return replace(
@@ -223,16 +222,9 @@ def _slice(batch: RowBatch, first: int, stop: int) -> RowBatch:
     )
 
 
-# --- Learning from a part of the requests without a click: McMahan et al. (KDD 2013), section 4.6 ---
-#
-# Every request with a click is learned from; of the others a share r, each with weight 1/r. Then the expected
-# gradient is that of all rows, and the model stays calibrated. The draw is a seeded hash of the request's id:
-# the rows of a request stay together, and every run over the same log draws the same requests.
-
-
 @dataclass(frozen=True)
 class Sample:
-    """The rows of a batch that are learned from, the request of each and what its weight is multiplied with."""
+    """The rows of a batch to learn from, the request of each, and the factor of its weight."""
 
     batch: RowBatch
     ids: Ids
@@ -257,7 +249,7 @@ class Sampling:
         return cls(subsample.unclicked, spec.learner.seed, spec.input.label)
 
     def draw(self, batch: RowBatch, ids: Ids) -> Sample:
-        """The sample of a batch; `WholeRequests` has told which requests have a click, else each row is one."""
+        """The sample of a batch. `WholeRequests` has marked clicked requests; else each row is a request."""
         clicked = batch.clicked
         if clicked is None:
             clicked = parse_labels(batch.columns[self.label])[0] == 1.0

@@ -1,10 +1,10 @@
-"""Which rule holds for which feature: `[rules]` by key prefix, brought to the numbers that kernels know features by.
+"""Resolves `[rules]`, which go by key prefix, to feature numbers: which settings hold for which feature.
 
 A feature is the bias, a field or a cross. A rule whose prefix reaches into values (`device_id=a99`, `P_N_T_1_` of raw
-keys) splits its field or cross: the keys it matches get a feature number of their own, behind all others. So what holds
-for a key is an array look-up by its feature, and only specs with such rules compare bytes.
+keys) splits its field or cross: the keys it matches get a feature number of their own, after all others. So the
+settings of a key are an array look-up by its feature, and only specs with such rules compare bytes.
 
-The longest prefix wins, setting by setting: what a rule leaves out comes from the next shorter one, at last from
+The longest prefix wins, for each setting: one that a rule leaves out comes from the next shorter prefix, finally from
 `[learner]`. The bias is always admitted, unless a rule names exactly `bias`.
 """
 
@@ -28,7 +28,7 @@ MOST_FEATURES = 1 << 16
 
 @dataclass(frozen=True)
 class ValueRule:
-    """A rule that reaches into a feature's values: its keys go on with `start` after the feature's prefix."""
+    """A rule on values of a feature: its keys continue with `start` after the feature's prefix."""
 
     owner: int
     feature: int
@@ -37,11 +37,11 @@ class ValueRule:
 
 @dataclass(frozen=True)
 class FeatureRules:
-    """What holds for each feature.
+    """The settings of each feature.
 
-    owner: int64[features], the bias, field or cross it belongs to; inclusions and their places in the spec, one each;
-    l1: float64[features], NaN where no rule has one, or None if no rule has one at all; value_rules: of an owner, the
-    longest `start` first.
+    owner: int64[features], the bias, field or cross it belongs to; inclusions, and where in the spec each is set; l1:
+    float64[features], NaN where no rule sets it, None if no rule sets it at all; value_rules: of an owner, the longest
+    `start` first.
     """
 
     owner: npt.NDArray[np.int64]
@@ -59,11 +59,11 @@ class FeatureRules:
         _check_all_match(rules, prefixes, value_rules)
         chains = [_bias_chain(rules), *(_chain(rules, prefix) for prefix in prefixes[1:])]
         chains += [_chain(rules, prefixes[rule.owner] + rule.start) for rule in value_rules]
-        settled = [_inclusion(spec, rules, chain, index == 0) for index, chain in enumerate(chains)]
+        resolved = [_inclusion(spec, rules, chain, index == 0) for index, chain in enumerate(chains)]
         return cls(
             owner=np.array([*range(len(prefixes)), *(rule.owner for rule in value_rules)], np.int64),
-            inclusions=tuple(inclusion for inclusion, _ in settled),
-            sources=tuple(source for _, source in settled),
+            inclusions=tuple(inclusion for inclusion, _ in resolved),
+            sources=tuple(source for _, source in resolved),
             l1=_l1(rules, chains),
             value_rules=tuple(value_rules),
         )
@@ -87,7 +87,7 @@ def _value_rules(rules: dict[bytes, Rule], plan: FeaturePlan, prefixes: Sequence
 
 
 def _has_no_text(field: FieldPlan) -> bool:
-    """A real number stands in x; its key ends with `=`."""
+    """A real number is in x; its key ends with `=`."""
     return field.kind == "number" and field.spec.bucket is None
 
 

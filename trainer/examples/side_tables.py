@@ -1,6 +1,6 @@
-"""Features that do not stand in the log: a file of items or of users, joined to each row by its id.
+"""Features that are not in the log: a file of items or users, joined to each row by its id.
 
-The file is read as `ftrie store load` reads it, so that what is learned is what will be served. Log columns win.
+The file is read as `ftrie store load` reads it, so that training sees what will be served. Log columns win.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class SideTable:
         return _load(path, "users", section.cookie, USER_IDS)
 
     def join(self, batch: RowBatch, wanted: Iterable[str]) -> RowBatch:
-        """The batch with those of the `wanted` columns that it lacks and this table has."""
+        """The batch with the `wanted` columns that it lacks and this table has."""
         missing = [name for name in wanted if name in self.columns and name not in batch.columns]
         if not missing:
             return batch
-        places = pc.index_in(column_text(batch.columns[self.key]), value_set=self.ids)
-        joined = {name: self.columns[name].take(places) for name in missing}
+        records = pc.index_in(column_text(batch.columns[self.key]), value_set=self.ids)
+        joined = {name: self.columns[name].take(records) for name in missing}
         return replace(batch, columns=batch.columns | joined)
 
 

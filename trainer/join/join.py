@@ -1,6 +1,7 @@
-"""Impressions and their feedback become labelled rows. docs/join.md: what becomes of each event, and why.
+"""Joins impressions with their feedback into labelled rows. docs/join.md: the outcome of each event, and why.
 
-Knows requests, items and times as numbers; the rows themselves lie in `trainer.join.rows`.
+In: Merged events, where requests, items and times are numbers. Out: Joined, references to rows, whose columns are kept
+by `trainer.join.rows`, with labels.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ import numpy.typing as npt
 
 from model_store.spec.sections import JoinSection
 from trainer.events.events import IMPRESSION, Merged
-from trainer.join import join_kernels as kernels
-from trainer.join import join_state as remembering
+from trainer.join import join_kernels, join_state
 from trainer.join.join_kernels import CLICKED, CLOSED, CONVERTED, PENDING
 from trainer.join.join_state import CLOSING, COUNTED, Arrays, Arriving, Room, Rules
 
@@ -23,7 +23,7 @@ _LEAST_ROOM = 4096
 
 @dataclass(frozen=True)
 class JoinCounts:
-    """What became of all events so far. docs/join.md says of each what is counted.
+    """The outcomes of all events so far; docs/join.md defines each count.
 
     impressions = closed + pending + duplicate_impressions; rows = positives + negatives + pending_rows;
     clicks + conversions = joined + duplicate_feedback + unknown_item + late + orphans + waiting.
@@ -59,10 +59,10 @@ class JoinCounts:
 
 @dataclass(frozen=True)
 class Closed:
-    """Requests whose window closed, in the order they did: one element each.
+    """Requests whose window closed, in that order, one element each.
 
-    segment: int32, row: int64 and rows: int32 say where their rows stand; positives, clicks and conversions: int32, how
-    many of the rows had some in time; time_us: int64, of the impression.
+    segment: int32, row: int64, rows: int32: where their rows are; positives, clicks, conversions: int32, the rows that
+    had some in time; time_us: int64, the impression's time.
     """
 
     segment: npt.NDArray[np.int32]
@@ -81,7 +81,7 @@ class Closed:
 class Joined:
     """Labelled rows, in the order in which they are to be learned, and the requests that closed meanwhile.
 
-    segment: int32[m] and row: int64[m], where a row stands; label: uint8[m]; clicked: bool[m], whether its request has
+    segment: int32[m] and row: int64[m], where a row is; label: uint8[m]; clicked: bool[m], whether its request has
     a positive.
     """
 
@@ -98,7 +98,7 @@ class Joined:
 class Join:
     """The join of one model. For one thread.
 
-    What it gives out depends on the events and their order alone, not on how they are cut into calls of `push`, nor on
+    The output depends only on the events and their order, not on how they are cut into calls of `push`, nor on
     `restore(state())` between them.
     """
 
@@ -111,44 +111,44 @@ class Join:
             positive=CLICKED if section.positive == "click" else CONVERTED,
             correct=section.late == "correct",
         )
-        self._memory = remembering.empty()
+        self._memory = join_state.empty()
 
     def push(self, merged: Merged) -> Joined:
-        """Take the next events, in their order. O(1) an event, and O(log n) for each window that closes."""
+        """Take the next events. O(1) an event, and O(log n) for each window that closes."""
         events = _arriving(merged)
-        self._memory = remembering.with_room(self._memory, len(merged), merged.items.size)
+        self._memory = join_state.with_room(self._memory, len(merged), merged.items.size)
         room = _room(len(merged) + 2 * merged.items.size)
         taken = 0
-        while (taken := kernels.walk(self._memory, self._rules, room, events, taken)) < len(merged):
+        while (taken := join_kernels.walk(self._memory, self._rules, room, events, taken)) < len(merged):
             room = _grown(room)
         return _joined(room)
 
     def finish(self) -> Joined:
-        """Close every window and give up early feedback, as no more events are to come. More may come all the same."""
+        """Close every window and give up early feedback, as at the end of all events; `push` may still be called."""
         room = _room(0)
-        while not kernels.finish(self._memory, self._rules, room):
+        while not join_kernels.finish(self._memory, self._rules, room):
             room = _grown(room)
         return _joined(room)
 
     @property
     def counts(self) -> JoinCounts:
-        """What became of the events so far; over all runs that went on from one another."""
+        """The outcomes of the events so far, over all runs that continued one another."""
         counts = self._memory.counts[0]
         return JoinCounts(**{name: int(counts[name]) for name in COUNTED})
 
     @property
     def watermark_us(self) -> int | None:
-        """Windows that ended before this are closed: microseconds since 1970; None before the first event."""
+        """Windows that ended before this are closed: microseconds since 1970, None before the first event."""
         watermark = int(self._memory.head[0]["watermark"])
-        return watermark if watermark > remembering.BEGINNING_US else None
+        return watermark if watermark > join_state.BEGINNING_US else None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory for all that is known of requests; their rows lie in segments."""
+        """Bytes of memory for the state of requests, without their rows."""
         return sum(array.nbytes for array in self._memory)
 
     def segments(self) -> npt.NDArray[np.int32]:
-        """The numbers of the segments whose rows may still be given out, rising. Goes over all that is remembered."""
+        """The numbers of the segments whose rows may still be emitted, ascending. O(requests remembered)."""
         entries = self._memory.entries[: int(self._memory.head[0]["entries"])]
         state = entries["state"]
         needed = state == PENDING
@@ -158,12 +158,12 @@ class Join:
         return np.unique(entries["segment"][needed])
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """All that is known, as plain arrays: those that `restore` takes. To be written before the next `push`."""
-        return remembering.state(self._memory)
+        """The whole state as plain arrays, for `restore`. Views: valid until the next `push`."""
+        return join_state.state(self._memory)
 
     def restore(self, arrays: Arrays) -> None:
-        """Go on where `state` was taken. Raises CheckpointError if the arrays are not those of a join."""
-        self._memory = remembering.restored(arrays)
+        """Continue from a `state`. Raises CheckpointError if the arrays are not those of a join."""
+        self._memory = join_state.restored(arrays)
 
 
 def _arriving(merged: Merged) -> Arriving:
@@ -186,7 +186,7 @@ def _arriving(merged: Merged) -> Arriving:
 
 
 def _plain(array: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
-    """As the kernel was compiled for; one that cannot be written to, as Arrow gives them, would be another type."""
+    """The array in the type of the compiled kernel: read-only arrays, as Arrow returns them, are another type."""
     array = np.ascontiguousarray(array, dtype)
     return array if array.flags.writeable else array.copy()
 

@@ -1,6 +1,9 @@
-"""The join's records, as numpy lays them out. What is done with them is in `kernels`; docs/join.md counts their bytes.
+"""The state of the join: its records as numpy arrays, made, resized, saved and restored.
 
-Times are microseconds since 1970. A place is an index into the array that is named; -1 is none.
+`join_kernels` changes them; docs/join.md counts their bytes. Times are microseconds since 1970; numbers and places are
+indices into the named array, -1 for none. To make room, forgotten entries are dropped and, if that is not enough, arrays
+grow; a third is left empty, so that a request is moved a few times in its life and an array is at most a few times the
+size of its content.
 """
 
 from __future__ import annotations
@@ -14,9 +17,9 @@ import numpy.typing as npt
 from model_store.errors import CheckpointError
 from trainer.join.join_kernels import compact
 
-# A request. first: place of its rows in `items` and `flags`; segment, row, rows: where they stand as columns. forget:
-# from this watermark on. next: the request that closed after it. While WAITING first and row are the places of the
-# first and the last of its early feedback in `waiting`, and rows says how many are left of it.
+# A request. first: index of its rows in `items` and `flags`; segment, row, rows: where their columns are. forget: from
+# this watermark on. next: the request that closed after it. While WAITING, first and row are the indices of its first
+# and last early feedback in `early`, and rows is how many there are.
 ENTRY = np.dtype(
     [
         ("request", np.uint64),
@@ -35,7 +38,7 @@ ENTRY = np.dtype(
     align=True,
 )
 
-# Feedback whose impression has not come. entry: of its request; next: what came after it for the same one.
+# Feedback whose impression has not come. entry: of its request; next: the next feedback of the same request.
 EARLY = np.dtype(
     [
         ("item", np.uint64),
@@ -48,7 +51,7 @@ EARLY = np.dtype(
     align=True,
 )
 
-# One place in an order of due times: the least (time, place) stands first. Places are given as things arrive.
+# An element of an expiry heap: the least (time, place) is first. place: an index into `entries` or `early`.
 DUE = np.dtype([("time", np.int64), ("place", np.int32)], align=True)
 
 HEAD = np.dtype(
@@ -64,7 +67,7 @@ HEAD = np.dtype(
     ],
     align=True,
 )
-"""How much of each array is used, and the two ends of the closed requests that are remembered."""
+"""The used length of each array, and the first and last of the remembered closed requests."""
 
 COUNTED = (
     "impressions",
@@ -92,7 +95,7 @@ COUNTED = (
 )
 COUNTS = np.dtype([(name, np.int64) for name in COUNTED], align=True)
 
-# A request whose window has closed, as it is given out.
+# A request whose window has closed, as emitted.
 CLOSING = np.dtype(
     [
         ("segment", np.int32),
@@ -108,12 +111,12 @@ CLOSING = np.dtype(
 
 
 class Memory(NamedTuple):
-    """All that the join knows.
+    """The whole state.
 
-    table: uint64, a power of two, a word a request: the upper half of its hash, and 1 + the place of its entry; 0 is
-    free, and a request's search begins at its hash's low bits. entries: ENTRY, in order of arrival; items: uint64 and
-    flags: uint8, of their rows; due: DUE, a heap of the pending ones; early: EARLY, in order of arrival; early_due:
-    DUE, a heap of them; head: HEAD[1]; counts: COUNTS[1].
+    table: uint64, its size a power of two, one word for each request: the upper half of its hash, and 1 + the number of
+    its entry; 0 is free; a search starts at the low bits of the hash. entries: ENTRY, in order of arrival; items:
+    uint64 and flags: uint8, of their rows; due: DUE, the expiry heap of pending entries; early: EARLY, in order of
+    arrival; early_due: DUE, their expiry heap; head: HEAD[1]; counts: COUNTS[1].
     """
 
     table: Any
@@ -128,7 +131,7 @@ class Memory(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What `[join]` says. Times in microseconds; positive: the flag of a row that makes it one; correct: bool."""
+    """The `[join]` section. Times in microseconds; positive: the flag that makes a row positive; correct: bool."""
 
     window: np.int64
     lateness: np.int64
@@ -139,7 +142,7 @@ class Rules(NamedTuple):
 
 
 class Arriving(NamedTuple):
-    """Merged events, as `trainer.events.events.Merged` has them; first: int64[n], each one's place in items."""
+    """Merged events, see `trainer.events.events.Merged`; first: int64[n], the index of each one's rows in items."""
 
     kind: Any
     time_us: Any
@@ -155,10 +158,10 @@ class Arriving(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Where what is given out is written.
+    """The output buffers.
 
-    segment: int32, row: int64, label: uint8, clicked: bool, one a joined row; closings: CLOSING; used: int64[2], of
-    the joined rows and of the closings.
+    segment: int32, row: int64, label: uint8, clicked: bool, one for each joined row; closings: CLOSING; used: int64[2],
+    the number of joined rows and of closings.
     """
 
     segment: Any
@@ -167,14 +170,6 @@ class Room(NamedTuple):
     clicked: Any
     closings: Any
     used: Any
-
-
-# --- The join's arrays: made, given room, saved and taken up again. What stands in them is for `kernels` to
-# change ---
-#
-# Room is made by dropping what is forgotten and, where that is not enough, by larger arrays; they are left a
-# third empty, so that a request is moved a few times in its life and an array is at most a few times what it
-# holds.
 
 
 Array = npt.NDArray[Any]
@@ -214,7 +209,7 @@ def empty() -> Memory:
 
 
 def with_room(memory: Memory, events: int, rows: int) -> Memory:
-    """The same with room for so many more events and rows of impressions."""
+    """The state with room for this many more events and rows of impressions."""
     head = memory.head[0]
     fits = (
         _fits(memory.entries.size, int(head["entries"]) + events)
@@ -240,7 +235,7 @@ def with_room(memory: Memory, events: int, rows: int) -> Memory:
 
 
 def state(memory: Memory) -> dict[str, Array]:
-    """What is known, by name: a function of the events taken, however they came. Views, until the next event."""
+    """The state by name, a function of the events taken and their order. Views, valid until the next event."""
     _compact(memory)
     order = memory.early_due[: int(memory.head[0]["early_due"])]
     order.sort(order=("time", "place"))
@@ -248,7 +243,7 @@ def state(memory: Memory) -> dict[str, Array]:
 
 
 def restored(arrays: Arrays) -> Memory:
-    """Take up what `state` gave. Raises CheckpointError for anything else."""
+    """The inverse of `state`. Raises CheckpointError for other arrays."""
     fresh = empty()
     for name in _SAVED:
         if name not in arrays or arrays[name].dtype != getattr(fresh, name).dtype:
@@ -269,13 +264,13 @@ def restored(arrays: Arrays) -> Memory:
 
 
 def _compact(memory: Memory) -> None:
-    """Also makes the table anew."""
+    """Drop what is forgotten; rebuilds the table too."""
     head = memory.head[0]
     compact(memory, np.empty(head["entries"], np.int32), np.empty(head["early"], np.int32))
 
 
 def _with_table(memory: Memory) -> Memory:
-    """At most half full, whatever the entries hold. Filled by compacting, which finds nothing to drop."""
+    """With a table at most half full. Compacting, which finds nothing to drop here, fills it."""
     slots = 1 << (2 * memory.entries.size - 1).bit_length()
     if slots == memory.table.size:
         return memory
@@ -293,7 +288,7 @@ def _fits(now: int, needed: int) -> bool:
 
 
 def _size(now: int, needed: int) -> int:
-    """Larger where a fifth would not be free, smaller from four times of what is right."""
+    """A larger size if less than a fifth would be free, a smaller one from four times the right size on."""
     return now if _fits(now, needed + needed // 4) else _right(needed)
 
 
@@ -301,9 +296,7 @@ def _resized(memory: Memory, name: str, size: int) -> Array:
     array: Array = getattr(memory, name)
     if array.size == size:
         return array
-    grown = np.zeros(
-        size, array.dtype
-    )  # also between the members of records: a state's bytes tell nothing else
+    grown = np.zeros(size, array.dtype)  # zeros also between the members of records: states compare by bytes
     used = _used(memory, name)
     grown[: used.size] = used
     return grown

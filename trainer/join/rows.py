@@ -1,4 +1,10 @@
-"""TODO."""
+"""The rows of impressions, as columns, while the join may still emit them: in memory, and on disk.
+
+A segment is the table made from one parsed chunk of events. It is written at most once, in a pack together with others:
+when a checkpoint is to name it, or when memory runs out. Unneeded segments are dropped; a file is deleted once no
+checkpoint that is kept can name it. A pack is laid out and verified like a checkpoint (docs/checkpoint.md): its array
+`rows` is an Arrow stream of one batch, its description lists the segments.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +27,7 @@ from trainer.checkpoint.folder import KEPT
 Numbers = npt.NDArray[np.int32]
 
 PACK_BYTES = 64 << 20
-_SPARED = 0.75  # of the memory: what is left in it when some was given back
+_SPARED = 0.75  # of the memory bound: used after memory was released
 
 
 class _Loose(NamedTuple):
@@ -32,10 +38,10 @@ class _Loose(NamedTuple):
 
 
 class Segments:
-    """`add` may be called from any thread, the rest from one.
+    """Keeps segments. `add` may be called from any thread, the rest from one.
 
-    Opening finds what an earlier run left in `folder`; then `restore` says what of it is needed. Raises CheckpointError
-    if the folder cannot be used.
+    Opening finds what an earlier run left in `folder`; `restore` then says which segments are needed. Raises
+    CheckpointError if the folder cannot be used.
     """
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:
@@ -53,7 +59,7 @@ class Segments:
         self._open()
 
     def add(self, columns: Mapping[str, pa.Array], /) -> int:
-        """Keep a table, in memory for now; its number, greater than all before. Columns are of equal lengths."""
+        """Keep a table in memory; returns its number, greater than all before. Columns have equal lengths."""
         batch = batch_from(columns)
         with self._lock:
             number, self._next = self._next, self._next + 1
@@ -64,7 +70,7 @@ class Segments:
     def gather(
         self, segment: Numbers, row: npt.NDArray[np.int64], names: Sequence[str] | None = None
     ) -> Iterator[tuple[int, Columns]]:
-        """Rows by their segments' numbers and their numbers there, in the order given, one run of a schema at a time.
+        """Rows by the numbers of their segments and their index there, in the order given, in runs of one schema.
 
         Yields the number of a run's first row, and its columns, or those of `names`. A column without any value in a
         segment takes the type that it has in the others. Raises CheckpointError naming a file that is damaged.
@@ -83,12 +89,12 @@ class Segments:
         yield from runs(batches, where[inverse, 0], row + where[inverse, 1])
 
     def flush(self) -> None:
-        """Put everything on the disk that is not there yet, so that a checkpoint can name it. Raises OutputError."""
+        """Write all segments that are not on disk yet, so that a checkpoint can name them. Raises OutputError."""
         while self._loose_on_hand():
             self._write_pack()
 
     def keep(self, numbers: Numbers) -> None:
-        """Drop all but these segments. Not between `add` and the join's taking the events whose rows were added."""
+        """Drop all but these segments. Not between `add` and the join of the events whose rows were added."""
         needed = set(numbers.tolist())
         with self._lock:
             self._loose = {number: loose for number, loose in self._loose.items() if number in needed}
@@ -102,7 +108,7 @@ class Segments:
                     del self._place[number]
 
     def committed(self) -> None:
-        """A checkpoint was written beside the others: files that none of those that are kept can name are deleted."""
+        """A checkpoint was written: delete files that no kept checkpoint can name."""
         left = [(path, commits - 1) for path, commits in self._dropped]
         for path, commits in left:
             if not commits:
@@ -111,7 +117,7 @@ class Segments:
         self._dropped = [(path, commits) for path, commits in left if commits]
 
     def restore(self, numbers: Numbers) -> None:
-        """Go on with a checkpoint that names these segments. Raises CheckpointError if one is missing."""
+        """Continue from a checkpoint that names these segments. Raises CheckpointError if one is missing."""
         missing = [number for number in numbers.tolist() if number not in self._place]
         if missing:
             damage = f"; {self._damaged[0]}" if self._damaged else ""
@@ -123,9 +129,9 @@ class Segments:
         self.keep(numbers)
 
     def relieve(self, needed: Callable[[], Numbers]) -> None:
-        """Bring memory below its bound, if it is above: drop what is not needed, then what is on the disk, then write.
+        """Bring memory below its bound: drop unneeded segments, then copies of those on disk, then write.
 
-        Raises OutputError if the disk is full: nothing is lost, and calling again later is enough.
+        Raises OutputError if the disk is full: nothing is lost, and it can be called again later.
         """
         if self.memory_used <= self._memory_bytes:
             return
@@ -181,7 +187,7 @@ class Segments:
             return bool(self._loose)
 
     def _write_pack(self) -> Pack:
-        """Write the oldest segments that are not on the disk, as many as fit one file and one schema."""
+        """Write the oldest segments that are not on disk, as many as fit one file and one schema."""
         with self._lock:
             numbers, batches, schema = self._next_pack()
         together = joined_batches([adapted(batch, schema) for batch in batches])
@@ -206,22 +212,18 @@ class Segments:
         return numbers, [self._loose[number].batch for number in numbers], schema
 
 
-# --- Rows that lie in several tables, brought together in a given order. Knows tables and row numbers, no
-# files ---
-#
-# Tables of one schema may differ in this alone: a column without any value is of Arrow's null type, and takes
-# the type that the others have.
-
-
 Int64s = npt.NDArray[np.int64]
 Columns = dict[str, pa.Array]
 
 MOST_ROWS = 1 << 17
-"""In one run, so that a run's text stays far below the 2 GiB that Arrow's offsets reach."""
+"""The most rows in a run, so that its text stays far below Arrow's limit of 2 GiB."""
 
 
 def merged_schema(schemas: Sequence[pa.Schema]) -> pa.Schema | None:
-    """The schema that tables with these can share, or None."""
+    """The schema that tables with these schemas can share, or None.
+
+    They may differ only in columns without any value, which have Arrow's null type and take the others' type.
+    """
     first = schemas[0]
     if all(schema.equals(first) for schema in schemas):
         return first
@@ -239,7 +241,7 @@ def merged_schema(schemas: Sequence[pa.Schema]) -> pa.Schema | None:
 
 
 def adapted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The same rows with the columns that have no value in the schema's type."""
+    """The same rows, with columns without values in the schema's type."""
     if batch.schema.equals(schema):
         return batch
     columns = [
@@ -261,9 +263,9 @@ def joined_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def runs(batches: Sequence[pa.RecordBatch], batch_of: Int64s, row: Int64s) -> Iterator[tuple[int, Columns]]:
-    """Rows in their order, in stretches of one schema: the number of a stretch's first row, and its columns.
+    """Rows in their order, in runs of one schema: the number of a run's first row, and its columns.
 
-    batch_of, row: int64[m], where each row lies. A stretch has MOST_ROWS at most.
+    batch_of, row: int64[m], where each row is. A run has at most MOST_ROWS rows.
     """
     groups = _groups([batch.schema for batch in batches])
     group_of = np.array([group for group, _ in groups], np.int64)[batch_of]
@@ -329,10 +331,10 @@ _ROWS = "rows"
 
 
 class Pack:
-    """Segments that lie on the disk, and in memory for as long as `batch` is kept.
+    """Segments on disk, and in memory while `batch` is kept.
 
-    numbers: of its segments; rows: of each; needed: a clock of its last use, to be set by whom it serves; nbytes: of
-    memory, since what is mapped belongs to the system's cache.
+    numbers: of its segments; rows: of each; needed: the clock of its last use, set by the caller; nbytes: memory used,
+    without mapped files, which belong to the page cache.
     """
 
     def __init__(self, path: Path, numbers: Sequence[int], rows: Sequence[int]) -> None:
@@ -353,11 +355,11 @@ class Pack:
         return self._mapped
 
     def remember(self, batch: pa.RecordBatch) -> None:
-        """Keep what was written, until it is to be forgotten."""
+        """Keep the batch in memory until `forget`."""
         self._in_memory, self.nbytes = batch, batch.nbytes
 
     def forget(self) -> None:
-        """Give the memory back; what was given out stays valid."""
+        """Release the memory; batches returned before stay valid."""
         self._in_memory, self._mapped, self.nbytes = None, None, 0
 
     def _read(self) -> pa.RecordBatch:
@@ -373,7 +375,7 @@ class Pack:
 
 
 def write(folder: Path, numbers: Sequence[int], rows: Sequence[int], batch: pa.RecordBatch) -> Pack:
-    """Write segments that lie in one batch, in order. Raises OutputError, and leaves nothing, if the disk is full."""
+    """Write the segments of one batch, in order. Raises OutputError, and leaves no file, if the disk is full."""
     path = folder / f"{numbers[0]:010}{SUFFIX}"  # see first_of
     sink = io.BytesIO()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
@@ -393,7 +395,7 @@ def write(folder: Path, numbers: Sequence[int], rows: Sequence[int], batch: pa.R
 
 
 def first_of(path: Path) -> int:
-    """The number of a pack's first segment, by its name alone; -1 of a name that no pack has."""
+    """The number of a pack's first segment, by its file name; -1 for other names."""
     return int(path.stem) if path.stem.isascii() and path.stem.isdigit() else -1
 
 

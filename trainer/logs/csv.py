@@ -59,7 +59,7 @@ class DelimitedFile:
         return column in self.columns
 
     def batches(self, wanted: Sequence[str]) -> Iterator[RowBatch]:
-        """The rest of the file; InputError for an ambiguous name, or, after the rows before, for damage."""
+        """The rest of the file. Raises InputError for an ambiguous name, or for damage after the rows before."""
         places = [self._place(name) for name in wanted]
         while True:
             batch = self._next_batch(wanted, places)
@@ -72,11 +72,11 @@ class DelimitedFile:
         self._feed.check()
 
     def go_on(self, position: Position) -> None:
-        """Pass over what lies before a position of an earlier run."""
+        """Skip what is before a position of an earlier run."""
         self._feed.go_on(position)
 
     def _next_batch(self, wanted: Sequence[str], places: list[int]) -> RowBatch | None:
-        """The whole rows of what is unread; None if there are none yet."""
+        """The whole rows of the unread bytes; None if there are none yet."""
         feeds, quotes, lone_returns = survey(self._feed.unread, self._quote_byte)
         batch = None
         if lone_returns == 0:
@@ -107,7 +107,7 @@ class DelimitedFile:
         return len(rows.start) == 1 and rows.size == last.size
 
     def _careful_batch(self, ends: int, wanted: Sequence[str], places: list[int]) -> RowBatch | None:
-        """The rows where lines are bad, blank or not each a row; None if no row is whole yet."""
+        """The rows of a block with bad lines, blank lines or rows of several lines; None if no row is whole yet."""
         feed = self._feed
         rows = self._find_rows(feed.unread, ends)
         if rows.size == 0:
@@ -135,7 +135,7 @@ class DelimitedFile:
         return _Rows(start[:count], line[:count], cells[:count], size, lines, open_quote)
 
     def _parse(self, data: Bytes, places: list[int]) -> pa.Table | None:
-        """The rows of `data` as binary columns named by their place; None if a row's arity is wrong."""
+        """The rows of `data` as binary columns named by index; None if a row has a wrong number of cells."""
         if data.size == 0:
             return pa.table({str(place): pa.array([], pa.binary()) for place in places})
         try:
@@ -162,7 +162,7 @@ class DelimitedFile:
             return None
 
     def _reject_open_quote(self, wanted: Sequence[str]) -> RowBatch:
-        """Give up the first line only, so that one stray quote does not swallow the rest of the file."""
+        """Reject the first line only, so that one stray quote does not swallow the rest of the file."""
         feed = self._feed
         reason = 'quote never closed: a cell on this line opens with " and the file ends inside it'
         reject = Reject(feed.name, feed.line, reason)
@@ -215,7 +215,7 @@ class DelimitedFile:
 
 
 def _first_row(data: Bytes, rows: _Rows) -> tuple[bytes, int, int]:
-    """The first row's bytes, and the bytes and line ends up to the second."""
+    """The first row's bytes, and the bytes and line ends up to the second row."""
     size, lines = rows.size, rows.lines
     if len(rows.start) > 1:
         size, lines = int(rows.start[1]), int(rows.line[1])
@@ -238,7 +238,7 @@ def _is_number(text: str) -> bool:
 
 
 def _pieces(data: Bytes, start: npt.NDArray[np.int64], good: npt.NDArray[np.bool_]) -> Bytes:
-    """The bytes of the good rows alone, end to end."""
+    """The bytes of the good rows, end to end."""
     if good.all():
         return data
     # Runs of good rows: a run begins where `good` turns true, and ends where the next bad row begins.

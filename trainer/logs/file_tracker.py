@@ -1,8 +1,4 @@
-"""Which files there are, matched to how far each was read: through renaming, compression, copying and cutting back.
-
-A file that begins as one that is gone is that one; a file that begins as one that is there is a copy, in the making or
-made, and is left alone as long as the other is there. So a line is read once, under whatever name it lies.
-"""
+"""Tracks the files of one name through renames, copies, compression and truncation: which record each belongs to."""
 
 from __future__ import annotations
 
@@ -24,17 +20,17 @@ from trainer.logs.open_files import (
 )
 
 GONE_S = 30.0
-"""How long a file that is gone may take to turn up under another name before its unread rest is given up."""
-_KEPT = 1000  # records of files that are gone: to know them again should they come back
+"""How long a file that is gone may take to reappear under another name before its unread rest is given up."""
+_KEPT = 1000  # records kept of files that are gone, in case they come back
 _TRIES = 10
 RESTS = 20.0
-"""How many times as long as looking at the files took nobody looks again: what costs little is done often."""
+"""The pause between two looks at the files, as a multiple of the time that one takes."""
 
 
 class FileTracker:
-    """The files of one name, and the records of all that were ever read. One thread only.
+    """The files of one name, and the records of all files ever read. For one thread.
 
-    least_lines: how many whole lines make a beginning by which a file is known; 2 where the first is a header.
+    least_lines: the whole lines by which a file is recognized; 2 where the first is a header.
     """
 
     def __init__(
@@ -60,15 +56,12 @@ class FileTracker:
         self._rest_until_s = 0.0
 
     def look(self, at_once: bool = False) -> bool:
-        """Look at what is there now; False if files move on too fast to be seen.
-
-        False too, but for `at_once`, if that was done too shortly before for so many files.
-        """
+        """Match the current files; False if they change too fast, or it is too soon to look again (but `at_once`)."""
         began_s = time.monotonic()
         if began_s < self._rest_until_s and not (self._once or at_once):
             return False
-        # A listing takes time. What is new in it may have come while an older file was renamed or copied past it; the
-        # older one is in the next listing, and is to be read first.
+        # A file new in a listing may have come while an older one was renamed or copied past it; the older one is in
+        # the next listing, and must be read first.
         for _ in range(_TRIES):
             entries = self._listing.entries()
             if entries is not None and not self._match(entries):
@@ -76,22 +69,22 @@ class FileTracker:
         else:
             return False
         self._order = self._ordered(entries)
-        self._say_what_was_cut()
+        self._note_truncated()
         now_s = time.monotonic()
-        self._settle(now_s)
+        self._expire(now_s)
         took_s = now_s - began_s
         self._rest_until_s = now_s + RESTS * took_s
         return True
 
     def in_order(self) -> list[Record]:
-        """The files that can be read, as they were when they were last seen to stand still."""
+        """The files that can be read, as of the last successful look."""
         for each in self._order:
             if each.entry is None and isinstance(each.opened, PlainFile):
                 each.size = each.opened.size
         return self._order
 
     def open(self, record: Record) -> Opened | None:
-        """The record's file, opened if it is not; None if it lies there no more, or has another content."""
+        """The record's file, opened if needed; None if it is gone or has other content."""
         if record.opened is None and record.entry is not None:
             opened = self.files.open(record.entry)
             if opened is not None:
@@ -109,7 +102,7 @@ class FileTracker:
             each.close()
 
     def _match(self, entries: list[Entry]) -> bool:
-        """Give each file its record; True if one is new, or another one than before, or has moved on meanwhile."""
+        """Assign each file its record; True if one is new, replaced, or changed meanwhile."""
         by_inode = self._by_inode()
         was_there = {each for each in self.records if each.entry is not None}
         for each in self.records:
@@ -118,7 +111,7 @@ class FileTracker:
         for entry in entries:
             record = by_inode.get(entry.inode)
             if record is not None and self._is_still(record, entry):
-                self._see(record, entry)
+                self._update(record, entry)
             else:
                 unknown.append(entry)
         if any(each.entry is None for each in was_there):
@@ -129,7 +122,7 @@ class FileTracker:
         return sum(self._meet(entry) for entry in unknown) > 0  # all of them, not up to the first
 
     def _ordered(self, entries: Sequence[Entry]) -> list[Record]:
-        """First what is gone by name but still open, then those there are."""
+        """First the files whose name is gone but that are still open, then the existing ones."""
         gone = [each for each in self._order if each.entry is None and each.opened is not None]
         by_inode = self._by_inode()
         return gone + [by_inode[each.inode] for each in entries if each.inode in by_inode]
@@ -137,8 +130,8 @@ class FileTracker:
     def _by_inode(self) -> dict[int, Record]:
         return {each.inode: each for each in self.records}
 
-    def _say_what_was_cut(self) -> None:
-        """Of files that lost what had been read, without a copy of it anywhere."""
+    def _note_truncated(self) -> None:
+        """Note files that were truncated, if no copy of the content read exists."""
         for record, entry in self._cut:
             if record.entry is None:
                 self._on_note(
@@ -147,7 +140,7 @@ class FileTracker:
                 )
         self._cut.clear()
 
-    def _see(self, record: Record, entry: Entry) -> None:
+    def _update(self, record: Record, entry: Entry) -> None:
         record.entry = record.checked = entry
         record.path, record.inode, record.size = entry.path, entry.inode, entry.size
         record.gone_since_s, record.is_given_up = None, False
@@ -155,7 +148,7 @@ class FileTracker:
         record.lost = 0
 
     def _is_still(self, record: Record, entry: Entry) -> bool:
-        """True if the file with the record's inode still has the record's content; else the record lets go of it."""
+        """True if the file with the record's inode still has the record's content; else the record is detached."""
         if record.checked == entry or record.done == entry.size:
             return True
         was_cut = not record.is_packed and entry.size < record.offset and self._is_plain(record, entry)
@@ -191,7 +184,7 @@ class FileTracker:
         record.look_at(head, whole, first_lines(head, self._least_lines))
 
     def _meet(self, entry: Entry) -> bool:
-        """Give a file whose inode is not known its record; False if there is nothing in it yet, or it is a copy."""
+        """Assign a file with an unknown inode its record; False if it is empty so far, or a copy."""
         if not entry.size or self._waiting.get(entry.inode) == entry:
             return False
         opened = self.files.open(entry)
@@ -210,7 +203,7 @@ class FileTracker:
         record.done = record.stuck = -1
         self.files.hold(record, opened)
         record.look_at(head, whole, first_lines(head, self._least_lines))
-        self._see(record, entry)
+        self._update(record, entry)
         return True
 
     def _record_of(self, entry: Entry, head: bytes, whole: bytes) -> Record | None:
@@ -229,7 +222,7 @@ class FileTracker:
         return record
 
     def _may_become(self, record: Record, head: bytes) -> bool:
-        """True if a file that begins with `head` may be a copy of the record's file that is still being written."""
+        """True if a file that starts with `head` may be an unfinished copy of the record's file."""
         if len(head) >= record.head_bytes:
             return False
         opened = self.open(record)
@@ -237,8 +230,8 @@ class FileTracker:
             return time.monotonic() - (record.gone_since_s or time.monotonic()) < GONE_S
         return opened.head().startswith(head)
 
-    def _settle(self, now_s: float) -> None:
-        """Give up what is gone for long, or at the end of all; count what was not read of it."""
+    def _expire(self, now_s: float) -> None:
+        """Give up files that have been gone for too long, and forget the oldest records."""
         gone = [each for each in self.records if each.entry is None]
         for each in gone:
             each.gone_since_s = each.gone_since_s or now_s
@@ -250,13 +243,13 @@ class FileTracker:
             self.records.remove(each)
 
     def give_up(self, record: Record) -> None:
-        """Close a file that is gone, and say what was not read of it."""
+        """Close a file that is gone; note and count what was not read of it."""
         record.close()
         record.is_given_up = True
         rest = 0 if record.is_packed else record.size - record.offset
         if rest <= 0:
             return
-        record.size = record.offset  # so that it is counted once
+        record.size = record.offset  # counted once
         mean = record.offset / (record.line - 1) if record.line > 1 else rest
         record.lost = max(1, round(rest / mean))
         self.lost += record.lost

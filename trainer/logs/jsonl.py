@@ -1,4 +1,8 @@
-"""TODO."""
+"""JSON lines: blocks of whole lines as batches; by Arrow where that is exact, else line by line.
+
+A field `b` of an object under `a` is the column `a.b`. `load`, `column_of` and `canonical` are shared with the parser
+of events.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +27,9 @@ from trainer.logs.streams import Bytes, Feed, one_array, up_to_last_line_end
 class JsonLinesFile:
     """One file of JSON objects, one a line.
 
-    `columns` are the keys met in the first block, in order; a field `b` of an object under `a` is the column
-    `a.b`. An object is a set, as `kinds` says, and no column until it is wanted. Raises InputError for a file without
-    an object. Told which columns are `objects`, it looks for nothing itself and has no `columns`.
+    columns: the keys met in the first block, in order. An object is a weighted set (see `kinds`) and becomes a column
+    only if wanted. Raises InputError for a file without an object. If `objects` names the columns that hold objects,
+    the first block is not inspected, and `columns` is empty.
     """
 
     def __init__(self, feed: Feed, objects: frozenset[str] | None = None) -> None:
@@ -37,11 +41,11 @@ class JsonLinesFile:
         self._wanted_objects: frozenset[str] = frozenset()
 
     def may_have(self, column: str) -> bool:
-        """True for `columns`, and for the objects that they lie in: one of numbers alone is a weighted set."""
+        """True for `columns`, and for the objects that contain them: an object of numbers is a weighted set."""
         return column in self.columns or column in self._objects
 
     def batches(self, wanted: Sequence[str]) -> Iterator[RowBatch]:
-        """The rest of the file; InputError where it is damaged, after the rows before."""
+        """The rest of the file. Raises InputError where it is damaged, after the rows before."""
         self._wanted_objects = self._objects.intersection(wanted)
         while True:
             data = self._lines()
@@ -54,7 +58,7 @@ class JsonLinesFile:
         self._feed.check()
 
     def go_on(self, position: Position) -> None:
-        """Pass over what lies before a position of an earlier run."""
+        """Skip what is before a position of an earlier run."""
         self._feed.go_on(position)
 
     def _lines(self) -> Bytes:
@@ -63,10 +67,10 @@ class JsonLinesFile:
     def _batch(self, data: Bytes, wanted: Sequence[str]) -> RowBatch:
         feed = self._feed
         count, regular = survey_json(data)
-        by_arrow = regular and not self._wanted_objects  # Arrow would make a column of every key in them
+        by_arrow = regular and not self._wanted_objects  # Arrow would make a column of each key in them
         columns = self._columns(data, wanted, count) if by_arrow else None
         first = feed.line
-        # A last line without an end is still open: when the file grows, the next bytes are on it.
+        # A last line without a line end may continue when the file grows.
         stop = feed.drop(data.size, count - bool(data[-1] != ord("\n")))
         if columns is None:
             return parse(data.tobytes(), wanted, first, stop, self._wanted_objects)
@@ -74,7 +78,7 @@ class JsonLinesFile:
         return RowBatch(columns, lines, feed.name, (), count, stop)
 
     def _columns(self, data: Bytes, wanted: Sequence[str], count: int) -> dict[str, pa.Array] | None:
-        """The columns by Arrow; None where Arrow cannot, or would lose something."""
+        """The columns by Arrow; None if Arrow cannot parse them or would lose something."""
         if not is_utf8(data):
             return None
         table = self._parse(data, wanted)
@@ -86,7 +90,7 @@ class JsonLinesFile:
             return None
 
     def _parse(self, data: Bytes, wanted: Sequence[str]) -> pa.Table | None:
-        """Parse with the types of the block before; where they do not fit, with those that Arrow sees."""
+        """Parse with the types of the previous block; if they do not fit, with those that Arrow infers."""
         table = read_block(data, self._schema) if self._schema is not None else None
         if table is not None:
             return table
@@ -94,7 +98,7 @@ class JsonLinesFile:
         if table is None:
             return None
         schema = _schema_of(table.schema, wanted)
-        # A schema makes Arrow pass over other columns, so it must not hide one that only later blocks have.
+        # A schema makes Arrow ignore other columns, so it must not hide one that only later blocks have.
         self._schema = schema if all(_has(table.schema, name) for name in wanted) else None
         return table if _has_texts(table.schema, schema) else read_block(data, schema)
 
@@ -110,7 +114,7 @@ class JsonLinesFile:
 
 
 def read_block(data: Bytes, schema: pa.Schema | None) -> pa.Table | None:
-    """The objects in whole lines by Arrow, with its own types or with those of a schema alone; None if it cannot."""
+    """Whole lines parsed by Arrow, with inferred types or only the columns of a schema; None if it fails."""
     try:
         return pa.json.read_json(
             pa.BufferReader(pa.py_buffer(data)),
@@ -125,7 +129,7 @@ def read_block(data: Bytes, schema: pa.Schema | None) -> pa.Table | None:
 
 
 def _schema_of(schema: pa.Schema, wanted: Sequence[str]) -> pa.Schema:
-    """The schema of the wanted columns, with text where Arrow guessed a time: the text is what counts."""
+    """The schema of the wanted columns, with text where Arrow inferred a time."""
     tops = {name if name in schema.names else name.partition(".")[0] for name in wanted}
     return pa.schema([(field.name, without_timestamps(field.type)) for field in schema if field.name in tops])
 
@@ -143,7 +147,7 @@ def _has(schema: pa.Schema, name: str) -> bool:
 
 
 def _has_texts(schema: pa.Schema, asked: pa.Schema) -> bool:
-    """True if no column that was asked for was read as a time instead of as text."""
+    """True if no wanted column was read as a time instead of text."""
     return all(schema.field(field.name).type == field.type for field in asked)
 
 
@@ -163,14 +167,14 @@ def _column_at(table: pa.Table, name: str) -> pa.Array:
 
 
 def _exact(array: pa.Array) -> pa.Array:
-    """`array` as one of the plain kinds; NotPlain if Arrow's reading of it may have lost digits."""
+    """The array as a plain type. Raises NotPlain if Arrow may have lost digits."""
     if not is_exact(array):
         raise NotPlain("numbers that a double cannot hold")
     return plain(array)
 
 
 def is_utf8(data: Bytes) -> bool:
-    """True if a decoder would take the bytes as UTF-8 text."""
+    """True if the bytes are UTF-8 text."""
     offsets = pa.py_buffer(np.array([0, data.size], np.int32))
     try:
         pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(data)]).validate(full=True)
@@ -186,13 +190,13 @@ _decode = json.JSONDecoder().decode
 
 
 class BadRow(Exception):
-    """A line that is no row; the message is the reject's reason."""
+    """A line that is not a row; the message is the reject's reason."""
 
 
 def parse(
     data: bytes, wanted: Sequence[str], first_line: int, stop: Position, objects: Container[str] = ()
 ) -> RowBatch:
-    """The rows of `data`, whole lines from `first_line` up to `stop`; blank lines are passed over.
+    """The rows of `data`, whole lines from `first_line` up to `stop`; blank lines are skipped.
 
     A column in `objects` may hold objects of numbers, which become maps.
     """
@@ -214,7 +218,7 @@ def parse(
 
 
 def columns_of(data: bytes) -> Iterator[str]:
-    """The columns that the objects in `data` have, in order of appearance; bad lines are passed over."""
+    """The columns of the objects in `data`, in order of appearance; bad lines are skipped."""
     seen: dict[str, None] = {}
     for text in _split(data):
         try:
@@ -225,7 +229,7 @@ def columns_of(data: bytes) -> Iterator[str]:
 
 
 def objects_of(data: bytes) -> frozenset[str]:
-    """The paths where `data` has objects and nothing else but null."""
+    """The paths where `data` has only objects and null."""
     found: dict[str, bool] = {}
     for text in _split(data):
         try:
@@ -284,7 +288,7 @@ def _maps_of(objects: Sequence[dict[str, float | None] | None]) -> pa.Array:
 
 
 def canonical(value: str | int | float | list[Any] | dict[str, Any]) -> str:
-    """The one text of a value, however its number is written: 1 and 1.0 are "1", true is "true"; a list is JSON."""
+    """The canonical text of a value: 1 and 1.0 are "1", true is "true"; a list is JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, list | dict):
@@ -336,7 +340,7 @@ def _check(name: str, value: Any) -> None:
 
 
 def _check_weighted(name: str, members: dict[str, Any]) -> None:
-    """An object is a value where it is a weighted set: all numbers."""
+    """Raise BadRow unless the object is a weighted set: all numbers."""
     for member, x in members.items():
         _check(name, member)
         if isinstance(x, bool) or not isinstance(x, int | float | None):
@@ -349,7 +353,7 @@ def _check_weighted(name: str, members: dict[str, Any]) -> None:
 
 
 def _paths(row: dict[str, Any]) -> Iterator[str]:
-    """Every path to a value that can be a column: not to objects, nor to lists of anything nested."""
+    """The paths of values that can be columns: not of objects, nor of lists of nested values."""
     for path, value in _values(row):
         nested = isinstance(value, list) and any(isinstance(each, dict | list) for each in value)
         if not nested and not isinstance(value, dict):
@@ -357,7 +361,7 @@ def _paths(row: dict[str, Any]) -> Iterator[str]:
 
 
 def _values(row: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every path and what stands there, objects before what is in them."""
+    """Every path and its value, objects before their members."""
     for key, value in row.items():
         yield prefix + key, value
         if isinstance(value, dict):

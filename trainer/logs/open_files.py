@@ -1,4 +1,10 @@
-"""TODO."""
+"""Growing log files on disk: which files a name stands for, how far each was read, and reading them at any offset.
+
+A Listing orders the files of a name, rotated ones first. A Record says how far a file was read; a file is recognized by
+its inode, and if that changes (compressed, or copied and truncated) by the digest of the first bytes of its
+uncompressed content. A plain file may grow and is read by its descriptor, even if renamed or unlinked; a compressed one
+is assumed complete.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +33,7 @@ _Key = tuple[str, int, int, str, bool]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file that is there: what `stat` says of it."""
+    """An existing file, by `stat`."""
 
     path: str
     inode: int
@@ -36,10 +42,10 @@ class Entry:
 
 
 class Listing:
-    """Lists the files of one name, which need not be there yet. One thread only.
+    """Lists the files of one name, which need not exist yet. For one thread.
 
-    known: paths that were there before. FILE may be missing just when it is rotated; FILE.1 comes after FILE.2 all the
-    same, but part.1, where there never was a part, before part.2.
+    known: paths seen before. FILE may be missing while it is rotated, yet FILE.1 comes after FILE.2; but part.1 comes
+    before part.2 if there never was a file `part`.
     """
 
     def __init__(self, name: str, known: Iterable[str] = ()) -> None:
@@ -48,10 +54,10 @@ class Listing:
         self._before: list[tuple[str, int]] = []
 
     def entries(self) -> list[Entry] | None:
-        """Every file there is, in order, empty ones too; None if they move on too fast to be seen.
+        """All files in order, including empty ones; None if they change too fast to be listed.
 
-        A folder that is listed while files in it are renamed may show one twice or not at all; so where anything has
-        moved since the last time, it is listed until two listings agree.
+        A listing made while files are renamed may show one twice or not at all; so after a change the folder is listed
+        until two listings agree.
         """
         entries = self._list()
         for _ in range(_TRIES):
@@ -89,7 +95,7 @@ class Listing:
 
 
 def without_rotation(path: str) -> str:
-    """The path that a rotated file had at first, as far as its name tells."""
+    """The original path of a rotated file, as far as its name tells."""
     match = _ROTATED.fullmatch(os.path.basename(_stem(path)))
     return path if match is None else match["base"]
 
@@ -123,7 +129,7 @@ def _stem(path: str) -> str:
 
 
 def _rotated_from(stem: str, bases: Sequence[str] | set[str]) -> re.Match[str] | None:
-    """The match if the stem is one of `bases` with a number or a date behind it."""
+    """The match if the stem is one of `bases` followed by a number or a date."""
     match = _ROTATED.fullmatch(os.path.basename(stem))
     if match is None:
         return None
@@ -150,11 +156,11 @@ _PATH, _OFFSET, _LINE = (_PERSISTENT.index(name) for name in ("path", "offset", 
 
 @dataclass(eq=False)
 class Record:
-    """One file, present or gone. offset: uncompressed bytes taken; line: 1-based, the one that begins there.
+    """One file, present or gone. offset: uncompressed bytes taken; line: 1-based, the line that starts there.
 
-    head_sha256 is that of the first head_bytes bytes; first, by which files that may be alike are found, is the
-    beginning of that of the first lines alone, "" where they are not ended. size: bytes on disk, as last seen. done: of
-    a compressed file, its size when it was read to its end, else -1. The rest is of this run alone.
+    head_sha256: of the first head_bytes bytes; first: a short digest of the first lines, by which similar files are
+    found, "" while they are incomplete. size: bytes on disk, as last seen. done: the size of a compressed file when it
+    was read to its end, else -1. The other members are not persisted.
     """
 
     path: str
@@ -172,7 +178,7 @@ class Record:
     is_packed: bool | None = None
     glance: bytes = b""
     stuck: int = -1
-    """Of a plain file: its size when only a part of a line was left."""
+    """The size of a plain file when only part of a line was left."""
     gone_since_s: float | None = None
     is_given_up: bool = False
     lost: int = 0
@@ -180,7 +186,7 @@ class Record:
 
     @classmethod
     def new(cls, entry: Entry, head: bytes, first: str) -> Record:
-        """A file met for the first time."""
+        """The record of a new file."""
         return cls(entry.path, entry.inode, len(head), digest(head), first, size=entry.size)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -189,7 +195,7 @@ class Record:
             super().__setattr__("_json", None)
 
     def as_json(self) -> list[Any]:
-        """The persistent part; the same list as long as it is the same, since places of many files are many."""
+        """The persistent part. Unchanged records return the same list, since positions of many files hold many."""
         if self._json is None:
             super().__setattr__("_json", [getattr(self, name) for name in _PERSISTENT])
         assert self._json is not None
@@ -197,28 +203,28 @@ class Record:
 
     @classmethod
     def from_json(cls, values: list[Any]) -> Record:
-        """The opposite of `as_json`."""
+        """The inverse of `as_json`."""
         record = cls(*values)
         record.is_packed = True if record.done >= 0 else None
         return record
 
     def is_in(self, head: bytes) -> bool:
-        """True if content that begins with `head` is this file's."""
+        """True if content that starts with `head` is this file's."""
         return len(head) >= self.head_bytes and digest(head[: self.head_bytes]) == self.head_sha256
 
     def look_at(self, head: bytes, whole: bytes, first: str) -> None:
-        """Remember the beginning: `whole`, the lines of it that are ended, for ever; a glance of it to see cuts."""
+        """Remember the file's start: the digest of its `whole` lines for good, and a few bytes to detect truncation."""
         if len(whole) > self.head_bytes:
             self.head_bytes, self.head_sha256, self.first = len(whole), digest(whole), first
         self.glance = head[: min(self.head_bytes, _GLANCE_BYTES)]
 
     def begins_as_before(self, opened: Opened) -> bool:
-        """False if the first bytes changed, so that what was read from an offset is of other content."""
+        """False if the first bytes changed, so that bytes read at an offset are of other content."""
         return opened.is_packed or opened.read(0, len(self.glance)) == self.glance
 
     @property
     def has_unread(self) -> bool:
-        """True if there may be something behind `offset`."""
+        """True if there may be bytes after `offset`."""
         if self.is_packed:
             return self.size != self.done
         return self.size > self.offset and self.size != self.stuck
@@ -231,14 +237,14 @@ class Record:
 
 
 def moved_on(values: list[Any], offset: int, line: int) -> list[Any]:
-    """What `as_json` gave, of the same file read farther."""
+    """A record's JSON with a later offset and line."""
     moved = list(values)
     moved[_OFFSET], moved[_LINE] = offset, line
     return moved
 
 
 def path_of(values: list[Any]) -> str:
-    """The file's path in what `as_json` gave."""
+    """The path in a record's JSON."""
     return str(values[_PATH])
 
 
@@ -248,12 +254,12 @@ def digest(head: bytes) -> str:
 
 
 def whole_part(head: bytes, least_lines: int) -> bytes:
-    """The front of `head` that ends with a line end; empty if it has fewer than `least_lines` lines."""
+    """`head` up to its last line end; empty if it has fewer than `least_lines` lines."""
     return head[: head.rfind(b"\n") + 1] if first_lines(head, least_lines) else b""
 
 
 def first_lines(head: bytes, count: int) -> str:
-    """A short digest of the first lines; "" if they are not ended. Of JSON lines one is enough: none is a header."""
+    """A short digest of the first lines; "" if incomplete. One line is enough for JSON lines, which have no header."""
     end = -1
     for _ in range(1 if head.startswith(b"{") else count):
         end = head.find(b"\n", end + 1)
@@ -263,44 +269,37 @@ def first_lines(head: bytes, count: int) -> str:
 
 
 def begin_alike(records: Sequence[Record], head: bytes) -> list[Record]:
-    """The records of files that begin with the same content; one digest for each length of a beginning."""
+    """The records whose files start like `head`; one digest for each length."""
     sizes = {each.head_bytes for each in records}
     digests = {size: digest(head[:size]) for size in sizes if size <= len(head)}
     return [each for each in records if digests.get(each.head_bytes) == each.head_sha256]
-
-
-# --- One file that is open, read at any offset of its uncompressed bytes. Which files there are is known
-# elsewhere ---
-#
-# A plain file may grow, and is read by its descriptor, so that it can be moved or deleted meanwhile. A
-# compressed one is taken to be closed: whoever compresses a log has done with it.
 
 
 _MAGIC = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04", b"BZh", b"\xfd7zXZ")
 
 
 class Opened(Protocol):
-    """An open file. One thread only."""
+    """An open file. For one thread."""
 
     is_packed: bool
     """Compressed: it does not grow."""
 
     def head(self) -> bytes:
-        """Its first bytes, at most HEAD_BYTES."""
+        """The first bytes, at most HEAD_BYTES."""
 
     def read(self, offset: int, count: int) -> bytes:
-        """At most `count` bytes from `offset` on; fewer at the end there is now, or before damage."""
+        """At most `count` bytes from `offset` on; fewer at the current end, or before damage."""
 
     @property
     def failure(self) -> InputError | None:
-        """The damage that was met, behind what was read."""
+        """Damage found after the bytes read."""
 
     def close(self) -> None:
-        """Give the descriptor back. May be called twice."""
+        """Close the descriptor. May be called twice."""
 
 
 def open_file(path: str, inode: int) -> Opened | None:
-    """The file at `path` if it is still the one of this inode, else None. InputError if it may not be read."""
+    """The file at `path` if it still has this inode, else None. Raises InputError if it cannot be opened."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -314,7 +313,7 @@ def open_file(path: str, inode: int) -> Opened | None:
 
 
 class PlainFile:
-    """An uncompressed file, by its descriptor."""
+    """An uncompressed file, read by its descriptor."""
 
     is_packed = False
     failure = None
@@ -328,7 +327,7 @@ class PlainFile:
         return self.read(0, HEAD_BYTES)
 
     def read(self, offset: int, count: int) -> bytes:
-        """See Opened. Reads what is there, not what was: the file may have been cut back meanwhile."""
+        """See Opened. The file may have been truncated meanwhile."""
         try:
             return os.pread(self._fd, count, offset)
         except OSError as error:
@@ -336,7 +335,7 @@ class PlainFile:
 
     @property
     def size(self) -> int:
-        """Bytes it has now, wherever it lies and be it deleted."""
+        """Its current size, even if renamed or unlinked."""
         return os.fstat(self._fd).st_size
 
     def close(self) -> None:
@@ -347,7 +346,7 @@ class PlainFile:
 
 
 class PackedFile:
-    """A file in gzip or zstd; reading backwards begins anew. Kept in memory: one window of what was read."""
+    """A file in gzip or zstd. Reading backwards restarts at the beginning; one window is kept in memory."""
 
     is_packed = True
 
@@ -406,15 +405,12 @@ class PackedFile:
         return self._stream
 
 
-# --- Files that are held open, the last few; and what is wrong with those that cannot be read, said once ---
-
-
 KEPT_OPEN = 16
-"""Files that stay open, so that what is read, or next, can be read on when it is deleted."""
+"""Files kept open, so that reading continues if they are deleted."""
 
 
 class Handles:
-    """Opens files for records. One thread only."""
+    """Opens files for records and keeps the last few open; reports unreadable files once. For one thread."""
 
     def __init__(self, on_note: Callable[[str], None]) -> None:
         self._on_note = on_note
@@ -422,7 +418,7 @@ class Handles:
         self._faults: dict[int, Entry] = {}
 
     def open(self, entry: Entry) -> Opened | None:
-        """The file, if it is still there; None, and said once, if it cannot be opened."""
+        """The file if it still exists; None, reported once, if it cannot be opened."""
         try:
             return open_file(entry.path, entry.inode)
         except InputError as error:
@@ -438,7 +434,7 @@ class Handles:
         del self._held[:-KEPT_OPEN]
 
     def head(self, opened: Opened, entry: Entry) -> bytes:
-        """The first bytes; none, and said once, of a file of a kind that is not read."""
+        """The first bytes; empty, reported once, for an unsupported kind of file."""
         try:
             return opened.head()
         except InputError as error:
@@ -446,11 +442,11 @@ class Handles:
             return b""
 
     def is_faulty(self, entry: Entry) -> bool:
-        """True if it was said that the file, as it is now, cannot be read."""
+        """True if the file in its current state was reported."""
         return self._faults.get(entry.inode) == entry
 
     def report(self, entry: Entry, error: InputError) -> None:
-        """Say what is wrong with a file; once as long as it stays as it is."""
+        """Report a file, once until it changes."""
         if not self.is_faulty(entry):
             self._faults[entry.inode] = entry
             self._on_note(f"{error}; passed over until it changes")

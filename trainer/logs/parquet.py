@@ -1,4 +1,4 @@
-"""Parquet, row group by row group; from standard input, or compressed from outside, read into memory."""
+"""Parquet files as batches, row group by row group; standard input and compressed files are read into memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ParquetInput:
         self._row = 0
 
     def go_on(self, position: Position) -> None:
-        """Pass over the rows before a position of an earlier run. InputError if there are fewer."""
+        """Skip the rows before a position of an earlier run. Raises InputError if there are fewer."""
         if position.offset > self._file.metadata.num_rows:
             raise too_short(position.file)
         self._row = position.offset
@@ -48,7 +48,7 @@ class ParquetInput:
         return column in self.columns
 
     def batches(self, wanted: Sequence[str]) -> Iterator[RowBatch]:
-        """The rest of the rows; InputError where the file is damaged, after the row groups before."""
+        """The rest of the rows. Raises InputError where the file is damaged, after the row groups before."""
         row = self._row
         for table in self._tables(wanted):
             lines = np.arange(row + 1, row + table.num_rows + 1, dtype=np.int64)

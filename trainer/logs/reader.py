@@ -1,16 +1,20 @@
-"""Which format a log is in: by the name's extension, else by how its first bytes look."""
+"""Reads click logs: many files of any format as one stream of batches, from the start or from earlier positions.
+
+A file's format is named, else told by its extension, else by its first bytes. Each format has its own module.
+"""
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Protocol
 
 from model_store.errors import InputError, SpecError
-from trainer.logs.batch import STDIN, Bookmarks, Position, ReadFile, RowBatch, expand
+from trainer.logs.batch import STDIN, Position, ReadFile, RowBatch, sha256_of
 from trainer.logs.csv import DelimitedFile
 from trainer.logs.jsonl import JsonLinesFile
 from trainer.logs.parquet import ParquetInput
@@ -36,7 +40,7 @@ EXTENSIONS = {
 _COMPRESSED = (".gz", ".zst")
 _LOOK_BYTES = 64 * 1024
 _NUMBER = rb"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?"
-# The first line of a log whose rows name their features themselves, and which therefore has no header.
+# The first line of the formats whose rows name their own features, and which have no header.
 _SPARSE = {
     "vw": re.compile(rb"[+-]?[01](?:\.0*)?(?: +%b){0,2}(?: +'?[^ |\t]*)? *\|" % _NUMBER),
     "libsvm": re.compile(rb"[+-]?[01](?:\.0*)?(?:[ \t]+qid:\S+)?(?:[ \t]+[0-9]+:%b)+\s*(?:#|$)" % _NUMBER),
@@ -47,7 +51,7 @@ _COMMENTED = re.compile(rb"(?:[ \t\r]*+(?:#[^\n]*+)?\n)++" + _SPARSE["libsvm"].p
 
 
 def format_by_name(name: str) -> str | None:
-    """The format that the file's extension tells, or None."""
+    """The format by the file's extension, or None."""
     path = PurePath(name.lower())
     if path.suffix in _COMPRESSED:
         path = path.with_suffix("")
@@ -55,7 +59,7 @@ def format_by_name(name: str) -> str | None:
 
 
 def format_by_content(name: str, data: Bytes) -> str:
-    """The format that the first bytes tell; InputError if they do not."""
+    """The format by the first bytes. Raises InputError if they do not tell it."""
     head = data[:_LOOK_BYTES].tobytes()
     if head.startswith(b"PAR1"):
         return "parquet"
@@ -85,44 +89,39 @@ def check_format(format: str | None) -> str | None:
     return format
 
 
-# --- The reader the trainer uses: many inputs, one stream of batches. Each format is read in a file beside
-# ---
-
-
 BATCH_BYTES = 1024 * 1024
 
 
 class Source(Protocol):
-    """One opened file: the names of its columns, and its rows, once."""
+    """An open file of one format: its columns, and its rows, once."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that it is known to have."""
+        """The known columns."""
 
     @property
     def kinds(self) -> Mapping[str, str | None]:
-        """What the columns are that are no categories: see `ModelSpec.resolve`."""
+        """The kinds of columns that are not categories: see `ModelSpec.resolve`."""
 
     def may_have(self, column: str) -> bool:
-        """True if the column can be wanted: it is one of `columns`, or rows farther down may have it."""
+        """True if the column is one of `columns`, or later rows may have it."""
 
     def batches(self, wanted: Sequence[str]) -> Iterator[RowBatch]:
         """The rows, once."""
 
     def go_on(self, position: Position) -> None:
-        """Pass over what lies before `position`; called before `batches`, if at all."""
+        """Skip what is before `position`. Called before `batches`, or not at all."""
 
 
 class LogReader:
-    """Reads click logs in the order they are named; a glob stands for its matches, `-` for standard input.
+    """Reads click logs in the order given; a glob stands for its matches, `-` for standard input.
 
-    `format` is one of FORMATS; None tells it from each file's name, or else its first bytes.
-    About `batch_bytes` bytes of text make a batch; memory depends on it, not on the length of the files.
-    Reading and parsing release the GIL, so a thread of its own can read ahead. Raises InputError for an input
-    that is not there.
+    format: one of FORMATS; None to detect it for each file. About `batch_bytes` bytes of text make a batch; memory
+    depends on it, not on the length of the files. Reading and parsing release the GIL, so a thread can read ahead.
+    Raises InputError for an input that does not exist.
 
-    Files that an earlier run has read, as `read` tells, are read on from where it stopped; `bookmarks` tells the same
-    of this run. `on_note` is told of files that may not be what they seem, and of columns met too late to be fields.
+    read: how far an earlier run read the files; each continues there. `bookmarks` has the same for this run. on_note:
+    receives remarks on suspicious files and on columns met too late to become fields.
     """
 
     def __init__(
@@ -146,35 +145,32 @@ class LogReader:
 
     @property
     def total_bytes(self) -> int | None:
-        """Bytes of all files as they lie on disk; None if standard input is among them."""
+        """Bytes of all files on disk; None with standard input."""
         if STDIN in self.files:
             return None
         return sum(os.path.getsize(name) for name in self.files)
 
     def bytes_read(self) -> int:
-        """Bytes consumed so far, counted like `total_bytes`. May be called from another thread."""
+        """Bytes read so far, counted like `total_bytes`. May be called from another thread."""
         stream = self._stream
         return self._finished_bytes + (stream.consumed if stream is not None else 0)
 
     def columns(self) -> tuple[str, ...]:
-        """The names of the first file's columns; where each row names its own, those of its first block.
-
-        Consumes no row.
-        """
+        """The first file's columns; where rows name their own, those of its first block. Consumes no row."""
         return self._open()[0].columns
 
     def may_have(self, column: str) -> bool:
-        """True if the first file has the column, or rows farther down in it may have it."""
+        """True if the first file has the column, or its later rows may have it."""
         return self._open()[0].may_have(column)
 
     def kinds(self) -> Mapping[str, str | None]:
-        """What the first file's columns are that are no categories: see `ModelSpec.resolve`."""
+        """The kinds of the first file's columns that are not categories: see `ModelSpec.resolve`."""
         return self._open()[0].kinds
 
     def batches(self, wanted: Sequence[str]) -> Iterator[RowBatch]:
-        """All rows, files in order, holding the `wanted` columns (at least one).
+        """All rows, files in order, with the `wanted` columns (at least one).
 
-        SpecError for a file that lacks one; InputError, after the rows before it, where a file is damaged.
+        Raises SpecError for a file that lacks a column; InputError where a file is damaged, after the rows before.
         """
         while self._next < len(self.files):
             yield from self._batches(self._open(), wanted)
@@ -197,7 +193,7 @@ class LogReader:
         return self._source, self._stream
 
     def _batches(self, opened: tuple[Source, ByteStream], wanted: Sequence[str]) -> Iterator[RowBatch]:
-        """What is left of the open file, each batch with the file's number."""
+        """The rest of the open file, each batch with the file's number."""
         source, stream = opened
         self._check(source, wanted)
         read = self.bookmarks.begin(self._next, stream.head)
@@ -246,6 +242,121 @@ class LogReader:
 
 
 def _from_line(batch: RowBatch, line: int) -> RowBatch:
-    """The batch without what stands on lines before `line`, which an earlier run has learned from."""
+    """The batch without lines before `line`, which an earlier run has learned from."""
     seen = (batch.rows and batch.lines[0] < line) or (batch.rejects and batch.rejects[0].line < line)
     return batch.from_line(line) if seen else batch
+
+
+class Bookmarks:
+    """How far each of a reader's files was read, by earlier runs (`read`) and by this one.
+
+    The reader calls `begin` and `end` for one file after another; `until` may be called from another thread.
+    """
+
+    def __init__(
+        self, files: Sequence[str], read: Sequence[ReadFile], on_note: Callable[[str], None]
+    ) -> None:
+        self._files = tuple(files)
+        self._on_note = on_note
+        self._earlier, self._elsewhere = _matched(files, read)
+        self._now: list[ReadFile | None] = [None] * len(self._files)
+
+    def begin(self, number: int, head: bytes) -> ReadFile:
+        """How far this file was read; nothing of a file whose `head` is not that of the earlier one."""
+        name = self._files[number]
+        found = ReadFile(path_of(name), Position(name, number=number))
+        earlier = self._earlier[number]
+        if earlier is None:
+            self._warn_of_copies(found, head)
+        elif earlier.position.is_in(head):
+            found = replace(earlier, position=replace(earlier.position, file=name, number=number))
+        else:
+            self._on_note(
+                f"{name} begins differently from when it was read before: read whole, as a new file"
+            )
+        self._now[number] = found
+        return found
+
+    def end(self, stop: Position, disk_bytes: int) -> None:
+        """Note that a file was read to its end."""
+        read = self._now[stop.number]
+        assert read is not None
+        self._now[stop.number] = replace(read, position=stop, disk_bytes=disk_bytes)
+
+    def until(self, stop: Position | None) -> tuple[ReadFile, ...]:
+        """How far every file was read once the rows up to `stop` are learned from; None: once all are.
+
+        Includes files that only earlier runs have read.
+        """
+        if stop is None:
+            read = self._now
+        else:
+            current = self._now[stop.number]
+            assert current is not None
+            ahead = self._earlier[stop.number + 1 :]
+            read = [*self._now[: stop.number], ReadFile(current.path, stop), *ahead]
+        return (*self._elsewhere, *(each for each in read if each is not None))
+
+    def _warn_of_copies(self, found: ReadFile, head: bytes) -> None:
+        others = [
+            each for each in (*self._elsewhere, *filter(None, self._earlier)) if each.path != found.path
+        ]
+        # Most heads have one size, so many files cost few digests.
+        sizes = {each.position.head_bytes for each in others} - {0}
+        digests = {sha256_of(head[:size]) for size in sizes if size <= len(head)}
+        for each in others:
+            if each.position.head_sha256 in digests:
+                name = found.position.file
+                self._on_note(f"{name} begins like {each.path}, read before: read whole, as another file")
+                return
+
+
+def _matched(files: Sequence[str], read: Sequence[ReadFile]) -> tuple[list[ReadFile | None], list[ReadFile]]:
+    """What was read of each of `files`, matched by path in order; and what was read of other files."""
+    left = list(read)
+    found: list[ReadFile | None] = []
+    for path in map(path_of, files):
+        each = next((one for one in left if one.path == path), None)
+        if each is not None:
+            left.remove(each)
+        found.append(each)
+    return found, left
+
+
+def path_of(name: str) -> str:
+    """The absolute path of an input; standard input is `-`."""
+    return name if name == STDIN else os.path.abspath(name)
+
+
+def expand(inputs: Sequence[str]) -> tuple[str, ...]:
+    """The files that `inputs` name, in the order given; a glob stands for its matches, sorted.
+
+    Raises InputError for a missing file, a glob without matches, a folder, or standard input named twice.
+    """
+    if not inputs:
+        raise InputError("no input: expected one or more files, globs, or - for standard input")
+    files = tuple(name for each in inputs for name in _expand_one(each))
+    if files.count(STDIN) > 1:
+        raise InputError("- (standard input) can be read only once, but stands in the inputs more than once")
+    return files
+
+
+def _expand_one(name: str) -> Iterator[str]:
+    path = Path(name)
+    if name == STDIN:
+        yield name
+    elif path.is_dir():
+        raise InputError(f"{name} is a folder; name its files, for example {path}/*.csv.gz")
+    elif path.exists():
+        yield name
+    elif glob.has_magic(name):
+        yield from _matches(name)
+    else:
+        raise InputError(f"{name}: there is no such file (from the folder {Path.cwd()})")
+
+
+def _matches(pattern: str) -> list[str]:
+    files = sorted(name for name in glob.glob(pattern, recursive=True) if Path(name).is_file())
+    if not files:
+        raise InputError(f"{pattern} matches no file (from the folder {Path.cwd()})")
+    return files

@@ -1,7 +1,6 @@
-"""Rows that could not be learnt from: what one is, the file that lists them, and how many are too many to publish.
+"""Rejected rows: the record of one, the log that counts and lists them, and the share that prevents publishing.
 
-Where rows are judged is elsewhere: the sources reject what they cannot read, the pipeline what it cannot
-learn from.
+Readers reject rows that they cannot parse, `trainer.examples` those that it cannot learn from.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ _FIRST_REASONS = 3
 class Reject:
     """One bad row.
 
-    `line` is the 1-based physical line on which the row begins (in Parquet: the row's number). `reason` reads
-    "category: detail", such as "wrong number of columns: got 3, expected 5"; rejects are counted by category.
+    line: the 1-based physical line on which the row starts (Parquet: the row's number). reason: "category: detail",
+    such as "wrong number of columns: got 3, expected 5"; rejects are counted by category.
     """
 
     file: str
@@ -45,12 +44,11 @@ class Reject:
 
 
 class RejectLog:
-    """Counts rejects and writes them, in the order they come, as JSON lines `{"file", "line", "reason"}`.
+    """Counts rejects and writes them, in order of arrival, as JSON lines `{"file", "line", "reason"}`.
 
-    Each line is flushed as it is written, so the file can be followed while training runs. With `strict` the
-    first reject raises InputError, after it has been written. A run that goes on has `counts` already, and a file
-    that is cut back to `resume_at` bytes. `first` holds the first reject of each of the first three categories met.
-    One thread only.
+    Each line is flushed, so the file can be followed while training runs. With `strict` the first reject raises
+    InputError after it was written. A resumed run passes its `counts`, and a file that is truncated to `resume_at`
+    bytes. first: the first reject of each of the first three categories. For one thread.
     """
 
     def __init__(
@@ -79,11 +77,11 @@ class RejectLog:
 
     @property
     def counts_as_met(self) -> Mapping[str, int]:
-        """The same, in the order in which the categories were met first: two runs over the same rows agree on it."""
+        """The same in order of first occurrence, which two runs over the same rows agree on."""
         return dict(self._counts)
 
     def sync(self) -> int:
-        """Make sure that what was written is on the disk; returns the bytes of the file, 0 of a pipe or of none."""
+        """Sync the file to disk; returns its size, 0 for a pipe or without a file."""
         if self._file is None or self.path is None or not self.path.is_file():
             return 0
         try:
@@ -103,7 +101,7 @@ class RejectLog:
             raise InputError(f"{reject} (stopped at the first bad row because of --strict)")
 
     def add_all(self, rejects: Iterable[Reject]) -> None:
-        """Add the rejects of one batch; they may come in any order and are put into that of their lines."""
+        """Add the rejects of one batch, sorted by line."""
         for reject in sorted(rejects, key=lambda each: each.line):
             self.add(reject)
 
@@ -118,7 +116,7 @@ class RejectLog:
             self._file.write(line)
         except OSError as error:
             name, failed, self._file = self._file.name, self._file, None
-            with contextlib.suppress(OSError):  # closing tries to write what is left once more
+            with contextlib.suppress(OSError):  # closing tries to write again
                 failed.close()
             raise OutputError(f"cannot write the rejects to {name}: {error.strerror}") from error
 
@@ -132,7 +130,7 @@ class RejectLog:
 
 
 def too_many_rejected(share: float, rejected: int, reasons: Iterable[str], remedy: str) -> str:
-    """Why nothing is published where this share of the rows was rejected, in one sentence; empty if it may be."""
+    """Why nothing is published with this share of rejected rows, in one sentence; empty if publishing is allowed."""
     if share <= MOST_REJECTED:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""One file of Vowpal Wabbit, libsvm or libffm text: blocks of whole lines as batches, one column a namespace."""
+"""Vowpal Wabbit, libsvm and libffm text: blocks of whole lines as batches, with one column for each namespace."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _MOST_NAMES = 10_000
 
 
 class LateNames:
-    """Tells of columns that rows name when it is too late to make fields of them: of the first one, for all."""
+    """Notes, once, that rows name a column too late for it to become a field."""
 
     def __init__(self, on_note: Callable[[str], None]) -> None:
         self._on_note = on_note
@@ -72,9 +72,9 @@ class LateNames:
 class SparseFile:
     """One file of rows that name their features one by one.
 
-    `columns`: those with one value a row, such as `label`; then one map from feature to x for each namespace of the
-    first block, in order of appearance. Others may turn up later, and can be wanted: a row without one has an empty
-    map. `late` is told of those that nobody wanted. Raises InputError for a file whose first block holds no good row.
+    columns: those with one value a row, such as `label`; then a map from feature to x for each namespace of the first
+    block, in order of appearance. Others may appear later and can be wanted: a row without one has an empty map. `late`
+    reports those that are not wanted. Raises InputError for a file whose first block has no good row.
     """
 
     def __init__(self, feed: Feed, grammar: Grammar, late: LateNames) -> None:
@@ -91,15 +91,15 @@ class SparseFile:
         }
 
     def may_have(self, column: str) -> bool:
-        """True for `label` and the like, and for whatever a namespace may be called."""
+        """True for columns with one value a row, such as `label`, and for any possible name of a namespace."""
         return column in self._grammar.row_columns or self._grammar.name_of(column) is not None
 
     def go_on(self, position: Position) -> None:
-        """Pass over what lies before `position`."""
+        """Skip what is before `position`."""
         self._feed.go_on(position)
 
     def batches(self, wanted: Sequence[str]) -> Iterator[RowBatch]:
-        """The rest of the file; InputError where it is damaged, after the rows before."""
+        """The rest of the file. Raises InputError where it is damaged, after the rows before."""
         maps = [name for name in wanted if name not in self._grammar.row_columns]
         names = self._table(maps)
         while True:
@@ -129,7 +129,7 @@ class SparseFile:
         return RowBatch(ordered, lines, feed.name, rejects, block.size, stop)
 
     def _table(self, maps: Sequence[str]) -> Names:
-        """Every name known: those of the wanted columns with their number, the others as unwanted."""
+        """All known names: those of wanted columns with their number, the others as UNWANTED."""
         numbers = {self._name(column): number for number, column in enumerate(maps)}
         names = list(dict.fromkeys([*self._known, *numbers]))
         return name_table(names, [numbers.get(name, UNWANTED) for name in names])
@@ -163,10 +163,6 @@ def _good_lines(data: Bytes, good: npt.NDArray[np.int64]) -> bytes:
     return b"\n".join(split[line] for line in good.tolist())
 
 
-# --- A block of lines as rows: runs the kernels over it, and makes Arrow columns and rejects of what they
-# found ---
-
-
 _MOST_NEWS = 16  # names of columns not met before that one block may report
 _SHOWN = 60
 
@@ -175,7 +171,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Block:
-    """What was read of some lines: the good rows and their tokens, notes of what else there was, the line feeds."""
+    """A block of lines as read by the kernels: good rows and their tokens, notes, line feeds."""
 
     data: Bytes
     rows: Rows
@@ -185,18 +181,18 @@ class Block:
 
     @property
     def size(self) -> int:
-        """How many good rows there are."""
+        """The number of good rows."""
         return int(self.rows.line.size)
 
     def rejects(self) -> list[tuple[int, str]]:
-        """The line (from 0) of each bad row, and what is wrong with it."""
+        """The line (from 0) of each bad row, and the reason."""
         return [
             (line, REASONS[what](self._text(start, stop), start - self._line_start(start)))
             for line, what, start, stop in self.notes.faults.tolist()
         ]
 
     def news(self) -> list[tuple[int, bytes]]:
-        """The line (from 0) and the name of columns that are not in the table of names; not all of them."""
+        """The line (from 0) and name of columns that are not in the table of names, the first few only."""
         return [(line, self.data[start:stop].tobytes()) for line, start, stop in self.notes.news.tolist()]
 
     def row_column(self, name: str) -> pa.Array:
@@ -274,7 +270,7 @@ def _tokens(size: int, scales: int) -> Tokens:
 
 
 def _convert_longs(data: Bytes, longs: Ints, rows: Rows, tokens: Tokens) -> None:
-    """Put the numbers where they belong that the kernels could not convert in one exact operation."""
+    """Convert the numbers that the kernels could not convert in one exact operation."""
     if not longs.size:
         return
     spans = longs[:, 2:].astype(np.int32)
@@ -282,7 +278,7 @@ def _convert_longs(data: Bytes, longs: Ints, rows: Rows, tokens: Tokens) -> None
     texts = _texts(data, spans).cast(pa.string())
     try:
         numbers = texts.cast(pa.float64()).to_numpy()
-    except pa.ArrowInvalid:  # too small for any double: Arrow calls it a fault, Python 0
+    except pa.ArrowInvalid:  # too small for a double: an error in Arrow, 0 in Python
         numbers = np.array([float(text) for text in texts.to_pylist()])
     homes = {
         VALUE_OF: tokens.value,
@@ -314,7 +310,7 @@ def _map_array(starts: Any, offsets: Any, text: Any, x: Any) -> pa.Array:
     return pa.MapArray.from_arrays(places, keys, items)
 
 
-# What is said of a bad line: of the bytes at fault, and where in the line they begin.
+# The reason for a bad line, by the bytes at fault and their offset in the line.
 REASONS: dict[int, Callable[[str, int], str]] = {
     NO_LABEL: lambda got, at: (
         f"no label: got {got} before the first |, expected 1, 0 or -1; a word that touches | is the tag"
@@ -347,14 +343,11 @@ def name_table(names: Sequence[bytes], columns: Sequence[int]) -> Names:
     return table
 
 
-# --- The three text formats: what their columns are called, and how those names stand in the text ---
-
-
 LABEL = "label"
 IMPORTANCE = "importance"
 TAG = "tag"
 QUERY = "qid"
-FEATURES = "features"  # what has no name of its own: all of libsvm, and Vowpal Wabbit's nameless namespace
+FEATURES = "features"  # libsvm's namespace, and Vowpal Wabbit's nameless one
 _OF_THE_ROW = (LABEL, IMPORTANCE, TAG)
 _NAMESPACE = re.compile(rb"\|([^ \t\r:|\n]*)")
 _FIELD = re.compile(rb"[ \t]0*([0-9]+):[0-9]+:")
@@ -390,7 +383,7 @@ def _vw_name(column: str) -> bytes | None:
 
 
 def _vw_column(name: bytes) -> str:
-    """A namespace is called as in the text; one that is called like another column has its bar before it."""
+    """The column of a namespace: its name, with a bar before it if another column has that name."""
     text = name.decode()
     if not text:
         return FEATURES

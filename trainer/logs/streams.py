@@ -1,4 +1,7 @@
-"""Small operations on blocks of bytes and on Arrow columns that more than one format needs."""
+"""Inputs as streams of decompressed bytes, and a Feed: a moving window over a stream, for readers of rows.
+
+Compression is detected by the first bytes, not by the name, so a mislabelled file can still be read.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,6 @@ def one_array(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-# --- Opens one input as a stream of decompressed bytes, and counts the compressed bytes that were read ---
-#
-# Compression is known by the first bytes, never by the name, so a mislabelled file still reads.
-
-
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _OTHERS = {b"PK\x03\x04": "a zip archive", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"Obj\x01": "Avro"}
@@ -52,21 +50,20 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class ByteStream:
-    """Reads one file, or standard input, decompressed. `consumed` may be asked from another thread.
+    """Reads one file, or standard input, decompressed. `consumed` may be read from another thread.
 
-    `head` is the beginning of the stream, up to HEAD_BYTES, which is looked at and still to be read.
-
-    Raises InputError, naming the input, where it cannot be opened or is of a kind not read here. Damage met
-    later ends the stream and stands in `failure`, so that what came before it is not lost.
+    head: the first bytes of the stream, up to HEAD_BYTES, which are still to be read. Raises InputError if the input
+    cannot be opened or is of an unsupported kind. Damage found later ends the stream and is kept in `failure`, so that
+    the bytes before it are not lost.
     """
 
     def __init__(self, name: str, file: BinaryIO | None = None) -> None:
-        """`file`: what lies at `name`, if it is open already; it is closed with the stream."""
+        """file: the open file, if `name` is open already; it is closed with the stream."""
         self.name = name
         self.failure: InputError | None = None
         self._file = _Rewound(name, file if file is not None else _open(name))
         self._decoder = _decoder(name, self._file)
-        # A decoder loses the piece in which it meets damage, so pieces are small; a plain file needs none.
+        # A decoder loses the piece in which it finds damage, so pieces are small; a plain file needs none.
         self._piece_bytes = _PIECE_BYTES if self._decoder is not self._file else _WHOLE
         self._ahead = np.empty(0, np.uint8)
         self.head = self._read_head()
@@ -87,7 +84,7 @@ class ByteStream:
         return 0 if self.name == STDIN else Path(self.name).stat().st_size
 
     def read_into(self, buffer: Bytes) -> int:
-        """Fill `buffer`, which must not be empty, as far as the stream goes; fewer bytes mean its end."""
+        """Fill `buffer`, which must not be empty; returns the number of bytes, fewer at the end of the stream."""
         filled = min(len(self._ahead), len(buffer))
         buffer[:filled] = self._ahead[:filled]
         self._ahead = self._ahead[filled:]
@@ -99,7 +96,7 @@ class ByteStream:
         return filled
 
     def read_all(self) -> bytes:
-        """The rest of the stream, in memory. Raises the InputError of a damaged one."""
+        """The rest of the stream, in memory. Raises InputError if it is damaged."""
         blocks = []
         while True:
             block = np.empty(_ALL_BLOCK_BYTES, np.uint8)
@@ -112,7 +109,7 @@ class ByteStream:
         return np.concatenate(blocks).tobytes()
 
     def skip(self, size: int) -> None:
-        """Pass over `size` bytes; a plain file is not read for that. InputError if there are fewer, or damage."""
+        """Skip `size` bytes; seeks in a plain file. Raises InputError if there are fewer, or damage."""
         ahead = min(len(self._ahead), size)
         self._ahead = self._ahead[ahead:]
         size -= ahead
@@ -152,7 +149,7 @@ class _Decoder(Protocol):
 
 
 class _Rewound:
-    """A binary file whose first bytes have been looked at and are given out once more."""
+    """A binary file whose first bytes were inspected and are returned again."""
 
     def __init__(self, name: str, file: BinaryIO) -> None:
         self._file = file
@@ -183,7 +180,7 @@ class _Rewound:
         return self._file.seekable()
 
     def pass_over(self, size: int) -> int:
-        """Pass over `size` bytes unread; returns how many of them the file is too short for."""
+        """Skip `size` bytes unread; returns how many of them are beyond the end of the file."""
         end = self._file.seek(0, os.SEEK_END)
         target = min(self.consumed + size, end)
         missing = self.consumed + size - target
@@ -230,7 +227,7 @@ class _Gzip:
 
 
 def too_short(name: str) -> InputError:
-    """The error of a log that ends before the place where reading should go on."""
+    """The error of a log that ends before the position where reading should continue."""
     return InputError(
         f"{name} is shorter than what was read of it before; was it cut back? "
         "Begin anew with another folder of checkpoints, or restore the file"
@@ -247,7 +244,7 @@ def _first_bytes(file: BinaryIO) -> bytes:
 
 def _open(name: str) -> BinaryIO:
     if name == STDIN:
-        # Not through its buffer, which is locked while a thread waits in it, and then keeps the process from ending.
+        # Not through the buffer: its lock, held by a waiting thread, would keep the process from exiting.
         raw: BinaryIO = getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)
         return raw
     try:
@@ -278,40 +275,34 @@ def _refuse_unknown(name: str, head: bytes) -> None:
         raise InputError(f"{name} is not {kind}, as its name says: it begins with {head!r}")
 
 
-# --- The unread bytes of one stream, for readers of rows: they look at them, and say how many they took ---
-#
-# Knows nothing of rows but that they are not endless.
-
-
 MAX_ROW_BYTES = 64 * 1024 * 1024
 _BOM = b"\xef\xbb\xbf"
 
 
 class Stream(Protocol):
-    """What a feed reads from: a ByteStream, or bytes that are at hand."""
+    """What a feed reads from: a ByteStream, or bytes in memory."""
 
     @property
     def name(self) -> str:
-        """Of the input, for messages."""
+        """The input's name, for messages."""
 
     @property
     def failure(self) -> InputError | None:
         """Damage that ended the stream."""
 
     def read_into(self, buffer: Bytes) -> int:
-        """Fill `buffer` as far as the stream goes."""
+        """Fill `buffer`; fewer bytes mean the end of the stream."""
 
     def skip(self, size: int) -> None:
-        """Pass over `size` bytes."""
+        """Skip `size` bytes."""
 
 
 class Feed:
     """A window that moves over a stream.
 
-    `unread` begins where the reader left off, at physical line `line`, `offset` bytes into the stream.
-    `ended` says that no bytes follow `unread`; if that is because the stream broke, `final` is False and
-    `check()` raises what happened, so that the whole rows before the damage can be delivered first. One
-    buffer is reused: views of `unread` are void after `fetch()`.
+    `unread` starts where the reader left off, at physical line `line`, `offset` bytes into the stream. `ended`: no
+    bytes follow `unread`. If the stream broke, `final` is False and `check()` raises the error, so that whole rows
+    before the damage can be delivered first. One buffer is reused: views of `unread` are invalid after `fetch()`.
     """
 
     def __init__(self, stream: Stream, block_bytes: int) -> None:
@@ -335,7 +326,7 @@ class Feed:
 
     @property
     def final(self) -> bool:
-        """True if `unread` is all that is left of a sound stream, so its last line may lack a line end."""
+        """True if `unread` is the rest of an intact stream, so that its last line may lack a line end."""
         return self.ended and self._stream.failure is None
 
     @property
@@ -344,7 +335,7 @@ class Feed:
         return self._stop - self._start >= MAX_ROW_BYTES
 
     def fetch(self) -> None:
-        """Read about one block more. InputError if `unread` is already as long as a row may be."""
+        """Read about one more block. Raises InputError if `unread` is already as long as a row may be."""
         if self.full:
             raise InputError(
                 f"{self.name}:{self.line}: a row longer than {MAX_ROW_BYTES >> 20} MiB begins here; "
@@ -356,9 +347,9 @@ class Feed:
         self.ended = count < self._block_bytes
 
     def drop(self, size: int, lines: int) -> Position:
-        """Move on by `size` bytes, in which `lines` physical lines ended; returns the position behind them.
+        """Advance by `size` bytes with `lines` line ends; returns the position after them.
 
-        Views of `unread` that were taken before stay good until `fetch()`.
+        Earlier views of `unread` stay valid until `fetch()`.
         """
         self._start += size
         self.offset += size
@@ -366,9 +357,9 @@ class Feed:
         return Position(self.name, self.offset, self.line)
 
     def go_on(self, position: Position) -> None:
-        """Move on to a position of an earlier run, unless the reader is behind it already (a header lies before it).
+        """Advance to a position of an earlier run, unless already past it (after a header).
 
-        InputError if the stream ends before it.
+        Raises InputError if the stream ends before it.
         """
         if position.offset <= self.offset:
             return
@@ -382,7 +373,7 @@ class Feed:
         self.offset, self.line = position.offset, position.line
 
     def check(self) -> None:
-        """Raise the InputError of a broken stream; do nothing if it is sound."""
+        """Raise the InputError of a broken stream."""
         if self._stream.failure is not None:
             raise self._stream.failure
 

@@ -33,7 +33,7 @@ Bad = list[tuple[int, str]]
 
 
 def time_format(spec: ModelSpec) -> str | None:
-    """The format of the timestamp's column, if a time field of the spec reads it and names one."""
+    """The format of the timestamp column, if a time field of the spec reads it and names a format."""
     for name, field in spec.fields.items():
         if field.kind == "time" and field.format and (field.column or name) == spec.input.timestamp:
             return field.format
@@ -41,7 +41,7 @@ def time_format(spec: ModelSpec) -> str | None:
 
 
 def parse_times(array: Any, form: str | None) -> tuple[Times, Bad]:
-    """Times of a column, NO_TIME where empty, and the (row, reason) of values that are none.
+    """Times of a column, NO_TIME where empty, and the (row, reason) of values that are not times.
 
     form: None, or as in a time field: "epoch_s", "epoch_ms", or strptime's letters.
     """
@@ -60,7 +60,7 @@ def parse_times(array: Any, form: str | None) -> tuple[Times, Bad]:
 
 
 def _all_numbers(array: Any) -> npt.NDArray[np.float64] | None:
-    """A column of numbers as they are, NaN where null; None of any other, or if one is no time."""
+    """A column of numbers, NaN where null; None for another type, or if a number is not a time."""
     if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
         return None
     numbers: npt.NDArray[np.float64] = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
@@ -69,7 +69,7 @@ def _all_numbers(array: Any) -> npt.NDArray[np.float64] | None:
 
 
 def _by_text(text: Any, form: str | None) -> tuple[Times, Bad]:
-    """Numbers all at once, where all are; else each distinct text by itself."""
+    """Numbers at once if all values are numbers; else by distinct text."""
     if form is None or form in _EPOCHS:
         empty = pc.equal(pc.binary_length(text), 0)
         try:
@@ -116,7 +116,7 @@ def _number(text: bytes) -> float | None:
 
 
 def _of_numbers(numbers: npt.NDArray[np.float64], form: str | None) -> Times:
-    """Microseconds, rounded down; NaN is no time."""
+    """Microseconds, rounded down; NO_TIME for NaN."""
     size = np.abs(numbers)
     if form is None:
         scale = np.where(size < _FROM_MILLISECONDS, float(MICROSECONDS), 1000.0)

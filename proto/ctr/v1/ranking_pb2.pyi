@@ -23,46 +23,31 @@ DEGRADATION_REASON_LIMIT_EXCEEDED: DegradationReason
 DEGRADATION_REASON_NO_OBJECTIVE_VALUE: DegradationReason
 
 class Features(_message.Message):
-    __slots__ = ("values", "sets", "numbers", "raw_keys", "weighted_sets")
+    __slots__ = ("values", "raw_keys")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
-        value: str
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-    class SetsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: StringList
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[StringList, _Mapping]] = ...) -> None: ...
-    class NumbersEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: float
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
-    class WeightedSetsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: WeightedSet
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[WeightedSet, _Mapping]] = ...) -> None: ...
+        value: FeatureValue
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[FeatureValue, _Mapping]] = ...) -> None: ...
     VALUES_FIELD_NUMBER: _ClassVar[int]
-    SETS_FIELD_NUMBER: _ClassVar[int]
-    NUMBERS_FIELD_NUMBER: _ClassVar[int]
     RAW_KEYS_FIELD_NUMBER: _ClassVar[int]
-    WEIGHTED_SETS_FIELD_NUMBER: _ClassVar[int]
-    values: _containers.ScalarMap[str, str]
-    sets: _containers.MessageMap[str, StringList]
-    numbers: _containers.ScalarMap[str, float]
+    values: _containers.MessageMap[str, FeatureValue]
     raw_keys: _containers.RepeatedScalarFieldContainer[str]
-    weighted_sets: _containers.MessageMap[str, WeightedSet]
-    def __init__(self, values: _Optional[_Mapping[str, str]] = ..., sets: _Optional[_Mapping[str, StringList]] = ..., numbers: _Optional[_Mapping[str, float]] = ..., raw_keys: _Optional[_Iterable[str]] = ..., weighted_sets: _Optional[_Mapping[str, WeightedSet]] = ...) -> None: ...
+    def __init__(self, values: _Optional[_Mapping[str, FeatureValue]] = ..., raw_keys: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class FeatureValue(_message.Message):
+    __slots__ = ("text", "number", "set", "weighted_set")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SET_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTED_SET_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    number: float
+    set: StringList
+    weighted_set: WeightedSet
+    def __init__(self, text: _Optional[str] = ..., number: _Optional[float] = ..., set: _Optional[_Union[StringList, _Mapping]] = ..., weighted_set: _Optional[_Union[WeightedSet, _Mapping]] = ...) -> None: ...
 
 class StringList(_message.Message):
     __slots__ = ("values",)

@@ -70,13 +70,15 @@ def put(into: Features, values: dict[str, Any]) -> None:
         if name == "segments":
             into.raw_keys.extend(value)
         elif isinstance(value, str):
-            into.values[name] = value
+            into.values[name].text = value
         elif isinstance(value, float):
-            into.numbers[name] = value
+            into.values[name].number = value
         elif isinstance(value, list):
-            into.sets[name].values.extend(value)
+            into.values[name].set.SetInParent()
+            into.values[name].set.values.extend(value)
         else:
-            into.weighted_sets[name].members.update(value)
+            into.values[name].weighted_set.SetInParent()
+            into.values[name].weighted_set.members.update(value)
 
 
 def request(

@@ -21,10 +21,10 @@ WEIGHTED = dict.fromkeys(LARGE, 1.0)
     [
         ({"candidates": ["a"], "user": MANY}, "user, context: 1025 fields; the limit is 1024"),
         ({"candidates": ["a"], "context": {LONG: "x"}}, "user, context: the name of a field, 'nnnnn"),
-        ({"candidates": ["a"], "user": {"likes": LARGE}}, 'user.sets["likes"]: 10001 members'),
+        ({"candidates": ["a"], "user": {"likes": LARGE}}, 'user.values["likes"]: 10001 members'),
         (
             {"candidates": ["a"], "context": {"moon": WEIGHTED}},
-            'context.weighted_sets["moon"]: 10001 members',
+            'context.values["moon"]: 10001 members',
         ),
         (
             {"candidates": ["a"], "user": {"raw_keys": LARGE}},
@@ -36,7 +36,7 @@ WEIGHTED = dict.fromkeys(LARGE, 1.0)
         ({"items": {"i" * 4097: {}}}, "items[0].id: longer than 4096 bytes"),
         ({"items": {"a": MANY}}, "items[0].features: 1025 fields"),
         ({"items": {"a": {LONG: "x"}}}, "items[0].features: the name of a field"),
-        ({"items": {"a": {"tags": LARGE}}}, 'items[0].features.sets["tags"]: 10001 members'),
+        ({"items": {"a": {"tags": LARGE}}}, 'items[0].features.values["tags"]: 10001 members'),
         ({"items": {"a": {"raw_keys": LARGE}}}, "items[0].features.raw_keys: 10001 members"),
     ],
 )

@@ -67,15 +67,17 @@ def features(draw: st.DrawFn) -> Features:
     for name in draw(st.lists(NAMES, max_size=4)):
         match draw(st.integers(0, 4)):
             case 0:
-                made.values[name] = draw(
+                made.values[name].text = draw(
                     ANY_TEXT | st.sampled_from(('["a"]', "[[]]", '{"a": 1}', "1e400", "-0"))
                 )
             case 1:
-                made.sets[name].values.extend(draw(st.lists(ANY_TEXT, max_size=3)))
+                made.values[name].set.values.extend(draw(st.lists(ANY_TEXT, max_size=3)))
             case 2:
-                made.numbers[name] = draw(NUMBERS)
+                made.values[name].number = draw(NUMBERS)
             case 3:
-                made.weighted_sets[name].members.update(draw(st.dictionaries(ANY_TEXT, NUMBERS, max_size=3)))
+                made.values[name].weighted_set.members.update(
+                    draw(st.dictionaries(ANY_TEXT, NUMBERS, max_size=3))
+                )
             case _:
                 made.raw_keys.append(draw(ANY_TEXT))
     return made

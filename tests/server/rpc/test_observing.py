@@ -145,7 +145,7 @@ def test_recorded_requests_are_json_lines_that_only_their_owner_reads(meter: Met
     recorder = Recorder(str(path), 1.0)
     handlers = Recorded(Ranking(meter).handlers(), RANK, recorder)
     request = RankRequest(cookie="ü", item_ids=["a", "b"], top_k=3)
-    request.context.numbers["distance"] = 2.5
+    request.context.values["distance"].number = 2.5
     assert call(handlers, request.SerializeToString()) is grpc.StatusCode.OK
     assert (
         call(handlers, b"\xff") is grpc.StatusCode.INTERNAL
@@ -156,7 +156,7 @@ def test_recorded_requests_are_json_lines_that_only_their_owner_reads(meter: Met
         "cookie": "ü",
         "item_ids": ["a", "b"],
         "top_k": 3,
-        "context": {"numbers": {"distance": 2.5}},
+        "context": {"values": {"distance": {"number": 2.5}}},
     }
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 

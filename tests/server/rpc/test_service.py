@@ -199,13 +199,13 @@ def test_a_cookie_keeps_its_variant_and_both_variants_occur(client: Client) -> N
         ({"candidates": ["a"], "cookie": "ü" * 2049}, "cookie: longer than 4096 bytes"),
         ({"candidate_set": "s" * 4097}, "candidate_set: longer than 4096 bytes"),
         ({"candidates": ["a"], "context": {"hour": "noon"}}, "context.values[\"hour\"]: hour: got 'noon'"),
-        ({"candidates": ["a"], "context": {"distance": math.nan}}, 'context.numbers["distance"]: '),
+        ({"candidates": ["a"], "context": {"distance": math.nan}}, 'context.values["distance"]: '),
         (
             {"candidates": ["a"], "user": {"likes": {"red": math.inf}}},
-            'user.weighted_sets["likes"]: likes: got inf, expected a finite number',
+            'user.values["likes"]: likes: got inf, expected a finite number',
         ),
         ({"candidates": ["a"], "user": {"age": "x" * 4097}}, 'user.values["age"]: age: the key would be'),
-        ({"candidates": ["a"], "user": {"likes": ["x" * 5000]}}, 'user.sets["likes"]: '),
+        ({"candidates": ["a"], "user": {"likes": ["x" * 5000]}}, 'user.values["likes"]: '),
         ({"candidates": ["a"], "context": {"brand": "b1"}}, 'context.values["brand"]: belongs to the item'),
         ({"candidates": ["a"], "user": {"likes": "[" * 100_000}}, 'user.values["likes"]: likes: got '),
         (
