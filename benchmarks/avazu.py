@@ -26,7 +26,7 @@ from benchmarks.common import click_log, report
 from model_store.spec.spec import ModelSpec, load_spec
 from trainer.examples.open_log import Log
 from trainer.tune.candidates import candidates_of
-from trainer.tune.halving import Judge, tune
+from trainer.tune.halving import Comparison, tune
 from trainer.tune.passes import Repeated
 
 NEEDS = ("vowpalwabbit",)
@@ -60,7 +60,7 @@ class Point:
 
 def ours(log: Path, spec: ModelSpec) -> Iterator[Point]:
     """Our 12 points."""
-    found = tune(spec, candidates_of(spec, OURS), Repeated(Log([str(log)])), Judge(last=JUDGED))
+    found = tune(spec, candidates_of(spec, OURS), Repeated(Log([str(log)])), Comparison(last=JUDGED))
     for each in found.ranking:
         parameters = ", ".join(f"{name} {value}" for name, value in each.parameters.items())
         metrics = each.outcome.metrics

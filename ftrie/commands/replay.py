@@ -26,7 +26,7 @@ from model_store.errors import InputError
 if TYPE_CHECKING:
     from model_store.spec.spec import ModelSpec
     from model_store.store import Store
-    from trainer.off_policy.estimating import Estimates, Estimating, Read
+    from trainer.off_policy.estimating import Estimates, EstimationRun, Read
     from trainer.off_policy.estimators import Estimate
     from trainer.off_policy.policies import PolicyValue
     from trainer.runs.replay import Replayed
@@ -88,15 +88,15 @@ class PolicyFlags:
         typer.Option(metavar="FIELD", help="Models choose without this field or cross (a*b); repeatable."),
     ] = None
 
-    def estimating(self, spec: ModelSpec, items: Path | None, store: str, default: str) -> Estimating:
+    def estimating(self, spec: ModelSpec, items: Path | None, store: str, default: str) -> EstimationRun:
         """What is to be estimated; `default` is the decision if none was given. Raises FtrieError."""
         from model_store.model_files import read_named
         from trainer.examples.side_tables import SideTable
-        from trainer.off_policy.estimating import Estimating
-        from trainer.off_policy.policies import Judging, PolicyName, parse_choice
+        from trainer.off_policy.estimating import EstimationRun
+        from trainer.off_policy.policies import EstimatorOptions, PolicyName, parse_choice
 
         policies = [PolicyName.parse(each) for each in dict.fromkeys(self.policy or ())]
-        return Estimating(
+        return EstimationRun(
             spec=spec,
             policies=policies,
             models={each.name: read_named(each.name, store) for each in policies if each.is_model},
@@ -104,7 +104,7 @@ class PolicyFlags:
             items=SideTable.of_items(items, spec.input) if items else None,
             without=tuple(self.without or ()),
             decision=self.decision or default,
-            judging=Judging(self.clip, self.bootstrap, self.seed),
+            options=EstimatorOptions(self.clip, self.bootstrap, self.seed),
         )
 
 
@@ -239,7 +239,7 @@ def _replay_rows(
     spec: ModelSpec,
     logs: Sequence[str],
     policies: PolicyFlags,
-    estimating: Estimating | None,
+    estimating: EstimationRun | None,
     flags: LogFlags,
     rejects: Path | None,
     threads: int | None,
@@ -266,7 +266,7 @@ def _replay_events(
     spec: ModelSpec,
     logs: Sequence[str],
     policies: PolicyFlags,
-    estimating: Estimating | None,
+    estimating: EstimationRun | None,
     store: Store | None,
 ) -> tuple[Replayed, Read]:
     """Replay events; the joined rows are kept for estimates."""
@@ -307,7 +307,7 @@ def _finish(
     return artefact.sha256, store.model(artefact.spec.model.name).publish(artefact)
 
 
-def _estimate(estimating: Estimating, read: Read) -> Estimates:
+def _estimate(estimating: EstimationRun, read: Read) -> Estimates:
     from trainer.runs.warmup import compiling_scorer
 
     compiling = compiling_scorer(terminal) if estimating.models else nullcontext()

@@ -31,7 +31,7 @@ from model_store.errors import Stopped
 if TYPE_CHECKING:
     from model_store.spec.spec import ModelSpec
     from trainer.checkpoint import Checkpoints
-    from trainer.learn.metrics.metrics import Watching
+    from trainer.learn.metrics.metrics import MetricsOptions
     from trainer.learn.metrics.records import VariantMetrics
     from trainer.logs.rejects import RejectLog
     from trainer.publish.publisher import PublishOptions
@@ -215,7 +215,7 @@ def train(
                 log.log(inputs, model_spec.input, batch_bytes),
                 rejects=files.rejects,
                 threads=threads,
-                watching=files.watching,
+                metrics=files.metrics,
                 checkpoints=files.checkpoints,
                 initial=initial_model(model_spec, start.init_from, store) if fresh else None,
                 publisher=publisher,
@@ -245,7 +245,7 @@ class _Files:
 
     checkpoints: Checkpoints | None
     rejects: RejectLog
-    watching: Watching
+    metrics: MetricsOptions
 
 
 @contextmanager
@@ -253,7 +253,7 @@ def _files(
     spec: ModelSpec, start: CheckpointFlags, rejects: Path | None, strict: bool, watched: MetricsFlags
 ) -> Iterator[_Files]:
     """Open the files of a run; a resumed run appends to those of rejects and metrics where its checkpoint was."""
-    from trainer.learn.metrics.metrics import Watching
+    from trainer.learn.metrics.metrics import MetricsOptions
     from trainer.learn.metrics.records import MetricsFile
     from trainer.logs.rejects import RejectLog
 
@@ -274,7 +274,9 @@ def _files(
         if watched.metrics is not None:
             kept = before.metrics.kept_of(watched.metrics) if before else 0
             metrics = stack.enter_context(MetricsFile(watched.metrics, kept))
-        yield _Files(checkpoints, reject_log, Watching(watched.window, tuple(watched.slices or ()), metrics))
+        yield _Files(
+            checkpoints, reject_log, MetricsOptions(watched.window, tuple(watched.slices or ()), metrics)
+        )
 
 
 def _print_warnings(run: Run) -> None:

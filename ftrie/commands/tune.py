@@ -16,7 +16,7 @@ from model_store.errors import InputError, OutputError
 if TYPE_CHECKING:
     from model_store.spec.spec import ModelSpec
     from trainer.tune.candidates import Candidate
-    from trainer.tune.halving import Judge, Tuning
+    from trainer.tune.halving import Comparison, Tuning
 
 
 def register(app: typer.Typer) -> None:
@@ -77,7 +77,7 @@ def tune(
     from trainer.runs.warmup import formats_of
     from trainer.tune.best_spec import with_best
     from trainer.tune.candidates import candidates_of
-    from trainer.tune.halving import Judge
+    from trainer.tune.halving import Comparison
     from trainer.tune.halving import tune as search
     from trainer.tune.passes import Repeated
 
@@ -92,13 +92,13 @@ def tune(
     text = spec.read_text(encoding="utf-8")
     if output is not None:
         with_best(text, model_spec, candidates[0])  # fails now if the file cannot be edited
-    judge = Judge(judge_last, by, variant, halving)
+    comparison = Comparison(judge_last, by, variant, halving)
     opened = log.log(inputs, model_spec.input)
     note(f"{len(candidates)} candidates")
-    _compile(model_spec, candidates, judge, formats_of(inputs, log.format))
+    _compile(model_spec, candidates, comparison, formats_of(inputs, log.format))
     with progress("tuning") as bar:
         repeated = Repeated(opened, threads, lambda rows, total: bar.update(rows, total=total))
-        found = search(model_spec, candidates, repeated, judge)
+        found = search(model_spec, candidates, repeated, comparison)
     if not found.ranking:
         raise InputError(f"no row could be learned from ({found.rejected:,} rejected); nothing can be ranked")
     for warning in _warnings(found):
@@ -119,12 +119,14 @@ def _warnings(found: Tuning) -> list[str]:
     ]
 
 
-def _compile(spec: ModelSpec, candidates: Sequence[Candidate], judge: Judge, formats: frozenset[str]) -> None:
+def _compile(
+    spec: ModelSpec, candidates: Sequence[Candidate], comparison: Comparison, formats: frozenset[str]
+) -> None:
     from trainer.runs.warmup import compile_kernels, kernels_are_ready
     from trainer.tune.candidates import groups_of
-    from trainer.tune.halving import judged_variant
+    from trainer.tune.halving import compared_variant
 
-    groups = groups_of(spec, candidates, range(len(candidates)), judged_variant(spec, judge.variant))
+    groups = groups_of(spec, candidates, range(len(candidates)), compared_variant(spec, comparison.variant))
     for group in groups:
         if not kernels_are_ready(group.spec, formats):
             compile_kernels(group.spec, formats, output=terminal)

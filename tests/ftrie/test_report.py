@@ -14,8 +14,8 @@ from ftrie.report.charts import Scale, short
 from ftrie.report.page import html_page, svg_page
 from ftrie.report.series import MOST_POINTS, curves, difference, logloss, read_runs, slice_values
 from model_store.errors import InputError, UsageError
-from tests.trainer.learn.test_watching import NAMES, lines_of, windows_of
-from tests.trainer.learn.watching import made_up, watch_all
+from tests.trainer.learn.metrics_rows import add_log, made_up
+from tests.trainer.learn.test_metrics import NAMES, lines_of, windows_of
 from trainer.learn.metrics.metrics import ProgressiveMetrics
 from trainer.learn.metrics.records import MetricsFile
 
@@ -125,7 +125,7 @@ def test_a_run_without_slices_or_rows_is_a_page_too(tmp_path):
         with MetricsFile(tmp_path / "m.jsonl") as file:
             metrics = ProgressiveMetrics(["base"], file=file)
             metrics.begin(log.maker.spec)
-            watch_all(metrics, log._replace(rows=log.rows[:rows]))
+            add_log(metrics, log._replace(rows=log.rows[:rows]))
             metrics.finish()
         Page(html_page(read_runs([tmp_path / "m.jsonl"])))
         ElementTree.fromstring(svg_page(read_runs([tmp_path / "m.jsonl"])))

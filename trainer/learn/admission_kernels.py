@@ -1,10 +1,9 @@
-"""Kernels that decide whether a key that is not in the model may enter it: McMahan et al. (KDD 2013), section 4.1.
+"""Kernels that decide whether a key that is not in the table is admitted: McMahan et al. (KDD 2013), section 4.1.
 
-Numba compiles a learner anew for the class of admission that it is given, so `admits` costs nothing where everything
-is admitted. Nothing here knows of tables, keys' bytes or the spec.
+Numba compiles a learner once for each class of admission, so `admits` costs nothing where every key is admitted.
 
 The counting filter is blocked: block b is the 64 bytes of `cells` from 64 b, and holds 512 >> width cells of 1 << width
-bits. All probes of a key fall into one block, so a question costs one cache miss.
+bits. All probes of a key are in one block, so a lookup costs one cache miss.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ _BLOCK_BITS = 9  # log2 of the bits of a block
 _32 = np.uint64(32)
 _64 = np.uint64(64)
 
-# threshold: SOMETIMES, out of 2^53. The others: COUNTED. The filter's blocks are those from `first`; width is log2 of a
-# cell's bits, so that a cell holds count - 1; each key probes so many cells.
+# threshold: for SOMETIMES, out of 2^53. The other fields are for COUNTED; first, blocks: the filter's blocks; width:
+# log2 of the bits of a cell, which must hold count - 1; probes: cells per key.
 POLICY = np.dtype(
     [
         ("threshold", np.uint64),
@@ -42,13 +41,14 @@ POLICY = np.dtype(
 
 
 class Everything(NamedTuple):
-    """Every key enters at its first occurrence."""
+    """Every key is admitted at its first occurrence."""
 
 
 class ByRule(NamedTuple):
-    """Each feature by a policy of its own.
+    """Each feature has its own policy.
 
-    rule_of: uint16[features], into policies, `POLICY`[n]; cells: uint8, the filters of all policies, aligned to 64.
+    rule_of: uint16[features], indexes of policies; policies: `POLICY`[n]; cells: uint8, the filters of all policies,
+    aligned to 64 bytes.
     """
 
     rule_of: Any
@@ -59,7 +59,7 @@ class ByRule(NamedTuple):
 
 @stub
 def admits(admission: Any, key: Any, feature: Any, example: Any) -> Any:
-    """Whether `key`, which is not in the model, enters it now; a filter also counts this occurrence.
+    """Whether `key`, which is not in the table, is admitted now; a filter also counts this occurrence.
 
     For kernels only: admission is one of the classes above; key uint64, the key's hash; feature int64; example int64,
     the number of the example in the stream, from 1.
@@ -68,10 +68,10 @@ def admits(admission: Any, key: Any, feature: Any, example: Any) -> Any:
 
 @bare_inline
 def seen_often(cells: Any, policy: Any, key: Any) -> Any:
-    """Count one occurrence of `key` in a policy's filter; True if it was the `count`-th, or looked like it.
+    """Count one occurrence of `key` in a policy's filter; True if it was the `count`-th, or a false positive.
 
-    Conservative update: only the cells that hold the least are raised, since only they can have counted this key.
-    A key that has come count - 1 times is not counted further, so cells never overflow.
+    Conservative update: only the cells with the lowest count are incremented; the others exceed this key's count. A key
+    that was counted count - 1 times is not counted further, so cells never overflow.
     """
     width = policy.width
     block = (policy.first + np.int64(((key >> _32) * np.uint64(policy.blocks)) >> _32)) * BLOCK_BYTES
@@ -88,9 +88,9 @@ def seen_often(cells: Any, policy: Any, key: Any) -> Any:
     walk = start
     for _ in range(policy.probes):
         bit = np.int64(walk >> shift) << width
-        place, low = block + (bit >> 3), bit & 7
-        if (np.int64(cells[place]) >> low) & highest == least:
-            cells[place] = np.uint8(np.int64(cells[place]) + (1 << low))
+        byte, low = block + (bit >> 3), bit & 7
+        if (np.int64(cells[byte]) >> low) & highest == least:
+            cells[byte] = np.uint8(np.int64(cells[byte]) + (1 << low))
         walk = walk * NEXT_DRAW + DRAW_STEP
     return False
 
@@ -112,7 +112,7 @@ def _by_rule(admission: Any, key: Any, feature: Any, example: Any) -> Any:
 
 @bare_kernel
 def admit_each(admission: Any, keys: Any, features: Any, examples: Any, admitted: Any) -> None:
-    """`admits` for one occurrence after the other.
+    """`admits` for a sequence of occurrences.
 
     keys: uint64[n]; features, examples: int64[n]; admitted: uint8[n] out.
     """

@@ -1,6 +1,6 @@
-"""All coordinates of a model: the value table, the learner that changes it, and what decides which keys enter it.
+"""Coordinates: the value table, the learner that updates it, and the admission policy.
 
-Bit-identical for the same examples in the same order. One thread only. Knows nothing of logs, files or metrics.
+Bit-identical for the same examples in the same order. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from model_store.spec.spec import ModelSpec
 from trainer.examples.examples_kernels import HashedRows
 from trainer.examples.rules import FeatureRules
 from trainer.learn.admission import Admission
-from trainer.learn.learners import coordinate as whole_table
 from trainer.learn.learners import loops
+from trainer.learn.learners.coordinate import catch_up, rates_of, reset_all, save_each, weights_of
 from trainer.learn.learners.lanes import LANES
-from trainer.learn.learners.learner import MARKS
+from trainer.learn.learners.operations import LAZY_SIZE
 from trainer.learn.learners.registry import learner_of, needs_seen, squares_of_rate, state_of_weight
 from trainer.learn.slots.layouts import layout_of
-from trainer.learn.table import TableKeys, ValueTable
+from trainer.learn.table import TableKeys, ValueTable, part_of
 
 Numbers = npt.NDArray[np.float64]
 
 
 class Coordinates:
-    """The state of every admitted key, learned in place.
+    """The state of every admitted key, updated in place.
 
-    `own`: how many variants have values of their own; 1 where all share them. `examples`: how many were learned.
+    `own`: the number of variants with values of their own, 1 where all share them. `examples`: how many were learned.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Coordinates:
     ) -> None:
         """masks: uint32[features], bit v set where variant v uses the feature's keys.
 
-        keep_seen: slots say when they were touched, even if the learner does not need it.
+        keep_seen: slots store the last example that touched them, even if the learner does not need it.
         """
         section = spec.learner
         self._section = section
@@ -53,8 +53,8 @@ class Coordinates:
         alpha, beta, _, l2 = self.variants.parameters[0]
         self.learner = learner_of(section, alpha, beta, l2)
         self._l1 = _l1(self.variants.parameters[: self.own, 2], rules.l1)
-        self._marks = np.zeros((self.own, MARKS))
-        self._begin_marks()
+        self._lazy = np.zeros((self.own, LAZY_SIZE))
+        self._reset_lazy()
         self._loop = (
             loops.learn_own if self.own > 1 else loops.learn_shared if several > 1 else loops.learn_one
         )
@@ -62,14 +62,20 @@ class Coordinates:
 
     @property
     def lanes(self) -> int:
-        """Columns of the scores that `learn` gives: at least the variants."""
+        """Columns of `predicted`: the variants, rounded up to SIMD lanes where there are several."""
         return int(self.variants.uses.shape[1])
 
-    def learn(self, rows: HashedRows, begin: int, end: int, scores: Numbers) -> npt.NDArray[np.int64]:
-        """Predict, then learn from rows begin to end in turn; return the positions of the keys admitted, int64[k].
+    def predicted(self, rows: int) -> loops.Predicted:
+        """Output arrays for `learn`: each row's score and probability before it is learned."""
+        shape = (rows, self.lanes)
+        return loops.Predicted(np.empty(shape), np.empty(shape))
 
-        It may stop before `end`, as `examples` tells: marks are worn, and the new keys are not in the arena yet.
-        scores: float64[rows, lanes] out, what each row scored before it was learned from.
+    def learn(
+        self, rows: HashedRows, begin: int, end: int, predicted: loops.Predicted
+    ) -> npt.NDArray[np.int64]:
+        """Predict and learn rows begin to end in turn; return the positions of the admitted keys, int64[k].
+
+        It stops before `end`, as `examples` tells, if coordinates must catch up before the new keys are in the arena.
         """
         if begin == end:
             return np.empty(0, np.int64)
@@ -83,20 +89,20 @@ class Coordinates:
         while row < end:
             reached, total = self._loop(
                 self.table.layout, self.table.room, row, rows, stream, self.admission.parameters, self.learner,
-                self._l1, self._marks, self.variants, scores, added, count, work,
+                self._l1, self._lazy, self.variants, predicted, added, count, work,
             )  # fmt: skip
             self.table.used += total - count
             self.examples += reached - row
             row, count = reached, total
-            if row < end and not self._make_way(int(rows.starts[row + 1] - rows.starts[row]), count):
+            if row < end and not self._make_room(int(rows.starts[row + 1] - rows.starts[row]), count):
                 break
         return added[:count]
 
     def weights(self, keys: TableKeys) -> Numbers:
         """The weight of every key: float64[keys, own]."""
         out = np.empty((keys.slots.size, self.own))
-        whole_table.weights_of(
-            self.table.layout, keys.slots, keys.features, self.learner, self._l1, self._marks, self.variants,
+        weights_of(
+            self.table.layout, keys.slots, keys.features, self.learner, self._l1, self._lazy, self.variants,
             self.examples + 1, out,
         )  # fmt: skip
         return out
@@ -104,13 +110,11 @@ class Coordinates:
     def rates(self, keys: TableKeys) -> Numbers:
         """The present learning rate of every key: float64[keys, own]."""
         out = np.empty((keys.slots.size, self.own))
-        whole_table.rates_of(
-            self.table.layout, keys.slots, self.learner, self.variants, max(self.examples, 1), out
-        )
+        rates_of(self.table.layout, keys.slots, self.learner, self.variants, max(self.examples, 1), out)
         return out
 
     def masks_of(self, keys: TableKeys) -> npt.NDArray[np.uint32]:
-        """Which variants use each key: uint32[keys]."""
+        """Which variants use each key, one bit each: uint32[keys]."""
         return self._masks[keys.features]
 
     def warm_start(
@@ -121,61 +125,57 @@ class Coordinates:
         weight: Numbers,
         rate: Numbers,
     ) -> None:
-        """Admit keys with the state that weights and rates, float64[n, own], stand for. The table must be empty."""
+        """Admit keys with the state that yields these weights and rates, float64[n, own]. The table must be empty."""
         slots = self.table.add(data, offsets, features)
         for v in range(self.own):
             parameters = self.variants.parameters[v]
             l1 = self._l1[v, features if self._l1.shape[1] > 1 else 0]
             n = squares_of_rate(rate[:, v], parameters[0], parameters[1])
             if self._section.rate == "counts":
-                n = np.floor(2.0 * n + 0.5) / 2.0  # what as many clicks as examples without can stand for
+                n = np.floor(2.0 * n + 0.5) / 2.0  # the values that equal counts can yield
             a = state_of_weight(self._section, weight[:, v], n, parameters, np.broadcast_to(l1, n.shape))
-            whole_table.save_each(self.table.layout, slots, v, self.learner, self.variants, a, n)
+            save_each(self.table.layout, slots, v, self.learner, self.variants, a, n)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """All that `restore` needs to go on as if nothing had happened."""
+        """Everything that later rows depend on, as arrays."""
         state = {f"table.{name}": array for name, array in self.table.state().items()}
         state |= {f"admission.{name}": array for name, array in self.admission.state().items()}
-        return state | {"marks": self._marks, "examples": np.array([self.examples], np.int64)}
+        return state | {"marks": self._lazy, "examples": np.array([self.examples], np.int64)}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take over what `state` gave, of the same spec."""
-        self.table.restore(_part(state, "table."))
-        self.admission.restore(_part(state, "admission."))
-        self._marks[:] = state["marks"]
+        """Restore a `state` of the same spec."""
+        self.table.restore(part_of(state, "table."))
+        self.admission.restore(part_of(state, "admission."))
+        self._lazy[:] = state["marks"]
         self.examples = int(state["examples"][0])
 
-    def _make_way(self, keys: int, added: int) -> bool:
-        """Do what the loop stopped for: the table is short of room for a row of so many keys, or marks are worn.
+    def _make_room(self, keys: int, added: int) -> bool:
+        """Resolve what stopped the loop: no room for a row of `keys` keys, or a lazy state that needs a rebase.
 
-        Then every key must be settled, which takes the arena: False if `added` keys are still to be written to it.
+        A rebase reads every key from the arena; returns False if `added` new keys must be written to it first.
         """
         if self.table.room >= keys:
             if added:
                 return False
-            self._settle()
+            self._catch_up()
         while self.table.room < keys:
             self.table.grow()
         return True
 
-    def _settle(self) -> None:
+    def _catch_up(self) -> None:
         keys = self.table.keys()
-        whole_table.settle(
-            self.table.layout, keys.slots, keys.features, self.learner, self._l1, self._marks, self.variants,
+        catch_up(
+            self.table.layout, keys.slots, keys.features, self.learner, self._l1, self._lazy, self.variants,
             self.examples + 1,
         )  # fmt: skip
-        self._begin_marks()
+        self._reset_lazy()
 
-    def _begin_marks(self) -> None:
-        whole_table.begin_marks(self.learner, self._marks)
-
-
-def _part(state: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:
-    return {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
+    def _reset_lazy(self) -> None:
+        reset_all(self.learner, self._lazy)
 
 
 def _variants(spec: ModelSpec, masks: npt.NDArray[np.uint32]) -> loops.Variants:
-    """Which variants use which features, and what parameters each has."""
+    """Which variants use which features, and each variant's parameters."""
     distinct, class_of = np.unique(masks, return_inverse=True)
     several = len(spec.variants)
     lanes = 1 if several == 1 else -(-several // LANES) * LANES

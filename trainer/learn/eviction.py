@@ -1,7 +1,7 @@
-"""When the table is swept of keys that no example has had for so long: `[learner] ttl`, in rows or in the log's time.
+"""When the table is swept of keys that no example touched for a while: `[learner] ttl`, in rows or in the log's time.
 
-Sweeps come at fixed row numbers, so that they fall on the same rows however the log is cut into batches. A swept key is
-gone with its state; if it returns it starts afresh. What a sweep does is the table's; nothing here knows of keys.
+Sweeps are due at fixed row numbers, so that batch boundaries do not change them. A swept key loses its state; if it
+returns, it starts from zero. `ValueTable.evict` does the sweep.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from trainer.logs.times import MICROSECONDS, NO_TIME
 SWEEP_ROWS = 4096
 FOREVER = 1 << 62
 
-_SWEEPS_PER_LIFE = 4
-_MARKS_PER_LIFE = 64
+_SWEEPS_PER_TTL = 4
+_RECORDS_PER_TTL = 64
 
 Arrays = dict[str, npt.NDArray[np.int64]]
 
 
 class Eviction(Protocol):
-    """A policy. The model learns up to `next_row`, tells it with `pass_rows`, and then asks `due`."""
+    """A policy. The model learns up to `next_row`, then calls `add_times` and `due`."""
 
     def next_row(self, rows: int) -> int:
-        """The row number, above `rows`, behind which `due` must be asked before another row is learned."""
+        """The row number, above `rows`, after which `due` must be called before another row is learned."""
 
-    def pass_rows(self, times: npt.NDArray[np.int64]) -> None:
-        """Tell the times of rows just learned: int64, microseconds since 1970, NO_TIME where a row has none."""
+    def add_times(self, times: npt.NDArray[np.int64]) -> None:
+        """Add the times of rows just learned: int64, microseconds since 1970, NO_TIME where a row has none."""
 
     def due(self, rows: int) -> int | None:
-        """After `rows` rows: sweep the keys last seen in an example before this one (counted from 1), or None."""
+        """After `rows` rows: the example (from 1) such that keys last seen before it are to be swept, or None."""
 
     def state(self) -> Arrays:
-        """What must be kept to go on."""
+        """Everything that later rows depend on."""
 
     def restore(self, state: Mapping[str, npt.NDArray[np.int64]]) -> None:
-        """Take over a `state`."""
+        """Restore a `state`."""
 
 
 def eviction_of(spec: ModelSpec) -> Eviction:
@@ -53,14 +53,14 @@ def eviction_of(spec: ModelSpec) -> Eviction:
 
 
 class Never:
-    """Keys live for ever."""
+    """Keys never expire."""
 
     def next_row(self, rows: int) -> int:
-        """No row that a log will reach."""
+        """A row that no log reaches."""
         return rows + FOREVER
 
-    def pass_rows(self, times: npt.NDArray[np.int64]) -> None:
-        """Nothing to note."""
+    def add_times(self, times: npt.NDArray[np.int64]) -> None:
+        """Not needed."""
 
     def due(self, rows: int) -> int | None:
         """None."""
@@ -75,26 +75,26 @@ class Never:
 
 
 class RowsToLive:
-    """A key goes at the first sweep after `ttl` rows without it: four sweeps a life, at most one every 4,096 rows."""
+    """A key is swept at the first sweep after `ttl` rows without it: four sweeps per ttl, 4,096 rows apart or more."""
 
     def __init__(self, ttl: int) -> None:
         self.ttl = ttl
-        self._every = max(SWEEP_ROWS, ttl // _SWEEPS_PER_LIFE)
+        self._every = max(SWEEP_ROWS, ttl // _SWEEPS_PER_TTL)
 
     def next_row(self, rows: int) -> int:
         """The next multiple of the sweep's interval."""
         return (rows // self._every + 1) * self._every
 
-    def pass_rows(self, times: npt.NDArray[np.int64]) -> None:
-        """Rows are counted by the model; nothing to note."""
+    def add_times(self, times: npt.NDArray[np.int64]) -> None:
+        """Not needed: the model counts rows."""
 
     def due(self, rows: int) -> int | None:
-        """The first example that is young enough."""
+        """The first example within `ttl` rows."""
         first = rows - self.ttl + 1
         return first if rows % self._every == 0 and first > 1 else None
 
     def state(self) -> Arrays:
-        """Nothing: the row number says all."""
+        """Nothing: sweeps depend on the row number alone."""
         return {}
 
     def restore(self, state: Mapping[str, npt.NDArray[np.int64]]) -> None:
@@ -102,39 +102,39 @@ class RowsToLive:
 
 
 class TimeToLive:
-    """A key goes at the first sweep after `ttl` microseconds of the log's time without it.
+    """A key is swept at the first sweep after `ttl` microseconds of the log's time without it.
 
-    The log's time is looked at every 4,096 rows. It is the median of those rows' times, or what it was before if that
-    is later: neither rows that come late nor a few with a wrong date move it. It is noted beside the row number 64
-    times a life, so that a sweep can tell which examples are too old: a key goes up to 1/64 life late, never early.
+    The log's time is computed every 4,096 rows: the median of those rows' times, or the previous value if that is
+    later. So late rows and a few wrong dates do not move it. It is recorded with the row number 64 times per ttl, so
+    that a sweep knows which examples are too old: a key is swept up to ttl / 64 late, never early.
     """
 
     def __init__(self, ttl: int) -> None:
         self.ttl = ttl
         self._now = self._swept = NO_TIME
         self._window = np.empty(SWEEP_ROWS, np.int64)
-        self._passed = 0
-        self._marks: list[tuple[int, int]] = []  # (row, time), both ascending
+        self._collected = 0
+        self._times: list[tuple[int, int]] = []  # (row, time), both ascending
 
     def next_row(self, rows: int) -> int:
         """The next multiple of 4,096."""
         return (rows // SWEEP_ROWS + 1) * SWEEP_ROWS
 
-    def pass_rows(self, times: npt.NDArray[np.int64]) -> None:
-        """Keep the times until the next mark."""
-        self._window[self._passed : self._passed + times.size] = times
-        self._passed += int(times.size)
+    def add_times(self, times: npt.NDArray[np.int64]) -> None:
+        """Collect the times until the next multiple of 4,096 rows."""
+        self._window[self._collected : self._collected + times.size] = times
+        self._collected += int(times.size)
 
     def due(self, rows: int) -> int | None:
-        """Move the log's time on; every quarter of a life, the row after the last mark that is a life ago."""
+        """Update the log's time; every quarter of ttl, return the row after the last one recorded a ttl ago."""
         if rows % SWEEP_ROWS:
             return None
-        known = self._window[: self._passed]
+        known = self._window[: self._collected]
         known = known[known != NO_TIME]
-        self._passed = 0
+        self._collected = 0
         if known.size:
             self._advance(rows, max(self._now, int(np.sort(known)[known.size // 2])))
-        if not self._marks or self._now - self._swept < self.ttl // _SWEEPS_PER_LIFE:
+        if not self._times or self._now - self._swept < self.ttl // _SWEEPS_PER_TTL:
             return None
         self._swept = self._now
         return self._too_old()
@@ -143,25 +143,25 @@ class TimeToLive:
         if self._now == NO_TIME:
             self._swept = now
         self._now = now
-        if not self._marks or now - self._marks[-1][1] >= self.ttl // _MARKS_PER_LIFE:
-            self._marks.append((rows, now))
+        if not self._times or now - self._times[-1][1] >= self.ttl // _RECORDS_PER_TTL:
+            self._times.append((rows, now))
 
     def _too_old(self) -> int | None:
-        old = [row for row, time in self._marks if time <= self._now - self.ttl]
-        self._marks = self._marks[len(old) :]
+        old = [row for row, time in self._times if time <= self._now - self.ttl]
+        self._times = self._times[len(old) :]
         return old[-1] + 1 if old else None
 
     def state(self) -> Arrays:
-        """The clock, the marks and the times since the last of them."""
+        """The clock, the recorded rows with their times, and the times collected since."""
         return {
             "clock": np.array([self._now, self._swept], np.int64),
-            "marks": np.array(self._marks, np.int64).reshape(-1, 2),
-            "window": self._window[: self._passed].copy(),
+            "marks": np.array(self._times, np.int64).reshape(-1, 2),
+            "window": self._window[: self._collected].copy(),
         }
 
     def restore(self, state: Mapping[str, npt.NDArray[np.int64]]) -> None:
-        """Go on as the policy that gave `state`."""
+        """Restore a `state`."""
         self._now, self._swept = (int(time) for time in state["clock"])
-        self._marks = [(int(row), int(time)) for row, time in state["marks"]]
-        self._passed = int(state["window"].size)
-        self._window[: self._passed] = state["window"]
+        self._times = [(int(row), int(time)) for row, time in state["marks"]]
+        self._collected = int(state["window"].size)
+        self._window[: self._collected] = state["window"]

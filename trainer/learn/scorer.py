@@ -1,7 +1,6 @@
-"""Scorer: a published model that gives hashed examples their scores, click rates and uncertainties, variant by variant.
+"""Scorer: a published model that computes scores, click rates and uncertainties of hashed examples for every variant.
 
-What it computes a server would answer too (the sums run in another order, so the last bits may differ). Immutable:
-any number of threads may score at a time.
+A server answers the same, except for the last bits, since it adds in another order. Immutable and thread-safe.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from model_store.spec.sections import Variant
 from model_store.spec.spec import ModelSpec, cross_called
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.learn import scorer_kernels as kernels
-from trainer.learn.scorer_kernels import KeyIndex, Knowledge
+from trainer.learn.predictions_kernels import probabilities
+from trainer.learn.scorer_kernels import KeyColumns, KeyIndex
 
 _CLOSEST = 1e-15
 Array = npt.NDArray[np.float64]
@@ -29,10 +29,10 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Scores:
-    """Each row's numbers for every variant, float64[rows, variants].
+    """Float64[rows, variants] each, C-contiguous.
 
-    ctr is the calibrated click rate, predicted the one before calibration. uncertainty bounds how far one more example
-    could move the score; NaN where the model's learning rates are not known.
+    ctr: the calibrated click rate; predicted: the click rate before calibration; uncertainty: the most that one more
+    example could change the score, NaN where the model's learning rates are unknown.
     """
 
     score: Array
@@ -42,26 +42,26 @@ class Scores:
 
 
 class Scorer:
-    """A model's weights and rates behind a hash index. Memory: 32 to 64 bytes a key, and the artefact."""
+    """A model's weights and rates behind a hash index. Memory: 32 to 64 bytes per key, and the artefact."""
 
     def __init__(self, artefact: Artefact) -> None:
         """O(keys)."""
         self.artefact = artefact
         self.variants = tuple(artefact.spec.variants)
         self._index = _index(artefact)
-        self._known = Knowledge(
+        self._columns = KeyColumns(
             artefact.variants, _two_axes(artefact.weight), _two_axes(artefact.rate), unseen_rates(artefact)
         )
         self.knows_rates = artefact.source is None
 
     def score(self, maker: ExampleMaker, examples: Examples) -> Scores:
-        """Score examples that `maker` made by this model's spec. O(features · variants)."""
+        """Score examples that `maker` made with this model's spec. O(features · variants)."""
         shape = (int(examples.hashed.labels.size), len(self.variants))
         scores, uncertainty, predicted = np.empty(shape), np.empty(shape), np.empty(shape)
-        kernels.score(examples.hashed, maker.rules.masks, self._index, self._known, scores, uncertainty)
+        kernels.score(examples.hashed, maker.rules.masks, self._index, self._columns, scores, uncertainty)
         if not self.knows_rates:
             uncertainty[:] = np.nan
-        kernels.probabilities(scores, predicted)
+        probabilities(scores.reshape(-1), predicted.reshape(-1))
         return Scores(scores, predicted, self._calibrated(maker, examples, predicted), uncertainty)
 
     def _calibrated(self, maker: ExampleMaker, examples: Examples, predicted: Array) -> Array:
@@ -77,9 +77,9 @@ class Scorer:
 
 
 def scoring_spec(spec: ModelSpec, without: Sequence[str] = ()) -> ModelSpec:
-    """The spec by which a log is scored: no row is left out, and no variant uses the fields and crosses in `without`.
+    """The spec for scoring a log: every row is used, and no variant uses the fields and crosses in `without`.
 
-    Those fields' columns may be missing in the log. Raises SpecError for a name that is neither field nor cross.
+    The columns of those fields may be missing in the log. Raises SpecError for a name that is neither field nor cross.
     """
     for name in without:
         if name not in spec.fields and cross_called(name, spec.crosses) is None:
@@ -97,9 +97,9 @@ def scoring_spec(spec: ModelSpec, without: Sequence[str] = ()) -> ModelSpec:
 
 
 def unseen_rates(artefact: Artefact) -> Array:
-    """The learning rate of a key that a model does not hold, for each variant: alpha / beta, where a key begins.
+    """For each variant, the learning rate of a key that is not in the model: the initial rate, alpha / beta.
 
-    With one rate for all keys, or an infinite first one, it is the largest that the model has.
+    Where all keys share a rate, or the initial rate is infinite, it is the largest rate in the model.
     """
     learner = artefact.spec.learner
     rates = _two_axes(artefact.rate)
@@ -134,7 +134,7 @@ def _index(artefact: Artefact) -> KeyIndex:
 
 
 def _by_value(maker: ExampleMaker, examples: Examples, by: str | None) -> list[tuple[bytes | None, Any]]:
-    """Rows with the same value of the slicing field, and that value; None for those without one."""
+    """Each value of the calibration's slicing field with its rows; None for the rows without a value."""
     field = maker.plan.field(by) if by is not None else None
     if field is None:
         return [(None, slice(None))]

@@ -1,4 +1,4 @@
-"""Kernels that score rows with a published model through a hash index, and judge requests by their order."""
+"""Kernels that score rows with a published model through a hash index, and evaluate the order of requests' rows."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ RECIPROCAL_RANK, NDCG = 0, 1
 
 
 class KeyIndex(NamedTuple):
-    """Where a model has each key: hashes uint64[2^k], 0 where free, and rows int64[2^k]. Linear probing, never full."""
+    """A hash table from a key's hash to its row: hashes uint64[2^k], 0 where free; rows int64[2^k]. Never full."""
 
     hashes: Any
     rows: Any
 
 
-class Knowledge(NamedTuple):
-    """What a model holds of its keys: variants uint32[n]; weights, rates float32[n, 1] or [n, variants].
+class KeyColumns(NamedTuple):
+    """A model's columns over its keys: variants uint32[n]; weights, rates float32[n, 1] or [n, variants].
 
-    unseen: float64[variants], the learning rate of a key that the model does not hold.
+    unseen: float64[variants], the learning rate of a key that is not in the model.
     """
 
     variants: Any
@@ -34,66 +34,58 @@ class Knowledge(NamedTuple):
 
 
 @bare_inline
-def _place(index: Any, key: Any) -> Any:
-    """The place that holds `key`, or the free one where it belongs."""
+def _find(index: Any, key: Any) -> Any:
+    """The slot of `key`, or the free slot where the linear search for it ends."""
     mask = index.hashes.size - 1
-    place = np.int64(key & np.uint64(mask))
-    while index.hashes[place] != key and index.hashes[place] != _EMPTY:
-        place = (place + 1) & mask
-    return place
+    slot = np.int64(key & np.uint64(mask))
+    while index.hashes[slot] != key and index.hashes[slot] != _EMPTY:
+        slot = (slot + 1) & mask
+    return slot
 
 
 @bare_kernel
 def fill(hashes: Any, index: Any) -> None:
-    """Enter every key's hash with its row."""
+    """Insert every key's hash with its row."""
     for row in range(hashes.size):
-        place = _place(index, hashes[row])
-        index.hashes[place] = hashes[row]
-        index.rows[place] = row
+        slot = _find(index, hashes[row])
+        index.hashes[slot] = hashes[row]
+        index.rows[slot] = row
 
 
 @bare_kernel
-def score(rows: Any, masks: Any, index: Any, known: Any, scores: Any, uncertainty: Any) -> None:
+def score(rows: Any, masks: Any, index: Any, columns: Any, scores: Any, uncertainty: Any) -> None:
     """Score rows for every variant: sums of weight * x, and of rate * |x|, over each variant's keys, in their order.
 
-    rows: `HashedRows`; masks: uint32[features], which variants use a feature; index: `KeyIndex`; known: `Knowledge`;
+    rows: `HashedRows`; masks: uint32[features], which variants use a feature; index: `KeyIndex`; columns: `KeyColumns`;
     scores, uncertainty: float64[rows, variants] out.
     """
-    own = known.weights.shape[1] > 1
+    own = columns.weights.shape[1] > 1
     for row in range(scores.shape[0]):
         for variant in range(scores.shape[1]):
             scores[row, variant] = 0.0
             uncertainty[row, variant] = 0.0
         for position in range(rows.starts[row], rows.starts[row + 1]):
             x = x_of(rows, position)
-            place = _place(index, rows.hashes[position])
-            users = masks[rows.features[position]]
-            if index.hashes[place] == _EMPTY:
+            slot = _find(index, rows.hashes[position])
+            used_by = masks[rows.features[position]]
+            if index.hashes[slot] == _EMPTY:
                 for variant in range(scores.shape[1]):
-                    if users >> variant & 1:
-                        uncertainty[row, variant] += known.unseen[variant] * abs(x)
+                    if used_by >> variant & 1:
+                        uncertainty[row, variant] += columns.unseen[variant] * abs(x)
                 continue
-            key = index.rows[place]
-            users &= known.variants[key]
+            key = index.rows[slot]
+            used_by &= columns.variants[key]
             for variant in range(scores.shape[1]):
-                if users >> variant & 1:
+                if used_by >> variant & 1:
                     column = variant if own else 0
-                    scores[row, variant] += np.float64(known.weights[key, column]) * x
-                    uncertainty[row, variant] += np.float64(known.rates[key, column]) * abs(x)
+                    scores[row, variant] += np.float64(columns.weights[key, column]) * x
+                    uncertainty[row, variant] += np.float64(columns.rates[key, column]) * abs(x)
 
 
 @bare_kernel
 def probability(score: Any) -> Any:
     """The sigmoid of one score."""
     return sigmoid(score)
-
-
-@bare_kernel
-def probabilities(scores: Any, out: Any) -> None:
-    """The sigmoid of every score: float64[rows, variants]."""
-    for row in range(scores.shape[0]):
-        for variant in range(scores.shape[1]):
-            out[row, variant] = sigmoid(scores[row, variant])
 
 
 @bare_kernel
@@ -125,7 +117,7 @@ def judge(starts: Any, scores: Any, labels: Any, discounts: Any, out: Any) -> No
 
 @bare_inline
 def _expected_discount(scores: Any, first: Any, last: Any, order: Any, row: Any, discounts: Any) -> Any:
-    """The mean discount of the ranks that a row's equals share."""
+    """The mean discount of the ranks that a row shares with the rows of equal score."""
     above: Any = 0
     equal: Any = 0
     for other in range(first, last):
@@ -146,12 +138,12 @@ def _reciprocal_rank(scores: Any, labels: Any, first: Any, last: Any, order: Any
         if scores[row, order] == best:
             equal += 1
             clicked += np.int64(labels[row] > 0.5)
-    # The chance that the first click among the equals is the next one, and that it has not come before.
-    total, open_chance, left = 0.0, 1.0, equal
+    # For each rank of the tied rows: the probability that no click came before it, times that of a click at it.
+    total, no_click_yet, left = 0.0, 1.0, equal
     rank = above + 1
-    while left >= clicked and open_chance > 0.0:
-        total += open_chance * clicked / left / rank
-        open_chance *= 1.0 - clicked / left
+    while left >= clicked and no_click_yet > 0.0:
+        total += no_click_yet * clicked / left / rank
+        no_click_yet *= 1.0 - clicked / left
         left -= 1
         rank += 1
     return total
@@ -159,7 +151,7 @@ def _reciprocal_rank(scores: Any, labels: Any, first: Any, last: Any, order: Any
 
 @bare_kernel
 def add_rows(numbers: Any, sums: Any) -> None:
-    """Add each row of float64[rows, n] to float64[n], in order and passing over NaN: batches change no bit."""
+    """Add each row of float64[rows, n] to float64[n], in order, skipping NaN; batch boundaries change no bit."""
     for row in range(numbers.shape[0]):
         for column in range(numbers.shape[1]):
             if not np.isnan(numbers[row, column]):

@@ -1,9 +1,9 @@
-"""The value table: one open-addressing table of slots for all variants, and the arena of its keys' bytes.
+"""ValueTable: one open-addressing table of slots for all variants, and the arena of its keys' bytes.
 
 Invariants: `key` 0 is free; a search for a key meets it before a free slot; no more slots are used than `Growth`
 allows; the arena holds each admitted key once, in the order of admission, with the number of its feature.
 
-Not thread-safe: one thread learns. Knows nothing of learners or logs.
+Not thread-safe: one thread learns.
 """
 
 from __future__ import annotations
@@ -16,9 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.hash_kernels import hash_keys
-from trainer.learn import table_kernels as kernels
 from trainer.learn.slots.layouts import COMPACT, Full, Own, OwnCompact, OwnCompactCounts, OwnCounts, slot_type
 from trainer.learn.slots.search import move
+from trainer.learn.table_kernels import (
+    ENTRY_HEAD,
+    append_keys,
+    arena_entries,
+    arena_keys,
+    claim_keys,
+    compact_arena,
+    find_keys,
+)
 
 SMALLEST_TABLE = 1 << 16
 SMALLEST_COMPACT_TABLE = 1 << 10
@@ -35,23 +43,21 @@ _OWN_ARRAYS: dict[type, tuple[tuple[str, Any], ...]] = {
 
 @dataclass(frozen=True)
 class Growth:
-    """How full a table may be, and by what it grows then; both in hundredths."""
+    """The largest load, and the factor by which a table grows beyond it; both in percent."""
 
     full: int
     by: int
 
 
 DOUBLING = Growth(full=70, by=200)
-CLOSE = Growth(
-    full=88, by=110
-)  # so that a compact table is never less than eight tenths full once it has grown
+CLOSE = Growth(full=88, by=110)  # once it has grown, a compact table is always at least 80 % full
 
 
 @dataclass(frozen=True)
 class TableKeys:
     """The keys of a table, in order of admission.
 
-    data: bytes end to end; offsets int64[n + 1]; slots int64[n]; features uint16[n], what each is a key of.
+    data: bytes end to end; offsets int64[n + 1]; slots int64[n]; features uint16[n], each key's feature.
     """
 
     data: npt.NDArray[np.uint8]
@@ -61,9 +67,9 @@ class TableKeys:
 
 
 class ValueTable:
-    """A growing table. `layout` is what kernels take: a NamedTuple of `slots.layouts` over the table's arrays.
+    """A growing table. `layout` is the kernels' view: a NamedTuple of `slots.layouts` over the table's arrays.
 
-    Slots are aligned to a cache line, so that a slot of 32 or 16 bytes never spans two.
+    Slots are aligned to cache lines, so that a slot of 32 or 16 bytes never spans two.
     """
 
     def __init__(
@@ -75,7 +81,7 @@ class ValueTable:
         seed: int = 1,
         capacity: int | None = None,
     ) -> None:
-        """`variants`: how many have values of their own; `keep_seen`: whether a compact slot says when it was seen."""
+        """`variants`: how many have values of their own; `keep_seen`: whether compact slots have `seen`."""
         self._kind = layout
         self._variants = variants
         self._slot = slot_type(layout, keep_seen)
@@ -85,7 +91,7 @@ class ValueTable:
         self.layout = self._empty(capacity or smallest)
         self._smallest = self.slots.size
         self.used = 0
-        self.moves = 0  # how often every key was given another slot
+        self.moves = 0  # incremented whenever all keys get other slots
         self.arena = np.empty(_SMALLEST_ARENA, np.uint8)
         self.arena_bytes = 0
 
@@ -101,12 +107,12 @@ class ValueTable:
 
     @property
     def table_bytes(self) -> int:
-        """Memory held by slots and by what variants have of their own, in bytes."""
+        """Memory of the slots and of the per-variant arrays, in bytes."""
         return int(sum(getattr(self.layout, name).nbytes for name in ("slots", *self._own_names())))
 
     @property
     def nbytes(self) -> int:
-        """Memory held by the table and the keys' bytes, in bytes."""
+        """Memory of the table and the arena, in bytes."""
         return self.table_bytes + int(self.arena.nbytes)
 
     def grow(self) -> None:
@@ -118,61 +124,61 @@ class ValueTable:
     ) -> int:
         """Drop the keys that no example from number `before` on has touched; return how many. O(slots + key bytes).
 
-        `about_to_drop` is told which keys are kept, in the order of admission, while all are still there.
+        Before that it calls `about_to_drop` with a mask of the keys that are kept, in the order of admission.
         """
         keys = self.keys()
         kept = self.slots["seen"][keys.slots] >= before
         dropped = int(kept.size - np.count_nonzero(kept))
         if dropped:
             about_to_drop(kept)
-            self.arena_bytes = int(kernels.compact_arena(self.arena, kept.view(np.uint8)))
+            self.arena_bytes = int(compact_arena(self.arena, kept.view(np.uint8)))
             self._shrink_arena()
             self._move_to(self._capacity_for(self.used - dropped), before)
         return dropped
 
     def widen_arena(self) -> None:
-        """Double the arena, a large one make half as large again; its content stays."""
+        """Double the arena, or enlarge a large one by half; its content stays."""
         more = self.arena.size if self.arena.size < _LARGE_ARENA else self.arena.size // 2
         self._resize_arena(self.arena.size + more)
 
     def add(self, data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], features: Any) -> Any:
-        """Admit keys the table does not have; return their slots, int64[n], which hold no state yet."""
+        """Admit keys that are not in the table; return their slots, int64[n], whose state is 0."""
         while self.room < features.size:
             self.grow()
-        needed = self.arena_bytes + data.size + kernels.ENTRY_HEAD * features.size
+        needed = self.arena_bytes + data.size + ENTRY_HEAD * features.size
         if needed > self.arena.size:
             self._resize_arena(needed)
         hashes, slots = np.empty(features.size, np.uint64), np.empty(features.size, np.int64)
         hash_keys(data, offsets, hashes)
-        kernels.claim_keys(self.layout, hashes, slots)
-        self.arena_bytes = int(kernels.append_keys(self.arena, self.arena_bytes, data, offsets, features))
+        claim_keys(self.layout, hashes, slots)
+        self.arena_bytes = int(append_keys(self.arena, self.arena_bytes, data, offsets, features))
         self.used += int(features.size)
         return slots
 
     def keys(self) -> TableKeys:
         """Every admitted key with the slot that holds it. O(keys)."""
         lengths, features = np.empty(self.used, np.int64), np.empty(self.used, np.uint16)
-        kernels.arena_entries(self.arena, lengths, features)
+        arena_entries(self.arena, lengths, features)
         offsets = np.zeros(self.used + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
         data = np.empty(int(offsets[-1]), np.uint8)
-        kernels.arena_keys(self.arena, np.ones(self.used, np.uint8), data)
+        arena_keys(self.arena, np.ones(self.used, np.uint8), data)
         hashes, slots = np.empty(self.used, np.uint64), np.empty(self.used, np.int64)
         hash_keys(data, offsets, hashes)
-        kernels.find_keys(self.layout, hashes, slots)
+        find_keys(self.layout, hashes, slots)
         return TableKeys(data, offsets, slots, features)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """All that the table holds, as plain arrays."""
+        """The table's whole content, as plain arrays."""
         own = {name: getattr(self.layout, name) for name in self._own_names()}
         slots = self.slots.view(np.uint64).reshape(self.slots.size, -1)
         used = np.array([self.used], np.int64)
         return {"slots": slots, "used": used, "arena": self.arena[: self.arena_bytes], **own}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take over what `state` of a table of the same layout gave, whether or not it kept `seen`, the last word.
+        """Restore a `state` of the same layout, whether or not its slots have `seen`, the last word.
 
-        ValueError for slots of another size.
+        Raises ValueError for slots of another size.
         """
         self.layout = self._empty(len(state["slots"]))
         self.moves += 1
@@ -192,7 +198,7 @@ class ValueTable:
         return capacity * self._growth.full // 100
 
     def _capacity_for(self, keys: int) -> int:
-        """The number of slots that a table of so many keys would have grown to."""
+        """The number of slots to which a table of this many keys would have grown."""
         capacity = self._smallest
         while self._allowed(capacity) <= keys:
             capacity = capacity * self._growth.by // 100
@@ -232,6 +238,11 @@ class ValueTable:
         assert (keys.slots >= 0).all()
         assert np.unique(keys.slots).size == self.used
         assert self.used <= self._allowed(self.slots.size)
+
+
+def part_of(state: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a state whose names begin with `prefix`, by the rest of their names."""
+    return {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
 
 
 def _aligned(capacity: int, slot: np.dtype[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Kernels that every learner shares: a batch's rows, claiming slots for their keys, the arena of the keys' bytes."""
+"""Kernels over the value table: slots for a row's keys, prefetching, and the arena of key bytes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,26 @@ from model_store.jit import bare_inline, bare_kernel
 from trainer.learn.admission_kernels import admits
 from trainer.learn.slots.search import EMPTY, find_slot, prefetch_slot
 
-ENTRY_HEAD = 4  # bytes before a key in the arena: its length and its feature's number, uint16 each
+ENTRY_HEAD = 4  # bytes before each key in the arena: its length and its feature's number, uint16 each
 _ROWS_AHEAD = 2
 
 
 @bare_inline
 def claim_slots(
-    table: Any, admission: Any, rows: Any, row: Any, t: Any, found: Any, place: Any, added: Any, count: Any
+    table: Any,
+    admission: Any,
+    rows: Any,
+    row: Any,
+    t: Any,
+    slots: Any,
+    positions: Any,
+    added: Any,
+    count: Any,
 ) -> Any:
-    """Find the slots of a row's keys, or claim them for new ones that are admitted at example t.
+    """Find the slots of a row's keys; claim slots for new keys that are admitted at example t.
 
-    found, place: int64 out, the slot and the position in the batch of each key that the model has; positions of new
-    keys are added to `added`. Returns (how many the model has, count of all new keys).
+    slots, positions: int64 out, the slot and the position in the batch of each key that is in the table now; positions
+    of new keys are appended to `added`. Returns (number of slots written, count of all new keys).
     """
     size = 0
     for position in range(rows.starts[row], rows.starts[row + 1]):
@@ -33,15 +41,15 @@ def claim_slots(
             table.slots[slot].key = key
             added[count] = position
             count += 1
-        found[size] = slot
-        place[size] = position
+        slots[size] = slot
+        positions[size] = position
         size += 1
     return size, count
 
 
 @bare_inline
 def prefetch_ahead(table: Any, rows: Any, row: Any) -> None:
-    """Ask for the cache lines of a later row's slots, so that they arrive while this row is computed."""
+    """Prefetch the slots of a later row, so that they arrive while this row is computed."""
     ahead = min(row + _ROWS_AHEAD, rows.labels.size - 1)
     for position in range(rows.starts[ahead], rows.starts[ahead + 1]):
         prefetch_slot(table, rows.hashes[position])
@@ -49,7 +57,7 @@ def prefetch_ahead(table: Any, rows: Any, row: Any) -> None:
 
 @bare_kernel
 def find_keys(table: Any, hashes: Any, found: Any) -> None:
-    """The slot of every hash, or -1 where the table does not hold it: int64[n]."""
+    """The slot of every hash, -1 where it is not in the table: found int64[n] out."""
     for index in range(hashes.size):
         slot = find_slot(table, hashes[index])
         found[index] = slot if table.slots[slot].key != EMPTY else -1
@@ -57,7 +65,7 @@ def find_keys(table: Any, hashes: Any, found: Any) -> None:
 
 @bare_kernel
 def claim_keys(table: Any, hashes: Any, found: Any) -> None:
-    """Claim a slot for every hash, none of which the table holds: int64[n]."""
+    """Claim a slot for every hash, none of which is in the table: found int64[n] out."""
     for index in range(hashes.size):
         slot = find_slot(table, hashes[index])
         table.slots[slot].key = hashes[index]

@@ -1,4 +1,4 @@
-"""One run of off-policy estimates: which policies, by which choices, on which rows."""
+"""One run of off-policy estimation: reads the log, weights its rows for every policy, and estimates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from model_store.errors import SpecError
+from model_store.errors import InputError, SpecError
 from model_store.model_files import NamedModel
 from model_store.spec.spec import ModelSpec
 from trainer.examples.side_tables import SideTable
@@ -19,29 +19,34 @@ from trainer.off_policy.policies import (
     LOGGED,
     UNIFORM,
     Choice,
-    Judging,
+    EstimatorOptions,
     PolicyName,
     PolicyValue,
-    Weighed,
-    judge,
+    PolicyWeights,
+    estimate,
     uniform,
     weigh,
 )
-from trainer.off_policy.scores import Candidates, LearningValues, PublishedValues, Values, columns_of_items
-from trainer.off_policy.warnings import check_support
+from trainer.off_policy.scores import (
+    Candidates,
+    CandidateScores,
+    LearningScores,
+    PublishedScores,
+    columns_of_items,
+)
 
 Progress = Callable[[str, int, int | None], None]
-"""Told of a step's name, how much of it is done, and of how much, None where that is not known."""
+"""Receives a step's name, how much of it is done, and the total, None where unknown."""
 Read = Callable[[ModelSpec, Sequence[ModelSpec]], tuple[LoggedRows, Layout, list[ModelSpec]]]
-"""Reads the log for a spec and the specs of models: see `reading.LogOfRows.read`."""
+"""Reads the log for a spec and the specs of models: see `LogOfRows.read`."""
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """What was estimated, on what.
+    """The estimates of all policies, and the rows they are based on.
 
-    decision: row or list; size: mean number of items that a decision shows; unusable, rejected: rows left out for want
-    of a propensity, and bad ones; notes: what is to be known of all of them.
+    decision: row or list; size: mean number of items that a decision shows; unusable: rows left out because they have
+    no propensity; rejected: bad rows; limit: the clip limit of weights; notes: remarks on all estimates.
     """
 
     decision: str
@@ -62,8 +67,8 @@ class Estimates:
 
 
 @dataclass(frozen=True)
-class Estimating:
-    """What was asked for. models: those of the policies that are models, as they were named."""
+class EstimationRun:
+    """The options of a run. models: the published models among the policies, by name."""
 
     spec: ModelSpec
     policies: Sequence[PolicyName]
@@ -72,26 +77,26 @@ class Estimating:
     items: SideTable | None
     without: tuple[str, ...]
     decision: str
-    judging: Judging
+    options: EstimatorOptions
 
     @property
     def specs(self) -> dict[str, ModelSpec]:
-        """The specs that the log's rows are hashed by, of policies that look at features."""
+        """The specs for hashing the log's rows, of the policies that use features."""
         specs = {name: scoring_spec(model.artefact.spec, self.without) for name, model in self.models.items()}
         if any(policy.name == LEARNING for policy in self.policies):
             specs[LEARNING] = self.spec
         return specs
 
     def run(self, read: Read, on_progress: Progress = lambda step, done, total: None) -> Estimates:
-        """Read the log and estimate. Raises SpecError, InputError: docs/replay.md says what is refused."""
+        """Read the log and estimate. Raises SpecError, InputError: see docs/replay.md."""
         rows, layout, resolved = read(self.spec, list(self.specs.values()))
         weighed, candidates = self._weigh(rows, dict(zip(self.specs, resolved, strict=True)), on_progress)
 
         def drawn(done: int) -> None:
-            on_progress("bootstrap", done, self.judging.bootstrap)
+            on_progress("bootstrap", done, self.options.bootstrap)
 
         by_position = self.decision == DECISION_ROW
-        found = judge(rows, weighed, self.judging, by_position=by_position, on_progress=drawn)
+        found = estimate(rows, weighed, self.options, by_position=by_position, on_progress=drawn)
         return Estimates(
             decision=self.decision,
             rows=len(rows),
@@ -101,65 +106,82 @@ class Estimating:
             unusable=rows.unusable,
             rejected=rows.rejected,
             propensity=layout.propensity,
-            limit=self.judging.limit or float(np.sqrt(len(rows))),
+            limit=self.options.limit or float(np.sqrt(len(rows))),
             policies=tuple(found),
             notes=_notes(rows, candidates),
         )
 
     def _weigh(
         self, rows: LoggedRows, resolved: dict[str, ModelSpec], on_progress: Progress
-    ) -> tuple[list[Weighed], Candidates | None]:
+    ) -> tuple[list[PolicyWeights], Candidates | None]:
         if all(policy.name == LOGGED for policy in self.policies):
             return [_as_logged(rows)], None
         item = self.spec.input.item
         if item is None:
-            raise SpecError("input.item is missing: name the column with the id of the item that a row shows")
+            raise SpecError("input.item is missing: name the column with the id of a row's item")
         of_items = columns_of_items(*resolved.values())
         candidates = Candidates.of(rows, item, of_items, self.items)
-        check_support(rows, len(candidates))
-        decisions, weighed = rows.decisions(self.decision), list[Weighed]()
+        _check_support(rows, len(candidates))
+        decisions, weighed = rows.decisions(self.decision), list[PolicyWeights]()
         for policy in dict.fromkeys(self.policies):
             if policy.name == LOGGED:
                 weighed.append(_as_logged(rows))
             elif policy.name == UNIFORM:
                 weighed.append(uniform(rows, decisions, candidates))
             else:
-                values = self._values(policy, resolved[policy.name])
+                scores = self._scores(policy, resolved[policy.name])
                 done = partial(_scored, on_progress, policy.name, len(decisions.first) * len(candidates))
-                weighed += weigh(rows, decisions, candidates, values, self.choices, done)
+                weighed += weigh(rows, decisions, candidates, scores, self.choices, done)
         return weighed, candidates
 
-    def _values(self, policy: PolicyName, resolved: ModelSpec) -> Values:
+    def _scores(self, policy: PolicyName, resolved: ModelSpec) -> CandidateScores:
         if policy.name == LEARNING:
-            return LearningValues(resolved, LEARNING, policy.variant)
+            return LearningScores(resolved, LEARNING, policy.variant)
         named = self.models[policy.name]
-        return PublishedValues(named.artefact, resolved, named.name, policy.variant)
+        return PublishedScores(named.artefact, resolved, named.name, policy.variant)
+
+
+def _check_support(rows: LoggedRows, candidates: int) -> None:
+    """Raise InputError for a log from which only its own policy can be estimated."""
+    if not rows.has_propensity:
+        raise InputError(
+            "the log has no propensities (expected propensity in an event's items, or a column propensity_score, "
+            "propensity or pscore): only `logged` can be estimated; name the column with --propensity"
+        )
+    if not len(rows):
+        raise InputError(
+            f"no row has a propensity in (0, 1] ({rows.unusable:,} have none): nothing can be estimated"
+        )
+    if candidates > 1 and bool(np.all(rows.propensity == 1.0)):
+        raise InputError(
+            "every propensity is 1: the logged policy is deterministic, so no other policy can be estimated; log with "
+            "exploration (Thompson sampling, or a share of random requests), or estimate `logged` alone"
+        )
 
 
 def _scored(on_progress: Progress, name: str, total: int, done: int) -> None:
     on_progress(name, done, total)
 
 
-def _as_logged(rows: LoggedRows) -> Weighed:
-    return Weighed(LOGGED, np.ones(len(rows)))
+def _as_logged(rows: LoggedRows) -> PolicyWeights:
+    return PolicyWeights(LOGGED, np.ones(len(rows)))
 
 
 def _notes(rows: LoggedRows, candidates: Candidates | None) -> tuple[str, ...]:
     found = []
     if rows.unusable:
         found.append(
-            f"{rows.unusable:,} rows were left out: they, or others of their list, have no propensity in (0, 1]; "
-            "the estimates are of the rest"
+            f"{rows.unusable:,} rows were left out: they, or other rows of their list, have no propensity in (0, 1]"
         )
     if candidates is not None:
         if candidates.varying:
             found.append(
-                f"{', '.join(candidates.varying)}: not the same in all rows of an item; a candidate has the value of "
-                "its first row"
+                f"{', '.join(candidates.varying)}: differs between rows of an item; a candidate has the value of its "
+                "first row"
             )
-        strange = int((candidates.place < 0).sum())
-        if strange:
+        others = int((candidates.index < 0).sum())
+        if others:
             found.append(
-                f"{strange:,} rows show items that are no candidates; no policy but `logged` is given them"
+                f"{others:,} rows show items that are not candidates; every policy but `logged` has weight 0 there"
             )
     return tuple(found)

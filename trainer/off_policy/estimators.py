@@ -1,10 +1,11 @@
-"""IPS, clipped IPS and SNIPS with their 95 % intervals: from weights and rewards to estimates. Knows no log or model.
+"""IPS, clipped IPS and SNIPS with their 95 % intervals: from weights and rewards to estimates and their reliability.
 
 With weights w = pi(a|x) / p(a|x), rewards r, importance m, over all rows:
     IPS  = sum(m w r) / sum(m)           clipped: with min(w, limit) for w
     SNIPS = sum(m w r) / sum(m w)        (Swaminathan and Joachims, NeurIPS 2015)
-All are ratios of sums over requests, so one formula has their variance: with the residual e = numerator - estimate *
-denominator of each of C requests, C / (C - 1) * sum(e^2) / (sum of denominators)^2 (the delta method).
+All are ratios of sums over requests, so one formula gives their variance: with the residual e = numerator - estimate *
+denominator of each of C requests, C / (C - 1) * sum(e^2) / (sum of denominators)^2 (the delta method). Optional
+bootstrap intervals are percentiles (Efron 1979) over requests drawn with replacement, the same draws for all policies.
 """
 
 from __future__ import annotations
@@ -18,18 +19,25 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Z = 1.959963984540054
-"""A standard normal number lies within ± Z with a chance of 95 %."""
+"""A standard normal variable is within ± Z with probability 95 %."""
 
 SHOWN, REWARD, WEIGHT, WEIGHTED, CLIPPED = range(5)
 """Columns of the sums of a request."""
+OUTER = (2.5, 97.5)
+FEWEST_ROWS = 100
+FEWEST_CLICKS = 10
+MOST_UNLOGGED = 0.01
+MOST_CLIPPED = 0.01
+_DEVIATIONS = 4.0
+_CLOSE = 1e-6
 RATIOS = {"ips": (WEIGHTED, SHOWN), "clipped": (CLIPPED, SHOWN), "snips": (WEIGHTED, WEIGHT)}
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A click rate and its 95 % intervals, cut off at 0 and 1: normal, and of bootstrapped requests where asked for.
+    """A click rate and its 95 % intervals, clipped to 0 and 1: normal, and bootstrapped if requested.
 
-    None where there is nothing to divide by; the intervals also where there is not one click, or but one request.
+    None where the denominator is 0; the intervals also where there are no clicks or fewer than two requests.
     """
 
     value: float | None
@@ -42,12 +50,11 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Support:
-    """How much of the log speaks about a policy.
+    """How much of the log is evidence about a policy.
 
-    rows; matched: share of them with a weight above 0; ess: effective sample size (sum w)^2 / sum w^2, in rows; mean:
-    mean weight, 1 on average if propensities and candidates are right, and error its standard error; largest weight;
-    clipped: share of rows whose weight is over the limit; clicks: the effective number of them, (sum w r)^2 /
-    sum (w r)^2.
+    matched: share of rows with a weight above 0; ess: effective sample size (sum w)^2 / sum w^2, in rows; mean: mean
+    weight, expected to be 1 if propensities and candidates are right, and error its standard error; largest: largest
+    weight; clipped: share of rows with a weight above the limit; clicks: effective number, (sum w r)^2 / sum (w r)^2.
     """
 
     rows: int
@@ -63,7 +70,7 @@ class Support:
 def sums_by_request(
     request: Array, requests: int, weight: Array, reward: Array, importance: Array, limit: float
 ) -> Array:
-    """float64[requests, 5]: the sums that all estimates are ratios of. All else over rows."""
+    """float64[requests, 5]: the sums whose ratios are the estimates. The arguments are over rows."""
     columns = (
         importance,
         importance * reward,
@@ -80,7 +87,7 @@ def ratio(numerator: Array, denominator: Array) -> Estimate:
     if total <= 0.0:
         return Estimate(None)
     value = float(numerator.sum()) / total
-    if value == 0.0:  # not one click: there is nothing to tell a spread from
+    if value == 0.0:  # without clicks there is no variance to estimate
         return Estimate(value)
     error = error_of(residuals(numerator, denominator))
     if error is None:
@@ -89,21 +96,21 @@ def ratio(numerator: Array, denominator: Array) -> Estimate:
 
 
 def residuals(numerator: Array, denominator: Array) -> Array:
-    """What each request moves the ratio by, to first order: float64[requests]."""
+    """Each request's effect on the ratio, to first order: float64[requests]."""
     total = float(denominator.sum())
     return np.asarray((numerator - numerator.sum() / total * denominator) / total)
 
 
-def error_of(moves: Array) -> float | None:
-    """The standard error of the sum of independent moves, None for fewer than two."""
-    requests = moves.size
+def error_of(effects: Array) -> float | None:
+    """The standard error of a sum of independent effects; None for fewer than two."""
+    requests = effects.size
     if requests < 2:
         return None
-    return float(np.sqrt(requests / (requests - 1) * (moves**2).sum()))
+    return float(np.sqrt(requests / (requests - 1) * (effects**2).sum()))
 
 
 def support_of(weight: Array, reward: Array, importance: Array, sums: Array, limit: float) -> Support:
-    """See Support. sums: of the requests."""
+    """The support of a policy; sums: from `sums_by_request`."""
     mean = ratio(sums[:, WEIGHT], sums[:, SHOWN])
     return Support(
         rows=int(weight.size),
@@ -123,20 +130,40 @@ def _effective(weight: Array) -> float:
     return float(weight.sum()) ** 2 / squares if squares else 0.0
 
 
-# --- Intervals by the bootstrap: requests are drawn with replacement, and every estimate is made anew from
-# each draw ---
-#
-# All estimates of all policies are made from the same draws. Percentiles (Efron 1979); the seed makes them
-# repeatable.
-
-
-OUTER = (2.5, 97.5)
+def support_warnings(support: Support, unlogged: float, limit: float) -> tuple[str, ...]:
+    """Reasons not to trust a policy's estimates."""
+    found = []
+    if support.ess < FEWEST_ROWS:
+        found.append(
+            f"its effective sample is {support.ess:.0f} rows; under {FEWEST_ROWS} its intervals are too narrow"
+        )
+    if support.clicks < FEWEST_CLICKS:
+        found.append(
+            f"its estimate rests on {support.clicks:.1f} effective clicks; under {FEWEST_CLICKS} its intervals are "
+            "rough"
+        )
+    if unlogged > MOST_UNLOGGED:
+        found.append(
+            f"{unlogged:.1%} of the items it shows are never shown in the log, so their clicks are unknown; "
+            "IPS counts them as never clicked, SNIPS as clicked like the rest"
+        )
+    expected = 1.0 - unlogged
+    if abs(support.mean - expected) > _DEVIATIONS * (support.error or 0.0) + _CLOSE:
+        found.append(
+            f"its mean weight is {support.mean:.3f} ± {support.error or 0.0:.3f} and should be {expected:.3g}: "
+            "propensities or candidates are not those of the log"
+        )
+    if support.clipped > MOST_CLIPPED:
+        found.append(
+            f"{support.clipped:.1%} of its weights are above {limit:.0f}: the clipped estimate is biased"
+        )
+    return tuple(found)
 
 
 def resampled(
     sums: Array, draws: int, seed: int, on_progress: Callable[[int], None] = lambda done: None
 ) -> Array:
-    """The columns' totals over each draw of requests: float64[draws, columns] from float64[requests, columns]."""
+    """Column totals over each bootstrap draw of requests: float64[draws, columns]; sums: float64[requests, columns]."""
     random = np.random.Generator(np.random.Philox(seed))
     requests = len(sums)
     totals = np.empty((draws, sums.shape[1]))
@@ -148,9 +175,9 @@ def resampled(
 
 
 def interval(numerators: Array, denominators: Array) -> tuple[float, float] | None:
-    """The middle 95 % of the ratios; draws with nothing to divide by are passed over. None if all are."""
-    there = denominators > 0.0
-    if not there.any():
+    """The middle 95 % of the ratios, without draws whose denominator is 0; None if there are no others."""
+    defined = denominators > 0.0
+    if not defined.any():
         return None
-    low, high = np.percentile(numerators[there] / denominators[there], OUTER)
+    low, high = np.percentile(numerators[defined] / denominators[defined], OUTER)
     return float(low), float(high)

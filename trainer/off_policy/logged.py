@@ -1,7 +1,7 @@
-"""What a log says of the choices that were made: which item was shown, with what chance, and what came of it.
+"""The logged decisions: which item was shown, with what propensity, and whether it was clicked.
 
-A decision is what a policy is asked for once: with DECISION_ROW each row, one item drawn for one place; with
-DECISION_LIST each request, the few items shown out of many. Here stand the rows; policies and estimates come after.
+Input: batches of labelled rows. Output: `LoggedRows`, grouped by request. A decision is what a policy chooses at once:
+with DECISION_ROW each row, one item for one position; with DECISION_LIST each request, the few items shown of many.
 """
 
 from __future__ import annotations
@@ -26,16 +26,46 @@ from trainer.logs.batch import Position, RowBatch
 
 Array = npt.NDArray[Any]
 DECISION_ROW, DECISION_LIST = "row", "list"
+PROPENSITIES = ("propensity_score", "propensity", "pscore", PROPENSITY)
+POSITIONS = ("position", POSITION)
+
+
+@dataclass(frozen=True)
+class LogOfRows:
+    """A log of labelled rows, as `ftrie train` reads them. decision: DECISION_ROW or DECISION_LIST."""
+
+    log: Log
+    propensity: str | None
+    position: str | None
+    decision: str
+
+    def read(
+        self, spec: ModelSpec, models: Sequence[ModelSpec], on_rows: Callable[[int], None] = lambda rows: None
+    ) -> tuple[LoggedRows, Layout, list[ModelSpec]]:
+        """Read the rows once, with the columns of all models; return the models' specs, resolved, too.
+
+        `spec` names the label and the item. A row that is invalid for one model is left out for all of them, so that
+        all estimates are from the same rows.
+
+        Raises SpecError where a column is missing, InputError where the log cannot be read or has no row.
+        """
+        with open_log(self.log, spec, *models) as opened:
+            own, *resolved = opened.specs
+            layout = Layout.of(opened.columns, self.propensity, self.position)
+            collector = RowCollector(own.input, layout)
+            batches = opened.batches([*own.input.named_columns, *layout.wanted])
+            collect(collector, batches, resolved, on_rows)
+        return collector.rows(self.decision), layout, resolved
 
 
 @dataclass(frozen=True)
 class LoggedRows:
-    """Rows as they were shown, those of a request side by side, requests in the order in which they came first.
+    """Rows grouped by request, requests in the order of their first row.
 
-    columns: Arrow arrays over the rows. label, weight (importance), propensity (NaN where missing or no chance at all):
-    float64[rows]; item, place: text over the rows, place None where the log has no positions. request: int64[rows],
+    columns: Arrow arrays over the rows. label, weight (importance), propensity (NaN where it is not in (0, 1]):
+    float64[rows]; item, position: text over the rows, position None where the log has none. request: int64[rows],
     0 … requests - 1, ascending. unusable: rows left out because they have no propensity; rejected: bad rows.
-    has_propensity: False where no row has one, and none was left out for it.
+    has_propensity: False where no row has one; then none is left out for it.
     """
 
     columns: Mapping[str, Any]
@@ -43,7 +73,7 @@ class LoggedRows:
     weight: Array
     propensity: Array
     item: Any
-    place: Any | None
+    position: Any | None
     request: Array
     unusable: int = 0
     rejected: int = 0
@@ -54,11 +84,11 @@ class LoggedRows:
 
     @property
     def requests(self) -> int:
-        """How many requests there are."""
+        """The number of requests."""
         return int(self.request[-1]) + 1 if self.request.size else 0
 
     def decisions(self, kind: str) -> Decisions:
-        """What a policy decides here: see the module."""
+        """The decisions of a kind: DECISION_ROW or DECISION_LIST."""
         if kind == DECISION_ROW:
             rows = np.arange(len(self))
             return Decisions(rows, rows, np.ones(len(self), np.int64))
@@ -66,7 +96,7 @@ class LoggedRows:
         return Decisions(self.request, first, np.bincount(self.request, minlength=self.requests))
 
     def batch(self, rows: Array, columns: Mapping[str, Any] | None = None) -> RowBatch:
-        """Some of the rows as a batch, with other values for `columns`, which are over the chosen rows."""
+        """Some of the rows as a batch. `columns`, over these rows, replace their columns."""
         chosen = pa.array(rows)
         taken = {
             name: column.take(chosen) for name, column in self.columns.items() if name not in (columns or {})
@@ -84,7 +114,7 @@ class LoggedRows:
 
 @dataclass(frozen=True)
 class Decisions:
-    """of_row: int64[rows], each row's decision; first, size: int64[decisions], a row of each, how many it shows."""
+    """of_row: int64[rows], each row's decision; first, size: int64[decisions], its first row and number of items."""
 
     of_row: Array
     first: Array
@@ -93,10 +123,10 @@ class Decisions:
 
 @dataclass
 class RowCollector:
-    """Gathers batches into LoggedRows. Memory: the columns given, for all rows.
+    """Collects batches into LoggedRows. Memory: all columns of all rows.
 
-    Rows come as they were shown; or in any order, with keys by which they are put into it: of rows with the same key
-    the last one counts.
+    Rows arrive in the order they were shown; or in any order, with keys to sort them by: of rows with equal keys the
+    last one counts.
     """
 
     section: InputSection
@@ -109,7 +139,7 @@ class RowCollector:
     _rejected: int = 0
 
     def add(self, batch: RowBatch, bad: Sequence[int] = (), keys: Array | None = None) -> None:
-        """Keep a batch's rows but the `bad` ones, by their place in it. keys: int64[rows], for all batches or none."""
+        """Add a batch. bad: indexes of rows to leave out; keys: int64[rows], for all batches or for none."""
         good = np.ones(batch.rows, bool)
         good[list(bad)] = False
         self._ids.append(request_ids(replace(batch, first_row=self._rows), self.section.request))
@@ -120,10 +150,10 @@ class RowCollector:
         self._rejected += int((~good).sum()) + len(batch.rejects)
 
     def rows(self, kind: str) -> LoggedRows:
-        """All rows that estimates can rest on; of a list either all or none. Raises InputError if there are none."""
+        """All usable rows; of a list either all or none. Raises InputError for a log without rows."""
         if not self._rows:
-            raise InputError("the log has no row; expected at least one to estimate from")
-        columns = _whole(self._batches)
+            raise InputError("the log has no rows; expected at least one")
+        columns = _columns(self._batches)
         label, odd_labels = parse_labels(columns[self.section.label])
         weight, odd_weights = self._weights(columns)
         propensity = self._propensities(columns)
@@ -135,7 +165,7 @@ class RowCollector:
         order = np.flatnonzero(kept & _last_of(keys))
         order = order[np.argsort(keys[order], kind="stable")]
         order = order[np.argsort(_numbers(request[order]), kind="stable")]
-        place = columns.get(self.layout.position) if self.layout.position else None
+        position = columns.get(self.layout.position) if self.layout.position else None
         taken = {name: column.take(pa.array(order)) for name, column in columns.items()}
         return LoggedRows(
             columns=taken,
@@ -143,7 +173,7 @@ class RowCollector:
             weight=weight[order],
             propensity=np.full(order.size, np.nan) if propensity is None else propensity[order],
             item=self._items(taken, order.size),
-            place=None if place is None else column_text(place.take(pa.array(order))),
+            position=None if position is None else column_text(position.take(pa.array(order))),
             request=_numbers(request[order]),
             unusable=int((good & ~kept).sum()),
             rejected=self._rejected + int((np.concatenate(self._good) & ~good).sum()),
@@ -156,7 +186,7 @@ class RowCollector:
         return parse_weights(columns[self.section.weight])
 
     def _propensities(self, columns: Mapping[str, Any]) -> Array | None:
-        """float64[rows], NaN for what is no chance in (0, 1]; None where the log has nothing there."""
+        """float64[rows], NaN where not in (0, 1]; None where the log has no propensities."""
         if self.layout.propensity is None:
             return None
         numbers, _ = number_column(plain(columns[self.layout.propensity]))
@@ -170,65 +200,18 @@ class RowCollector:
         return column_text(columns[self.section.item])
 
 
-def _whole(batches: Sequence[RowBatch]) -> dict[str, Any]:
-    """The batches end to end. A column that is text here and numbers there is text."""
-    names = dict.fromkeys(name for batch in batches for name in batch.columns)
-    return {name: _end_to_end([_column(batch, name) for batch in batches]) for name in names}
-
-
-def _column(batch: RowBatch, name: str) -> Any:
-    return plain(batch.columns[name]) if name in batch.columns else pa.nulls(batch.rows)
-
-
-def _end_to_end(parts: Sequence[Any]) -> Any:
-    tables = [pa.table({"": part}) for part in parts]
-    try:
-        return pa.concat_tables(tables, promote_options="permissive").column(0).combine_chunks()
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
-        return pa.concat_arrays([column_text(part) for part in parts])
-
-
-def _numbers(ids: Array) -> Array:
-    """Each row's request, numbered in the order in which requests come first: int64[rows]."""
-    _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
-    rank = np.empty(first.size, np.int64)
-    rank[np.argsort(first, kind="stable")] = np.arange(first.size)
-    return rank[inverse.reshape(-1)]
-
-
-def _last_of(keys: Array) -> Array:
-    """Which rows are the last of their key."""
-    last = np.zeros(keys.size, bool)
-    last[keys.size - 1 - np.unique(keys[::-1], return_index=True)[1]] = True
-    return last
-
-
-def _whole_lists(kept: Array, request: Array) -> Array:
-    """Those rows of which every row of the request is kept."""
-    broken = np.zeros(int(request.max()) + 1, bool)
-    broken[request[~kept]] = True
-    return np.asarray(kept & ~broken[request])
-
-
-# --- Which columns of a log hold the chance with which a row was shown, and where it was shown ---
-
-
-PROPENSITIES = ("propensity_score", "propensity", "pscore", PROPENSITY)
-POSITIONS = ("position", POSITION)
-
-
 @dataclass(frozen=True)
 class Layout:
-    """The columns' names; None where the log has none."""
+    """The names of the columns with propensity and position; None where the log has none."""
 
     propensity: str | None = None
     position: str | None = None
 
     @classmethod
     def of(cls, columns: Sequence[str], propensity: str | None, position: str | None) -> Layout:
-        """Those that were named, else the first usual name that the log has.
+        """The named columns, by default the first of the usual names that the log has.
 
-        Raises SpecError for a named column that is not there.
+        Raises SpecError for a named column that is not in the log.
         """
         for flag, name in (("--propensity", propensity), ("--position", position)):
             if name is not None and name not in columns:
@@ -240,39 +223,8 @@ class Layout:
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """Those there are."""
+        """The columns that the log has."""
         return tuple(name for name in (self.propensity, self.position) if name is not None)
-
-
-# --- Reads the rows that estimates rest on, once for all policies: the columns that any of their models wants
-# ---
-#
-# A row that one model's fields cannot take is left out for all, so that all are judged on the same rows.
-
-
-@dataclass(frozen=True)
-class LogOfRows:
-    """Labelled rows, as `ftrie train` reads them. decision: what a row is, see `logged`."""
-
-    log: Log
-    propensity: str | None
-    position: str | None
-    decision: str
-
-    def read(
-        self, spec: ModelSpec, models: Sequence[ModelSpec], on_rows: Callable[[int], None] = lambda rows: None
-    ) -> tuple[LoggedRows, Layout, list[ModelSpec]]:
-        """The rows with the columns of all models; the models' specs, resolved. `spec` names the label and the item.
-
-        Raises SpecError where a column is missing, InputError where the log cannot be read or has no row.
-        """
-        with open_log(self.log, spec, *models) as opened:
-            own, *resolved = opened.specs
-            layout = Layout.of(opened.columns, self.propensity, self.position)
-            collector = RowCollector(own.input, layout)
-            batches = opened.batches([*own.input.named_columns, *layout.wanted])
-            collect(collector, batches, resolved, on_rows)
-        return collector.rows(self.decision), layout, resolved
 
 
 def collect(
@@ -281,7 +233,7 @@ def collect(
     resolved: Sequence[ModelSpec],
     on_rows: Callable[[int], None] = lambda rows: None,
 ) -> None:
-    """Hand batches to a collector, without the rows that are no example to one of the models."""
+    """Add batches to a collector, without the rows that are invalid for one of the models."""
     makers = [ExampleMaker(spec) for spec in resolved]
     rows = 0
     for batch in batches:
@@ -291,10 +243,50 @@ def collect(
 
 
 def bad_rows(batch: RowBatch, makers: Sequence[ExampleMaker]) -> list[int]:
-    """The places of rows that one of the makers cannot make an example of."""
+    """The indexes of rows that are invalid for one of the makers."""
     good = np.ones(batch.rows, bool)
     for maker in makers:
         mine = np.zeros(batch.rows, bool)
         mine[maker.make(batch).rows] = True
         good &= mine
     return [int(row) for row in np.flatnonzero(~good)]
+
+
+def _columns(batches: Sequence[RowBatch]) -> dict[str, Any]:
+    """The batches concatenated. A column with text in one batch and numbers in another is text."""
+    names = dict.fromkeys(name for batch in batches for name in batch.columns)
+    return {name: _concatenated([_column(batch, name) for batch in batches]) for name in names}
+
+
+def _column(batch: RowBatch, name: str) -> Any:
+    return plain(batch.columns[name]) if name in batch.columns else pa.nulls(batch.rows)
+
+
+def _concatenated(parts: Sequence[Any]) -> Any:
+    tables = [pa.table({"": part}) for part in parts]
+    try:
+        return pa.concat_tables(tables, promote_options="permissive").column(0).combine_chunks()
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.concat_arrays([column_text(part) for part in parts])
+
+
+def _numbers(ids: Array) -> Array:
+    """Each row's request, numbered in the order of their first rows: int64[rows]."""
+    _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    rank = np.empty(first.size, np.int64)
+    rank[np.argsort(first, kind="stable")] = np.arange(first.size)
+    return rank[inverse.reshape(-1)]
+
+
+def _last_of(keys: Array) -> Array:
+    """Whether each row is the last one with its key."""
+    last = np.zeros(keys.size, bool)
+    last[keys.size - 1 - np.unique(keys[::-1], return_index=True)[1]] = True
+    return last
+
+
+def _whole_lists(kept: Array, request: Array) -> Array:
+    """The kept rows of requests of which every row is kept."""
+    broken = np.zeros(int(request.max()) + 1, bool)
+    broken[request[~kept]] = True
+    return np.asarray(kept & ~broken[request])

@@ -1,7 +1,8 @@
-"""How a policy turns the values of candidates into a choice: the best, a softmax, the best with a part at random.
+"""Policies: how they are named, how they choose items by scores, and what they would have earned on a log.
 
-A choice is told by its probabilities: float64[decisions, candidates], how likely each candidate is to be among the
-`size` items shown. Candidates of equal value share alike, so that the order of a file decides nothing.
+A choice is given by its probabilities: float64[decisions, candidates], how likely each candidate is among the `size`
+items shown. Candidates with equal scores have equal probabilities, so the order of a file has no effect. Each row of
+the log counts with the weight w = (probability that the policy shows the row's item) / (its logged propensity).
 """
 
 from __future__ import annotations
@@ -29,12 +30,42 @@ from trainer.off_policy.estimators import (
     residuals,
     sums_by_request,
     support_of,
+    support_warnings,
 )
 from trainer.off_policy.logged import Decisions, LoggedRows
-from trainer.off_policy.scores import Candidates, Values
-from trainer.off_policy.warnings import doubts
+from trainer.off_policy.scores import Candidates, CandidateScores
 
 Array = npt.NDArray[Any]
+LOGGED, UNIFORM, LEARNING = "logged", "uniform", "learning"
+PAIRS_AT_ONCE = 1 << 17
+
+
+@dataclass(frozen=True)
+class PolicyName:
+    """`logged`, `uniform`, `learning` or a model as `read_named` takes it; variant: None for all."""
+
+    name: str
+    variant: str | None
+
+    @property
+    def is_model(self) -> bool:
+        """True if it names a published model."""
+        return self.name not in (LOGGED, UNIFORM, LEARNING)
+
+    @classmethod
+    def parse(cls, text: str) -> PolicyName:
+        """NAME, NAME:VERSION or FILE.arrow, optionally with @VARIANT; or `learning`, `uniform`, `logged`.
+
+        Raises InputError.
+        """
+        name, at, variant = text.rpartition("@") if "@" in text else (text, "", "")
+        if not name or (at and not variant):
+            raise InputError(
+                f"--policy {text}: expected MODEL, MODEL:VERSION or FILE.arrow, optionally with @VARIANT"
+            )
+        if at and name in (LOGGED, UNIFORM):
+            raise InputError(f"--policy {text}: {name} has no variants")
+        return cls(name, variant or None)
 
 
 class Choice(Protocol):
@@ -42,37 +73,37 @@ class Choice(Protocol):
 
     @property
     def name(self) -> str:
-        """As it was asked for."""
+        """The choice as written on the command line."""
 
-    def probabilities(self, values: Array, size: Array) -> Array:
-        """values: float64[decisions, candidates], higher is better; size: int64[decisions], how many are shown."""
+    def probabilities(self, scores: Array, size: Array) -> Array:
+        """scores: float64[decisions, candidates], higher is better; size: int64[decisions], how many are shown."""
 
 
 @dataclass(frozen=True)
 class Greedy:
-    """Those of the highest values."""
+    """The candidates with the highest scores."""
 
     name: str = "greedy"
 
-    def probabilities(self, values: Array, size: Array) -> Array:
-        """1 for those above the last one shown; those equal to it share the places that are left."""
-        chances = np.empty_like(values)
-        for shown in np.unique(size):
-            rows = np.flatnonzero(size == shown)
-            mine = values[rows]
-            if shown >= mine.shape[1]:
+    def probabilities(self, scores: Array, size: Array) -> Array:
+        """1 for those above the last one shown; those equal to it share the remaining positions."""
+        chances = np.empty_like(scores)
+        for items in np.unique(size):
+            rows = np.flatnonzero(size == items)
+            mine = scores[rows]
+            if items >= mine.shape[1]:
                 chances[rows] = 1.0
                 continue
-            last = -np.partition(-mine, shown - 1, axis=1)[:, shown - 1 : shown]
+            last = -np.partition(-mine, items - 1, axis=1)[:, items - 1 : items]
             above, equal = mine > last, mine == last
-            left = shown - above.sum(axis=1, keepdims=True)
+            left = items - above.sum(axis=1, keepdims=True)
             chances[rows] = above + equal * (left / equal.sum(axis=1, keepdims=True))
         return chances
 
 
 @dataclass(frozen=True)
 class EpsilonGreedy:
-    """With the chance epsilon, all items shown are drawn at random; else those of the highest values."""
+    """With probability epsilon all items are drawn uniformly; else those with the highest scores."""
 
     epsilon: float
 
@@ -81,16 +112,16 @@ class EpsilonGreedy:
         """epsilon:E."""
         return f"epsilon:{self.epsilon:g}"
 
-    def probabilities(self, values: Array, size: Array) -> Array:
-        """(1 - epsilon) of greedy's, and epsilon of the same for all."""
-        return (1.0 - self.epsilon) * Greedy().probabilities(values, size) + self.epsilon * at_random(
-            values.shape[1], size
+    def probabilities(self, scores: Array, size: Array) -> Array:
+        """(1 - epsilon) times greedy's, plus epsilon times the uniform ones."""
+        return (1.0 - self.epsilon) * Greedy().probabilities(scores, size) + self.epsilon * at_random(
+            scores.shape[1], size
         )
 
 
 @dataclass(frozen=True)
 class Softmax:
-    """One item, item a with a chance proportional to exp(value of a / temperature)."""
+    """One item; item a with a probability proportional to exp(score of a / temperature)."""
 
     temperature: float
 
@@ -99,18 +130,18 @@ class Softmax:
         """softmax:T."""
         return f"softmax:{self.temperature:g}"
 
-    def probabilities(self, values: Array, size: Array) -> Array:
-        """Raises InputError for lists: their chances have no closed form."""
+    def probabilities(self, scores: Array, size: Array) -> Array:
+        """Raises InputError for lists: their probabilities have no closed form."""
         if size.size and int(size.max()) > 1:
             raise InputError(
                 "softmax chooses one item, and the log's decisions show several: use greedy or epsilon:E"
             )
-        raised = np.exp((values - values.max(axis=1, keepdims=True)) / self.temperature)
+        raised = np.exp((scores - scores.max(axis=1, keepdims=True)) / self.temperature)
         return np.asarray(raised / raised.sum(axis=1, keepdims=True))
 
 
 def at_random(candidates: int, size: Array) -> Array:
-    """The chance of every candidate where all are alike: float64[decisions, 1]."""
+    """The probability of every candidate under the uniform policy: float64[decisions, 1]."""
     return np.minimum(size / candidates, 1.0)[:, None]
 
 
@@ -132,20 +163,9 @@ def parse_choice(text: str) -> Choice:
     )
 
 
-# --- What policies would have earned on a log: their chances of showing what was shown, weighed into
-# estimates ---
-#
-# Each row counts with w = (chance that the policy shows the row's item) / (chance that the log did). Nothing
-# is learned here but by a policy that learns.
-
-
-LOGGED, UNIFORM = "logged", "uniform"
-PAIRS_AT_ONCE = 1 << 17
-
-
 @dataclass(frozen=True)
-class Weighed:
-    """A policy's weight for every row, float64[rows]; unlogged: its chance of items that the log never shows."""
+class PolicyWeights:
+    """A policy's weight for every row, float64[rows]; unlogged: its share of items that the log never shows."""
 
     name: str
     weight: Array
@@ -156,8 +176,8 @@ class Weighed:
 class PolicyValue:
     """A policy's estimates.
 
-    difference: of its SNIPS to the log's own click rate, with a paired interval. positions: by place, its rows, IPS and
-    SNIPS; empty where the log has none or lists are shown. warnings: why not to trust them.
+    difference: its SNIPS minus the log's own click rate, with a paired interval. positions: estimates by position;
+    empty where the log has no positions, or decisions are lists. warnings: reasons not to trust the estimates.
     """
 
     name: str
@@ -170,20 +190,20 @@ class PolicyValue:
 
 
 @dataclass(frozen=True)
-class Judging:
-    """limit: weights are clipped at it, None: at the root of the rows; bootstrap: draws, 0 for none."""
+class EstimatorOptions:
+    """limit: the clip limit of weights, None for the square root of the rows; bootstrap: draws, 0 for none."""
 
     limit: float | None = None
     bootstrap: int = 1000
     seed: int = 1
 
 
-def uniform(rows: LoggedRows, decisions: Decisions, candidates: Candidates) -> Weighed:
-    """The policy to which all candidates are alike."""
+def uniform(rows: LoggedRows, decisions: Decisions, candidates: Candidates) -> PolicyWeights:
+    """The weights of the policy that draws candidates uniformly."""
     chance = at_random(len(candidates), decisions.size)[decisions.of_row, 0]
-    return Weighed(
+    return PolicyWeights(
         UNIFORM,
-        np.where(candidates.place >= 0, chance, 0.0) / rows.propensity,
+        np.where(candidates.index >= 0, chance, 0.0) / rows.propensity,
         float(1.0 - candidates.logged.mean()),
     )
 
@@ -192,26 +212,26 @@ def weigh(
     rows: LoggedRows,
     decisions: Decisions,
     candidates: Candidates,
-    values: Values,
+    scores: CandidateScores,
     choices: Sequence[Choice],
     on_progress: Callable[[int], None] = lambda pairs_so_far: None,
-) -> list[Weighed]:
-    """The weights of every policy that makes one of the choices by one of the values."""
-    shape = (len(values.names), len(choices))
+) -> list[PolicyWeights]:
+    """The weights of every policy that makes one of the choices by the scores of one of the variants."""
+    shape = (len(scores.names), len(choices))
     chance, unlogged = np.zeros((*shape, len(rows))), np.zeros(shape)
-    for chosen, mine in _stretches(rows, decisions, len(candidates)):
-        worth = values.of(rows, decisions, chosen, candidates)
-        of_row, place = decisions.of_row[mine] - chosen[0], candidates.place[mine]
+    for chosen, mine in _chunks(rows, decisions, len(candidates)):
+        computed = scores.of(rows, decisions, chosen, candidates)
+        of_row, index = decisions.of_row[mine] - chosen[0], candidates.index[mine]
         for name in range(shape[0]):
             for number, choice in enumerate(choices):
-                chances = choice.probabilities(worth[:, :, name], decisions.size[chosen])
-                chance[name, number, mine] = np.where(place >= 0, chances[of_row, place], 0.0)
+                chances = choice.probabilities(computed[:, :, name], decisions.size[chosen])
+                chance[name, number, mine] = np.where(index >= 0, chances[of_row, index], 0.0)
                 unlogged[name, number] += chances[:, ~candidates.logged].sum()
         on_progress(int(chosen[-1] + 1) * len(candidates))
     shown = float(decisions.size.sum())
     return [
-        Weighed(
-            f"{values.names[name]} {choice.name}",
+        PolicyWeights(
+            f"{scores.names[name]} {choice.name}",
             chance[name, number] / rows.propensity,
             unlogged[name, number] / shown,
         )
@@ -220,32 +240,32 @@ def weigh(
     ]
 
 
-def judge(
+def estimate(
     rows: LoggedRows,
-    policies: Sequence[Weighed],
-    judging: Judging,
+    policies: Sequence[PolicyWeights],
+    options: EstimatorOptions,
     *,
     by_position: bool,
     on_progress: Callable[[int], None] = lambda draws: None,
 ) -> list[PolicyValue]:
     """The estimates of all policies, from the same rows and the same draws."""
-    limit = judging.limit or float(np.sqrt(len(rows)))
+    limit = options.limit or float(np.sqrt(len(rows)))
     sums = [_sums(rows, policy.weight, limit) for policy in policies]
     drawn = (
-        resampled(np.hstack(sums), judging.bootstrap, judging.seed, on_progress)
-        if judging.bootstrap
+        resampled(np.hstack(sums), options.bootstrap, options.seed, on_progress)
+        if options.bootstrap
         else None
     )
     return [
-        _value(rows, policy, mine, limit, None if drawn is None else part, by_position)
+        _estimates(rows, policy, mine, limit, None if drawn is None else part, by_position)
         for policy, mine, part in zip(
             policies, sums, np.split(drawn, len(policies), axis=1) if drawn is not None else sums, strict=True
         )
     ]
 
 
-def _value(
-    rows: LoggedRows, policy: Weighed, sums: Array, limit: float, drawn: Array | None, by_position: bool
+def _estimates(
+    rows: LoggedRows, policy: PolicyWeights, sums: Array, limit: float, drawn: Array | None, by_position: bool
 ) -> PolicyValue:
     estimates = {
         name: _with_bootstrap(ratio(sums[:, top], sums[:, below]), drawn, top, below)
@@ -258,8 +278,8 @@ def _value(
         difference=_difference(sums),
         support=support,
         unlogged=policy.unlogged,
-        positions=_by_position(rows, policy, limit) if by_position and rows.place is not None else {},
-        warnings=doubts(policy.name, support, policy.unlogged, limit),
+        positions=_by_position(rows, policy, limit) if by_position and rows.position is not None else {},
+        warnings=support_warnings(support, policy.unlogged, limit),
     )
 
 
@@ -275,34 +295,34 @@ def _with_bootstrap(estimate: Estimate, drawn: Array | None, top: int, below: in
 
 
 def _difference(sums: Array) -> Estimate:
-    """SNIPS less the log's own click rate; both move with the same requests."""
+    """SNIPS minus the log's own click rate, paired by request."""
     top, below = RATIOS["snips"]
     policy, logged = ratio(sums[:, top], sums[:, below]), ratio(sums[:, REWARD], sums[:, SHOWN])
     if policy.value is None or logged.value is None:
         return Estimate(None)
     value = policy.value - logged.value
-    moves = residuals(sums[:, top], sums[:, below]) - residuals(sums[:, REWARD], sums[:, SHOWN])
-    error = error_of(moves)
+    effects = residuals(sums[:, top], sums[:, below]) - residuals(sums[:, REWARD], sums[:, SHOWN])
+    error = error_of(effects)
     return Estimate(value) if error is None else Estimate(value, error, value - Z * error, value + Z * error)
 
 
-def _by_position(rows: LoggedRows, policy: Weighed, limit: float) -> dict[str, dict[str, Estimate]]:
+def _by_position(rows: LoggedRows, policy: PolicyWeights, limit: float) -> dict[str, dict[str, Estimate]]:
     found = {}
-    places = pc.unique(rows.place).to_pylist() if rows.place is not None else []
-    for place in sorted(places, key=lambda text: (len(text), text)):  # 2 before 10
-        here = np.asarray(pc.equal(rows.place, place))
+    positions = pc.unique(rows.position).to_pylist() if rows.position is not None else []
+    for position in sorted(positions, key=lambda text: (len(text), text)):  # 2 before 10
+        here = np.asarray(pc.equal(rows.position, position))
         request = np.unique(rows.request[here], return_inverse=True)[1].reshape(-1)
         sums = sums_by_request(
             request, int(request.max()) + 1, policy.weight[here], rows.label[here], rows.weight[here], limit
         )
-        found[place.decode("utf-8", "replace")] = {
+        found[position.decode("utf-8", "replace")] = {
             name: ratio(sums[:, top], sums[:, below]) for name, (top, below) in RATIOS.items()
         }
     return found
 
 
-def _stretches(rows: LoggedRows, decisions: Decisions, candidates: int) -> Iterator[tuple[Array, slice]]:
-    """Decisions to look at together, whole requests each time, and the rows that are theirs."""
+def _chunks(rows: LoggedRows, decisions: Decisions, candidates: int) -> Iterator[tuple[Array, slice]]:
+    """Chunks of decisions, whole requests each, with their rows."""
     per = max(1, PAIRS_AT_ONCE // max(1, candidates))
     of_request = np.flatnonzero(np.diff(rows.request[decisions.first], prepend=-1))
     borders = [*of_request.tolist(), len(decisions.first)]
@@ -315,37 +335,3 @@ def _stretches(rows: LoggedRows, decisions: Decisions, candidates: int) -> Itera
         first, last = np.searchsorted(decisions.of_row, [begin, end])
         yield chosen, slice(int(first), int(last))
         begin = end
-
-
-# --- Policies as they are named on the command line ---
-
-
-LEARNING = "learning"
-
-
-@dataclass(frozen=True)
-class PolicyName:
-    """`logged`, `uniform`, `learning` or a model as `read_named` takes it; variant: None for all of them."""
-
-    name: str
-    variant: str | None
-
-    @property
-    def is_model(self) -> bool:
-        """True if a published model has to be read."""
-        return self.name not in (LOGGED, UNIFORM, LEARNING)
-
-    @classmethod
-    def parse(cls, text: str) -> PolicyName:
-        """NAME, NAME:VERSION or FILE.arrow with @VARIANT or without; `learning`, `uniform`, `logged`.
-
-        Raises InputError.
-        """
-        name, at, variant = text.rpartition("@") if "@" in text else (text, "", "")
-        if not name or (at and not variant):
-            raise InputError(
-                f"--policy {text}: expected MODEL, MODEL:VERSION or FILE.arrow, then maybe @VARIANT"
-            )
-        if at and name in (LOGGED, UNIFORM):
-            raise InputError(f"--policy {text}: {name} has no variants")
-        return cls(name, variant or None)

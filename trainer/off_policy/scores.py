@@ -1,7 +1,7 @@
-"""The items that a policy may choose from, with their features, and rows × candidates as batches to be hashed.
+"""The candidates of the decisions, and their scores by a published model or by a model that learns along the log.
 
-The candidates of every decision are the same: all items of the log, or all of a file. What was eligible at the time is
-not in a log, so this is an assumption; a mean weight far from 1 tells where it is wrong.
+All decisions have the same candidates: the items of the log, or of a file. A log does not say which items were
+eligible, so this is an assumption; a mean weight far from 1 shows where it is wrong.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ from trainer.learn.table_kernels import find_keys
 from trainer.off_policy.logged import Decisions, LoggedRows
 
 Array = npt.NDArray[Any]
+_NO_BYTES = np.empty(0, np.uint8)
+_NO_OFFSETS = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The same for every decision.
+    """The candidates of every decision.
 
-    ids: text, each once; columns: what goes with the item, over the ids; place: int64[rows], the candidate that a row
-    shows, -1 where it is none; logged: bool[candidates], whether the log shows it at all; varying: columns of items
+    ids: text, distinct; columns: the items' columns, over the ids; index: int64[rows], the candidate that a row shows,
+    -1 for an item that is not a candidate; logged: bool[candidates], whether the log ever shows it; varying: columns
     that differ between rows of one item.
     """
 
     ids: Any
     columns: Mapping[str, Any]
-    place: Array
+    index: Array
     logged: Array
     varying: tuple[str, ...] = ()
 
@@ -50,40 +52,40 @@ class Candidates:
 
     @classmethod
     def of(cls, rows: LoggedRows, item: str, of_items: frozenset[str], table: SideTable | None) -> Candidates:
-        """The items of the table, or else of the log. of_items: columns that belong to the item.
+        """The items of the table, or without one those of the log. of_items: the columns of items.
 
-        A column that only the log has is as in the item's first row; `varying` names those that differ elsewhere.
+        A column that only the log has is taken from the item's first row; `varying` lists those that differ elsewhere.
         """
         ids = table.ids if table is not None else pc.unique(rows.item)
         first = pc.index_in(ids, value_set=rows.item)
-        place = np.asarray(pc.index_in(rows.item, value_set=ids).fill_null(-1), np.int64)
+        index = np.asarray(pc.index_in(rows.item, value_set=ids).fill_null(-1), np.int64)
         columns = {name: rows.columns[name].take(first) for name in of_items & rows.columns.keys()}
-        varying = tuple(sorted(name for name in columns if _varies(rows.columns[name], place, columns[name])))
+        varying = tuple(sorted(name for name in columns if _varies(rows.columns[name], index, columns[name])))
         if table is not None:
             columns |= table.columns
         logged = np.zeros(len(ids), bool)
-        logged[place[place >= 0]] = True
-        return cls(ids, {**columns, item: ids}, place, logged, varying)
+        logged[index[index >= 0]] = True
+        return cls(ids, {**columns, item: ids}, index, logged, varying)
 
 
 def columns_of_items(*specs: ModelSpec) -> frozenset[str]:
-    """The log columns of the fields of the side item. Raises SpecError for a spec without any."""
+    """The log columns of fields with side = "item". Raises SpecError for a spec without any."""
     found: set[str] = set()
     for spec in specs:
         columns = {field.column or name for name, field in spec.fields.items() if field.side == "item"}
         if not columns:
             raise SpecError(
-                f'the model {spec.model.name!r} has no field with side = "item": every candidate would score the '
-                "same; give the item's fields their side in the spec"
+                f'the model {spec.model.name!r} has no field with side = "item", so all candidates would have the '
+                "same score; set side for the item's fields in the spec"
             )
         found |= columns
     return frozenset(found)
 
 
 def expanded(maker: ExampleMaker, rows: LoggedRows, chosen: Array, candidates: Candidates) -> Examples:
-    """Every chosen row with every candidate in the place of its item, hashed: row by row, candidates in order.
+    """Every chosen row with its item replaced by every candidate, hashed: row by row, candidates in order.
 
-    Raises InputError where a candidate's features do not fit the model's fields.
+    Raises InputError where a candidate's values are not valid for the model's fields.
     """
     size = len(candidates)
     spread = pa.array(np.tile(np.arange(size), len(chosen)))
@@ -100,58 +102,54 @@ def expanded(maker: ExampleMaker, rows: LoggedRows, chosen: Array, candidates: C
     return examples
 
 
-def _varies(column: Any, place: Array, of_items: Any) -> bool:
-    """True if some row's value is not its item's."""
-    known = np.flatnonzero(place >= 0)
+def _varies(column: Any, index: Array, of_items: Any) -> bool:
+    """True if some row's value differs from its item's."""
+    known = np.flatnonzero(index >= 0)
     own = column.take(pa.array(known))
     if pa.types.is_nested(own.type) or pa.types.is_null(own.type):
         return False
-    theirs = of_items.take(pa.array(place[known]))
+    theirs = of_items.take(pa.array(index[known]))
     differs = pc.not_equal(own, theirs).fill_null(False)
     return bool(
         pc.any(differs).as_py() or not pc.equal(own.is_null(), theirs.is_null()).to_numpy(False).all()
     )
 
 
-# --- What candidates are worth to a published model: its click rates as log-odds, for every decision and
-# variant ---
-
-
-class Values(Protocol):
-    """Values candidates for one policy after another.
-
-    names: of the policies, one a variant. of: int64[k], decisions, in ascending order and whole requests; the answer
-    is float64[k, candidates, names]. Called once for every decision, in order.
-    """
+class CandidateScores(Protocol):
+    """Scores candidates for one or more policies. names: of the policies, one per variant."""
 
     names: tuple[str, ...]
 
     def of(self, rows: LoggedRows, decisions: Decisions, chosen: Array, candidates: Candidates) -> Array:
-        """Raises InputError where a candidate does not fit."""
+        """Scores of the candidates in the chosen decisions: float64[k, candidates, names].
+
+        chosen: int64[k], ascending, whole requests; each decision is passed once, in order. Raises InputError where a
+        candidate's values are not valid for the model's fields.
+        """
 
 
-class PublishedValues:
-    """A published model's. Without calibration they are its scores; else log-odds of the calibrated click rates."""
+class PublishedScores:
+    """By a published model: its scores; with calibration, the log-odds of the calibrated click rates."""
 
     def __init__(
         self, artefact: Artefact, resolved: ModelSpec, name: str, variant: str | None = None
     ) -> None:
-        """resolved: the model's spec, by the log's columns. One variant, or all of them. Raises SpecError."""
+        """resolved: the model's spec against the log's columns; variant: None for all. Raises SpecError."""
         self._scorer = Scorer(artefact)
         self._maker = ExampleMaker(resolved)
         self._columns = columns_of(self._scorer.variants, variant, name)
         self.names = tuple(f"{name}@{self._scorer.variants[column]}" for column in self._columns)
 
     def of(self, rows: LoggedRows, decisions: Decisions, chosen: Array, candidates: Candidates) -> Array:
-        """See Values."""
+        """See CandidateScores."""
         examples = expanded(self._maker, rows, decisions.first[chosen], candidates)
         scores = self._scorer.score(self._maker, examples)
-        values = scores.score if self._scorer.artefact.calibration is None else log_odds(scores.ctr)
-        return values[:, self._columns].reshape(len(chosen), len(candidates), len(self._columns))
+        chosen_scores = scores.score if self._scorer.artefact.calibration is None else log_odds(scores.ctr)
+        return chosen_scores[:, self._columns].reshape(len(chosen), len(candidates), len(self._columns))
 
 
 def columns_of(variants: tuple[str, ...], wanted: str | None, name: str) -> list[int]:
-    """The columns of one variant, or of all. Raises SpecError."""
+    """The column of one variant, or all columns. Raises SpecError."""
     if wanted is None:
         return list(range(len(variants)))
     if wanted not in variants:
@@ -159,23 +157,15 @@ def columns_of(variants: tuple[str, ...], wanted: str | None, name: str) -> list
     return [variants.index(wanted)]
 
 
-# --- What candidates are worth to a model that is still learning: as it stands before each request is learned
-# from ---
-#
-# The model learns from every request of the log, as the daemon would have, but knows each one's outcome at
-# once. So the policy changes from request to request; it depends on earlier requests alone, which keeps
-# importance weights unbiased.
+class LearningScores:
+    """By a model that learns every request of the log after scoring it: float64 scores before calibration.
 
-
-_NO_BYTES = np.empty(0, np.uint8)
-_NO_OFFSETS = np.zeros(1, np.int64)
-
-
-class LearningValues:
-    """Scores, in float64 and before calibration, by the weights that the learner has at that moment."""
+    Unlike the daemon it knows each request's outcome at once. The policy changes from request to request, but depends
+    on earlier requests alone, which keeps importance weights unbiased.
+    """
 
     def __init__(self, resolved: ModelSpec, name: str = "learning", variant: str | None = None) -> None:
-        """resolved: the spec, by the log's columns; its subsampling is left out. Raises SpecError."""
+        """resolved: the spec against the log's columns; its subsampling is ignored. Raises SpecError."""
         learner = resolved.learner.model_copy(update={"subsample": None})
         self._maker = ExampleMaker(resolved.model_copy(update={"learner": learner}))
         self.model = LearningModel(self._maker)
@@ -184,25 +174,25 @@ class LearningValues:
         self.names = tuple(f"{name}@{variants[column]}" for column in self._columns)
 
     def of(self, rows: LoggedRows, decisions: Decisions, chosen: Array, candidates: Candidates) -> Array:
-        """See Values. Learns from the requests of the chosen decisions."""
+        """See CandidateScores. Learns the requests of the chosen decisions."""
         pairs = expanded(self._maker, rows, decisions.first[chosen], candidates)
         first, last = np.searchsorted(decisions.of_row, [chosen[0], chosen[-1] + 1])
         shown = self._maker.make(rows.batch(np.arange(first, last)))
         request = rows.request[first:last]
         borders = np.flatnonzero(np.diff(request, prepend=-1, append=request[-1] + 1))
         starts = np.searchsorted(chosen, decisions.of_row[first + borders[:-1]])
-        values = np.empty((len(chosen), len(candidates), len(self._columns)))
+        scores = np.empty((len(chosen), len(candidates), len(self._columns)))
         for begin, end, start, stop in zip(
             borders[:-1], borders[1:], starts, [*starts[1:], len(chosen)], strict=True
         ):
             size = len(candidates)
-            values[start:stop] = self._values(pairs, start * size, stop * size).reshape(
+            scores[start:stop] = self._scores(pairs, start * size, stop * size).reshape(
                 stop - start, size, -1
             )
             self.model.learn(_part(shown, *np.searchsorted(shown.rows, [begin, end])))
-        return values
+        return scores
 
-    def _values(self, pairs: Examples, begin: int, end: int) -> Array:
+    def _scores(self, pairs: Examples, begin: int, end: int) -> Array:
         """The scores of pairs begin to end: float64[pairs, names]."""
         hashed = pairs.hashed
         first, last = int(hashed.starts[begin]), int(hashed.starts[end])
@@ -217,14 +207,14 @@ class LearningValues:
         pair = np.repeat(np.arange(end - begin), np.diff(hashed.starts[begin : end + 1]))[known]
         uses = self._maker.rules.masks[features]
         out = np.empty((end - begin, len(self._columns)))
-        for place, bit in enumerate(self._columns):
+        for column, bit in enumerate(self._columns):
             mine = weights[:, bit if coordinates.own > 1 else 0] * (uses >> np.uint32(bit) & np.uint32(1))
-            out[:, place] = np.bincount(pair, mine, end - begin)
+            out[:, column] = np.bincount(pair, mine, end - begin)
         return out
 
 
 def _part(examples: Examples, begin: int, end: int) -> Examples:
-    """Examples begin to end. Starts keep their offsets into the hashes of all."""
+    """Examples begin to end; `starts` keeps its offsets into the whole batch's hashes."""
     hashed = examples.hashed
     weights = hashed.weights[begin:end] if hashed.weights.size else hashed.weights
     rows = HashedRows(

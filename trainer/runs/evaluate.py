@@ -27,6 +27,7 @@ from trainer.examples.open_log import Log, open_log
 from trainer.examples.requests import MOST_ROWS, Runs
 from trainer.learn.metrics.metrics import ProgressiveMetrics
 from trainer.learn.metrics.records import VariantMetrics
+from trainer.learn.predictions_kernels import Predictions
 from trainer.learn.scorer import Scorer, Scores, log_odds, scoring_spec
 from trainer.learn.scorer_kernels import add_rows, judge
 from trainer.logs.batch import RowBatch
@@ -224,11 +225,15 @@ class _Totals:
         self._requests = RequestMetrics(orders, k) if maker.spec.input.request is not None else None
 
     def add(self, examples: ScoredExamples) -> None:
-        scores = examples.scores
-        # The metrics take log-odds. Without calibration these are the scores themselves.
-        self.metrics.update(scores.score if self._raw is None else log_odds(scores.ctr), examples)
-        if self._raw is not None:
-            self._raw.update(scores.score, examples)
+        scores, rows, requests = examples.scores, examples.hashed, examples.requests
+        variants = len(self._scorer.variants)
+        raw = Predictions.of(scores.score, scores.predicted, rows, requests, variants)
+        if self._raw is None:
+            self.metrics.update(raw, examples)
+        else:
+            calibrated = Predictions.of_scores(log_odds(scores.ctr), rows, requests, variants)
+            self.metrics.update(calibrated, examples)
+            self._raw.update(raw, examples)
         add_rows(scores.uncertainty, self._uncertainty)
         if self._requests is not None:
             self._requests.update(

@@ -17,7 +17,8 @@ from model_store.model_files import read_named
 from model_store.spec.spec import ModelSpec, spec_from_json
 from trainer.checkpoint import Checkpoint
 from trainer.examples.open_log import Log, RunStart
-from trainer.learn.model import NO_FEATURE, LearningModel, features_of_keys
+from trainer.learn.model import LearningModel
+from trainer.learn.warm_start import NO_FEATURE, features_of_keys
 from trainer.output import Output
 
 ACTIVE = "active"

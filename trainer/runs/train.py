@@ -23,7 +23,7 @@ from trainer.checkpoint.description import Description, Written
 from trainer.examples.hashing import Examples
 from trainer.examples.open_log import Log, OpenLog, RunStart, open_log
 from trainer.learn.calibration import CalibrationReport
-from trainer.learn.metrics.metrics import Watching
+from trainer.learn.metrics.metrics import MetricsOptions
 from trainer.learn.metrics.records import SliceMetrics, VariantMetrics
 from trainer.learn.model import LearningModel, Memory
 from trainer.logs.batch import Position, ReadFile
@@ -117,7 +117,7 @@ def train(
     *,
     rejects: RejectLog,
     threads: int | None = None,
-    watching: Watching | None = None,
+    metrics: MetricsOptions | None = None,
     checkpoints: Checkpoints | None = None,
     initial: Artefact | None = None,
     publisher: BatchPublisher | None = None,
@@ -126,7 +126,7 @@ def train(
 ) -> Run:
     """Learn every variant of `spec` in one pass over the log, in order.
 
-    rejects: receives bad rows; threads: hashing threads, None for all cores but one; watching: which metrics are
+    rejects: receives bad rows; threads: hashing threads, None for all cores but one; metrics: which metrics are
     computed and where they are written; checkpoints: saves the state, and has that of the run to resume; initial: the
     published model to start from if none is resumed; publisher: publishes while the run learns, but not at its end;
     force: publish however many rows are rejected.
@@ -140,7 +140,7 @@ def train(
     checkpoint = checkpoints.take() if checkpoints is not None else None
     resumed = resumed_start(spec, checkpoint, log, output) if checkpoint else None
     with open_log(log, spec, start=resumed) as opened:
-        model = LearningModel(opened.maker, watching, keep_seen=publisher is not None)
+        model = LearningModel(opened.maker, metrics, keep_seen=publisher is not None)
         first = start_model(model, output, checkpoint=checkpoint, initial=initial)
         del checkpoint  # its arrays are in the model now
         if publisher is not None:

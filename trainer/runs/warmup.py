@@ -23,7 +23,7 @@ from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log
 from trainer.join.join import Join
 from trainer.join.rows import Segments
-from trainer.learn.metrics.metrics import Watching
+from trainer.learn.metrics.metrics import MetricsOptions
 from trainer.learn.model import LearningModel
 from trainer.logs.reader import FORMATS, expand, format_by_name
 from trainer.logs.rejects import RejectLog
@@ -55,10 +55,10 @@ def compile_kernels(
     """
     if not kernels_are_ready(spec, formats, slices=slices, publishes=publishes):
         _announce(output, "some ten seconds")
-    watching = Watching(window=1, slices=("f",) if slices else ())
-    _learn(_small(spec), _TEXT, watching, publishes)
+    metrics = MetricsOptions(window=1, slices=("f",) if slices else ())
+    _learn(_small(spec), _TEXT, metrics, publishes)
     for format in sorted({*formats} & _LOGS.keys() - {_TEXT}):
-        _learn(_small(spec, has_fields=format not in _NAMES_FIELDS), format, Watching(), publishes)
+        _learn(_small(spec, has_fields=format not in _NAMES_FIELDS), format, MetricsOptions(), publishes)
     for part in _parts(spec, formats, slices, publishes):
         mark_kernels_cached(part)
 
@@ -115,12 +115,12 @@ class _Discarding:
         chain.change()
 
 
-def _learn(small: ModelSpec, format: str, watching: Watching, publishes: bool) -> None:
+def _learn(small: ModelSpec, format: str, metrics: MetricsOptions, publishes: bool) -> None:
     with TemporaryDirectory(prefix="ftrie-") as folder, RejectLog() as rejects:
         log = Path(folder) / "log"
         _LOGS[format](log)
         publisher = _Discarding() if publishes else None
-        run = train(small, Log([str(log)], format), rejects=rejects, watching=watching, publisher=publisher)
+        run = train(small, Log([str(log)], format), rejects=rejects, metrics=metrics, publisher=publisher)
         run.model.table.grow()
         run.model.artefact()
 

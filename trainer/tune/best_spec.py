@@ -1,6 +1,6 @@
-"""Writing the best candidate: the user's own TOML, with the parameters in `[learner]` exchanged, all else left alone.
+"""Writes the best candidate: the user's own TOML with the parameters in `[learner]` replaced, and nothing else changed.
 
-The text is edited line by line, so comments and order stay; what comes out is parsed and compared before it is used.
+The text is edited line by line, so comments and order stay; the result is parsed and compared before it is used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def with_best(text: str, spec: ModelSpec, candidate: Candidate) -> str:
     except SpecError:
         pass
     raise SpecError(
-        "the spec's [learner] is written in a way that cannot be edited line by line; set in it: "
+        "the spec's [learner] cannot be edited line by line; set there: "
         + ", ".join(f"{name} = {_toml(value)}" for name, value in candidate.items())
     )
 
@@ -44,8 +44,8 @@ def _edited(text: str, spec: ModelSpec, candidate: Candidate) -> str:
 
 
 def _section(lines: list[str], spec: ModelSpec, candidate: Candidate) -> list[str]:
-    """The lines of `[learner]`: a value in its place where the key is there, else below the header."""
-    kept, there = [], set()
+    """The lines of `[learner]`: values replaced where the key is present, else inserted below the header."""
+    kept, present = [], set()
     belongs = learner_with(spec.learner, candidate)
     own: dict[str, Value] = {"alpha": spec.learner.alpha, "beta": spec.learner.beta}
     rewritten: dict[str, Value] = {**own, **candidate} if _OTHER_FORM & {*map(_key, lines)} else {**candidate}
@@ -53,10 +53,10 @@ def _section(lines: list[str], spec: ModelSpec, candidate: Candidate) -> list[st
         name = _key(line)
         if name in rewritten:
             kept.append(f"{name} = {_toml(rewritten[name])}{_comment(line)}")
-            there.add(name)
+            present.add(name)
         elif name is None or name in belongs:
             kept.append(line)
-    return [f"{name} = {_toml(value)}" for name, value in rewritten.items() if name not in there] + kept
+    return [f"{name} = {_toml(value)}" for name, value in rewritten.items() if name not in present] + kept
 
 
 def _key(line: str) -> str | None:
@@ -65,7 +65,7 @@ def _key(line: str) -> str | None:
 
 
 def _comment(line: str) -> str:
-    """What follows a value that holds no `#` itself: numbers and the words that can be tuned do not."""
+    """The comment after a value. Values that can be tuned contain no `#`."""
     _, mark, comment = line.partition("#")
     return f"  #{comment}" if mark else ""
 

@@ -1,7 +1,7 @@
-"""Which parameters are tried, and how candidates become models: as variants of one where the structure allows it.
+"""The candidates of a search, and the models that learn them: several as variants of one model where possible.
 
 A variant with values of its own (`values = "per_variant"`) learns as if it were alone, and may have its own alpha,
-beta, l1 and l2: 32 candidates then share the reading, the hashing and the table's keys. Nothing here reads a log.
+beta, l1 and l2: so 32 candidates share the reading, the hashing and the table's keys.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ TUNABLE = ("algorithm", "rate", "precision", *OF_A_VARIANT, "k", "theta", "ttl")
 
 @dataclass(frozen=True)
 class Group:
-    """Candidates, by their place in the list of all, that one model learns, and the model's spec.
+    """The candidates, by their index in the list of all, that one model learns, and the model's spec.
 
-    variants: the model's variants that stand for the candidates, in their order.
+    variants: the indexes of the model's variants that are these candidates, in the same order.
     """
 
     spec: ModelSpec
@@ -37,9 +37,9 @@ class Group:
 
 
 def candidates_of(spec: ModelSpec, tries: Sequence[str]) -> list[Candidate]:
-    """Every combination of `tries`, each `NAME=VALUE,VALUE…`; without any, twelve around the spec's own values.
+    """Every combination of `tries`, each `NAME=VALUE,VALUE…`; by default, twelve around the spec's own values.
 
-    Raises SpecError where a name is no parameter that can be tuned, or a combination is no sound learner.
+    Raises SpecError for a name that cannot be tuned, or a combination that is not a valid learner.
     """
     grid = dict(_parsed(each) for each in tries) or _around(spec.learner)
     found = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
@@ -49,14 +49,14 @@ def candidates_of(spec: ModelSpec, tries: Sequence[str]) -> list[Candidate]:
 
 
 def with_parameters(spec: ModelSpec, candidate: Candidate) -> ModelSpec:
-    """The spec with a candidate's parameters in its `[learner]`; raises SpecError where they do not fit together."""
+    """The spec with a candidate's parameters in its `[learner]`; raises SpecError for an invalid combination."""
     return _rebuilt(spec, {"learner": learner_with(spec.learner, candidate)})
 
 
 def learner_with(section: LearnerSection, candidate: Candidate) -> dict[str, object]:
-    """The keys of `[learner]` that are set, with a candidate's.
+    """The keys that `[learner]` sets, updated with a candidate's.
 
-    Another algorithm begins with its defaults: l1 means one thing to FTRL's sums and another to RDA's means.
+    A different algorithm starts from its defaults: l1 applies to sums in FTRL, and to means in RDA.
     """
     given = section.model_dump(mode="json", exclude_unset=True)
     if candidate.get("algorithm", section.algorithm) != section.algorithm:
@@ -65,16 +65,16 @@ def learner_with(section: LearnerSection, candidate: Candidate) -> dict[str, obj
 
 
 def groups_of(
-    spec: ModelSpec, candidates: Sequence[Candidate], places: Sequence[int], variant: str
+    spec: ModelSpec, candidates: Sequence[Candidate], indexes: Sequence[int], variant: str
 ) -> list[Group]:
-    """The models that learn the candidates at `places`, judged by the spec's `variant`."""
+    """The models that learn the candidates with these indexes, each as the spec's `variant`."""
     if not learns_alone(spec):
-        judged = list(spec.variants).index(variant)
-        return [Group(with_parameters(spec, candidates[place]), (place,), (judged,)) for place in places]
+        column = list(spec.variants).index(variant)
+        return [Group(with_parameters(spec, candidates[index]), (index,), (column,)) for index in indexes]
     alike: dict[tuple[tuple[str, Value], ...], list[int]] = {}
-    for place in places:
-        common = tuple((n, v) for n, v in candidates[place].items() if n not in OF_A_VARIANT)
-        alike.setdefault(common, []).append(place)
+    for index in indexes:
+        common = tuple((n, v) for n, v in candidates[index].items() if n not in OF_A_VARIANT)
+        alike.setdefault(common, []).append(index)
     return [
         _as_variants(spec, candidates, part, variant)
         for together in alike.values()
@@ -88,23 +88,23 @@ def learns_alone(spec: ModelSpec) -> bool:
 
 
 def _as_variants(
-    spec: ModelSpec, candidates: Sequence[Candidate], places: Sequence[int], variant: str
+    spec: ModelSpec, candidates: Sequence[Candidate], indexes: Sequence[int], variant: str
 ) -> Group:
-    first = candidates[places[0]]
+    first = candidates[indexes[0]]
     common = {name: value for name, value in first.items() if name not in OF_A_VARIANT}
     without = spec.variants[variant].without
     variants = {
-        f"candidate-{place}": {
-            "share": 1.0 / len(places),
+        f"candidate-{index}": {
+            "share": 1.0 / len(indexes),
             "without": without,
-            **{name: value for name, value in candidates[place].items() if name in OF_A_VARIANT},
+            **{name: value for name, value in candidates[index].items() if name in OF_A_VARIANT},
         }
-        for place in places
+        for index in indexes
     }
     learner = learner_with(spec.learner, common) | {"values": "per_variant"}
-    calibration = {"kind": "none"}  # judged are the learners
+    calibration = {"kind": "none"}  # the search compares learners, not curves
     rebuilt = _rebuilt(spec, {"learner": learner, "variants": variants, "calibration": calibration})
-    return Group(rebuilt, tuple(places), tuple(range(len(places))))
+    return Group(rebuilt, tuple(indexes), tuple(range(len(indexes))))
 
 
 def _rebuilt(spec: ModelSpec, sections: Mapping[str, object]) -> ModelSpec:
@@ -127,17 +127,17 @@ def _value(text: str, given: str) -> Value:
     except ValueError:
         return text
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise SpecError(f"--try {given}: {text} is neither a number nor a word")
+        raise SpecError(f"--try {given}: {text} is neither a number nor a string")
     return value
 
 
 def _around(section: LearnerSection) -> dict[str, list[Value]]:
-    """Twelve candidates: the step size from a quarter to twice, and how soon it decays."""
+    """Twelve candidates: the step size from a quarter to twice the spec's, and how soon it decays."""
     if section.rate in ("global", "constant"):
         return {"alpha": [section.alpha * 2.0**power for power in range(-7, 5)]}
     betas = [section.beta * factor for factor in (0.1, 0.3, 1.0)] if section.beta else [0.1, 0.3, 1.0]
     return {"alpha": [section.alpha * factor for factor in (0.25, 0.5, 1.0, 2.0)], "beta": list(betas)}
 
 
-def _parts(places: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    return (places[start : start + size] for start in range(0, len(places), size))
+def _parts(indexes: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    return (indexes[start : start + size] for start in range(0, len(indexes), size))

@@ -1,8 +1,8 @@
-"""Tuning: every candidate learns the log, or, by successive halving, fewer and fewer of them more and more of it.
+"""The search: every candidate learns the whole log, or, by successive halving, fewer candidates learn more of it.
 
 Successive halving: Jamieson & Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization"
-(AISTATS 2016), with rows as the resource. A rung begins anew from the log's first row, three times as far as the one
-before it, with the best third of that one's candidates; the last rung is the whole log.
+(AISTATS 2016), with rows as the resource. Each rung starts again at the log's first row and reads three times as many
+rows as the one before it, with the best third of that one's candidates; the last rung is the whole log.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from trainer.tune.candidates import Candidate, Group, groups_of
 from trainer.tune.passes import Outcome, Pass, Repeated, count_rows, learn_together
 
 KEPT = 3
-MODELS_A_PASS = 8
+MODELS_PER_PASS = 8
 
 
 @dataclass(frozen=True)
-class Judge:
-    """How candidates are compared: on which part of the log's end (1: all of it), by which metric, as which variant.
+class Comparison:
+    """How candidates are compared: over the `last` part of the log (1: all of it), by a metric, as a variant.
 
     first_rung: rows of the first rung of successive halving; None: every candidate learns the whole log.
     """
@@ -38,7 +38,7 @@ class Judge:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A candidate in the ranking, and the rows it had learned when it was judged last."""
+    """A candidate in the ranking, and the rows of the last rung it took part in."""
 
     parameters: Candidate
     outcome: Outcome
@@ -46,7 +46,7 @@ class Ranked:
     judged_rows: int
 
     def as_dict(self) -> dict[str, object]:
-        """The entry's JSON form."""
+        """The JSON form."""
         metrics = self.outcome.metrics
         return {
             "parameters": dict(self.parameters),
@@ -60,7 +60,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What tuning found, best candidate first; those that fell in an earlier rung come after those of a later one."""
+    """The result: the best candidate first; candidates dropped in an earlier rung rank after those of a later one."""
 
     ranking: tuple[Ranked, ...]
     rejected: int
@@ -69,79 +69,82 @@ class Tuning:
     seconds: float
 
 
-def tune(spec: ModelSpec, candidates: Sequence[Candidate], log: Repeated, judge: Judge) -> Tuning:
-    """Learn the candidates and rank them. Raises SpecError for a variant that is absent or has its own parameters."""
-    variant = judged_variant(spec, judge.variant)
-    _check_readable_again(log, spec, candidates, judge, variant)
+def tune(spec: ModelSpec, candidates: Sequence[Candidate], log: Repeated, comparison: Comparison) -> Tuning:
+    """Learn the candidates and rank them. Raises SpecError for an unknown variant or one with its own parameters."""
+    variant = compared_variant(spec, comparison.variant)
+    _check_rereadable(log, spec, candidates, comparison, variant)
     began, passes = time.perf_counter(), 0
-    total = count_rows(log, spec) if judge.last < 1.0 else None
-    places, fallen = list(range(len(candidates))), list[Ranked]()
-    rows = judge.first_rung
+    total = count_rows(log, spec) if comparison.last < 1.0 else None
+    indexes, dropped = list(range(len(candidates))), list[Ranked]()
+    rows = comparison.first_rung
     while True:
-        last_rung = rows is None or len(places) == 1 or (total is not None and rows >= total)
+        last_rung = rows is None or len(indexes) == 1 or (total is not None and rows >= total)
         stop = None if last_rung else rows
         learned = _learn(
-            log, groups_of(spec, candidates, places, variant), stop, _judge_from(judge, stop or total)
+            log,
+            groups_of(spec, candidates, indexes, variant),
+            stop,
+            _compared_from(comparison, stop or total),
         )
         passes += learned[1]
-        ranked = _ranked(candidates, learned[0], judge.by)
-        if stop is None or learned[0].rows < stop:  # the log ended in this rung, so that it was the last
-            ranking = tuple(ranked + fallen)
+        ranked = _ranked(candidates, learned[0], comparison.by)
+        if stop is None or learned[0].rows < stop:  # the log ended in this rung
+            ranking = tuple(ranked + dropped)
             rejected, read = learned[0].rejected, learned[0].rejected + learned[0].rows
             share = rejected / read if read else 0.0
             return Tuning(ranking, rejected, share, passes, time.perf_counter() - began)
-        kept = math.ceil(len(places) / KEPT)
-        fallen = ranked[kept:] + fallen
-        places = [candidates.index(each.parameters) for each in ranked[:kept]]
+        kept = math.ceil(len(indexes) / KEPT)
+        dropped = ranked[kept:] + dropped
+        indexes = [candidates.index(each.parameters) for each in ranked[:kept]]
         rows = stop * KEPT
 
 
-def judged_variant(spec: ModelSpec, name: str | None) -> str:
-    """The variant of this name, or the first, if the learner's parameters can be looked for with it."""
+def compared_variant(spec: ModelSpec, name: str | None) -> str:
+    """The variant of this name, by default the first; it must use the parameters of `[learner]`."""
     variant = name if name is not None else next(iter(spec.variants))
     if variant not in spec.variants:
         raise SpecError(f"no variant {variant!r}; variants: {', '.join(spec.variants)}")
     if own := spec.variants[variant].own_parameters:
         raise SpecError(
-            f"variants.{variant}: {', '.join(own)} of its own; `tune` looks for those of [learner]: take them out"
+            f"variants.{variant} sets {', '.join(own)}; `tune` searches the parameters of [learner]: remove them"
         )
     return variant
 
 
-def _check_readable_again(
-    log: Repeated, spec: ModelSpec, candidates: Sequence[Candidate], judge: Judge, variant: str
+def _check_rereadable(
+    log: Repeated, spec: ModelSpec, candidates: Sequence[Candidate], comparison: Comparison, variant: str
 ) -> None:
-    once = judge.last == 1.0 and judge.first_rung is None
-    once = once and len(groups_of(spec, candidates, range(len(candidates)), variant)) <= MODELS_A_PASS
+    once = comparison.last == 1.0 and comparison.first_rung is None
+    once = once and len(groups_of(spec, candidates, range(len(candidates)), variant)) <= MODELS_PER_PASS
     if STDIN in expand(log.log.inputs) and not once:
         raise InputError(
-            "- (standard input) can be read only once, and this needs several passes: give files"
+            "- (standard input) can be read only once, and this search needs several passes: use files"
         )
 
 
-def _judge_from(judge: Judge, rows: int | None) -> int:
-    """The first judged row, counted from 0, of a part of the log of so many rows."""
-    return 0 if rows is None or judge.last == 1.0 else rows - max(1, math.floor(rows * judge.last))
+def _compared_from(comparison: Comparison, rows: int | None) -> int:
+    """The first row, from 0, by which candidates are compared, if `rows` rows are learned."""
+    return 0 if rows is None or comparison.last == 1.0 else rows - max(1, math.floor(rows * comparison.last))
 
 
-def _learn(log: Repeated, groups: Sequence[Group], rows: int | None, judge_from: int) -> tuple[Pass, int]:
-    """Learn all groups, some models a pass; all outcomes together, and how many passes it took."""
-    parts = [groups[at : at + MODELS_A_PASS] for at in range(0, len(groups), MODELS_A_PASS)]
-    passes = [learn_together(log, part, rows=rows, judge_from=judge_from) for part in parts]
-    outcomes = {place: outcome for each in passes for place, outcome in each.outcomes.items()}
+def _learn(log: Repeated, groups: Sequence[Group], rows: int | None, compare_from: int) -> tuple[Pass, int]:
+    """Learn all groups, MODELS_PER_PASS models per pass; return all outcomes, and the number of passes."""
+    parts = [groups[at : at + MODELS_PER_PASS] for at in range(0, len(groups), MODELS_PER_PASS)]
+    passes = [learn_together(log, part, rows=rows, compare_from=compare_from) for part in parts]
+    outcomes = {index: outcome for each in passes for index, outcome in each.outcomes.items()}
     return replace(passes[0], outcomes=outcomes), len(passes)
 
 
 def _ranked(candidates: Sequence[Candidate], learned: Pass, by: str) -> list[Ranked]:
-    """Best first; among equals the sparser, then the earlier."""
+    """Best first; ties by sparsity, then by the order of the candidates."""
 
-    def order(place: int) -> tuple[float, int, int]:
-        outcome = learned.outcomes[place]
+    def order(index: int) -> tuple[float, int, int]:
+        outcome = learned.outcomes[index]
         value = getattr(outcome.metrics, by)
         worst_last = math.inf if value is None else (value if by == "logloss" else -value)
-        return worst_last, outcome.nonzero, place
+        return worst_last, outcome.nonzero, index
 
     return [
-        Ranked(candidates[place], learned.outcomes[place], learned.rows, learned.judged_rows)
-        for place in sorted(learned.outcomes, key=order)
+        Ranked(candidates[index], learned.outcomes[index], learned.rows, learned.judged_rows)
+        for index in sorted(learned.outcomes, key=order)
     ]

@@ -1,4 +1,4 @@
-"""One reading of a log for many models: each batch is read and hashed once, and learned by every model in turn.
+"""One pass over a log for many models: each batch is read and hashed once, and learned by every model in turn.
 
 Candidates differ in the learner alone, so the hashed rows are the same for all of them.
 """
@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.open_log import Log, OpenLog, open_log
-from trainer.learn.metrics.metrics import ProgressiveMetrics, Watching
+from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
 from trainer.learn.metrics.records import VariantMetrics
 from trainer.learn.model import LearningModel
+from trainer.learn.predictions_kernels import Predictions
 from trainer.logs.rejects import RejectLog
 from trainer.tune.candidates import Group
 
@@ -40,7 +40,7 @@ class Repeated:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a candidate did: its metrics over the judged rows, and its weights that are not zero."""
+    """A candidate's metrics over the compared rows, and its number of non-zero weights."""
 
     metrics: VariantMetrics
     nonzero: int
@@ -48,7 +48,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Pass:
-    """What a pass has learned: rows, rows that judge, rejected rows, and each candidate's outcome by its place."""
+    """The result of a pass: rows learned, compared and rejected, and each candidate's outcome by its index."""
 
     rows: int
     judged_rows: int
@@ -57,7 +57,7 @@ class Pass:
 
 
 def count_rows(log: Repeated, spec: ModelSpec) -> int:
-    """How many rows of the log would be learned from."""
+    """The number of rows of the log that would be learned."""
     rows = 0
     with log.examples(spec) as (opened, stream):
         for examples in stream:
@@ -67,15 +67,15 @@ def count_rows(log: Repeated, spec: ModelSpec) -> int:
 
 
 def learn_together(
-    log: Repeated, groups: Sequence[Group], *, rows: int | None = None, judge_from: int = 0
+    log: Repeated, groups: Sequence[Group], *, rows: int | None = None, compare_from: int = 0
 ) -> Pass:
-    """Learn the first `rows` rows (None: all) by the model of every group; judge by those from `judge_from` on."""
+    """Learn the first `rows` rows (None: all) with the model of every group; compare by rows from `compare_from` on."""
     models: list[LearningModel] = []
     learned = 0
     rejects = RejectLog()
     with log.examples(groups[0].spec) as (opened, stream):
         for examples in stream:
-            models = models or [_model(group, opened.spec, judge_from) for group in groups]
+            models = models or [_model(group, opened.spec, compare_from) for group in groups]
             rejects.add_all(examples.rejects)
             size = int(examples.hashed.labels.size)
             if rows is not None and learned + size > rows:
@@ -89,14 +89,14 @@ def learn_together(
     outcomes = (
         [_outcomes(model, group) for model, group in zip(models, groups, strict=True)] if models else []
     )
-    found = {place: outcome for each in outcomes for place, outcome in each.items()}
-    return Pass(learned, max(learned - judge_from, 0), rejects.count, found)
+    found = {index: outcome for each in outcomes for index, outcome in each.items()}
+    return Pass(learned, max(learned - compare_from, 0), rejects.count, found)
 
 
-def _model(group: Group, resolved: ModelSpec, judge_from: int) -> LearningModel:
+def _model(group: Group, resolved: ModelSpec, compare_from: int) -> LearningModel:
     """A model of the group's spec, with the fields resolved against the log."""
     spec = group.spec.model_copy(update={"fields": resolved.fields})
-    return LearningModel(ExampleMaker(spec), Judging(begin=judge_from))
+    return LearningModel(ExampleMaker(spec), LateMetricsOptions(begin=compare_from))
 
 
 def _outcomes(model: LearningModel, group: Group) -> dict[int, Outcome]:
@@ -104,45 +104,42 @@ def _outcomes(model: LearningModel, group: Group) -> dict[int, Outcome]:
     keys = model.table.keys()
     weights, masks = model.coordinates.weights(keys), model.coordinates.masks_of(keys)
     found = {}
-    for place, variant in zip(group.candidates, group.variants, strict=True):
+    for index, variant in zip(group.candidates, group.variants, strict=True):
         used = (masks >> np.uint32(variant) & np.uint32(1)) != 0
         own = weights[:, variant if weights.shape[1] > 1 else 0]
-        found[place] = Outcome(metrics[variant], int(np.count_nonzero(own[used])))
+        found[index] = Outcome(metrics[variant], int(np.count_nonzero(own[used])))
     return found
 
 
-# --- Metrics of a part of the log: from some row on. The rows before it are learned from, and judge nothing
-# ---
-
-
 @dataclass(frozen=True)
-class Judging(Watching):
-    """What `Watching` is to a run: here the rows before `begin` (counted from 0) are passed over."""
+class LateMetricsOptions(MetricsOptions):
+    """Options for metrics that skip the rows before `begin`, counted from 0."""
 
     begin: int = 0
 
     def metrics(self, spec: ModelSpec, plan: FeaturePlan) -> ProgressiveMetrics:
         """Metrics of the rows from `begin` on."""
-        return JudgedPart(plan.variants, self.begin)
+        return LateMetrics(plan.variants, self.begin)
 
 
-class JudgedPart(ProgressiveMetrics):
-    """Progressive metrics that begin late."""
+class LateMetrics(ProgressiveMetrics):
+    """Progressive metrics without the first `begin` rows, which are learned all the same."""
 
     def __init__(self, variants: tuple[str, ...], begin: int) -> None:
         super().__init__(variants)
         self._to_skip = begin
 
-    def update(self, scores: npt.NDArray[np.float64], examples: Examples) -> None:
-        """Add what of a batch lies behind the beginning."""
-        skipped = min(self._to_skip, scores.shape[0])
+    def update(self, predictions: Predictions, examples: Examples) -> None:
+        """Add the rows of a batch after the skipped ones."""
+        rows = int(predictions.labels.size)
+        skipped = min(self._to_skip, rows)
         self._to_skip -= skipped
-        if skipped < scores.shape[0]:
-            super().update(scores[skipped:], _outcomes_judged(examples, slice(skipped, None)))
+        if skipped < rows:
+            super().update(predictions.after(skipped), _with_outcomes(examples, slice(skipped, None)))
 
 
 def first_rows(examples: Examples, rows: int) -> Examples:
-    """The first `rows` examples of a batch, to learn from and to judge by."""
+    """The first `rows` examples of a batch."""
     hashed = examples.hashed
     end = int(hashed.starts[rows])
     kept = hashed._replace(
@@ -151,11 +148,11 @@ def first_rows(examples: Examples, rows: int) -> Examples:
         features=hashed.features[:end],
         x=hashed.x[:end],
     )
-    return _outcomes_judged(replace(examples, hashed=kept, rows=examples.rows[:rows]), slice(rows))
+    return _with_outcomes(replace(examples, hashed=kept, rows=examples.rows[:rows]), slice(rows))
 
 
-def _outcomes_judged(examples: Examples, part: slice) -> Examples:
-    """The examples with the labels, weights, requests and times of a part of the rows; empty stays empty."""
+def _with_outcomes(examples: Examples, part: slice) -> Examples:
+    """The examples with the labels, weights, requests and times of a part of the rows; empty arrays stay empty."""
     hashed = examples.hashed._replace(
         labels=examples.hashed.labels[part], weights=examples.hashed.weights[part]
     )

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.artefact.calibration import Calibration, IsotonicCurve, PowerCurve, VariantCurves
+from trainer.examples.examples_kernels import HashedRows
 from trainer.learn import calibration as fitting
-from trainer.learn.calibration_kernels import BUCKETS, BUCKETS_PER_UNIT, RANGE, count
+from trainer.learn.predictions_kernels import BUCKETS, BUCKETS_PER_UNIT, RANGE, Predictions, count_by_score
 
 WEIGHTED = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5)), min_size=1, max_size=12)
 
@@ -20,9 +21,9 @@ WEIGHTED = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5)), min_size=1
 def counts_of(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     counts = np.zeros((1, 1, BUCKETS, 3))
     nothing = np.empty(0)
-    places = np.empty(0, np.int64)
-    given_weights = nothing if weights is None else weights
-    count(scores.reshape(-1, 1), labels, given_weights, places, 0, labels.size, counts)
+    rows = HashedRows(*[nothing] * 4, labels, nothing if weights is None else weights)
+    predictions = Predictions.of_scores(scores.reshape(-1, 1), rows, np.empty(0, np.uint64), 1)
+    count_by_score(predictions, np.empty(0, np.int64), 0, labels.size, counts)
     return counts[0, 0]
 
 

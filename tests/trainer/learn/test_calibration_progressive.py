@@ -9,7 +9,8 @@ from model_store.spec.spec import parse_spec
 from tests.trainer.click_logs import batch_of
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.learn import calibration as progressive
-from trainer.learn.calibration import Calibrator, fold_at_or_before, next_fold
+from trainer.learn.calibration import Calibrator, last_decay, next_decay
+from trainer.learn.predictions_kernels import Predictions
 
 SPEC = """
 [model]
@@ -59,21 +60,26 @@ class Log:
         return maker.make(batch_of(rows))
 
 
-def watched(
+def predictions_of(scores: np.ndarray, examples: Examples) -> Predictions:
+    return Predictions.of_scores(scores, examples.hashed, examples.requests, 2)
+
+
+def calibrated(
     log: Log, maker: ExampleMaker, size: int = 10**9, begin: int = 0, after: Calibrator | None = None
 ) -> Calibrator:
     calibrator = after or Calibrator.of(maker.spec)
     assert calibrator is not None
     for start in range(begin, len(log.labels), size):
         end = min(start + size, len(log.labels))
-        calibrator.update(log.scores[start:end], log.examples(maker, start, end))
+        examples = log.examples(maker, start, end)
+        calibrator.update(predictions_of(log.scores[start:end], examples), examples)
     return calibrator
 
 
 @pytest.mark.parametrize("kind", ["power", "isotonic"])
 def test_batches_change_no_bit(kind: str) -> None:
     log, maker = Log(20_000, weights=True), maker_of(kind, BY_DEVICE)
-    whole, cut = watched(log, maker), watched(log, maker, 777)
+    whole, cut = calibrated(log, maker), calibrated(log, maker, 777)
     assert whole.calibration().to_json() == cut.calibration().to_json()
     for name, array in whole.state().items():
         assert array.tobytes() == cut.state()[name].tobytes(), name
@@ -83,18 +89,19 @@ def test_batches_change_no_bit(kind: str) -> None:
 def test_a_calibrator_restored_goes_on_as_if_undisturbed() -> None:
     log, maker = Log(20_000, weights=True), maker_of("isotonic", BY_DEVICE)
     first = Calibrator.of(maker.spec)
-    first.update(log.scores[:11_111], log.examples(maker, 0, 11_111))
+    examples = log.examples(maker, 0, 11_111)
+    first.update(predictions_of(log.scores[:11_111], examples), examples)
     second = Calibrator.of(maker.spec)
     second.restore(first.state())
-    resumed = watched(log, maker, begin=11_111, after=second)
-    undisturbed = watched(log, maker)
+    resumed = calibrated(log, maker, begin=11_111, after=second)
+    undisturbed = calibrated(log, maker)
     assert resumed.calibration().to_json() == undisturbed.calibration().to_json()
     assert resumed.report() == undisturbed.report()
 
 
 def test_each_value_of_the_field_has_its_own_curve_and_a_row_without_one_the_whole() -> None:
     log = Log(60_000)
-    calibration = watched(log, maker_of("power", BY_DEVICE)).calibration()
+    calibration = calibrated(log, maker_of("power", BY_DEVICE)).calibration()
     grid = np.array([0.1, 0.2, 0.4])
     assert calibration.by == "device"
     assert calibration.variants["base"].values.keys() == {b"phone", b"tablet"}
@@ -104,14 +111,14 @@ def test_each_value_of_the_field_has_its_own_curve_and_a_row_without_one_the_who
 
 
 def test_without_a_field_there_is_one_curve_a_variant_and_with_kind_none_no_calibrator() -> None:
-    calibration = watched(Log(5_000), maker_of("isotonic")).calibration()
+    calibration = calibrated(Log(5_000), maker_of("isotonic")).calibration()
     assert calibration.by is None
     assert calibration.curve("base") != calibration.curve("plain")
     assert Calibrator.of(maker_of("none").spec) is None
 
 
 def test_a_short_log_gives_no_curve() -> None:
-    assert watched(Log(300), maker_of("power", BY_DEVICE)).calibration() is None
+    assert calibrated(Log(300), maker_of("power", BY_DEVICE)).calibration() is None
 
 
 def test_what_an_untrained_model_predicted_fades(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,18 +129,18 @@ def test_what_an_untrained_model_predicted_fades(monkeypatch: pytest.MonkeyPatch
     late = Log(64_000)
     late.devices[:] = b""
     grid = np.array([0.05, 0.2, 0.4])
-    faded = watched(log, maker_of("power")).calibration().curve("base").apply(grid)
-    undisturbed = watched(late, maker_of("power")).calibration().curve("base").apply(grid)
-    monkeypatch.setattr(progressive, "FIRST_FOLD", 1 << 30)
-    remembered = watched(log, maker_of("power")).calibration().curve("base").apply(grid)
+    faded = calibrated(log, maker_of("power")).calibration().curve("base").apply(grid)
+    undisturbed = calibrated(late, maker_of("power")).calibration().curve("base").apply(grid)
+    monkeypatch.setattr(progressive, "FIRST_DECAY", 1 << 30)
+    remembered = calibrated(log, maker_of("power")).calibration().curve("base").apply(grid)
     assert faded == pytest.approx(undisturbed, rel=0.05)
     assert remembered != pytest.approx(undisturbed, rel=0.2)
 
 
 def test_the_report_judges_each_curve_by_rows_that_came_after_it() -> None:
     log, maker = Log(40_000), maker_of("power", BY_DEVICE)
-    report = watched(log, maker).report()["base"]
-    first, last = progressive.FIRST_FOLD, fold_at_or_before(40_000)
+    report = calibrated(log, maker).report()["base"]
+    first, last = progressive.FIRST_DECAY, last_decay(40_000)
     assert report.rows == pytest.approx(last - first)
     assert report.values == 2
     assert report.logloss_corrected < report.logloss
@@ -149,17 +156,17 @@ def test_values_beyond_the_room_fall_to_the_whole(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(progressive, "MAX_CURVES", 4)
     log = Log(30_000)
     first = log.devices[log.devices != b""][0]
-    calibrator = watched(log, maker_of("power", BY_DEVICE))
+    calibrator = calibrated(log, maker_of("power", BY_DEVICE))
     assert calibrator.calibration().variants["base"].values.keys() == {bytes(first)}
     assert calibrator.nbytes == 2 * 2 * 2 * 512 * 3 * 8
 
 
-def test_folds_stand_at_doublings_and_later_at_even_distances() -> None:
+def test_decays_are_due_at_doublings_and_later_at_even_distances() -> None:
     folds, row = [], 0
     while len(folds) < 14:
-        row = next_fold(row)
+        row = next_decay(row)
         folds.append(row)
-        assert fold_at_or_before(row) == row
-        assert fold_at_or_before(row - 1) < row
+        assert last_decay(row) == row
+        assert last_decay(row - 1) < row
     assert folds[:4] == [4096, 8192, 16384, 32768]
     assert folds[-3:] == [2 * 2**22, 3 * 2**22, 4 * 2**22]

@@ -149,7 +149,7 @@ def test_a_few_wrong_dates_do_not_move_the_clock():
     times = np.full(SWEEP_ROWS, 5)
     times[: SWEEP_ROWS // 3] = np.iinfo(np.int64).max
     times[-5:] = NO_TIME
-    policy.pass_rows(times)
+    policy.add_times(times)
     assert policy.due(SWEEP_ROWS) is None
     assert policy.state()["clock"].tolist() == [5, 5]
 
@@ -157,7 +157,7 @@ def test_a_few_wrong_dates_do_not_move_the_clock():
 def test_marks_stay_few():
     policy = TimeToLive(64 * 1000)
     for number in range(1, 5000):
-        policy.pass_rows(np.full(SWEEP_ROWS, number * 10))
+        policy.add_times(np.full(SWEEP_ROWS, number * 10))
         policy.due(number * SWEEP_ROWS)
     assert len(policy.state()["marks"]) <= 64 + 16 + 1
 

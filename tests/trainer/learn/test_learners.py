@@ -189,7 +189,7 @@ def test_a_table_that_grows_in_between_changes_no_bit(algorithm, values):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("values", ["single", "per_variant"])
-def test_fobos_settles_keys_that_came_with_the_batch_in_which_its_marks_wear_out(values):
+def test_fobos_catches_up_keys_of_the_batch_in_which_its_lazy_state_is_rebased(values):
     section = {"algorithm": "fobos", "rate": "global", "alpha": 1000.0, "l1": 1e-5, "l2": 10.0}
     rows = [row | {"brand": b"b%d" % index} for index, row in enumerate(shop_rows(200, 8))]
     spec = spec_of(section, 3, values)

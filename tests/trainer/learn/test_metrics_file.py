@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from model_store.errors import OutputError
-from tests.trainer.learn.test_watching import NAMES, lines_of, windows_of
-from tests.trainer.learn.watching import made_up, watch
+from tests.trainer.learn.metrics_rows import add_rows, made_up
+from tests.trainer.learn.test_metrics import NAMES, lines_of, windows_of
 from trainer.learn.metrics.metrics import ProgressiveMetrics
 from trainer.learn.metrics.records import End, Header, MetricsFile
 
@@ -30,7 +30,7 @@ def test_every_line_is_on_disk_when_its_window_ends(tmp_path):
         metrics.begin(log.maker.spec)
         kinds = []
         for first in range(0, 100, 20):
-            watch(metrics, log, first, first + 20)
+            add_rows(metrics, log, first, first + 20)
             kinds.append([line["kind"] for line in lines_of(path)])
             assert path.stat().st_size == file.offset
     whole, long = ["window"], ["window", "detail"]
@@ -53,7 +53,7 @@ def test_the_last_lines_hold_the_open_window_and_the_end(tmp_path):
 def test_a_file_shorter_than_the_checkpoint_knows_is_refused(tmp_path):
     path = tmp_path / "m.jsonl"
     path.write_text("{}\n")
-    with pytest.raises(OutputError, match="has 3 bytes, the checkpoint knows 100: it is not the file"):
+    with pytest.raises(OutputError, match="has 3 bytes, fewer than the 100 in the checkpoint"):
         MetricsFile(path, resume_at=100)
     assert path.read_text() == "{}\n"
 

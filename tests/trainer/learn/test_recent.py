@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from tests.trainer.click_logs import SPEC as SHOP
 from tests.trainer.click_logs import batch_of, learn, model_of, shop_rows
 from trainer.examples.hashing import Examples
 from trainer.learn.metrics.recent import Recent
+from trainer.learn.predictions_kernels import Predictions
 
 SPEC = parse_spec(SHOP + "[guard]\n")
 ROWS = 30_000
@@ -35,7 +35,7 @@ def fed(examples: int, sizes: Any, weighted: bool = True) -> Recent:
     for size in sizes:
         end = min(ROWS, begin + size)
         hashed = template.hashed._replace(labels=labels[begin:end], weights=weights[begin:end])
-        recent.update(scores[begin:end], replace(template, hashed=hashed))
+        recent.update(Predictions.of_scores(scores[begin:end], hashed, template.requests, 2))
         begin = end
     assert begin == ROWS
     return recent

@@ -7,10 +7,10 @@ import pytest
 from model_store.errors import SpecError
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import parse_spec
-from tests.trainer.learn.test_watching import NAMES, assert_differences_are, assert_metrics_are
-from tests.trainer.learn.watching import made_up, watch_all
+from tests.trainer.learn.metrics_rows import add_log, made_up
+from tests.trainer.learn.test_metrics import NAMES, assert_differences_are, assert_metrics_are
 from trainer.learn.metrics.metrics import ProgressiveMetrics
-from trainer.learn.metrics.slices import Slice, SliceWatcher
+from trainer.learn.metrics.slices import Slice, SlicedMetrics
 
 PREFIXES = {
     "age": b"age=",
@@ -54,7 +54,7 @@ def values_of(log, name):
 def test_every_value_has_its_own_rows(name):
     log = made_up(400, seed=3)
     metrics = ProgressiveMetrics(NAMES, slices=[log.slice("brand"), log.slice(name)])
-    watch_all(metrics, log, 57)
+    add_log(metrics, log, 57)
     expected = values_of(log, name)
     found = metrics.slices()[name]
     assert {each.value: each.rows for each in found} == {value: len(rows) for value, rows in expected.items()}
@@ -68,35 +68,35 @@ def test_every_value_has_its_own_rows(name):
 
 def test_values_that_come_late_are_counted_together():
     log = made_up(300, seed=4)
-    watcher_metrics = ProgressiveMetrics(NAMES, slices=[log.slice("hour")])
-    watcher_metrics._slices = SliceWatcher([log.slice("hour"), log.slice("age")], NAMES, limit=3)
-    watch_all(watcher_metrics, log, 40)
+    metrics = ProgressiveMetrics(NAMES, slices=[log.slice("hour")])
+    metrics._slices = SlicedMetrics([log.slice("hour"), log.slice("age")], NAMES, limit=3)
+    add_log(metrics, log, 40)
     expected = values_of(log, "hour")
     first = list(expected)[:3]
-    *kept, other = watcher_metrics.slices()["hour"]
+    *kept, other = metrics.slices()["hour"]
     assert {each.value for each in kept} == set(first)
     assert other.value is None
     assert other.rows == sum(len(rows) for value, rows in expected.items() if value not in first)
-    assert len(watcher_metrics.slices()["age"]) == 4
+    assert len(metrics.slices()["age"]) == 4
 
 
 def test_a_slice_does_not_change_the_metrics_of_all_rows():
     log = made_up(200)
     plain, sliced = ProgressiveMetrics(NAMES), ProgressiveMetrics(NAMES, slices=[log.slice("tags")])
-    watch_all(plain, log, 50), watch_all(sliced, log, 50)
+    add_log(plain, log, 50), add_log(sliced, log, 50)
     assert plain.summary() == sliced.summary()
 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("agee", "'agee' is no field and no key prefix such as 'device\\*os='; fields: age, tags"),
-        ("", "is no field"),
-        ("agee*brand=", "is no field"),
+        ("agee", "'agee' is neither a field nor a key prefix such as 'device\\*os='; fields: age, tags"),
+        ("", "is neither a field"),
+        ("agee*brand=", "is neither a field"),
         ("size", "size is a real number and has one key for all its values"),
         ("age*brand=a*b*c", "has 3 values for 2 fields"),
-        ("age*brand*tags*price*hour=", "joins 5 fields; up to 4 are allowed"),
-        ("age*hashes=", "joins raw keys"),
+        ("age*brand*tags*price*hour=", "combines 5 fields; at most 4 are allowed"),
+        ("age*hashes=", "combines raw keys"),
     ],
 )
 def test_what_cannot_be_sliced_by_is_a_spec_error(name, reason):

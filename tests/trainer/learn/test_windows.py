@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from ftrie.report.series import MOST_POINTS, curves, logloss, read_runs
-from tests.trainer.learn.watching import made_up, watch_all
+from tests.trainer.learn.metrics_rows import add_log, made_up
 from trainer.learn.metrics.metrics import ProgressiveMetrics, Windows
 from trainer.learn.metrics.records import MetricsFile
 
@@ -49,7 +49,7 @@ def test_a_short_log_has_a_curve_without_a_flag(tmp_path):
     with MetricsFile(tmp_path / "m.jsonl") as file:
         metrics = ProgressiveMetrics(["base"], file=file)
         metrics.begin(log.maker.spec)
-        watch_all(metrics, log, 333)
+        add_log(metrics, log, 333)
         metrics.finish()
     (run,) = read_runs([tmp_path / "m.jsonl"])
     assert [line.rows for line in run.windows] == [1000, 2000, 3000, 4000, 5000, 5500]
@@ -60,12 +60,12 @@ def test_a_short_log_has_a_curve_without_a_flag(tmp_path):
 def test_a_file_begun_late_has_all_rows_before_it_in_its_first_window(tmp_path):
     log = made_up(2_500, variants=1)
     first = ProgressiveMetrics(["base"])
-    watch_all(first, log._replace(cells=log.cells[:1_200], rows=log.rows[:1_200]))
+    add_log(first, log._replace(cells=log.cells[:1_200], rows=log.rows[:1_200]))
     with MetricsFile(tmp_path / "m.jsonl") as file:
         second = ProgressiveMetrics(["base"], file=file)
         second.restore(first.state())
         second.begin(log.maker.spec)
-        watch_all(second, log._replace(cells=log.cells[1_200:], rows=log.rows[1_200:]))
+        add_log(second, log._replace(cells=log.cells[1_200:], rows=log.rows[1_200:]))
         second.finish()
     (run,) = read_runs([tmp_path / "m.jsonl"])
     assert [line.window.rows for line in run.windows] == [2000, 500]

@@ -16,9 +16,9 @@ from tests.trainer.off_policy.rows import CHANCES, ITEMS, SPEC, Row, rows_of, wr
 from trainer.examples.open_log import Log
 from trainer.examples.side_tables import SideTable
 from trainer.logs.rejects import RejectLog
-from trainer.off_policy.estimating import Estimates, Estimating
+from trainer.off_policy.estimating import Estimates, EstimationRun
 from trainer.off_policy.logged import DECISION_ROW, LogOfRows
-from trainer.off_policy.policies import Choice, EpsilonGreedy, Greedy, Judging, PolicyName, Softmax
+from trainer.off_policy.policies import Choice, EpsilonGreedy, EstimatorOptions, Greedy, PolicyName, Softmax
 from trainer.runs.train import train
 
 LOG = rows_of(300, seed=3, per_request=2)
@@ -46,8 +46,8 @@ def estimated(
     )
     names = [PolicyName.parse(each) for each in policies]
     models = {each.name: NamedModel(model, each.name) for each in names if each.is_model and model}
-    judging = Judging(bootstrap=0)
-    return Estimating(spec, names, models, choices, table, (), DECISION_ROW, judging).run(log.read)
+    options = EstimatorOptions(bootstrap=0)
+    return EstimationRun(spec, names, models, choices, table, (), DECISION_ROW, options).run(log.read)
 
 
 class Slow:

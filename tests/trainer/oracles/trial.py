@@ -15,23 +15,22 @@ from tests.trainer.click_logs import learn, model_of
 from tests.trainer.oracles import learner_of
 from tests.trainer.oracles.dense import Oracle, Parameters
 from trainer.learn.model import LearningModel
+from trainer.learn.predictions_kernels import Predictions
 
 Rows = Sequence[Mapping[str, bytes]]
 Weights = dict[bytes, tuple[float, ...]]
 
 
 class Recorder:
-    """Stands where the metrics stand, and keeps every row's scores."""
-
-    rows = 0  # of metrics, which the warnings of a model judge: none
+    """Replaces the metrics of a model, and keeps every row's scores."""
 
     def __init__(self, variants: int) -> None:
         self._variants = variants
         self._parts: list[npt.NDArray[np.float64]] = []
 
-    def update(self, scores: npt.NDArray[np.float64], *_: Any) -> None:
-        """Keep the scores: float64[rows, >= variants]."""
-        self._parts.append(scores[:, : self._variants].copy())
+    def update(self, predictions: Predictions, *_: Any) -> None:
+        """Keep the scores."""
+        self._parts.append(predictions.scores[:, : self._variants].copy())
 
     @property
     def scores(self) -> npt.NDArray[np.float64]:

@@ -10,7 +10,7 @@ import pytest
 from ftrie.cli import run
 from ftrie.report.series import read_runs
 from model_store.artefact.artefact import Artefact
-from tests.trainer.learn.test_watching import lines_of
+from tests.trainer.learn.test_metrics import lines_of
 
 SPEC = """
 [model]
@@ -95,20 +95,20 @@ def test_an_interrupted_and_resumed_run_leaves_the_same_file(log):
     assert train(log, "m.jsonl", *keep, "--resume") == whole
 
 
-def test_a_resumed_run_must_watch_the_same(log, capsys):
+def test_a_resumed_run_must_have_the_same_metrics_options(log, capsys):
     keep = ["--checkpoint", str(log / "state"), "--every", "500"]
     train(log, "m.jsonl", *keep)
     command = ["train", str(log / "shop.toml"), str(log / "log.csv"), "--window", "600", *keep, "--resume"]
     assert run(command) == 7
     assert (
-        "--window 700 --slice tags --slice brand*age=1*, and is to go on with --window 600"
+        "--window 700 --slice tags --slice brand*age=1* and is resumed with --window 600"
         in capsys.readouterr().err
     )
 
 
 def test_what_cannot_be_sliced_by_stops_before_anything_is_learned(log, capsys):
     assert run(["train", str(log / "shop.toml"), str(log / "log.csv"), "--slice", "agee"]) == 2
-    assert "--slice 'agee' is no field and no key prefix such as" in capsys.readouterr().err
+    assert "--slice 'agee' is neither a field nor a key prefix such as" in capsys.readouterr().err
 
 
 def test_what_is_watched_does_not_change_the_model(log):

@@ -18,7 +18,7 @@ from trainer.logs.rejects import RejectLog
 from trainer.runs.train import train
 from trainer.tune.best_spec import with_best
 from trainer.tune.candidates import candidates_of
-from trainer.tune.halving import Judge, tune
+from trainer.tune.halving import Comparison, tune
 from trainer.tune.passes import Repeated
 
 ONE_VARIANT = SPEC[: SPEC.index("[variants]")] + SPEC[SPEC.index("[learner]") :]
@@ -43,7 +43,7 @@ def trained(text, log):
 
 def tuned(text, log, tries=GRID, **judge):
     spec = parse_spec(text)
-    return tune(spec, candidates_of(spec, tries), Repeated(Log([log])), Judge(**judge))
+    return tune(spec, candidates_of(spec, tries), Repeated(Log([log])), Comparison(**judge))
 
 
 def by_parameters(found):
@@ -140,7 +140,7 @@ def test_values_that_fit_no_learner_are_refused(tries, message):
 def test_a_variant_with_its_own_parameters_cannot_be_tuned(log):
     text = '[model]\nname = "m"\n[input]\nlabel = "click"\n[variants]\na = { alpha = 1.0 }\n'
     text += '[learner]\nvalues = "per_variant"\n'
-    with pytest.raises(SpecError, match="alpha of its own"):
+    with pytest.raises(SpecError, match="variants.a sets alpha"):
         tuned(text, log)
     with pytest.raises(SpecError, match="no variant 'b'"):
         tuned(text, log, variant="b")
@@ -175,7 +175,7 @@ def test_a_spec_without_a_learner_gets_one():
 
 def test_a_spec_that_cannot_be_edited_says_what_to_write():
     text = 'learner.alpha = 0.2\nmodel.name = "m"\ninput.label = "click"\n'
-    with pytest.raises(SpecError, match=r"set in it: alpha = 0\.7"):
+    with pytest.raises(SpecError, match=r"set there: alpha = 0\.7"):
         with_best(text, parse_spec(text), {"alpha": 0.7})
 
 
@@ -210,4 +210,4 @@ def test_the_command_ranks_and_writes_the_best_spec(log, tmp_path, capsys):
 def test_standard_input_serves_one_pass_only():
     spec = parse_spec(ONE_VARIANT)
     with pytest.raises(InputError, match="only once"):
-        tune(spec, candidates_of(spec, GRID), Repeated(Log(["-"])), Judge(last=0.1))
+        tune(spec, candidates_of(spec, GRID), Repeated(Log(["-"])), Comparison(last=0.1))

@@ -1,1 +1,1 @@
-"""The learning algorithms, one a file."""
+"""The learning algorithms, one a file, and the loops that run them."""

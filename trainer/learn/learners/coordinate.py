@@ -1,12 +1,12 @@
-"""A coordinate as the loops see it, whatever its layout: its a, its l1, and the learner of its variant."""
+"""Reads and writes a coordinate as the loops need it, whatever its layout; and kernels over all keys of a table."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from model_store.jit import bare_inline, bare_kernel, implements, stub
-from trainer.learn.learners.learner import fresh_marks, pack, unpack, weight, with_own
-from trainer.learn.learners.rates import eta, grown, reading
+from trainer.learn.learners.operations import pack, reset_lazy, unpack, weight, with_own_parameters
+from trainer.learn.learners.rates import eta, n_after, r_of
 from trainer.learn.slots.layouts import (
     COMPACT,
     Full,
@@ -27,12 +27,12 @@ def l1_at(l1: Any, v: Any, feature: Any) -> Any:
 
 @stub
 def load(table: Any, slot: Any, v: Any, learner: Any, r: Any) -> Any:
-    """a of a coordinate."""
+    """a of a coordinate; r belongs to its n."""
 
 
 @stub
 def save(table: Any, slot: Any, v: Any, learner: Any, a: Any, n: Any, r: Any, t: Any) -> Any:
-    """Store a coordinate's a and n; r is the reading of n."""
+    """Store a coordinate's a and n; r belongs to this n."""
 
 
 @implements(load, Full, FullCounts, Own, OwnCounts)
@@ -56,30 +56,29 @@ def _save_packed(table: Any, slot: Any, v: Any, learner: Any, a: Any, n: Any, r:
 
 
 @bare_inline
-def own_learner(learner: Any, parameters: Any, v: Any) -> Any:
+def learner_of_variant(learner: Any, parameters: Any, v: Any) -> Any:
     """The learner with variant v's parameters."""
-    return with_own(learner, parameters[v, 0], parameters[v, 1], parameters[v, 2], parameters[v, 3])
-
-
-# --- What is done to all keys at once: read their weights and rates, settle them, give them a state ---
+    return with_own_parameters(
+        learner, parameters[v, 0], parameters[v, 1], parameters[v, 2], parameters[v, 3]
+    )
 
 
 @bare_kernel
 def weights_of(
-    table: Any, slots: Any, features: Any, learner: Any, l1: Any, marks: Any, variants: Any, t: Any, out: Any
+    table: Any, slots: Any, features: Any, learner: Any, l1: Any, lazy: Any, variants: Any, t: Any, out: Any
 ) -> None:
-    """The weight of every key when example t would come: float64[keys, variants with values of their own].
+    """The weight of every key before example t: float64[keys, variants with values of their own].
 
-    slots int64[keys], features uint16[keys]: where a key lies and what it is a key of; variants: `Variants`.
+    slots int64[keys], features uint16[keys]: each key's slot and feature; variants: `Variants`.
     """
     for index in range(slots.size):
         slot = slots[index]
         for v in range(out.shape[1]):
-            mine = own_learner(learner, variants.parameters, v)
-            r = reading(mine.rate, n_of(table, slot, v))
+            mine = learner_of_variant(learner, variants.parameters, v)
+            r = r_of(mine.rate, n_of(table, slot, v))
             a = load(table, slot, v, mine, r)
             out[index, v] = weight(
-                mine, l1_at(l1, v, features[index]), a, r, seen_at(table, slot), t, marks, v
+                mine, l1_at(l1, v, features[index]), a, r, seen_at(table, slot), t, lazy, v
             )
 
 
@@ -88,37 +87,37 @@ def rates_of(table: Any, slots: Any, learner: Any, variants: Any, t: Any, out: A
     """The learning rate of every key at example t: float64[keys, variants with values of their own]."""
     for index in range(slots.size):
         for v in range(out.shape[1]):
-            mine = own_learner(learner, variants.parameters, v)
-            out[index, v] = eta(mine.rate, reading(mine.rate, n_of(table, slots[index], v)), t)
+            mine = learner_of_variant(learner, variants.parameters, v)
+            out[index, v] = eta(mine.rate, r_of(mine.rate, n_of(table, slots[index], v)), t)
 
 
 @bare_kernel
-def settle(
-    table: Any, slots: Any, features: Any, learner: Any, l1: Any, marks: Any, variants: Any, t: Any
+def catch_up(
+    table: Any, slots: Any, features: Any, learner: Any, l1: Any, lazy: Any, variants: Any, t: Any
 ) -> None:
-    """Bring every coordinate to its weight before example t, for marks that begin anew."""
-    for v in range(marks.shape[0]):
-        mine = own_learner(learner, variants.parameters, v)
+    """Store every coordinate's weight before example t, so that the running totals can be reset."""
+    for v in range(lazy.shape[0]):
+        mine = learner_of_variant(learner, variants.parameters, v)
         for index in range(slots.size):
             slot = slots[index]
-            r = reading(mine.rate, n_of(table, slot, v))
+            r = r_of(mine.rate, n_of(table, slot, v))
             a = load(table, slot, v, mine, r)
-            w = weight(mine, l1_at(l1, v, features[index]), a, r, seen_at(table, slot), t, marks, v)
+            w = weight(mine, l1_at(l1, v, features[index]), a, r, seen_at(table, slot), t, lazy, v)
             put(table, slot, v, w, 0.0, t)
 
 
 @bare_kernel
-def begin_marks(learner: Any, marks: Any) -> None:
-    """Set every variant's marks to where they begin."""
-    for v in range(marks.shape[0]):
-        fresh_marks(learner, marks, v)
+def reset_all(learner: Any, lazy: Any) -> None:
+    """Reset every variant's running totals."""
+    for v in range(lazy.shape[0]):
+        reset_lazy(learner, lazy, v)
 
 
 @bare_kernel
 def save_each(table: Any, slots: Any, v: Any, learner: Any, variants: Any, a: Any, n: Any) -> None:
-    """Give keys a state: slots int64[keys]; a, n float64[keys], of variant v."""
-    mine = own_learner(learner, variants.parameters, v)
+    """Set the state of keys for variant v: slots int64[keys]; a, n float64[keys]."""
+    mine = learner_of_variant(learner, variants.parameters, v)
     for index in range(slots.size):
         set_counts(table, slots[index], n[index])
-        held = grown(mine.rate, n[index], n_of(table, slots[index], v), 0.0, 0.0)
-        save(table, slots[index], v, mine, a[index], held, reading(mine.rate, held), 0)
+        held = n_after(mine.rate, n[index], n_of(table, slots[index], v), 0.0, 0.0)
+        save(table, slots[index], v, mine, a[index], held, r_of(mine.rate, held), 0)

@@ -5,17 +5,19 @@ At every example, in every coordinate, touched or not (g = 0 where it is not):
     v = w - eta g
     w = sgn(v) max(0, |v| - eta l1) / (1 + eta l2)
 
-What a coordinate missed. Its own rate eta does not change while it is not touched: with q = 1 / (1 + eta l2), m missed
-examples make of |w|
+Missed examples, rate per coordinate: eta does not change while the coordinate is not touched. With
+q = 1 / (1 + eta l2), m missed examples turn |w| into
 
     max(0, |w| q^m - eta l1 (q + q^2 + ... + q^m)).
 
-With a global rate eta_s, let A be the product of all 1 / (1 + eta_s l2) so far and B the sum of all eta_s over the A
-before s. The coordinate keeps a = w / A and the B of its last touch; now
+Missed examples, global rate eta_s: let A be the product of all 1 / (1 + eta_s l2) so far, and B the sum of all eta_s
+divided by the A before s. The coordinate stores a = w / A and the B of its last touch; its weight now is
 
     w = A sgn(a) max(0, |a| - l1 (B - B then)).
 
-marks[v] is (B, A). Before A leaves the range of numbers every coordinate is settled, and the marks begin anew.
+lazy[v] is (B, A). Before A underflows, every coordinate catches up, and A and B are reset.
+
+Oracle: `tests/trainer/oracles/fobos.py`.
 """
 
 from __future__ import annotations
@@ -26,15 +28,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from model_store.jit import bare_inline, implements, stub
-from trainer.learn.learners.learner import (
-    fresh_marks,
-    keeps_weights,
-    mark,
+from trainer.learn.learners.operations import (
+    advance,
+    needs_rebase,
+    reset_lazy,
+    running_total,
     step,
-    tick,
+    stores_weights,
     weight,
-    with_own,
-    worn,
+    with_own_parameters,
 )
 from trainer.learn.learners.rates import OWN_RATES, Global, Rate, eta, with_parameters
 
@@ -60,9 +62,9 @@ def proximal(v: Any, eta: Any, l1: Any, l2: Any) -> Any:
 def shrinkage(y: Any, m: Any) -> Any:
     """q^m and q + q^2 + ... + q^m for q = 1 / (1 + y).
 
-    The sum is (1 - q^m) / y. Where m y is small it comes from the binomial series, m - m(m+1)/2 y + m(m+1)(m+2)/6 y^2
-    - ..., whose terms beyond the fifth are below the last bit, and the power from it. That is nearly always, and a
-    fixed number of steps; the loop of `powers` costs a wrong guess of the processor each time.
+    The sum is (1 - q^m) / y. Where m y is small, which is nearly always, it comes from the binomial series
+    m - m(m+1)/2 y + m(m+1)(m+2)/6 y^2 - ..., whose terms beyond the fifth are below the last bit, and the power from
+    the sum: a fixed number of steps, without the mispredicted branches of the loop in `powers`.
     """
     if (m + 5.0) * y > _SMALL:
         return powers(1.0 / (1.0 + y), m)
@@ -75,13 +77,11 @@ def shrinkage(y: Any, m: Any) -> Any:
 
 @bare_inline
 def powers(q: Any, m: Any) -> Any:
-    """q^m and q + q^2 + ... + q^m, by repeated squaring, which rounds alike on every machine."""
-    power, total = 1.0, 0.0  # of the part of m that is done
+    """q^m and q + q^2 + ... + q^m, by repeated squaring, which rounds the same on every machine."""
+    power, total = 1.0, 0.0  # of the bits of m processed so far
     base, series = q, q  # q^(2^i) and q + ... + q^(2^i)
     while m > 0:
-        odd = np.float64(
-            m & 1
-        )  # a factor, not a branch, which the processor would guess wrong every other time
+        odd = np.float64(m & 1)  # a factor: a branch would be mispredicted every other time
         total = total + odd * (power * series)
         power = power * (odd * base + (1.0 - odd))
         series = series + base * series
@@ -91,14 +91,12 @@ def powers(q: Any, m: Any) -> Any:
 
 
 @stub
-def caught_up(rate: Any, l1: Any, l2: Any, a: Any, r: Any, seen: Any, t: Any, marks: Any, v: Any) -> Any:
-    """The weight after all that a coordinate missed."""
+def caught_up(rate: Any, l1: Any, l2: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
+    """The weight after the missed examples."""
 
 
 @implements(caught_up, *OWN_RATES)
-def _at_its_own_rate(
-    rate: Any, l1: Any, l2: Any, a: Any, r: Any, seen: Any, t: Any, marks: Any, v: Any
-) -> Any:
+def _at_own_rate(rate: Any, l1: Any, l2: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
     missed = t - 1 - seen
     if a == 0.0 or missed <= 0:
         return a
@@ -111,83 +109,83 @@ def _at_its_own_rate(
 
 @implements(caught_up, Global)
 def _at_global_rates(
-    rate: Any, l1: Any, l2: Any, a: Any, r: Any, seen: Any, t: Any, marks: Any, v: Any
+    rate: Any, l1: Any, l2: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any
 ) -> Any:
-    return math.copysign(marks[v, 1] * max(0.0, abs(a) - l1 * (marks[v, 0] - r)), a)
+    return math.copysign(lazy[v, 1] * max(0.0, abs(a) - l1 * (lazy[v, 0] - r)), a)
 
 
 @stub
-def _kept(rate: Any, w: Any, marks: Any, v: Any) -> Any:
-    """What is stored of a weight."""
+def _stored(rate: Any, w: Any, lazy: Any, v: Any) -> Any:
+    """a, as it is stored, of a weight."""
 
 
-@implements(_kept, *OWN_RATES)
-def _kept_as_it_is(rate: Any, w: Any, marks: Any, v: Any) -> Any:
+@implements(_stored, *OWN_RATES)
+def _store_weight(rate: Any, w: Any, lazy: Any, v: Any) -> Any:
     return w
 
 
-@implements(_kept, Global)
-def _kept_unscaled(rate: Any, w: Any, marks: Any, v: Any) -> Any:
-    return w / marks[v, 1]
+@implements(_stored, Global)
+def _store_scaled(rate: Any, w: Any, lazy: Any, v: Any) -> Any:
+    return w / lazy[v, 1]
 
 
 @implements(weight, Fobos)
-def _weight(learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, marks: Any, v: Any) -> Any:
-    return caught_up(learner.rate, l1, learner.l2, a, r, seen, t, marks, v)
+def _weight(learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
+    return caught_up(learner.rate, l1, learner.l2, a, r, seen, t, lazy, v)
 
 
 @implements(step, Fobos)
 def _step(
-    learner: Any, l1: Any, a: Any, w: Any, g: Any, r: Any, new_r: Any, t: Any, marks: Any, v: Any
+    learner: Any, l1: Any, a: Any, w: Any, g: Any, r: Any, new_r: Any, t: Any, lazy: Any, v: Any
 ) -> Any:
     rate = eta(learner.rate, new_r, t)
-    return _kept(learner.rate, proximal(w - rate * g, rate, l1, learner.l2), marks, v)
+    return _stored(learner.rate, proximal(w - rate * g, rate, l1, learner.l2), lazy, v)
 
 
 @stub
-def _tick_of(rate: Any, l2: Any, t: Any, marks: Any, v: Any) -> Any:
-    """Move the marks over example t."""
+def _advance_of(rate: Any, l2: Any, t: Any, lazy: Any, v: Any) -> Any:
+    """Advance the running totals by example t."""
 
 
-@implements(_tick_of, *OWN_RATES)
-def _own_tick(rate: Any, l2: Any, t: Any, marks: Any, v: Any) -> Any:
+@implements(_advance_of, *OWN_RATES)
+def _advance_own(rate: Any, l2: Any, t: Any, lazy: Any, v: Any) -> Any:
     pass
 
 
-@implements(_tick_of, Global)
-def _global_tick(rate: Any, l2: Any, t: Any, marks: Any, v: Any) -> Any:
+@implements(_advance_of, Global)
+def _advance_global(rate: Any, l2: Any, t: Any, lazy: Any, v: Any) -> Any:
     now = eta(rate, 0.0, t)
-    marks[v, 0] += now / marks[v, 1]
-    marks[v, 1] /= 1.0 + now * l2
+    lazy[v, 0] += now / lazy[v, 1]
+    lazy[v, 1] /= 1.0 + now * l2
 
 
-@implements(tick, Fobos)
-def _tick(learner: Any, t: Any, marks: Any, v: Any) -> Any:
-    _tick_of(learner.rate, learner.l2, t, marks, v)
+@implements(advance, Fobos)
+def _advance(learner: Any, t: Any, lazy: Any, v: Any) -> Any:
+    _advance_of(learner.rate, learner.l2, t, lazy, v)
 
 
-@implements(mark, Fobos)
-def _mark(learner: Any, marks: Any, v: Any) -> Any:
-    return marks[v, 0]
+@implements(running_total, Fobos)
+def _running_total(learner: Any, lazy: Any, v: Any) -> Any:
+    return lazy[v, 0]
 
 
-@implements(worn, Fobos)
-def _worn(learner: Any, marks: Any) -> Any:
+@implements(needs_rebase, Fobos)
+def _needs_rebase(learner: Any, lazy: Any) -> Any:
     smallest = 1.0
-    for v in range(marks.shape[0]):
-        smallest = min(smallest, marks[v, 1])
+    for v in range(lazy.shape[0]):
+        smallest = min(smallest, lazy[v, 1])
     return smallest < _SMALLEST_A
 
 
-@implements(fresh_marks, Fobos)
-def _fresh_marks(learner: Any, marks: Any, v: Any) -> Any:
-    marks[v, 0] = 0.0
-    marks[v, 1] = 1.0
+@implements(reset_lazy, Fobos)
+def _reset_lazy(learner: Any, lazy: Any, v: Any) -> Any:
+    lazy[v, 0] = 0.0
+    lazy[v, 1] = 1.0
 
 
-@implements(with_own, Fobos)
-def _with_own(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) -> Any:
+@implements(with_own_parameters, Fobos)
+def _with_own_parameters(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) -> Any:
     return Fobos(with_parameters(learner.rate, alpha, beta), l2)
 
 
-keeps_weights(Fobos)
+stores_weights(Fobos)

@@ -1,6 +1,6 @@
 """FTRL-Proximal: McMahan et al., "Ad Click Prediction: a View from the Trenches" (KDD 2013), algorithm 1.
 
-A coordinate keeps z and n = sum of g^2. With p = sigmoid(w x) and g = omega (p - y) x, one example does
+A coordinate stores z and n, the sum of g^2. With p = sigmoid(w x) and g = omega (p - y) x, one example does
 
     w     = 0                                                          where |z| <= l1
           = -(z - sgn(z) l1) / ((beta + sqrt(n)) / alpha + l2)         elsewhere
@@ -8,9 +8,10 @@ A coordinate keeps z and n = sum of g^2. With p = sigmoid(w x) and g = omega (p 
     z     = z + g - sigma w
     n     = n + g^2
 
-The weight is a function of z and n, so a coordinate that is not touched misses nothing.
+In the code a is z, r is sqrt(n) before the example and new_r after it. The weight is a function of z and n alone, so a
+coordinate that is not touched misses nothing.
 
-`tests/trainer/oracles/ftrl.py` is the same in plain Python; the two agree to 1e-12.
+Oracle: `tests/trainer/oracles/ftrl.py`, the same in plain Python; the two agree to 1e-12.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ import math
 from typing import Any, NamedTuple
 
 from model_store.jit import implements
-from trainer.learn.learners.learner import keeps_no_marks, pack, step, unpack, weight, with_own
+from trainer.learn.learners.operations import (
+    has_no_lazy_state,
+    pack,
+    step,
+    unpack,
+    weight,
+    with_own_parameters,
+)
 from trainer.learn.learners.rates import Rate, eta, inverse, with_parameters
 
 
@@ -31,7 +39,7 @@ class Ftrl(NamedTuple):
 
 
 @implements(weight, Ftrl)
-def _weight(learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, marks: Any, v: Any) -> Any:
+def _weight(learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
     if abs(a) <= l1:
         return 0.0
     return -(a - math.copysign(l1, a)) / (inverse(learner.rate, r) + learner.l2)
@@ -39,7 +47,7 @@ def _weight(learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, marks: Any
 
 @implements(step, Ftrl)
 def _step(
-    learner: Any, l1: Any, a: Any, w: Any, g: Any, r: Any, new_r: Any, t: Any, marks: Any, v: Any
+    learner: Any, l1: Any, a: Any, w: Any, g: Any, r: Any, new_r: Any, t: Any, lazy: Any, v: Any
 ) -> Any:
     sigma = (new_r - r) / learner.rate.alpha
     return a + (g - sigma * w)
@@ -47,7 +55,7 @@ def _step(
 
 @implements(pack, Ftrl)
 def _eta_z(learner: Any, a: Any, r: Any) -> Any:
-    """eta z is of a weight's size (the paper, section 4.1.2, rounds it in place of z)."""
+    """eta z, which has the size of a weight; q2.13 rounds it in place of z."""
     return a * eta(learner.rate, r, 0)
 
 
@@ -56,9 +64,9 @@ def _z(learner: Any, value: Any, r: Any) -> Any:
     return value * inverse(learner.rate, r)
 
 
-@implements(with_own, Ftrl)
-def _with_own(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) -> Any:
+@implements(with_own_parameters, Ftrl)
+def _with_own_parameters(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) -> Any:
     return Ftrl(with_parameters(learner.rate, alpha, beta), l2)
 
 
-keeps_no_marks(Ftrl)
+has_no_lazy_state(Ftrl)

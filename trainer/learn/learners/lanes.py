@@ -1,7 +1,7 @@
-"""Arithmetic on eight variants at a time, as LLVM vectors: what a loop over variants would say, but certain to be wide.
+"""SIMD arithmetic on eight float64s at a time, as LLVM vectors: a loop is not certain to be vectorized.
 
 Every operation is IEEE and every sum is taken by halving, so a machine with narrower vectors gets the same bits.
-Addresses point at float64s; `LANES` of them are read. Nothing here knows what a variant is.
+Arguments that are addresses point at `LANES` consecutive float64s.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _store(builder: Any, vector: Any, address: Any) -> None:
 
 
 def _spread(builder: Any, number: Any) -> Any:
-    """A vector that holds `number` in every lane."""
+    """A vector with `number` in every lane."""
     empty = ir.Constant(_VECTOR, ir.Undefined)
     first = builder.insert_element(empty, number, _INDEX(0))
     return builder.shuffle_vector(first, empty, _indices(range(LANES), of=0))
@@ -105,35 +105,7 @@ def add_scaled(typing_context: Any, sums: Any, factor: Any, uses: Any) -> Any:
     return _signature(types.none, types.int64, types.float64, types.int64), codegen
 
 
-# --- Sums over the variants that use a key, eight at a time. `lanes.py` has the vectors ---
-
-
-@bare_inline
-def add_to_users(sums: Any, share: Any, uses: Any, c: Any) -> None:
-    """Add `share` to the sum of every variant that uses class c."""
-    for lane in range(0, sums.size, LANES):
-        add_scaled(address(sums, lane), share, address(uses, c * sums.size + lane))
-
-
-@bare_inline
-def sum_over_users(numbers: Any, uses: Any, c: Any) -> Any:
-    """The sum of numbers[v] over the variants that use class c."""
-    total = 0.0
-    for lane in range(0, numbers.size, LANES):
-        total += dot(address(numbers, lane), address(uses, c * numbers.size + lane))
-    return total
-
-
-@bare_inline
-def sum_of_roots(n: Any, factor: Any, squared: Any, uses: Any, c: Any) -> Any:
-    """The sum of sqrt(n + factor * squared[v]) over the variants that use class c: their new sqrt(n)."""
-    total = 0.0
-    for lane in range(0, squared.size, LANES):
-        total += dot_of_roots(n, factor, address(squared, lane), address(uses, c * squared.size + lane))
-    return total
-
-
 @bare_inline
 def address(numbers: Any, index: Any) -> Any:
-    """Where the index-th float64 of a contiguous array lies."""
+    """The address of the index-th float64 of a contiguous array."""
     return numbers.ctypes.data + 8 * index

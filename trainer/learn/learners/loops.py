@@ -1,8 +1,7 @@
-"""The loops that predict and learn: one variant; several that share values; several with values of their own.
+"""The learning loops: one variant; several that share values; several with values of their own.
 
-A row is taken in four steps: find its keys' slots, sum their weights, see the error, change every coordinate. Numba
-compiles a loop once for each learner, layout and admission that is used (`implements`); none of them pays for another.
-Numbers that belong to one row stand in `Work`.
+A row takes four steps: find its keys' slots, sum their weights to a score, compute the error, update every coordinate.
+Numba compiles a loop once for each learner, layout and admission that is used (`implements`).
 """
 
 from __future__ import annotations
@@ -15,24 +14,23 @@ import numpy.typing as npt
 from model_store.hash_kernels import sigmoid
 from model_store.jit import bare_inline, bare_kernel
 from trainer.examples.examples_kernels import importance_of, x_of
-from trainer.learn.learners.coordinate import l1_at, load, own_learner, save
-from trainer.learn.learners.lanes import add_to_users, sum_over_users
-from trainer.learn.learners.learner import mark, step, tick, weight, worn
-from trainer.learn.learners.rates import grown, reading
-from trainer.learn.learners.sharing import mean_step
-from trainer.learn.slots.state import count_example, n_of, see, seen_at
+from trainer.learn.learners.coordinate import l1_at, learner_of_variant, load, save
+from trainer.learn.learners.operations import advance, needs_rebase, running_total, step, weight
+from trainer.learn.learners.rates import n_after, r_of
+from trainer.learn.learners.sharing import add_to_variants, mean_step, sum_over_variants
+from trainer.learn.slots.state import count_example, n_of, seen_at, set_seen
 from trainer.learn.table_kernels import claim_slots, prefetch_ahead
 
 
 class Work(NamedTuple):
-    """Room for one row's numbers.
+    """Scratch arrays for one row.
 
-    found, place: int64[features], the slots of its admitted keys, and where they stand in the batch; w, r:
-    float64[features x variants with values of their own]; the others: one number a lane or class.
+    slots, positions: int64[features], the slots of its admitted keys, and the keys' positions in the batch; w, r:
+    float64[features x variants with values of their own]; the others: one number per lane or class.
     """
 
-    found: npt.NDArray[np.int64]
-    place: npt.NDArray[np.int64]
+    slots: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
     w: npt.NDArray[np.float64]
     r: npt.NDArray[np.float64]
     error: npt.NDArray[np.float64]
@@ -42,7 +40,7 @@ class Work(NamedTuple):
 
     @classmethod
     def room(cls, features: int, lanes: int, classes: int, own: int) -> Work:
-        """Room for rows of up to `features` features."""
+        """Scratch arrays for rows of up to `features` features."""
         slots = (np.empty(features, np.int64), np.empty(features, np.int64))
         coordinates = (np.empty(features * own), np.empty(features * own))
         return cls(
@@ -50,29 +48,36 @@ class Work(NamedTuple):
         )
 
 
+class Predicted(NamedTuple):
+    """Output of a loop: each row's score and probability before it is learned from, float64[rows, lanes] each."""
+
+    scores: npt.NDArray[np.float64]
+    probabilities: npt.NDArray[np.float64]
+
+
 class Stream(NamedTuple):
-    """Where the rows stand: `first` is the number of the batch's first example (from 1), `end` the row to stop at."""
+    """`first`: the number of the batch's first example (from 1); `end`: the row before which the loop stops."""
 
     first: int
     end: int
 
 
 class Variants(NamedTuple):
-    """Which variants use what. class_of int64[features]: features that the same variants use form a class.
+    """Which variants use which features. class_of int64[features]: features that the same variants use form a class.
 
-    uses: float64[classes, lanes], 1.0 where the variant uses the class; users: float64[classes], how many do;
-    parameters: float64[variants, 4], alpha, beta, l1, l2 of each.
+    uses: float64[classes, lanes], 1.0 where the variant uses the class, lanes >= variants; using: float64[classes], how
+    many variants do; parameters: float64[variants, 4], alpha, beta, l1, l2 of each.
     """
 
     class_of: Any
     uses: Any
-    users: Any
+    using: Any
     parameters: Any
 
 
 @bare_inline
 def has_room(rows: Any, row: Any, stream: Any, count: Any, full: Any) -> Any:
-    """True if there is a row, and the table takes all its keys even if every one is new."""
+    """True if there is another row, and the table has room for all its keys even if every one is new."""
     return row < stream.end and count + rows.starts[row + 1] - rows.starts[row] <= full
 
 
@@ -86,48 +91,49 @@ def learn_one(
     admission: Any,
     learner: Any,
     l1: Any,
-    marks: Any,
+    lazy: Any,
     variants: Any,
-    scores: Any,
+    predicted: Any,
     added: Any,
     count: Any,
     work: Any,
 ) -> Any:
-    """Predict and learn rows in order, for a single variant, from `row` until the end or until something is due.
+    """Predict and learn rows in order, for a single variant, from `row` on.
 
-    table: a layout; room: keys it may still take; rows: `HashedRows`; scores: float64[rows, 1] out, each row's score
-    before it is learned from; added: int64[features] out, positions of new keys, `count` of them so far.
+    Stops at the end, or where the table must grow or the lazy state must be rebased. table: a layout; room: keys that
+    still fit; rows: `HashedRows`; predicted: out; added: int64[features] out, positions of new keys, `count` so far.
     Returns (next row, count).
     """
     full = count + room
-    while has_room(rows, row, stream, count, full) and not worn(learner, marks):
+    while has_room(rows, row, stream, count, full) and not needs_rebase(learner, lazy):
         t = stream.first + row
         prefetch_ahead(table, rows, row)
-        size, count = claim_slots(table, admission, rows, row, t, work.found, work.place, added, count)
+        size, count = claim_slots(table, admission, rows, row, t, work.slots, work.positions, added, count)
         score = 0.0
         for i in range(size):
-            slot, position = work.found[i], work.place[i]
-            r = reading(learner.rate, n_of(table, slot, 0))
+            slot, position = work.slots[i], work.positions[i]
+            r = r_of(learner.rate, n_of(table, slot, 0))
             a = load(table, slot, 0, learner, r)
             l1_here = l1_at(l1, 0, rows.features[position])
-            w = weight(learner, l1_here, a, r, seen_at(table, slot), t, marks, 0)
+            w = weight(learner, l1_here, a, r, seen_at(table, slot), t, lazy, 0)
             work.r[i], work.w[i] = r, w
             score += w * x_of(rows, position)
-        scores[row, 0] = score
+        p = sigmoid(score)
+        predicted.scores[row, 0], predicted.probabilities[row, 0] = score, p
         label = rows.labels[row]
-        error = importance_of(rows, row) * (sigmoid(score) - label)
-        tick(learner, t, marks, 0)
+        error = importance_of(rows, row) * (p - label)
+        advance(learner, t, lazy, 0)
         for i in range(size):
-            slot, position = work.found[i], work.place[i]
+            slot, position = work.slots[i], work.positions[i]
             g, r = error * x_of(rows, position), work.r[i]
             a, n = load(table, slot, 0, learner, r), n_of(table, slot, 0)
             count_example(table, slot, label > 0.5, t)
-            n = grown(learner.rate, n, n_of(table, slot, 0), g, mark(learner, marks, 0))
-            new_r = reading(learner.rate, n)
+            n = n_after(learner.rate, n, n_of(table, slot, 0), g, running_total(learner, lazy, 0))
+            new_r = r_of(learner.rate, n)
             l1_here = l1_at(l1, 0, rows.features[position])
-            a = step(learner, l1_here, a, work.w[i], g, r, new_r, t, marks, 0)
+            a = step(learner, l1_here, a, work.w[i], g, r, new_r, t, lazy, 0)
             save(table, slot, 0, learner, a, n, new_r, t)
-            see(table, slot, t)
+            set_seen(table, slot, t)
         row += 1
     return row, count
 
@@ -142,57 +148,60 @@ def learn_shared(
     admission: Any,
     learner: Any,
     l1: Any,
-    marks: Any,
+    lazy: Any,
     variants: Any,
-    scores: Any,
+    predicted: Any,
     added: Any,
     count: Any,
     work: Any,
 ) -> Any:
-    """`learn_one` for several variants that share each key's value (the paper, section 4.4).
+    """`learn_one` for several variants that share each key's value (KDD 2013, section 4.4).
 
-    Each variant that uses a key predicts with its own keys and computes the key's new (a, n) as if it were alone; the
-    means of those are stored. scores: float64[rows, lanes] out.
+    Each variant predicts with its own keys and computes their new (a, n) as if it were alone; the means over the
+    variants that use a key are stored.
     """
     classes, lanes = variants.uses.shape
     full = count + room
-    while has_room(rows, row, stream, count, full) and not worn(learner, marks):
+    while has_room(rows, row, stream, count, full) and not needs_rebase(learner, lazy):
         t = stream.first + row
         prefetch_ahead(table, rows, row)
-        size, count = claim_slots(table, admission, rows, row, t, work.found, work.place, added, count)
+        size, count = claim_slots(table, admission, rows, row, t, work.slots, work.positions, added, count)
         for v in range(lanes):
             work.error[v] = 0.0
         for i in range(size):
-            slot, position = work.found[i], work.place[i]
+            slot, position = work.slots[i], work.positions[i]
             feature = rows.features[position]
-            r = reading(learner.rate, n_of(table, slot, 0))
+            r = r_of(learner.rate, n_of(table, slot, 0))
             a = load(table, slot, 0, learner, r)
-            w = weight(learner, l1_at(l1, 0, feature), a, r, seen_at(table, slot), t, marks, 0)
+            w = weight(learner, l1_at(l1, 0, feature), a, r, seen_at(table, slot), t, lazy, 0)
             work.r[i], work.w[i] = r, w
             if w != 0.0:
-                add_to_users(work.error, w * x_of(rows, position), variants.uses, variants.class_of[feature])
+                add_to_variants(
+                    work.error, w * x_of(rows, position), variants.uses, variants.class_of[feature]
+                )
         importance, label = importance_of(rows, row), rows.labels[row]
         for v in range(lanes):
-            scores[row, v] = work.error[v]
-            work.error[v] = importance * (sigmoid(work.error[v]) - label)
+            p = sigmoid(work.error[v])
+            predicted.scores[row, v], predicted.probabilities[row, v] = work.error[v], p
+            work.error[v] = importance * (p - label)
             work.squared[v] = work.error[v] * work.error[v]
         for c in range(classes):
-            work.mean_error[c] = sum_over_users(work.error, variants.uses, c) / variants.users[c]
-            work.mean_squared[c] = sum_over_users(work.squared, variants.uses, c) / variants.users[c]
-        tick(learner, t, marks, 0)
+            work.mean_error[c] = sum_over_variants(work.error, variants.uses, c) / variants.using[c]
+            work.mean_squared[c] = sum_over_variants(work.squared, variants.uses, c) / variants.using[c]
+        advance(learner, t, lazy, 0)
         for i in range(size):
-            slot, position = work.found[i], work.place[i]
+            slot, position = work.slots[i], work.positions[i]
             feature, r = rows.features[position], work.r[i]
             a, n = load(table, slot, 0, learner, r), n_of(table, slot, 0)
             count_example(table, slot, label > 0.5, t)
             counted = n_of(table, slot, 0)
             c, x = variants.class_of[feature], x_of(rows, position)
             a, n = mean_step(
-                learner, learner.rate, l1_at(l1, 0, feature), a, work.w[i], n, counted, r, x, c, t, marks,
+                learner, learner.rate, l1_at(l1, 0, feature), a, work.w[i], n, counted, r, x, c, t, lazy,
                 variants, work,
             )  # fmt: skip
-            save(table, slot, 0, learner, a, n, reading(learner.rate, n), t)
-            see(table, slot, t)
+            save(table, slot, 0, learner, a, n, r_of(learner.rate, n), t)
+            set_seen(table, slot, t)
         row += 1
     return row, count
 
@@ -207,56 +216,57 @@ def learn_own(
     admission: Any,
     learner: Any,
     l1: Any,
-    marks: Any,
+    lazy: Any,
     variants: Any,
-    scores: Any,
+    predicted: Any,
     added: Any,
     count: Any,
     work: Any,
 ) -> Any:
-    """`learn_one` for several variants with values and parameters of their own, which share keys, counts and reading.
+    """`learn_one` for several variants with values and parameters of their own, which share keys and counts.
 
-    marks: float64[variants, MARKS]; scores: float64[rows, lanes] out.
+    lazy: float64[variants, LAZY_SIZE].
     """
     several = variants.parameters.shape[0]
     full = count + room
-    while has_room(rows, row, stream, count, full) and not worn(learner, marks):
+    while has_room(rows, row, stream, count, full) and not needs_rebase(learner, lazy):
         t = stream.first + row
         prefetch_ahead(table, rows, row)
-        size, count = claim_slots(table, admission, rows, row, t, work.found, work.place, added, count)
+        size, count = claim_slots(table, admission, rows, row, t, work.slots, work.positions, added, count)
         for v in range(several):
             work.error[v] = 0.0
         for i in range(size):
-            slot, position = work.found[i], work.place[i]
+            slot, position = work.slots[i], work.positions[i]
             feature, seen, x = rows.features[position], seen_at(table, slot), x_of(rows, position)
             c = variants.class_of[feature]
             for v in range(several):
                 if variants.uses[c, v] != 0.0:
-                    mine = own_learner(learner, variants.parameters, v)
-                    r = reading(mine.rate, n_of(table, slot, v))
+                    mine = learner_of_variant(learner, variants.parameters, v)
+                    r = r_of(mine.rate, n_of(table, slot, v))
                     a = load(table, slot, v, mine, r)
-                    w = weight(mine, l1_at(l1, v, feature), a, r, seen, t, marks, v)
+                    w = weight(mine, l1_at(l1, v, feature), a, r, seen, t, lazy, v)
                     work.r[i * several + v], work.w[i * several + v] = r, w
                     work.error[v] += w * x
         importance, label = importance_of(rows, row), rows.labels[row]
         for v in range(several):
-            scores[row, v] = work.error[v]
-            work.error[v] = importance * (sigmoid(work.error[v]) - label)
-            tick(own_learner(learner, variants.parameters, v), t, marks, v)
+            p = sigmoid(work.error[v])
+            predicted.scores[row, v], predicted.probabilities[row, v] = work.error[v], p
+            work.error[v] = importance * (p - label)
+            advance(learner_of_variant(learner, variants.parameters, v), t, lazy, v)
         for i in range(size):
-            slot, position = work.found[i], work.place[i]
+            slot, position = work.slots[i], work.positions[i]
             feature, x = rows.features[position], x_of(rows, position)
             c = variants.class_of[feature]
             count_example(table, slot, label > 0.5, t)
             for v in range(several):
                 if variants.uses[c, v] != 0.0:
-                    mine = own_learner(learner, variants.parameters, v)
+                    mine = learner_of_variant(learner, variants.parameters, v)
                     g, r, w = work.error[v] * x, work.r[i * several + v], work.w[i * several + v]
                     a, n = load(table, slot, v, mine, r), n_of(table, slot, v)
-                    n = grown(mine.rate, n, n, g, mark(mine, marks, v))
-                    new_r = reading(mine.rate, n)
-                    a = step(mine, l1_at(l1, v, feature), a, w, g, r, new_r, t, marks, v)
+                    n = n_after(mine.rate, n, n, g, running_total(mine, lazy, v))
+                    new_r = r_of(mine.rate, n)
+                    a = step(mine, l1_at(l1, v, feature), a, w, g, r, new_r, t, lazy, v)
                     save(table, slot, v, mine, a, n, new_r, t)
-            see(table, slot, t)
+            set_seen(table, slot, t)
         row += 1
     return row, count

@@ -1,8 +1,11 @@
-"""The four kinds of learning rate. A coordinate brings r: what its n says of its rate, as `reading` makes it.
+"""The four kinds of learning rate. A coordinate brings r, derived from its n by `r_of`.
 
-gradients: eta = alpha / (beta + sqrt(n)), n the sum of the coordinate's squared gradients, the present one included.
-counts: the same with n = P N / (P + N) (the paper, section 4.2). constant: eta = alpha / beta. global: alpha / sqrt(t),
-t the number of the example. With a global rate n has no use, and keeps a learner's mark instead: see `learner.py`.
+    gradients   eta = alpha / (beta + sqrt(n)), n the sum of the coordinate's squared gradients, with the present one
+    counts      the same with n = P N / (P + N), P clicks and N examples without (KDD 2013, section 4.2)
+    constant    eta = alpha / beta
+    global      eta = alpha / sqrt(t), t the number of the example
+
+A global rate does not need n, which then stores a running total of the learner (`operations.py`).
 """
 
 from __future__ import annotations
@@ -16,14 +19,14 @@ from model_store.jit import implements, stub
 
 
 class Gradients(NamedTuple):
-    """A rate of each coordinate's own, from its gradients."""
+    """One rate per coordinate, from its gradients."""
 
     alpha: float
     beta: float
 
 
 class Counts(NamedTuple):
-    """A rate of each coordinate's own, from how often it came with a click and without."""
+    """One rate per coordinate, from its numbers of clicks and of examples without a click."""
 
     alpha: float
     beta: float
@@ -37,7 +40,7 @@ class Constant(NamedTuple):
 
 
 class Global(NamedTuple):
-    """One rate for all coordinates, falling with the examples."""
+    """One rate for all coordinates, which falls with the number of examples."""
 
     alpha: float
 
@@ -64,18 +67,18 @@ def with_parameters(rate: Any, alpha: Any, beta: Any) -> Any:
 
 
 @stub
-def reading(rate: Any, n: Any) -> Any:
-    """r: sqrt(n), 0 where the rate is constant, n itself (the mark) where it is global."""
+def r_of(rate: Any, n: Any) -> Any:
+    """r: sqrt(n); 0 where the rate is constant; n itself (the running total) where it is global."""
 
 
 @stub
-def grown(rate: Any, n: Any, counted: Any, g: Any, mark: Any) -> Any:
-    """n after a gradient g; `counted`: what the slot's counts say now; `mark`: the learner's."""
+def n_after(rate: Any, n: Any, counted: Any, g: Any, total: Any) -> Any:
+    """n after a gradient g; `counted`: n by the slot's counts now; `total`: the learner's running total."""
 
 
 @stub
 def eta(rate: Any, r: Any, t: Any) -> Any:
-    """The rate of a coordinate whose n reads r, at example t."""
+    """The rate of a coordinate with this r at example t."""
 
 
 @stub
@@ -103,39 +106,39 @@ def _global(rate: Any, alpha: Any, beta: Any) -> Any:
     return Global(alpha)
 
 
-@implements(reading, Gradients, Counts)
+@implements(r_of, Gradients, Counts)
 def _root(rate: Any, n: Any) -> Any:
     return math.sqrt(n)
 
 
-@implements(reading, Constant)
+@implements(r_of, Constant)
 def _nothing(rate: Any, n: Any) -> Any:
     return 0.0
 
 
-@implements(reading, Global)
-def _mark(rate: Any, n: Any) -> Any:
+@implements(r_of, Global)
+def _total(rate: Any, n: Any) -> Any:
     return n
 
 
-@implements(grown, Gradients)
-def _more_squares(rate: Any, n: Any, counted: Any, g: Any, mark: Any) -> Any:
+@implements(n_after, Gradients)
+def _more_squares(rate: Any, n: Any, counted: Any, g: Any, total: Any) -> Any:
     return n + g * g
 
 
-@implements(grown, Counts)
-def _as_counted(rate: Any, n: Any, counted: Any, g: Any, mark: Any) -> Any:
+@implements(n_after, Counts)
+def _as_counted(rate: Any, n: Any, counted: Any, g: Any, total: Any) -> Any:
     return counted
 
 
-@implements(grown, Constant)
-def _still_nothing(rate: Any, n: Any, counted: Any, g: Any, mark: Any) -> Any:
+@implements(n_after, Constant)
+def _still_nothing(rate: Any, n: Any, counted: Any, g: Any, total: Any) -> Any:
     return 0.0
 
 
-@implements(grown, Global)
-def _new_mark(rate: Any, n: Any, counted: Any, g: Any, mark: Any) -> Any:
-    return mark
+@implements(n_after, Global)
+def _new_total(rate: Any, n: Any, counted: Any, g: Any, total: Any) -> Any:
+    return total
 
 
 @implements(eta, *OWN_RATES)

@@ -1,4 +1,4 @@
-"""The learners by the name the spec gives them, and what a published weight says of a coordinate's state."""
+"""The learners by the spec's `[learner] algorithm`, and the state that corresponds to a published weight."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from trainer.learn.learners.rda import Rda
 from trainer.learn.learners.truncated_gradient import TruncatedGradient
 from trainer.learn.learners.truncation import Truncation
 
-Learner = Ogd | Truncation | TruncatedGradient | Fobos | Rda | Ftrl
+LearnerParameters = Ogd | Truncation | TruncatedGradient | Fobos | Rda | Ftrl
 
 _BY_SEEN = ("truncation", "truncated_gradient", "fobos")
 
 
-def learner_of(section: LearnerSection, alpha: float, beta: float, l2: float) -> Learner:
-    """The spec's learner with these parameters. l1 is no part of it: it comes with the coordinate."""
+def learner_of(section: LearnerSection, alpha: float, beta: float, l2: float) -> LearnerParameters:
+    """The spec's learner with these parameters. l1 is passed with each coordinate."""
     rate = rate_of(section.rate, alpha, beta)
     theta = section.theta if section.theta is not None else 0.0
     made: dict[str, Any] = {
@@ -34,20 +34,20 @@ def learner_of(section: LearnerSection, alpha: float, beta: float, l2: float) ->
         "rda": lambda: Rda(rate, l2),
         "ftrl": lambda: Ftrl(rate, l2),
     }
-    learner: Learner = made[section.algorithm]()
+    learner: LearnerParameters = made[section.algorithm]()
     return learner
 
 
 def needs_seen(section: LearnerSection) -> bool:
-    """True if a coordinate's weight depends on when it was touched last, or keys are evicted by that."""
+    """True if slots must store `seen`: weights depend on the last touch, or keys are evicted by it."""
     return section.algorithm in _BY_SEEN or section.ttl is not None
 
 
 def untouched_stay(section: LearnerSection) -> bool:
-    """True if a coordinate's weight and rate are the same until an example touches it again.
+    """True if a coordinate's weight and rate do not change until an example touches it again.
 
-    Not so where weights shrink at every example (`_BY_SEEN`), where they are averages over all examples (rda), and with
-    a rate that falls for all alike.
+    False where weights shrink at every example (`_BY_SEEN`), where they are averages over all examples (rda), and where
+    the rate is global.
     """
     return section.algorithm in ("ogd", "ftrl") and section.rate != "global"
 
@@ -69,8 +69,8 @@ def state_of_weight(
 ) -> npt.NDArray[np.float64]:
     """a of coordinates that have this weight; parameters: alpha, beta, l1, l2 of their variant.
 
-    FTRL's z is -(w / eta + w l2 + sgn(w) l1). Raises SpecError for RDA, whose weights are averages over examples that
-    the new run has not seen.
+    FTRL's z is -(w / eta + w l2 + sgn(w) l1). Raises SpecError for RDA, whose weights are averages over all examples of
+    the earlier run.
     """
     if section.algorithm == "rda":
         raise SpecError(

@@ -1,1 +1,1 @@
-"""Training metrics: log-loss, AUC and calibration, in whole, recent and per slice; sanity warnings."""
+"""Training metrics: log-loss, AUC and calibration over all rows, per window and per slice; model warnings."""

@@ -1,4 +1,4 @@
-"""Making the arrays that the watching kernels sum into."""
+"""From the sums of a group of rows to its figures: log-loss, AUC, calibration, paired differences, reliability."""
 
 from __future__ import annotations
 
@@ -10,13 +10,35 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from trainer.learn.metrics import metrics_kernels as kernels
-from trainer.learn.metrics.metrics_kernels import BLOCK, COUNTS, SCORE_RANGE, SUMS, Room, Tally
+from trainer.learn.metrics.metrics_kernels import (
+    CLICKED,
+    CLICKS,
+    CLUSTERS,
+    COUNTS,
+    LOSS,
+    OPEN,
+    OPEN_WEIGHT,
+    PREDICTED,
+    PRODUCTS,
+    ROWS,
+    SCORE_RANGE,
+    SQUARED_WEIGHT,
+    SQUARES,
+    SUMS,
+    WEIGHT,
+    Tally,
+)
 from trainer.learn.metrics.records import Bin, Difference, GroupMetrics, VariantMetrics
+from trainer.learn.predictions_kernels import logarithms, probabilities
+
+NORMAL_95 = 1.959963984540054
+RELIABILITY_BINS = 20
+
+Floats = npt.NDArray[np.float64]
 
 
 def new_tally(groups: int, variants: int, buckets: int) -> Tally:
-    """Sums of so many groups, all 0; `buckets` divide the scores from -16 to 16."""
+    """The sums of `groups` groups, all 0; `buckets` divide the scores from -16 to 16."""
     return Tally(
         counts=np.zeros((groups, COUNTS)),
         sums=np.zeros((groups, SUMS, variants)),
@@ -26,25 +48,9 @@ def new_tally(groups: int, variants: int, buckets: int) -> Tally:
     )
 
 
-def room_for(variants: int) -> Room:
-    """A kernel's room for a block of rows."""
-    each = (np.zeros((variants, BLOCK)) for _ in range(3))
-    return Room(np.zeros(BLOCK), *each)
-
-
-# --- From the sums of a group of rows to its figures: log-loss, AUC, calibration, paired differences,
-# reliability ---
-
-
-NORMAL_95 = 1.959963984540054
-RELIABILITY_BINS = 20
-
-Floats = npt.NDArray[np.float64]
-
-
 @dataclass(frozen=True)
 class Group:
-    """The sums of one group of rows, as of one moment; a later moment less an earlier one is the rows between.
+    """A copy of the sums of one group of rows; a later copy minus an earlier one has the sums of the rows between.
 
     squares, products, squared_weight are over clusters, as in `Tally`. loss, predicted, squares, products:
     float64[variants]; positives, negatives: float64[variants, buckets].
@@ -65,28 +71,28 @@ class Group:
 
     @classmethod
     def of(cls, tally: Tally, group: int = 0) -> Self:
-        """Copy a group's sums; its open cluster counts as it stands."""
+        """Copy a group's sums, its open cluster included."""
         counts, sums = tally.counts[group], tally.sums[group]
-        pending, weight = sums[kernels.OPEN], counts[kernels.OPEN_WEIGHT]
+        pending, weight = sums[OPEN], counts[OPEN_WEIGHT]
         return cls(
-            rows=float(counts[kernels.ROWS]),
-            clicked=float(counts[kernels.CLICKED]),
-            weight=float(counts[kernels.WEIGHT]),
-            clicks=float(counts[kernels.CLICKS]),
-            clusters=float(counts[kernels.CLUSTERS]),
-            squared_weight=float(counts[kernels.SQUARED_WEIGHT] + weight * weight),
-            loss=sums[kernels.LOSS].copy(),
-            predicted=sums[kernels.PREDICTED].copy(),
-            squares=sums[kernels.SQUARES] + pending * pending,
-            products=sums[kernels.PRODUCTS] + pending * weight,
+            rows=float(counts[ROWS]),
+            clicked=float(counts[CLICKED]),
+            weight=float(counts[WEIGHT]),
+            clicks=float(counts[CLICKS]),
+            clusters=float(counts[CLUSTERS]),
+            squared_weight=float(counts[SQUARED_WEIGHT] + weight * weight),
+            loss=sums[LOSS].copy(),
+            predicted=sums[PREDICTED].copy(),
+            squares=sums[SQUARES] + pending * pending,
+            products=sums[PRODUCTS] + pending * weight,
             positives=tally.positives[group].copy(),
             negatives=tally.negatives[group].copy(),
         )
 
     def __sub__(self, earlier: Group) -> Group:
-        """The rows that came after `earlier`.
+        """The sums of the rows after `earlier`.
 
-        Sums of weights leave a rest of rounding where nothing came; the rows are whole numbers and tell so.
+        Differences of weights have rounding errors where no row was added; the numbers of rows are exact.
         """
         sums = {each.name: getattr(self, each.name) - getattr(earlier, each.name) for each in fields(self)}
         if sums["clicked"] == 0.0:
@@ -96,7 +102,7 @@ class Group:
         return Group(**sums)
 
     def metrics(self, variants: Sequence[str]) -> GroupMetrics:
-        """All figures of the group; `variants` are the names, the base first."""
+        """All figures of the group; `variants` are names, the base first."""
         aucs = [auc(p, n) for p, n in zip(self.positives, self.negatives, strict=True)]
         return GroupMetrics(
             rows=round(self.rows),
@@ -135,7 +141,7 @@ class Group:
     def _half_interval(self, index: int, mean: float) -> float | None:
         """Half the 95 % interval of a ratio of sums over clusters, linearised (Cochran 1977, section 6.3).
 
-        The residual of cluster c is D_c - mean W_c; expanded, its square needs only sums that do not know the mean.
+        The residual of cluster c is D_c - mean W_c; its expanded square needs only sums that do not depend on the mean.
         """
         if self.clusters < 2:
             return None
@@ -154,19 +160,19 @@ def auc(positives: Floats, negatives: Floats) -> float | None:
 
 
 def entropy(rate: float | None) -> float | None:
-    """The entropy of a click rate in nats, or None where there is nothing to be uncertain of."""
+    """The entropy of a click rate in nats; None for rates of 0 or 1."""
     if rate is None or not 0.0 < rate < 1.0:
         return None
-    # Our own logarithm: an artefact holds this figure, and has the same bytes wherever it was made.
-    log_rate, log_rest = _through(kernels.logarithms, np.array([rate, 1.0 - rate]))
+    # Our own logarithm: artefacts contain this figure, and must have the same bytes on every machine.
+    log_rate, log_rest = _computed(logarithms, np.array([rate, 1.0 - rate]))
     return -float(rate * log_rate + (1.0 - rate) * log_rest)
 
 
 def reliability(positives: Floats, negatives: Floats) -> list[Bin]:
     """Up to 20 bins of equal weight by prediction, each with its weight, sum of p and clicks.
 
-    p is that of the middle of a row's bucket of scores: within a factor exp(half a bucket) of its own, 0.2 % with the
-    8192 buckets of all rows.
+    A row's p is taken at the middle of its score's bucket: within a factor exp(half a bucket) of its own, 0.2 % with
+    the 8192 buckets of all rows.
     """
     weight = positives + negatives
     total = float(weight.sum())
@@ -174,14 +180,14 @@ def reliability(positives: Floats, negatives: Floats) -> list[Bin]:
         return []
     bucket = 2.0 * SCORE_RANGE / weight.size
     middles: npt.NDArray[Any] = (np.arange(weight.size) + 0.5) * bucket - SCORE_RANGE
-    predicted = weight * _through(kernels.probabilities, middles)
+    predicted = weight * _computed(probabilities, middles)
     before = np.cumsum(weight) - weight
     bins = np.minimum((before + 0.5 * weight) / total * RELIABILITY_BINS, RELIABILITY_BINS - 1).astype(int)
     columns = [np.bincount(bins, each, RELIABILITY_BINS) for each in (weight, predicted, positives)]
     return [Bin(weight=w, predicted=p, clicks=y) for w, p, y in zip(*columns, strict=True) if w > 0.0]
 
 
-def _through(kernel: Callable[[Any, Any], None], numbers: Floats) -> Floats:
+def _computed(kernel: Callable[[Any, Any], None], numbers: Floats) -> Floats:
     out = np.empty(numbers.size)
     kernel(numbers, out)
     return out

@@ -1,7 +1,8 @@
-"""Progressive validation: each example is predicted before it is learned from (the paper, section 5.1).
+"""Progressive validation: each example is predicted before it is learned (KDD 2013, section 5.1).
 
-All rows are summed once, without end; a window is what was added between two of its ends, which stand at fixed row
-numbers. Memory does not grow with the log. Nothing here knows how the scores came about.
+Input: batches of predictions in order. Output: metrics of every variant over all rows, per window and per slice, and
+the lines of a metrics file. Sums run over all rows; a window is the difference of the sums at its two ends, which are
+fixed row numbers. Memory does not grow with the log.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from model_store.errors import CheckpointError
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import Examples
-from trainer.learn.metrics.figures import Group, new_tally, reliability, room_for
+from trainer.learn.metrics.figures import Group, new_tally, reliability
 from trainer.learn.metrics.metrics_kernels import (
     CLICKED,
     CLICKS,
@@ -26,9 +27,8 @@ from trainer.learn.metrics.metrics_kernels import (
     PREDICTED,
     ROWS,
     WEIGHT,
-    Watched,
+    add_all,
     close_cluster,
-    watch,
 )
 from trainer.learn.metrics.records import (
     Detail,
@@ -40,30 +40,62 @@ from trainer.learn.metrics.records import (
     VariantMetrics,
     Window,
 )
-from trainer.learn.metrics.slices import Slice, SliceWatcher
+from trainer.learn.metrics.slices import Slice, SlicedMetrics
+from trainer.learn.predictions_kernels import Predictions
 from trainer.logs.times import NO_TIME
 
 AUC_BUCKETS = 8192
+FIRST_WINDOW = 1_000
+WINDOWS_PER_SIZE = 100
 
 
 @dataclass(frozen=True)
-class Watching:
-    """What a run is asked to watch: the window in rows (None: it grows), the slices by name, the file to write."""
+class MetricsOptions:
+    """A run's training metrics: the window in rows (None: it grows), the slices by name, the file to write."""
 
     window: int | None = None
     slices: tuple[str, ...] = ()
     file: MetricsFile | None = None
 
     def metrics(self, spec: ModelSpec, plan: FeaturePlan) -> ProgressiveMetrics:
-        """Begin to watch a run of a resolved spec. Raises SpecError for a slice it does not know."""
+        """Create the metrics of a run of a resolved spec. Raises SpecError for an unknown slice."""
         slices = [Slice.of(name, plan) for name in dict.fromkeys(self.slices)]
         metrics = ProgressiveMetrics(plan.variants, window=self.window, slices=slices, file=self.file)
         metrics.begin(spec)
         return metrics
 
 
+@dataclass(frozen=True)
+class Windows:
+    """Where windows end: every `size` rows; with None, windows grow with the log.
+
+    Growing windows start at 1,000 rows and double whenever 100 windows of the present size would cover all rows so far.
+    So each of the last windows is 1 to 2 % of a long log, and the number of windows grows with the log's logarithm:
+    10,000 rows have 10, 500 million rows 712.
+    """
+
+    size: int | None = None
+
+    def end(self, begin: int) -> int:
+        """The end of the window that begins after row `begin`."""
+        if self.size is not None:
+            return begin + self.size
+        rows = FIRST_WINDOW
+        while begin >= rows * WINDOWS_PER_SIZE:
+            rows *= 2
+        return begin + rows
+
+    def doubles(self, end: int) -> bool:
+        """Whether the rows up to the end of a window are 1, 2, 4, 8, … times those of the first window."""
+        times = end // (self.size or FIRST_WINDOW)
+        return times & (times - 1) == 0
+
+    def __str__(self) -> str:
+        return "no --window" if self.size is None else f"--window {self.size}"
+
+
 class Sums(NamedTuple):
-    """The sums of the rows so far; those of a later moment less an earlier one are of the rows between."""
+    """The sums of the rows so far; the difference of two has the sums of the rows between."""
 
     rows: float
     clicked: float
@@ -85,8 +117,8 @@ class ProgressiveMetrics:
     """Running metrics of every variant, weighted by the examples' importance: in all, per window and per slice.
 
     With a `file`, a line is written at the end of each window. The figures depend on the rows and on `window` alone,
-    not on where batches end. The paired intervals take the rows of one request as one cluster where the examples
-    know their requests; a request that a window's end cuts counts as two.
+    not on batch boundaries. Where examples have requests, the paired intervals treat the rows of a request as one
+    cluster; a request that spans two windows counts as two.
     """
 
     def __init__(
@@ -101,29 +133,26 @@ class ProgressiveMetrics:
         self._windows = Windows(window)
         self.file = file
         self._tally = new_tally(1, len(variants), AUC_BUCKETS)
-        self._room = room_for(len(variants))
-        self._slices = SliceWatcher(slices, variants) if slices else None
+        self._slices = SlicedMetrics(slices, variants) if slices else None
         self._before = Group.of(self._tally)
         self._opened = np.zeros(3)  # rows, weight and the base's loss when the open window began
         self._recent_loss = np.full(1, np.nan)
         self._last_time_us = np.full(1, NO_TIME)
 
     def begin(self, spec: ModelSpec) -> None:
-        """Write the header, unless the file goes on where an earlier run stopped."""
+        """Write the header, unless the file continues that of a resumed run."""
         if self.file is not None and self.file.offset == 0:
             self.file.write(self._header(spec))
 
-    def update(self, scores: npt.NDArray[np.float64], examples: Examples) -> None:
-        """Add a batch and its scores before it was learned, float64[rows, >= variants]."""
-        hashed = examples.hashed
-        batch = Watched(scores, hashed.labels, hashed.weights, examples.requests)
-        first, rows = 0, int(hashed.labels.size)
+    def update(self, predictions: Predictions, examples: Examples) -> None:
+        """Add a batch of predictions, made before the examples were learned."""
+        first, rows = 0, int(predictions.labels.size)
         while first < rows:
             window_end = self._windows.end(int(self._opened[0]))
             last = min(rows, first + window_end - self.rows)
-            watch(batch, first, last, self._tally, self._room)
+            add_all(predictions, first, last, self._tally)
             if self._slices is not None:
-                self._slices.update(batch, examples, first, last)
+                self._slices.update(predictions, examples, first, last)
             if examples.times.size:
                 self._last_time_us[0] = examples.times[last - 1]
             if self.rows == window_end:
@@ -131,7 +160,7 @@ class ProgressiveMetrics:
             first = last
 
     def finish(self) -> None:
-        """Write what the open window holds, and the last lines. A resumed run takes them back."""
+        """Write the open window and the last lines. A resumed run removes them."""
         if self.file is None:
             return
         if self.rows > self._before.rows:
@@ -156,9 +185,9 @@ class ProgressiveMetrics:
         return Sums(rows, clicked, weight, clicks, self._tally.sums[0, LOSS].copy())
 
     def equal_variants(self) -> list[tuple[int, int]]:
-        """Each variant whose predictions were those of an earlier one, row for row; with the first such one before it.
+        """Pairs (one, other): variant `other` predicted the same as `one`, the first such variant, for every row.
 
-        Judged by sums and histograms of the predictions, which no two different variants share to the last bit.
+        Compares sums and histograms of the predictions, which are never bit-identical for different predictions.
         """
         sums, pairs = self._tally.sums[0, [LOSS, PREDICTED]], list[tuple[int, int]]()
         histograms = (self._tally.positives[0], self._tally.negatives[0])
@@ -194,18 +223,18 @@ class ProgressiveMetrics:
         return self._slices.metrics() if self._slices is not None else {}
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """All of it as arrays, the open window among them, for a checkpoint."""
+        """Everything as arrays, the open window included, for a checkpoint."""
         state = {f"tally.{name}": array.copy() for name, array in self._tally._asdict().items()}
         state |= {f"before.{each.name}": np.array(getattr(self._before, each.name)) for each in fields(Group)}
         state |= {"opened": self._opened.copy(), "recent": self._recent_loss.copy()}
         state |= {"last_time_us": self._last_time_us.copy()}
-        state["watched"] = np.frombuffer(self._watched().encode(), np.uint8).copy()
+        state["watched"] = np.frombuffer(self._flags().encode(), np.uint8).copy()
         if self._slices is not None:
             state |= {f"slices.{name}": array for name, array in self._slices.state().items()}
         return state
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Go on from what `state` gave. CheckpointError where another window or other slices were watched."""
+        """Restore a `state`. Raises CheckpointError where the window or the slices differ."""
         self._check(state["watched"].tobytes().decode())
         for name, array in self._tally._asdict().items():
             array[...] = state[f"tally.{name}"]
@@ -221,15 +250,15 @@ class ProgressiveMetrics:
                 {name.removeprefix("slices."): a for name, a in state.items() if name.startswith("slices.")}
             )
 
-    def _watched(self) -> str:
+    def _flags(self) -> str:
         names = [each.name for each in self._slices.slices] if self._slices is not None else []
         return " ".join([str(self._windows), *(f"--slice {name}" for name in names)])
 
     def _check(self, before: str) -> None:
-        if before != self._watched():
+        if before != self._flags():
             raise CheckpointError(
-                f"the run was begun with {before}, and is to go on with {self._watched()}; watch the same, "
-                "or begin anew with another folder"
+                f"the run was started with {before} and is resumed with {self._flags()}; pass the same flags, "
+                "or start a new run with another folder"
             )
 
     def _end_window(self) -> None:
@@ -244,7 +273,7 @@ class ProgressiveMetrics:
         self._opened = present
 
     def _write_window(self, file: MetricsFile) -> None:
-        """The window's line. Histograms of many variants are large, so they are copied for this alone."""
+        """Write the window's line. Copies histograms, which are large where there are many variants."""
         total = Group.of(self._tally)
         file.write(self._window_line(total))
         if self._windows.doubles(self.rows):
@@ -265,7 +294,7 @@ class ProgressiveMetrics:
     def _window_line(self, total: Group) -> Window:
         return Window(
             rows=round(total.rows),
-            time=_shown(int(self._last_time_us[0])),
+            time=_iso_time(int(self._last_time_us[0])),
             window=(total - self._before).metrics(self.variants),
             total=total.metrics(self.variants),
         )
@@ -279,43 +308,6 @@ class ProgressiveMetrics:
         )
 
 
-def _shown(time_us: int) -> str | None:
-    """A time in UTC, or None where the log has none."""
+def _iso_time(time_us: int) -> str | None:
+    """A time as ISO 8601 in UTC; None for NO_TIME."""
     return None if time_us == NO_TIME else datetime.fromtimestamp(time_us / 1e6, UTC).isoformat()
-
-
-# --- Where windows of rows end: at row numbers fixed beforehand, wherever batches end. What is summed lives
-# elsewhere ---
-
-
-FIRST = 1_000
-PARTS = 100
-
-
-@dataclass(frozen=True)
-class Windows:
-    """Windows of `size` rows; where it is None they grow with the log.
-
-    Growing windows have 1,000 rows at first, and twice as many whenever 100 of them would be all rows so far. So the
-    last windows are 1 to 2 % of a long log each, and their number grows with its logarithm: 10,000 rows have 10, 500
-    million 712.
-    """
-
-    size: int | None = None
-
-    def end(self, begin: int) -> int:
-        """Where the window ends that begins behind row `begin`."""
-        if self.size is not None:
-            return begin + self.size
-        rows = FIRST
-        while begin >= rows * PARTS:
-            rows *= 2
-        return begin + rows
-
-    def doubles(self, end: int) -> bool:
-        """Whether the rows up to the end of a window are 1, 2, 4, 8, … times the first window's."""
-        times = end // (self.size or FIRST)
-        return times & (times - 1) == 0
-
-    def __str__(self) -> str:
-        return "no --window" if self.size is None else f"--window {self.size}"

@@ -1,6 +1,7 @@
-"""The kernel that watches predictions: losses, sums, paired differences and histograms of scores, group by group.
+"""Kernels that sum predictions: losses, paired differences and histograms of scores, group by group.
 
-A group is all rows, or the rows of one value of a slice. Nothing here knows of windows, fields or files.
+A group is all rows (`add_all`), or the rows with one value of a slice (`add_slices`). A slice is evaluated like a cross
+of its fields, whether or not the model has that cross; one field is a cross of one.
 """
 
 from __future__ import annotations
@@ -9,12 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from model_store.hash_kernels import bits_of_float, float_of_bits, sigmoid
+from model_store.hash_kernels import END, SEED, TIMES, combine, digest, load_i32, load_u8
 from model_store.jit import bare_inline, bare_kernel
+from trainer.examples.examples_kernels import cross_size, pick
 
-BLOCK = 32
 SCORE_RANGE = 16.0
-SMALLEST_PROBABILITY = 1e-15
 
 # What `Tally.counts` holds of a group.
 ROWS, CLICKED, WEIGHT, CLICKS, CLUSTERS, SQUARED_WEIGHT, OPEN_WEIGHT, IS_OPEN = range(8)
@@ -23,12 +23,8 @@ COUNTS = 8
 LOSS, PREDICTED, SQUARES, PRODUCTS, OPEN = range(5)
 SUMS = 5
 
-_LN2_HIGH = 6.93147180369123816490e-01  # its last 32 bits are 0, so a small integer times it is exact
-_LN2_LOW = 1.90821492927058770002e-10
-_SQRT_HALF = np.int64(0x3FE6A09E667F3BCD)
-_OCTAVES_BELOW = 1024
-_TWO_52_BITS = np.int64(0x4330000000000000)
-_TWO_52 = 4503599627370496.0
+_EMPTY = np.uint64(0)
+_OTHER = np.int64(0)
 
 
 class Tally(NamedTuple):
@@ -36,8 +32,8 @@ class Tally(NamedTuple):
 
     counts: float64[groups, COUNTS]: rows, clicked rows; sums of ω and of ω y; clusters, the sum of their squared
     weights; the weight of the open cluster, and whether one is open.
-    sums: float64[groups, SUMS, variants]: Σ ω loss; Σ ω p; over closed clusters c of weight W_c and with D_c the sum of
-    ω (loss - the first variant's loss): Σ D_c² and Σ D_c W_c; and D of the open cluster.
+    sums: float64[groups, SUMS, variants]: Σ ω loss; Σ ω p; over closed clusters c, with W_c their weight and D_c the
+    sum of ω (loss - the first variant's loss): Σ D_c² and Σ D_c W_c; and D of the open cluster.
     positives, negatives: float64[groups, variants, buckets]: ω of the clicked and of the other rows by score.
     requests: uint64[groups], the request of the open cluster.
     """
@@ -49,96 +45,140 @@ class Tally(NamedTuple):
     requests: Any
 
 
-class Watched(NamedTuple):
-    """A batch to watch: scores float64[rows, >= variants]; labels float64[rows]; weights and requests as below.
+class Conditions(NamedTuple):
+    """The conditions that the slices' prefixes set for a key.
 
-    weights: float64[rows], or empty where all are 1; requests: uint64[rows], or empty where each row is its own.
+    digests: uint64[slices, 4], the digest that each part must have, 0 for any; part: int64[slices], the part whose text
+    must begin with bytes `starts[slice]` to `starts[slice + 1]` of heads (uint8).
     """
 
-    scores: Any
-    labels: Any
-    weights: Any
-    requests: Any
+    digests: Any
+    part: Any
+    heads: Any
+    starts: Any
 
 
-class Room(NamedTuple):
-    """Room for a block of rows: label float64[BLOCK]; score, p and loss float64[variants, BLOCK]; 0 at first."""
+class Values(NamedTuple):
+    """Hash tables, one a slice, from a value's identity to its number, 1 to limit in order of arrival.
 
-    label: Any
-    score: Any
-    probability: Any
-    loss: Any
+    Open addressing, at most half full. identities: uint64[slices, size], 0 where free; numbers: int64[slices, size];
+    used: int64[slices].
+    """
+
+    identities: Any
+    numbers: Any
+    used: Any
+
+
+class Texts(NamedTuple):
+    """Addresses of each field's token bytes and of their int32 offsets: int64[fields] each."""
+
+    data: Any
+    offsets: Any
 
 
 @bare_kernel
-def watch(batch: Any, first: Any, last: Any, tally: Any, room: Any) -> None:
-    """Add rows `first` to `last` (exclusive) of a batch to group 0; where batches begin and end changes no bit."""
-    for begin in range(first, last, BLOCK):
-        end = min(begin + BLOCK, last)
-        judge(batch, begin, end, room)
-        for row in range(begin, end):
-            add(batch, row, row - begin, tally, 0, room)
+def add_all(predictions: Any, first: Any, last: Any, tally: Any) -> None:
+    """Add rows `first` to `last` (exclusive) of `Predictions` to group 0; batch boundaries change no bit."""
+    for row in range(first, last):
+        add(predictions, row, tally, 0)
+
+
+@bare_kernel
+def add_slices(
+    predictions: Any,
+    rows: Any,
+    first: Any,
+    last: Any,
+    tokens: Any,
+    texts: Any,
+    conditions: Any,
+    values: Any,
+    arrivals: Any,
+    tally: Any,
+    picked: Any,
+) -> Any:
+    """Add rows `first` to `last` (exclusive) to the groups of their slice values; return how many values are new.
+
+    Of a slice, group 0 holds the rows of all values after the first `limit`, groups 1 to limit those of the values in
+    order of arrival. rows: int32, the rows' indexes in the tokens; tokens: `TokenLayout` with the slices' fields as
+    crosses; arrivals: int64[new values at most, 5] out, slice and tokens of each new value; picked: int64[4], scratch.
+    """
+    new = 0
+    slices = values.used.size
+    limit = tally.counts.shape[0] // slices - 1
+    for row in range(first, last):
+        for index in range(slices):
+            for combination in range(cross_size(tokens, index, rows[row])):
+                size = pick(tokens, index, rows[row], combination, picked)
+                if not fits(conditions, index, tokens, texts, picked, size):
+                    continue
+                number, is_new = number_of(values, index, identity(tokens, picked, size), limit)
+                if is_new:
+                    arrivals[new, 0] = index
+                    for part in range(size):
+                        arrivals[new, 1 + part] = picked[part]
+                    new += 1
+                add(predictions, row, tally, index * (limit + 1) + number)
+    return new
+
+
+@bare_kernel
+def close_cluster(tally: Any, group: Any) -> None:
+    """Close a group's open cluster between two rows, so that the request's next rows begin another."""
+    close(tally.counts[group], tally.sums[group])
+
+
+@bare_kernel
+def digest_of(text: Any) -> Any:
+    """The digest of the bytes of a uint8 array."""
+    return digest(text.ctypes.data, text.size)
 
 
 @bare_inline
-def judge(batch: Any, begin: Any, end: Any, room: Any) -> None:
-    """What every variant predicted of a block of rows, and its log-loss."""
-    for row in range(begin, end):
-        room.label[row - begin] = batch.labels[row]
-    for variant in range(room.loss.shape[0]):
-        score, probability, loss = room.score[variant], room.probability[variant], room.loss[variant]
-        for row in range(begin, end):
-            score[row - begin] = batch.scores[row, variant]
-        # Whole blocks, the last one with what is left of another: a loop of constant length over rows fills vectors.
-        for place in range(BLOCK):
-            p = sigmoid(score[place])
-            probability[place] = p
-            loss[place] = -log(max(p if room.label[place] > 0.5 else 1.0 - p, SMALLEST_PROBABILITY))
-
-
-@bare_inline
-def add(batch: Any, row: Any, place: Any, tally: Any, group: Any, room: Any) -> None:
-    """Add a row, the `place`-th of the judged block, to a group."""
-    weight = batch.weights[row] if batch.weights.size else 1.0
+def add(predictions: Any, row: Any, tally: Any, group: Any) -> None:
+    """Add a row to a group."""
+    label = predictions.labels[row]
+    weight = predictions.weights[row] if predictions.weights.size else 1.0
     counts, sums = tally.counts[group], tally.sums[group]
     counts[ROWS] += 1.0
-    counts[CLICKED] += batch.labels[row]
+    counts[CLICKED] += label
     counts[WEIGHT] += weight
-    counts[CLICKS] += weight * batch.labels[row]
+    counts[CLICKS] += weight * label
     variants = sums.shape[1]
     for variant in range(variants):
-        sums[LOSS, variant] += weight * room.loss[variant, place]
-        sums[PREDICTED, variant] += weight * room.probability[variant, place]
-    histogram = tally.positives[group] if batch.labels[row] > 0.5 else tally.negatives[group]
+        sums[LOSS, variant] += weight * predictions.losses[row, variant]
+        sums[PREDICTED, variant] += weight * predictions.probabilities[row, variant]
+    histogram = tally.positives[group] if label > 0.5 else tally.negatives[group]
     buckets = histogram.shape[1]
     scale = buckets / (2.0 * SCORE_RANGE)
     for variant in range(variants):
-        score = min(max(room.score[variant, place], -SCORE_RANGE), SCORE_RANGE)
+        score = min(max(predictions.scores[row, variant], -SCORE_RANGE), SCORE_RANGE)
         histogram[variant, min(np.int64((score + SCORE_RANGE) * scale), buckets - 1)] += weight
     if variants > 1:
-        compare(batch, row, place, weight, tally, group, room)
+        compare(predictions, row, weight, tally, group)
 
 
 @bare_inline
-def compare(batch: Any, row: Any, place: Any, weight: Any, tally: Any, group: Any, room: Any) -> None:
-    """Add a row's differences to the open cluster; a row of another request closes it first."""
+def compare(predictions: Any, row: Any, weight: Any, tally: Any, group: Any) -> None:
+    """Add a row's differences to the open cluster; a row of another request closes that first."""
     counts, sums = tally.counts[group], tally.sums[group]
-    grouped = batch.requests.size > 0
-    if not (grouped and counts[IS_OPEN] != 0.0 and tally.requests[group] == batch.requests[row]):
+    grouped = predictions.requests.size > 0
+    if not (grouped and counts[IS_OPEN] != 0.0 and tally.requests[group] == predictions.requests[row]):
         close(counts, sums)
         counts[CLUSTERS] += 1.0
         counts[IS_OPEN] = 1.0
         if grouped:
-            tally.requests[group] = batch.requests[row]
+            tally.requests[group] = predictions.requests[row]
     counts[OPEN_WEIGHT] += weight
-    base = room.loss[0, place]
+    base = predictions.losses[row, 0]
     for variant in range(sums.shape[1]):
-        sums[OPEN, variant] += weight * (room.loss[variant, place] - base)
+        sums[OPEN, variant] += weight * (predictions.losses[row, variant] - base)
 
 
 @bare_inline
 def close(counts: Any, sums: Any) -> None:
-    """Close a group's open cluster; one of weight 0 adds nothing."""
+    """Close a group's open cluster; a cluster of weight 0 adds nothing."""
     weight = counts[OPEN_WEIGHT]
     counts[SQUARED_WEIGHT] += weight * weight
     for variant in range(sums.shape[1]):
@@ -150,48 +190,49 @@ def close(counts: Any, sums: Any) -> None:
     counts[IS_OPEN] = 0.0
 
 
-@bare_kernel
-def close_cluster(tally: Any, group: Any) -> None:
-    """Close a group's open cluster between two rows, so that the request's next rows begin another."""
-    close(tally.counts[group], tally.sums[group])
+@bare_inline
+def fits(conditions: Any, index: Any, tokens: Any, texts: Any, picked: Any, size: Any) -> Any:
+    """Whether a key begins with the slice's prefix."""
+    for part in range(size):
+        wanted = conditions.digests[index, part]
+        if wanted != _EMPTY and tokens.digests[picked[part]] != wanted:
+            return False
+    first, last = conditions.starts[index], conditions.starts[index + 1]
+    if first == last:
+        return True
+    part = conditions.part[index]
+    field = tokens.crosses[index, part]
+    offset = texts.offsets[field] + 4 * (picked[part] - tokens.base[field])
+    start = np.int64(load_i32(offset))
+    if np.int64(load_i32(offset + 4)) - start < last - first:
+        return False
+    for position in range(last - first):
+        if load_u8(texts.data[field] + start + position) != conditions.heads[first + position]:
+            return False
+    return True
 
 
 @bare_inline
-def log(x: Any) -> Any:
-    """The natural logarithm of a normal positive number below 2^1000, within 2 units in the last place.
-
-    x = 2^k m with m in [√½, √2); ln m = 2 artanh((m - 1) / (m + 1)). Like the sigmoid only IEEE additions,
-    multiplications and one division, so that every machine gets the same bits and LLVM can run it over variants.
-    """
-    bits = bits_of_float(x)
-    octave = ((bits - _SQRT_HALF) + (np.int64(_OCTAVES_BELOW) << 52)) >> 52
-    # The integer becomes a float by its bits: processors without AVX-512 cannot convert several at once.
-    k = float_of_bits(octave | _TWO_52_BITS) - (_TWO_52 + _OCTAVES_BELOW)
-    m = float_of_bits(bits - ((octave - _OCTAVES_BELOW) << 52))
-    s = (m - 1.0) / (m + 1.0)
-    square = s * s
-    series = 1.0 / 21.0
-    series = series * square + 1.0 / 19.0
-    series = series * square + 1.0 / 17.0
-    series = series * square + 1.0 / 15.0
-    series = series * square + 1.0 / 13.0
-    series = series * square + 1.0 / 11.0
-    series = series * square + 1.0 / 9.0
-    series = series * square + 1.0 / 7.0
-    series = series * square + 1.0 / 5.0
-    series = series * square + 1.0 / 3.0
-    return k * _LN2_HIGH + (2.0 * s + (2.0 * s * square * series + k * _LN2_LOW))
+def identity(tokens: Any, picked: Any, size: Any) -> Any:
+    """A hash of the values that a key combines; never 0."""
+    state = SEED
+    for part in range(size):
+        state = combine(state, tokens.digests[picked[part]], END if part == size - 1 else TIMES)
+    return state
 
 
-@bare_kernel
-def probabilities(scores: Any, out: Any) -> None:
-    """The sigmoid of each of float64[n] scores, into out."""
-    for index in range(scores.size):
-        out[index] = sigmoid(scores[index])
-
-
-@bare_kernel
-def logarithms(numbers: Any, out: Any) -> None:
-    """The logarithm of each of float64[n] numbers, which must be normal and positive, into out."""
-    for index in range(numbers.size):
-        out[index] = log(numbers[index])
+@bare_inline
+def number_of(values: Any, index: Any, wanted: Any, limit: Any) -> Any:
+    """The number of a value in its slice, 0 where the slice is full, and whether it is new."""
+    mask = values.identities.shape[1] - 1
+    slot = np.int64(wanted & np.uint64(mask))
+    while values.identities[index, slot] not in (wanted, _EMPTY):
+        slot = (slot + 1) & mask
+    if values.identities[index, slot] == wanted:
+        return values.numbers[index, slot], False
+    if values.used[index] == limit:
+        return _OTHER, False
+    values.used[index] += 1
+    values.identities[index, slot] = wanted
+    values.numbers[index, slot] = values.used[index]
+    return values.numbers[index, slot], True

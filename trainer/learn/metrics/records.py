@@ -1,6 +1,6 @@
-"""The figures of the training metrics, and the lines of a metrics file (docs/training_metrics.md lists the fields).
+"""The figures of training metrics, and the metrics file: JSON lines, appended and flushed while the run goes on.
 
-How figures are computed is in `figures.py`; nothing here computes.
+docs/training_metrics.md lists every field.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ FORMAT_VERSION = 1
 
 
 class Record(BaseModel):
-    """Frozen, and written without a number that is not finite. Unknown fields of later versions are passed over."""
+    """Frozen; numbers are finite. Unknown fields, of later versions, are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class Difference(Record):
-    """A variant's change against the base, the first variant. None where it is not defined.
+    """A variant's difference from the base, the first variant. None where undefined.
 
-    logloss: mean of the variant's less the base's loss of each row; low, high: the 95 % interval of that mean;
+    logloss: mean over the rows of the variant's loss minus the base's; low, high: the 95 % interval of that mean;
     auc_loss_percent: the relative change of 1 - AUC, in percent.
     """
 
@@ -38,7 +38,7 @@ class Difference(Record):
 
 
 class VariantMetrics(Record):
-    """One variant's metrics; None where the rows do not define them (no click at all, or nothing but clicks).
+    """One variant's metrics; None where they are undefined (no clicks, or only clicks).
 
     logloss: mean of -ln p(label), p clipped at 1e-15; auc; calibration: sum of p / sum of y; normalized_entropy:
     logloss divided by the entropy of the click rate (He et al., ADKDD 2014); mean_prediction: mean of p; difference:
@@ -57,13 +57,13 @@ class VariantMetrics(Record):
         return self.model_dump(exclude=set() if self.difference else {"difference"})
 
     def numbers(self) -> dict[str, float]:
-        """The variant's own metrics that are defined: what an artefact keeps."""
+        """The defined metrics of the variant itself, as an artefact stores them."""
         own = self.model_dump(exclude={"difference"})
         return {name: value for name, value in own.items() if value is not None}
 
 
 class GroupMetrics(Record):
-    """The metrics of a group of rows: how many, the sum of their weights and of the clicked ones', their variants'."""
+    """The metrics of a group of rows; weight, clicks: sums of the weights of all rows and of the clicked ones."""
 
     rows: int
     weight: float
@@ -78,13 +78,13 @@ class GroupMetrics(Record):
 
 
 class SliceMetrics(GroupMetrics):
-    """The rows with one value of a slice, as it stands in their keys; None for all values that came after the limit."""
+    """The rows with one value of a slice, written as in their keys; None for all values beyond the limit."""
 
     value: str | None
 
 
 class Bin(Record):
-    """Rows of about the same prediction: sums of their weights, predictions and clicks, weighted."""
+    """Rows with similar predictions: weighted sums of the rows, predictions and clicks."""
 
     weight: float
     predicted: float
@@ -92,7 +92,7 @@ class Bin(Record):
 
 
 class Header(Record):
-    """The first line: what was watched, and how."""
+    """The first line: the model and the options of the metrics."""
 
     kind: Literal["header"] = "header"
     format: Literal["ftrie-metrics"] = FORMAT
@@ -107,7 +107,7 @@ class Header(Record):
 
 
 class Window(Record):
-    """A line at the end of each window: its own figures, and those of all rows so far."""
+    """A line at the end of each window: the figures of the window, and of all rows so far."""
 
     kind: Literal["window"] = "window"
     rows: int
@@ -117,7 +117,7 @@ class Window(Record):
 
 
 class Detail(Record):
-    """A line where the rows have doubled and at the end: what is too long for each, of all rows so far."""
+    """A line whenever the rows have doubled and at the end: the longer figures of all rows so far."""
 
     kind: Literal["detail"] = "detail"
     rows: int
@@ -135,15 +135,11 @@ class End(Record):
 Line = Annotated[Header | Window | Detail | End, Field(discriminator="kind")]
 
 
-# --- The metrics file: JSON lines, appended and flushed as the run goes on. What stands in them is in
-# `records.py` ---
-
-
 class MetricsFile:
-    """Writes lines; knows where the lines end that a resumed run keeps.
+    """Appends lines. `offset`: the end of the lines that a resumed run keeps.
 
-    A new file replaces an old one. `resume_at` is the `offset` of a checkpoint: the file is cut back to it, so that it
-    ends up as if the run had never stopped. Raises OutputError. One thread only.
+    A new file replaces an old one. `resume_at` is the `offset` in a checkpoint: the file is truncated to it, so that
+    the result is that of an uninterrupted run. Raises OutputError. Not thread-safe.
     """
 
     def __init__(self, path: Path, resume_at: int = 0) -> None:
@@ -152,26 +148,26 @@ class MetricsFile:
         try:
             self._file = path.open("r+b" if resume_at else "wb")
             if resume_at:
-                self._cut_back()
+                self._truncate()
         except OSError as error:
             raise OutputError(f"cannot write the metrics to {path}: {error.strerror}") from error
 
     def write(self, line: Record, *, keep: bool = True) -> None:
-        """Append a line; `keep` moves `offset` behind it. The last lines of a run are not kept when it is resumed."""
+        """Append a line; `keep` moves `offset` to its end. The last lines of a run are not kept when it is resumed."""
         data = line.model_dump_json().encode() + b"\n"
         try:
             self._file.write(data)
             self._file.flush()
         except OSError as error:
-            with contextlib.suppress(OSError):  # closing tries to write what is left once more
+            with contextlib.suppress(OSError):  # closing tries to write the buffer again
                 self._file.close()
             raise OutputError(f"cannot write the metrics to {self.path}: {error.strerror}") from error
         if keep:
             self.offset += len(data)
 
     def sync(self) -> None:
-        """Have the lines on disk, so that a checkpoint may rely on `offset`."""
-        with contextlib.suppress(OSError):  # a pipe or a terminal has no disk
+        """Flush the lines to disk, so that a checkpoint may rely on `offset`."""
+        with contextlib.suppress(OSError):  # fsync fails for a pipe or a terminal
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -184,13 +180,13 @@ class MetricsFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _cut_back(self) -> None:
+    def _truncate(self) -> None:
         size = self._file.seek(0, 2)
         if size < self.offset:
             self._file.close()
             raise OutputError(
-                f"{self.path} has {size} bytes, the checkpoint knows {self.offset}: it is not the file that the run "
-                "began; give the same one, or another name without --resume"
+                f"{self.path} has {size} bytes, fewer than the {self.offset} in the checkpoint: it is not the file of "
+                "the resumed run; pass that file, or another name without --resume"
             )
         self._file.seek(self.offset)
         self._file.truncate()

@@ -1,4 +1,7 @@
-"""What `--slice` names: the values of a field, or the keys under a prefix. Counting is elsewhere."""
+"""Slices: metrics of each value of a field, or of each key under a prefix, in bounded memory (`--slice`).
+
+A slice has one group for each of its first SLICE_VALUES values in order of arrival, and one for all later values.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,20 @@ from model_store.features.features import FeaturePlan, FieldPlan
 from model_store.spec.keys import unescape
 from model_store.spec.sections import MAX_CROSS_FIELDS
 from trainer.examples.hashing import Examples
-from trainer.learn.metrics.figures import Group, new_tally, room_for
-from trainer.learn.metrics.metrics_kernels import Room, Watched
+from trainer.learn.metrics.figures import Group, new_tally
+from trainer.learn.metrics.metrics_kernels import Conditions, Texts, Values, add_slices, digest_of
 from trainer.learn.metrics.records import SliceMetrics
-from trainer.learn.metrics.slices_kernels import Conditions, Texts, Values, digest_of, watch_slices
+from trainer.learn.predictions_kernels import Predictions
+
+SLICE_VALUES = 256
+SLICE_BUCKETS = 512
 
 
 @dataclass(frozen=True)
 class Slice:
-    """The rows to watch apart: one group for each combination of the fields' values whose text fits.
+    """The rows of a slice: one group for each combination of the fields' values that matches.
 
-    exact: texts that the first fields' values must be; head: what the next field's text must begin with.
+    exact: the values of the first fields; head: the prefix of the next field's value.
     """
 
     name: str
@@ -34,14 +40,14 @@ class Slice:
 
     @classmethod
     def of(cls, name: str, plan: FeaturePlan) -> Slice:
-        """Read a field (`device`), a key prefix (`device*os=`, `device*os=ios*1`), or the beginning of raw keys.
+        """Parse a field (`device`), a key prefix (`device*os=`, `device*os=ios*1`), or a prefix of raw keys.
 
-        A prefix may join up to four fields in any order, also where the model has no such cross. Raises SpecError.
+        A prefix may combine up to four fields in any order, whether or not the model has that cross. Raises SpecError.
         """
         by_name = {field.name: field for field in plan.fields}
         raw = [field for field in plan.fields if field.kind == "raw"]
         if name in by_name:
-            return cls(name, _watchable(name, [by_name[name]]))
+            return cls(name, _checked(name, [by_name[name]]))
         names, equals, values = name.encode().partition(b"=")
         parts = [unescape(part).decode() for part in names.split(b"*")]
         if (equals or len(parts) > 1) and all(part in by_name for part in parts):
@@ -49,117 +55,65 @@ class Slice:
         if len(raw) == 1 and name:
             return cls(name, (raw[0],), head=name.encode())
         raise SpecError(
-            f"--slice {name!r} is no field and no key prefix such as 'device*os='; "
+            f"--slice {name!r} is neither a field nor a key prefix such as 'device*os='; "
             f"fields: {', '.join(by_name)}"
         )
 
 
-def _of_prefix(name: str, fields: Sequence[FieldPlan], values: bytes) -> Slice:
-    if len(fields) > MAX_CROSS_FIELDS:
-        raise SpecError(f"--slice {name!r} joins {len(fields)} fields; up to {MAX_CROSS_FIELDS} are allowed")
-    if any(field.kind == "raw" for field in fields):
-        raise SpecError(f"--slice {name!r} joins raw keys, which cannot be crossed")
-    *exact, head = values.split(b"*")
-    if len(exact) >= len(fields):
-        raise SpecError(f"--slice {name!r} has {len(exact) + 1} values for {len(fields)} fields")
-    return Slice(name, _watchable(name, fields), tuple(exact), head)
-
-
-def _watchable(name: str, fields: Sequence[FieldPlan]) -> tuple[FieldPlan, ...]:
-    for field in fields:
-        if field.kind == "number" and field.spec.bucket is None:
-            raise SpecError(
-                f"--slice {name!r}: {field.name} is a real number and has one key for all its values; "
-                'slice by a field of the same column with bucket = "log"'
-            )
-    return tuple(fields)
-
-
-def field_table(slices: Sequence[Slice]) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """The fields of each slice, int64[slices, 4], padded with -1: what a token layout has as its crosses."""
-    table = np.full((len(slices), MAX_CROSS_FIELDS), -1, np.int64)
-    for row, each in zip(table, slices, strict=True):
-        row[: len(each.fields)] = [field.index for field in each.fields]
-    return table
-
-
-def conditions_of(slices: Sequence[Slice]) -> Conditions:
-    """What the slices' prefixes ask, as their kernel takes it."""
-    digests = np.zeros((len(slices), MAX_CROSS_FIELDS), np.uint64)
-    for row, each in zip(digests, slices, strict=True):
-        row[: len(each.exact)] = [digest_of(_bytes(text)) for text in each.exact]
-    part = np.array([len(each.exact) for each in slices], np.int64)
-    starts = np.cumsum([0, *(len(each.head) for each in slices)]).astype(np.int64)
-    return Conditions(digests, part, _bytes(b"".join(each.head for each in slices)), starts)
-
-
-def _bytes(text: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    return np.frombuffer(text, np.uint8).copy()
-
-
-# --- Metrics of each value of the slices that a run was asked to watch, in bounded memory ---
-#
-# A slice keeps its first values by arrival, and one group for the rows of all later ones.
-
-
-SLICE_VALUES = 256
-SLICE_BUCKETS = 512
-
-
-class SliceWatcher:
-    """Running metrics of slices. One thread, batches in order; the figures do not see where batches end."""
+class SlicedMetrics:
+    """Running metrics of slices. Not thread-safe; batch boundaries change no figure."""
 
     def __init__(self, slices: Sequence[Slice], variants: Sequence[str], limit: int = SLICE_VALUES) -> None:
         self.slices = tuple(slices)
         self.limit = limit
         self._variants = tuple(variants)
-        self._fields = field_table(slices)
-        self._conditions = conditions_of(slices)
+        self._fields = _field_table(slices)
+        self._conditions = _conditions_of(slices)
         size = 1 << (2 * limit - 1).bit_length()
         shape = (len(slices), size)
         self._values = Values(
             np.zeros(shape, np.uint64), np.zeros(shape, np.int64), np.zeros(len(slices), np.int64)
         )
         self._texts: list[list[bytes]] = [[] for _ in slices]
-        # Pages of groups that no value has taken are never touched, so they cost no memory.
+        # Pages of unused groups are never touched, so they take no memory.
         self._tally = new_tally(len(slices) * (limit + 1), len(variants), SLICE_BUCKETS)
-        self._room: Room = room_for(len(variants))
 
-    def update(self, batch: Watched, examples: Examples, first: int, last: int) -> None:
+    def update(self, predictions: Predictions, examples: Examples, first: int, last: int) -> None:
         """Add rows `first` to `last` (exclusive) of a batch."""
         most = len(self.slices) * self.limit - int(self._values.used.sum())
         arrivals = np.empty((most, 1 + MAX_CROSS_FIELDS), np.int64)
         tokens = examples.tokens._replace(crosses=self._fields)
-        new = watch_slices(
-            *(batch, examples.rows, first, last, tokens, Texts(*addresses(examples.texts))),
-            *(self._conditions, self._values, arrivals, self._tally, self._room),
+        new = add_slices(
+            *(predictions, examples.rows, first, last, tokens, Texts(*addresses(examples.texts))),
+            *(self._conditions, self._values, arrivals, self._tally),
             np.empty(MAX_CROSS_FIELDS, np.int64),
         )
         for index, *picked in arrivals[:new].tolist():
             self._texts[index].append(_text(self.slices[index], picked, examples))
 
     def metrics(self) -> dict[str, list[SliceMetrics]]:
-        """Of each slice the metrics of its values, most rows first, what came after the limit last."""
+        """Of each slice the metrics of its values, most rows first, those beyond the limit last."""
         return {each.name: self._of_slice(index) for index, each in enumerate(self.slices)}
 
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
-        """All of it as arrays, for a checkpoint; only the groups in use."""
+        """Everything as arrays, for a checkpoint; only the groups in use."""
         groups = self._groups_in_use()
         texts = [text for values in self._texts for text in values]
         return {
-            "names": _bytes_watcher("\0".join(each.name for each in self.slices).encode()),
+            "names": _bytes("\0".join(each.name for each in self.slices).encode()),
             "used": self._values.used.copy(),
             "identities": self._values.identities.copy(),
-            "places": self._values.places.copy(),
-            "texts": _bytes_watcher(b"".join(texts)),
+            "places": self._values.numbers.copy(),
+            "texts": _bytes(b"".join(texts)),
             "text_lengths": np.array([len(text) for text in texts], np.int64),
             **{name: array[groups].copy() for name, array in self._tally._asdict().items()},
         }
 
     def restore(self, state: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Go on from what `state` gave; the slices must be the same."""
-        for name in ("used", "identities", "places"):
-            getattr(self._values, name)[...] = state[name]
+        """Restore a `state` of the same slices."""
+        self._values.used[...] = state["used"]
+        self._values.identities[...] = state["identities"]
+        self._values.numbers[...] = state["places"]
         ends = np.cumsum(state["text_lengths"]).tolist()
         data = state["texts"].tobytes()
         texts = [
@@ -179,8 +133,8 @@ class SliceWatcher:
     def _of_slice(self, index: int) -> list[SliceMetrics]:
         first = index * (self.limit + 1)
         values = [
-            self._of_group(first + 1 + place, text.decode(errors="replace"))
-            for place, text in enumerate(self._texts[index])
+            self._of_group(first + number, text.decode(errors="replace"))
+            for number, text in enumerate(self._texts[index], start=1)
         ]
         values.sort(key=lambda each: -each.rows)
         other = self._of_group(first, None)
@@ -191,14 +145,55 @@ class SliceWatcher:
         return SliceMetrics(value=value, **dict(metrics))
 
 
+def _of_prefix(name: str, fields: Sequence[FieldPlan], values: bytes) -> Slice:
+    if len(fields) > MAX_CROSS_FIELDS:
+        raise SpecError(
+            f"--slice {name!r} combines {len(fields)} fields; at most {MAX_CROSS_FIELDS} are allowed"
+        )
+    if any(field.kind == "raw" for field in fields):
+        raise SpecError(f"--slice {name!r} combines raw keys, which cannot be crossed")
+    *exact, head = values.split(b"*")
+    if len(exact) >= len(fields):
+        raise SpecError(f"--slice {name!r} has {len(exact) + 1} values for {len(fields)} fields")
+    return Slice(name, _checked(name, fields), tuple(exact), head)
+
+
+def _checked(name: str, fields: Sequence[FieldPlan]) -> tuple[FieldPlan, ...]:
+    for field in fields:
+        if field.kind == "number" and field.spec.bucket is None:
+            raise SpecError(
+                f"--slice {name!r}: {field.name} is a real number and has one key for all its values; "
+                'slice by a field of the same column with bucket = "log"'
+            )
+    return tuple(fields)
+
+
+def _field_table(slices: Sequence[Slice]) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """The fields of each slice as a token layout's crosses: int64[slices, 4], padded with -1."""
+    table = np.full((len(slices), MAX_CROSS_FIELDS), -1, np.int64)
+    for row, each in zip(table, slices, strict=True):
+        row[: len(each.fields)] = [field.index for field in each.fields]
+    return table
+
+
+def _conditions_of(slices: Sequence[Slice]) -> Conditions:
+    """The conditions of the slices' prefixes."""
+    digests = np.zeros((len(slices), MAX_CROSS_FIELDS), np.uint64)
+    for row, each in zip(digests, slices, strict=True):
+        row[: len(each.exact)] = [digest_of(_bytes(text)) for text in each.exact]
+    part = np.array([len(each.exact) for each in slices], np.int64)
+    starts = np.cumsum([0, *(len(each.head) for each in slices)]).astype(np.int64)
+    return Conditions(digests, part, _bytes(b"".join(each.head for each in slices)), starts)
+
+
+def _bytes(text: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    return np.frombuffer(text, np.uint8).copy()
+
+
 def _text(each: Slice, picked: Sequence[int], examples: Examples) -> bytes:
-    """The values of a key, as they stand in it."""
-    places = zip(each.fields, picked, strict=False)
+    """The values of a key, written as in the key."""
+    tokens = zip(each.fields, picked, strict=False)
     base = examples.tokens.base
     return b"*".join(
-        examples.texts[field.index][place - base[field.index]].as_py() for field, place in places
+        examples.texts[field.index][token - base[field.index]].as_py() for field, token in tokens
     )
-
-
-def _bytes_watcher(text: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return np.frombuffer(text, np.uint8).copy()

@@ -1,1 +1,1 @@
-"""Slot layouts of the value table, one a numeric precision."""
+"""Slot layouts of the value table: one for each combination of `values`, `precision` and `rate`."""

@@ -1,9 +1,8 @@
 """The layouts of a slot, one for each of `values`, `precision` and `rate`. docs/table.md draws them.
 
-Each is a NamedTuple of arrays, so that numba compiles a learner once for each layout that is used; what a layout's
-operations do is in `kernels.py`. Nothing here knows a learner.
-
-seen: the number of the example (from 1) that touched the key last; seed: of the noise in unbiased rounding.
+Each is a NamedTuple of arrays, so that numba compiles a learner once for each layout in use; `state.py` and `search.py`
+implement the operations. seen: the number of the example (from 1) that touched the key last; seed: of the random bits
+in unbiased rounding.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class Full(NamedTuple):
 
 
 class FullCounts(NamedTuple):
-    """One float64 value and how often the key came with a click and without: 32 bytes."""
+    """One float64 value and the counts of examples with a click and without: 32 bytes."""
 
     slots: Any
 
@@ -76,7 +75,6 @@ class OwnCompactCounts(NamedTuple):
 
 COMPACT = (Compact, CompactCounts)
 OWN = (Own, OwnCounts, OwnCompact, OwnCompactCounts)
-WITH_COUNTS = (FullCounts, CompactCounts, OwnCounts, OwnCompactCounts)
 
 _FIELDS: dict[type, list[tuple[str, Any]]] = {
     Full: [_KEY, ("z", np.float64), ("n", np.float64), _SEEN],
@@ -91,7 +89,7 @@ _FIELDS: dict[type, list[tuple[str, Any]]] = {
 
 
 def slot_type(layout: type, seen: bool) -> np.dtype[Any]:
-    """The slot of a layout; compact ones keep `seen` only if asked."""
+    """The dtype of a layout's slots; compact ones have `seen` only if requested."""
     fields = _FIELDS[layout]
     return np.dtype([*fields, _SEEN] if seen and layout in COMPACT else fields, align=True)
 

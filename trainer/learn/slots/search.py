@@ -1,4 +1,7 @@
-"""Where a key lies in a table of each layout. docs/table.md says how full a table may be."""
+"""Finds a key's slot in a table of each layout, and moves slots to a table of another size.
+
+docs/table.md says how full a table may be.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def _low_bits(table: Any, key: Any) -> Any:
 
 @implements(home, *COMPACT)
 def _high_bits_times_slots(table: Any, key: Any) -> Any:
-    """Any number of slots below 2^32 is possible, so that a compact table can grow by a tenth and stay full."""
+    """Allows any number of slots below 2^32, so that a compact table can grow by a tenth and stay full."""
     return np.int64(((key >> _U32) * np.uint64(table.slots.size)) >> _U32)
 
 
@@ -55,7 +58,7 @@ def find_slot(table: Any, key: Any) -> Any:
 
 @stub
 def prefetch_slot(table: Any, key: Any) -> Any:
-    """Ask for the cache lines of a key's slot."""
+    """Prefetch the cache lines of a key's slot."""
 
 
 @implements(prefetch_slot, Full, FullCounts)
@@ -65,7 +68,7 @@ def _prefetch_shared(table: Any, key: Any) -> Any:
 
 @implements(prefetch_slot, *COMPACT)
 def _prefetch_compact(table: Any, key: Any) -> Any:
-    """Two lines: searches in a table so full often reach the next one."""
+    """Two lines: searches in a table this full often reach the next line."""
     first = table.slots.ctypes.data + home(table, key) * table.slots.itemsize
     prefetch(first)
     prefetch(first + 64)
@@ -83,12 +86,9 @@ def _prefetch_own_compact(table: Any, key: Any) -> Any:
     prefetch(table.slots.ctypes.data + home(table, key) * table.slots.itemsize)
 
 
-# --- Moving all keys, with all that they hold, from one table to another of the same layout ---
-
-
 @bare_kernel
 def move(old: Any, new: Any, before: Any) -> Any:
-    """Move every slot of `old` that was seen at example `before` or later to `new`, which is empty; return how many."""
+    """Copy every slot of `old` last seen at example `before` or later to the empty table `new`; return how many."""
     moved = 0
     for index in range(old.slots.size):
         if old.slots[index].key == EMPTY or seen_at(old, index) < before:
@@ -102,7 +102,7 @@ def move(old: Any, new: Any, before: Any) -> Any:
 
 @stub
 def move_own(old: Any, new: Any, index: Any, slot: Any) -> Any:
-    """Move what the variants of a slot have of their own."""
+    """Copy the per-variant arrays of a slot."""
 
 
 @implements(move_own, Full, FullCounts, *COMPACT)

@@ -1,7 +1,7 @@
-"""What a slot of each layout holds of a coordinate, read and written.
+"""Reads and writes the state of a coordinate in a slot of each layout.
 
-A coordinate is read as (value, n): the learner's value (w, z or G) as it is stored, and its sum of squared gradients,
-or what stands for it. Layouts with counts make n of them.
+A coordinate is read as (value, n): the learner's a as it is stored (w, z or G), and its sum of squared gradients or
+whatever else the rate needs. Layouts with counts compute n from them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,20 @@ from trainer.learn.slots.layouts import (
     OwnCompactCounts,
     OwnCounts,
 )
-from trainer.learn.slots.q213 import LOW_16, STEP, chance, luck_in, rounded, value_in, with_value, word_of
+from trainer.learn.slots.q213 import (
+    LOW_16,
+    STEP,
+    pack_word,
+    q213_in,
+    random_bits,
+    round_to_q213,
+    uniform_in,
+    with_q213,
+)
 
 MAX_COUNT = 0xFFFFFFFF
 
-_EXACT_COUNTS = 1 << 23  # a 24-bit count is exact up to here; each further unit stands for 2^8 examples
+_EXACT_COUNTS = 1 << 23  # a 24-bit count is exact up to here; each further unit represents 2^8 examples
 _COARSE = 256
 _ONE_IN_256 = np.uint64(1 << 56)
 _24_BITS = np.uint64((1 << 24) - 1)
@@ -42,22 +51,22 @@ def value_of(table: Any, slot: Any, v: Any) -> Any:
 
 @stub
 def n_of(table: Any, slot: Any, v: Any) -> Any:
-    """A coordinate's sum of squared gradients, or what its counts say of it."""
+    """A coordinate's n, stored or computed from its counts."""
 
 
 @stub
 def put(table: Any, slot: Any, v: Any, value: Any, n: Any, example: Any) -> Any:
-    """Store a coordinate of variant v (0 where they share it) after an example; n is dropped where counts are kept."""
+    """Store a coordinate of variant v (0 where values are shared) after an example; layouts with counts ignore n."""
 
 
 @stub
 def count_example(table: Any, slot: Any, clicked: Any, example: Any) -> Any:
-    """Note that the key came with or without a click, where counts are kept."""
+    """Count an example with or without a click, in layouts with counts."""
 
 
 @bare_inline
 def squares_of_counts(clicked: Any, unclicked: Any) -> Any:
-    """P N / (P + N): about the sum of squared gradients of a key with P clicks and N examples without (section 4.2)."""
+    """P N / (P + N): approximates the sum of squared gradients after P clicks and N examples without (section 4.2)."""
     if clicked == 0.0 or unclicked == 0.0:
         return 0.0
     return clicked * unclicked / (clicked + unclicked)
@@ -70,7 +79,7 @@ def _full_value(table: Any, slot: Any, v: Any) -> Any:
 
 @implements(value_of, *COMPACT)
 def _compact_value(table: Any, slot: Any, v: Any) -> Any:
-    return value_in(table.slots[slot].state)
+    return q213_in(table.slots[slot].state)
 
 
 @implements(value_of, Own, OwnCounts)
@@ -80,7 +89,7 @@ def _own_value(table: Any, slot: Any, v: Any) -> Any:
 
 @implements(value_of, OwnCompact)
 def _own_compact_value(table: Any, slot: Any, v: Any) -> Any:
-    return value_in(table.words[slot, v])
+    return q213_in(table.words[slot, v])
 
 
 @implements(value_of, OwnCompactCounts)
@@ -123,7 +132,7 @@ def _n_of_compact_counts(table: Any, slot: Any, v: Any) -> Any:
 
 @bare_inline
 def examples_in(count: Any) -> Any:
-    """How many examples a 24-bit count stands for."""
+    """The number of examples that a 24-bit count represents."""
     exact = min(np.float64(count), np.float64(_EXACT_COUNTS))
     return exact + (np.float64(count) - exact) * _COARSE
 
@@ -144,19 +153,19 @@ def _count_exactly(table: Any, slot: Any, clicked: Any, example: Any) -> Any:
 
 @implements(count_example, CompactCounts)
 def _count_in_24_bits(table: Any, slot: Any, clicked: Any, example: Any) -> Any:
-    """Beyond 2^23 a count goes up by chance, once in 256 examples (Morris, CACM 1978): it reaches 2^31."""
+    """Beyond 2^23 a count is incremented at random, once in 256 examples (Morris, CACM 1978); it reaches 2^31."""
     shift = _U16 if clicked else _U40
     state = table.slots[slot].state
     count = (state >> shift) & _24_BITS
     if count < np.uint64(_EXACT_COUNTS) or (
-        count < _24_BITS and chance(table.seed, table.slots[slot].key, example, 128) < _ONE_IN_256
+        count < _24_BITS and random_bits(table.seed, table.slots[slot].key, example, 128) < _ONE_IN_256
     ):
         table.slots[slot].state = state + (np.uint64(1) << shift)
 
 
 @stub
 def set_counts(table: Any, slot: Any, n: Any) -> Any:
-    """Where counts are kept, set them to as many examples with a click as without that stand for n."""
+    """In layouts with counts, set them to equal numbers of examples with a click and without that yield n."""
 
 
 @implements(set_counts, Full, Compact, Own, OwnCompact)
@@ -201,56 +210,55 @@ def _put_own_counts(table: Any, slot: Any, v: Any, value: Any, n: Any, example: 
 
 @implements(put, Compact)
 def _put_compact(table: Any, slot: Any, v: Any, value: Any, n: Any, example: Any) -> Any:
-    table.slots[slot].state = word_of(value, n, table.seed, table.slots[slot].key, example, 0)
+    table.slots[slot].state = pack_word(value, n, table.seed, table.slots[slot].key, example, 0)
 
 
 @implements(put, OwnCompact)
 def _put_own_compact(table: Any, slot: Any, v: Any, value: Any, n: Any, example: Any) -> Any:
-    table.words[slot, v] = word_of(value, n, table.seed, table.slots[slot].key, example, v)
+    table.words[slot, v] = pack_word(value, n, table.seed, table.slots[slot].key, example, v)
 
 
 @implements(put, CompactCounts)
 def _put_compact_counts(table: Any, slot: Any, v: Any, value: Any, n: Any, example: Any) -> Any:
     held = table.slots[slot]
-    q = rounded(value, luck_in(chance(table.seed, held.key, example, 0)))
-    table.slots[slot].state = with_value(held.state, q)
+    q = round_to_q213(value, uniform_in(random_bits(table.seed, held.key, example, 0)))
+    table.slots[slot].state = with_q213(held.state, q)
 
 
 @implements(put, OwnCompactCounts)
 def _put_own_compact_counts(table: Any, slot: Any, v: Any, value: Any, n: Any, example: Any) -> Any:
-    table.q[slot, v] = rounded(value, luck_in(chance(table.seed, table.slots[slot].key, example, v)))
-
-
-# --- When a key was seen last, in the layouts that keep it; others pay nothing ---
+    table.q[slot, v] = round_to_q213(
+        value, uniform_in(random_bits(table.seed, table.slots[slot].key, example, v))
+    )
 
 
 @stub
 def seen_at(table: Any, slot: Any) -> Any:
-    """The number of the example that touched the key last; 0 in layouts that do not keep it."""
+    """The number of the example that touched the key last; 0 in layouts without `seen`."""
 
 
 @stub
-def see(table: Any, slot: Any, example: Any) -> Any:
-    """Note that an example touches the key."""
+def set_seen(table: Any, slot: Any, example: Any) -> Any:
+    """Store the number of the example that touches the key, in layouts with `seen`."""
 
 
-def _keeps_seen(table: Any) -> bool:
+def _has_seen(table: Any) -> bool:
     return "seen" in table.types[0].dtype.fields
 
 
 @bare_overload(seen_at)
 def _seen_at(table: Any, slot: Any) -> Any:
-    if _keeps_seen(table):
+    if _has_seen(table):
         return lambda table, slot: np.int64(table.slots[slot].seen)
     return lambda table, slot: np.int64(0)
 
 
-@bare_overload(see)
-def _see(table: Any, slot: Any, example: Any) -> Any:
-    if not _keeps_seen(table):
+@bare_overload(set_seen)
+def _set_seen(table: Any, slot: Any, example: Any) -> Any:
+    if not _has_seen(table):
         return lambda table, slot, example: None
 
-    def note(table: Any, slot: Any, example: Any) -> Any:
+    def store(table: Any, slot: Any, example: Any) -> Any:
         table.slots[slot].seen = np.uint64(example)
 
-    return note
+    return store

@@ -1,4 +1,4 @@
-"""What watching must find, in plain Python over lists of rows: slow, obvious, the judge of the kernels."""
+"""What the metrics must be, in plain Python over lists of rows: slow and obvious, the oracle of the kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of the generated shop with scores made up, as the watcher takes them and as its oracle does."""
+"""Rows of the generated shop with made-up scores, as the metrics take them and as their oracle does."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 
 from model_store.features.features import FeaturePlan
 from tests.trainer.click_logs import batch_of, shop_rows, shop_spec
-from tests.trainer.learn.watching_oracle import Row
+from tests.trainer.learn.metrics_oracle import Row
 from trainer.examples.hashing import ExampleMaker
 from trainer.learn.metrics.metrics import ProgressiveMetrics
 from trainer.learn.metrics.slices import Slice
+from trainer.learn.predictions_kernels import Predictions
 
 
 class Log(NamedTuple):
@@ -45,8 +46,8 @@ def made_up(size: int, variants: int = 3, seed: int = 1, rows_per_request: int =
     return Log(ExampleMaker(shop_spec(variants).resolve(list(cells[0]))), cells, rows)
 
 
-def watch(metrics: ProgressiveMetrics, log: Log, first: int, last: int, *, requests: bool = True) -> None:
-    """Show rows `first` to `last` (exclusive) to the watcher as one batch."""
+def add_rows(metrics: ProgressiveMetrics, log: Log, first: int, last: int, *, requests: bool = True) -> None:
+    """Add rows `first` to `last` (exclusive) to the metrics as one batch."""
     if first == last:
         return
     examples = log.maker.make(batch_of(log.cells[first:last]))
@@ -55,10 +56,11 @@ def watch(metrics: ProgressiveMetrics, log: Log, first: int, last: int, *, reque
     lanes = len(log.plan.variants) + 5
     scores = np.full((last - first, lanes), 99.0)
     scores[:, : lanes - 5] = [row.scores for row in log.rows[first:last]]
-    metrics.update(scores, examples)
+    variants = len(log.plan.variants)
+    metrics.update(Predictions.of_scores(scores, examples.hashed, examples.requests, variants), examples)
 
 
-def watch_all(metrics: ProgressiveMetrics, log: Log, size: int = 10**9, *, requests: bool = True) -> None:
-    """Show all rows in batches of `size`."""
+def add_log(metrics: ProgressiveMetrics, log: Log, size: int = 10**9, *, requests: bool = True) -> None:
+    """Add all rows in batches of `size`."""
     for first in range(0, len(log.rows), size):
-        watch(metrics, log, first, min(first + size, len(log.rows)), requests=requests)
+        add_rows(metrics, log, first, min(first + size, len(log.rows)), requests=requests)

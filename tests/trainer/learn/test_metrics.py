@@ -11,13 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.errors import CheckpointError
-from tests.trainer.learn import watching_oracle as oracle
-from tests.trainer.learn.watching import made_up, watch, watch_all
+from tests.trainer.learn import metrics_oracle as oracle
+from tests.trainer.learn.metrics_rows import add_log, add_rows, made_up
+from trainer.examples.examples_kernels import HashedRows
 from trainer.learn.metrics import metrics_kernels as kernels
-from trainer.learn.metrics.figures import Group, auc, new_tally, reliability, room_for
+from trainer.learn.metrics.figures import Group, auc, new_tally, reliability
 from trainer.learn.metrics.metrics import AUC_BUCKETS, ProgressiveMetrics
 from trainer.learn.metrics.records import MetricsFile, Window
 from trainer.learn.metrics.slices import SLICE_BUCKETS
+from trainer.learn.predictions_kernels import Predictions, logarithms
 
 NAMES = ("base", "plain", "lean")
 
@@ -67,7 +69,7 @@ def windows_of(log, window, path, sizes=(10**9,)):
         first = turn = 0
         while first < len(log.rows):
             last = min(first + sizes[turn % len(sizes)], len(log.rows))
-            watch(metrics, log, first, last)
+            add_rows(metrics, log, first, last)
             first, turn = last, turn + 1
         metrics.finish()
     return path.read_bytes()
@@ -76,7 +78,7 @@ def windows_of(log, window, path, sizes=(10**9,)):
 def test_all_rows_are_as_the_oracle_says():
     log = made_up(700)
     metrics = ProgressiveMetrics(NAMES)
-    watch_all(metrics, log, 64)
+    add_log(metrics, log, 64)
     total = Group.of(metrics._tally).metrics(NAMES)
     assert_metrics_are(total, log.rows, auc_within=2e-4)
     assert_differences_are(total, log.rows)
@@ -86,7 +88,7 @@ def test_all_rows_are_as_the_oracle_says():
 def test_rows_without_a_request_are_each_their_own_cluster():
     log = made_up(300)
     metrics = ProgressiveMetrics(NAMES)
-    watch_all(metrics, log, 70, requests=False)
+    add_log(metrics, log, 70, requests=False)
     alone = [oracle.Row(row.scores, row.label, row.weight, number) for number, row in enumerate(log.rows)]
     assert_differences_are(Group.of(metrics._tally).metrics(NAMES), alone)
 
@@ -97,7 +99,7 @@ def test_rows_of_a_request_are_not_taken_for_independent():
     cells = [cell for cell in log.cells for _ in range(4)]
     with_ids, without = ProgressiveMetrics(NAMES), ProgressiveMetrics(NAMES)
     for metrics, requests in ((with_ids, True), (without, False)):
-        watch_all(metrics, log._replace(rows=doubled, cells=cells), requests=requests)
+        add_log(metrics, log._replace(rows=doubled, cells=cells), requests=requests)
     honest, sure = (each.summary()["plain"].difference for each in (with_ids, without))
     assert honest.high - honest.low == pytest.approx(2 * (sure.high - sure.low), rel=0.01)
 
@@ -140,26 +142,26 @@ def test_a_restored_watcher_goes_on_as_if_never_stopped(cut, window, tmp_path_fa
     with MetricsFile(folder / "parts.jsonl") as file:
         before = ProgressiveMetrics(NAMES, window=window, file=file, slices=slices)
         before.begin(log.maker.spec)
-        watch(before, log, 0, cut)
+        add_rows(before, log, 0, cut)
         state, offset = before.state(), file.offset
-        watch(before, log, cut, min(cut + 60, 120))  # what a checkpoint does not know is taken back
+        add_rows(before, log, cut, min(cut + 60, 120))  # what a checkpoint does not know is taken back
         before.finish()
     with MetricsFile(folder / "parts.jsonl", resume_at=offset) as file:
         after = ProgressiveMetrics(NAMES, window=window, file=file, slices=slices)
         after.restore(state)
         after.begin(log.maker.spec)
-        watch(after, log, cut, 120)
+        add_rows(after, log, cut, 120)
         after.finish()
     assert (folder / "parts.jsonl").read_bytes() == whole
 
 
 @pytest.mark.parametrize("other", [{"window": 9}, {"slices": ()}])
-def test_a_watcher_of_something_else_does_not_go_on(other):
+def test_metrics_of_other_options_are_not_restored(other):
     log = made_up(10)
     asked = {"window": 10, "slices": [log.slice("brand")]}
     state = ProgressiveMetrics(NAMES, **asked).state()
     with pytest.raises(
-        CheckpointError, match="was begun with --window 10 --slice brand, and is to go on with"
+        CheckpointError, match="was started with --window 10 --slice brand and is resumed with"
     ):
         ProgressiveMetrics(NAMES, **(asked | other)).restore(state)
 
@@ -168,16 +170,16 @@ def test_the_recent_logloss_is_that_of_the_last_whole_window():
     log = made_up(130)
     metrics = ProgressiveMetrics(NAMES, window=50)
     assert metrics.recent_logloss() is None
-    watch(metrics, log, 0, 40)
+    add_rows(metrics, log, 0, 40)
     assert metrics.recent_logloss() == close_to(oracle.logloss(log.rows[:40], 0))
-    watch(metrics, log, 40, 130)
+    add_rows(metrics, log, 40, 130)
     assert metrics.recent_logloss() == close_to(oracle.logloss(log.rows[50:100], 0))
 
 
 def test_one_variant_has_no_difference_and_the_same_figures():
     log = made_up(200, variants=1)
     metrics = ProgressiveMetrics(["base"])
-    watch_all(metrics, log, 31)
+    add_log(metrics, log, 31)
     assert_metrics_are(Group.of(metrics._tally).metrics(["base"]), log.rows, auc_within=1e-3)
 
 
@@ -232,8 +234,9 @@ def test_a_window_behind_a_billion_rows_keeps_its_precision():
         tally = new_tally(1, 2, AUC_BUCKETS)
         tally.sums[0, kernels.LOSS], tally.counts[0, kernels.ROWS] = loss_before * 1.01, 4.0 * loss_before
         before = Group.of(tally)
-        batch = kernels.Watched(scores, labels, np.empty(0), np.empty(0, np.uint64))
-        kernels.watch(batch, 0, labels.size, tally, room_for(2))
+        rows = HashedRows(*[np.empty(0)] * 4, labels, np.empty(0))
+        predictions = Predictions.of_scores(scores, rows, np.empty(0, np.uint64), 2)
+        kernels.add_all(predictions, 0, labels.size, tally)
         windows.append((Group.of(tally) - before).metrics(["a", "b"]))
     alone, behind = windows
     assert behind.rows == alone.rows and behind.variants["a"].auc == alone.variants["a"].auc
@@ -250,7 +253,7 @@ def test_our_logarithm_is_the_logarithm():
         random.uniform(0.5, 1e6, 1000), [1e-15, 0.5, math.sqrt(0.5), 1.0, 2.0],
     ])  # fmt: skip
     found = np.empty_like(numbers)
-    kernels.logarithms(numbers, found)
+    logarithms(numbers, found)
     expected = np.log(numbers)
     assert found[numbers == 1.0].tolist() == [0.0] * int((numbers == 1.0).sum())
     assert (np.abs(found - expected) <= 2 * np.spacing(np.abs(expected))).all()

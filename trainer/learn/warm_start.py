@@ -1,0 +1,94 @@
+"""Starts training from a published model instead of an empty one: `ftrie train --init-from`.
+
+Input: an artefact. Output: coordinates with the state that corresponds to its weights and learning rates
+(`learners/registry.py`). Keys whose field or cross is not in the spec, or which no variant uses, are dropped.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.artefact.artefact import Artefact
+from model_store.artefact.key_ranges import SortedKeys
+from model_store.errors import SpecError
+from model_store.spec.keys import BIAS
+from trainer.examples.hashing import ExampleMaker, key_prefixes
+from trainer.learn.coordinates import Coordinates, Numbers
+
+NO_FEATURE = -1
+
+
+def warm_start(coordinates: Coordinates, maker: ExampleMaker, artefact: Artefact) -> int:
+    """Admit the keys of `artefact` to empty coordinates, with their state; return how many.
+
+    Raises SpecError for a learner whose state does not follow from a weight, for a model with weights per variant where
+    the spec shares them, and for a variant with values of its own that is not in the model.
+    """
+    features = features_of_keys(artefact, maker)
+    taken = features >= 0
+    taken[taken] = maker.rules.masks[features[taken]] != 0
+    weight, rate = _columns(coordinates.own, tuple(maker.spec.variants), artefact)
+    unused = ~_used(coordinates.own, maker, features)
+    weight[unused] = rate[unused] = 0.0
+    taken &= (weight != 0.0).any(axis=1)
+    keys = artefact.key_array().filter(taken)
+    offsets = np.zeros(len(keys) + 1, np.int64)
+    np.cumsum(np.diff(artefact.key_offsets)[taken], out=offsets[1:])
+    data = np.frombuffer(b"".join(keys.to_pylist()), np.uint8)
+    coordinates.warm_start(data, offsets, features[taken].astype(np.uint16), weight[taken], rate[taken])
+    return len(keys)
+
+
+def features_of_keys(artefact: Artefact, maker: ExampleMaker) -> npt.NDArray[np.int64]:
+    """The number of the feature that each key belongs to, NO_FEATURE where the spec has none: int64[rows].
+
+    Keys are sorted, so each prefix is a range of rows; where prefixes nest, the longest is written last and wins. A
+    rule may split raw keys, which can have any prefix; so the keys of fields and crosses are assigned after them.
+    """
+    rows = SortedKeys(artefact)
+    found = np.full(artefact.rows, NO_FEATURE, np.int64)
+    for prefix, _, feature in sorted(_prefixes(maker)):
+        found[rows.at_least(prefix) : rows.beyond(prefix)] = feature
+    found[rows.at_least(BIAS) : rows.at_least(BIAS + b"\0")] = 0
+    return found
+
+
+def _prefixes(maker: ExampleMaker) -> list[tuple[bytes, int, int]]:
+    """Each feature's prefix, the length of its field's or cross's own part, and the feature."""
+    prefixes = key_prefixes(maker.plan)
+    known = [(prefix, len(prefix), feature) for feature, prefix in enumerate(prefixes) if feature > 0]
+    return known + [
+        (prefixes[rule.owner] + rule.start, len(prefixes[rule.owner]), rule.feature)
+        for rule in maker.feature_rules.value_rules
+    ]
+
+
+def _used(own: int, maker: ExampleMaker, features: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Whether a variant with values of its own uses a key, bool[rows, own]; with shared values, whether any does."""
+    masks = np.where(features >= 0, maker.rules.masks[features], 0).reshape(-1, 1)
+    used: npt.NDArray[np.bool_] = masks != 0 if own == 1 else masks >> np.arange(own) & 1 != 0
+    return used
+
+
+def _columns(own: int, variants: tuple[str, ...], artefact: Artefact) -> tuple[Numbers, Numbers]:
+    """Weights and rates of the artefact for each variant with values of its own: float64[rows, own]."""
+    if artefact.weight.ndim == 1 or artefact.weight.shape[1] == 1:
+        return _repeated(artefact.weight, own), _repeated(artefact.rate, own)
+    if own < len(variants):
+        raise SpecError(
+            "the initial model has a weight for each variant, and this spec's variants share them; "
+            'set learner.values = "per_variant", or start from a model with shared values'
+        )
+    columns = [_column(name, tuple(artefact.spec.variants)) for name in variants]
+    return artefact.weight[:, columns].astype(np.float64), artefact.rate[:, columns].astype(np.float64)
+
+
+def _repeated(column: npt.NDArray[np.float32], times: int) -> Numbers:
+    return np.repeat(column.astype(np.float64).reshape(-1, 1), times, axis=1)
+
+
+def _column(name: str, names: tuple[str, ...]) -> int:
+    if name not in names:
+        raise SpecError(f"variants.{name}: the initial model has no such variant; it has {', '.join(names)}")
+    return names.index(name)
