@@ -3,7 +3,7 @@
     python -m benchmarks.impressions
 
 Processor time of the thread that does it. The shop of `benchmarks.rank`: 8 features of the request, 200 candidates of 6
-features, of which the best 10 are shown, or all. The stream is a Valkey's on a unix socket, in batches of 256.
+features, of which the best 10 are shown, or all. The stream is a Valkey's on a unix socket, in the batches of a server.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from benchmarks.common import ROUNDS, Spread, report
 from benchmarks.rank_requests import request
 from model_store.features.features import FeaturePlan
 from server.impressions.lines import Lines, Shown
+from server.impressions.log import SINK_BATCH as BATCH
 from server.impressions.log import ImpressionLog
-from server.impressions.outbox import BATCH
 from server.impressions.sinks import FileSink, StreamSink
 from server.model.catalogue import Catalogue
 from server.model.event_form import Form

@@ -71,7 +71,6 @@ class Settings:
         Flag("How long a request waits for the store, milliseconds.", "MS", min=1, unit=MILLISECONDS),
     ] = DEFAULT_STORE_BUDGET_S
     user_store: Annotated[str, Flag("Read users from another store, such as a replica.", "URL")] = ""
-    """"" reads them from the models' store."""
     user_cache: Annotated[
         int, Flag("Users that each worker caches for each model; 0 for none.", "N", min=0)
     ] = DEFAULT_USER_CACHE

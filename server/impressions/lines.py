@@ -1,7 +1,6 @@
-"""From an answer to its line: one JSON object, as docs/events.md has it. Runs beside the calls, in the writer's thread.
+"""From an answer to its line: one JSON object, described in docs/events.md.
 
-What an answer leaves behind are references to things that no longer change; only here are they read. Nothing here
-waits, counts or writes.
+A call leaves references to objects that do not change any more; the writer's thread reads them here.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.errors import FtrieError
-from server.model.catalogue import Catalogue
+from server.model.catalogue import Catalogue, InlineItem, StoredItem
 from server.model.event_form import Form, Fragments, quoted, written_items
 from server.model.event_form_kernels import SKIPPED
-from server.model.stored_item import InlineItem, StoredItem
 from server.ranking.scoring_kernels import FIRST_INLINE, NO_ITEM
 
 if TYPE_CHECKING:
@@ -29,11 +27,11 @@ Array = npt.NDArray[Any]
 
 
 class NoFragments(FtrieError):
-    """The catalogue was made without fragments: what its items were scored on is not known as values."""
+    """The catalogue was built without fragments: the values of its items are not known."""
 
 
 class Shown(NamedTuple):
-    """An answer, as a call leaves it behind. time_s: when it was given, seconds since 1970."""
+    """An answer, as a call leaves it. time_s: when it was given, seconds since 1970."""
 
     time_s: float
     lines: Lines
@@ -43,7 +41,7 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Makes the lines of one version. It holds no part of the model, so that a line that waits keeps none from going.
+    """Makes the lines of one version. Holds no part of the model, so that a waiting line does not keep a version alive.
 
     heads: by variant, the members `model`, `version` and `variant`.
     """
@@ -55,7 +53,7 @@ class Lines:
 
     @classmethod
     def of(cls, served: ServedVersion) -> Lines:
-        """Those of a version. O(variants)."""
+        """The lines of a version. O(variants)."""
         heads = tuple(
             f'"model":{quoted(served.name)},"version":{served.version},"variant":{quoted(variant)}'
             for variant in served.variant_names
@@ -76,7 +74,7 @@ class Lines:
         return b"%b%b]}" % (start.encode(), items)
 
     def items(self, ranking: Ranking) -> bytes:
-        """The items, commas between them, each once: of one that was shown twice the first place counts.
+        """The items, commas between them. An item that was shown twice is written once, at its first position.
 
         O(bytes of the items). Raises NoFragments, FieldValueError.
         """
@@ -84,7 +82,7 @@ class Lines:
         which: list[int | str] = rows.tolist()
         more = _NO_FRAGMENTS
         if which and min(rows.tolist()) < 0:
-            more = self._spell_out(ranking, rows, which)
+            more = self._inline_items(ranking, rows, which)
         _skip_repeated(rows, which)
         known = self._fragments() if len(more) < len(which) else _NO_FRAGMENTS
         ctrs = np.ascontiguousarray(ranking.ctrs, np.float64)  # the kernel is compiled for this kind of array
@@ -93,22 +91,24 @@ class Lines:
             chances = np.ascontiguousarray(ranking.propensities, np.float64)
         return written_items(known, more, rows, ctrs, chances)
 
-    def _spell_out(self, ranking: Ranking, rows: Array, which: list[int | str]) -> Fragments:
-        """Fragments of the items that the catalogue does not say all of, numbered in `rows`.
+    def _inline_items(self, ranking: Ranking, rows: Array, which: list[int | str]) -> Fragments:
+        """Fragments of the items that are not wholly in the catalogue; `rows` gets their numbers, negative.
 
-        which: by what the items are known; theirs are set.
+        which: identifies each item; set for these.
         """
         made: list[bytes] = []
         unknown = frozenset(ranking.candidates.unknown)
         for place, row in enumerate(rows.tolist()):
             if row < 0:
-                which[place], fragment = self._spelled(ranking, place, row, unknown)
+                which[place], fragment = self._inline_item(ranking, place, row, unknown)
                 made.append(fragment)
                 rows[place] = -len(made)
         return Fragments.of(made)
 
-    def _spelled(self, ranking: Ranking, place: int, row: int, unknown: Set[str]) -> tuple[int | str, bytes]:
-        """What an item is known by, and its fragment. unknown: those of which the store told nothing."""
+    def _inline_item(
+        self, ranking: Ranking, place: int, row: int, unknown: Set[str]
+    ) -> tuple[int | str, bytes]:
+        """What identifies an item, and its fragment. unknown: the items of which the store has no record."""
         if row == NO_ITEM:
             item: InlineItem = (ranking.candidates.ids[int(ranking.order[place])], {})
         else:
@@ -132,7 +132,7 @@ _NO_FRAGMENTS = Fragments.of(())
 
 
 def _skip_repeated(rows: Array, which: Sequence[int | str]) -> None:
-    """Leave out every item but the first of those that are the same."""
+    """Skip every repetition of an item."""
     if len(set(which)) < len(which):
         seen: set[int | str] = set()
         for place, each in enumerate(which):

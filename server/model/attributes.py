@@ -1,8 +1,7 @@
-"""Attributes: the fields of catalogue items as they stand in their records, the model's and all others.
+"""Attributes: every field of the catalogue items' records, the model's fields and all others, by name and row.
 
-Objectives, filters and caps ask for them by name and row. A column keeps each distinct text once, sorted, with the
-number that it spells; rows hold codes. Only arrays, so that every process maps the same copy. Nothing here knows
-tokens, weights or requests.
+Objectives, filters and caps read them. A column keeps each distinct text once, sorted, with its value as a number; rows
+hold codes. Only arrays, so that every process maps the same copy.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ NO_TEXT = -1
 class Column:
     """One field of every row. Immutable.
 
-    text uint8, text_offsets int64[n + 1]: the n distinct texts, sorted bytewise. numbers float64[n + 1]: the number
-    that each one spells, NaN where it spells none, and NaN last, so that NO_TEXT finds one. codes int32: the text of
-    each row or NO_TEXT; where rows have several, those of row r are codes[start[r] : start[r + 1]], start int64.
+    text uint8, text_offsets int64[n + 1]: the n distinct texts, sorted bytewise. numbers float64[n + 1]: each text as a
+    number, NaN if it is none; NaN last, which NO_TEXT indexes. codes int32: the text of each row, or NO_TEXT; if rows
+    have several, those of row r are codes[start[r] : start[r + 1]], start int64.
     """
 
     text: Array
@@ -59,7 +58,7 @@ class Column:
 
     @cached_property
     def texts(self) -> pa.Array:
-        """The distinct texts as Arrow has them, over the same memory."""
+        """The distinct texts as an Arrow array over the same memory."""
         buffers = [None, pa.py_buffer(self.text_offsets), pa.py_buffer(self.text)]
         return pa.Array.from_buffers(pa.large_binary(), len(self.text_offsets) - 1, buffers)
 
@@ -79,7 +78,7 @@ class Attributes:
 
     columns: Mapping[str, Column] = field(default_factory=dict)
     separators: Mapping[str, str | None] = field(default_factory=dict)
-    """The model's set fields and what stands between their members; every other field has one value."""
+    """The model's set fields and their separators; every other field has one value."""
     problems: tuple[str, ...] = ()
 
     def pack(self) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -93,7 +92,7 @@ class Attributes:
 
     @classmethod
     def unpack(cls, head: Mapping[str, Any], arrays: Mapping[str, Array]) -> Attributes:
-        """What `pack` took apart; `arrays` may hold others too. O(columns)."""
+        """Build from what `pack` returned; `arrays` may hold others too. O(columns)."""
 
         def column(number: int) -> Column:
             prefix = f"attribute.{number}."
@@ -113,15 +112,15 @@ class Attributes:
         return [column.text_of(code).decode("utf-8", "surrogatepass") for code in codes if code != NO_TEXT]
 
     def members(self, name: str, value: Value) -> tuple[bytes, ...]:
-        """The texts of an item's value of this field: the members of a set, else one, none where it is missing.
+        """The texts of an item's value of this field: the members of a set, or one text, or none if it is missing.
 
-        A text over MAX_TEXT_BYTES, and a value that is not what it should be, count as missing.
+        A text over MAX_TEXT_BYTES and a value of the wrong kind count as missing.
         """
         return texts_of(value, self.separators.get(name, _ONE_VALUE))
 
 
 def number_of(value: Value) -> float:
-    """The number that a value is or spells; NaN if it is none."""
+    """A value as a number; NaN if it is none."""
     try:
         return parse_number(one_scalar(value))
     except FieldValueError:
@@ -132,7 +131,7 @@ _ONE_VALUE = object()
 
 
 def texts_of(value: Value, separator: object) -> tuple[bytes, ...]:
-    """As `Attributes.members`."""
+    """See `Attributes.members`."""
     try:
         if separator is not _ONE_VALUE or (value is not None and not _is_scalar(value)):
             texts = tuple(set_members(value, separator if isinstance(separator, str) else None))
@@ -148,7 +147,7 @@ def _is_scalar(value: Value) -> bool:
 
 
 class AttributeWriter:
-    """Collects the records of a catalogue. Of more than MAX_NAMES fields, the model's come first, then by name."""
+    """Collects the records of a catalogue. At most MAX_NAMES fields are kept: the model's first, then by name."""
 
     def __init__(self, plan: FeaturePlan) -> None:
         fields = [field for field in plan.item_fields if field.kind != "raw"]
@@ -161,7 +160,7 @@ class AttributeWriter:
         self._rows = 0
 
     def add(self, row: int, record: Mapping[str, Value]) -> None:
-        """Take in the record of a row: the next one, or one that came before, whose record it replaces."""
+        """Add the record of the next row, or replace that of an earlier one."""
         if row < self._rows:
             for column in self._columns.values():
                 column.clear(row)
@@ -178,7 +177,7 @@ class AttributeWriter:
         if self._left_out:
             some = ", ".join(sorted(self._left_out)[:3])
             problems = (
-                f"items have {len(self._left_out)} fields more than the {MAX_NAMES} that can be asked for: {some}…",
+                f"items have {len(self._left_out)} fields more than the {MAX_NAMES} that are kept: {some}…",
             )
         done = {name: column.finish(self._rows) for name, column in columns.items()}
         return Attributes(done, self._separators, problems)
@@ -187,7 +186,7 @@ class AttributeWriter:
         return self._separators.get(name, _ONE_VALUE)
 
     def _begin(self, name: str) -> _ColumnWriter | None:
-        """A column for a name that has none; where there are too many, the last by name gives way."""
+        """Begin a column for a new name; if there are too many, the last by name is dropped."""
         if name in self._raw or name in self._left_out:
             return None
         insort(self._others, name)
@@ -201,7 +200,7 @@ class AttributeWriter:
 
 
 class _ColumnWriter:
-    """Codes by row, in the order in which texts came; sorted at the end."""
+    """Codes by row, numbered in the order of the texts' appearance; `finish` sorts them."""
 
     def __init__(self, separator: object) -> None:
         self._separator = separator
@@ -228,18 +227,18 @@ class _ColumnWriter:
 
     def finish(self, rows: int) -> Column:
         texts = sorted(self.code_of)
-        place = np.full(len(texts) + 1, NO_TEXT, np.int32)  # the last one is where NO_TEXT leads
-        place[[self.code_of[text] for text in texts]] = np.arange(len(texts), dtype=np.int32)
+        rank = np.full(len(texts) + 1, NO_TEXT, np.int32)  # NO_TEXT indexes the last one
+        rank[[self.code_of[text] for text in texts]] = np.arange(len(texts), dtype=np.int32)
         text = np.frombuffer(bytearray(b"".join(texts)), np.uint8)
         offsets = np.array([0, *accumulate(map(len, texts))], np.int64)
         numbers = np.array([*map(number_of, texts), np.nan])
         if self._separator is _ONE_VALUE:
             self._codes.extend([NO_TEXT] * (rows - len(self._codes)))
-            return Column(text, offsets, numbers, place[np.array(self._codes, np.int64)], None)
+            return Column(text, offsets, numbers, rank[np.array(self._codes, np.int64)], None)
         lists = [self._several.get(row, ()) for row in range(rows)]
         start = np.array([0, *accumulate(map(len, lists))], np.int64)
         codes = np.array([code for codes in lists for code in codes], np.int64)
-        return Column(text, offsets, numbers, place[codes], start)
+        return Column(text, offsets, numbers, rank[codes], start)
 
     def _code(self, value: Value) -> int:
         texts = texts_of(value, _ONE_VALUE) if _is_scalar(value) else ()

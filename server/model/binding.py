@@ -1,4 +1,7 @@
-"""Binding parts in a worker: a model, a catalogue and the items' sums as views of shared memory. Copies nothing."""
+"""Binds parts in a worker: a model, a catalogue and the items' sums, as views of shared memory.
+
+Separate from `live_model`, the supervisor's side: a worker only reads.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,16 @@ import numpy as np
 
 from model_store.errors import ArtefactError
 from server.model.catalogue import Catalogue
-from server.model.items import ItemTable
+from server.model.items import ItemTable, calibration_of
 from server.model.layers import Base, fresh_of_part
 from server.model.layers_kernels import touch
 from server.model.model import Model
-from server.model.shared_memory import Mapped, Parts
-from server.model.state import calibration_of
+from server.model.shared_memory import Parts, SharedBlock
 from server.model.values import Values
 
 
 def bound(parts: Parts) -> tuple[Model, Catalogue, ItemTable]:
-    """The views. O(fields), and a read of each page of what is new. Raises ArtefactError for parts that do not fit."""
+    """The views. O(fields), and a read of each new page. Raises ArtefactError for parts that do not fit together."""
     for part in (parts.base, parts.values, parts.fresh, parts.items, parts.catalogue):
         if part is not None:
             _touch(part)
@@ -38,14 +40,14 @@ def bound(parts: Parts) -> tuple[Model, Catalogue, ItemTable]:
     return model, catalogue, ItemTable.of_arrays(parts.items.arrays)
 
 
-_CATALOGUES: WeakKeyDictionary[Mapped, Catalogue] = WeakKeyDictionary()
+_CATALOGUES: WeakKeyDictionary[SharedBlock, Catalogue] = WeakKeyDictionary()
 _TOUCHED: WeakKeyDictionary[mmap, bool] = WeakKeyDictionary()
-_BUFFERS: dict[str, deque[Mapped]] = {}
-"""By model: the latest blocks of values, two of which are served in turns; mapped, so that a turn costs nothing."""
+_BUFFERS: dict[str, deque[SharedBlock]] = {}
+"""By model, the latest two blocks of values. They are served in turns, and stay mapped from one turn to the next."""
 
 
-def _touch(part: Mapped) -> None:
-    """Once a map: have the page table filled before a request comes."""
+def _touch(part: SharedBlock) -> None:
+    """Read each page once, so that the page table is filled before a request comes."""
     if part.memory not in _TOUCHED:
         for array in part.arrays.values():
             touch(array.reshape(-1).view(np.uint8))
@@ -53,7 +55,7 @@ def _touch(part: Mapped) -> None:
 
 
 def _keep(parts: Parts) -> None:
-    """Keep the values mapped for their next turn, and no others than the base's."""
+    """Keep the values mapped for their next turn, and those of an earlier base no longer."""
     kept = _BUFFERS.setdefault(parts.name, deque(maxlen=2))
     if any(block.nbytes != parts.values.nbytes for block in kept):
         kept.clear()

@@ -1,8 +1,11 @@
-"""Catalogue: the items a server knows, as tokens. It knows the plan's item fields, and no model's weights."""
+"""The catalogue: the items that a server knows, as tokens, ids and attributes. Made from records and a feature plan.
+
+`StoredItem` is an inline item of a request over its record: what the request does not give is read from the catalogue.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -11,27 +14,29 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.errors import ArtefactError, FieldValueError
-from model_store.features.features import FeaturePlan, FieldPlan, Token
+from model_store.features.features import FeaturePlan, FieldPlan, Token, Tokenised
 from model_store.features.values import Value
 from server.model.attributes import Attributes, AttributeWriter
 from server.model.event_form import Form, Fragments, FragmentWriter
 from server.model.item_ids import IdTable
-from server.model.items import NO_VALUE, TokenTable, TokenWriter
-from server.model.stored_item import InlineItem, StoredItem, StoredMembers, StoredText
+from server.model.tokens import NO_VALUE, TokenTable, TokenWriter
 
 Array = npt.NDArray[Any]
+InlineItem = tuple[str, Mapping[str, Value]]
+"""An item whose features stand in the request: its id, and the features by field name."""
+
 MAX_PROBLEMS = 20
-REMEMBERED_VALUES = 16_384
+CACHED_VALUES = 16_384
 
 
 @dataclass(frozen=True, eq=False)
 class Catalogue:
     """Items by row. Immutable; shared by all threads, and by successive models with the same item fields.
 
-    Arrays only, no Python object an item: `pack` takes them apart for shared memory, `unpack` costs the same for any
-    number of items. rows: the ids. tokens: a row an item, a column an item field. attributes: every field of the
-    records, by row. problems: messages about stored values that do not fit their field, the first MAX_PROBLEMS; such
-    a value counts as missing, so that no record can keep a server from starting.
+    Arrays only, no Python object for each item: `pack` returns them for shared memory, and `unpack` costs the same for
+    any number of items. rows: the ids. tokens: a row for each item, a column for each item field. attributes: every
+    field of the records, by row. problems: the first MAX_PROBLEMS messages about stored values that do not fit their
+    field; such a value counts as missing, so that no record can keep a server from starting.
     """
 
     fields: tuple[FieldPlan, ...]
@@ -40,7 +45,7 @@ class Catalogue:
     problems: tuple[str, ...]
     attributes: Attributes
     fragments: Fragments | None = None
-    """What the log of impressions says of each row; None where nobody asked for such a log."""
+    """Each row as the impression log writes it; None if there is no such log."""
 
     @classmethod
     def build(
@@ -49,9 +54,9 @@ class Catalogue:
         records: Iterable[tuple[str, Mapping[str, Value]]],
         form: Form | None = None,
     ) -> Catalogue:
-        """Take in (id, record) pairs; of an id that comes twice, the last record counts. O(values).
+        """Build from (id, record) pairs; if an id comes twice, the last record counts. O(values).
 
-        form: that of the plan's spec, if fragments are wanted.
+        form: of the plan's spec, if fragments are wanted.
         """
         writer, problems = TokenWriter(), list[str]()
         columns = [_Column(field, writer, problems) for field in plan.item_fields]
@@ -68,14 +73,14 @@ class Catalogue:
             if fragments is not None:
                 fragments.add(row, item_id, _fitting(plan, record, numbers))
         table = writer.table(np.array(values, np.int32).reshape(len(row_of), len(columns)))
-        asked = attributes.finish()
-        problems += asked.problems
+        columns_of_records = attributes.finish()
+        problems += columns_of_records.problems
         done = None if fragments is None else fragments.finish()
-        return cls(plan.item_fields, IdTable.of(row_of), table, tuple(problems), asked, done)
+        return cls(plan.item_fields, IdTable.of(row_of), table, tuple(problems), columns_of_records, done)
 
     @classmethod
     def unpack(cls, plan: FeaturePlan, head: Mapping[str, Any], arrays: Mapping[str, Array]) -> Catalogue:
-        """What `pack` took apart. O(fields). Raises ArtefactError if it was built for other item fields."""
+        """Build from what `pack` returned. O(fields). Raises ArtefactError if it was built for other item fields."""
         if head["fields"] != [field.name for field in plan.item_fields]:
             raise ArtefactError(
                 f"the catalogue was built for the item fields {head['fields']}, "
@@ -92,11 +97,11 @@ class Catalogue:
 
     def pack(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """A JSON head and named arrays, for `unpack` in another process. O(fields): copies nothing."""
-        asked, arrays = self.attributes.pack()
+        attributes, arrays = self.attributes.pack()
         head = {
             "fields": [field.name for field in self.fields],
             "problems": list(self.problems),
-            "attributes": asked,
+            "attributes": attributes,
         }
         for part, table in (("ids", self.rows), ("tokens", self.tokens)):
             arrays |= {f"{part}.{name}": getattr(table, name) for name in _names(type(table))}
@@ -109,11 +114,11 @@ class Catalogue:
 
     @property
     def ids(self) -> Sequence[str]:
-        """The ids by row, each made a text when it is asked for."""
+        """The ids by row; each is decoded when it is read."""
         return self.rows
 
     def under(self, inline: Sequence[InlineItem]) -> list[InlineItem]:
-        """Inline items; those whose id is here lie over their record, field by field. O(bytes of the ids)."""
+        """Inline items, each over its record if the catalogue has its id. O(bytes of the ids)."""
         rows, _ = self.rows.rows([item_id for item_id, _ in inline])
         return [
             (item_id, features if row < 0 else StoredItem(features, self, row))
@@ -121,16 +126,16 @@ class Catalogue:
         ]
 
     def value_at(self, row: int, name: str) -> Value:
-        """What one item's record has in a field, the model's or another one. Empty where it has nothing.
+        """The value of a field in one item's record; empty if it has none. Do not change it.
 
-        Not to be changed. The latest are remembered: who spells items out mostly spells out the same ones again.
+        The latest values are cached: inline items are mostly the same ones again.
         """
-        remembered, key = self._remembered, (row, name)
-        value = remembered.get(key)
+        cache, key = self._cache, (row, name)
+        value = cache.get(key)
         if value is None:
-            if len(remembered) >= REMEMBERED_VALUES:
-                remembered.clear()
-            value = remembered[key] = self._value(row, name)
+            if len(cache) >= CACHED_VALUES:
+                cache.clear()
+            value = cache[key] = self._value(row, name)
         return value
 
     def _value(self, row: int, name: str) -> Value:
@@ -144,7 +149,7 @@ class Catalogue:
         return StoredText(texts[0] if texts else "", tokens)
 
     @cached_property
-    def _remembered(self) -> dict[tuple[int, str], Value]:
+    def _cache(self) -> dict[tuple[int, str], Value]:
         return {}
 
     @cached_property
@@ -152,7 +157,7 @@ class Catalogue:
         return {field.name: column for column, field in enumerate(self.fields)}
 
     def tokens_at(self, row: int, column: int) -> tuple[Token, ...]:
-        """The tokens of one item's value in one field; none where it has none."""
+        """The tokens of one item's value in one field."""
         table, number = self.tokens, int(self.tokens.values[row, column])
         if number == NO_VALUE:
             return ()
@@ -174,6 +179,48 @@ class Catalogue:
         return self.tokens.extended(writer, values)
 
 
+class StoredText(str, Tokenised):
+    """A stored value of a field with one value. The text is empty if it is too long to be stored."""
+
+    def __new__(cls, text: str, tokens: tuple[Token, ...]) -> StoredText:
+        """A text with its tokens."""
+        made = super().__new__(cls, text)
+        made.tokens = tokens
+        return made
+
+
+class StoredMembers(list[str], Tokenised):
+    """A stored value of a set."""
+
+    def __init__(self, texts: Sequence[str], tokens: tuple[Token, ...]) -> None:
+        super().__init__(texts)
+        self.tokens = tokens
+
+
+class StoredItem(Mapping[str, Value]):
+    """An inline item's features over its row. Iterates over the given names; look-ups also find the row's values."""
+
+    __slots__ = ("_catalogue", "given", "row")
+
+    def __init__(self, given: Mapping[str, Value], catalogue: Catalogue, row: int) -> None:
+        self.given, self._catalogue, self.row = given, catalogue, row
+
+    def __getitem__(self, name: str) -> Value:
+        if name in self.given:
+            return self.given[name]
+        return self._catalogue.value_at(self.row, name)
+
+    def get(self, name: str, default: object = None) -> Value:
+        """The given value of a field, even if empty; else the stored one."""
+        return self[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.given)
+
+    def __len__(self) -> int:
+        return len(self.given)
+
+
 def id_tokens(field: FieldPlan, item_id: str) -> tuple[Token, ...]:
     """The tokens of an item's own id as a value of `field`; none if the id does not fit the field's kind."""
     try:
@@ -183,7 +230,7 @@ def id_tokens(field: FieldPlan, item_id: str) -> tuple[Token, ...]:
 
 
 def _fitting(plan: FeaturePlan, record: Mapping[str, Value], numbers: Sequence[int]) -> dict[str, Value]:
-    """The values of a record that count: those that have tokens."""
+    """The values of a record that fit their fields: those with tokens."""
     pairs = zip(plan.item_fields, numbers, strict=True)
     return {field.name: record[field.name] for field, number in pairs if number != NO_VALUE}
 

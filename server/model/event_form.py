@@ -1,8 +1,16 @@
-"""The form of a model's lines: under which name, and on which side, each feature stands. docs/events.md describes it.
+"""How features are written in impression events: under which name, on which side, in which JSON (docs/events.md).
 
-Features go by the columns of the spec, since a trainer reads columns. What a served request has no value of must have
-none in the joined row either, so that both make the same keys: where the row would find another value under that name,
-the line says `""`, which is no value for every kind of field.
+Features are named by the columns of the spec, since a trainer reads columns. A feature without a value in a served
+request must have none in the joined row either, so that both make the same keys: if the row has another value under
+that name, the event says `""`, which is no value for every kind of field.
+
+A value is written as the plainest JSON that has the same tokens: texts and numbers before buckets, escapes and parts of
+times, which are computed again, by the same rules, wherever the event is read. Each kind of field has one JSON type, so
+that a reader's columns have one type: category and time a text, number a number, set and raw a list, or an object if
+members carry an x.
+
+`Form` writes the features of one spec. `Fragments` holds what an event says of each item of a catalogue, written once,
+when the catalogue is built.
 """
 
 from __future__ import annotations
@@ -26,17 +34,18 @@ from server.model.model import id_fields
 
 OF_THE_LINE = ("request_id", "ts", "cookie", "model", "version", "variant")
 OF_THE_ITEM = ("id", "position", "ctr", "propensity", "unknown")
-"""A field called `position` is learned with the position that was shown, whatever it was scored with: as is the custom
-where clicks depend on places, and answers should not."""
+"""A field called `position` is learned with the position that was shown, whatever it was scored with: clicks depend on
+positions, and answers should not."""
 EMPTY = '""'
+Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     """One member of `user`, `context` or `features`: the value of a column.
 
-    start: its name and the colon. fields: those that are read from the column; the first that has a value is printed.
-    missing: what stands there without a value, None for no member at all.
+    start: its name and the colon. fields: those read from the column; the first with a value is written. missing: what
+    is written if none has a value; None for no member.
     """
 
     start: str
@@ -62,9 +71,9 @@ class Form:
     context: tuple[Member, ...] = field(init=False)
     item: tuple[Member, ...] = field(init=False)
     id_members: tuple[Member, ...] = field(init=False)
-    """Members of an item that have its own id as value where it has no other."""
+    """Members of an item whose value is its own id unless it has another."""
     tells_items: bool = field(init=False)
-    """Whether the model has fields of the item beyond its id: then an unknown item was scored without them."""
+    """Whether the model has item fields other than the id: an unknown item was scored without them."""
     _known: frozenset[str] = field(init=False)
     _taken: frozenset[str] = field(init=False)
 
@@ -87,8 +96,8 @@ class Form:
     def request(self, values: Mapping[str, Value]) -> tuple[str, str]:
         """The members of `user` and of `context`, commas between them.
 
-        A feature that the model does not know stands in `context` as it came, for a model to come, unless its name
-        is one that the row has another use for. Raises FieldValueError.
+        A feature that the model does not know is written to `context` as it came, for a later model, unless the row
+        uses its name otherwise. Raises FieldValueError.
         """
         user = [text for member in self.user if (text := member.of(values)) is not None]
         context = [text for member in self.context if (text := member.of(values)) is not None]
@@ -109,11 +118,11 @@ class Form:
         return f'"id":{quoted(item_id)},"features":{{{",".join(features)}}}{mark}'
 
     def stored(self, features: Mapping[str, Value]) -> dict[str, Value]:
-        """From the `features` of a line back to values by the names of fields."""
+        """From the `features` of an event back to values by field name."""
         return {f.name: features[f.column] for f in self.plan.item_fields if f.column in features}
 
     def _by_id(self, member: Member, item_id: str) -> str | None:
-        """Where an item has its id as value: the row has that by itself, under the spec's column of items."""
+        """The member whose value is the item's id; None if the row has the id anyway, in the spec's item column."""
         name, printed = member.fields[0]
         try:
             text = printed(item_id)
@@ -138,15 +147,6 @@ def _members(fields: Iterable[FieldPlan], of_the_row: Set[str]) -> tuple[Member,
     )
 
 
-# --- Fragments: what a line says of each item of a catalogue, made once when the catalogue is, end to end in
-# two arrays ---
-#
-# All processes map the same copy. Nothing here knows models, requests or sinks.
-
-
-Array = npt.NDArray[Any]
-
-
 @dataclass(frozen=True, eq=False)
 class Fragments:
     """Immutable. data uint8, offsets int64[n + 1]: the `id` and `features` of each row, JSON without braces around."""
@@ -156,11 +156,12 @@ class Fragments:
 
     @classmethod
     def of(cls, texts: Sequence[bytes]) -> Fragments:
-        """Those of rows 0, 1, 2 …"""
+        """The fragments of rows 0, 1, 2 …"""
         offsets = np.array([0, *accumulate(map(len, texts))], np.int64)
-        return cls(
-            np.frombuffer(bytearray(b"".join(texts)), np.uint8), offsets
-        )  # writable, as kernels have it
+        data = np.frombuffer(
+            bytearray(b"".join(texts)), np.uint8
+        )  # writable: the kernels are compiled for that
+        return cls(data, offsets)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -170,7 +171,7 @@ class Fragments:
         return self.data[self.offsets[row] : self.offsets[row + 1]].tobytes()
 
     def features_at(self, row: int) -> dict[str, Value]:
-        """The features of one row, by the names they have in lines. O(its bytes)."""
+        """The features of one row, by column. O(its bytes)."""
         features: dict[str, Value] = json.loads(b"{%b}" % self.at(row))["features"]
         return features
 
@@ -180,7 +181,7 @@ class Fragments:
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, Array]) -> Fragments | None:
-        """Those among a packed catalogue's arrays, if it was packed with them."""
+        """The fragments in a packed catalogue's arrays, if it has any."""
         if not has_fragments(arrays):
             return None
         return cls(arrays["fragments.data"], arrays["fragments.offsets"])
@@ -206,7 +207,7 @@ class FragmentWriter:
         self._rows: list[bytes] = []
 
     def add(self, row: int, item_id: str, values: Mapping[str, Value]) -> None:
-        """Take in the next row, or another record of an earlier one: its values by field, those that fit."""
+        """Add the next row, or replace an earlier one. values: by field, those that fit."""
         self._rows[row : row + 1] = [self._form.shown(item_id, values).encode()]
 
     def finish(self) -> Fragments:
@@ -214,24 +215,15 @@ class FragmentWriter:
         return Fragments.of(self._rows)
 
 
-# --- A feature's value as JSON: the plainest value that has the very same tokens. Nothing here knows lines or
-# sinks ---
-#
-# Texts stay texts and numbers numbers, before buckets, escapes and parts of times: those are made of them
-# again, by the same rules, wherever the line is read. One kind of field has one kind of JSON, so that a
-# reader's columns have one type: category and time a text, number a number, set and raw a list, or an object
-# where members carry an x.
-
-
 quoted: Callable[[str], str] = encode_basestring_ascii
 """A text as JSON, in ASCII."""
 
 Printer = Callable[[Value], str | None]
-"""A value as JSON; None of a missing or an empty one. Raises FieldValueError for one that does not fit its field."""
+"""A value as JSON; None if it is missing or empty. Raises FieldValueError if it does not fit its field."""
 
 
 def printer(field: FieldPlan) -> Printer:
-    """What prints the values of a field."""
+    """The function that writes the values of a field."""
     if field.is_list:
         separator = field.spec.separator
         return lambda value: printed_set(value, separator)
@@ -239,7 +231,7 @@ def printer(field: FieldPlan) -> Printer:
 
 
 def printed_set(value: Value, separator: str | None = None) -> str | None:
-    """The members of a set, each once: a list, or an object of their x where not all of these are 1."""
+    """The members of a set, each once: a list, or an object with their x unless every x is 1."""
     members = {text.decode(): x for text, x in set_members(value, separator).items()}
     if not members:
         return None
@@ -249,7 +241,7 @@ def printed_set(value: Value, separator: str | None = None) -> str | None:
 
 
 def printed_unknown(value: Value) -> str | None:
-    """A value of no field, as it came."""
+    """The value of an unknown feature, as it came."""
     if isinstance(value, str):
         return quoted(value) if value else None
     if isinstance(value, float):

@@ -1,4 +1,9 @@
-"""The item ids of a request, still in its bytes: a sequence of texts, of which only those asked for are made."""
+"""Item ids: those of a request, still in its bytes (`ItemIds`), and the index from ids to rows (`IdTable`).
+
+A Python text for each of 200 ids costs about 6 µs, and encoding them again to find their rows another 7. A dict finds
+the same rows at one to three cache misses an id; measured for 200 of 100,000 ids, another 200 each time: 14 µs against
+104 with a dict (benchmarks/ranker.py).
+"""
 
 from __future__ import annotations
 
@@ -9,15 +14,15 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from server.model.interning_kernels import find_ids, index_ids
+from server.model.ids_kernels import find_ids, index_ids
 
 Array = npt.NDArray[Any]
 
 
 class ItemIds(Sequence[str]):
-    """Immutable. `text` uint8[bytes] holds the ids, spans int32[n, 2] says where each begins and ends. All are ASCII.
+    """The ids of a request, decoded when they are read. Immutable. All are ASCII.
 
-    A Python text for each of 200 ids costs about 6 µs, and encoding them again to find their rows another 7.
+    text uint8[bytes] holds the ids, spans int32[n, 2] where each begins and ends.
     """
 
     __slots__ = ("_message", "spans", "text")
@@ -41,27 +46,20 @@ class ItemIds(Sequence[str]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._texts(self.spans))
 
-    def at(self, places: Array) -> list[str]:
-        """The ids at these places (an array of integers)."""
-        return self._texts(self.spans[places])
+    def at(self, indices: Array) -> list[str]:
+        """The ids at these indices (an array of integers)."""
+        return self._texts(self.spans[indices])
 
     def _texts(self, spans: Array) -> list[str]:
         message = self._message
         return [message[begin:end].decode("ascii") for begin, end in spans.tolist()]
 
 
-# --- IdTable: from item ids to rows, many at a time. A dict gives the same rows, but a cache miss or three an
-# id ---
-#
-# Measured for 200 of 100,000 ids, another 200 each time: 14 µs against 104 with a dict
-# (benchmarks/ranker.py).
-
-
 @dataclass(frozen=True, eq=False)
 class IdTable(Sequence[str]):
-    """Immutable; the sequence of its ids by row, each made a text when it is asked for.
+    """From ids to rows, many at a time. Immutable; a sequence of its ids by row, each decoded when it is read.
 
-    id_data uint8, id_offsets int64[n + 1]: the ids end to end by row; table: see the kernels.
+    id_data uint8, id_offsets int64[n + 1]: the ids end to end by row; table: see `ids_kernels`.
     """
 
     id_data: Array
@@ -74,7 +72,7 @@ class IdTable(Sequence[str]):
         data, offsets = _end_to_end(ids)
         data = (
             data.copy()
-        )  # writable, as all that outlives a request: kernels are compiled for one kind of array
+        )  # writable, like all that outlives a request: kernels are compiled for one kind of array
         table = np.full(1 << (2 * len(offsets) - 1).bit_length(), -1, np.int32)
         index_ids(data, offsets, table)
         return cls(data, offsets, table)
@@ -93,7 +91,7 @@ class IdTable(Sequence[str]):
         return self.id_data[begin:end].tobytes().decode("utf-8", "surrogatepass")
 
     def rows(self, ids: Sequence[str]) -> tuple[Array, int]:
-        """The row of each id (int32), UNKNOWN for one that is not there; and how many are not. O(bytes of the ids)."""
+        """The row of each id (int32), UNKNOWN if it is not there; and how many are unknown. O(bytes of the ids)."""
         if isinstance(ids, ItemIds):
             text, spans = ids.text, ids.spans
         else:

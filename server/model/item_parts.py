@@ -1,8 +1,8 @@
-"""Item halves: what follows the request's half in the keys of mixed crosses, numbered once a model.
+"""Item parts: the item's half of the keys of mixed crosses, each numbered once in a model.
 
-`age*brand=25*nike` and `gender*brand=f*nike` end in the same half, `nike` of the group (brand,). With every key's half
-known as a number, a candidate is matched by comparing integers, and each candidate's bytes are walked once, not once
-a cross. Nothing here knows requests or weights.
+`age*brand=25*nike` and `gender*brand=f*nike` end in the same item part, `nike` of the group (brand,). As every key's
+item part is known as a number, a candidate is matched by comparing integers, and its bytes are walked once instead of
+once for each cross.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from model_store.features.features import CrossPlan, FeaturePlan
 from model_store.trie.trie import Cursor, FlatTrie
-from server.model.interning_kernels import (
+from server.model.ids_kernels import (
     NO_HALF,
     WORD_BYTES,
-    intern_halves,
-    mark_request_halves,
+    mark_request_parts,
+    number_item_parts,
     words_at,
     write_spans,
 )
@@ -31,16 +31,16 @@ _TAG_BYTES = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Halves:
-    """The item halves of one layer of a model.
+class ItemParts:
+    """The item parts of one layer of a model.
 
-    trie: from a group's tag (its number in `groups_of`) + half to the half's number, less `first`. half int32[slots]:
-    the number of the half that each key ends in, NO_HALF for other keys.
+    trie: from a group's tag (its number in `groups_of`) and an item part to the part's number less `first`. half
+    int32[slots]: the number of the item part that each key ends in, NO_HALF for other keys.
 
-    In a base, `first` is 0, `at` is empty, and numbers rise with (group, half's bytes), so below one request half they
-    rise with the slots. A fresh layer's trie holds only halves that the base lacks, numbered on from `first`, how many
-    the base has; so entries below one request half are ordered by number instead, and half[i] belongs to slot at[i]
-    (int32[slots]).
+    In a base, `first` is 0, `at` is empty, and numbers rise with (group, bytes of the part): the keys that share a
+    request's half are in the order of their numbers. A fresh layer's trie holds only item parts that the base lacks,
+    numbered from `first`, the base's count. Its entries with the same request's half are sorted by number instead, and
+    half[i] belongs to slot at[i] (int32[slots]).
     """
 
     trie: FlatTrie
@@ -49,32 +49,32 @@ class Halves:
     first: int = 0
 
     @classmethod
-    def of(cls, plan: FeaturePlan, trie: FlatTrie) -> Halves:
-        """Number the halves of every mixed cross of a base. O(bytes of the keys), and a sort of the halves."""
+    def of(cls, plan: FeaturePlan, trie: FlatTrie) -> ItemParts:
+        """Number the item parts of every mixed cross of a base. O(bytes of the keys), and a sort of the parts."""
         numbering = _Numbering(trie, None, 0)
         for tag, parts in _by_group(plan, trie):
             numbering.add(tag, parts)
         return cls(numbering.trie(), numbering.half, np.empty(0, np.int32))
 
     @classmethod
-    def fresh(cls, plan: FeaturePlan, trie: FlatTrie, base: Halves) -> Halves:
-        """Number the halves of a fresh layer over `base`. Likewise, and O(keys · log keys)."""
+    def fresh(cls, plan: FeaturePlan, trie: FlatTrie, base: ItemParts) -> ItemParts:
+        """Number the item parts of a fresh layer over `base`. Likewise, and O(keys · log keys)."""
         numbering = _Numbering(trie, base.trie, len(base.trie))
         run = np.arange(len(trie), dtype=np.int32)
         for tag, parts in _by_group(plan, trie):
             numbering.add(tag, parts)
             for cross, cursor in parts:
-                mark_request_halves(trie.key_data, trie.key_offsets, *_place(cross, cursor), run)
+                mark_request_parts(trie.key_data, trie.key_offsets, *_extent(cross, cursor), run)
         at = np.lexsort((numbering.half, run)).astype(np.int32)
         return cls(numbering.trie(), numbering.half[at], at, numbering.first)
 
     @classmethod
-    def none(cls, first: int) -> Halves:
-        """Those of a fresh layer without keys, over a base with `first` halves."""
+    def none(cls, first: int) -> ItemParts:
+        """The item parts of an empty fresh layer, over a base with `first` of them."""
         return cls(FlatTrie.of([]), np.empty(0, np.int32), np.empty(0, np.int32), first)
 
     def cursor(self, group: int) -> Cursor | None:
-        """Where the halves of a group begin in `trie`."""
+        """Where the item parts of a group begin in `trie`."""
         return self.trie.cursor(_tag(group))
 
     @property
@@ -102,7 +102,7 @@ def groups_of(plan: FeaturePlan) -> tuple[tuple[str, ...], ...]:
 
 
 def _by_group(plan: FeaturePlan, trie: FlatTrie) -> list[tuple[Array, list[Part]]]:
-    """For each group that has keys, its tag, and its crosses with where they lie."""
+    """For each group that has keys: its tag, and its crosses with their cursors."""
     found = []
     for group, names in enumerate(groups_of(plan)):
         crosses = (cross for cross in plan.crosses if is_mixed(cross) and group_of(cross) == names)
@@ -116,13 +116,13 @@ def _tag(group: int) -> bytes:
     return group.to_bytes(_TAG_BYTES, "big")
 
 
-def _place(cross: CrossPlan, cursor: Cursor) -> tuple[int, int, int, int]:
-    """Its slots, its prefix's length, and how many `*` end a request half."""
+def _extent(cross: CrossPlan, cursor: Cursor) -> tuple[int, int, int, int]:
+    """A cross's slots, its prefix's length, and how many `*` the request's half has."""
     return cursor.begin, cursor.stop, len(cross.prefix), len(cross.request_fields)
 
 
 class _Numbering:
-    """Gives numbers group by group; collects the texts of halves that `known` (a base's) lacks."""
+    """Numbers item parts group by group, and collects the texts of those that `known`, the base's trie, lacks."""
 
     def __init__(self, trie: FlatTrie, known: FlatTrie | None, first: int) -> None:
         self._keys, self._known, self.first = trie, known, first
@@ -132,10 +132,10 @@ class _Numbering:
         self._count = first
 
     def add(self, tag: Array, parts: Sequence[Part]) -> None:
-        """Number the halves of one group; tags rise from call to call."""
+        """Number the item parts of one group; tags rise from call to call."""
         spans = self._interned(parts)
         order = sorted_spans(self._keys.key_data, spans)
-        number = np.full(len(spans) + 1, NO_HALF, np.int32)  # the last one is where NO_HALF leads
+        number = np.full(len(spans) + 1, NO_HALF, np.int32)  # NO_HALF indexes the last one
         if self._known is not None:
             number[order] = self._known.get_many(*self._written(tag, spans, order))
             order = order[number[order] < 0]
@@ -154,14 +154,14 @@ class _Numbering:
         return FlatTrie.build(np.concatenate([np.empty(0, np.uint8), *self._data]), offsets)
 
     def _interned(self, parts: Sequence[Part]) -> Array:
-        """Number the distinct halves as they come, in `half`; return int64[n, 2], where each lies in the keys."""
+        """Number the distinct item parts as they appear, in `half`; returns their spans in the keys, int64[n, 2]."""
         slots = sum(cursor.stop - cursor.begin for _, cursor in parts)
         table = np.full(1 << (2 * slots - 1).bit_length(), -1, np.int32)
-        places, count = np.empty((slots, 2), np.int64), 0
+        spans, count = np.empty((slots, 2), np.int64), 0
         keys = self._keys.key_data, self._keys.key_offsets
         for cross, cursor in parts:
-            count = intern_halves(*keys, *_place(cross, cursor), table, places, count, self.half)
-        return places[:count].copy()
+            count = number_item_parts(*keys, *_extent(cross, cursor), table, spans, count, self.half)
+        return spans[:count].copy()
 
     def _written(self, tag: Array, spans: Array, rows: Array) -> tuple[Array, Array]:
         offsets = np.zeros(len(rows) + 1, np.int64)
@@ -170,32 +170,29 @@ class _Numbering:
         return data, offsets
 
 
-# --- Sorting byte strings that lie in one array, many at a time and without a Python object for each ---
-
-
 def sorted_spans(data: Array, spans: Array) -> Array:
     """The rows of distinct `spans` (int64[n, 2]: begin and end in `data`, uint8) in the order of their bytes.
 
-    Sorts by the first seven bytes as one number, then what is tied by the next seven, and so on. O(n log n) for each
-    seven bytes that ties are long.
+    Sorts by the first seven bytes as one number, then ties by the next seven, and so on, without a Python object for
+    each string. O(n log n) for each seven bytes that ties share.
     """
-    place = np.zeros(len(spans), np.int64)  # of each row: that of the first one it is tied with
+    rank = np.zeros(len(spans), np.int64)  # of each row: the rank of the first row it is tied with
     tied, depth = np.arange(len(spans)), 0
     while len(tied):
         words = np.empty(len(tied), np.uint64)
         words_at(data, spans, tied, depth, words)
-        order = np.lexsort((words, place[tied]))
+        order = np.lexsort((words, rank[tied]))
         tied, words = tied[order], words[order]
-        before = place[tied]
+        before = rank[tied]
         begins = np.flatnonzero(_changes(before) | _changes(words))
         sizes = np.diff(np.append(begins, len(tied)))
-        # What came before in the same old tie moves a new tie on; its size is told by the places within the old one.
+        # A new tie starts after what precedes it in its old tie: its offset is the difference of the two begins.
         first_of_old = np.maximum.accumulate(np.where(_changes(before), np.arange(len(tied)), 0))
-        place[tied] = before + np.repeat(begins, sizes) - first_of_old
+        rank[tied] = before + np.repeat(begins, sizes) - first_of_old
         tied = tied[np.repeat(sizes > 1, sizes)]
         depth += WORD_BYTES
     rows = np.empty(len(spans), np.int64)
-    rows[place] = np.arange(len(spans))
+    rows[rank] = np.arange(len(spans))
     return rows
 
 

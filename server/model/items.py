@@ -1,94 +1,29 @@
-"""Tokens as arrays: what kernels read instead of Python objects. Which tokens a value has is the plan's business."""
+"""What a version of a model knows of the catalogue's items: each one's own sums for every variant, and its item parts.
+
+The catalogue is a block that outlives versions. What a version knows of it is another block, written for each version:
+the sums always, the item parts only if the model has other ones than before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from model_store.features.features import Token
+from model_store.artefact.calibration import Calibration
+from model_store.errors import ArtefactError
 from model_store.spec.sections import MAX_CROSS_FIELDS
+from server.model.catalogue import Catalogue
 from server.model.items_kernels import code_items, sum_items
-
-if TYPE_CHECKING:
-    from server.model.model import Model
-
+from server.model.layers import Base
+from server.model.model import Model, id_fields
+from server.model.shared_memory import SharedBlock
+from server.model.tokens import TokenTable
 
 Array = npt.NDArray[Any]
-NO_VALUE = -1
-
-
-@dataclass(frozen=True, eq=False)
-class TokenTable:
-    """Rows of field values, and the tokens of each distinct value.
-
-    values int32[rows, fields]: numbers of values, NO_VALUE where a row has none. The tokens of value v are
-    value_start[v] … value_start[v + 1] - 1 (int64); token t is text[begin[t] : begin[t + 1] - 1], followed by a `*`,
-    and carries x[t] (float64).
-    """
-
-    values: Array
-    value_start: Array
-    begin: Array
-    x: Array
-    text: Array
-
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        """The group `tokens` of the scoring kernels."""
-        return self.values, self.value_start, self.begin, self.x, self.text
-
-    def extended(self, more: TokenWriter, values: Array) -> TokenTable:
-        """A table of other rows; `more` adds values, numbered on from this table's."""
-        tail = more.table(values)
-        return TokenTable(
-            values,
-            np.concatenate([self.value_start, tail.value_start[1:] + self.value_start[-1]]),
-            np.concatenate([self.begin, tail.begin[1:] + self.begin[-1]]),
-            np.concatenate([self.x, tail.x]),
-            np.concatenate([self.text, tail.text]),
-        )
-
-
-@dataclass(slots=True)
-class TokenWriter:
-    """Collects the tokens of values, numbering the values from 0."""
-
-    texts: list[bytes] = field(default_factory=list)
-    xs: list[float] = field(default_factory=list)
-    value_start: list[int] = field(default_factory=lambda: [0])
-
-    def add(self, tokens: Iterable[Token]) -> int:
-        """Take in one value's tokens; return the value's number, NO_VALUE if it has none."""
-        for text, x in tokens:
-            self.texts.append(text)
-            self.xs.append(x)
-        if self.value_start[-1] == len(self.texts):
-            return NO_VALUE
-        self.value_start.append(len(self.texts))
-        return len(self.value_start) - 2
-
-    def tokens_of(self, number: int) -> int:
-        """How many tokens the value of this number has."""
-        return 0 if number == NO_VALUE else self.value_start[number + 1] - self.value_start[number]
-
-    def table(self, values: Array) -> TokenTable:
-        """The table of these values' rows."""
-        begin = np.zeros(len(self.texts) + 1, np.int64)
-        np.cumsum([len(text) + 1 for text in self.texts], out=begin[1:])
-        text = np.frombuffer(bytearray(b"*".join([*self.texts, b""])), np.uint8)
-        return TokenTable(
-            values, np.array(self.value_start, np.int64), begin, np.array(self.xs, np.float64), text
-        )
-
-
-# --- What a model knows of items: each one's own sums for every variant, and its halves as numbers. Made from
-# tokens ---
-
 
 _NAMES = ("own", "unsure", "codes", "run_start", "run_half", "run_x")
 
@@ -97,11 +32,11 @@ _NAMES = ("own", "unsure", "codes", "run_start", "run_half", "run_x")
 class ItemTable:
     """Items as the ranking kernels read them: codes int32[rows, groups], the runs, and two sums a variant and row.
 
-    own float64[variants, rows] is Σ w·x over the keys that the item makes alone, unsure Σ rate·|x| over the same. With
-    a `variant`, row 0 is that one's and there is no other.
+    own float64[variants, rows] is Σ w·x over the keys that the item makes alone, unsure Σ rate·|x| over the same keys.
 
-    A code is a half, NO_HALF, or FIRST_RUN - r for run r: the pairs run_start[r] … run_start[r + 1] - 1 of
-    run_half (int32) and run_x (float64), for items with several halves in a group, or with an x other than 1.
+    A code is the number of an item part, NO_HALF, or FIRST_RUN - r for run r: the pairs run_start[r] …
+    run_start[r + 1] - 1 of run_half (int32) and run_x (float64), for items with several parts in a group, or with an x
+    other than 1.
     """
 
     own: Array
@@ -113,17 +48,17 @@ class ItemTable:
 
     @classmethod
     def of(cls, model: Model, tokens: TokenTable, variants: range) -> ItemTable:
-        """Look every row up. O(tokens); `variants` are those whose sums will be needed."""
+        """Look every row up, with the sums of `variants`. O(tokens)."""
         return cls(*sums_of(model, tokens, variants), *codes_of(model, tokens))
 
     @classmethod
     def of_arrays(cls, arrays: dict[str, Array]) -> ItemTable:
-        """The table whose arrays these are, by name."""
+        """The table with these arrays, by name."""
         return cls(*(arrays[name] for name in _NAMES))
 
     @property
     def by_name(self) -> dict[str, Array]:
-        """The arrays as a part has them."""
+        """The arrays as the block `items` names them."""
         return {name: getattr(self, name) for name in _NAMES}
 
     @property
@@ -133,12 +68,12 @@ class ItemTable:
 
     @cached_property
     def longest_run(self) -> int:
-        """The most halves any row has in a group, at least 1."""
+        """The most item parts that a row has in a group, at least 1."""
         return int(np.diff(self.run_start).max(initial=1))
 
 
 def sums_of(model: Model, tokens: TokenTable, variants: range) -> tuple[Array, Array]:
-    """own and unsure of an ItemTable."""
+    """The arrays `own` and `unsure` of an ItemTable."""
     own, unsure = (np.zeros((len(variants), len(tokens.values)), np.float64) for _ in range(2))
     choice = np.empty(MAX_CROSS_FIELDS, np.int64)
     sum_items(
@@ -149,9 +84,9 @@ def sums_of(model: Model, tokens: TokenTable, variants: range) -> tuple[Array, A
 
 
 def codes_of(model: Model, tokens: TokenTable) -> tuple[Array, Array, Array, Array]:
-    """Codes and runs. Runs are rare: the first pass counts them, a second one follows only if there are any."""
+    """The codes and runs of an ItemTable. Runs are rare: a second pass follows only if the first finds any."""
     codes = np.empty((len(tokens.values), len(model.terms.groups)), np.int32)
-    base, fresh = model.base.halves, model.fresh.halves
+    base, fresh = model.base.item_parts, model.fresh.item_parts
     runs = pairs = 0
     while True:
         arrays = codes, np.zeros(runs + 1, np.int64), np.empty(pairs, np.int32), np.empty(pairs, np.float64)
@@ -162,3 +97,52 @@ def codes_of(model: Model, tokens: TokenTable) -> tuple[Array, Array, Array, Arr
         if found == (runs, pairs):
             return arrays
         runs, pairs = found
+
+
+@dataclass(frozen=True, eq=False)
+class KnownItems:
+    """A catalogue and its block. tokens: of the items, whose own ids are their missing values of `id_fields`."""
+
+    catalogue: Catalogue
+    part: SharedBlock
+    tokens: TokenTable
+    id_fields: tuple[str, ...]
+
+    @classmethod
+    def of(cls, catalogue: Catalogue, base: Base, before: KnownItems | None) -> KnownItems:
+        """Pack a catalogue, unless `before` holds the same. O(items). Raises ArtefactError for another plan's."""
+        if [field.name for field in catalogue.fields] != [field.name for field in base.plan.item_fields]:
+            raise ArtefactError(
+                f"the catalogue was built for the item fields {[field.name for field in catalogue.fields]}, "
+                f"the model has {[field.name for field in base.plan.item_fields]}; build it again"
+            )
+        own = id_fields(base.spec, base.plan)
+        if before is not None and before.catalogue is catalogue and before.id_fields == own:
+            return before
+        head, arrays = catalogue.pack()
+        part = SharedBlock.write(head, arrays)
+        return cls(catalogue, part, catalogue.tokens_with_ids(own), own)
+
+    @classmethod
+    def of_part(cls, part: SharedBlock, base: Base) -> KnownItems:
+        """Bind a block. O(items without a value in a field of `id_fields`)."""
+        catalogue = Catalogue.unpack(base.plan, part.head, part.arrays)
+        own = id_fields(base.spec, base.plan)
+        return cls(catalogue, part, catalogue.tokens_with_ids(own), own)
+
+
+def items_part(model: Model, items: KnownItems, codes_from: SharedBlock | None) -> SharedBlock:
+    """The block `items` of a model, with its calibration in the head. codes_from: a block whose codes still hold."""
+    own, unsure = sums_of(model, items.tokens, range(len(model.plan.variants)))
+    if codes_from is None:
+        table = ItemTable(own, unsure, *codes_of(model, items.tokens))
+    else:
+        table = ItemTable(own, unsure, *ItemTable.of_arrays(codes_from.arrays).code_arrays)
+    calibration = None if model.calibration is None else model.calibration.to_json()
+    return SharedBlock.write({"calibration": calibration}, table.by_name)
+
+
+def calibration_of(part: SharedBlock) -> Calibration | None:
+    """The calibration in the head of a block `items`."""
+    text = part.head["calibration"]
+    return None if text is None else Calibration.from_json(text)

@@ -1,6 +1,7 @@
-"""Kernels over items: each one's own sums for every variant, and its halves as numbers. See `server/model/items.py`.
+"""Kernels over items: each one's own sums for every variant, and the numbers of its item parts.
 
-Groups of arrays are those of `server/ranking/scoring_kernels.py`, columns of terms those of `server/scoring/choices`.
+`server/model/items.py` describes the arrays, `server/ranking/scoring_kernels.py` their groups, and
+`server/model/terms_kernels.py` the columns of terms.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from model_store.jit import bare_inline, bare_kernel
-from server.model.interning_kernels import NO_HALF
+from server.model.ids_kernels import NO_HALF
 from server.model.terms_kernels import FIRST_RUN, MASK, find_key, first_choice, next_choice
 
 
@@ -23,8 +24,8 @@ def sum_items(
 ) -> None:  # fmt: skip
     """Add Σ w·x and Σ rate·|x| over the keys that each row's item makes alone to own and unsure, f64[v, rows].
 
-    For the variants first + v. weights and rates f32[variants, n] have all variants of the model, or one row that they
-    share. own and unsure are all 0. Each key is walked once for all variants.
+    For the variants first + v. weights and rates f32[variants, n] have a row for each variant of the model, or one row
+    that they share. own and unsure are all 0. Each key is walked once for all variants.
     """
     trie, fresh_trie = (nodes, first_byte, key_data), (fresh_nodes, fresh_first_byte, fresh_key_data)
     by_slot, fresh_by_slot = (weights, variants, rates), (fresh_weights, fresh_variants, fresh_rates)
@@ -61,11 +62,11 @@ def code_items(
     values: Any, value_start: Any, begin: Any, xs: Any, text: Any,
     choice: Any, codes: Any, run_start: Any, run_half: Any, run_x: Any,
 ) -> Any:  # fmt: skip
-    """Find each item's half in each group: codes[row, group] is a half, NO_HALF, or a run of (half, x) pairs.
+    """Find each item's part in each group: codes[row, group] is a number, NO_HALF, or a run of (number, x) pairs.
 
-    The tries are those of the halves, `terms` has a row a group; the fresh ones are numbered from `first_fresh` on. An
-    item has a run where it has several halves, or one with x other than 1. Returns the numbers of runs and pairs;
-    those that do not fit the arrays are counted only.
+    The tries are those of the item parts, and `terms` has a row for each group; the fresh layer's are numbered from
+    `first_fresh`. An item has a run if it has several parts in the group, or one with x other than 1. Returns the
+    numbers of runs and pairs; those that do not fit the arrays are only counted.
     """
     trie, fresh_trie = (nodes, first_byte, key_data), (fresh_nodes, fresh_first_byte, fresh_key_data)
     tokens = (values, value_start, begin, xs, text)

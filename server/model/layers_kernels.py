@@ -1,4 +1,4 @@
-"""Kernels of the layers: merging sorted keys, touching a map's pages. What the keys mean is their callers' affair."""
+"""Kernels of the layers: merging sorted keys, and touching each page of a map."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model: one published version, ready to score: its keys and values in two layers, and its plan's terms over both."""
+"""One published version, ready to score: its keys and values in two layers, and the plan's terms over both."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from model_store.features.features import FeaturePlan, FieldPlan
 from model_store.spec.keys import BIAS
 from model_store.spec.spec import ModelSpec
 from model_store.trie.trie import Cursor, FlatTrie
-from server.model.item_parts import Halves, group_of, groups_of, is_mixed
+from server.model.item_parts import ItemParts, group_of, groups_of, is_mixed
 from server.model.layers import Base, Layer
-from server.model.request_tokens import RequestTokens, SetCrosses
 from server.model.terms_kernels import BASE, COUNT, FIELD, FRESH, GROUP, MASK, TERM_COLUMNS
+from server.model.tokens import RequestTokens, SetCrosses
 from server.model.values import Values
 
 Array = npt.NDArray[Any]
@@ -51,13 +51,13 @@ class Model:
     def build(cls, artefact: Artefact, version: int) -> Model:
         """Build from a verified artefact. O(key bytes + weights). Raises ArtefactError for unsorted keys.
 
-        Shares the artefact's arrays, but turns a column of weights a variant into a row, so that a request's reads,
-        which are of one variant, lie together.
+        Shares the artefact's arrays, but each variant's column of weights becomes a row: a request, which reads one
+        variant, then reads memory that is close together.
         """
         trie = FlatTrie.build(artefact.key_data, artefact.key_offsets)
-        base = Base.of_spec(artefact.spec, trie, Halves.of(FeaturePlan.of(artefact.spec), trie))
+        base = Base.of_spec(artefact.spec, trie, ItemParts.of(FeaturePlan.of(artefact.spec), trie))
         values = Values.of(artefact)
-        fresh = Layer.none(values, len(base.halves.trie))
+        fresh = Layer.none(values, len(base.item_parts.trie))
         return cls.of(version, base, values, fresh, artefact.calibration)
 
     @classmethod
@@ -65,18 +65,18 @@ class Model:
         cls, version: int, base: Base, values: Values, fresh: Layer, calibration: Calibration | None
     ) -> Model:
         """Bind layers that are built. O(bytes of the plan's prefixes)."""
-        layer = Layer(base.trie, base.halves, values)
+        layer = Layer(base.trie, base.item_parts, values)
         terms = Terms.of(base.plan, layer, fresh)
         of_plan = base.spec, base.plan, base.request_tokens, base.item_set_crosses
         return cls(version, *of_plan, layer, fresh, terms, calibration)
 
     @property
-    def halves(self) -> int:
-        """How many item halves both layers have. O(1)."""
-        return self.fresh.halves.stop
+    def item_parts(self) -> int:
+        """How many item parts both layers have. O(1)."""
+        return self.fresh.item_parts.stop
 
     def look_up(self, key: bytes, variant: int) -> Entry | None:
-        """What `variant` knows of a key; None if it does not use it. O(L). Raises IndexError for no such variant."""
+        """A key's entry for `variant`; None if it does not use the key. O(L). Raises IndexError."""
         for layer in (self.base, self.fresh):
             slot, values = layer.trie.get(key), layer.values
             if slot >= 0 and values.uses(slot, variant):
@@ -85,13 +85,13 @@ class Model:
         return None
 
     def head(self, variant: int) -> tuple[Array, ...]:
-        """What each call of the kernel `rank` begins with, for one variant. Raises IndexError for no such variant."""
+        """The first arguments of the kernel `rank`, for one variant. Raises IndexError for an unknown variant."""
         base, fresh = self.base, self.fresh
         whose, plane = variant if base.values.width > 1 else 0, variant >> 3
         return (
-            *base.trie.walked, base.values.weights[whose], base.values.variants[plane], base.halves.half,
+            *base.trie.walked, base.values.weights[whose], base.values.variants[plane], base.item_parts.half,
             *fresh.trie.walked, fresh.values.weights[whose], fresh.values.variants[plane],
-            fresh.halves.half, fresh.halves.at,
+            fresh.item_parts.half, fresh.item_parts.at,
             self.terms.request, self.terms.mixed,
         )  # fmt: skip
 
@@ -112,24 +112,20 @@ def id_fields(spec: ModelSpec, plan: FeaturePlan) -> tuple[str, ...]:
     return tuple(f.name for f in plan.item_fields if column is not None and column in (f.name, f.column))
 
 
-# --- Terms: a plan's fields and crosses as rows of numbers, each with its prefix walked once in both layers'
-# tries ---
-#
-# A term whose prefix leads to no key in either is left out here, so that no request spends anything on it.
-# Nothing here scores.
-
-
 Tries = tuple[FlatTrie, FlatTrie]
 _ALL_VARIANTS = 2**32 - 1
 
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """int64[terms, TERM_COLUMNS] each; the columns are named in `server/model/terms_kernels.py`.
+    """A plan's fields and crosses as rows of numbers, each with its prefix walked in the tries of both layers.
+
+    int64[terms, TERM_COLUMNS] each; `server/model/terms_kernels.py` names the columns. A term whose prefix leads to no
+    key in either trie is left out, so that requests spend nothing on it.
 
     request: the bias, fields and crosses of the request alone, fields numbered as in plan.request_fields.
     item: those of the item alone, fields numbered as in plan.item_fields. mixed: crosses of both, with their request
-    fields. groups: a row for each group of item halves that has any, with its item fields.
+    fields. groups: a row for each group of item parts that has any, with its item fields.
     """
 
     request: Array
@@ -169,7 +165,7 @@ def _mixed(plan: FeaturePlan, tries: Tries, groups: list[tuple[str, ...]]) -> It
 def _groups(plan: FeaturePlan, base: Layer, fresh: Layer) -> Iterator[tuple[tuple[str, ...], list[int]]]:
     for number, names in enumerate(groups_of(plan)):
         fields = [field for name in names for field in plan.item_fields if field.name == name]
-        places = base.halves.cursor(number), fresh.halves.cursor(number)
+        places = base.item_parts.cursor(number), fresh.item_parts.cursor(number)
         if any(places):
             yield names, _row(places, _numbers(fields, plan.item_fields))
 

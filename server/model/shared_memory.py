@@ -1,6 +1,8 @@
-"""Mapped: named arrays and a JSON head in one block of memory that processes share by its descriptor.
+"""Blocks of memory that processes share: named arrays and a JSON head behind one descriptor.
 
-docs/layers.md holds the byte table. Nothing here knows what the arrays mean, who may write them, or when.
+`Parts` are the blocks of one version of a model, as processes hand it to each other. Most blocks outlive a version: a
+delta replaces values and items, and the fresh layer if it has keys that the base lacks. docs/layers.md has the byte
+table, and what each block holds.
 """
 
 from __future__ import annotations
@@ -29,24 +31,24 @@ from model_store.whole_file import write_whole
 MAGIC = b"FPART\x00\r\n"
 FORMAT_VERSION = 1
 ALIGNMENT = 64
-START = struct.Struct(
-    "<8sII32sQQ"
-)  # magic, format version, START's size, SHA-256, bytes of the text, of everything
-CHECKED_FROM = 48  # the checksum is of every byte from here on
+START = struct.Struct("<8sII32sQQ")
+"""Magic, format version, START's size, SHA-256, bytes of the text, bytes of everything."""
+CHECKED_FROM = 48
+"""The checksum covers every byte from here on."""
 
 Array = npt.NDArray[Any]
 Shapes = Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]]
 
 
-class Mapped:
-    """A block of shared memory. Its arrays are views of one shared map, alike in every process that has it open.
+class SharedBlock:
+    """A block of shared memory. Its arrays are views of one shared map, the same in every process that has it open.
 
-    head: a JSON object; arrays: by name; nbytes: of the whole block; uid: names this block, or this use of it, in
-    messages between processes; fd: a descriptor to pass on, until `close`; memory: the map, which lives while any array
-    does. A process maps the same memory once, under however many uids it is handed over.
+    head: a JSON object. arrays: by name. nbytes: of the whole block. uid: identifies this block, or this use of it, in
+    messages between processes. fd: a descriptor to send, until `close`. memory: the map, which lives while any array
+    does. A process maps the same memory once, however many uids it has.
 
-    The arrays are writable, because kernels are compiled for one kind of array and because a block may be filled
-    after it was made. Whoever was handed a block treats it as constant.
+    The arrays are writable, because kernels are compiled for one kind of array, and because a block may be filled after
+    it is created. A process that receives a block treats it as constant.
     """
 
     __slots__ = ("__weakref__", "arrays", "fd", "head", "memory", "nbytes", "uid")
@@ -58,8 +60,8 @@ class Mapped:
         self.nbytes = len(memory)
 
     @classmethod
-    def empty(cls, head: Mapping[str, Any], shapes: Shapes) -> Mapped:
-        """A new block whose arrays are all 0, for its maker to fill. Raises OSError where memory is short."""
+    def empty(cls, head: Mapping[str, Any], shapes: Shapes) -> SharedBlock:
+        """A new block whose arrays are all 0, to be filled. Raises OSError if memory is short."""
         kinds = [[name, np.dtype(dtype).str, list(shape)] for name, (dtype, shape) in shapes.items()]
         text = json.dumps({"head": head, "arrays": kinds}, separators=(",", ":")).encode()
         size = _end(len(text), kinds)
@@ -74,18 +76,18 @@ class Mapped:
             raise
 
     @classmethod
-    def write(cls, head: Mapping[str, Any], arrays: Mapping[str, Array]) -> Mapped:
-        """A new block with copies of these arrays. O(bytes). Raises OSError where memory is short."""
+    def write(cls, head: Mapping[str, Any], arrays: Mapping[str, Array]) -> SharedBlock:
+        """A new block with copies of these arrays. O(bytes). Raises OSError if memory is short."""
         block = cls.empty(head, {name: (array.dtype, array.shape) for name, array in arrays.items()})
         for name, array in arrays.items():
             np.copyto(block.arrays[name], array)
         return block
 
     @classmethod
-    def open(cls, fd: int, uid: str) -> Mapped:
-        """Map a block that another process made. O(head): it is trusted. Keeps `fd`, which `close` closes.
+    def open(cls, fd: int, uid: str) -> SharedBlock:
+        """Map a block of another process, without verifying its contents. O(head). Takes over `fd`.
 
-        Raises ArtefactError for what is no such block.
+        Raises ArtefactError if it is not a block.
         """
         status = os.fstat(fd)
         if status.st_size < START.size:
@@ -98,7 +100,7 @@ class Mapped:
         return cls._of(fd, uid, memory, "shared memory")
 
     @classmethod
-    def load(cls, path: str | Path) -> Mapped:
+    def load(cls, path: str | Path) -> SharedBlock:
         """Read a file that `save` wrote into a new block, verified. O(bytes).
 
         Raises ArtefactError if the file is missing, damaged, cut short or of another format.
@@ -110,7 +112,7 @@ class Mapped:
             raise ArtefactError(f"cannot read {path}: {error.strerror}") from None
 
     @classmethod
-    def _read(cls, file: BufferedReader, where: str) -> Mapped:
+    def _read(cls, file: BufferedReader, where: str) -> SharedBlock:
         size = os.fstat(file.fileno()).st_size
         if size < START.size:
             raise ArtefactError(f"{where}: {size} bytes are no part of a model; fetch it again")
@@ -124,7 +126,7 @@ class Mapped:
             raise
 
     @classmethod
-    def _of(cls, fd: int, uid: str, memory: mmap.mmap, where: str) -> Mapped:
+    def _of(cls, fd: int, uid: str, memory: mmap.mmap, where: str) -> SharedBlock:
         _check_start(memory, where)
         length = START.unpack_from(memory)[4]
         document = json.loads(memory[START.size : START.size + length])
@@ -138,12 +140,12 @@ class Mapped:
         memory[16:CHECKED_FROM] = hashlib.sha256(view[CHECKED_FROM:]).digest()
         write_whole(Path(path), view)
 
-    def anew(self) -> Mapped:
-        """The same memory for another use: with a uid and a descriptor of its own."""
-        return Mapped(os.dup(self.fd), secrets.token_hex(8), self.head, self.arrays, self.memory)
+    def reused(self) -> SharedBlock:
+        """The same memory for another use, with its own uid and descriptor."""
+        return SharedBlock(os.dup(self.fd), secrets.token_hex(8), self.head, self.arrays, self.memory)
 
     def close(self) -> None:
-        """Let go of the descriptor; the arrays stay as long as they are used. Once or more often."""
+        """Close the descriptor; the arrays stay as long as they are used. May be called again."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -153,11 +155,11 @@ class Mapped:
 
 
 _MAPS: WeakValueDictionary[tuple[int, int], mmap.mmap] = WeakValueDictionary()
-"""Maps of what was opened, by device and inode, which nothing else can have while the map lives."""
+"""Open maps by device and inode, which are not reused while the map lives."""
 
 
 def _new_memory(size: int) -> int:
-    """The descriptor of `size` bytes of 0 without a name. Sealed against resizing, which would kill who reads it."""
+    """A descriptor of `size` anonymous bytes of 0, sealed against resizing, which would kill its readers."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("ftrie", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:
@@ -172,7 +174,7 @@ def _new_memory(size: int) -> int:
 
 
 def _reserve(fd: int, size: int) -> None:
-    """Memory that is promised only is missing when it is written, and then nothing can be said any more."""
+    """Allocate the memory now: with a lazy allocation, a write to missing memory would kill the process."""
     reserve: Callable[[int, int, int], None] | None = getattr(os, "posix_fallocate", None)
     if reserve is None:
         os.ftruncate(fd, size)
@@ -228,22 +230,16 @@ def _verify(memory: mmap.mmap, read: int, where: str) -> None:
         )
 
 
-# --- Parts: one version of a model as processes hand it to each other, as blocks of shared memory ---
-#
-# Most blocks outlive a version: a delta replaces values and items, and the fresh layer if it has keys that
-# the base lacks. docs/layers.md has a table of what each block holds. Nothing here builds or binds them.
-
-
 @dataclass(frozen=True, eq=False)
 class Parts:
     """All that a worker needs to answer with one version.
 
-    sha256: that of the version as stored. content: the digest of its rows (`model_store.artefact.rows`).
+    sha256: of the version as stored. content: the digest of its rows (`model_store.artefact.rows`).
 
-    base: spec, trie, item halves; no values. values: weights, variants and rates by the base's slots; the block is
-    written again for a later version, under another uid, once nobody reads it. fresh: keys that the base lacks, with
-    their values; None where there are none. items: what this version knows of the catalogue's items; its calibration.
-    catalogue: the items.
+    base: spec, trie, item parts; no values. values: weights, variants and rates by the base's slots; the block is
+    written again for a later version, under another uid, once it is not read any more. fresh: keys that the base lacks,
+    with their values; None if there are none. items: what this version knows of the catalogue's items, and its
+    calibration. catalogue: the items.
     """
 
     name: str
@@ -251,11 +247,11 @@ class Parts:
     sha256: str
     content: str
     items_generation: int
-    base: Mapped
-    values: Mapped
-    fresh: Mapped | None
-    items: Mapped
-    catalogue: Mapped
+    base: SharedBlock
+    values: SharedBlock
+    fresh: SharedBlock | None
+    items: SharedBlock
+    catalogue: SharedBlock
 
 
 BLOCKS = ("base", "values", "fresh", "items", "catalogue")

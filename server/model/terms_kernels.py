@@ -1,7 +1,8 @@
 """From a term and a row's tokens to keys: one token of each of the term's fields at a time, walked in both tries.
 
-`terms` is int64[terms, 13], a row a term, with the columns below (`server/model/model.py` makes it). Groups of arrays
-are those of `server/ranking/scoring_kernels.py`; `choice` is int64[4], the token chosen of each field.
+`terms` is int64[terms, 13], one row for each term, with the columns below (`server/model/model.py` makes it).
+`server/ranking/scoring_kernels.py` describes the groups of arrays. `choice` is int64[4], the token chosen for
+each field.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from typing import Any
 
 from model_store.jit import bare_inline
 from model_store.trie.trie_kernels import slot_at, walk
-from server.model.interning_kernels import NO_HALF
+from server.model.ids_kernels import NO_HALF
 
 # Columns of `terms`: how many fields it crosses and which; the variants that use it; for a cross of request and item,
-# the group of item halves that its keys end in; and where its prefix ends in the base and in the fresh trie, as node,
+# the group of item parts that its keys end in; and where its prefix ends in the base and in the fresh trie, as node,
 # used and stop, with node -1 where no key lies there.
 COUNT, FIELD, MASK, GROUP, BASE, FRESH = 0, 1, 5, 6, 7, 10
 TERM_COLUMNS = 13
@@ -46,7 +47,7 @@ def next_choice(terms: Any, term: Any, values: Any, row: Any, value_start: Any, 
 def walk_choice(trie: Any, terms: Any, term: Any, layer: Any, tokens: Any, choice: Any, more: Any) -> Any:
     """Walk the chosen tokens, joined by `*`, from the end of the term's prefix; with `more`, a last `*` as well.
 
-    `layer` is BASE or FRESH, the one that the trie is of. Returns the place and the product of the tokens' x.
+    `layer` is BASE or FRESH, the one that the trie is of. Returns the position and the product of the tokens' x.
     """
     nodes, first_byte, key_data = trie
     _, _, begin, xs, text = tokens
@@ -65,7 +66,7 @@ def walk_choice(trie: Any, terms: Any, term: Any, layer: Any, tokens: Any, choic
 
 @bare_inline
 def find_key(trie: Any, fresh_trie: Any, terms: Any, term: Any, tokens: Any, choice: Any) -> Any:
-    """The key of the chosen tokens: its slot in the base and in the fresh layer, -1 where it is not; and its x."""
+    """The key of the chosen tokens: its slots in the base and in the fresh layer, -1 where it is missing, and its x."""
     node, used, _, x = walk_choice(trie, terms, term, BASE, tokens, choice, False)
     slot = slot_at(trie[0], node, used)
     if slot >= 0 or terms[term, FRESH] < 0:

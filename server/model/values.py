@@ -1,4 +1,8 @@
-"""Values: what a model says of each key, as arrays over a trie's slots. Nothing here knows keys."""
+"""The values of a model's keys, as arrays over a trie's slots, and the buffers that hold a base's values.
+
+Buffers are used in turns, so that a delta costs what it changes: one is served, a delta is written into another one
+that has caught up, and then that one is served. `Buffers.released` says when a buffer is not read any more.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.artefact.rows import ModelRows
-from server.model.shared_memory import Mapped, Shapes
+from server.model.shared_memory import Shapes, SharedBlock
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """What each slot's key is worth.
+    """Weights, rates and variants by slot.
 
-    weights and rates float32[w, n], with w = 1 or, where each variant has its own, a row a variant; variants
-    uint8[planes, n], bit v % 8 of plane v // 8: variant v uses the key (few models have more than eight
-    variants). A key that was taken out has 0 in all of them.
+    weights and rates float32[w, n]: w is 1, or the number of variants if each has its own. variants uint8[planes, n],
+    bit v % 8 of plane v // 8: variant v uses the key (few models have more than eight variants). A removed key has 0 in
+    all of them.
     """
 
     weights: Array
@@ -30,7 +34,7 @@ class Values:
 
     @classmethod
     def of(cls, rows: ModelRows) -> Values:
-        """Those of an artefact or a delta: shared with it, but a column of weights a variant becomes a row."""
+        """The values of an artefact or a delta. Shares its arrays; a variant's column of weights becomes a row."""
         planes = planes_for(len(rows.spec.variants))
         by_byte = np.ascontiguousarray(rows.variants, "<u4").view(np.uint8).reshape(-1, 4)
         used = np.ascontiguousarray(by_byte[:, :planes].T)
@@ -43,21 +47,21 @@ class Values:
         return cls(next(numbers), np.zeros((planes, keys), np.uint8), next(numbers))
 
     def zeros(self, keys: int) -> Values:
-        """Values of this shape for `keys` keys, all 0."""
+        """Values of the same shape for `keys` keys, all 0."""
         return Values.empty(self.width, len(self.variants), keys)
 
     @classmethod
-    def of_part(cls, part: Mapped) -> Values:
-        """Views of a part's arrays."""
+    def of_part(cls, part: SharedBlock) -> Values:
+        """Views of a block's arrays."""
         return cls(*(part.arrays[name] for name in ("weights", "variants", "rates")))
 
     @property
     def shapes(self) -> Shapes:
-        """The arrays of a part that holds as many values."""
+        """The shapes of a block that can hold these values."""
         return {name: (array.dtype, array.shape) for name, array in self.by_name().items()}
 
     def by_name(self) -> dict[str, Array]:
-        """The arrays as a part has them."""
+        """The arrays as their block names them."""
         return {"weights": self.weights, "variants": self.variants, "rates": self.rates}
 
     def fill(self, source: Values) -> None:
@@ -87,7 +91,7 @@ class Values:
 
     @property
     def bits(self) -> Array:
-        """uint32[n], bit v: variant v uses the key; as an artefact has them."""
+        """uint32[n], bit v: variant v uses the key; same as in an artefact."""
         found = np.zeros(len(self), np.uint32)
         for plane, byte in enumerate(self.variants):
             found |= byte.astype(np.uint32) << np.uint32(8 * plane)
@@ -112,36 +116,31 @@ class Values:
 
 
 def as_rows(numbers: Array) -> Array:
-    """float32[rows] or [rows, variants] as [1, rows] or [variants, rows], whose rows lie together."""
+    """float32[rows] or [rows, variants] as [1, rows] or [variants, rows], contiguous."""
     return np.ascontiguousarray(np.atleast_2d(numbers.T))
 
 
 def planes_for(variants: int) -> int:
-    """How many bytes hold a bit for each of so many variants."""
+    """How many bytes hold one bit for each variant."""
     return -(-variants // 8)
-
-
-# --- Buffers: the values of a base in memory that is used in turns, so that a delta costs what it changes ---
-#
-# One buffer is served; a delta is written into another, after that has caught up, and then that one is
-# served. Which buffers are still read is told from outside. Nothing here knows keys.
 
 
 Slots = npt.NDArray[np.int64]
 _TORN = -1
-_COPY_ALL = 4  # more than one slot in four to catch up on: copying everything is quicker
+_COPY_ALL = 4
+"""To catch up on more than one slot in four, copying everything is faster."""
 
 
 class _Buffer:
-    """turn: the block under the uid of its present use. written: up to which delta; _TORN if nobody knows."""
+    """turn: the block under the uid of its present use. written: the last delta in it; _TORN if that is unknown."""
 
-    def __init__(self, block: Mapped, written: int) -> None:
+    def __init__(self, block: SharedBlock, written: int) -> None:
         self.turn, self.values, self.written = block, Values.of_part(block), written
         self.read, self.held = False, False
 
     @property
     def free(self) -> bool:
-        """Whether it may be written, unless it is the one that is served."""
+        """Whether the buffer may be written, unless it is served."""
         return not (self.read or self.held)
 
 
@@ -149,12 +148,12 @@ class Buffers:
     """The buffers of one base. For one thread.
 
     Invariants:
-    1. `served` is never written, nor is any other buffer that was served and not released since.
-    2. A buffer whose `written` is w equals the served one but for the slots in `_log` after w.
+    1. `served` is never written, nor is a buffer that was served and has not been released since.
+    2. A buffer whose `written` is w equals the served one except for the slots in `_log` after w.
     """
 
-    def __init__(self, first: Mapped) -> None:
-        """`first`: a block with the arrays of `Values.shapes`, filled."""
+    def __init__(self, first: SharedBlock) -> None:
+        """first: a filled block with the arrays of `Values.shapes`."""
         self._served = _Buffer(first, 0)
         self._served.read = True
         self._all = [self._served]
@@ -163,8 +162,8 @@ class Buffers:
         self._held_uid = ""
 
     @property
-    def served(self) -> Mapped:
-        """The block whose values are those of the present version."""
+    def served(self) -> SharedBlock:
+        """The block with the values of the present version."""
         return self._served.turn
 
     @property
@@ -176,26 +175,26 @@ class Buffers:
         return len(self._all)
 
     def released(self, uid: str) -> None:
-        """Nobody reads the block of this uid any more. A uid of an earlier turn changes nothing."""
+        """Note that the block of this uid is not read any more. A uid of an earlier turn changes nothing."""
         for buffer in self._all:
             if buffer.turn.uid == uid:
                 buffer.read = False
 
     def hold(self) -> str:
-        """Keep what is served now from being written, for a reader of one's own, until `let_go` of the uid returned."""
+        """Keep the served buffer from being written until `let_go` is called with the uid that is returned."""
         self._served.held, self._held_uid = True, self._served.turn.uid
         return self._held_uid
 
     def let_go(self, uid: str) -> None:
-        """That reader has ended."""
+        """End the `hold` of this uid."""
         for buffer in self._all:
             if buffer.held and self._held_uid == uid:
                 buffer.held = False
 
     def prepare(self, slots: Slots, values: Values) -> Values:
-        """The present values with these in these slots, in a buffer that `serve` will serve; nothing changes till then.
+        """The present values with `values` in `slots`, in a buffer that `serve` will serve; until then nothing changes.
 
-        O(slots written since that buffer was served). Raises OSError if it takes another buffer and memory is short.
+        O(slots written since that buffer was served). Raises OSError if it needs a new buffer and memory is short.
         """
         buffer = self._next = self._spare()
         self._catch_up(buffer)
@@ -204,26 +203,26 @@ class Buffers:
         return buffer.values
 
     def serve(self) -> None:
-        """Serve what was prepared."""
+        """Serve the buffer that was prepared."""
         buffer, latest = self._next, self._served.written + 1
         self._log.append((latest, self._slots))
-        buffer.turn, buffer.written, buffer.read = buffer.turn.anew(), latest, True
+        buffer.turn, buffer.written, buffer.read = buffer.turn.reused(), latest, True
         before, self._served = self._served, buffer
         self._forget(before)
 
     def _spare(self) -> _Buffer:
-        """A buffer that nobody reads, the one with least to catch up on; a new one if there is none."""
+        """The free buffer with the least to catch up on; a new one if none is free."""
         free = [buffer for buffer in self._all if buffer.free and buffer is not self._served]
         if free:
             return max(free, key=lambda buffer: buffer.written)
         values = self._served.values
-        block = Mapped.empty(self._served.turn.head, values.shapes)
+        block = SharedBlock.empty(self._served.turn.head, values.shapes)
         buffer = _Buffer(block, _TORN)
         self._all.append(buffer)
         return buffer
 
     def _catch_up(self, buffer: _Buffer) -> None:
-        """Make it equal to the served one; torn while that is being done, and until it is served."""
+        """Make a buffer equal to the served one. It counts as torn until it is served."""
         missed = [slots for written, slots in self._log if written > buffer.written]
         whole = buffer.written == _TORN or sum(map(len, missed)) > len(self.values) // _COPY_ALL
         buffer.written = _TORN
@@ -234,7 +233,7 @@ class Buffers:
                 buffer.values.put(slots, self.values.take(slots))
 
     def _forget(self, next_spare: _Buffer) -> None:
-        """Drop every other buffer that nobody reads, and of the log what none has to catch up on."""
+        """Drop the other free buffers, and the part of the log that no buffer has to catch up on."""
         self._all = [buffer for buffer in self._all if not buffer.free or buffer is next_spare]
         oldest = min(buffer.written for buffer in self._all)
         while self._log and self._log[0][0] <= oldest:

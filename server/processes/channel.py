@@ -37,7 +37,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from server.model.shared_memory import BLOCKS, Mapped, Parts
+from server.model.shared_memory import BLOCKS, Parts, SharedBlock
 
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_DESCRIPTORS = 16
@@ -162,7 +162,7 @@ class Opener:
     """A worker's end: maps each block once, however often it is sent. For one thread."""
 
     def __init__(self) -> None:
-        self._open: weakref.WeakValueDictionary[str, Mapped] = weakref.WeakValueDictionary()
+        self._open: weakref.WeakValueDictionary[str, SharedBlock] = weakref.WeakValueDictionary()
 
     def parts(self, body: dict[str, Any], descriptors: Sequence[int]) -> Parts:
         """The parts described by `parts_body`; takes over the descriptors. Raises ArtefactError, OSError."""
@@ -177,10 +177,10 @@ class Opener:
         described = {key: value for key, value in body.items() if key != "blocks"}
         return Parts(**described, **blocks)
 
-    def _block(self, uid: str, left: list[int]) -> Mapped:
+    def _block(self, uid: str, left: list[int]) -> SharedBlock:
         block = self._open.get(uid)
         if block is None:
-            block = Mapped.open(left[0], uid)
+            block = SharedBlock.open(left[0], uid)
             # The map outlives the descriptor, and a worker sends none on.
             block.close()
             self._open[uid] = block

@@ -88,7 +88,7 @@ class Supervisor:
             successor_of=self._inherited.pids(),
         )
 
-    def followed(self, model: str) -> ExperimentSync:
+    def experiment(self, model: str) -> ExperimentSync:
         """The experiment of one of the models."""
         return self._sync.experiment(model)
 
@@ -193,7 +193,7 @@ class Host(Protocol):
     def status(self) -> SupervisorStatus:
         """The server as it is now."""
 
-    def followed(self, model: str) -> ExperimentSync:
+    def experiment(self, model: str) -> ExperimentSync:
         """The experiment of one of the models."""
 
     def look_now(self, model: str, timeout_s: float) -> bool:

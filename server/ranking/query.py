@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from model_store.features.values import Value
 from server.errors import Degradation
+from server.model.catalogue import InlineItem
 from server.model.item_ids import ItemIds
-from server.model.items import TokenTable
-from server.model.stored_item import InlineItem
+from server.model.tokens import TokenTable
 from server.ranking.select.selection import Options
 
 Array = npt.NDArray[Any]

@@ -19,20 +19,13 @@ from model_store.artefact.calibration import Calibration, Curve
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
 from model_store.spec.sections import MAX_CROSS_FIELDS
-from server.model.catalogue import Catalogue, id_tokens
-from server.model.items import NO_VALUE, ItemTable, TokenTable, TokenWriter
+from server.model.catalogue import Catalogue, InlineItem, id_tokens
+from server.model.items import ItemTable
 from server.model.layers import Layer
 from server.model.model import Model
-from server.model.stored_item import InlineItem
+from server.model.tokens import NO_VALUE, TokenTable, TokenWriter
 from server.ranking.multi_variant_kernels import sum_variants
-from server.ranking.query import (
-    Candidates,
-    Query,
-    Ranking,
-    RequestFeatures,
-    ShadowRanking,
-    TokenArrays,
-)
+from server.ranking.query import Candidates, Query, Ranking, RequestFeatures, ShadowRanking, TokenArrays
 from server.ranking.scoring_kernels import FIRST_INLINE, NO_ITEM, rank
 from server.ranking.select.filters import CandidateColumns
 from server.ranking.select.select_kernels import click_rates
@@ -60,7 +53,7 @@ class Ranker:
         self._no_inline = nothing.own[0], *nothing.code_arrays
         self._several = _SeveralVariants(model, items, nothing)
         self._halves, self._groups, self._longest_run = (
-            model.halves,
+            model.item_parts,
             len(model.terms.groups),
             items.longest_run,
         )
@@ -246,7 +239,7 @@ class _SeveralVariants:
 
 
 def _arrays(layer: Layer) -> tuple[Array, ...]:
-    return *layer.trie.walked, *layer.values.arrays, layer.halves.half, layer.halves.at
+    return *layer.trie.walked, *layer.values.arrays, layer.item_parts.half, layer.item_parts.at
 
 
 _local = threading.local()

@@ -21,8 +21,8 @@ from model_store.errors import FieldValueError
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
 from server.errors import InvalidRequest, ObjectiveError, check_deadline, unreadable
+from server.model.catalogue import InlineItem
 from server.model.item_ids import ItemIds
-from server.model.stored_item import InlineItem
 from server.ranking.limits import (
     MAX_CANDIDATES,
     MAX_CAPS,

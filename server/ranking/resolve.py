@@ -17,7 +17,7 @@ from model_store.errors import FieldValueError
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
 from server.errors import CandidateSetNotFound, Degradation, InvalidRequest
-from server.model.stored_item import InlineItem
+from server.model.catalogue import InlineItem
 from server.ranking.candidates import LATE_PART, CandidateSets
 from server.ranking.features import PlainTokens, StoredUser, UserFields
 from server.ranking.limits import MAX_CANDIDATES, MAX_EXPLAINED, check_id

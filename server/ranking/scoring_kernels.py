@@ -25,7 +25,7 @@ import numpy as np
 from model_store.hash_kernels import prefetch
 from model_store.jit import bare_inline, bare_kernel
 from model_store.trie.trie_kernels import SLOT
-from server.model.interning_kernels import UNKNOWN
+from server.model.ids_kernels import UNKNOWN
 from server.model.terms_kernels import (
     BASE,
     FIRST_RUN,

@@ -19,11 +19,10 @@ from model_store.errors import FieldValueError
 from model_store.features.features import FeaturePlan
 from model_store.jit import kernels_are_cached, mark_kernels_cached
 from model_store.spec.spec import parse_spec
-from server.model.catalogue import Catalogue
+from server.model.catalogue import Catalogue, StoredItem
 from server.model.event_form import Form, Fragments, written_items
 from server.model.item_ids import ItemIds
 from server.model.live_model import LiveModel
-from server.model.stored_item import StoredItem
 from server.ranking.answer import ranked_items
 from server.ranking.features import PlainReader, StoredUser, UserFields
 from server.ranking.query import Query

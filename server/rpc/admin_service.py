@@ -63,7 +63,7 @@ class Administered(Protocol):
     def status(self) -> SupervisorStatus:
         """The current status."""
 
-    def followed(self, model: str) -> ExperimentSync:
+    def experiment(self, model: str) -> ExperimentSync:
         """The experiment of one of its models."""
 
     def look_now(self, model: str, timeout_s: float) -> bool:
@@ -161,10 +161,10 @@ class ModelAdminService:
         name = self._name(request.model)
         with Store.open(self._store_url) as store:
             record = store.model(name, _found_junk).experiment()
-        followed = self._server.followed(name)
+        experiment = self._server.experiment(name)
         return pb.GetExperimentResponse(
             experiment=None if record is None else experiment_message(record),
-            traffic_split=traffic_split(followed.assignment, followed.problem),
+            traffic_split=traffic_split(experiment.assignment, experiment.problem),
         )
 
     def UpdateExperiment(
@@ -191,8 +191,8 @@ class ModelAdminService:
         return pb.UpdateExperimentResponse(experiment=experiment_message(record))
 
     def _model(self, status: ModelStatus) -> pb.ModelStatus:
-        followed = self._server.followed(status.name)
-        return model_message(status, followed.assignment, followed.problem)
+        experiment = self._server.experiment(status.name)
+        return model_message(status, experiment.assignment, experiment.problem)
 
     def _status(self, name: str) -> ModelStatus:
         return next(model for model in self._server.status().models if model.name == name)

@@ -30,7 +30,7 @@ from model_store.backoff import Backoff
 from model_store.errors import ArtefactError, ExperimentError, FtrieError, OutputError
 from model_store.versions.experiments import Experiment
 from model_store.whole_file import write_whole
-from server.model.shared_memory import BLOCKS, Mapped, Parts
+from server.model.shared_memory import BLOCKS, Parts, SharedBlock
 from server.sync.distribution import Distribution
 from server.sync.state_folder import StateFolder, lower_priority
 
@@ -259,7 +259,7 @@ class LastGood:
             if file is None:
                 blocks[name] = None
                 continue
-            block = blocks[name] = Mapped.load(self._folder / Path(file).name)
+            block = blocks[name] = SharedBlock.load(self._folder / Path(file).name)
             self._files[block.uid] = file
         return Parts(
             name=self._model,
@@ -270,7 +270,7 @@ class LastGood:
             **blocks,
         )
 
-    def _written(self, name: str, block: Mapped | None) -> str | None:
+    def _written(self, name: str, block: SharedBlock | None) -> str | None:
         if block is None:
             return None
         file = self._files.get(block.uid)

@@ -23,9 +23,8 @@ from model_store.versions.manifest import Manifest
 from server.model.catalogue import Catalogue
 from server.model.event_form import Form, has_fragments
 from server.model.layers import Base
-from server.model.live_model import LiveModel
+from server.model.live_model import AllEqual, LiveModel
 from server.model.shared_memory import Parts
-from server.model.state import AllEqual
 from server.sync.item_sync import ItemSync
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class ModelBuilder:
 
     @property
     def items_orders(self) -> int:
-        """How many orders to read all items again were followed."""
+        """How many orders to read all items again were carried out."""
         return 0 if self._items is None else self._items.orders
 
     def variants_and_shares(self) -> tuple[Sequence[str], Sequence[float]]:

@@ -26,8 +26,8 @@ from model_store.store import Store
 from model_store.versions.experiments import Experiment
 from model_store.versions.manifest import Manifest
 from model_store.versions.model_versions import ModelVersions
+from server.model.live_model import AllEqual
 from server.model.shared_memory import Parts
-from server.model.state import AllEqual
 from server.ranking.warmup import warm_kernels
 from server.sync.distribution import Distribution
 from server.sync.experiment_sync import ExperimentSync

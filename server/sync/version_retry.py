@@ -11,7 +11,7 @@ import structlog
 
 from model_store.backoff import Backoff
 from model_store.errors import ArtefactError, FtrieError, NewerFormat, UnreadableValue, VersionNotFound
-from server.model.state import AllEqual
+from server.model.live_model import AllEqual
 from server.telemetry.families import REFUSED_VERSIONS
 from server.telemetry.meter import Meter
 

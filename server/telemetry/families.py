@@ -1,7 +1,7 @@
-"""Every metric by name, with its labels and meaning: docs/server_metrics.md is this table. Nothing here counts.
+"""Every metric by name, with its labels and meaning: docs/server_metrics.md is this table.
 
-No label takes a text from a request: models, versions and variants are those served, parts and reasons those in the
-code. Of a model's versions the latest few have series of their own, the rest share version="older".
+No label holds text from a request: models, versions and variants are those served, parts and reasons those in the code.
+The latest few versions of a model have series of their own; the others share version="older".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ VERSIONS_KEPT = 4
 OLDER = "older"
 
 BUCKETS_MS = (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 50, 75, 100, 150, 250, 500, 1000, 2500)
-"""Upper bounds of the latency histogram, milliseconds; above the last there is +Inf."""
+"""Upper bounds of the latency histogram in milliseconds; +Inf follows."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""/metrics and /healthz over HTTP, for Prometheus and for a person with curl. What is in them comes from elsewhere."""
+"""/metrics and /healthz over HTTP, for Prometheus and for curl."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MetricsPage:
     def __init__(
         self, host: str, port: int, metrics: CollectorRegistry, health: Callable[[], Mapping[str, Any]]
     ) -> None:
-        """`health` says {"ready": bool, …}; /healthz has status 503 where it is not. Raises ServerError."""
+        """`health` returns {"ready": bool, …}; /healthz has status 503 unless ready. Raises ServerError."""
         try:
             self._server = _Listener(host.strip("[]"), port)
         except OSError as error:
@@ -51,7 +51,7 @@ class _Listener(ThreadingHTTPServer):
 
     def __init__(self, host: str, port: int) -> None:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        self.address_family = found[0][0]  # the base class knows IPv4 alone
+        self.address_family = found[0][0]  # the base class supports IPv4 only
         super().__init__((host, port), _Handler)
 
 
@@ -73,7 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"there are /metrics and /healthz\n")
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: a scrape every few seconds is no event."""
+        """Log nothing: a scrape every few seconds is not an event."""
 
     def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
         self.send_response(status)

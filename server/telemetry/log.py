@@ -1,4 +1,7 @@
-"""A line in the log for a share of the answers, off by default. No cookie, item or feature is ever in it."""
+"""The server's log: structlog to stderr, for people on a terminal and as JSON lines elsewhere.
+
+With --access-log, a share of the answers is logged too. No cookie, item or feature is ever in it.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,41 @@ import structlog.tracebacks
 
 from server.telemetry.meter import Answered
 
+LEVELS = ("debug", "info", "warning", "error")
+
 _log = structlog.get_logger(__name__)
 
 
+def log_to_stderr(level: int | str = logging.INFO, **facts: object) -> None:
+    """Configure structlog for this process. Stdout stays free for the command's answer.
+
+    level: one of LEVELS, or its number; lower levels are not written and cost nothing. facts: are added to each line.
+    """
+    on_terminal = sys.stderr.isatty()
+    renderers: list[structlog.typing.Processor] = (
+        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        if on_terminal
+        else [_tracebacks(), structlog.processors.JSONRenderer()]
+    )
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            lambda logger, method, event: {**event, **facts},
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *renderers,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(_number(level)),
+        # One write for each line, so that the lines of several processes do not mix.
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _Lasting(sys.stderr))),
+        cache_logger_on_first_use=True,
+    )
+
+
 class AccessLog:
-    """A listener of the meter."""
+    """A listener of the meter that logs a share of the answers."""
 
     def __init__(self, share: float) -> None:
-        """`share`: of the answers, from 0 to 1, drawn at random."""
+        """share: of the answers, from 0 to 1, drawn at random."""
         self._share = share
 
     def __call__(self, answer: Answered) -> None:
@@ -40,59 +70,28 @@ class AccessLog:
         )
 
 
-# --- The server's log: structlog to stderr, for people on a terminal and as JSON lines elsewhere ---
-
-
 def _tracebacks() -> structlog.typing.Processor:
     """Tracebacks without the frames' local variables, which hold cookies and features."""
     transformer = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
     return structlog.processors.ExceptionRenderer(transformer)
 
 
-LEVELS = ("debug", "info", "warning", "error")
-
-
-def log_to_stderr(level: int | str = logging.INFO, **facts: object) -> None:
-    """Configure structlog for this process. Stdout stays free for the command's answer.
-
-    level: one of LEVELS, or its number; what is below it costs nothing and is not written. facts: stand in each line.
-    """
-    on_terminal = sys.stderr.isatty()
-    renderers: list[structlog.typing.Processor] = (
-        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
-        if on_terminal
-        else [_tracebacks(), structlog.processors.JSONRenderer()]
-    )
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            lambda logger, method, event: {**event, **facts},
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *renderers,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(_number(level)),
-        # One write a line, so that the lines of several processes do not run into one another.
-        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _Patient(sys.stderr))),
-        cache_logger_on_first_use=True,
-    )
-
-
 def _number(level: int | str) -> int:
     return level if isinstance(level, int) else logging.getLevelNamesMapping()[level.upper()]
 
 
-class _Patient:
-    """A stream that may end before its writers do: a worker whose supervisor was killed goes on without a log."""
+class _Lasting:
+    """A stream that may close before its writers end: a worker whose supervisor was killed goes on without a log."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> None:
-        """Write, if anybody still reads."""
-        with suppress(OSError, ValueError):  # a closed file's is a ValueError
+        """Write; ignore a closed stream."""
+        with suppress(OSError, ValueError):  # a closed file raises ValueError
             self._stream.write(text)
 
     def flush(self) -> None:
-        """Flush, if anybody still reads."""
+        """Flush; ignore a closed stream."""
         with suppress(OSError, ValueError):
             self._stream.flush()

@@ -1,8 +1,10 @@
-"""Counts what one process does, at about a microsecond a call. Who adds processes up is `totals`.
+"""Counts what one process does (`Meter`, about a microsecond a call), and adds up the processes of a server (`Totals`).
 
-Each thread counts into plain lists of its own, so no call waits for a lock. `take` gives each thread new, empty counts
-and reads those it took away, unless the thread was in the middle of counting (`busy`): then it reads them the next
-time. So each count is taken exactly once.
+Each thread counts into plain lists of its own, so that no call waits for a lock. `take` gives each thread new, empty
+counts and reads the old ones, unless the thread is in the middle of counting (`busy`): then it reads them the next
+time. Each count is taken exactly once.
+
+A process reports increments: what a worker has counted stays counted when it has died, and no total ever falls.
 """
 
 from __future__ import annotations
@@ -19,15 +21,17 @@ from server.telemetry.families import BUCKETS_MS, DEGRADED, ERRORS, FAMILIES, OL
 _BOUNDS_NS = [int(ms * 1_000_000) for ms in BUCKETS_MS]
 CANDIDATES_AT, TOOK_AT, STORE_AT, RANKING_AT, BUCKETS_AT = range(5)
 ROW = BUCKETS_AT + len(_BOUNDS_NS) + 1
-"""Numbers of an answers row: candidates, ns of the call, of the store, of the ranking, then calls by bucket."""
+"""The length of an answers row: candidates, ns of the call, of the store, of the ranking, then calls by bucket."""
 
 Labels = tuple[str, ...]
 AnswerKey = tuple[str, int, str]
+Row = list[int]
+"""ROW numbers, summed over answers."""
 Taken = tuple[dict[AnswerKey, list[int]], dict[tuple[str, Labels], float]]
 
 
 class Answered(NamedTuple):
-    """One answer, as listeners get it. degraded: the notes of the answer; took_ns: how long the call took."""
+    """One answer, as listeners receive it. took_ns: the duration of the call."""
 
     model: str
     version: int
@@ -43,9 +47,9 @@ Listener = Callable[[Answered], None]
 
 
 class _Counts:
-    """What one thread has counted since the last `take`; `taken` is what was not safe to read then.
+    """What one thread has counted since the last `take`. taken: counts that were not safe to read then.
 
-    Invariant: the thread touches neither dict but between busy = True and busy = False, and finds both anew each time.
+    Invariant: the thread uses the two dicts only between busy = True and busy = False, and looks both up each time.
     """
 
     __slots__ = ("answers", "busy", "counts", "taken", "thread")
@@ -58,7 +62,7 @@ class _Counts:
         self.taken: list[Taken] = []
 
     def take(self) -> list[Taken]:
-        """Let the thread go on with empty counts; what it counted before, or nothing while it is counting."""
+        """Give the thread empty counts; returns what it counted before, or nothing while it is counting."""
         self.taken.append((self.answers, self.counts))
         self.answers, self.counts = {}, {}
         if self.busy and self.thread.is_alive():
@@ -94,7 +98,7 @@ class Meter:
         try:
             mine: _Counts = self._local.mine
         except AttributeError:
-            mine = self._joined()
+            mine = self._new_counts()
         key = (model, version, variant)
         mine.busy = True
         answers = mine.answers
@@ -116,15 +120,15 @@ class Meter:
                 listener(answer)
 
     def failed(self, model: str, method: str, status: str) -> None:
-        """Count one error of a model that is served; "" where the request names none that is."""
+        """Count one error. model: "" if the request names no served model."""
         self.count(ERRORS, model, method, status)
 
     def count(self, name: str, *labels: str, by: float = 1) -> None:
-        """Add to a counter of `families`."""
+        """Add `by` to a counter of `families`."""
         try:
             mine: _Counts = self._local.mine
         except AttributeError:
-            mine = self._joined()
+            mine = self._new_counts()
         key = (name, labels)
         mine.busy = True
         counts = mine.counts
@@ -132,15 +136,15 @@ class Meter:
         mine.busy = False
 
     def gauge(self, name: str, *labels: str, read: Callable[[], float]) -> None:
-        """From now on `take` reports `read()` under this name and labels; it must be quick and not fail."""
+        """Have `take` report `read()` under this name and labels from now on; it must be quick and not fail."""
         self._gauges[_known(name, labels), labels] = read
 
     def set(self, name: str, *labels: str, value: float) -> None:
-        """Report `value` from now on."""
+        """Have `take` report `value` from now on."""
         self.gauge(name, *labels, read=lambda: value)
 
     def take(self) -> dict[str, Any]:
-        """What was counted since the last `take`, and the gauges as they are, as JSON takes it."""
+        """What was counted since the last `take`, and the gauges as they are, as a JSON document."""
         answers: dict[AnswerKey, list[int]] = {}
         counts: dict[tuple[str, Labels], float] = {}
         with self._lock:
@@ -156,8 +160,8 @@ class Meter:
             "gauges": [[name, list(labels), read()] for (name, labels), read in gauges],
         }
 
-    def _joined(self) -> _Counts:
-        """This thread's counts, made when it counts for the first time."""
+    def _new_counts(self) -> _Counts:
+        """This thread's counts, created when it counts for the first time."""
         mine = self._local.mine = _Counts()
         with self._lock:
             self._threads.append(mine)
@@ -173,21 +177,11 @@ def _add(taken: Taken, answers: dict[AnswerKey, list[int]], counts: dict[tuple[s
 
 
 def _known(name: str, labels: Labels) -> str:
-    """`name`, if `families` has it with as many labels: a metric that no document names is a mistake of ours."""
+    """`name`, if `families` has it with as many labels: each metric must be documented."""
     family = FAMILIES.get(name)
     if family is None or len(family.labels) != len(labels):
         raise ValueError(f"{name}{labels}: no such metric in server.telemetry.families")
     return name
-
-
-# --- Adds up what the processes of a server have counted. Nothing here counts, and nothing here knows
-# Prometheus ---
-#
-# A process reports increments, so what a worker counted stays counted when it has died, and no total ever
-# falls.
-
-
-Row = list[int]
 
 
 class Totals:
@@ -196,12 +190,12 @@ class Totals:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._versions: dict[str, dict[str, dict[str, Row]]] = {}
-        """Model → version, the latest counted one last → variant → row."""
+        """Model → version, the one counted last at the end → variant → row."""
         self._counts: dict[tuple[str, Labels], float] = {}
         self._gauges: dict[str, dict[tuple[str, Labels], float]] = {}
 
     def add(self, source: str, taken: Mapping[str, Any]) -> None:
-        """Add what the process `source` took from its meter; its gauges replace those it sent before."""
+        """Add what the process `source` took from its meter; its gauges replace its earlier ones."""
         with self._lock:
             for model, version, variant, row in taken["answers"]:
                 self._add_row(model, str(version), variant, row)
@@ -211,12 +205,12 @@ class Totals:
             self._gauges[source] = {(name, tuple(labels)): value for name, labels, value in taken["gauges"]}
 
     def gone(self, source: str) -> None:
-        """A process has ended: its gauges are no more, its counts stay."""
+        """Note that a process has ended: its gauges are dropped, its counts stay."""
         with self._lock:
             self._gauges.pop(source, None)
 
     def answers(self) -> list[tuple[Labels, Row]]:
-        """(model, version, variant) and the sum of its rows; of the versions of a model the latest few by name."""
+        """(model, version, variant) and the sum of its rows; the latest few versions of a model by name."""
         with self._lock:
             return [
                 ((model, version, variant), list(row))
@@ -242,14 +236,14 @@ class Totals:
     def _add_row(self, model: str, version: str, variant: str, row: Row) -> None:
         versions = self._versions.setdefault(model, {OLDER: {}})
         variants = versions.pop(version, {})
-        versions[version] = variants  # the last, since it was counted last
-        _add_totals(variants, variant, row)
+        versions[version] = variants  # at the end, since it was counted last
+        _add_row_to(variants, variant, row)
         if len(versions) > VERSIONS_KEPT + 1:
             oldest = next(name for name in versions if name != OLDER)
             for name, numbers in versions.pop(oldest).items():
-                _add_totals(versions[OLDER], name, numbers)
+                _add_row_to(versions[OLDER], name, numbers)
 
 
-def _add_totals(variants: dict[str, Row], variant: str, row: Row) -> None:
+def _add_row_to(variants: dict[str, Row], variant: str, row: Row) -> None:
     before = variants.get(variant) or [0] * ROW
     variants[variant] = [a + b for a, b in zip(before, row, strict=True)]

@@ -1,7 +1,7 @@
-"""`Totals` as Prometheus reads them. Nothing here counts, adds or listens.
+"""`Totals` and a server's status as Prometheus metrics.
 
-A custom collector: prometheus_client's own counters take a lock and a microsecond for each number, and its mode for
-several processes writes files.
+A custom collector, because prometheus_client's own counters take a lock and a microsecond for each number, and its mode
+for several processes writes files.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _STAGES = (("store", STORE_AT), ("ranking", RANKING_AT))
 
 
 class TotalsCollector(Collector):
-    """Every family of `families`, whether or not it has been counted yet, in that order."""
+    """Every metric of `families`, in that order, whether or not it has been counted yet."""
 
     def __init__(self, totals: Totals, before: Callable[[], None] = lambda: None) -> None:
-        """`before` is called at the beginning of each scrape."""
+        """before: called at the beginning of each scrape."""
         self._totals = totals
         self._before = before
 
@@ -71,14 +71,14 @@ class TotalsCollector(Collector):
 
 
 def registry(totals: Totals, before: Callable[[], None] = lambda: None) -> CollectorRegistry:
-    """A registry of `totals` alone."""
+    """A registry with `totals` only."""
     made = CollectorRegistry(auto_describe=False)
     made.register(TotalsCollector(totals, before))
     return made
 
 
 def _of_answers(name: str, answers: list[tuple[Labels, Row]]) -> list[tuple[Labels, float]]:
-    """The counters that are kept in the rows of the answers."""
+    """The samples of a counter that is kept in the answers' rows."""
     if name == CANDIDATES:
         return [(labels, row[CANDIDATES_AT]) for labels, row in answers]
     if name == STAGE_SECONDS:
@@ -107,11 +107,8 @@ def _histogram(family: Family, answers: list[tuple[Labels, Row]]) -> Metric:
     return metric
 
 
-# --- What a supervisor knows of its models and workers, as metrics. Nothing here counts calls ---
-
-
 def note_status(meter: Meter, status: SupervisorStatus) -> None:
-    """Have the meter report the status as it is now; call it again before each `take`."""
+    """Have the meter report the status as gauges; call it before each `take`."""
     for model in status.models:
         meter.set(READY, model.name, value=float(_is_served(model.name, status)))
         meter.set(STORE_AWAY, model.name, value=float(model.store_away))

@@ -1,4 +1,4 @@
-"""How a server is, in plain values: what the admin service shows and the metrics are made of. Nothing here acts."""
+"""A server's status in plain values: what the admin service shows, and what the status metrics are made from."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ WorkerState = Literal["starting", "serving", "draining", "gone"]
 
 @dataclass(frozen=True)
 class ModelStatus:
-    """One model. Times are seconds since 1970, 0 where there is none."""
+    """One model. Times are seconds since 1970, 0 for none."""
 
     name: str
     version: int | None = None
-    """What workers are told to serve; None before there is anything."""
+    """What workers are told to serve; None before the first version."""
     kind: str = ""
-    """How this version came: "snapshot" or "delta"."""
+    """The kind of this version: "snapshot" or "delta"."""
     sha256: str = ""
     content: str = ""
     published: float = 0.0
@@ -27,18 +27,18 @@ class ModelStatus:
     keys: int = 0
     items: int = 0
     source: Source = ""
-    """Where it came from; "" before there is anything."""
+    """Where the version came from; "" before the first one."""
     store_away: bool = False
     refused: Mapping[str, int] = field(default_factory=dict)
-    """How often a version could not be taken, by reason."""
+    """How often a version could not be served, by reason."""
     problem: str = ""
-    """Why what the store asks for is not what is served; "" if it is."""
+    """Why the version that the store names is not served; "" if it is."""
     kept_items: int = 0
-    """Items that are served as they were, since the store has lost its data and lacks them."""
+    """Items that are served though the store, which has lost its data, lacks them."""
     items_refused: bool = False
-    """Whether the store's items are not taken, since all of them would have the same score."""
+    """Whether the store's items are refused because all of them would have the same score."""
     disk_problem: str = ""
-    """Why the last good model could not be kept on disk; "" if it was, or is not to be."""
+    """Why the last good model could not be written to disk; "" if it was, or if none is kept."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class WorkerStatus:
     state: WorkerState
     restarts: int
     versions: Mapping[str, int]
-    """By model, what its requests are answered by."""
+    """By model, the version that answers requests."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """By model, why it does not serve what it was given last; it is given it again after growing pauses."""
+    """By model, why the worker does not serve the parts it was handed last; they are handed over again later."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +61,16 @@ class SupervisorStatus:
 
     address: str
     begun: bool
-    """Whether every model has been served by every worker at once since this server started."""
+    """Whether every worker has served every model at the same time since this server started."""
     draining: bool
     models: tuple[ModelStatus, ...]
     workers: tuple[WorkerStatus, ...]
     successor_of: tuple[int, ...] = ()
-    """Workers of a supervisor that died, which still answer until this one is ready."""
+    """Workers of a dead supervisor, which answer until this one is ready."""
 
     @property
     def not_ready(self) -> str:
-        """Why no calls should be sent here now; "" if they should: one worker that serves every model is enough."""
+        """Why no calls should be sent here now; "" if they should. One worker that serves every model is enough."""
         if self.draining:
             return "draining"
         if self.begun and any(worker.state == "serving" for worker in self.workers):
@@ -90,5 +90,5 @@ class SupervisorStatus:
         return not self.not_ready
 
     def to_json(self) -> dict[str, Any]:
-        """Every field by its name, and `ready` with the reason if it is not."""
+        """Every field by name, `ready`, and the reason if the server is not ready."""
         return {"ready": self.ready, "not_ready": self.not_ready, **asdict(self)}

@@ -1,6 +1,6 @@
-"""OpenTelemetry traces: a span for each sampled call, a child of its caller's. Imported only with --traces.
+"""OpenTelemetry traces: one span for each sampled call, a child of the caller's span. Imported only with --traces.
 
-A span holds the model, version, variant, counts and times, and the request's id; no cookie, item or feature.
+A span holds the model, version, variant, counts, times and the request's id; never a cookie, item or feature.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ OURS = frozenset(
         grpc.StatusCode.DATA_LOSS,
     )
 )
-"""The status codes that are a server's fault, by OpenTelemetry's conventions for RPC."""
+"""The status codes that OpenTelemetry's conventions for RPC count as the server's fault."""
 
 Behaviour = Callable[[Any, grpc.ServicerContext], Any]
 
 
 def provider(endpoint: str, share: float) -> TracerProvider:
-    """Sends spans to an OTLP collector (http://HOST:4317), in batches from a thread of its own.
+    """Sends spans to an OTLP collector (http://HOST:4317), in batches from a thread of its own; end it with `shutdown`.
 
-    share: of the calls whose caller has not decided, from 0 to 1. Close it with `shutdown`.
+    share: of the calls whose caller has not decided, from 0 to 1.
     """
     made = TracerProvider(
         sampler=ParentBased(TraceIdRatioBased(share)), resource=Resource.create({"service.name": "ftrie"})
@@ -67,7 +67,7 @@ def note_answer(answer: Answered) -> None:
 
 
 class Traced(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs alone
-    """Handlers, each call of which is a span. Unary calls alone; there are no others."""
+    """Handlers that make a span of each unary call; there are no other calls."""
 
     def __init__(self, handlers: grpc.GenericRpcHandler[Any, Any], spans: TracerProvider) -> None:
         self._handlers = handlers
@@ -98,7 +98,7 @@ class Traced(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in th
                 context=self._propagator.extract(metadata),
                 kind=SpanKind.SERVER,
                 attributes=attributes,
-                record_exception=False,  # its text may quote the request
+                record_exception=False,  # the exception's text may quote the request
                 set_status_on_exception=False,
             ) as span:
                 code = grpc.StatusCode.UNKNOWN

@@ -244,7 +244,7 @@ class Administered:
     def status(self) -> SupervisorStatus:
         return SupervisorStatus(self._server.address, True, False, self._server.status(), ())
 
-    def followed(self, model: str) -> ExperimentSync:
+    def experiment(self, model: str) -> ExperimentSync:
         return self._server._sync.experiment(model)
 
     def look_now(self, model: str, timeout_s: float) -> bool:

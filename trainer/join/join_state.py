@@ -1,9 +1,9 @@
 """The state of the join: its records as numpy arrays, made, resized, saved and restored.
 
 `join_kernels` changes them; docs/join.md counts their bytes. Times are microseconds since 1970; numbers and places are
-indices into the named array, -1 for none. To make room, forgotten entries are dropped and, if that is not enough, arrays
-grow; a third is left empty, so that a request is moved a few times in its life and an array is at most a few times the
-size of its content.
+indices into the named array, -1 for none. To make room, forgotten entries are dropped and, if that is not enough,
+arrays grow; a third is left empty, so that a request is moved a few times in its life and an array is at most a few
+times the size of its content.
 """
 
 from __future__ import annotations

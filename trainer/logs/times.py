@@ -20,6 +20,8 @@ from model_store.features.cells import plain, text_column
 from model_store.features.values import decoded, parse_number, parse_time
 from model_store.spec.spec import ModelSpec
 
+NO_TIME = np.iinfo(np.int64).min
+MICROSECONDS = 1_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _FROM_MILLISECONDS = 1e11  # as seconds, the year 5138; as milliseconds, 1973
@@ -127,9 +129,3 @@ def _of_numbers(numbers: npt.NDArray[np.float64], form: str | None) -> Times:
     known = ~np.isnan(numbers)
     microseconds = np.floor(np.where(known, numbers, 0.0) * scale)
     return np.where(known, microseconds, NO_TIME).astype(np.int64)
-
-
-NO_TIME = np.iinfo(np.int64).min
-
-
-MICROSECONDS = 1_000_000

@@ -1,1 +1,1 @@
-"""Publishes versions: snapshots and deltas, the guard, automatic rollback."""
+"""Publishing of a model that learns: snapshots and deltas, the guard, automatic rollback, and the online metrics."""

@@ -24,7 +24,7 @@ class Family(NamedTuple):
 
 FAMILIES = (
     Family("ftrie_trainer_events_total", "counter", ("kind",), "events taken, by kind"),
-    Family("ftrie_trainer_join_total", "counter", ("what",), "what became of them in the join"),
+    Family("ftrie_trainer_join_total", "counter", ("what",), "events by outcome in the join"),
     Family("ftrie_trainer_pending", "gauge", (), "requests whose window is open"),
     Family("ftrie_trainer_examples_total", "counter", (), "examples learned from"),
     Family(
@@ -36,21 +36,21 @@ FAMILIES = (
         ("source",),
         "events deleted from a source before they were read",
     ),
-    Family("ftrie_trainer_lag_events", "gauge", ("source",), "events that are there and not yet read"),
-    Family("ftrie_trainer_lag_seconds", "gauge", ("source",), "age of the oldest of them"),
+    Family("ftrie_trainer_lag_events", "gauge", ("source",), "unread events"),
+    Family("ftrie_trainer_lag_seconds", "gauge", ("source",), "age of the oldest unread event"),
     Family(
         "ftrie_trainer_versions_total",
         "counter",
         ("kind",),
         "versions published, and publications that failed; of those published: refused, held by the guard",
     ),
-    Family("ftrie_trainer_rollbacks_total", "counter", (), "how often the guard went back"),
+    Family("ftrie_trainer_rollbacks_total", "counter", (), "automatic rollbacks by the guard"),
     Family("ftrie_trainer_version", "gauge", (), "the last version published"),
     Family("ftrie_trainer_active_version", "gauge", (), "the version that is served"),
     Family(
-        "ftrie_trainer_inactive", "gauge", (), "1 while an order keeps what is published from being served"
+        "ftrie_trainer_inactive", "gauge", (), "1 while an operator's pin keeps published versions inactive"
     ),
-    Family("ftrie_trainer_store_away", "gauge", (), "1 while the store does not answer, or takes no writes"),
+    Family("ftrie_trainer_store_away", "gauge", (), "1 while the store does not answer or rejects writes"),
     Family(
         "ftrie_trainer_store_losses_total",
         "counter",
@@ -61,7 +61,7 @@ FAMILIES = (
         "ftrie_trainer_unknown_items_total",
         "counter",
         (),
-        "rows not learned from, as the server knew nothing of the item",
+        "rows skipped because the server did not know the item",
     ),
     Family("ftrie_trainer_failed_checkpoints_total", "counter", (), "checkpoints that could not be written"),
     Family("ftrie_trainer_keys", "gauge", (), "keys in the value table"),

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from model_store.features.values import Value
 from server.model.attributes import NO_TEXT, Attributes, Column, number_of
-from server.model.stored_item import InlineItem
+from server.model.catalogue import InlineItem
 from server.ranking.scoring_kernels import FIRST_INLINE
 from server.ranking.select.select_kernels import count_taken, take
 

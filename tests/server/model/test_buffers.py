@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.model.shared_memory import Mapped
+from server.model.shared_memory import SharedBlock
 from server.model.values import Buffers, Values
 
 SLOTS = 40
@@ -20,7 +20,7 @@ def numbers(value: int, count: int) -> Values:
 
 
 def first() -> Buffers:
-    return Buffers(Mapped.write({}, numbers(0, SLOTS).by_name()))
+    return Buffers(SharedBlock.write({}, numbers(0, SLOTS).by_name()))
 
 
 def write(buffers: Buffers, slots: list[int], value: int) -> None:

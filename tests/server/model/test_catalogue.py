@@ -13,7 +13,7 @@ from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
 from server.model.attributes import number_of
 from server.model.catalogue import Catalogue
-from server.model.shared_memory import Mapped
+from server.model.shared_memory import SharedBlock
 from tests.server import shop
 
 PLAN = FeaturePlan.of(shop.spec())
@@ -28,7 +28,7 @@ RECORDS = st.dictionaries(
 
 
 def through_shared_memory(catalogue: Catalogue) -> Catalogue:
-    block = Mapped.write(*catalogue.pack())
+    block = SharedBlock.write(*catalogue.pack())
     return Catalogue.unpack(PLAN, block.head, block.arrays)
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from server.model.live_model import FEWEST_FRESH, FRESH_SHARE
-from server.model.shared_memory import ALIGNMENT, CHECKED_FROM, FORMAT_VERSION, MAGIC, START, Mapped
+from server.model.shared_memory import ALIGNMENT, CHECKED_FROM, FORMAT_VERSION, MAGIC, START, SharedBlock
 from tests.server.model.models import live
 from tests.server.ranking.test_ranker import SHOP, SHOP_WEIGHTS, parse
 from tests.server.slow_ranker import artefact_of
@@ -24,7 +24,7 @@ def test_the_header_is_as_written(tmp_path: Path) -> None:
     rows = [[cell.strip("`") for cell in row] for row in table("| offset | size |")]
     places = {name: (int(offset), int(size)) for offset, size, name, _ in rows}
     assert sum(size for _, size in places.values()) == START.size
-    Mapped.write({}, {}).save(tmp_path / "block")
+    SharedBlock.write({}, {}).save(tmp_path / "block")
     data = (tmp_path / "block").read_bytes()
 
     def number(name: str) -> int:
@@ -54,7 +54,7 @@ def test_the_arrays_are_as_written() -> None:
             typed = types if len(types) == len(names) else [""] * len(names)
             written[part.strip("`")] |= dict(zip(names, typed, strict=True))
     for part, names in written.items():
-        block: Mapped = getattr(parts, part)
+        block: SharedBlock = getattr(parts, part)
         assert set(block.arrays) == set(names), part
         for name, kind in names.items():
             if kind:

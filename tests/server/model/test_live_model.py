@@ -15,7 +15,7 @@ from model_store.features.values import Value
 from model_store.spec.spec import ModelSpec
 from server.model.catalogue import Catalogue
 from server.model.live_model import LiveModel
-from server.model.shared_memory import Mapped, Parts
+from server.model.shared_memory import Parts, SharedBlock
 from server.ranking.served import ServedVersion
 from tests.matrix import examples
 from tests.server import shop
@@ -102,7 +102,7 @@ def test_parts_on_disk_are_served_again(tmp_path: Path) -> None:
     parts = model.apply(2, delta.sha256, delta)
     for role in ("base", "values", "items", "catalogue"):
         getattr(parts, role).save(tmp_path / role)
-    blocks = {role: Mapped.load(tmp_path / role) for role in ("base", "values", "items", "catalogue")}
+    blocks = {role: SharedBlock.load(tmp_path / role) for role in ("base", "values", "items", "catalogue")}
     again = Parts(parts.name, 2, parts.sha256, parts.content, 0, fresh=None, **blocks)
     one, other = ServedVersion.bind(parts), ServedVersion.bind(again)
     fields = {"age": "20", "likes": ["red"], "device": "u1"}

@@ -13,8 +13,7 @@ from model_store.features.values import Value
 from model_store.spec.spec import ModelSpec
 from server.model import live_model
 from server.model.catalogue import Catalogue
-from server.model.live_model import LiveModel
-from server.model.state import State
+from server.model.live_model import LiveModel, State
 from server.ranking.served import ServedVersion
 from tests.matrix import examples
 from tests.server import shop

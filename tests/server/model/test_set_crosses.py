@@ -12,7 +12,7 @@ from model_store.spec.spec import parse_spec
 from server.errors import InvalidRequest
 from server.model.catalogue import Catalogue
 from server.model.model import Model
-from server.model.request_tokens import SetCrosses
+from server.model.tokens import SetCrosses
 from server.ranking.ranker import Ranker
 from tests.server.ranked import ranked
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import model_store.trie.trie_kernels
-import server.model.interning_kernels
+import server.model.ids_kernels
 import server.model.items_kernels
 import server.model.layers_kernels
 import server.ranking.multi_variant_kernels
@@ -26,7 +26,7 @@ from tests.server.slow_ranker import artefact_of
 
 MODULES = (
     model_store.trie.trie_kernels,
-    server.model.interning_kernels,
+    server.model.ids_kernels,
     server.model.layers_kernels,
     server.ranking.request_kernels,
     server.model.items_kernels,

@@ -40,7 +40,7 @@ class Idle:
     def status(self) -> SupervisorStatus:
         return SupervisorStatus("", begun=False, draining=False, models=(), workers=())
 
-    def followed(self, model: str) -> Any:
+    def experiment(self, model: str) -> Any:
         raise LookupError(model)
 
     def look_now(self, model: str, timeout_s: float) -> bool:

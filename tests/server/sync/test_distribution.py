@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.model.shared_memory import Mapped, Parts
+from server.model.shared_memory import Parts, SharedBlock
 from server.sync.distribution import Distribution
 
 
@@ -26,9 +26,9 @@ class Taker:
         self.told.append(body)
 
 
-def parts(version: int, values: Mapped | None = None, name: str = "shop") -> Parts:
-    block = Mapped.write({}, {"a": np.zeros(1)})
-    return Parts(name, version, "", "", 0, block, values or Mapped.write({}, {}), None, block, block)
+def parts(version: int, values: SharedBlock | None = None, name: str = "shop") -> Parts:
+    block = SharedBlock.write({}, {"a": np.zeros(1)})
+    return Parts(name, version, "", "", 0, block, values or SharedBlock.write({}, {}), None, block, block)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_the_latest_is_never_free_even_without_takers(
 def test_a_buffer_that_two_versions_share_is_free_after_both(
     distribution: Distribution, freed: list[tuple[str, str]]
 ) -> None:
-    taker, shared = Taker(), Mapped.write({}, {})
+    taker, shared = Taker(), SharedBlock.write({}, {})
     distribution.join(taker)
     distribution.deliver(parts(1, shared))
     distribution.deliver(parts(1, shared))

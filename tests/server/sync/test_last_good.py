@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from model_store.errors import ArtefactError, OutputError
-from server.model.shared_memory import Mapped, Parts
+from server.model.shared_memory import Parts, SharedBlock
 from server.sync.last_good import INDEX, LastGood
 
 
-def block(number: int) -> Mapped:
-    return Mapped.write({"number": number}, {"numbers": np.full(100, number)})
+def block(number: int) -> SharedBlock:
+    return SharedBlock.write({"number": number}, {"numbers": np.full(100, number)})
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def test_a_port_where_somebody_listens_is_taken() -> None:
 
 
 def test_a_host_that_is_none_is_an_error_with_a_remedy() -> None:
-    with pytest.raises(ServerError, match="or is the host no address of this machine"):
+    with pytest.raises(ServerError, match="or is the host not an address of this machine"):
         Port("192.0.2.1", 0, shared=False)
 
 

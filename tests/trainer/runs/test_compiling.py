@@ -15,6 +15,7 @@ from model_store.spec.spec import parse_spec
 from trainer.examples.open_log import Log
 from trainer.learn.learners import loops
 from trainer.logs.rejects import RejectLog
+from trainer.runs import warmup
 from trainer.runs.train import train
 from trainer.runs.warmup import compile_kernels, formats_of, kernels_are_ready
 
@@ -123,3 +124,10 @@ def test_each_format_is_compiled_for_itself():
     spec = parse_spec(HEAD)
     compile_kernels(spec, ["csv", "vw"], slices=True)
     assert kernels_are_ready(spec, ["csv", "vw"], slices=True)
+
+
+def test_the_warmup_of_a_trainer_joins_by_every_rule_for_late_clicks() -> None:
+    """With `correct` the join's state names segments of closed windows, which its restore expects on disk."""
+    for late in ("correct", "count"):
+        join = f'[join]\nwindow = "10s"\nlate = "{late}"\nlate_within = "40s"\n'
+        warmup._join_and_learn(parse_spec('[model]\nname = "x"\n[input]\nlabel = "y"\n' + join))

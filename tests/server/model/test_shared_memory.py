@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from model_store.errors import ArtefactError, OutputError
-from server.model.shared_memory import ALIGNMENT, CHECKED_FROM, START, Mapped
+from server.model.shared_memory import ALIGNMENT, CHECKED_FROM, START, SharedBlock
 
 ARRAYS = {
     "weights": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -21,11 +21,11 @@ ARRAYS = {
 HEAD = {"name": "ads", "fields": ["age"]}
 
 
-def block() -> Mapped:
-    return Mapped.write(HEAD, ARRAYS)
+def block() -> SharedBlock:
+    return SharedBlock.write(HEAD, ARRAYS)
 
 
-def equal(found: Mapped) -> bool:
+def equal(found: SharedBlock) -> bool:
     same = found.head == HEAD and list(found.arrays) == list(ARRAYS)
     return same and all(
         np.array_equal(array, ARRAYS[name]) and array.dtype == ARRAYS[name].dtype
@@ -45,8 +45,8 @@ def test_another_process_reads_the_same_memory_and_sees_what_is_written_later() 
     written = block()
     program = """
 import sys
-from server.model.shared_memory import Mapped
-part = Mapped.open(int(sys.argv[1]), sys.argv[2])
+from server.model.shared_memory import SharedBlock
+part = SharedBlock.open(int(sys.argv[1]), sys.argv[2])
 print(part.uid, part.head["name"], part.arrays["weights"].tolist(), flush=True)
 sys.stdin.readline()
 print(part.arrays["weights"].tolist(), flush=True)
@@ -77,10 +77,10 @@ def test_arrays_outlive_the_descriptor_and_the_block() -> None:
 
 def test_another_use_of_a_block_has_another_uid_and_a_descriptor_of_its_own() -> None:
     first = block()
-    again = first.anew()
+    again = first.reused()
     assert again.uid != first.uid
     first.close()
-    assert equal(Mapped.open(os.dup(again.fd), again.uid))
+    assert equal(SharedBlock.open(os.dup(again.fd), again.uid))
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux seals memory")
@@ -92,7 +92,7 @@ def test_nobody_can_cut_a_block_short_under_its_readers() -> None:
 
 def test_a_saved_block_is_loaded_again(tmp_path: Path) -> None:
     block().save(tmp_path / "block")
-    assert equal(Mapped.load(tmp_path / "block"))
+    assert equal(SharedBlock.load(tmp_path / "block"))
     assert [path.name for path in tmp_path.iterdir()] == ["block"]
 
 
@@ -103,7 +103,7 @@ def test_a_file_with_any_bit_flipped_is_refused(tmp_path: Path) -> None:
     for at in range(len(good)):
         path.write_bytes(good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1 :])
         with pytest.raises(ArtefactError):
-            Mapped.load(path)
+            SharedBlock.load(path)
 
 
 def test_a_file_of_any_other_length_is_refused(tmp_path: Path) -> None:
@@ -113,24 +113,24 @@ def test_a_file_of_any_other_length_is_refused(tmp_path: Path) -> None:
     for wrong in (b"", good[:10], good[: START.size], good[:-1], good + b"\0"):
         path.write_bytes(wrong)
         with pytest.raises(ArtefactError, match="fetch it again"):
-            Mapped.load(path)
+            SharedBlock.load(path)
 
 
 def test_errors_say_what_stood_there_and_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "block"
     with pytest.raises(ArtefactError, match="cannot read .*: No such file"):
-        Mapped.load(path)
+        SharedBlock.load(path)
     block().save(path)
     good = path.read_bytes()
     path.write_bytes(b"ARROW1\0\0" + good[8:])
     with pytest.raises(ArtefactError, match="it begins with b'ARROW1"):
-        Mapped.load(path)
+        SharedBlock.load(path)
     path.write_bytes(good[:8] + b"\x09" + good[9:])
     with pytest.raises(ArtefactError, match="format 9 of parts, expected 1; fetch it again"):
-        Mapped.load(path)
+        SharedBlock.load(path)
     path.write_bytes(good[:CHECKED_FROM] + good[CHECKED_FROM:].replace(b"ads", b"adz"))
     with pytest.raises(ArtefactError, match="damaged: SHA-256 is"):
-        Mapped.load(path)
+        SharedBlock.load(path)
 
 
 def test_a_full_disk_is_an_output_error() -> None:
@@ -142,8 +142,8 @@ def test_a_full_disk_is_an_output_error() -> None:
 
 def test_memory_that_is_handed_over_under_another_uid_is_mapped_once() -> None:
     first = block()
-    again = first.anew()
-    one, other = Mapped.open(os.dup(first.fd), first.uid), Mapped.open(os.dup(again.fd), again.uid)
+    again = first.reused()
+    one, other = SharedBlock.open(os.dup(first.fd), first.uid), SharedBlock.open(os.dup(again.fd), again.uid)
     assert one.memory is other.memory
-    assert Mapped.open(os.dup(block().fd), "other").memory is not one.memory
+    assert SharedBlock.open(os.dup(block().fd), "other").memory is not one.memory
     assert equal(other)

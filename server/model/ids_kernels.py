@@ -1,6 +1,6 @@
-"""Interning kernels: byte strings to small numbers, by open addressing. What the strings mean is their callers' affair.
+"""Byte strings to small numbers, by open addressing: item ids to rows, item parts to their numbers.
 
-A table is int32[2^k], larger than the number of strings in it; it holds their numbers, -1 where free.
+A table is int32[2^k], larger than the number of strings in it. It holds their numbers, -1 where free.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from model_store.hash_kernels import digest, load_u8, load_u64, prefetch
 from model_store.jit import bare_inline, bare_kernel
 
-# In `half`: this key belongs to no mixed cross; in an item's codes: no half that the model knows.
+# In `half`: the key belongs to no mixed cross. In an item's codes: the model has no such item part.
 NO_HALF = -1
 UNKNOWN = -1  # in `rows`: no such id
 
@@ -32,14 +32,14 @@ def index_ids(id_data: Any, id_offsets: Any, table: Any) -> None:
 def find_ids(id_data: Any, id_offsets: Any, table: Any, text: Any, spans: Any, rows: Any) -> Any:
     """rows[i] = the row of the id text[spans[i, 0] : spans[i, 1]] (uint8, int32[n, 2]), or UNKNOWN.
 
-    Returns how many are unknown. Each step touches memory that the step before asked for. Waiting for one id at a time
+    Returns how many are unknown. Each step reads memory that the step before has prefetched. Reading one id at a time
     takes seven times as long when the caches are cold.
     """
     mask, unknown = np.uint64(table.size - 1), 0
     for i in range(rows.size):
         rows[i] = _hash(text, np.int64(spans[i, 0]), np.int64(spans[i, 1])) & mask
         prefetch(table.ctypes.data + np.int64(rows[i]) * table.itemsize)
-    _ask_for_bytes(id_data, id_offsets, table, rows)
+    _prefetch_bytes(id_data, id_offsets, table, rows)
     for i in range(rows.size):
         begin, end, place = np.int64(spans[i, 0]), np.int64(spans[i, 1]), np.uint64(rows[i])
         row = np.int64(table[place])
@@ -52,7 +52,7 @@ def find_ids(id_data: Any, id_offsets: Any, table: Any, text: Any, spans: Any, r
 
 
 @bare_inline
-def _ask_for_bytes(id_data: Any, id_offsets: Any, table: Any, rows: Any) -> None:
+def _prefetch_bytes(id_data: Any, id_offsets: Any, table: Any, rows: Any) -> None:
     for i in range(rows.size):
         prefetch(id_offsets.ctypes.data + max(0, np.int64(table[rows[i]])) * id_offsets.itemsize)
     for i in range(rows.size):
@@ -60,15 +60,15 @@ def _ask_for_bytes(id_data: Any, id_offsets: Any, table: Any, rows: Any) -> None
 
 
 @bare_kernel
-def intern_halves(
+def number_item_parts(
     key_data: Any, key_offsets: Any, start: Any, stop: Any, prefix: Any, stars: Any,
-    table: Any, halves: Any, count: Any, half: Any,
+    table: Any, spans: Any, count: Any, half: Any,
 ) -> Any:  # fmt: skip
-    """Number the distinct item halves of one cross's keys, slots [start, stop); return the new `count`.
+    """Number the distinct item parts of one cross's keys, slots [start, stop); returns the new `count`.
 
-    A half is what follows the `stars`-th `*` after the prefix. Invariant: table int32[2^k] is an open-addressing
-    table, less than full, of the `count` numbers given so far, -1 where free; halves int64[count, 2] says where in
-    key_data each begins and ends; half int32[slots] gets each slot's number, NO_HALF if its key has too few `*`.
+    An item part is what follows the `stars`-th `*` after the prefix. Invariant: table int32[2^k] is an open-addressing
+    table, less than full, of the `count` numbers so far, -1 where free; spans int64[count, 2] says where in key_data
+    each begins and ends; half int32[slots] gets each slot's number, NO_HALF if its key has too few `*`.
     """
     mask = np.uint64(table.size - 1)
     for slot in range(start, stop):
@@ -82,12 +82,12 @@ def intern_halves(
             continue
         place = _hash(key_data, at, end) & mask
         while table[place] >= 0 and not _same(
-            key_data, at, end, key_data, halves[table[place], 0], halves[table[place], 1]
+            key_data, at, end, key_data, spans[table[place], 0], spans[table[place], 1]
         ):
             place = (place + np.uint64(1)) & mask
         if table[place] < 0:
             table[place] = count
-            halves[count, 0], halves[count, 1] = at, end
+            spans[count, 0], spans[count, 1] = at, end
             count += 1
         half[slot] = table[place]
     return count
@@ -121,10 +121,10 @@ _8 = np.uint64(8)
 
 @bare_kernel
 def words_at(data: Any, spans: Any, rows: Any, depth: Any, out: Any) -> None:
-    """out[i] uint64 = a number that orders by seven bytes from `depth` on, then by whether more of them are there.
+    """out[i] uint64 = the seven bytes from `depth` on, in an order-preserving form, then how many bytes are left.
 
-    The span data[spans[rows[i], 0] : spans[rows[i], 1]] that ends before is filled up with 0; the lowest byte counts
-    what there is, up to 8, so that a text comes before a longer one that begins with it.
+    A span data[spans[rows[i], 0] : spans[rows[i], 1]] that ends earlier is padded with 0. The lowest byte is the number
+    of bytes left, at most 8, so that a text sorts before a longer one that begins with it.
     """
     for i in range(rows.size):
         at, end = spans[rows[i], 0] + depth, spans[rows[i], 1]
@@ -152,7 +152,7 @@ def write_spans(data: Any, spans: Any, rows: Any, tag: Any, out: Any, offsets: A
 
 
 @bare_kernel
-def mark_request_halves(
+def mark_request_parts(
     key_data: Any, key_offsets: Any, start: Any, stop: Any, prefix: Any, stars: Any, run: Any
 ) -> None:
     """run[slot] = the first slot in [start, stop) whose key has the same bytes up to the `stars`-th `*`."""
