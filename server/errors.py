@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn, TypeVar
 
@@ -68,6 +68,54 @@ class NotReady(ServerError):
 
 class DeadlinePassed(ServerError):
     """The caller has stopped waiting."""
+
+
+class Degradation(NamedTuple):
+    """What an answer lacks; the fields are those of `ctr.v1.Degradation`."""
+
+    reason: pb.DegradationReason
+    part: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.part}: {self.detail}"
+
+    def message(self) -> pb.Degradation:
+        """As it goes over the wire."""
+        return pb.Degradation(reason=self.reason, part=self.part, detail=self.detail)
+
+    @classmethod
+    def of(cls, part: str, error: StoreError) -> Degradation:
+        """The part is missing because the store failed."""
+        away = isinstance(error, StoreUnavailable)
+        reason = pb.DEGRADATION_REASON_UNAVAILABLE if away else pb.DEGRADATION_REASON_INVALID_DATA
+        return cls(reason, part, str(error))
+
+    @classmethod
+    def stale(cls, part: str, age_s: float, cause: str) -> Degradation:
+        """The part is as it was read `age_s` ago."""
+        return cls(pb.DEGRADATION_REASON_STALE, part, f"stale, read {age_s:.0f} s ago: {cause}")
+
+    @classmethod
+    def not_current(cls, part: str, cause: str) -> Degradation:
+        """The part may not be as the store has it now."""
+        return cls(pb.DEGRADATION_REASON_STALE, part, cause)
+
+    @classmethod
+    def left_out(cls, part: str, misfit: str, whose: str = "") -> Degradation:
+        """A stored value does not fit its field. whose: the record's id, where the part does not tell."""
+        prefix = f"{whose}: " if whose else ""
+        return cls(pb.DEGRADATION_REASON_INVALID_DATA, part, f"{prefix}left out {misfit}")
+
+    @classmethod
+    def limited(cls, part: str, detail: str) -> Degradation:
+        """Only some of what was asked for was read."""
+        return cls(pb.DEGRADATION_REASON_LIMIT_EXCEEDED, part, detail)
+
+    @classmethod
+    def no_value(cls, detail: str) -> Degradation:
+        """The objective has no value for some candidates."""
+        return cls(pb.DEGRADATION_REASON_NO_OBJECTIVE_VALUE, "objective", detail)
 
 
 class _Answer(NamedTuple):
@@ -141,18 +189,26 @@ def readable(kind: type[M]) -> Callable[[bytes], M | InvalidRequest]:
 
 
 def abort(
-    context: grpc.ServicerContext, error: Exception, request_id: str = "", *, retry: bool = False
+    context: grpc.ServicerContext,
+    error: Exception,
+    request_id: str = "",
+    *,
+    retry: bool = False,
+    within: str = "",
 ) -> NoReturn:
     """End the call as the table says. The text of an INTERNAL error stays in the server's log.
 
-    retry: the same server may be called again, so that UNAVAILABLE carries RetryInfo.
+    retry: the same server may be called again, so that UNAVAILABLE carries RetryInfo. within: the field that
+    the error's paths begin at.
     """
     answer, message = _answer_of(error), _shortened(str(error))
     metadata = {"request_id": request_id} if 0 < len(request_id) <= MOST_ID_CHARACTERS else {}
     if answer is INTERNAL:
         text = f"internal error; see the server's log for the cause (request_id {request_id})"
         context.abort_with_status(ended(*answer, text, metadata=metadata))
-    fields = _fields_of(message) if answer.status is grpc.StatusCode.INVALID_ARGUMENT else ()
+    fields = _fields_of(message) if answer.status is grpc.StatusCode.INVALID_ARGUMENT else []
+    if within:
+        fields = [path if path == within else f"{within}.{path}" for path in fields]
     again = retry and answer.status is grpc.StatusCode.UNAVAILABLE
     retry_after_ms = random.randint(*RETRY_AFTER_MS) if again else None
     context.abort_with_status(
@@ -176,16 +232,17 @@ def ended(
     message: str,
     *,
     metadata: Mapping[str, str] | None = None,
-    fields: Iterable[str] = (),
+    fields: Sequence[str] = (),
     retry_after_ms: int | None = None,
 ) -> Ended:
     """A status with google.rpc details. fields: paths for BadRequest; retry_after_ms: also for grpc's own retries."""
     status = Status(code=code.value[0], message=message)
     status.details.add().Pack(ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata or {}))
-    if paths := list(fields):
-        bad = BadRequest()
-        for path in paths:
-            bad.field_violations.add(field=path, description=message.removeprefix(f"{path}: "))
+    if fields:
+        bad, found = BadRequest(), _FIELDS.match(message)
+        description = message[found.end() + len(": ") :] if found else message
+        for path in fields:
+            bad.field_violations.add(field=path, description=description)
         status.details.add().Pack(bad)
     if retry_after_ms is None:
         return Ended(code, message, tuple(rpc_status.to_status(status).trailing_metadata))
@@ -203,7 +260,7 @@ def _answer_of(error: Exception) -> _Answer:
 def _fields_of(message: str) -> list[str]:
     """`items[0].id: empty` → `["items[0].id"]`; `user, context: …` → `["user", "context"]`."""
     found = _FIELDS.match(message)
-    return found[0].split(", ") if found else []
+    return [path[0] for path in re.finditer(_PATH, found[0])] if found else []
 
 
 def _shortened(message: str) -> str:
@@ -214,51 +271,3 @@ def _shortened(message: str) -> str:
     ):
         return message
     return data[:MAX_MESSAGE_BYTES].decode("utf-8", "ignore") + "…"
-
-
-class Degradation(NamedTuple):
-    """What an answer lacks; the fields are those of `ctr.v1.Degradation`."""
-
-    reason: pb.DegradationReason
-    part: str
-    detail: str
-
-    def __str__(self) -> str:
-        return f"{self.part}: {self.detail}"
-
-    def message(self) -> pb.Degradation:
-        """As it goes over the wire."""
-        return pb.Degradation(reason=self.reason, part=self.part, detail=self.detail)
-
-    @classmethod
-    def of(cls, part: str, error: StoreError) -> Degradation:
-        """The part is missing because the store failed."""
-        away = isinstance(error, StoreUnavailable)
-        reason = pb.DEGRADATION_REASON_UNAVAILABLE if away else pb.DEGRADATION_REASON_INVALID_DATA
-        return cls(reason, part, str(error))
-
-    @classmethod
-    def stale(cls, part: str, age_s: float, cause: str) -> Degradation:
-        """The part is as it was read `age_s` ago."""
-        return cls(pb.DEGRADATION_REASON_STALE, part, f"stale, read {age_s:.0f} s ago: {cause}")
-
-    @classmethod
-    def not_current(cls, part: str, cause: str) -> Degradation:
-        """The part may not be as the store has it now."""
-        return cls(pb.DEGRADATION_REASON_STALE, part, cause)
-
-    @classmethod
-    def left_out(cls, part: str, misfit: str, whose: str = "") -> Degradation:
-        """A stored value does not fit its field. whose: the record's id, where the part does not tell."""
-        prefix = f"{whose}: " if whose else ""
-        return cls(pb.DEGRADATION_REASON_INVALID_DATA, part, f"{prefix}left out {misfit}")
-
-    @classmethod
-    def limited(cls, part: str, detail: str) -> Degradation:
-        """Only some of what was asked for was read."""
-        return cls(pb.DEGRADATION_REASON_LIMIT_EXCEEDED, part, detail)
-
-    @classmethod
-    def no_value(cls, detail: str) -> Degradation:
-        """The objective has no value for some candidates."""
-        return cls(pb.DEGRADATION_REASON_NO_OBJECTIVE_VALUE, "objective", detail)

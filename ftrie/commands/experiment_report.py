@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftrie.outcomes import POWER, TINY, Interval, Outcome, Outcomes
 from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table, warn
 from model_store.errors import counted
 
 if TYPE_CHECKING:
+    from ftrie.outcomes import Interval, Outcome, Outcomes
     from model_store.versions.model_versions import ModelVersions
 
 
@@ -215,6 +215,8 @@ def _row(name: str, outcome: Outcome) -> list[Any]:
 
 
 def _compared(name: str, base: str, outcome: Outcome, effect: float) -> str:
+    from ftrie.outcomes import TINY
+
     found = outcome.difference
     if found is None:
         return (
@@ -231,6 +233,8 @@ def _compared(name: str, base: str, outcome: Outcome, effect: float) -> str:
 
 def _more(outcome: Outcome, effect: float) -> str:
     """How much more would have to be seen."""
+    from ftrie.outcomes import POWER
+
     needed, seen = outcome.needed or 0, outcome.detectable or 0.0
     words = f"  ±{effect:.1%} is seen with {POWER:.0%} power by {needed:,} requests of both"
     return f"{words}; with what there is now, ±{seen:.1%}"

@@ -81,7 +81,7 @@ class RankingService:
             self._meter.failed(self._label(message.brief.model), method, status.name)
             if status is grpc.StatusCode.INTERNAL:
                 _log.error("rank failed", request_id=request_id, exc_info=error)
-            abort(context, error, request_id)
+            abort(context, error, request_id, within="request" if explain else "")
 
     def _answer(
         self,

@@ -1,6 +1,7 @@
-"""The admission policy of a model: what kernels take, the memory it needs, and how full its filters are.
+"""Admission: the policies that decide which keys enter the table, their counting filters, and the filters' sizes.
 
-How a key is judged stands in `kernels.py`; how large a filter must be in `sizing.py`.
+`admission_kernels.py` decides for a key. Input: the spec's features with their inclusion rules. Output: the kernels'
+parameters, the memory of the filters, and notes where a filter holds more keys than planned.
 """
 
 from __future__ import annotations
@@ -29,13 +30,18 @@ from trainer.learn.admission_kernels import (
 
 _FULLER_THAN_PLANNED = 1.05
 _LOW_BITS = {0: 0xFF, 1: 0x55, 2: 0x11, 3: 0x01}  # the lowest bit of each cell in a byte, by the cells' width
+MOST_PROBES = 16
+_GRID = 16  # the mean number of keys in a block is a multiple of 1/16, so that rounding decides nothing
+_NEGLIGIBLE = 1e-15
+_MOST_KEYS = 1024  # in a block; with more, it is as good as full
+_BLOCK_BITS = 8 * BLOCK_BYTES
 
 Parameters = Everything | ByRule
 
 
 @dataclass(frozen=True)
 class Filter:
-    """One counting filter: where the spec asks for it, what it asks for, its size and its cells."""
+    """One counting filter: the key of the spec that sets it, its inclusion rule, its size and its cells."""
 
     source: str
     inclusion: Inclusion
@@ -47,16 +53,16 @@ class Filter:
         return touched_cells(self.cells, self.size.width) / (self.cells.size * 8 >> self.size.width)
 
     def keys(self) -> float:
-        """About how many distinct keys it has counted."""
+        """An estimate of the number of distinct keys counted."""
         return self.size.keys_at(self.fill())
 
     def false_positives(self) -> float:
-        """The share of new keys that it now takes for old ones."""
+        """The share of new keys that it now admits too early."""
         return false_positive_rate(self.size.width, self.size.probes, self.keys() / self.size.blocks)
 
 
 class Admission:
-    """Decides which keys enter. `parameters` goes to `kernels.admits`, which writes into its cells."""
+    """The admission policies of a model. `parameters` is passed to `admits`, which updates its cells."""
 
     def __init__(self, parameters: Parameters, filters: Sequence[Filter] = ()) -> None:
         self.parameters = parameters
@@ -64,7 +70,7 @@ class Admission:
 
     @classmethod
     def of(cls, rules: FeatureRules, seed: int) -> Admission:
-        """The policies of a spec's features, those of one rule (or of `[learner]`) sharing one filter."""
+        """The policies of a spec's features; those of one rule (or of `[learner]`) share a filter."""
         distinct = list(dict.fromkeys(zip(rules.inclusions, rules.sources, strict=True)))
         sizes = [
             size_filter(i.keys, i.count or 0, i.false_positives, source) if _kind(i) == COUNTED else None
@@ -90,11 +96,11 @@ class Admission:
 
     @property
     def nbytes(self) -> int:
-        """Memory held by the filters, in bytes."""
+        """Memory of the filters, in bytes."""
         return sum(each.cells.nbytes for each in self.filters)
 
     def notes(self) -> Iterator[str]:
-        """What the user should hear: each filter that has counted more keys than it was sized for. O(bytes)."""
+        """A note for the user on each filter with more keys than it was sized for. O(bytes)."""
         for each in self.filters:
             keys, planned = each.keys(), each.inclusion.keys
             if (
@@ -108,11 +114,11 @@ class Admission:
                 )
 
     def state(self) -> dict[str, npt.NDArray[np.uint8]]:
-        """What must be kept to go on: the filters' cells, in the order of the spec's rules."""
+        """The filters' cells, in the order of the spec's rules."""
         return {f"cells.{index}": each.cells for index, each in enumerate(self.filters)}
 
     def restore(self, state: Mapping[str, npt.NDArray[np.uint8]]) -> None:
-        """Take over a `state` of the same spec. Raises FtrieError where it is of another."""
+        """Restore a `state` of the same spec. Raises FtrieError for a state of another spec."""
         for index, each in enumerate(self.filters):
             cells = state.get(f"cells.{index}")
             if cells is None or cells.shape != each.cells.shape:
@@ -125,18 +131,18 @@ class Admission:
 
 
 def touched_cells(cells: npt.NDArray[np.uint8], width: int) -> int:
-    """How many cells of 2^width bits are not 0."""
+    """The number of cells of 2^width bits that are not 0."""
     total = 0
     for start in range(0, cells.size, 1 << 20):
-        folded = cells[start : start + (1 << 20)].copy()
+        combined = cells[start : start + (1 << 20)].copy()
         for step in range(width):
-            folded |= folded >> (1 << step)
-        total += int(np.bitwise_count(folded & np.uint8(_LOW_BITS[width])).sum(dtype=np.int64))
+            combined |= combined >> (1 << step)
+        total += int(np.bitwise_count(combined & np.uint8(_LOW_BITS[width])).sum(dtype=np.int64))
     return total
 
 
 def _kind(inclusion: Inclusion) -> np.uint8:
-    """The policy of an inclusion; one that lets everything in is no policy."""
+    """The kind of policy of an inclusion; ALWAYS where it admits every key."""
     if inclusion.kind == "poisson" and inclusion.p != 1.0:
         return SOMETIMES
     if inclusion.kind == "bloom" and inclusion.count != 1:
@@ -160,25 +166,17 @@ def _aligned_cells(nbytes: int) -> npt.NDArray[np.uint8]:
     return memory[shift : shift + nbytes]
 
 
-# --- How large a blocked counting filter must be: from the keys it is to hold and the share that may enter
-# too early ---
+# The size of a blocked counting filter, from the number of keys it is to hold and the false-positive rate.
 #
-# A key is let in too early only if other keys have touched every cell that it probes, whatever the count
-# asked for. So the rate is that of a plain Bloom filter whose keys are spread over blocks (Putze, Sanders &
-# Singler, JEA 2009): with b blocks, a block holds i keys with a Poisson probability of mean keys / b, and how
-# many of its cells those have touched is counted here throw by throw, not approximated.
-
-
-MOST_PROBES = 16
-_GRID = 16  # the mean number of keys in a block is a multiple of 1/16, so that rounding decides nothing
-_NEGLIGIBLE = 1e-15
-_MOST_KEYS = 1024  # in a block; with more, it is as good as full
-_BLOCK_BITS = 8 * BLOCK_BYTES
+# A key is a false positive only if other keys have touched every cell that it probes, whatever the required count. So
+# the rate is that of a plain Bloom filter whose keys are spread over blocks (Putze, Sanders & Singler, JEA 2009): with
+# b blocks, the number of keys in a block is Poisson distributed with mean keys / b, and the number of cells that they
+# have touched is computed exactly, key by key.
 
 
 @dataclass(frozen=True)
 class FilterSize:
-    """blocks of 64 bytes, in cells of 2^width bits; probes: cells a key."""
+    """blocks of 64 bytes, in cells of 2^width bits; probes: cells per key."""
 
     blocks: int
     width: int
@@ -190,7 +188,7 @@ class FilterSize:
         return self.blocks * BLOCK_BYTES
 
     def keys_at(self, fill: float) -> float:
-        """How many keys it holds on average when this share of its cells is touched: that is 1 - exp(-q keys / blocks).
+        """The expected number of keys when this share of its cells is touched: fill = 1 - exp(-q keys / blocks).
 
         q is the share of its block's cells that one key touches.
         """
@@ -200,10 +198,10 @@ class FilterSize:
 
 
 def size_filter(keys: int, count: int, false_positives: float, source: str = "inclusion") -> FilterSize:
-    """The smallest filter that tells `count` occurrences and, holding `keys` keys, errs on that share of new ones.
+    """The smallest filter for `count` occurrences that, with `keys` keys, has this false-positive rate.
 
-    count >= 2. O(probes x block): independent of `keys`. Raises SpecError for a rate that no such filter reaches,
-    naming `source`, where the spec asks for it.
+    count >= 2. O(probes x block): independent of `keys`. Raises SpecError for an unreachable rate,
+    naming `source`, the key of the spec.
     """
     width = cell_width(count)
     load, probes = max(
@@ -223,7 +221,7 @@ def cell_width(count: int) -> int:
 
 
 def _load(width: int, probes: int, false_positives: float) -> int:
-    """The largest mean number of keys in a block, in 1/16, with which the rate is still met; 0 if there is none."""
+    """The largest mean number of keys in a block, in 1/16, that satisfies the rate; 0 if there is none."""
     low, high = 0, _BLOCK_BITS * _GRID
     while high - low > 1:
         middle = (low + high) // 2
@@ -235,7 +233,7 @@ def _load(width: int, probes: int, false_positives: float) -> int:
 
 
 def false_positive_rate(width: int, probes: int, keys_in_block: float) -> float:
-    """The share of unseen keys whose probes are all touched, with so many keys in a block on average."""
+    """The probability that all probes of a new key are touched, given the mean number of keys in a block."""
     rates = _rates(width, probes)
     right = weights = 0.0
     weight = 1.0  # Poisson probabilities, up to a factor: no exponential, so that every machine gets one size
@@ -250,7 +248,7 @@ def false_positive_rate(width: int, probes: int, keys_in_block: float) -> float:
 
 @cache
 def _rates(width: int, probes: int) -> npt.NDArray[np.float64]:
-    """By the number of keys a block holds: how likely all probes of another fall on touched cells. Beyond: 1."""
+    """By the number of keys in a block: the probability that all probes of a new key are touched. Beyond: 1."""
     cells = _BLOCK_BITS >> width
     share = np.arange(cells + 1) / cells
     all_touched = np.ones(cells + 1)

@@ -41,7 +41,11 @@ def failed(error: Exception, **more: Any) -> CallFailed:
     ("error", "reason", "fields"),
     [
         (ObjectiveError("objective: character 3: got '*'"), "INVALID_OBJECTIVE", ["objective"]),
-        (FieldValueError('user.values["a: b"]: got x'), "INVALID_FEATURE_VALUE", ['user.values["a: b"]']),
+        (
+            FieldValueError('user.values["a: b, c"]: got x'),
+            "INVALID_FEATURE_VALUE",
+            ['user.values["a: b, c"]'],
+        ),
         (FieldValueError("user, context: 1025 fields"), "INVALID_FEATURE_VALUE", ["user", "context"]),
         (FieldValueError("no path at all"), "INVALID_FEATURE_VALUE", []),
         (StoreError("shop: WRONGTYPE"), "STORED_DATA_INVALID", []),
@@ -80,6 +84,9 @@ def test_a_client_gets_the_field_and_the_reason(client: Client) -> None:
         FieldViolation("item_ids[1]", "empty; an item id has at least one character"),
     )
     assert (wrong.value.reason, wrong.value.metadata) == ("INVALID_REQUEST", {"request_id": "r1"})
+    with pytest.raises(RankFailed) as within:
+        client.explain(candidates=["a", ""])
+    assert [each.field for each in within.value.violations] == ["request.item_ids[1]"]
     with pytest.raises(RankFailed) as unknown:
         client.rank("other", candidates=["a"], request_id="r" * 10_000)
     assert (unknown.value.reason, unknown.value.violations) == ("MODEL_NOT_SERVED", ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from trainer.examples.rules import FeatureRules
 from trainer.learn.admission import Admission, false_positive_rate, size_filter, touched_cells
 from trainer.learn.admission_kernels import ByRule, Everything, admit_each
 from trainer.logs.rejects import RejectLog
+from trainer.output import SILENT
 from trainer.runs.train import train
 
 KEYS = 200_000
@@ -244,13 +246,14 @@ def test_a_model_goes_on_with_its_filter():
     assert second.artefact().sha256 == whole.artefact().sha256
 
 
-def test_a_run_tells_of_an_overfull_filter(tmp_path):
+def test_a_run_notes_an_overfull_filter(tmp_path):
     rows = shop_rows(200, 14)
     log = tmp_path / "log.csv"
     lines = [b",".join(row.values()) for row in rows]
     log.write_bytes(b"\n".join([",".join(rows[0]).encode(), *lines]) + b"\n")
     spec, notes = spec_with('{ kind = "bloom", count = 3, keys = 10 }'), []
     with RejectLog() as rejects:
-        run = train(spec, Log([str(log)], on_note=notes.append), rejects=rejects)
+        output = SimpleNamespace(note=notes.append, warn=SILENT.warn, progress=SILENT.progress)
+        run = train(spec, Log([str(log)]), rejects=rejects, output=output)
     assert run.failure is None
     assert [note for note in notes if "sized for 10" in note]
