@@ -1,4 +1,4 @@
-"""The face of the house: the `ftrie` command, the Python client, the demo. Nothing imports this package."""
+"""The `ftrie` command, the Python client, the reports and the demo. No other package imports this one."""
 
 from __future__ import annotations
 
