@@ -101,7 +101,8 @@ def expected_tokens(fields: dict[str, Value], served: ServedVersion) -> dict[str
 def plain(served: ServedVersion, **values: str) -> PlainTokens:
     """What the request reader makes of these features."""
     request = RankRequest(item_ids=["x"])
-    request.user.values.update(values)
+    for name, value in values.items():
+        request.user.values[name].text = value
     read = served.plain.read(received(request.SerializeToString()))  # type: ignore[arg-type]
     assert read is not None
     return read

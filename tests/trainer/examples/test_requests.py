@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import groupby
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from trainer.examples.open_log import Log
 from trainer.examples.requests import MOST_ROWS, WholeRequests
 from trainer.logs.reader import BATCH_BYTES
 from trainer.logs.rejects import RejectLog
+from trainer.output import SILENT
 from trainer.runs.train import train
 
 RATE = 0.3
@@ -134,7 +136,8 @@ def test_a_log_that_is_not_sorted_by_request_is_warned_of_by_the_run(tmp_path):
     log.write_text("click,rq,f,g\n" + "".join(f"{row == 7},r{row % 5},1,2\n" for row in range(20)).lower())
     told = []
     with RejectLog() as rejects:
-        report = train(spec_of(), Log([str(log)], on_note=told.append), rejects=rejects).report
+        output = SimpleNamespace(note=told.append, warn=SILENT.warn, progress=SILENT.progress)
+        report = train(spec_of(), Log([str(log)]), rejects=rejects, output=output).report
     assert (report.resumed_requests, report.cut_requests, report.rejected) == (15, 0, 0)
     assert any("sort the log by 'rq'" in text for text in told)
 

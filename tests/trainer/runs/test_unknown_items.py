@@ -31,9 +31,9 @@ def test_rows_of_unknown_items_are_left_out_and_counted(tmp_path: Path) -> None:
         now.learn(clicked("r", "a", 1_700_000_001))
         now.learn(clicked("r", "c", 1_700_000_002))
         now.learn(shown("s", 1_700_000_003))
-        now.learner.finish()
-        status = now.learner.status(None, ended=True)
-        assert now.learner.model.rows == status.examples == 4
+        now.run.finish()
+        status = now.run.status(None, ended=True)
+        assert now.run.model.rows == status.examples == 4
         assert status.counts["unknown_items"] == 2
         assert balanced(status.counts, status.join)
         assert "2 rows of UNKNOWN ITEMS skipped" in status.line()
@@ -44,8 +44,8 @@ def test_a_run_that_goes_on_counts_on(tmp_path: Path) -> None:
         now.learn(shown("r", 1_700_000_000, "a", "b", "c"))
         now.take(clicked("r", "a", 1_700_000_001))
     with running(tmp_path) as now:
-        now.learner.finish()
-        status = now.learner.status(None, ended=True)
+        now.run.finish()
+        status = now.run.status(None, ended=True)
         assert (status.examples, status.counts["unknown_items"]) == (0, 3)
         assert balanced(status.counts, status.join)
 
@@ -53,8 +53,8 @@ def test_a_run_that_goes_on_counts_on(tmp_path: Path) -> None:
 def test_a_spec_may_ask_for_them(tmp_path: Path) -> None:
     with running(tmp_path, spec=LEARNS) as now:
         now.learn(shown("r", 1_700_000_000, "a", "b"))
-        now.learner.finish()
-        status = now.learner.status(None, ended=True)
+        now.run.finish()
+        status = now.run.status(None, ended=True)
         assert (status.examples, status.counts["unknown_items"]) == (3, 0)
 
 
