@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks.common import report
 from benchmarks.processes import Running
-from ftrie.demo.live_processes import Crew, LiveOptions, bootstrap
-from ftrie.demo.live_windows import Windows
+from ftrie.demo.live_crew import Crew, LiveOptions, bootstrap
+from ftrie.demo.live_output import Windows
 from ftrie.demo.market import Market
 
 RATES = (100, 200, 400, 800, 1200, 1600)
@@ -40,13 +40,13 @@ def main() -> None:
 
 def _row(rate: int) -> list[Any]:
     with tempfile.TemporaryDirectory(prefix="ftrie-") as folder:
-        asked = LiveOptions(
+        options = LiveOptions(
             folder=Path(folder), seconds=None, rate=float(rate), seed=1, change_at=1e6, frozen=0.0, bots=0.02,
             delay=1.5, publish_every="1s", explore="thompson:3", picture=None,
         )  # fmt: skip
         windows = Windows()
-        crew = Crew(asked, windows.hear)
-        bootstrap(asked, Market(asked.seed), crew.store.start())
+        crew = Crew(options, windows.add)
+        bootstrap(options, Market(options.seed), crew.store.start())
         try:
             crew.open(threading.Event())
             return _measured(rate, crew, windows)
@@ -56,23 +56,23 @@ def _row(rate: int) -> list[Any]:
 
 def _measured(rate: int, crew: Crew, windows: Windows) -> list[Any]:
     _let_go_on(crew, WARM_S)
-    cpu, examples, second = _cpu_s(crew), crew.trainer.said["examples"], windows.second
+    cpu, examples, second = _cpu_s(crew), crew.trainer.last_line["examples"], windows.second
     began = time.perf_counter()
     _let_go_on(crew, MEASURED_S)
     seconds = time.perf_counter() - began
     after = _cpu_s(crew)
     used = {name: (after[name] - cpu[name]) / seconds for name in cpu}
-    said = crew.trainer.said
+    line = crew.trainer.last_line
     some = [each for each in windows.all() if each["second"] > second]
     fresh = [each["freshness"] for each in some if each["freshness"]["n"]]
     answered = sum(
         tally["visits"] + tally["bots"] for each in some for tally in each["models"].values()
     ) / sum(each["seconds"] for each in some)
-    lags = [lag["seconds"] or 0.0 for lag in said["lags"].values()]
+    lags = [lag["seconds"] or 0.0 for lag in line["lags"].values()]
     return [
         rate,
         round(answered, 1),
-        round((said["examples"] - examples) / seconds),
+        round((line["examples"] - examples) / seconds),
         *(round(_mean(each[name] for each in fresh), 2) for name in ("p50", "p95")),
         round(max(each["max"] for each in fresh), 2),
         round(max(lags), 2),
@@ -88,7 +88,7 @@ def _let_go_on(crew: Crew, seconds: float) -> None:
         time.sleep(0.2)
         dead = [process.name for process in crew.processes if process.pid is None]
         if dead or crew.store.pid is None:
-            raise RuntimeError(f"{dead or 'the store'} ended: {[p.last_words() for p in crew.processes]}")
+            raise RuntimeError(f"{dead or 'the store'} ended: {[p.log_tail() for p in crew.processes]}")
 
 
 def _cpu_s(crew: Crew) -> dict[str, float]:

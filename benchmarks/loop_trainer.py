@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.common import ROUNDS, Spread, report
 from ftrie.demo.market import AGES, BRANDS, CATEGORIES, DEVICES, GENDERS, MODEL, SPEC, Market
-from ftrie.demo.visitors import CLICK, Habits, Seen, visit
+from ftrie.demo.visitors import CLICK, AnsweredVisit, Habits, visit
 from model_store.spec.spec import load_spec
 from model_store.store import Store
 from trainer.checkpoint import Every
@@ -126,7 +126,7 @@ def _fill(store: Store) -> int:
     clicks: list[tuple[float, bytes]] = []
     for number in range(VISITS):
         one = visit(market, HABITS, number)
-        seen = Seen(market, one, np.arange(SHOWN), np.full(SHOWN, 0.1))
+        seen = AnsweredVisit(market, one, np.arange(SHOWN), np.full(SHOWN, 0.1))
         impressions.append((began + one.due_s, _impression(market, seen, began + one.due_s)))
         for each in seen.reactions():
             at = began + one.due_s + each.after_s
@@ -153,7 +153,7 @@ def _click(number: int, item: str, at: float) -> bytes:
     return json.dumps(event).encode()
 
 
-def _impression(market: Market, seen: Seen, at: float) -> bytes:
+def _impression(market: Market, seen: AnsweredVisit, at: float) -> bytes:
     """As a server logs it."""
     one = seen.visit
     items = [

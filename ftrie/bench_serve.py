@@ -1,7 +1,7 @@
-"""Callers that put requests to a server, each waiting for its answer, and how long each answer took.
+"""The load generator of `ftrie bench serve`: reads recorded requests, replays them with callers, measures latencies.
 
-Where requests are due at a time of their own (--rate, --pace), the time counts from then, not from when a caller was
-free: a server that stalls is charged for all who had to wait. Otherwise each caller calls again at once.
+With a schedule (--rate, --pace) a latency counts from when the request was due, not from when a caller was free, so
+that a stall is charged for every request that had to wait. Without one each caller sends its next request at once.
 """
 
 from __future__ import annotations
@@ -27,26 +27,29 @@ from model_store.bounded import json_value
 from model_store.errors import InputError
 
 CONNECTIONS = 8
-"""At most so many connections: workers share a port, and each connection is one worker's."""
+"""The maximum number of connections: workers share a port, and each connection belongs to one worker."""
+QUANTILES = (50.0, 90.0, 99.0, 99.9)
+STEPS_A_DOUBLING = 2
+WIDTH = 48
+EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 @dataclass
-class Outcome:
-    """What came of the calls. Latencies are of those that were answered, nanoseconds, in no order."""
+class LoadResult:
+    """The calls of a run. latencies_ns: of answered calls, unordered. errors: calls by gRPC status."""
 
     seconds: float = 0.0
     latencies_ns: array[int] = field(default_factory=lambda: array("Q"))
     errors: Counter[str] = field(default_factory=Counter)
-    """gRPC status → calls."""
 
     @property
     def calls(self) -> int:
-        """All that have ended."""
+        """The number of finished calls."""
         return len(self.latencies_ns) + self.errors.total()
 
 
 class Load:
-    """Puts requests to one server for a while. `run` once."""
+    """Calls one server for a while. Call `run` once."""
 
     def __init__(
         self, address: str, access: Access, schedule: Iterator[tuple[float, bytes]], timeout_s: float
@@ -56,10 +59,10 @@ class Load:
         self._schedule = schedule
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._outcomes: list[Outcome] = []
+        self._results: list[LoadResult] = []
 
-    def run(self, concurrency: int, duration_s: float, advanced: Callable[[int], None]) -> Outcome:
-        """Call with so many callers for so long; `advanced` is told the number of calls now and then."""
+    def run(self, concurrency: int, duration_s: float, on_progress: Callable[[int], None]) -> LoadResult:
+        """Call with `concurrency` callers for `duration_s`; `on_progress` gets the number of calls at intervals."""
         channels = [
             self._access.channel(self._address, own_connection=True)
             for _ in range(min(concurrency, CONNECTIONS))
@@ -76,15 +79,15 @@ class Load:
         for caller in callers:
             while caller.is_alive():
                 caller.join(0.1)
-                advanced(sum(outcome.calls for outcome in list(self._outcomes)))
+                on_progress(sum(result.calls for result in list(self._results)))
         for channel in channels:
             channel.close()
-        return self._together((time.perf_counter_ns() - began_ns) / 1e9)
+        return self._total((time.perf_counter_ns() - began_ns) / 1e9)
 
     def _call(self, channel: grpc.Channel, began_ns: int, duration_s: float) -> None:
-        """One caller's life."""
-        mine = Outcome()
-        self._outcomes.append(mine)
+        """One caller."""
+        result = LoadResult()
+        self._results.append(result)
         call = channel.unary_unary(METHOD, None, None)  # bytes out, bytes in
         metadata = self._access.metadata()
         while True:
@@ -99,46 +102,37 @@ class Load:
             try:
                 call(message, timeout=self._timeout_s, metadata=metadata)
             except grpc.RpcError as error:
-                mine.errors[error.code().name] += 1
+                result.errors[error.code().name] += 1
             else:
-                mine.latencies_ns.append(time.perf_counter_ns() - from_ns)
+                result.latencies_ns.append(time.perf_counter_ns() - from_ns)
 
-    def _together(self, seconds: float) -> Outcome:
-        whole = Outcome(seconds)
-        for outcome in self._outcomes:
-            whole.latencies_ns.extend(outcome.latencies_ns)
-            whole.errors.update(outcome.errors)
-        return whole
-
-
-# --- An outcome in figures: quantiles, a histogram, and both as text and as JSON. Nothing here measures ---
-
-
-QUANTILES = (50.0, 90.0, 99.0, 99.9)
-STEPS_A_DOUBLING = 2
-WIDTH = 48
-EIGHTHS = " ▏▎▍▌▋▊▉"
+    def _total(self, seconds: float) -> LoadResult:
+        total = LoadResult(seconds)
+        for result in self._results:
+            total.latencies_ns.extend(result.latencies_ns)
+            total.errors.update(result.errors)
+        return total
 
 
 @dataclass(frozen=True)
 class Bar:
-    """The calls of the histogram that took from `above_ms` to `up_to_ms`."""
+    """One bar of the histogram: the calls that took from `above_ms` to `up_to_ms`."""
 
     above_ms: float
     up_to_ms: float
     calls: int
 
 
-def figures(outcome: Outcome) -> dict[str, Any]:
-    """What --json prints: counts, rates, latencies in milliseconds (null where nothing was answered)."""
-    ms = np.frombuffer(outcome.latencies_ns, np.uint64) / 1e6
+def figures(result: LoadResult) -> dict[str, Any]:
+    """The --json output: counts, rates, latencies in milliseconds (None if no call was answered)."""
+    ms = np.frombuffer(result.latencies_ns, np.uint64) / 1e6
     quantiles = np.percentile(ms, QUANTILES) if len(ms) else [None] * len(QUANTILES)
     return {
-        "calls": outcome.calls,
+        "calls": result.calls,
         "answered": len(ms),
-        "errors": dict(outcome.errors.most_common()),
-        "seconds": round(outcome.seconds, 3),
-        "answered_a_second": round(len(ms) / outcome.seconds, 1),
+        "errors": dict(result.errors.most_common()),
+        "seconds": round(result.seconds, 3),
+        "answered_a_second": round(len(ms) / result.seconds, 1),
         "mean_ms": _rounded(ms.mean() if len(ms) else None),
         **{f"p{name:g}_ms": _rounded(value) for name, value in zip(QUANTILES, quantiles, strict=True)},
         "max_ms": _rounded(ms.max() if len(ms) else None),
@@ -147,7 +141,7 @@ def figures(outcome: Outcome) -> dict[str, Any]:
 
 
 def histogram(ms: Sequence[float] | np.ndarray[Any, Any]) -> list[Bar]:
-    """Bars whose bounds grow by √2, from the quickest call's to the slowest's."""
+    """Bars whose bounds grow by √2, from the fastest call to the slowest."""
     if not len(ms):
         return []
     steps = np.floor(np.log2(np.maximum(ms, 1e-3)) * STEPS_A_DOUBLING).astype(int)
@@ -158,7 +152,7 @@ def histogram(ms: Sequence[float] | np.ndarray[Any, Any]) -> list[Bar]:
 
 
 def drawn(bars: Sequence[tuple[float, float, int]] | Sequence[Sequence[float]]) -> list[str]:
-    """The histogram as lines of text, the longest bar WIDTH characters wide; a call alone is still seen."""
+    """The histogram as lines of text, the longest bar WIDTH characters wide; a single call is still visible."""
     most = max((calls for *_, calls in bars), default=1)
     lines = []
     for above, up_to, calls in bars:
@@ -172,29 +166,27 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(float(value), 3)
 
 
-# --- The file of requests to replay, and when each is due. Nothing here calls a server ---
-#
-# One JSON object a line: {"at": seconds, "request": a ctr.v1.RankRequest as JSON}, as `ftrie serve --record`
-# writes them, or the request alone. Each is sent with `no_log`: no user sees the answers, so the server must
-# not log impressions.
-
-
 @dataclass(frozen=True)
 class Requests:
-    """Messages as they go over the wire, and the second at which each was recorded, from 0 on."""
+    """Serialized messages, and the second at which each was recorded, from 0. timed: whether every line has a time."""
 
     messages: list[bytes]
     at: list[float]
     timed: bool
-    """Whether every line has its time."""
 
 
 def read(path: Path) -> Requests:
-    """Read a file of requests. Raises InputError with the line that is none, or where there is none at all."""
+    """Read a file of requests. Raises InputError, with the line.
+
+    One JSON object a line: {"at": seconds, "request": a ctr.v1.RankRequest as JSON}, as `ftrie serve --record` writes
+    them, or the request alone. Each gets `no_log`: no user sees the answers, so the server must not log impressions.
+    """
     lines = enumerate(path.read_bytes().splitlines(), 1)
     read = [_parsed(path, number, line) for number, line in lines if line.strip()]
     if not read:
-        raise InputError(f"{path}: no requests; expected one JSON object a line, as of ftrie serve --record")
+        raise InputError(
+            f"{path}: no requests; expected one JSON object a line, as written by ftrie serve --record"
+        )
     times = [at for at, _ in read if at is not None]
     if len(times) < len(read):
         return Requests([message for _, message in read], [0.0] * len(read), timed=False)
@@ -204,18 +196,17 @@ def read(path: Path) -> Requests:
 
 
 def due(requests: Requests, rate: float | None, pace: float | None) -> Iterator[tuple[float, bytes]]:
-    """(second, message) without end, the requests over and over.
+    """(second, message) without end; the requests are repeated.
 
-    rate: calls a second, evenly. pace: as recorded, so many times as fast. Neither: all are due at once.
+    rate: calls a second, evenly spaced. pace: the recorded times, this many times as fast. Neither: all due at once.
     """
     messages = itertools.cycle(requests.messages)
     if rate is not None:
         return ((number / rate, message) for number, message in enumerate(messages))
     if pace is None:
         return ((0.0, message) for message in messages)
-    span = requests.at[-1] + requests.at[-1] / max(
-        len(requests.at) - 1, 1
-    )  # and the gap before it begins again
+    # The gap between the last request and the first of the next round is the mean gap.
+    span = requests.at[-1] + requests.at[-1] / max(len(requests.at) - 1, 1)
     rounds = ((turn * span + at) / pace for turn in itertools.count() for at in requests.at)
     return zip(rounds, messages, strict=False)
 
@@ -229,4 +220,4 @@ def _parsed(path: Path, number: int, line: bytes) -> tuple[float | None, bytes]:
         message.no_log = True
         return None if at is None else float(at), message.SerializeToString()
     except (ValueError, TypeError, AttributeError, ParseError, RecursionError) as error:
-        raise InputError(f"{path}:{number}: no ctr.v1.RankRequest as JSON: {error}") from None
+        raise InputError(f"{path}:{number}: not a ctr.v1.RankRequest as JSON: {error}") from None

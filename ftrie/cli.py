@@ -1,7 +1,7 @@
-"""The `ftrie` command: mounts each part's own commands, and turns errors into one message and an exit code.
+"""The `ftrie` command line: registers all commands, and maps errors to one message and an exit code.
 
-A part's command module has one function, `register(app)`, which adds its commands to the app it is given. It
-imports numba, pyarrow, grpc and redis inside the command functions, so that `ftrie --help` answers at once.
+Each command module has a function `register(app)` that adds its commands to the app. It imports numba, pyarrow, grpc
+and redis inside the command functions, so that `ftrie --help` is fast.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typer.exceptions import TyperException
 
 import ftrie
 from ftrie.files import FILES, checked
-from ftrie.terminal import ask_json, json_asked
+from ftrie.terminal import json_output, set_json_output
 from model_store.errors import FtrieError
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
-# In the order of a first day with ftrie, which is the order of `ftrie --help`.
+# In the order of `ftrie --help`.
 COMMAND_MODULES = (
     "ftrie.commands.init",
     "ftrie.commands.train",
@@ -53,13 +53,13 @@ COMMAND_MODULES = (
 
 
 def main() -> None:
-    """Run `ftrie` with the arguments of this process, and leave with its exit code.
+    """Run `ftrie` with the arguments of this process, and exit with its exit code.
 
-    SIGTERM and SIGHUP end it as Ctrl-C does, so that what it began (an embedded Valkey, a half-written file) is taken
-    down. `ftrie serve` has its own way to end.
+    SIGTERM and SIGHUP end it as Ctrl-C does, so that an embedded Valkey and partly written files are cleaned up;
+    `ftrie serve` installs its own handlers.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:  # nohup's wish is kept
+        if signal.getsignal(number) == signal.SIG_DFL:  # not under nohup
             signal.signal(number, _leave)
     sys.exit(run(sys.argv[1:]))
 
@@ -69,13 +69,13 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code; nothing a user can cause ends in a traceback."""
-    # In a context of its own, so that one command's --json is not the next one's.
+    """Run one command and return its exit code. No user error ends in a traceback."""
+    # In its own context, so that --json does not apply to the next command.
     return copy_context().run(_run, arguments)
 
 
 def _run(arguments: Sequence[str]) -> int:
-    ask_json("--json" in arguments)
+    set_json_output("--json" in arguments)
     try:
         code = build()(list(arguments) or ["--help"], prog_name="ftrie", standalone_mode=False)
         sys.stdout.flush()
@@ -83,11 +83,11 @@ def _run(arguments: Sequence[str]) -> int:
     except FtrieError as error:
         return _failed(type(error).__name__, str(error), error.exit_code)
     except TyperException as error:
-        return _misused(error)
+        return _usage_error(error)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader is gone; Python would complain once more when it flushes stdout at exit.
+        # Otherwise Python reports the closed pipe again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
@@ -96,7 +96,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def build() -> typer.core.TyperGroup:
-    """The whole command line, every part's commands mounted."""
+    """The command line with all commands."""
     app = typer.Typer(
         name="ftrie",
         help="Learn click-through rates from logs, publish the models, serve rankings.",
@@ -106,23 +106,23 @@ def build() -> typer.core.TyperGroup:
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_face)
+    app.callback()(_root)
     for module in COMMAND_MODULES:
         import_module(module).register(app)
     command = typer.main.get_command(app)
     assert isinstance(command, typer.core.TyperGroup)
-    _complete(command, ())
+    _finish(command, ())
     return command
 
 
-def _complete(command: object, words: tuple[str, ...]) -> None:
-    """What all commands have in common: flags from the environment, and the check that no output names an input.
+def _finish(command: object, words: tuple[str, ...]) -> None:
+    """Add what all commands share: flags from the environment, and the check that no output names an input.
 
-    --top-k of `ftrie rank` gets the variable FTRIE_RANK_TOP_K, before any that the flag itself names.
+    --top-k of `ftrie rank` gets the variable FTRIE_RANK_TOP_K, which precedes the variable of the flag itself.
     """
     if isinstance(command, typer.core.TyperGroup):
-        for name, below in command.commands.items():
-            _complete(below, (*words, name))
+        for name, child in command.commands.items():
+            _finish(child, (*words, name))
     elif isinstance(command, typer.core.TyperCommand):
         for option in command.params:
             if isinstance(option, typer.core.TyperOption):
@@ -139,7 +139,7 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _face(
+def _root(
     version: Annotated[
         bool,
         typer.Option(
@@ -156,9 +156,9 @@ def _face(
     """
 
 
-def _misused(error: TyperException) -> int:
+def _usage_error(error: TyperException) -> int:
     message = error.format_message()
-    if message.startswith("Usage:"):  # a group of commands without a command shows its help
+    if message.startswith("Usage:"):  # a command group without a command
         print(message, file=sys.stderr)
         return error.exit_code
     context: typer.Context | None = getattr(error, "ctx", None)
@@ -167,7 +167,7 @@ def _misused(error: TyperException) -> int:
 
 
 def _failed(kind: str, message: str, code: int) -> int:
-    if json_asked():
+    if json_output():
         print(json.dumps({"error": {"type": kind, "message": message}}, ensure_ascii=False), file=sys.stderr)
     else:
         print(f"ftrie: {message}", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""The files that each command reads and writes, and the check before it runs that no output names an input.
+"""The files that each command reads and writes, and the check that no output names an input.
 
-Truncating an input cannot be undone, so the check comes before anything is opened. It compares resolved paths and
-inodes, after globs are expanded. A test compares FILES with the parameters of all commands.
+Truncating an input cannot be undone, so the check runs before the command opens anything. It compares resolved paths
+and inodes after expanding globs. A test compares FILES with the parameters of all commands.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from model_store.errors import UsageError
 
 @dataclass(frozen=True)
 class Files:
-    """Parameters of a command that name files or folders: what it writes, and what it reads."""
+    """The parameters of a command that name files or folders it writes or reads."""
 
     writes: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
@@ -60,13 +60,13 @@ FILES = {
     "simulate": Files((), _ACCESS),
     "bench serve": Files((), (*_ACCESS, "requests")),
 }
-# What may stand before a path (sources of `ftrie trainer` and `ftrie replay`, sinks of `ftrie serve`).
+# Prefixes of a path in sources of `ftrie trainer` and `ftrie replay` and in sinks of `ftrie serve`.
 _PREFIXES = ("rows=", "impressions=", "clicks=", "file:")
-_MAY_BE_NEW = ("sources", "more")  # a source may be a file that does not exist yet
+_MAY_BE_MISSING = ("sources", "more")  # parameters whose files may not exist yet
 
 
 def checked(words: str, command: typer.core.TyperCommand) -> Callable[..., Any]:
-    """The callback of a command, which first refuses outputs that name an input."""
+    """The command's callback, preceded by `refuse_overwriting`."""
     assert command.callback is not None
     callback, files = command.callback, FILES[words]
 
@@ -79,24 +79,24 @@ def checked(words: str, command: typer.core.TyperCommand) -> Callable[..., Any]:
 
 
 def refuse_overwriting(command: typer.core.TyperCommand, files: Files, values: dict[str, Any]) -> None:
-    """Raise UsageError if one of `files.writes` names the same file as one of `files.reads`, or as another of its own.
+    """Raise UsageError if an output names the same file as an input or as another output.
 
-    A file that would be written into a folder that is read is refused too: it would be read as a log.
+    An output inside a folder that is read is refused too: it would be read as a log.
     """
-    shown = {option.name: option for option in command.params}
+    options = {option.name: option for option in command.params}
     written: list[tuple[str, str, Path]] = []
     for name in files.writes:
         for text, path in _paths(values.get(name)):
             if path.exists() and not (path.is_file() or path.is_dir()):
                 continue  # a device or a pipe
-            flag = f"{_flag(shown[name])} {text}"
-            for reads in files.reads:
-                for read_text, read in _paths(values.get(reads)):
-                    in_folder = path.parent == read and read.is_dir() and shown[name].metavar != "DIR"
-                    to_come = path == read and reads in _MAY_BE_NEW
-                    if _same(path, read) or in_folder or to_come:
+            flag = f"{_flag(options[name])} {text}"
+            for read_name in files.reads:
+                for read_text, read in _paths(values.get(read_name)):
+                    in_folder = path.parent == read and read.is_dir() and options[name].metavar != "DIR"
+                    is_new = path == read and read_name in _MAY_BE_MISSING
+                    if _same(path, read) or in_folder or is_new:
                         raise UsageError(
-                            f"{flag}: {text} is an input of this run ({_flag(shown[reads])} {read_text}); "
+                            f"{flag}: {text} is an input of this run ({_flag(options[read_name])} {read_text}); "
                             "write to another file"
                         )
             for other_flag, _, other in written:
@@ -106,7 +106,7 @@ def refuse_overwriting(command: typer.core.TyperCommand, files: Files, values: d
 
 
 def _paths(value: Any) -> Iterator[tuple[str, Path]]:
-    """The files that a parameter's value may name, each as it was given and as a resolved path."""
+    """The files that a parameter's value may name, each as given and as a resolved path."""
     for given in value if isinstance(value, list | tuple) else [value]:
         text = str(given) if given is not None else ""
         for prefix in _PREFIXES:
@@ -128,7 +128,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _flag(option: Any) -> str:
-    """How a parameter is named in a message: --rejects, or INPUT."""
+    """A parameter's name in messages: --rejects, or INPUT."""
     if isinstance(option, typer.core.TyperOption):
         return str(max(option.opts, key=len))
     return str(option.metavar or option.name.upper()).rstrip("…")

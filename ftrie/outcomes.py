@@ -1,4 +1,9 @@
-"""What a model's variants came to in a stretch of time: from cells of the store to figures. Nothing here prints."""
+"""The figures of `ftrie experiment report`: from the store's online sums to rates, intervals, differences and tests.
+
+The requests of a time are the sample: rows of one request are dependent, so intervals of ratios are the delta method's
+over clusters (Deng, Knoblich, Lu: Applying the Delta Method in Metric Analytics, KDD 2018, section 3; Cochran 1977,
+section 6.3), which needs only sums.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +15,21 @@ from statistics import NormalDist
 from model_store.versions.online_metrics import CTR_UNIT, SQUARE_UNIT, Cell, OnlineSums
 
 MISMATCH_P = 0.001
-"""Below this a warning: one false one in a thousand reports, as is usual (Fabijan et al., KDD 2019)."""
+"""Warn below this: one false warning in a thousand reports, as is usual (Fabijan et al., KDD 2019)."""
+NORMAL = NormalDist()
+Z_95 = NORMAL.inv_cdf(0.975)
+POWER = 0.8
+Z_POWER = NORMAL.inv_cdf(POWER)
+TINY = 10
+"""With fewer clicks, or shown items without one, a normal interval would be wrong."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One variant, or all of them.
+    """The figures of one variant, or of all.
 
-    ctr, calibration: None where they are not defined; difference, needed, detectable: None for the base, for all, and
-    where either has too few clicks. needed: requests of the variant and the base together. versions: seen, rising.
+    ctr, calibration: None if undefined; difference, needed, detectable: None for the base, for all, and if either has
+    too few clicks. needed: requests of the variant and the base together. versions: those that answered, ascending.
     """
 
     sums: OnlineSums
@@ -34,7 +45,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Of one model and stretch of time. mismatch_p: how likely the requests fall so by chance, None if not judged."""
+    """The figures of one model and time. mismatch_p: p-value of the requests given the shares, None if not tested."""
 
     base: str | None
     variants: Mapping[str, Outcome]
@@ -45,7 +56,7 @@ class Outcomes:
 
     @property
     def is_mismatched(self) -> bool:
-        """Whether the requests do not fall as the shares say."""
+        """Whether the requests do not match the shares."""
         return self.mismatch_p is not None and self.mismatch_p < MISMATCH_P
 
 
@@ -55,9 +66,9 @@ def outcomes(
     base: str | None,
     effect: float,
 ) -> Outcomes:
-    """Add up cells. shares: the variants' parts of the traffic, empty if they are not to be judged.
+    """Compute the figures. shares: the variants' shares of the traffic, empty for no test.
 
-    base: None for the first of the shares that was seen, or else the variant with most requests.
+    base: None for the first variant of the shares with requests, or else the variant with most requests.
     """
     sums: dict[str, OnlineSums] = {}
     versions: dict[str, set[int]] = {}
@@ -67,8 +78,8 @@ def outcomes(
         versions.setdefault(variant, set()).add(version)
         minutes.add(minute)
     base = base if base is not None else _base(sums, shares)
-    place = {name: number for number, name in enumerate(shares)}
-    ordered = sorted(sums, key=lambda name: (name != base, place.get(name, len(place)), name))
+    rank = {name: number for number, name in enumerate(shares)}
+    ordered = sorted(sums, key=lambda name: (name != base, rank.get(name, len(rank)), name))
     against = sums.get(base, OnlineSums()) if base is not None else OnlineSums()
     return Outcomes(
         base=base,
@@ -115,19 +126,6 @@ def _mismatch(sums: Mapping[str, OnlineSums], shares: Mapping[str, float]) -> fl
     return mismatch_p(counts, list(judged.values()))
 
 
-# --- A ratio of two sums over requests, and its 95 % interval: the click rate, and the calibration ---
-#
-# Rows of one request belong together, so the request is what is drawn: the interval is the delta method's for
-# a ratio of sums over clusters (Deng, Knoblich, Lu: Applying the Delta Method in Metric Analytics, KDD 2018,
-# section 3; Cochran 1977, section 6.3). Only sums are needed, so nothing here sees a request.
-
-
-NORMAL = NormalDist()
-Z_95 = NORMAL.inv_cdf(0.975)
-TINY = 10
-"""Fewer clicks than these, or shows without one, and a normal interval would be wrong."""
-
-
 @dataclass(frozen=True)
 class Interval:
     """A 95 % interval. high may be infinite."""
@@ -138,7 +136,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Ratio:
-    """R = sum of y / sum of x over n clusters; variance: that of R, None where it is not known."""
+    """R = sum of y / sum of x over n clusters; variance: that of R, None if unknown."""
 
     value: float
     variance: float | None
@@ -146,7 +144,7 @@ class Ratio:
 
     @classmethod
     def of(cls, clusters: int, x: float, y: float, xx: float, yy: float, xy: float) -> Ratio | None:
-        """From the sums over clusters of x, y, x², y², x y; None where sum of x is 0.
+        """From the sums over clusters of x, y, x², y², x y; None if the sum of x is 0.
 
         Var R = n / (n - 1) sum of (y - R x)² / (sum of x)²: the residuals' sum is 0, and their squares need only sums.
         """
@@ -170,7 +168,7 @@ class Ratio:
         return Interval(self.value - Z_95 * self.error, self.value + Z_95 * self.error)
 
     def logarithmic(self) -> Interval | None:
-        """R exp(± 1.96 errors of ln R): for a ratio that is compared with 1, and never below 0."""
+        """R exp(± 1.96 errors of ln R), for a positive ratio that is compared with 1."""
         if self.error is None or self.value <= 0.0:
             return None
         factor = math.exp(Z_95 * self.error / self.value)
@@ -178,13 +176,13 @@ class Ratio:
 
 
 def click_rate(sums: OnlineSums) -> Ratio | None:
-    """Clicks per item shown; None where nothing was shown."""
+    """Clicks per item shown; None if nothing was shown."""
     squares = (sums.shown_squared, sums.clicks_squared, sums.shown_clicks)
     return Ratio.of(sums.requests, sums.shown, sums.clicks, *squares)
 
 
 def click_rate_interval(sums: OnlineSums) -> Interval | None:
-    """Of the click rate: the delta method's, or Wilson's where clicks or shows without one are fewer than TINY."""
+    """The click rate's interval: the delta method's, or Wilson's if `is_tiny`."""
     rate = click_rate(sums)
     if rate is None:
         return None
@@ -194,12 +192,12 @@ def click_rate_interval(sums: OnlineSums) -> Interval | None:
 
 
 def is_tiny(sums: OnlineSums) -> bool:
-    """Whether there are too few clicks, or shows without one, for a normal interval."""
+    """Whether there are too few clicks, or shown items without one, for a normal interval."""
     return min(sums.clicks, sums.shown - sums.clicks) < TINY
 
 
 def calibration(sums: OnlineSums) -> Ratio | None:
-    """Clicks predicted per click; None without a click, and where some items have no ctr."""
+    """Predicted clicks per click; None without clicks, or if some items have no ctr."""
     if sums.without_ctr:
         return None
     c, cc, cy = sums.ctr_nano * CTR_UNIT, sums.ctr_squared * SQUARE_UNIT, sums.ctr_clicks * SQUARE_UNIT
@@ -207,28 +205,18 @@ def calibration(sums: OnlineSums) -> Ratio | None:
 
 
 def wilson(successes: float, trials: float) -> Interval:
-    """The score interval of a share (Wilson 1927): right however few there are, with trials taken as independent."""
+    """The score interval of a share of independent trials (Wilson 1927), valid for any number of trials."""
     share, z = successes / trials, Z_95 * Z_95 / trials
     middle = (share + z / 2.0) / (1.0 + z)
     half = math.sqrt(share * (1.0 - share) * z + z * z / 4.0) / (1.0 + z)
     return Interval(max(0.0, middle - half), min(1.0, middle + half))
 
 
-# --- Two variants' click rates against one another, how much more traffic would tell, and whether it fell as
-# it should ---
-#
-# Formulas only; what is compared with what, and how it looks, is elsewhere.
-
-
-POWER = 0.8
-Z_POWER = NORMAL.inv_cdf(POWER)
-
-
 @dataclass(frozen=True)
 class Difference:
-    """A variant's click rate less the base's. p: two-sided, of no difference at all.
+    """A variant's click rate minus the base's. p: two-sided, of the hypothesis of no difference.
 
-    relative: of the base's rate; its interval is exp of that of the logarithm of the two rates' ratio.
+    relative: to the base's rate; its interval is exp of that of the logarithm of the two rates' ratio.
     """
 
     absolute: float
@@ -239,7 +227,7 @@ class Difference:
 
 
 def difference(own: Ratio | None, base: Ratio | None) -> Difference | None:
-    """Of independent requests; None where either is not known well enough.
+    """The difference of two rates of independent requests; None if either is not known well enough.
 
     The variance of the difference is the sum of both; that of ln (R / R0) is Var R / R² + Var R0 / R0².
     """
@@ -261,10 +249,10 @@ def difference(own: Ratio | None, base: Ratio | None) -> Difference | None:
 
 
 def requests_needed(own: Ratio | None, base: Ratio | None, effect: float) -> int | None:
-    """How many requests of the two together show a relative change by `effect`, with 80 % power at the 5 % level.
+    """Requests of both together that detect a relative change by `effect`, with 80 % power at the 5 % level.
 
-    (z.975 + z.8)² (v / f + v0 / (1 - f)) / (effect R0)², with v the variance of one request's share in R and f the part
-    of the requests that the variant gets now.
+    (z.975 + z.8)² (v / f + v0 / (1 - f)) / (effect R0)², where v is the variance of one request's share in R and f
+    the variant's current share of the requests.
     """
     if own is None or base is None or own.variance is None or base.variance is None or base.value <= 0.0:
         return None
@@ -274,16 +262,16 @@ def requests_needed(own: Ratio | None, base: Ratio | None, effect: float) -> int
 
 
 def detectable(own: Ratio | None, base: Ratio | None) -> float | None:
-    """The relative change that the requests there are would show, with 80 % power at the 5 % level."""
+    """The relative change that the current requests detect, with 80 % power at the 5 % level."""
     if own is None or base is None or own.variance is None or base.variance is None or base.value <= 0.0:
         return None
     return (Z_95 + Z_POWER) * math.sqrt(own.variance + base.variance) / base.value
 
 
 def mismatch_p(counts: Sequence[int], shares: Sequence[float]) -> float | None:
-    """How likely requests fall so far from these shares by chance: Pearson's chi-square test; None of one variant.
+    """The p-value of Pearson's chi-square test of requests against shares; None for fewer than two variants.
 
-    counts: of the variants with a share above 0; shares: these, in any unit.
+    counts, shares: of the variants with a share above 0; shares in any unit.
     """
     total, whole = sum(counts), sum(shares)
     if len(counts) < 2 or not total or not whole:
@@ -294,7 +282,7 @@ def mismatch_p(counts: Sequence[int], shares: Sequence[float]) -> float | None:
 
 
 def chi_square_tail(statistic: float, freedom: int) -> float:
-    """P(X > statistic) of a chi-square variable: the finite series (Abramowitz and Stegun, 26.4.4 and 26.4.5)."""
+    """P(X > statistic) of a chi-square variable, by the finite series (Abramowitz and Stegun, 26.4.4 and 26.4.5)."""
     half = statistic / 2.0
     if freedom % 2 == 0:
         term, total = math.exp(-half), 0.0

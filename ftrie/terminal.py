@@ -1,7 +1,7 @@
-"""What every command shows on the terminal: progress, notes, tables, JSON, and the flags all commands share.
+"""The terminal output of all commands: progress, notes, tables and JSON; and the flags --store and --json.
 
-Answers go to stdout, everything else to stderr. On a terminal progress is a bar, elsewhere a plain line now
-and then; with `--json` only the answer is printed. Nothing here knows what is being shown.
+Answers go to stdout, everything else to stderr. Progress is a bar on a terminal and a plain line every 5 s elsewhere;
+with --json only the answer and warnings are printed.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ MOST_WHOLE = 24
 BESIDE_DETAILS = 20
 DEFAULT_STORE = "embedded:.ftrie"
 
-_json_asked: ContextVar[bool] = ContextVar("json_asked", default=False)
+_json_output: ContextVar[bool] = ContextVar("json_output", default=False)
 
 
-def json_asked() -> bool:
-    """Whether the running command was given `--json`."""
-    return _json_asked.get()
+def json_output() -> bool:
+    """Whether the running command has --json."""
+    return _json_output.get()
 
 
-def ask_json(asked: bool) -> bool:
-    """Remember that the answer is wanted as JSON, which silences progress and notes. Returns `asked`."""
-    _json_asked.set(asked)
-    return asked
+def set_json_output(value: bool) -> bool:
+    """Set what `json_output` returns, for this context. Returns `value`."""
+    _json_output.set(value)
+    return value
 
 
 StoreOption = Annotated[
@@ -53,14 +53,15 @@ StoreOption = Annotated[
     ),
 ]
 JsonOption = Annotated[
-    bool, typer.Option("--json", envvar="FTRIE_JSON", callback=ask_json, help="Print the answer as JSON.")
+    bool,
+    typer.Option("--json", envvar="FTRIE_JSON", callback=set_json_output, help="Print the answer as JSON."),
 ]
 
 
 @contextmanager
 def progress(description: str, total: int | None = None, unit: str = "rows") -> Iterator[Progress]:
-    """Show on stderr how work advances: a bar on a terminal, else a line every 5 s and one at the end."""
-    if json_asked():
+    """Show progress on stderr: a bar on a terminal, else a line every 5 s and one at the end; nothing with --json."""
+    if json_output():
         with SILENT.progress(description) as silent:
             yield silent
     elif sys.stderr.isatty():
@@ -73,30 +74,30 @@ def progress(description: str, total: int | None = None, unit: str = "rows") -> 
 
 
 def note(message: str) -> None:
-    """Print one line for the user on stderr, unless the answer is wanted as JSON."""
-    if not json_asked():
+    """Print one line for the user on stderr; nothing with --json."""
+    if not json_output():
         print(harmless(message), file=sys.stderr, flush=True)
 
 
 def warn(message: str) -> None:
-    """Print one line on stderr about what went wrong while the work goes on; with `--json` too, as JSON."""
+    """Print a warning on stderr; with --json as a JSON object."""
     line = (
         json.dumps({"warning": message}, ensure_ascii=False)
-        if json_asked()
+        if json_output()
         else f"ftrie: warning: {harmless(message)}"
     )
     print(line, file=sys.stderr, flush=True)
 
 
 def print_json(answer: Any) -> None:
-    """Print `answer` as one line of JSON on stdout; a number that is not finite is an error, not `NaN`."""
+    """Print `answer` as one line of JSON on stdout. Raises ValueError for a number that is not finite."""
     print(json.dumps(answer, ensure_ascii=False, allow_nan=False), flush=True)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> None:
-    """Print rows on stdout, numbers to the right; in a pipe nothing is folded or cut.
+    """Print rows on stdout, numbers right-aligned.
 
-    On a narrow terminal long heads are folded first, and then long texts.
+    A narrow terminal folds long headings first, then long texts; a pipe folds and cuts nothing.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -116,8 +117,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: st
     Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
 
 
-class _Shown:
-    """Counts, times and words one progress; subclasses say where it appears and how often."""
+class _Output:
+    """The state and text of one progress; subclasses show it."""
 
     def __init__(self, description: str, total: int | None, unit: str, every_s: float) -> None:
         self.description, self.total, self.unit = description, total, unit
@@ -137,7 +138,7 @@ class _Shown:
             self._show()
 
     def _details(self, width: int = PIPE_WIDTH) -> str:
-        """How far it is; the fields that do not fit into `width` characters are left out."""
+        """Count, speed and as many of the fields as fit into `width` characters."""
         elapsed_s = max(time.monotonic() - self._began, 1e-9)
         details = f"{self._completed:,} {self.unit} · {self._completed / elapsed_s:,.0f} {self.unit}/s"
         for name, value in self._fields.items():
@@ -150,7 +151,7 @@ class _Shown:
         raise NotImplementedError
 
 
-class _Lines(_Shown):
+class _Lines(_Output):
     def __init__(self, description: str, total: int | None, unit: str, out: TextIO) -> None:
         super().__init__(description, total, unit, LINE_EVERY_S)
         self._out = out
@@ -163,8 +164,8 @@ class _Lines(_Shown):
         self._show()
 
 
-class _Bar(_Shown):
-    """A rich bar. It closes as far as it came, so a failure leaves what was reached on the terminal."""
+class _Bar(_Output):
+    """A rich bar. After a failure it stays on the terminal as far as it came."""
 
     def __init__(self, description: str, total: int | None, unit: str) -> None:
         super().__init__(description, total, unit, BAR_EVERY_S)

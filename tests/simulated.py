@@ -60,8 +60,8 @@ def _events(seen: Visit) -> tuple[Event, Event]:
     shown = seen.candidates[: 18 + seen.number % 8]
     ts, request_id = BEGAN_S + int(seen.due_s), f"s{seen.number:05d}-1"
     chance = looked_at(shown.size) * MARKET.attraction(seen.due_s, seen.user, shown, seen.device)
-    # Of all that a visitor would click, the one with the best chance for its luck.
-    clicked = int(np.argmax(chance / seen.luck[: shown.size]))
+    # Of all that a visitor would click, the one with the highest chance for its draw.
+    clicked = int(np.argmax(chance / seen.uniform[: shown.size]))
     impression = {
         "request_id": request_id,
         "ts": ts,

@@ -1,6 +1,7 @@
-"""`ftrie bench`: runs the benchmarks of a checkout, one process each. The measuring is in benchmarks/.
+"""`ftrie bench`: runs the benchmarks of a checkout, one process each, or loads a running server.
 
-`ftrie bench NAME…` is short for `ftrie bench run NAME…`; `ftrie bench serve` loads a running server.
+`ftrie bench NAME…` is short for `ftrie bench run NAME…`. The benchmarks are in benchmarks/, the load generator of
+`ftrie bench serve` in ftrie.bench_serve.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ftrie.commands import bench_serve as bench_serve_cli
-from ftrie.terminal import JsonOption, note, print_json
+from ftrie.commands.flags import AccessFlags, grouped
+from ftrie.terminal import JsonOption, note, print_json, print_table, progress
 from model_store.errors import FtrieError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -29,7 +30,7 @@ REMEDIES = {
     "marisa_trie": "pip install -e '.[bench]', or run `make bench`",
     "h2load": "apt install nghttp2-client",
 }
-"""What a benchmark may need beside ftrie, a package or a program, and how it is installed."""
+"""How to install the packages and programs that benchmarks need."""
 
 _NEEDS = re.compile(r"^NEEDS = (.+)$", re.MULTILINE)
 
@@ -38,35 +39,37 @@ def register(app: typer.Typer) -> None:
     """Add `ftrie bench run` and `ftrie bench serve`."""
     group = typer.Typer(cls=_Bench, help="Measure: this checkout, or a server.", rich_markup_mode=None)
     group.command("run", epilog="Example: ftrie bench run peers")(bench)
-    bench_serve_cli.register(group)
+    group.command(
+        "serve", epilog="Example: ftrie bench serve 127.0.0.1:50051 --requests requests.jsonl --rate 500"
+    )(bench_serve)
     app.add_typer(group, name="bench", epilog="Example: ftrie bench trie")
 
 
 class _Bench(typer.core.TyperGroup):
-    """A group whose first word may be left out: what is no command of it, is a benchmark's name."""
+    """A group that takes an unknown command as the name of a benchmark to run."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put `run` before what is neither a command nor a question for help."""
+        """Insert `run` before anything but a command or a help flag."""
         if not args or args[0] not in (*self.commands, "-h", "--help"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
 
 def benchmark_names() -> list[str]:
-    """The modules in benchmarks/ that run by themselves and report through benchmarks/common.py, by name."""
+    """The runnable modules in benchmarks/ that report through benchmarks/common.py, sorted."""
     sources = {path.stem: path.read_text("utf-8") for path in (CHECKOUT / "benchmarks").glob("*.py")}
     marks = ('if __name__ == "__main__"', "from benchmarks.common import")
     return sorted(name for name, source in sources.items() if all(mark in source for mark in marks))
 
 
 def needs(name: str) -> tuple[str, ...]:
-    """What a benchmark says that it needs beside ftrie, by its constant NEEDS."""
+    """The packages and programs that a benchmark needs, from its constant NEEDS."""
     found = _NEEDS.search((CHECKOUT / "benchmarks" / f"{name}.py").read_text("utf-8"))
     return () if found is None else ast.literal_eval(found[1])
 
 
 def missing(name: str) -> list[str]:
-    """Of what a benchmark needs, what is not installed."""
+    """The needs of a benchmark that are not installed."""
     return [
         each for each in needs(name) if shutil.which(each) is None and importlib.util.find_spec(each) is None
     ]
@@ -78,36 +81,34 @@ def bench(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure ftrie beside its peers on the same bytes, print the tables and write benchmarks/results/*.json.
+    """Measure ftrie and its peers on the same bytes, print the tables and write benchmarks/results/*.json.
 
-    Needs a checkout of the project. A benchmark whose packages or programs are not installed is refused; if all are
-    to run, it is left out, with a note.
+    Needs a checkout of the project. Naming a benchmark whose packages or programs are not installed is an error;
+    without names such benchmarks are skipped, with a note.
     """
     known = benchmark_names()
     if not known:
-        raise FtrieError(
-            f"expected benchmarks in {CHECKOUT}: run this in a checkout of ftrie, by `make bench`"
-        )
+        raise FtrieError(f"no benchmarks in {CHECKOUT}: run this in a checkout of ftrie, with `make bench`")
     for name in names or known:
         if name not in known:
-            raise FtrieError(f"no benchmark is called {name!r}: expected one of {', '.join(known)}")
+            raise FtrieError(f"unknown benchmark {name!r}: expected one of {', '.join(known)}")
     lacking = {name: absent for name in names or known if (absent := missing(name))}
-    said = [
+    problems = [
         f"the benchmark {name} needs {each}, which is not installed: {REMEDIES[each]}"
         for name, absent in lacking.items()
         for each in absent
     ]
-    if names and said:
-        raise FtrieError("; ".join(said))
-    for sentence in said:
-        note(f"left out: {sentence}")
+    if names and problems:
+        raise FtrieError("; ".join(problems))
+    for problem in problems:
+        note(f"skipped: {problem}")
     began = time.time()
     for name in names or known:
         if name not in lacking:
             _run(name, quiet=as_json)
     if as_json:
-        fresh = (path for path in sorted(RESULTS.glob("*.json")) if path.stat().st_mtime >= began)
-        print_json([json.loads(path.read_text("utf-8")) for path in fresh])
+        written = (path for path in sorted(RESULTS.glob("*.json")) if path.stat().st_mtime >= began)
+        print_json([json.loads(path.read_text("utf-8")) for path in written])
 
 
 def _run(name: str, *, quiet: bool) -> None:
@@ -117,3 +118,67 @@ def _run(name: str, *, quiet: bool) -> None:
     )
     if finished.returncode != 0:
         raise FtrieError(f"the benchmark {name} failed with exit code {finished.returncode}; see above")
+
+
+@grouped
+def bench_serve(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The server.")],
+    requests: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE.jsonl",
+            exists=True,
+            dir_okay=False,
+            help="Requests, as written by ftrie serve --record.",
+        ),
+    ],
+    concurrency: Annotated[
+        int, typer.Option(min=1, max=1024, help="Number of callers, each with one call at a time.")
+    ] = 8,
+    duration: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How long to call.")] = 10.0,
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Calls a second; default: as many as the callers can make."),
+    ] = None,
+    pace: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Call at the recorded times, this many times as fast."),
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="Deadline of a call.")] = 5.0,
+    *,
+    access: AccessFlags,
+    as_json: JsonOption = False,
+) -> None:
+    """Replay recorded requests against a running server; prints a table and a histogram of latencies.
+
+    With --rate and --pace a latency counts from when the call was due, so that a stall is charged to the server.
+    """
+    from ftrie.bench_serve import Load, drawn, due, figures, read
+
+    if rate is not None and pace is not None:
+        raise typer.BadParameter("give either --rate or --pace")
+    recorded = read(requests)
+    if pace is not None and not recorded.timed:
+        raise typer.BadParameter(f"--pace: not every line of {requests} has a time (`at`)")
+    load = Load(address, access.access(), due(recorded, rate, pace), timeout)
+    with progress(f"calling {address}", None, "calls") as calls:
+        result = load.run(concurrency, duration, calls.update)
+    found = figures(result)
+    if as_json:
+        print_json(
+            {"address": address, "requests": len(recorded.messages), "concurrency": concurrency, **found}
+        )
+    else:
+        _print_load(found, drawn(found["histogram"]))
+    if not found["answered"]:
+        raise typer.Exit(6)
+
+
+def _print_load(found: dict[str, Any], histogram: list[str]) -> None:
+    names = [name for name in found if name not in ("errors", "histogram")]
+    print_table(
+        [name.replace("_a_second", "/s").replace("_ms", " ms") for name in names], [[found[n] for n in names]]
+    )
+    print("\n".join(histogram))
+    for status, calls in found["errors"].items():
+        print(f"{status}: {calls:,}")

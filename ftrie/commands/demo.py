@@ -1,4 +1,4 @@
-"""`ftrie demo`: the command. The shop is in shop.py, what happens in story.py."""
+"""`ftrie demo`: the flags. ftrie.demo.demo plays the demo."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 def demo(
     as_json: JsonOption = False,
     rows: Annotated[int, typer.Option(min=1_000, help="Impressions on each of the two days.")] = 500_000,
-    seed: Annotated[int, typer.Option(help="Another seed is another shop.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the shop.")] = 1,
     keep: Annotated[
         Path | None,
         typer.Option(
@@ -28,7 +28,7 @@ def demo(
 ) -> None:
     """Run the whole loop on a simulated shop: train two variants, publish, serve, rank; then tastes change.
 
-    Works in a temporary folder and leaves nothing behind; with --keep the files stay, and any command can go on there.
+    Works in a temporary folder and leaves nothing behind; with --keep the files stay, for use with any command.
     """
     from ftrie.demo.demo import run
 

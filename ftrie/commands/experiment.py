@@ -1,6 +1,6 @@
-"""`ftrie experiment`: how a model's traffic is divided, changed while servers run. Flags and output only.
+"""`ftrie experiment`: shows and changes how a model's traffic is divided, while servers run.
 
-A command reads the record, changes its own part of it and writes it back; servers follow within a second.
+A command reads the experiment's record, changes its part and writes the record back; servers follow within a second.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")]
 RevisionOption = Annotated[
     int | None,
-    typer.Option(min=0, metavar="N", help="Only if this still is the revision; 0: only if there is none."),
+    typer.Option(min=0, metavar="N", help="Only if this is still the revision; 0: only if there is none."),
 ]
 Edit = Callable[["Experiment"], "Experiment"]
 
@@ -58,7 +58,7 @@ def show(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption =
     after = spec and spec.asked_for(record)
     if after and after.problem:
         note(f"servers refuse this experiment: {after.problem}")
-    say(model, record, after, None, as_json)
+    _print_experiment(model, record, after, None, as_json)
 
 
 def set_(
@@ -71,19 +71,19 @@ def set_(
     ] = None,
     salt: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help='What cookies are hashed with; "" for the model\'s name.'),
+        typer.Option(metavar="TEXT", help='Salt of the hash of cookies; "" for the model\'s name.'),
     ] = None,
     objective: Annotated[
         str | None,
         typer.Option(
-            metavar="TEXT", help='What to order by where a request names nothing; "" for the click rate.'
+            metavar="TEXT", help='What to order by if a request has no objective; "" for the click rate.'
         ),
     ] = None,
     revision: RevisionOption = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Divide the traffic by these shares, from now on; says which part of the cookies moves."""
+    """Divide the traffic by these shares from now on; prints the share of cookies that change variant."""
     wanted = _shares(shares or [])
     if not wanted and salt is None and objective is None:
         raise typer.BadParameter("give shares such as base=0.9 plain=0.1, --salt or --objective")
@@ -98,12 +98,14 @@ def set_(
 
 def pin(
     model: Model,
-    pins: Annotated[list[str], typer.Argument(metavar="COOKIE=VARIANT...", help="Who gets what.")],
+    pins: Annotated[
+        list[str], typer.Argument(metavar="COOKIE=VARIANT...", help="Cookies and their variants.")
+    ],
     revision: RevisionOption = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Give cookies a variant whatever the shares, such as your own for a test. At most 10,000 in all."""
+    """Pin cookies to a variant regardless of the shares, such as your own for a test. At most 10,000 in all."""
     wanted = _pairs(pins, "COOKIE=VARIANT")
     _change(model, lambda before: before.pinned(wanted), revision, store, as_json)
 
@@ -111,14 +113,14 @@ def pin(
 def unpin(
     model: Model,
     cookies: Annotated[
-        list[str] | None, typer.Argument(metavar="COOKIE...", help="Whose pins to remove.")
+        list[str] | None, typer.Argument(metavar="COOKIE...", help="Cookies whose pins to remove.")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Remove all pins.")] = False,
     revision: RevisionOption = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove pins; these cookies are divided by the shares again."""
+    """Remove pins; the shares decide about these cookies again."""
     if every == bool(cookies):
         raise typer.BadParameter("give either cookies or --all")
     _change(
@@ -133,14 +135,14 @@ def unpin(
 def shadow(
     model: Model,
     variants: Annotated[
-        list[str] | None, typer.Argument(metavar="VARIANT...", help="All that are to be scored unseen.")
+        list[str] | None, typer.Argument(metavar="VARIANT...", help="The variants to score in the shadow.")
     ] = None,
     off: Annotated[bool, typer.Option("--off", help="Score none.")] = False,
     revision: RevisionOption = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Score variants beside the one that answers; with --shadow-log, servers write down what they had answered."""
+    """Score variants in addition to the one that answers; servers with --shadow-log log their answers."""
     if off == bool(variants):
         raise typer.BadParameter("give either variants or --off")
     _change(model, lambda before: replace(before, shadows=tuple(variants or ())), revision, store, as_json)
@@ -148,17 +150,17 @@ def shadow(
 
 def stop(
     model: Model,
-    winner: Annotated[str, typer.Option(metavar="VARIANT", help="Answers everything from now on.")],
+    winner: Annotated[str, typer.Option(metavar="VARIANT", help="The variant that answers all requests.")],
     revision: RevisionOption = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """End the experiment: one variant answers every request, pins and shadows rest. `set` shares to start it again."""
+    """End the experiment: one variant answers all requests, pins and shadows are ignored; `set` restarts it."""
     _change(model, lambda before: before.stopped(winner), revision, store, as_json)
 
 
 def clear(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    """Forget the experiment, even one that cannot be read: the shares of the spec divide the traffic again."""
+    """Delete the experiment, even an unreadable one: the shares of the spec divide the traffic again."""
     from model_store.store import Store
     from server.sync.experiment_sync import assigned_by_spec
 
@@ -166,17 +168,16 @@ def clear(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption 
         versions = opened.model(model)
         record = versions.experiments.clear()
         spec = assigned_by_spec(versions)
-    say(model, record, spec and spec.asked_for(record), None, as_json)
+    _print_experiment(model, record, spec and spec.asked_for(record), None, as_json)
 
 
 def _change(model: str, edit: Edit, revision: int | None, store: str, as_json: bool) -> None:
-    """Edit the record if the outcome fits the active version. Raises ExperimentError, ExperimentChanged."""
+    """Edit the record if the result fits the active version. Raises ExperimentError, ExperimentChanged."""
     from model_store.store import Store
     from server.ranking.experiments import Assignment, check_objective
     from server.sync.experiment_sync import assigned_by_spec
 
-    seen: list[Experiment] = []
-
+    previous: list[Experiment] = []
     with Store.open(store) as opened:
         versions = opened.model(model)
         spec = assigned_by_spec(versions)
@@ -184,7 +185,7 @@ def _change(model: str, edit: Edit, revision: int | None, store: str, as_json: b
             note(f"no version of {model} is active yet, so the names of variants are not checked")
 
         def checked(before: Experiment) -> Experiment:
-            seen.append(before)
+            previous.append(before)
             after = edit(before)
             check_objective(after.objective)
             if spec is not None:
@@ -193,8 +194,8 @@ def _change(model: str, edit: Edit, revision: int | None, store: str, as_json: b
 
         record = versions.experiments.change(checked, revision)
     after = spec and spec.asked_for(record)
-    moves = spec.asked_for(seen[-1]).moves_to(after) if spec and after else None
-    say(model, record, after, moves, as_json)
+    moves = spec.asked_for(previous[-1]).moves_to(after) if spec and after else None
+    _print_experiment(model, record, after, moves, as_json)
 
 
 def _shares(texts: Sequence[str]) -> dict[str, float]:
@@ -220,22 +221,19 @@ def _pairs(texts: Sequence[str], expected: str) -> dict[str, str]:
 
 
 def _pair(text: str, expected: str) -> tuple[str, str]:
-    """The parts before and after the last `=`: a cookie may have one of its own."""
+    """The parts before and after the last `=`; a cookie may contain `=`."""
     name, equals, value = text.rpartition("=")
     if not equals or not name or not value:
         raise typer.BadParameter(f"got {text!r}, expected {expected}")
     return name, value
 
 
-# --- What an experiment looks like on the terminal and as JSON. Nothing here reads or changes one ---
-
-
-def say(
+def _print_experiment(
     model: str, record: Experiment | None, after: Assignment | None, moves: float | None, as_json: bool
 ) -> None:
-    """Print a record and what comes of it: `after`, None where no version is active; `moves`, a fraction of cookies."""
+    """Print a record. after: its effect, None if no version is active; moves: the share of cookies that move."""
     if as_json:
-        _say_as_json(model, record, after, moves)
+        _print_as_json(model, record, after, moves)
         return
     if after is not None:
         _print_variants(after)
@@ -264,7 +262,7 @@ def _print_variants(after: Assignment) -> None:
     print_table(["variant", "share", "share in the spec", "pins", "shadow"], rows)
 
 
-def _say_as_json(
+def _print_as_json(
     model: str, record: Experiment | None, after: Assignment | None, moves: float | None
 ) -> None:
     print_json(

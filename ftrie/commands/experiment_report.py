@@ -1,4 +1,4 @@
-"""`ftrie experiment report`: what each variant came to. Flags, and which stretch of time; `outcomes` computes."""
+"""`ftrie experiment report`: the flags and the output, as tables or JSON; ftrie.outcomes computes the figures."""
 
 from __future__ import annotations
 
@@ -18,35 +18,37 @@ if TYPE_CHECKING:
 
 
 LONGEST = timedelta(days=8)
+ALL = "all"
+NAMELESS = "(none)"
+"""Shown for requests whose event names no variant."""
+PICTURE_WIDTH = 48
 
 
 def report(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")],
     since: Annotated[
         str,
-        typer.Option(metavar="TIME", help="From when on: 90s, 30m, 1h or 7d ago, or a moment in ISO-8601."),
+        typer.Option(metavar="TIME", help="Start: 90s, 30m, 1h or 7d ago, or a time in ISO-8601."),
     ] = "1h",
     until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Until when, likewise; by default until now.")
+        str | None, typer.Option(metavar="TIME", help="End, in the same form; default: now.")
     ] = None,
     base: Annotated[
         str | None,
         typer.Option(
-            metavar="VARIANT", help="What the others are compared with; by default the spec's first."
+            metavar="VARIANT", help="The variant the others are compared with; default: the spec's first."
         ),
     ] = None,
     effect: Annotated[
         float,
-        typer.Option(
-            min=1e-6, max=10.0, metavar="X", help="The relative change of the CTR that should be seen."
-        ),
+        typer.Option(min=1e-6, max=10.0, metavar="X", help="The relative change of the CTR to detect."),
     ] = 0.05,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
     """Compare variants by what users did: click rates with intervals, calibration, the difference to the base.
 
-    Counted are requests whose time for clicks is over, by the trainer: see the window of [join] in the spec.
+    Includes requests that the trainer has closed: see the window of [join] in the spec.
     """
     from ftrie.outcomes import outcomes
     from model_store.store import Store
@@ -56,48 +58,46 @@ def report(
     end = now if until is None else _moment(until, now, "--until")
     if not begin < end:
         raise typer.BadParameter(f"--since ({begin:%F %T}) is not before --until ({end:%F %T})")
-    begin = max(begin, now - LONGEST)  # what came before has expired
+    begin = max(begin, now - LONGEST)  # older sums have expired
     with Store.open(store) as opened:
         versions = opened.model(model, warn)
         cells = list(versions.online.read(range(_minute(begin), _minute(end) + 1)))
         shares = _shares(versions, begin) if cells else {}
     found = outcomes(cells, shares, base, effect)
     if base is not None and cells and base not in found.variants:
-        raise typer.BadParameter(f"--base {base}: no request of it; there are: {', '.join(found.variants)}")
-    shown = (model, f"{begin:%F %H:%M}", f"{end:%F %H:%M}", effect, found)
+        raise typer.BadParameter(f"--base {base}: no requests; expected one of {', '.join(found.variants)}")
+    output = (model, f"{begin:%F %H:%M}", f"{end:%F %H:%M}", effect, found)
     if as_json:
-        say_as_json(*shown)
+        _print_as_json(*output)
     elif not cells:
-        print(
-            f"{model}: no request of this time has been counted; is `ftrie trainer` running, and its window over?"
-        )
+        print(f"{model}: no requests counted in this time; is `ftrie trainer` running, and its window over?")
     else:
-        say(*shown)
+        _print_report(*output)
     if found.is_mismatched:
         got = ", ".join(f"{name} {each.sums.requests:,}" for name, each in found.variants.items())
-        asked = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+        expected = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
         warn(
-            f"the requests do not fall as the shares say (p {found.mismatch_p:.2g}): got {got}, expected {asked}; "
-            "before you believe any difference, find out which requests are lost, and whether few cookies make many"
+            f"the requests do not match the shares (p {found.mismatch_p:.2g}): got {got}, expected {expected}; "
+            "before trusting any difference, check for lost requests and for cookies with many requests"
         )
 
 
 def _shares(versions: ModelVersions, begin: datetime) -> dict[str, float]:
-    """The variants' shares of the traffic, if they have been the same since `begin`; else none."""
+    """The variants' shares of the traffic; empty if they have changed since `begin`."""
     from server.sync.experiment_sync import assigned_by_spec
 
     spec, record = assigned_by_spec(versions), versions.experiment()
     if spec is None:
         return {}
     if record is not None and record.updated is not None and record.updated > begin:
-        note(f"the experiment was changed at {record.updated:%F %T}, so the shares are not judged")
+        note(f"the experiment was changed at {record.updated:%F %T}, so the shares are not tested")
         return {}
     after = spec.asked_for(record)
     return dict(zip(after.variants, after.shares, strict=True))
 
 
 def _moment(text: str, now: datetime, flag: str) -> datetime:
-    """`1h` is an hour ago; a moment without a zone is UTC."""
+    """`1h` → an hour ago; a time without a zone is UTC."""
     from model_store.spec.sections import seconds_of
 
     try:
@@ -108,7 +108,7 @@ def _moment(text: str, now: datetime, flag: str) -> datetime:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise typer.BadParameter(
-            f'{flag}: got {text!r}; expected a time ago such as "90s", "30m", "1h" or "7d", or a moment in ISO-8601'
+            f'{flag}: got {text!r}; expected a time ago such as "90s", "30m", "1h" or "7d", or a time in ISO-8601'
         ) from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
@@ -117,17 +117,8 @@ def _minute(moment: datetime) -> int:
     return int(moment.timestamp()) // 60
 
 
-# --- What the outcomes of variants look like on the terminal and as JSON. Nothing here computes one ---
-
-
-ALL = "all"
-NAMELESS = "(none)"
-"""For requests whose event names no variant."""
-PICTURE_WIDTH = 48
-
-
-def say(model: str, since: str, until: str, effect: float, found: Outcomes) -> None:
-    """Print tables, a picture, and in words what differs and what more would tell."""
+def _print_report(model: str, since: str, until: str, effect: float, found: Outcomes) -> None:
+    """Print a table, a picture, the differences, and how many requests would detect the effect."""
     listed = [*((name or NAMELESS, each) for name, each in found.variants.items()), (ALL, found.all)]
     print(f"{model}: {counted(found.all.sums.requests, 'request')} from {since} to {until}, UTC")
     print_table(
@@ -154,7 +145,7 @@ def say(model: str, since: str, until: str, effect: float, found: Outcomes) -> N
             print(_compared(name or NAMELESS, found.base or NAMELESS, outcome, effect))
 
 
-def say_as_json(model: str, since: str, until: str, effect: float, found: Outcomes) -> None:
+def _print_as_json(model: str, since: str, until: str, effect: float, found: Outcomes) -> None:
     """Print everything as one object."""
     print_json(
         {
@@ -174,7 +165,7 @@ def say_as_json(model: str, since: str, until: str, effect: float, found: Outcom
 
 
 def picture(listed: Sequence[tuple[str, Outcome]]) -> Iterator[str]:
-    """Each click rate with its interval, on one scale: ├──●──┤."""
+    """Each click rate with its interval on a common scale: ├──●──┤."""
     known = [(name, each.ctr, each.ctr_interval) for name, each in listed]
     drawn = [(name, ctr, each) for name, ctr, each in known if ctr is not None and each is not None]
     if not drawn:
@@ -183,11 +174,11 @@ def picture(listed: Sequence[tuple[str, Outcome]]) -> Iterator[str]:
     wide = max(len(name) for name, _, _ in drawn)
     yield f"{'CTR'.ljust(wide)}  {_percent(low)}{_percent(high).rjust(PICTURE_WIDTH - len(_percent(low)))}"
     for name, ctr, each in drawn:
-        ends = (_place(value, low, high) for value in (each.low, ctr, each.high))
+        ends = (_column(value, low, high) for value in (each.low, ctr, each.high))
         yield f"{name.ljust(wide)}  {_drawn(*ends)}"
 
 
-def _place(value: float, low: float, high: float) -> int:
+def _column(value: float, low: float, high: float) -> int:
     return round((PICTURE_WIDTH - 1) * (value - low) / (high - low)) if high > low else 0
 
 
@@ -223,21 +214,21 @@ def _compared(name: str, base: str, outcome: Outcome, effect: float) -> str:
             f"{name} against {base}: not compared before each has {TINY} clicks and {TINY} shows without one"
         )
     relative, absolute = found.relative_interval, found.absolute_interval
-    told = (
+    text = (
         f"{name} against {base}: CTR {found.relative:+.1%} (95 %: {relative.low:+.1%} to {relative.high:+.1%}), "
         f"{100 * found.absolute:+.3f} points ({100 * absolute.low:+.3f} to {100 * absolute.high:+.3f}), "
         f"p {found.p:.4f}"
     )
-    return f"{told}\n{_more(outcome, effect)}"
+    return f"{text}\n{_power(outcome, effect)}"
 
 
-def _more(outcome: Outcome, effect: float) -> str:
-    """How much more would have to be seen."""
+def _power(outcome: Outcome, effect: float) -> str:
+    """The requests needed, and the effect detectable with those there are."""
     from ftrie.outcomes import POWER
 
-    needed, seen = outcome.needed or 0, outcome.detectable or 0.0
-    words = f"  ±{effect:.1%} is seen with {POWER:.0%} power by {needed:,} requests of both"
-    return f"{words}; with what there is now, ±{seen:.1%}"
+    needed, detectable = outcome.needed or 0, outcome.detectable or 0.0
+    text = f"  ±{effect:.1%} is detected with {POWER:.0%} power by {needed:,} requests of both"
+    return f"{text}; with the current ones, ±{detectable:.1%}"
 
 
 def _versions(versions: tuple[int, ...]) -> str:
@@ -256,7 +247,7 @@ def _percent(share: float | None) -> str:
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:
-    """Finite numbers, lists and objects alone; an interval is a list of its two ends."""
+    """An outcome as JSON; an interval is a list of its two ends."""
     found = outcome.difference
     return {
         **asdict(outcome.sums),

@@ -161,6 +161,8 @@ class LogFlags:
 
 # --- Reaching a server ---
 
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+
 TlsCaOption = Annotated[
     str,
     typer.Option(
@@ -195,11 +197,9 @@ TokenOption = Annotated[
 
 
 @dataclass(frozen=True)
-class ServerFlags:
-    """A server's address, the time to wait for it, and the credentials."""
+class AccessFlags:
+    """The credentials for a server."""
 
-    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server.")] = "127.0.0.1:50051"
-    timeout: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="How long to wait.")] = 5.0
     tls_ca: TlsCaOption = ""
     tls_cert: TlsCertOption = ""
     tls_key: TlsKeyOption = ""
@@ -210,6 +210,17 @@ class ServerFlags:
         from ftrie.client.access import Access
 
         return Access(self.tls_ca, self.tls_cert, self.tls_key, self.token)
+
+
+@dataclass(frozen=True)
+class _AddressFlags:
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server.")] = DEFAULT_ADDRESS
+    timeout: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="How long to wait.")] = 5.0
+
+
+@dataclass(frozen=True)
+class ServerFlags(AccessFlags, _AddressFlags):
+    """A server's address, the time to wait for it, and the credentials."""
 
 
 # --- What to rank ---

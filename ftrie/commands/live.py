@@ -1,4 +1,4 @@
-"""`ftrie live`: flags and output. What it runs is in `ftrie.simulation.live`."""
+"""`ftrie live`: the flags. ftrie.demo.live runs the loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 def live(
     seconds: Annotated[
-        float | None, typer.Option(min=1.0, help="How long; without it until Ctrl-C or SIGTERM.")
+        float | None, typer.Option(min=1.0, help="How long; default: until Ctrl-C or SIGTERM.")
     ] = None,
     rate: Annotated[float, typer.Option(min=0.01, help="Visits a second.")] = 100.0,
     change_at: Annotated[
@@ -25,7 +25,7 @@ def live(
         typer.Option(
             min=0.0,
             metavar="SECOND",
-            help="When tastes change at once; default: after a quarter of --seconds, at most 60.",
+            help="When tastes change abruptly; default: after a quarter of --seconds, at most 60.",
         ),
     ] = None,
     frozen: Annotated[
@@ -34,18 +34,20 @@ def live(
             min=0.0,
             max=1.0,
             metavar="SHARE",
-            help="Visits for a copy of the model, frozen before the change; 0 for none.",
+            help="Share of visits ranked by a copy of the model frozen before the change; 0: none.",
         ),
     ] = 0.1,
-    publish_every: Annotated[str, typer.Option(metavar="1s|N", help="As of ftrie trainer.")] = "1s",
-    explore: Annotated[str, typer.Option(metavar="HOW:WIDTH", help="As of ftrie rank.")] = "thompson:3",
-    seed: Annotated[int, typer.Option(min=0, help="Another seed is another market.")] = 1,
+    publish_every: Annotated[str, typer.Option(metavar="1s|N", help="Same as in ftrie trainer.")] = "1s",
+    explore: Annotated[str, typer.Option(metavar="HOW:WIDTH", help="Same as in ftrie rank.")] = "thompson:3",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the market.")] = 1,
     bots: Annotated[
         float,
-        typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Users that click everything, or nothing."),
+        typer.Option(
+            min=0.0, max=1.0, metavar="SHARE", help="Share of users that click everything or nothing."
+        ),
     ] = 0.02,
     delay: Annotated[
-        float, typer.Option(min=0.0, metavar="SECONDS", help="Mean time from an answer to its click.")
+        float, typer.Option(min=0.0, metavar="SECONDS", help="Mean time from an answer to a click.")
     ] = 1.5,
     folder: Annotated[
         Path | None,
@@ -58,21 +60,21 @@ def live(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run the whole loop on this machine: store, trainer, two servers and traffic, five processes, and watch it.
+    """Run and show the whole loop on this machine: store, trainer, two servers and traffic, in five processes.
 
     Visitors of a simulated market click, the trainer learns, the servers follow within seconds; then tastes change.
-    What dies is started again. Ctrl-C takes all of it down.
+    A process that dies is restarted. Ctrl-C ends all of them.
     """
     from ftrie.demo.live import run
-    from ftrie.demo.live_output import tell
-    from ftrie.demo.live_processes import LiveOptions, change_of
+    from ftrie.demo.live_crew import LiveOptions, default_change_at
+    from ftrie.demo.live_output import print_result
 
-    asked = LiveOptions(
+    options = LiveOptions(
         folder=Path(),
         seconds=seconds,
         rate=rate,
         seed=seed,
-        change_at=change_of(seconds) if change_at is None else change_at,
+        change_at=default_change_at(seconds) if change_at is None else change_at,
         frozen=frozen,
         bots=bots,
         delay=delay,
@@ -80,4 +82,4 @@ def live(
         explore=explore,
         picture=picture,
     )
-    tell(run(asked, folder))
+    print_result(run(options, folder))

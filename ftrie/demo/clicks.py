@@ -1,7 +1,7 @@
-"""Clicks on their way: each waits for its time, then it is reported until it is acknowledged, whatever fails meanwhile.
+"""Simulated clicks and conversions: each waits for its time and is then reported until it is acknowledged.
 
-One thread, so that reports leave in the order of their clicks. An event's id is the same each time it is sent, so that
-one which was taken without our knowing counts once.
+One thread reports, in the order of the events. An event keeps its id when it is sent again, so that a report whose
+acknowledgement was lost counts once.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from model_store.errors import StoreError
 from model_store.store import Store
 
 BATCH = 1000
+CALL_S = 5.0
 GATHER_S = 0.02
-"""How long a click may wait for others to be sent with."""
+"""How long a click may wait for others to share its batch."""
 
 
 @dataclass
 class Sent:
-    """What became of feedback so far. to_come: clicks and conversions whose time has not come."""
+    """Counts of feedback so far. to_come: events whose time has not come; unsent: given up at the end."""
 
     clicks: int = 0
     conversions: int = 0
@@ -45,21 +46,21 @@ class Sent:
 
 
 class Reporter:
-    """Takes feedback of the future and reports it in time. Any thread may `expect`; begin with `start`."""
+    """Takes future feedback and reports it at its time. Thread-safe. Call `start` first."""
 
     def __init__(self, sink: Sink, acknowledged: Callable[[str, Reported, int], None]) -> None:
-        """`acknowledged` is told the model, the times and the number of events of each batch, in order."""
+        """`acknowledged` gets the model, the times and the size of each acknowledged batch, in order."""
         self._sink = sink
         self._acknowledged = acknowledged
         self._awake = threading.Condition()
         self._numbers = itertools.count()
         self._waiting: list[tuple[float, int, Feedback]] = []
-        self._over = self._hurried = False
+        self._finishing = self._aborted = False
         self._sent = Sent()
         self._thread = threading.Thread(target=self._run, name="feedback", daemon=True)
 
     def start(self) -> None:
-        """Begin to report."""
+        """Start the thread."""
         self._thread.start()
 
     def expect(self, events: Sequence[Feedback]) -> None:
@@ -69,14 +70,14 @@ class Reporter:
                 heapq.heappush(self._waiting, (event.at, next(self._numbers), event))
             self._awake.notify()
 
-    def finish(self, patience_s: float) -> Sent:
-        """End: what is due is reported still, for as long as patience lasts; what is to come does not happen."""
+    def finish(self, timeout_s: float) -> Sent:
+        """Report what is due, within the timeout, and end; events whose time has not come are dropped."""
         with self._awake:
-            self._over = True
+            self._finishing = True
             self._awake.notify()
-        self._thread.join(patience_s)
+        self._thread.join(timeout_s)
         with self._awake:
-            self._hurried = True
+            self._aborted = True
             self._awake.notify()
         self._thread.join()
         return self.sent()
@@ -92,13 +93,13 @@ class Reporter:
                 self._report(model, [event for event in due if event.model == model])
 
     def _due(self) -> list[Feedback]:
-        """Wait for the next clicks; an empty list is the end."""
+        """Wait for the next events that are due; an empty list means the end."""
         with self._awake:
             while True:
                 now = time.time()
                 if self._waiting and self._waiting[0][0] <= now:
                     return self._popped(now)
-                if self._over:
+                if self._finishing:
                     return []
                 wait_s = self._waiting[0][0] - now if self._waiting else None
                 self._awake.wait(None if wait_s is None else max(wait_s, GATHER_S))
@@ -110,7 +111,7 @@ class Reporter:
         return due
 
     def _report(self, model: str, events: list[Feedback]) -> None:
-        """Send until it is taken, or nobody waits for it any more."""
+        """Send until the batch is acknowledged, or `finish` times out."""
         backoff = Backoff(0.05, 1.0)
         began_s = time.monotonic()
         while True:
@@ -125,11 +126,11 @@ class Reporter:
         self._count(receipt, events)
 
     def _wait(self, status: str, wait_s: float) -> bool:
-        """Note a failure and wait; False once nobody waits any more."""
+        """Count a failure and wait; False once `finish` has timed out."""
         with self._awake:
             self._sent.failures[status] += 1
-            self._awake.wait_for(lambda: self._hurried, wait_s)
-            return not self._hurried
+            self._awake.wait_for(lambda: self._aborted, wait_s)
+            return not self._aborted
 
     def _count(self, receipt: Receipt, events: Sequence[Feedback]) -> None:
         with self._awake:
@@ -142,12 +143,9 @@ class Reporter:
             self._sent.rejected += receipt.rejected
 
 
-CALL_S = 5.0
-
-
 @dataclass(frozen=True)
 class Feedback:
-    """What happened to one item of one answer; at: seconds since 1970. event_id: the same however often it is sent."""
+    """An event of one item of one answer. at: seconds since 1970."""
 
     model: str
     request_id: str
@@ -158,18 +156,18 @@ class Feedback:
 
     @property
     def event_id(self) -> str:
-        """Who clicks an item of an answer twice clicks once."""
+        """The same at every retry; a second click on the same item of an answer is a duplicate."""
         return f"{self.request_id}/{self.item}/{self.event}"
 
     def reported(self) -> ReportedFeedback:
-        """As the client takes it."""
+        """The client's form."""
         at = datetime.fromtimestamp(self.at, UTC)
         return ReportedFeedback(self.request_id, self.item, self.event, self.event_id, at, self.value)
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What became of a batch that was taken."""
+    """The counts of an acknowledged batch."""
 
     accepted: int
     duplicates: int = 0
@@ -177,7 +175,7 @@ class Receipt:
 
 
 class NotTaken(Exception):
-    """A batch may have been lost, or not: send it again. `status` is the gRPC status, or what the store said."""
+    """A batch was not acknowledged; send it again. status: the gRPC status, or the store error's class."""
 
     def __init__(self, status: str) -> None:
         super().__init__(status)
@@ -185,24 +183,24 @@ class NotTaken(Exception):
 
 
 class Sink(Protocol):
-    """Takes batches of one model's feedback, at most 1,000 events. One thread."""
+    """Takes batches of one model's feedback, at most BATCH events. For one thread."""
 
     def send(self, model: str, events: Sequence[Feedback]) -> Receipt:
-        """Returns once they are in the store. Raises NotTaken."""
+        """Return once the events are in the store. Raises NotTaken."""
 
     def close(self) -> None:
         """Close the connections."""
 
 
 class Service:
-    """FeedbackService of several servers, in turn: after a failure the next one is asked."""
+    """The FeedbackService of several servers, used in turn."""
 
     def __init__(self, addresses: Sequence[str], access: Access = OPEN) -> None:
         self._clients = [Client(address, CALL_S, access) for address in addresses]
         self._turn = 0
 
     def send(self, model: str, events: Sequence[Feedback]) -> Receipt:
-        """As of Sink."""
+        """Same as in `Sink`."""
         client = self._clients[self._turn % len(self._clients)]
         self._turn += 1
         try:
@@ -212,26 +210,26 @@ class Service:
         return Receipt(report.accepted, report.duplicates, len(report.rejected))
 
     def close(self) -> None:
-        """As of Sink."""
+        """Same as in `Sink`."""
         for client in self._clients:
             client.close()
 
 
 class Stream:
-    """The stream of clicks in the store, as a system writes it that has no use for the service."""
+    """The stream of clicks in the store, written directly as by a system that does not use the service."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def send(self, model: str, events: Sequence[Feedback]) -> Receipt:
-        """As of Sink."""
+        """Same as in `Sink`."""
         try:
             return Receipt(self._store.clicks(model).append([_payload(event) for event in events]))
         except StoreError as error:
             raise NotTaken(type(error).__name__) from error
 
     def close(self) -> None:
-        """The store is its owner's."""
+        """Do nothing: the caller closes the store."""
 
 
 def _payload(event: Feedback) -> bytes:

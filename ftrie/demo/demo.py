@@ -1,120 +1,173 @@
-"""What the demo does, in order: learn a day, serve it, rank, learn the next day, watch the server follow."""
+"""`ftrie demo`: learn a day of the simulated shop, serve it, rank, learn the next day, watch the server follow.
+
+Prints a story with tables, or with --json one object of what happened.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import select
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 
 from ftrie.client.client import Client
 from ftrie.client.messages import Ranking
-from ftrie.demo import demo_output as telling
-from ftrie.demo import market as shop
-from ftrie.demo.demo_output import VARIANTS, LearnedDay, ShownItem, Visit, tell
-from ftrie.demo.market import Shop, User
-from ftrie.terminal import DEFAULT_STORE, json_asked, note
-from model_store.errors import FtrieError, ServerError
+from ftrie.demo.market import DEVICES, SHOP, SHOP_SPEC, Shop, User, write_shop_log
+from ftrie.demo.processes import Process, run_ftrie
+from ftrie.terminal import DEFAULT_STORE, json_output, note, print_json, print_table
+from model_store.errors import ServerError
 from model_store.jit import kernels_are_cached
 from model_store.store import Store
 from server.ranking.warmup import KERNELS as SERVER_KERNELS
 
+VARIANTS = ("base", "plain")
 AGES_SHOWN = ("18-24", "35-49", "50+")
+TOP = 5
 DEVICE = "mobile"
 SWITCH_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True)
+class LearnedDay:
+    """One day learned and published. logloss: of each variant, and as `truth` of the true rates."""
+
+    day: int
+    version: int
+    rows: int
+    clicks: int
+    logloss: dict[str, float]
+
+
+@dataclass(frozen=True)
+class ShownItem:
+    """One item as ranked for one visitor: its true rate, and each variant's prediction."""
+
+    id: str
+    true_ctr: float
+    ctr: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One visitor's items, best first, as `version` ranks them."""
+
+    cookie: str
+    version: int
+    items: tuple[ShownItem, ...]
 
 
 def run(rows: int, seed: int, keep: Path | None) -> None:
-    """Play the demo and print it, or with `--json` print what happened. Leaves no process, and files only in `keep`."""
+    """Play the demo and print it. Leaves no process, and files only in `keep`. Raises FtrieError."""
     began = time.monotonic()
-    # Holding the store here lets it outlive the single commands, and ends it with this block.
-    with _terminated_as_interrupted(), _folder(keep) as folder, Store.open(_store_in(folder)):
+    # The store lives while this connection is open, across the commands that use it.
+    with _folder(keep) as folder, Store.open(_store_in(folder)):
         _Demo(Shop(seed), folder, rows).play(began)
 
 
 class _Demo:
-    """One play of the story, in one folder, with whatever it needs at hand."""
+    """One play of the story, in one folder."""
 
-    def __init__(self, the_shop: Shop, folder: Path, rows: int) -> None:
-        self.shop, self.folder, self.rows = the_shop, folder, rows
-        self.commands = Commands(folder)
+    def __init__(self, shop: Shop, folder: Path, rows: int) -> None:
+        self.shop, self.folder, self.rows = shop, folder, rows
 
     def play(self, began: float) -> None:
-        telling.tell_opening(self.shop)
-        shutil.copy(shop.SHOP_SPEC, self.folder)
+        _print(
+            f"A simulated shop: {len(self.shop.users)} visitors, {len(self.shop.items)} items, known click rates.\n"
+            "Age and category decide together. The variant `base` may cross the two, `plain` may not."
+        )
+        shutil.copy(SHOP_SPEC, self.folder)
         first = self._learn(day=1)
         self._load_records()
-        with self.commands.serving(shop.SHOP) as address, Client(address) as client:
+        with self._serving() as address, Client(address) as client:
             visitors = [next(user for user in self.shop.users if user.age == age) for age in AGES_SHOWN]
             visits = [self._visit(client, user, day=1) for user in visitors]
-            for visit in visits:
-                telling.tell_visit(self.shop, visit)
-            telling.tell("\nThen tastes change: books and games trade places, and so do coffee and shoes.")
+            for user, visit in zip(visitors, visits, strict=True):
+                _print_visit(user, visit)
+            _print("\nThen tastes change: books and games trade places, and so do coffee and shoes.")
             second = self._learn(day=2)
             switch_s = self._await_version(client, second.version)
             after = self._visit(client, visitors[0], day=2)
-            telling.tell_change(visits[0], after)
-        telling.tell_end([first, second], [*visits, after], switch_s, time.monotonic() - began)
+            _print_change(visits[0], after)
+        _print_end([first, second], [*visits, after], switch_s, time.monotonic() - began)
 
     def _learn(self, day: int) -> LearnedDay:
         """Simulate a day of clicks, train both variants on it in one pass, publish and activate the model."""
         log, report = self.folder / f"day-{day}.csv", self.folder / f"day-{day}.json"
         clicks = self.shop.clicks(day, self.rows)
-        shop.write_shop_log(clicks, log)
-        self.commands.run(
-            "train", shop.SHOP_SPEC.name, log.name, "--publish", "--activate", "--report", report.name
-        )
+        write_shop_log(clicks, log)
+        self._run("train", SHOP_SPEC.name, log.name, "--publish", "--activate", "--report", report.name)
         learned = json.loads(report.read_text("utf-8"))
-        logloss = {name: learned["variants"][name]["logloss"] for name in VARIANTS}
-        result = LearnedDay(
+        base, plain = (learned["variants"][name]["logloss"] for name in VARIANTS)
+        truth = clicks.best_logloss()
+        _print(
+            f"\n  Log-loss: plain {plain:.4f}, base {base:.4f}; the true rates themselves score {truth:.4f}."
+        )
+        return LearnedDay(
             day,
             learned["version"],
             learned["rows"],
             int(clicks.clicked.sum()),
-            {**logloss, "truth": clicks.best_logloss()},
+            {"base": base, "plain": plain, "truth": truth},
         )
-        telling.tell_learned(result)
-        return result
 
     def _load_records(self) -> None:
         users, items = self.folder / "users.csv", self.folder / "items.csv"
         self.shop.write_records(users, items)
-        self.commands.run("store", "load", "users", users.name)
-        self.commands.run("store", "load", "items", items.name)
+        self._run("store", "load", "users", users.name)
+        self._run("store", "load", "items", items.name)
+
+    def _run(self, *arguments: str) -> None:
+        """Run a command; with --json its own answer is dropped, since this process prints one."""
+        _print(f"\n  $ ftrie {' '.join(arguments)}")
+        if json_output():
+            run_ftrie((*arguments, "--json"), self.folder, subprocess.DEVNULL)
+        else:
+            run_ftrie(arguments, self.folder)
+
+    @contextmanager
+    def _serving(self) -> Iterator[str]:
+        """Run `ftrie serve` on a free port during the block; yields its address. Raises ServerError."""
+        _print(f"\n  $ ftrie serve {SHOP} --port 0 &")
+        if not kernels_are_cached(SERVER_KERNELS):
+            note("compiling the server's kernels: some seconds, once on this machine")
+        server = Process("server", lambda: ("serve", SHOP, "--port", "0", "--json"), self.folder)
+        server.start()
+        try:
+            while not server.is_ready():
+                time.sleep(0.02)
+            yield server.last_line["address"]
+        finally:
+            server.stop(STOP_TIMEOUT_S)
 
     def _visit(self, client: Client, user: User, day: int) -> Visit:
         """Ask the server, which knows the visitor only by cookie, for every variant's ranking."""
-        ranked = {variant: self._rank(client, user, variant) for variant in VARIANTS}
-        ctr = {variant: {item.id: item.ctr for item in ranking.items} for variant, ranking in ranked.items()}
+        rankings = {variant: self._rank(client, user, variant) for variant in VARIANTS}
+        ctr = {name: {item.id: item.ctr for item in ranking.items} for name, ranking in rankings.items()}
         truth = self._truth(user, day)
         items = tuple(
             ShownItem(item.id, truth[item.id], {variant: ctr[variant][item.id] for variant in VARIANTS})
-            for item in ranked["base"].items
+            for item in rankings["base"].items
         )
-        return Visit(user.cookie, ranked["base"].version, items)
+        return Visit(user.cookie, rankings["base"].version, items)
 
     def _truth(self, user: User, day: int) -> dict[str, float]:
         """Item id to true CTR, for one visitor with DEVICE."""
         items = np.arange(len(self.shop.items))
         who = np.full_like(items, self.shop.users.index(user))
-        rates = self.shop.true_ctr(day, who, items, np.full_like(items, shop.DEVICES.index(DEVICE)))
+        rates = self.shop.true_ctr(day, who, items, np.full_like(items, DEVICES.index(DEVICE)))
         return {item.id: float(rate) for item, rate in zip(self.shop.items, rates, strict=True)}
 
     def _rank(self, client: Client, user: User, variant: str) -> Ranking:
         return client.rank(
-            shop.SHOP,
+            SHOP,
             cookie=user.cookie,
             candidates=[item.id for item in self.shop.items],
             context={"device": DEVICE},
@@ -122,7 +175,7 @@ class _Demo:
         )
 
     def _await_version(self, client: Client, version: int) -> float:
-        """Keep asking until answers come from `version`; each answer on the way must be good. Seconds."""
+        """Rank until an answer comes from `version`; every call must succeed. Returns the seconds it took."""
         began = time.monotonic()
         while self._rank(client, self.shop.users[0], "base").version != version:
             if time.monotonic() - began > SWITCH_TIMEOUT_S:
@@ -141,7 +194,7 @@ def _store_in(folder: Path) -> str:
 
 @contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
-    """The folder to keep, or one that is gone afterwards."""
+    """The folder to keep, or a temporary one."""
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="ftrie-demo-") as name:
             yield Path(name)
@@ -150,89 +203,49 @@ def _folder(keep: Path | None) -> Iterator[Path]:
         yield keep
 
 
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM end this process as Ctrl-C does, so that what was begun is taken down."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _print(text: str) -> None:
+    if not json_output():
+        print(text, flush=True)
 
 
-READY_TIMEOUT_S = 180.0  # a first run compiles the kernels
-STOP_TIMEOUT_S = 15.0
-_FTRIE = (sys.executable, "-m", "ftrie")
+def _print_visit(user: User, visit: Visit) -> None:
+    _print(f"\nFor {user.cookie} (age {user.age}, {user.gender}) version {visit.version} ranks:")
+    rows = [
+        (rank, item.id, *map(_percent, (item.true_ctr, item.ctr["base"], item.ctr["plain"])))
+        for rank, item in enumerate(visit.items[:TOP], 1)
+    ]
+    _print_table(("rank", "item", "true CTR", "base", "plain"), rows)
 
 
-@dataclass(frozen=True)
-class Commands:
-    """`ftrie` in one folder, which also holds the store: embedded:.ftrie, the default."""
+def _print_change(before: Visit, after: Visit) -> None:
+    """How one visitor's ranking moved from one version to the next."""
+    _print(f"\nThe running server now answers from version {after.version}, without a restart.")
+    _print(f"For {after.cookie}, the ranks by version {before.version} and by version {after.version}:")
+    rank_before = {item.id: rank for rank, item in enumerate(before.items, 1)}
+    rows = [
+        (rank_before[item.id], rank, item.id, _percent(item.true_ctr), _percent(item.ctr["base"]))
+        for rank, item in enumerate(after.items[:TOP], 1)
+    ]
+    _print_table(("then", "now", "item", "true CTR", "base"), rows)
 
-    folder: Path
 
-    def run(self, *words: str) -> None:
-        """Run a command to its end, its output on this terminal. Raises FtrieError if it fails."""
-        tell(f"\n  $ ftrie {' '.join(words)}")
-        # With --json this process prints one answer, and a command's own answer is not it.
-        output = subprocess.DEVNULL if json_asked() else None
-        finished = subprocess.run(
-            [*_FTRIE, *words, *_json_flag()], cwd=self.folder, env=_environment(), stdout=output, check=False
+def _print_end(days: Sequence[LearnedDay], visits: Sequence[Visit], switch_s: float, seconds: float) -> None:
+    _print(f"\nThe whole loop took {seconds:.0f} s. The server and the store have stopped.")
+    if json_output():
+        print_json(
+            {
+                "days": [asdict(day) for day in days],
+                "visits": [asdict(visit) for visit in visits],
+                "switch_seconds": switch_s,
+                "seconds": seconds,
+            }
         )
-        if finished.returncode != 0:
-            raise FtrieError(f"ftrie {words[0]} failed with exit code {finished.returncode}; see above")
-
-    @contextmanager
-    def serving(self, model: str) -> Iterator[str]:
-        """Run `ftrie serve` on a free port while the block runs; gives its address. Raises ServerError."""
-        tell(f"\n  $ ftrie serve {model} --port 0 &")
-        if not kernels_are_cached(SERVER_KERNELS):
-            note("the server compiles its kernels for the first time; some seconds, once")
-        log = self.folder / "server.telemetry.log"
-        with (
-            log.open("wb") as errors,
-            subprocess.Popen(
-                [*_FTRIE, "serve", model, "--port", "0", "--json"],
-                cwd=self.folder,
-                env=_environment(),
-                stdout=subprocess.PIPE,
-                stderr=errors,
-            ) as process,
-        ):
-            try:
-                yield _address(process, log)
-            finally:
-                _stop(process)
 
 
-def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Wait for the line with which the server says that it is ready."""
-    assert process.stdout is not None
-    readable, _, _ = select.select([process.stdout], [], [], READY_TIMEOUT_S)
-    line = process.stdout.readline() if readable else b""
-    if not line:
-        why = f"stopped; its log ends: {log.read_text('utf-8')[-600:]}" if readable else "did not get ready"
-        raise ServerError(f"the server {why}")
-    address: str = json.loads(line)["address"]
-    return address
+def _percent(rate: float) -> str:
+    return f"{100 * rate:5.1f} %"
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-
-
-def _json_flag() -> tuple[str, ...]:
-    return ("--json",) if json_asked() else ()
-
-
-def _environment() -> dict[str, str]:
-    """This environment without FTRIE_… flags, which are meant for other models and stores than the demo's."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("FTRIE_")}
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    if not json_output():
+        print_table(columns, rows)

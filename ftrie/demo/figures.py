@@ -1,4 +1,4 @@
-"""What traffic comes to: counts of a stretch of time, by model, and the rates that follow from them. No clock here."""
+"""Statistics of simulated traffic: counts and rates by model and window, and the time from a click to its weight."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from ftrie.demo.visitors import Seen
+from ftrie.demo.visitors import AnsweredVisit
 from model_store.errors import FtrieError
 from model_store.versions.published_versions import PublishedVersions
 
+MOST_WAITING = 100_000
+MOST_KEPT = 200_000
 _LEAST_CHANCE = 1e-12
 
 
 @dataclass
 class Tally:
-    """Sums over answered visits of people; bots are left out of all but `bots`.
+    """Sums over answered visits; visits of bots count in `bots` only.
 
-    expected: clicks to be expected of what was shown, best: of the best order; both by the true chances. surprise: the
-    log-loss of the predictions, in nats, surprise_of_truth: of the true chances themselves.
+    expected: expected clicks on the items shown, best: on the best order, by the true probabilities. logloss: that of
+    the predictions, in nats, truth_logloss: that of the true probabilities.
     """
 
     visits: int = 0
@@ -31,35 +33,35 @@ class Tally:
     clicks: int = 0
     expected: float = 0.0
     best: float = 0.0
-    surprise: float = 0.0
-    surprise_of_truth: float = 0.0
+    logloss: float = 0.0
+    truth_logloss: float = 0.0
 
-    def add(self, seen: Seen) -> None:
+    def add(self, visit: AnsweredVisit) -> None:
         """Count a visit."""
-        if seen.by_bot:
+        if visit.by_bot:
             self.bots += 1
             return
         self.visits += 1
-        self.shown += seen.order.size
-        self.clicks += int(seen.clicked.sum())
-        self.expected += seen.expected
-        self.best += seen.best
-        self.surprise += _surprise(seen.predicted, seen.clicked)
-        self.surprise_of_truth += _surprise(seen.chance, seen.clicked)
+        self.shown += visit.order.size
+        self.clicks += int(visit.clicked.sum())
+        self.expected += visit.expected
+        self.best += visit.best
+        self.logloss += _logloss(visit.predicted, visit.clicked)
+        self.truth_logloss += _logloss(visit.chance, visit.clicked)
 
     def add_tally(self, other: Tally) -> None:
-        """Count all that another has counted."""
+        """Add another tally."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     def rates(self) -> dict[str, float | None]:
-        """Per shown item: ctr, expected_ctr, best_ctr, logloss, truth_logloss; None where nothing was shown."""
+        """Per shown item: ctr, expected_ctr, best_ctr, logloss, truth_logloss; None if nothing was shown."""
         sums = {
             "ctr": self.clicks,
             "expected_ctr": self.expected,
             "best_ctr": self.best,
-            "logloss": self.surprise,
-            "truth_logloss": self.surprise_of_truth,
+            "logloss": self.logloss,
+            "truth_logloss": self.truth_logloss,
         }
         return {name: round(total / self.shown, 6) if self.shown else None for name, total in sums.items()}
 
@@ -76,9 +78,9 @@ class Tally:
 
 @dataclass
 class Figures:
-    """Counts of one stretch of time. models: by name; versions: the newest that answered; failures: by gRPC status.
+    """Counts of one window. models: by name; versions: the newest that answered; failures: by gRPC status.
 
-    lost: visits that were not answered within their patience.
+    lost: visits without an answer in time.
     """
 
     models: dict[str, Tally] = field(default_factory=dict)
@@ -88,7 +90,7 @@ class Figures:
     lost: int = 0
 
     def add(self, other: Figures) -> None:
-        """Count all that another has counted, which came later."""
+        """Add a later window."""
         for name, tally in other.models.items():
             self.models.setdefault(name, Tally()).add_tally(tally)
         self.versions |= other.versions
@@ -98,110 +100,106 @@ class Figures:
 
     @property
     def visits(self) -> int:
-        """Answered visits, of people and bots."""
+        """Answered visits of people and bots."""
         return sum(tally.visits + tally.bots for tally in self.models.values())
 
 
-class Book:
-    """Where the callers write down what happened. Any thread may write; `turn_page` begins the next stretch."""
+class Statistics:
+    """Counts what happens to visits, window by window. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._page = Figures()
+        self._window = Figures()
         self._earlier = Figures()
 
-    def answered(self, model: str, version: int, seen: Seen, degraded: bool) -> None:
-        """A visit was answered."""
+    def answered(self, model: str, version: int, visit: AnsweredVisit, degraded: bool) -> None:
+        """Count an answered visit."""
         with self._lock:
-            page = self._page
-            page.models.setdefault(model, Tally()).add(seen)
-            page.versions[model] = max(version, page.versions.get(model, 0))
-            page.degraded += degraded
+            window = self._window
+            window.models.setdefault(model, Tally()).add(visit)
+            window.versions[model] = max(version, window.versions.get(model, 0))
+            window.degraded += degraded
 
     def failed(self, status: str) -> None:
-        """A call failed; its visit may still be answered."""
+        """Count a failed call; its visit may still be answered."""
         with self._lock:
-            self._page.failures[status] += 1
+            self._window.failures[status] += 1
 
     def lost(self) -> None:
-        """A visit was given up."""
+        """Count a visit without an answer."""
         with self._lock:
-            self._page.lost += 1
+            self._window.lost += 1
 
-    def turn_page(self) -> Figures:
-        """What was written since the last time; it is counted into `all`."""
+    def next_window(self) -> Figures:
+        """End the current window and return it; `all` includes it from now on."""
         with self._lock:
-            page, self._page = self._page, Figures()
-            self._earlier.add(page)
-        return page
+            window, self._window = self._window, Figures()
+            self._earlier.add(window)
+        return window
 
     def all(self) -> Figures:
-        """Everything on the pages that were turned."""
+        """The sum of all ended windows."""
         return self._earlier
 
 
-def _surprise(chance: np.ndarray[Any, Any], clicked: np.ndarray[Any, Any]) -> float:
-    """-Σ ln P(what happened)."""
+def _logloss(chance: np.ndarray[Any, Any], clicked: np.ndarray[Any, Any]) -> float:
+    """-Σ ln P(clicked or not)."""
     likelihood = np.where(clicked, chance, 1.0 - chance)
     return float(-np.log(np.maximum(likelihood, _LEAST_CHANCE)).sum())
 
 
-MOST_WAITING = 100_000
-MOST_KEPT = 200_000
-
-
 @dataclass(frozen=True)
 class Reported:
-    """A click: when its report began, by the monotonic clock, and when it was acknowledged, microseconds since 1970."""
+    """A reported click. began_s: start of the report, monotonic; known_us: acknowledgement, microseconds since 1970."""
 
     began_s: float
     known_us: int
 
 
 class Freshness:
-    """Matches reported clicks with the versions that answer. Any thread may tell; a server is its place.
+    """Measures the time from a click's report to the first answer of a version that has learned it. Thread-safe.
 
-    through_us: asked for a version that answers for the first time; None where it is not known. Clicks that were
-    reported while nothing answered count like all others: the wait for servers is part of it.
+    Servers are numbered from 0 and measured separately. through_us: version → the time up to which it has learned, None
+    if unknown; called once a version. Clicks reported during an outage count too: the outage is part of the delay.
     """
 
     def __init__(self, servers: int, through_us: Callable[[int], int | None]) -> None:
         self._through_us = through_us
         self._lock = threading.Lock()
         self._waiting: list[deque[Reported]] = [deque(maxlen=MOST_WAITING) for _ in range(servers)]
-        self._seen = [0] * servers
+        self._versions = [0] * servers
         self._known: dict[int, int | None] = {}
-        self._page: list[float] = []
+        self._window: list[float] = []
         self._all: deque[float] = deque(maxlen=MOST_KEPT)
 
     def reported(self, click: Reported) -> None:
-        """A click was acknowledged; reports are told in the order of their acknowledgement."""
+        """Take an acknowledged click, in the order of acknowledgement."""
         with self._lock:
             for waiting in self._waiting:
                 waiting.append(click)
 
     def answered(self, server: int, version: int, at_s: float) -> None:
-        """A server answered from a version, by the monotonic clock."""
-        if version <= self._seen[server]:
+        """Take an answer of a server from a version; at_s: monotonic."""
+        if version <= self._versions[server]:
             return
         through = self._through(version)
         with self._lock:
-            if version <= self._seen[server]:
+            if version <= self._versions[server]:
                 return
-            self._seen[server] = version
+            self._versions[server] = version
             waiting = self._waiting[server]
             while through is not None and waiting and waiting[0].known_us < through:
-                self._page.append(at_s - waiting.popleft().began_s)
+                self._window.append(at_s - waiting.popleft().began_s)
 
-    def turn_page(self) -> list[float]:
-        """Seconds of each click and server since the last time; they are counted into `all`."""
+    def next_window(self) -> list[float]:
+        """End the current window; returns its delays in seconds, one for each click and server."""
         with self._lock:
-            page, self._page = self._page, []
-            self._all.extend(page)
-        return page
+            window, self._window = self._window, []
+            self._all.extend(window)
+        return window
 
     def all(self) -> list[float]:
-        """Seconds of every click and server so far, the newest 200,000."""
+        """The newest 200,000 delays of all ended windows."""
         with self._lock:
             return list(self._all)
 
@@ -212,7 +210,7 @@ class Freshness:
 
 
 def quantiles(seconds: list[float]) -> dict[str, float | int | None]:
-    """n, p50, p95 and max, in seconds; None where there is none."""
+    """n, p50, p95 and max, in seconds; None if there are no delays."""
     if not seconds:
         return {"n": 0, "p50": None, "p95": None, "max": None}
     p50, p95 = np.percentile(seconds, (50, 95))
@@ -225,7 +223,7 @@ def quantiles(seconds: list[float]) -> dict[str, float | int | None]:
 
 
 def through_of(versions: PublishedVersions) -> Callable[[int], int | None]:
-    """Version → through_us of its manifest; None where it has none, is gone, or the store is away."""
+    """Version → through_us of its manifest; None if it has none, is gone, or the store is unavailable."""
 
     def through_us(version: int) -> int | None:
         try:

@@ -10,59 +10,57 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ftrie.demo.live_output import Screen, look_at
-from ftrie.demo.live_processes import Crew, LiveOptions, bootstrap, freeze
-from ftrie.demo.live_windows import SETTLED_S, Whole, Windows, write_picture
+from ftrie.demo.live_crew import Crew, LiveOptions, bootstrap, freeze
+from ftrie.demo.live_output import SETTLED_S, LiveResult, Screen, Windows, frame_of, write_picture
 from ftrie.demo.market import MODEL, Market, Tastes
 from ftrie.demo.simulate import StoppedBySignals
 from model_store.errors import StoreError
 from model_store.jit import kernels_are_cached
 from server.ranking.warmup import KERNELS as SERVER_KERNELS
 
-LOOK_EVERY_S = 0.5
+FRAME_EVERY_S = 0.5
 FREEZE_BEFORE_S = 1.5
 
 
-def run(options: LiveOptions, kept: Path | None) -> Whole:
-    """Run the loop until its seconds are over or a signal comes. Nothing is left running. Raises FtrieError.
+def run(options: LiveOptions, kept: Path | None) -> LiveResult:
+    """Run the loop until its seconds are over or a signal comes, and end every process. Raises FtrieError.
 
-    It works in the folder `kept`, or in one that is gone afterwards; options.folder is not looked at.
+    It works in the folder `kept`, or in a temporary one, which replaces options.folder.
     """
     with _folder(kept) as folder, Screen() as screen:
-        placed = replace(options, folder=folder)
-        live = Live(placed, screen)
+        live = Live(replace(options, folder=folder), screen)
         with StoppedBySignals(live.stop):
             live.bootstrap()
             try:
                 live.open()
                 live.watch()
             finally:
-                whole = live.close()
-    if options.picture is not None and whole.windows:
-        write_picture(whole.windows, options.change_at, options.picture)
-    return whole
+                result = live.close()
+    if options.picture is not None and result.windows:
+        write_picture(result.windows, options.change_at, options.picture)
+    return result
 
 
 class Live:
-    """One run. `stop` may be called from a signal handler; all else is the main thread's."""
+    """One run. `stop` may be called from a signal handler, all else from the main thread."""
 
     def __init__(self, options: LiveOptions, screen: Screen) -> None:
         self._options, self._screen = options, screen
         self._stopped = threading.Event()
         self._windows = Windows()
-        self._crew = Crew(options, self._windows.hear)
+        self._crew = Crew(options, self._windows.add)
         self._frozen_version: int | None = None
-        self._frozen_anew = not options.frozen
+        self._must_freeze = bool(options.frozen)
 
     def stop(self) -> None:
-        """End it in good order."""
+        """End the run in good order."""
         self._stopped.set()
 
     def bootstrap(self) -> None:
         """Start the store and give it users, items and a first model."""
         options = self._options
         self._screen.note(
-            f"working in {options.folder}; what is not there yet is learned from the day before"
+            f"working in {options.folder}; a missing first model is learned from a simulated day"
         )
         store = self._crew.store.start()
         try:
@@ -73,36 +71,34 @@ class Live:
             raise
 
     def open(self) -> None:
-        """Start the others."""
-        self._screen.note("servers and trainer begin; visitors come when both servers are ready")
+        """Start the other processes."""
+        self._screen.note("starting servers and trainer; traffic starts when both servers are ready")
         if not kernels_are_cached(SERVER_KERNELS):
-            self._screen.note(
-                "they compile their kernels for the first time; half a minute, once on a machine"
-            )
+            self._screen.note("compiling the kernels: half a minute, once on this machine")
         self._crew.open(self._stopped)
 
     def watch(self) -> None:
-        """Show the loop, keep it alive, freeze a copy of the model before tastes change."""
-        while not self._stopped.wait(LOOK_EVERY_S) and not self._windows.summary:
-            for sentence in self._crew.keep_alive():
-                self._screen.note(sentence)
+        """Show the loop, restart what dies, freeze a copy of the model before tastes change."""
+        while not self._stopped.wait(FRAME_EVERY_S) and not self._windows.summary:
+            for message in self._crew.keep_alive():
+                self._screen.note(message)
             self._freeze_in_time()
-            self._screen.show(look_at(self._options, self._crew, self._windows))
+            self._screen.show(frame_of(self._options, self._crew, self._windows))
 
-    def close(self) -> Whole:
-        """End all, in order; returns what came of it."""
+    def close(self) -> LiveResult:
+        """End all processes, in order."""
         seconds = self._crew.second
         codes = self._crew.close(self._screen.note)
         windows, change_at, second = self._windows, self._options.change_at, self._windows.second
-        changed = second > change_at
-        return Whole(
+        changed_at = change_at if second > change_at else 0.0
+        return LiveResult(
             seconds=seconds,
             change_at=change_at,
             windows=windows.all(),
             traffic=windows.summary,
-            before=_as_json(windows, change_at - SETTLED_S, change_at if changed else 0.0),
-            last=_as_json(windows, max(change_at if changed else 0.0, second - SETTLED_S), second),
-            trainer=self._crew.trainer.said,
+            before=_as_json(windows, change_at - SETTLED_S, changed_at),
+            last=_as_json(windows, max(changed_at, second - SETTLED_S), second),
+            trainer=self._crew.trainer.last_line,
             restarts={"store": self._crew.store.restarts}
             | {process.name: max(0, process.restarts) for process in self._crew.processes},
             exit_codes=codes,
@@ -110,19 +106,19 @@ class Live:
         )
 
     def _freeze_in_time(self) -> None:
-        """Once, just before the change: until then the frozen model is the bootstrap's."""
-        if self._frozen_anew or self._crew.second < self._options.change_at - FREEZE_BEFORE_S:
+        """Once, shortly before the change, replace the frozen model, until then the bootstrap's."""
+        if not self._must_freeze or self._crew.second < self._options.change_at - FREEZE_BEFORE_S:
             return
-        self._frozen_anew = True
+        self._must_freeze = False
         store = self._crew.store.store
         try:
             active = store.model(MODEL).active()
             if active is not None:
                 freeze(store, active)
                 self._frozen_version = active
-                self._screen.note(f"tastes are about to change; version {active} is frozen beside the loop")
+                self._screen.note(f"tastes are about to change; version {active} is now the frozen model")
         except StoreError as error:
-            self._screen.note(f"no copy of the model could be frozen: {error}")
+            self._screen.note(f"the model could not be frozen: {error}")
 
 
 def _as_json(windows: Windows, from_s: float, to_s: float) -> dict[str, Any]:

@@ -1,21 +1,20 @@
-"""One run of traffic from its parts: the store, the connections, the clicks' way; and how it is told."""
+"""One run of `ftrie simulate`: connects store, servers, visitors and feedback, and prints its windows and summary."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ftrie.client.access import Access
 from ftrie.client.messages import Exploration
 from ftrie.demo.clicks import Reporter, Service, Sink, Stream
-from ftrie.demo.figures import Book, Freshness, through_of
+from ftrie.demo.figures import Freshness, Statistics, Tally, through_of
 from ftrie.demo.market import Market, load_records
-from ftrie.demo.simulate_output import tell_whole, tell_window
-from ftrie.demo.traffic import Asked as AskedOfServers
-from ftrie.demo.traffic import Callers, Share, Traffic, fresh_only
+from ftrie.demo.traffic import Callers, RequestOptions, Share, Traffic, Window, freshness_of
 from ftrie.demo.visitors import Habits, Schedule
-from ftrie.terminal import warn
+from ftrie.terminal import json_output, print_json, print_table, warn
 from model_store.backoff import Backoff
 from model_store.errors import StoreUnavailable
 from model_store.store import Store
@@ -23,14 +22,17 @@ from trainer.runs.signals import SignalHandler
 
 FOREVER_S = 1e9
 STORE_WAIT_S = 1.0
-"""Callers ask the store for manifests: one that stalls must not hold them up for long."""
+"""Timeout of store calls: callers read manifests, and a stalled store must not hold them up for long."""
 STORE_BACK_WITHIN_S = 30.0
-"""So long a store that is away is waited for at the beginning."""
+"""How long to wait at the start for a store that is unavailable."""
+COLUMNS = (
+    "model", "visits", "shown", "clicks", "CTR", "expected", "best", "log-loss", "truth", "version",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The flags of one run. from_s, seconds (None: no end), every_s: seconds; callers: visits at the same time."""
+class SimulateOptions:
+    """The flags of one run. from_s, seconds (None: no end), every_s: seconds; callers: concurrent visits."""
 
     addresses: Sequence[str]
     access: Access
@@ -47,25 +49,25 @@ class Asked:
     every_s: float
 
 
-def run(asked: Asked) -> None:
-    """Be the visitors until the seconds are over or a signal comes, and tell of it. Raises StoreError at first only."""
-    model = asked.share.model
-    with _opened(asked.store) as store:
-        if asked.load:
-            load_records(asked.market, store)
-        sink: Sink = Stream(store) if asked.by_stream else Service(asked.addresses, asked.access)
-        traffic = _traffic(asked, store, sink)
+def run(options: SimulateOptions) -> None:
+    """Make visits until the seconds are over or a signal comes. Raises StoreError, at the start only."""
+    model = options.share.model
+    with _open_store(options.store) as store:
+        if options.load:
+            load_records(options.market, store)
+        sink: Sink = Stream(store) if options.by_stream else Service(options.addresses, options.access)
+        traffic = _traffic(options, store, sink)
         with StoppedBySignals(traffic.stop):
-            seconds = FOREVER_S if asked.seconds is None else asked.seconds
-            whole = traffic.run(
-                seconds, asked.callers, asked.every_s, lambda window: tell_window(window, model)
+            seconds = FOREVER_S if options.seconds is None else options.seconds
+            summary = traffic.run(
+                seconds, options.callers, options.every_s, lambda window: _print_window(window, model)
             )
         sink.close()
-    tell_whole(whole, model, len(asked.addresses))
+    _print_summary(summary, len(options.addresses))
 
 
-def _opened(url: str) -> Store:
-    """The store, which is waited for: a market does not close because the store is about to come back."""
+def _open_store(url: str) -> Store:
+    """Open the store; wait if it is unavailable."""
     backoff, began = Backoff(), time.monotonic()
     while True:
         try:
@@ -78,20 +80,20 @@ def _opened(url: str) -> Store:
             time.sleep(backoff.failed())
 
 
-def _traffic(asked: Asked, store: Store, sink: Sink) -> Traffic:
-    book = Book()
-    freshness = Freshness(len(asked.addresses), through_of(store.model(asked.share.model)))
-    # Not seeded: a second run is other visits to the same servers, and its clicks are not those of the first.
+def _traffic(options: SimulateOptions, store: Store, sink: Sink) -> Traffic:
+    statistics = Statistics()
+    freshness = Freshness(len(options.addresses), through_of(store.model(options.share.model)))
+    # Request ids are not seeded: a second run's visits must differ from the first's for the same servers.
     run_id = f"s{time.time_ns() // 1000:x}"
-    of_servers = AskedOfServers(run_id, asked.habits.shown, asked.exploration)
+    requests = RequestOptions(run_id, options.habits.shown, options.exploration)
     return Traffic(
-        Schedule(asked.market, asked.habits, asked.from_s),
-        asked.from_s,
-        asked.share,
-        Callers(asked.addresses, of_servers, book.failed, asked.access),
-        Reporter(sink, fresh_only(freshness, asked.share.model)),
+        Schedule(options.market, options.habits, options.from_s),
+        options.from_s,
+        options.share,
+        Callers(options.addresses, requests, statistics.failed, options.access),
+        Reporter(sink, freshness_of(freshness, options.share.model)),
         freshness,
-        book,
+        statistics,
     )
 
 
@@ -103,5 +105,91 @@ class StoppedBySignals(SignalHandler):
         self._stop = stop
 
     def on_signal(self, number: int) -> None:
-        """A signal has come."""
+        """Handle the signal."""
         self._stop()
+
+
+def _print_window(window: Window, model: str) -> None:
+    if json_output():
+        print_json({"event": "window", **window.as_json()})
+    else:
+        print(_line(window, model), flush=True)
+
+
+def _print_summary(window: Window, addresses: int) -> None:
+    if json_output():
+        print_json({"event": "summary", "servers": addresses, **window.as_json()})
+        return
+    figures, sent = window.figures, window.sent
+    print(f"\n{figures.visits:,} visits in {window.seconds:.0f} s of {addresses} servers.")
+    print_table(COLUMNS, [_row(name, window, tally) for name, tally in sorted(figures.models.items())])
+    print(
+        f"feedback: {sent.clicks:,} clicks and {sent.conversions:,} conversions acknowledged, "
+        f"{sent.duplicates:,} of them twice, {sent.rejected:,} rejected, {sent.unsent:,} not sent, "
+        f"{sent.to_come:,} still to come"
+    )
+    print(f"click to weight: {_freshness(window.freshness)}")
+    print(
+        f"failed calls: {_counts(figures.failures)}; feedback: {_counts(sent.failures)}; "
+        f"lost visits {figures.lost:,}; degraded answers {figures.degraded:,}"
+    )
+
+
+def _line(window: Window, model: str) -> str:
+    """A window on one line; zero counts of problems are left out."""
+    figures = window.figures
+    rates = figures.models.get(model, Tally()).rates()
+    parts = [
+        f"{window.second:6.0f} s",
+        f"{figures.visits / window.seconds:4.0f} visits/s" if window.seconds else "",
+        f"CTR {_percent(rates['ctr'])} (expected {_percent(rates['expected_ctr'])}, "
+        f"best {_percent(rates['best_ctr'])})",
+        *(
+            f"{name} {_percent(other.rates()['expected_ctr'])}"
+            for name, other in sorted(figures.models.items())
+            if name != model
+        ),
+        f"log-loss {_decimal(rates['logloss'])} (truth {_decimal(rates['truth_logloss'])})",
+        f"version {figures.versions.get(model, '—')}",
+        f"click to weight {_freshness(window.freshness)}" if window.freshness["n"] else "",
+        f"degraded {figures.degraded:,}" if figures.degraded else "",
+        f"failed {_counts(figures.failures)}" if figures.failures else "",
+        f"lost {figures.lost:,}" if figures.lost else "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _row(name: str, window: Window, tally: Tally) -> tuple[Any, ...]:
+    rates = tally.rates()
+    percents = (_percent(rates[key]) for key in ("ctr", "expected_ctr", "best_ctr"))
+    losses = (rates["logloss"], rates["truth_logloss"])
+    return (
+        name,
+        tally.visits,
+        tally.shown,
+        tally.clicks,
+        *percents,
+        *losses,
+        window.figures.versions.get(name),
+    )
+
+
+def _percent(rate: float | None) -> str:
+    return "—" if rate is None else f"{100 * rate:.2f} %"
+
+
+def _decimal(value: float | None) -> str:
+    return "—" if value is None else f"{value:.4f}"
+
+
+def _freshness(quantiles: Mapping[str, float | int | None]) -> str:
+    if not quantiles["n"]:
+        return "not measured"
+    return (
+        f"p50 {quantiles['p50']:.2f} s, p95 {quantiles['p95']:.2f} s, max {quantiles['max']:.2f} s "
+        f"of {quantiles['n']:,}"
+    )
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items())) or "none"

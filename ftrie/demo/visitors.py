@@ -1,6 +1,6 @@
-"""Who comes when: visit number n is a function of the seed and of n alone, whatever servers answered before.
+"""The visitors of the simulated market: visit n is a function of the seed and n alone.
 
-So two runs see the same visitors, who would make the same clicks on the same items at the same positions.
+Two runs therefore have the same visitors, who make the same clicks on the same items at the same positions.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ import numpy as np
 
 from ftrie.demo.market import ABSTAINER, CLICKER, DEVICES, Indices, Market, Rates, best_clicks, looked_at
 
+BOT_CLICKS_AFTER_S = 0.3
+CLICK: Literal["click"] = "click"
+CONVERSION: Literal["conversion"] = "conversion"
 _CONVERSION_OF_CLICK = 0.1
 
 
 @dataclass(frozen=True)
 class Habits:
-    """What visits are like. Times in seconds.
+    """Parameters of visits. Times in seconds.
 
-    rate: visits a second. candidates: how many items compete; shown: how many of them are asked for. delay: the mean
-    time from a look to its click, and again to its conversion, exponential; late: the share of clicks that come only
-    after `window` more, when nobody waits for them.
+    rate: visits a second. candidates: items that compete; shown: items requested. delay: mean time from the answer to
+    a click and from a click to its conversion, exponential; late: the share of clicks delayed by `window` more, after
+    the join has closed their request.
     """
 
     rate: float = 50.0
@@ -37,10 +40,10 @@ class Habits:
 
 @dataclass(frozen=True)
 class Visit:
-    """One visit, and everything about it that is chance. Times are seconds from the market's first.
+    """One visit with all its random draws. due_s: seconds from the start of the market.
 
-    candidates: indices of items. Per candidate: luck, uniform: it is clicked if its chance is above; click_s and
-    conversion_s, from the answer to the click and from the click to the conversion, inf where there is none.
+    candidates: indices of items. Per candidate: uniform: in [0, 1), clicked if below its click probability; click_s and
+    conversion_s: seconds from the answer to the click and from the click to the conversion, inf for none.
     """
 
     number: int
@@ -48,15 +51,15 @@ class Visit:
     user: int
     device: int
     candidates: Indices
-    luck: Rates
+    uniform: Rates
     click_s: Rates
     conversion_s: Rates
     apart: float
-    """Uniform in [0, 1): decides which of several models is asked."""
+    """Uniform in [0, 1); decides which model ranks."""
 
     @property
     def context(self) -> dict[str, str]:
-        """What the request says of the moment."""
+        """The request's context features."""
         return {"device": DEVICES[self.device]}
 
 
@@ -73,7 +76,7 @@ def visit(market: Market, habits: Habits, number: int) -> Visit:
         user=int(random.integers(market.users)),
         device=int(random.integers(len(DEVICES))),
         candidates=random.choice(market.items, some, replace=False),
-        luck=random.random(some),
+        uniform=random.random(some),
         click_s=click_s,
         conversion_s=np.where(converts, random.exponential(habits.delay, some), np.inf),
         apart=random.random(),
@@ -81,7 +84,7 @@ def visit(market: Market, habits: Habits, number: int) -> Visit:
 
 
 class Schedule:
-    """The visits from a second of the market's on, one after the other. Any thread may take the next."""
+    """An iterator over the visits from a second of the market on. Thread-safe."""
 
     def __init__(self, market: Market, habits: Habits, from_s: float = 0.0) -> None:
         self.market, self.habits = market, habits
@@ -98,14 +101,9 @@ class Schedule:
         return visit(self.market, self.habits, number)
 
 
-BOT_CLICKS_AFTER_S = 0.3
-CLICK: Literal["click"] = "click"
-CONVERSION: Literal["conversion"] = "conversion"
-
-
 @dataclass(frozen=True)
 class Reaction:
-    """A click or a conversion to come: after so many seconds, on an item; value: what a conversion was worth."""
+    """A future click or conversion on an item. after_s: seconds after the answer; value: the conversion's."""
 
     after_s: float
     item: str
@@ -114,8 +112,8 @@ class Reaction:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A visit with what was shown to it: indices into its candidates, best first, and the ctr predicted for each."""
+class AnsweredVisit:
+    """A visit with its answer. order: indices into the candidates, best first; predicted: the ctr of each."""
 
     market: Market
     visit: Visit
@@ -124,53 +122,56 @@ class Seen:
 
     @cached_property
     def attraction(self) -> Rates:
-        """Of every candidate, at the second of the visit."""
+        """P(click | look) of every candidate, at the second of the visit."""
         visit = self.visit
         return self.market.attraction(visit.due_s, visit.user, visit.candidates, visit.device)
 
     @cached_property
     def chance(self) -> Rates:
-        """The true chance of a person's click on each shown item, in the order shown."""
+        """The true probability that a person clicks each shown item, in the order shown."""
         return looked_at(self.order.size) * self.attraction[self.order]
 
     @cached_property
     def clicked(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Which of the shown items are clicked, sooner or later."""
+        """Which of the shown items are clicked."""
         kind = self.market.bot[self.visit.user]
         if kind:
             return np.full(self.order.size, kind == CLICKER)
-        return self.visit.luck[self.order] < self.chance
+        return self.visit.uniform[self.order] < self.chance
 
     @property
     def by_bot(self) -> bool:
-        """Whether nobody looked."""
+        """Whether the visitor is a bot."""
         return self.market.bot[self.visit.user] in (CLICKER, ABSTAINER)
 
     @property
     def expected(self) -> float:
-        """Clicks to be expected of a person."""
+        """Expected clicks of a person."""
         return float(self.chance.sum())
 
     @property
     def best(self) -> float:
-        """The same of the best order there is of this visit's candidates."""
+        """Expected clicks of a person on the best order of the candidates."""
         return best_clicks(self.attraction, self.order.size)
 
     def reactions(self) -> list[Reaction]:
-        """Clicks and conversions to come, in no order."""
+        """The future clicks and conversions, unordered."""
         return [
             reaction
-            for place in np.flatnonzero(self.clicked)
-            for reaction in self._of(int(self.order[place]))
+            for position in np.flatnonzero(self.clicked)
+            for reaction in self._reactions_to(int(self.order[position]))
         ]
 
-    def _of(self, candidate: int) -> Sequence[Reaction]:
+    def _reactions_to(self, candidate: int) -> Sequence[Reaction]:
         item = int(self.visit.candidates[candidate])
         sku = self.market.skus[item]
         if self.by_bot:
             return (Reaction(BOT_CLICKS_AFTER_S, sku, CLICK),)
         click = Reaction(float(self.visit.click_s[candidate]), sku, CLICK)
-        bought_s = float(self.visit.conversion_s[candidate])
-        if not np.isfinite(bought_s):
+        conversion_s = float(self.visit.conversion_s[candidate])
+        if not np.isfinite(conversion_s):
             return (click,)
-        return (click, Reaction(click.after_s + bought_s, sku, CONVERSION, float(self.market.price[item])))
+        return (
+            click,
+            Reaction(click.after_s + conversion_s, sku, CONVERSION, float(self.market.price[item])),
+        )

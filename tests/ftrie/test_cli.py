@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from ftrie.cli import build, run
-from ftrie.terminal import json_asked
+from ftrie.terminal import json_output
 from model_store.locks import is_held
 from model_store.redis.embedded import LOCK, SOCKET
 
@@ -81,7 +81,7 @@ def test_the_json_of_one_command_is_not_the_next_ones(
         assert run(["train", str(tmp_path / "none.toml"), "none.csv", *flags]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("ftrie: ")
-    assert not json_asked()
+    assert not json_output()
 
 
 def test_a_wrong_flag_is_a_usage_error_that_says_where_to_look(capsys: pytest.CaptureFixture[str]) -> None:

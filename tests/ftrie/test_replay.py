@@ -84,7 +84,7 @@ def test_requests_without_times_keep_their_order(path: Path) -> None:
     ("text", "message"),
     [
         ("", "no requests"),
-        ('{"cookie": "a"}\nnonsense\n', r"requests\.jsonl:2: no ctr\.v1\.RankRequest"),
+        ('{"cookie": "a"}\nnonsense\n', r"requests\.jsonl:2: not a ctr\.v1\.RankRequest"),
         ('{"cake": "a"}\n', r"requests\.jsonl:1: .*cake"),
         ("[1]\n", r"requests\.jsonl:1: "),
         ('{"at": "noon", "request": {}}\n', r"requests\.jsonl:1: "),

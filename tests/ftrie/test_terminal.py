@@ -26,7 +26,7 @@ with progress("train", total=3) as bar:
 @pytest.fixture(autouse=True)
 def _forget_json() -> Iterator[None]:
     yield
-    terminal.ask_json(False)
+    terminal.set_json_output(False)
 
 
 def test_off_a_terminal_progress_ends_in_a_plain_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +112,7 @@ def test_an_estimate_that_is_corrected_still_gives_an_eta() -> None:
 
 
 def test_json_silences_progress_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.ask_json(True)
+    terminal.set_json_output(True)
     with terminal.progress("train") as bar:
         bar.update(5)
     terminal.note("compiling")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ftrie.cli import run
-from ftrie.terminal import ask_json
+from ftrie.terminal import set_json_output
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.inspection import one_variant
 from model_store.store import Store
@@ -40,7 +40,7 @@ def ask(
         return json.loads(capsys.readouterr().out)
 
     yield answer
-    ask_json(False)
+    set_json_output(False)
 
 
 @pytest.fixture
@@ -328,7 +328,7 @@ def test_versions_say_what_is_a_delta_of_what_and_how_small(
     ]
     assert [each["content"] for each in listed] == [each.content for each in line]
     assert all(each["bytes"] > 0 for each in listed)
-    ask_json(False)
+    set_json_output(False)
     _, out, _ = say("versions", "ads")
     assert [word in out.splitlines()[0] for word in ("kind", "parent", "bytes")] == [True] * 3
     assert "delta" in out

@@ -1,20 +1,20 @@
-"""Figures: rates per shown item, people apart from bots, pages that add up."""
+"""Figures: rates per shown item, people apart from bots, windows that add up."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from ftrie.demo.figures import Book, Tally
+from ftrie.demo.figures import Statistics, Tally
 from ftrie.demo.market import Market, Sizes
-from ftrie.demo.visitors import Habits, Seen, visit
+from ftrie.demo.visitors import AnsweredVisit, Habits, visit
 
 HABITS = Habits()
 
 
-def seen(market: Market, number: int, ctr: float = 0.2) -> Seen:
+def seen(market: Market, number: int, ctr: float = 0.2) -> AnsweredVisit:
     one = visit(market, HABITS, number)
-    return Seen(market, one, np.arange(HABITS.shown), np.full(HABITS.shown, ctr))
+    return AnsweredVisit(market, one, np.arange(HABITS.shown), np.full(HABITS.shown, ctr))
 
 
 def test_rates_are_of_what_people_were_shown() -> None:
@@ -37,16 +37,16 @@ def test_nothing_shown_has_no_rates() -> None:
     assert set(Tally().rates().values()) == {None}
 
 
-def test_pages_add_up_to_all() -> None:
-    market, book = Market(1), Book()
+def test_windows_add_up_to_all() -> None:
+    market, statistics = Market(1), Statistics()
     for number in range(30):
-        book.answered("market", number // 10 + 1, seen(market, number), degraded=number % 10 == 0)
+        statistics.answered("market", number // 10 + 1, seen(market, number), degraded=number % 10 == 0)
         if number % 10 == 9:
-            book.failed("UNAVAILABLE")
-            page = book.turn_page()
-            assert page.visits == 10 and page.versions == {"market": number // 10 + 1}
-    book.lost()
-    book.turn_page()
-    whole = book.all()
+            statistics.failed("UNAVAILABLE")
+            window = statistics.next_window()
+            assert window.visits == 10 and window.versions == {"market": number // 10 + 1}
+    statistics.lost()
+    statistics.next_window()
+    whole = statistics.all()
     assert (whole.visits, whole.degraded, whole.lost) == (30, 3, 1)
     assert whole.failures == {"UNAVAILABLE": 3} and whole.versions == {"market": 3}

@@ -9,15 +9,15 @@ import pytest
 
 from ftrie.demo import market as first_day
 from ftrie.demo.market import ABSTAINER, CATEGORIES, CLICKER, Market, Sizes, Tastes, best_clicks, looked_at
-from ftrie.demo.visitors import Habits, Reaction, Schedule, Seen, visit
+from ftrie.demo.visitors import AnsweredVisit, Habits, Reaction, Schedule, visit
 
 HABITS = Habits(rate=100.0)
 
 
-def seen(market: Market, number: int, habits: Habits = HABITS) -> Seen:
+def seen(market: Market, number: int, habits: Habits = HABITS) -> AnsweredVisit:
     """A visit that is shown its first candidates, in their order."""
     one = visit(market, habits, number)
-    return Seen(market, one, np.arange(habits.shown), np.full(habits.shown, 0.1))
+    return AnsweredVisit(market, one, np.arange(habits.shown), np.full(habits.shown, 0.1))
 
 
 def test_the_same_seed_is_the_same_market_and_the_same_visits() -> None:
@@ -33,7 +33,9 @@ def test_what_a_visit_is_does_not_depend_on_which_came_before() -> None:
     inside = [next(schedule) for schedule in [Schedule(market, HABITS, 2.0)] for _ in range(5)][3]
     alone = visit(market, HABITS, 203)
     assert inside.number == alone.number and inside.due_s == alone.due_s
-    assert np.array_equal(inside.luck, alone.luck) and np.array_equal(inside.candidates, alone.candidates)
+    assert np.array_equal(inside.uniform, alone.uniform) and np.array_equal(
+        inside.candidates, alone.candidates
+    )
 
 
 def test_visits_come_at_their_rate_in_the_order_of_their_numbers() -> None:
@@ -124,7 +126,7 @@ def test_the_first_day_has_the_clicks_that_its_tastes_make() -> None:
     assert np.all(first_of_each[0] > first_of_each[3:])
 
 
-def _by_item(one: Seen) -> list[tuple[Reaction, Reaction | None]]:
+def _by_item(one: AnsweredVisit) -> list[tuple[Reaction, Reaction | None]]:
     reactions = one.reactions()
     bought = {each.item: each for each in reactions if each.event == "conversion"}
     return [(each, bought.get(each.item)) for each in reactions if each.event == "click"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 from xml.etree import ElementTree
 
-from ftrie.demo.live_processes import FROZEN, change_of
-from ftrie.demo.live_windows import Windows, drawn, rates_of
+from ftrie.demo.live_crew import FROZEN, default_change_at
+from ftrie.demo.live_output import Rates, Windows, picture
 from ftrie.demo.market import MODEL
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -22,31 +22,31 @@ def names(svg: str) -> list[str]:
     return [each.text or "" for each in ElementTree.fromstring(svg).iter(f"{SVG}text")]
 
 
-def test_the_loop_the_frozen_model_the_best_and_the_change_are_drawn() -> None:
-    said = names(drawn([window(second) for second in range(1, 121)], change_at=60.0))
+def test_the_loop_the_frozen_model_the_best_and_the_change_are_picture() -> None:
+    said = names(picture([window(second) for second in range(1, 121)], change_at=60.0))
     assert {"best possible", "the loop", "frozen before the change", "tastes change"} <= set(said)
     assert "the y axis begins at 0.095" in said
 
 
 def test_tastes_change_within_a_run_of_any_length() -> None:
-    assert [change_of(seconds) for seconds in (None, 270.0, 60.0, 1.0)] == [60.0, 60.0, 15.0, 0.25]
+    assert [default_change_at(seconds) for seconds in (None, 270.0, 60.0, 1.0)] == [60.0, 60.0, 15.0, 0.25]
 
 
 def test_a_run_that_ended_before_the_change_has_no_mark() -> None:
-    assert "tastes change" not in names(drawn([window(second) for second in range(1, 20)], change_at=60.0))
+    assert "tastes change" not in names(picture([window(second) for second in range(1, 20)], change_at=60.0))
 
 
-def test_a_run_without_a_frozen_model_and_windows_without_answers_are_drawn() -> None:
+def test_a_run_without_a_frozen_model_and_windows_without_answers_are_picture() -> None:
     windows = [window(second, frozen=False, shown=60 * (second % 3 > 0)) for second in range(1, 40)]
-    said = names(drawn(windows, change_at=20.0))
+    said = names(picture(windows, change_at=20.0))
     assert "the loop" in said and "frozen before the change" not in said
 
 
 def test_windows_of_a_time_are_added_up() -> None:
-    heard = Windows()
+    windows = Windows()
     for second in range(1, 11):
-        heard.hear(window(second))
-    some = heard.between(4.0, 8.0)
+        windows.add(window(second))
+    some = windows.between(4.0, 8.0)
     assert some["loop"].shown == some["frozen"].shown == 4 * 60
     assert some["loop"].as_json()["ctr"] == 0.15
-    assert rates_of(window(1, shown=0), MODEL).shown == 0
+    assert Rates.of(window(1, shown=0), MODEL).shown == 0

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ftrie.demo.live_processes import end_session
 from ftrie.demo.market import MODEL, SPEC, Market, write_first_day
+from ftrie.demo.processes import end_session
 from model_store.store import Store
 from tests.degradation.system import Valkey, free_port
 from tests.integration.processes import FTRIE, ROOT, ftrie
@@ -34,7 +34,7 @@ def server(store_url: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str]
     """A server that logs impressions into the store; its process and its address."""
     words = ["serve", MODEL, "--store", store_url, "--port", "0", "--impressions", "store", "--json"]
     with (
-        (folder / "server.telemetry.log").open("a") as errors,
+        (folder / "server.log").open("a") as errors,
         subprocess.Popen(
             [*FTRIE, *words],
             cwd=ROOT,

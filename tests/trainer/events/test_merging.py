@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftrie.terminal import ask_json, json_asked
+from ftrie.terminal import json_output, set_json_output
 from model_store.errors import InputError, StoreUnavailable
 from model_store.spec.spec import parse_spec
 from tests.matrix import examples
@@ -248,13 +248,13 @@ def test_a_store_that_is_away_is_asked_again_and_said_once() -> None:
 def test_what_is_said_of_a_source_is_json_where_the_command_was_asked_for_json() -> None:
     asked: list[bool] = []
     try:
-        ask_json(True)
+        set_json_output(True)
         merged_by(
             [Listed("a", lines_of([click(1, 1)]), steps=[StoreUnavailable("connection refused")])],
-            on_note=lambda text: asked.append(json_asked()),
+            on_note=lambda text: asked.append(json_output()),
         )
     finally:
-        ask_json(False)
+        set_json_output(False)
     assert asked
     assert all(asked)
 
