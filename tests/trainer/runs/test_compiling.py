@@ -63,6 +63,7 @@ from pathlib import Path
 from numba.core.dispatcher import Dispatcher
 from model_store.spec.spec import load_spec
 from trainer.runs.warmup import compile_kernels, formats_of
+from trainer.examples.open_log import Log
 from trainer.logs.rejects import RejectLog
 from trainer.runs.train import train
 from trainer.learn.metrics.metrics import MetricsOptions
