@@ -1,4 +1,4 @@
-"""Event logs of the simulated market (ftrie/simulation), in the shape of a travel site's: lists of 18 to 25 items with
+"""Event logs of the simulated market (ftrie/demo), in the shape of a travel site's: lists of 18 to 25 items with
 their prices, and one click each.
 
 Request n is a function of n alone: the first n requests are the same however many are made. The market's ages stand
