@@ -44,7 +44,7 @@ def test_after_a_rollback_versions_stay_inactive_over_restarts_until_they_may_go
     status = trainer.line()
     while not status["inactive"]:
         status = trainer.line()
-    assert f"chosen version {first}" in status["inactive"]
+    assert f"pinned version {first}" in status["inactive"]
     ended = trainer.terminate()
     assert ended["version"] > ended["active"] == first
 
