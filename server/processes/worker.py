@@ -216,10 +216,10 @@ class Worker:
         current.serve(served)
         if before is None or before.catalogue is not served.catalogue:
             current.late_items.rebuilt()
+        _log.info("serving", model=current.name, version=served.version, items=len(served.catalogue))
         if before is None and all(each.served for each in self.models.values()):
             self._health.say(serving=True)
             self.ready.set()
-        _log.info("serving", model=current.name, version=served.version, items=len(served.catalogue))
         self._reports.swapped(current.name, served.version)
 
     def _find_store(self) -> None:

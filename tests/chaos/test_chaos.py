@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def loop(tmp_path: Path) -> Iterator[WholeLoop]:
     """The loop with a first model that both servers serve; not yet any traffic."""
     whole = WholeLoop(tmp_path, RATE)
-    spec = (ROOT / "ftrie" / "simulation" / SPEC).read_text()
+    spec = (ROOT / "ftrie" / "demo" / SPEC).read_text()
     spec = spec[: spec.index("[join]")] + f'[join]\nwindow = "{WINDOW_S}s"\nlateness = "1s"\n'
     (tmp_path / SPEC).write_text(spec)
     market = Market(1, Tastes(), Sizes())

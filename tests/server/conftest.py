@@ -43,7 +43,7 @@ def start(store: Store, store_url: str) -> Iterator[Callable[..., Server]]:
 def server(shop_store: Store, start: Callable[[], Server]) -> Server:
     """A server that serves the shop's first model."""
     running = start()
-    assert running.ready.wait(60)
+    assert running.ready.wait(180)
     return running
 
 

@@ -49,7 +49,7 @@ def file(tmp_path: Path) -> Path:
 def logging(shop_store: Store, start: Start, file: Path) -> Server:
     """A server that logs to its store and to a file."""
     server = start(impressions=("store", f"file:{file}"))
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     return server
 
 
@@ -95,7 +95,7 @@ def test_an_answer_is_logged_as_it_was_given(
 
 def test_nothing_is_lost_by_a_drain(shop_store: Store, start: Start, file: Path) -> None:
     server = start(impressions=("store", f"file:{file}"))
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     with Client(server.address) as client:
         for n in range(500):
             client.rank(cookie="u1", candidates=["item-1", "item-2"], request_id=f"r{n}")
@@ -114,7 +114,7 @@ def test_every_answer_was_logged_or_is_counted_as_dropped(
 ) -> None:
     """The stream's part of the balance; tests/chaos has the trainer's: every entry is learned from or told of."""
     server = start(impressions=("store",), impressions_queue=20)
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     answered: list[str] = []
     with Client(server.address, timeout_s=20.0) as client:
 
@@ -160,7 +160,7 @@ def test_an_answer_whose_caller_has_gone_was_not_shown(shop_store: Store, store_
     settings = Settings((shop.NAME,), store_url, store_budget_s=5.0, impressions=(f"file:{file}",))
     server = Server(settings)
     server.startup()
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     with grpc.insecure_channel(server.address) as channel, Client(server.address, timeout_s=20.0) as client:
         rank: Any = channel.unary_unary(METHOD)  # type: ignore[call-arg]
         with stalled(shop_store):
@@ -230,11 +230,11 @@ def test_a_copy_on_disk_of_a_server_that_logged_nothing_is_completed(
 ) -> None:
     state = str(tmp_path / "state")
     without = start(state=state)
-    assert without.ready.wait(60)
+    assert without.ready.wait(180)
     without.drain()
     without.shutdown()
     server = start(state=state, impressions=("store",))
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
 
     def is_logged() -> bool:
         with Client(server.address) as client:
@@ -260,7 +260,7 @@ def test_a_stream_is_trimmed_by_length_and_age(
     shop_store: Store, start: Start, eventually: Eventually
 ) -> None:
     server = start(impressions=("store",), impressions_length=100, impressions_age_s=3600.0)
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     shop_store.client.xadd("ftrie:{shop}:impressions", {"json": "{}"}, id="1-1")
     with Client(server.address) as client:
         for _ in range(400):

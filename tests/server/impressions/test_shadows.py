@@ -36,7 +36,7 @@ def client(shop_store: Store, store_url: str, log: Path, eventually: Eventually)
     server = Server(Settings((shop.NAME,), store_url, drain_s=1.0, store_budget_s=0.2, shadow_log=str(log)))
     server.startup()
     try:
-        assert server.ready.wait(60)
+        assert server.ready.wait(180)
         eventually(lambda: server.current.assignment.experiment == stored)
         with Client(server.address, timeout_s=20.0) as connected:
             yield connected

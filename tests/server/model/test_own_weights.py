@@ -53,7 +53,7 @@ def own_client(store: Store, start: Callable[[], Server]) -> Iterator[Client]:
     """A client of a server whose model has a weight of a key for each variant."""
     shop.fill(store, values=OWN)
     server = start()
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     with Client(server.address, timeout_s=20.0) as client:
         yield client
 

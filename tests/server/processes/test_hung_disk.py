@@ -44,7 +44,7 @@ def test_a_server_ends_within_its_drain_time_and_logs_what_is_not_on_disk(
 ) -> None:
     server = Server(Settings((shop.NAME,), store_url, drain_s=0.3, state=str(tmp_path)))
     server.startup()
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     assert disk.asked.wait(20)
     with capture_logs() as logged:
         server.drain()

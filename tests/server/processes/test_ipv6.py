@@ -58,6 +58,6 @@ def test_workers_listen_on_the_port_that_their_supervisor_holds(host: str) -> No
 
 def test_a_server_answers(shop_store: Store, start: Callable[..., Server]) -> None:
     server = start(host="::1")
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     with Client(server.address, timeout_s=20) as client:
         assert client.rank(candidates=["item-1"]).items

@@ -68,7 +68,7 @@ def test_health_follows_loading_serving_and_draining(start: Callable[[], Server]
     server = start()
     assert [health_of(server.address, name) for name in ("", SERVICE)] == [NOT_SERVING, NOT_SERVING]
     shop.fill(store)
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     assert [health_of(server.address, name) for name in ("", SERVICE)] == [SERVING, SERVING]
     with grpc.insecure_channel(server.address) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))

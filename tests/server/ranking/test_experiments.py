@@ -139,7 +139,7 @@ def test_each_model_of_a_server_has_an_experiment_of_its_own(
     server = Server(Settings((shop.NAME, other), store_url, drain_s=1.0, store_budget_s=0.2))
     server.startup()
     try:
-        assert server.ready.wait(60)
+        assert server.ready.wait(180)
         with Client(server.address, timeout_s=20.0) as client:
             for model, variant in ((shop.NAME, "plain"), (other, "base")):
                 answers = [client.rank(model, cookie=c, candidates=["item-1"]) for c in COOKIES[:20]]
@@ -154,7 +154,7 @@ def test_an_experiment_that_was_there_before_the_server_is_in_force_from_the_fir
 ) -> None:
     wanted = change(shop_store, shares={"plain": 1.0})
     running = start()
-    assert running.ready.wait(60)
+    assert running.ready.wait(180)
     with Client(running.address, timeout_s=20.0) as client:
         assert set(variants(client).values()) == {"plain"}
     assert running.current.assignment.experiment == wanted

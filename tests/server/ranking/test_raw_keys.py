@@ -26,7 +26,7 @@ def client(store: Store, store_url: str, tmp_path: Path, start: Callable[[], Ser
     store.records.put_users([("ann", {"user_raw": json.dumps(["u", "w", "unheard of"])}), ("bob", {})])
     store.records.put_items([("shoe", {"item_raw": json.dumps(["i"])}), ("hat", {})])
     running = start()
-    assert running.ready.wait(60)
+    assert running.ready.wait(180)
     return Client(running.address, timeout_s=20.0)
 
 

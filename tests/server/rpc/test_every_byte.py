@@ -75,7 +75,7 @@ def client(store: Store, store_url: str, keys: list[bytes]) -> Iterator[Client]:
     versions.activate(versions.publish(artefact))
     server = Server(Settings((NAME,), store_url, drain_s=1.0))
     server.startup()
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     with Client(server.address, 30) as connected:
         yield connected
     server.drain()

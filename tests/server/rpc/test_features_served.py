@@ -57,7 +57,7 @@ def test_a_known_user_keeps_the_features_while_the_store_stalls(
     shop_store: Store, start: Callable[..., Server]
 ) -> None:
     server = start(user_ttl_s=0.0)
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     fields = {"device": "u1", **shop.USERS["u1"], **shop.ITEMS["item-1"]}
     with Client(server.address, timeout_s=20.0) as client:
         client.rank(cookie="u1", candidates=["item-1"])
@@ -81,7 +81,7 @@ def test_users_are_read_from_their_own_store(
     with Store.open(users) as own:
         own.records.put_users([("u1", {"age": "40"})])
     server = start(user_store=users)
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     with Client(server.address, timeout_s=20.0) as client:
         found = score(client, "item-1", "u1")
     assert found == pytest.approx(

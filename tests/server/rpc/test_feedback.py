@@ -125,7 +125,7 @@ def test_the_stream_keeps_what_the_settings_say(
     shop_store: Store, start: Callable[..., Server], store: Store
 ) -> None:
     server = start(feedback_length=100, feedback_age_s=3600.0)
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     key = store.clicks(shop.NAME).key
     for number in range(200):
         store.client.xadd(key, {"json": "{}"}, id=f"1000-{number + 1}")
@@ -263,7 +263,7 @@ def test_only_tokens_of_the_role_may_report(
     path.write_text('rank = ["rank-0123456789abcdef"]\nfeedback = ["feed-0123456789abcdef"]\n')
     path.chmod(0o600)
     server = start(tokens=str(path))
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     message = ReportRequest(events=[click()]).SerializeToString()
     outcomes = []
     with grpc.insecure_channel(server.address) as channel:

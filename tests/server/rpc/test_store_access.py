@@ -57,7 +57,7 @@ def serving(url: str) -> Iterator[Server]:
     server = Server(Settings((shop.NAME,), url, drain_s=1.0, store_budget_s=0.5))
     server.startup()
     try:
-        assert server.ready.wait(60)
+        assert server.ready.wait(180)
         yield server
     finally:
         server.drain()

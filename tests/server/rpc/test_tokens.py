@@ -91,7 +91,7 @@ def test_explaining_takes_a_role_of_its_own(
     """Its answer shows a user's stored features, which who may rank need not see."""
     path.write_text(f'rank = ["{RANK}"]\nexplain = ["{EXPLAIN}"]')
     server = start(tokens=str(path))
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     asked = [shop.NAME, "--address", server.address, "--cookie", "u1", "--candidates", "item-1"]
     codes = {
         (command, role): run([command, *asked, "--token", token])

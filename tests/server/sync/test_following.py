@@ -63,7 +63,7 @@ def test_the_first_version_is_served_when_it_comes(
 ) -> None:
     server = start()
     version = shop.fill(store)
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     with Client(server.address) as client:
         assert client.rank(candidates=["item-1"]).version == version
 
@@ -120,7 +120,7 @@ def test_keys_that_are_no_items_keep_no_version_from_being_served(
     store.client.set("ftrie:item:no hash", "text")
     store.client.hset("ftrie:item:", "brand", "b1")
     server = start()
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     assert server.current.served is not None
     assert len(server.current.served.catalogue) == len(shop.ITEMS)
 
@@ -131,7 +131,7 @@ def test_a_store_that_died_is_found_again(start: Callable[..., Server], eventual
         with Store.open(url) as store:
             shop.fill(store)
             server = start(url)
-            assert server.ready.wait(60)
+            assert server.ready.wait(180)
             os.kill(store.client.info("server")["process_id"], signal.SIGKILL)
         with Client(server.address) as client:
             assert client.rank(cookie="u1", candidates=CANDIDATES).version == 1

@@ -61,7 +61,7 @@ def test_a_server_that_starts_without_its_store_divides_as_before(
         server = Server(settings)
         server.startup()
         try:
-            assert server.ready.wait(60)
+            assert server.ready.wait(180)
             with Client(server.address, timeout_s=20.0) as client:
                 lives(server, client)
         finally:

@@ -115,7 +115,7 @@ def test_a_server_that_came_by_deltas_answers_as_one_that_loaded_the_snapshot(
     models = some_models()
     version = publish(store, models[0])
     by_deltas = begin()
-    assert by_deltas.ready.wait(60)
+    assert by_deltas.ready.wait(180)
     for before, after in itertools.pairwise(models):
         version = publish(store, after, before, version)
         eventually(lambda version=version: status(by_deltas).version == version)  # type: ignore[misc]
@@ -124,7 +124,7 @@ def test_a_server_that_came_by_deltas_answers_as_one_that_loaded_the_snapshot(
     snapshot = store.model(shop.NAME).publish(models[-1])
     assert store.model(shop.NAME).manifest(snapshot).content == status(by_deltas).content
     by_snapshot = start()
-    assert by_snapshot.ready.wait(60)
+    assert by_snapshot.ready.wait(180)
     with Client(by_deltas.address) as one, Client(by_snapshot.address) as other:
         eventually(lambda: one.rank(candidates=CANDIDATES).version == version)
         for variant in shop.VARIANTS:
@@ -138,7 +138,7 @@ def test_a_gap_in_the_deltas_is_closed_by_the_snapshot(
     models = some_models()
     first = publish(store, models[0])
     server = begin()
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     # Another line of versions, which does not go through the one served.
     other = store.model(shop.NAME).publish(models[1])
     version = publish(store, models[2], models[1], other)
@@ -166,7 +166,7 @@ def test_a_damaged_delta_is_refused_and_what_is_served_stays(
     models = some_models()
     first = publish(store, models[0])
     server = begin()
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     versions = store.model(shop.NAME)
     bad = publish_delta(store, models[1], models[0], first)
     chunk = versions.keys.chunks(bad, 1)[0]
@@ -190,7 +190,7 @@ def test_one_server_serves_several_models(store: Store, begin: Start, eventually
             client.rank("ads", candidates=["item-1"])
         assert not server.ready.is_set()
         store.model("ads").publish_and_activate(shop.artefact(seed=2))
-        assert server.ready.wait(60)
+        assert server.ready.wait(180)
         answers = [client.rank(name, candidates=["item-1"], variant="base") for name in (shop.NAME, "ads")]
         assert [answer.model for answer in answers] == [shop.NAME, "ads"]
         wanted = [shop.expected_score(shop.ITEMS["item-1"], 0, seed) for seed in (1, 2)]
@@ -204,12 +204,12 @@ def test_a_server_starts_from_disk_while_the_store_is_away_and_says_so(
 ) -> None:
     shop.fill(store)
     first = begin()
-    assert first.ready.wait(60)
+    assert first.ready.wait(180)
     with Client(first.address) as client:
         before = [scores(client, variant) for variant in shop.VARIANTS]
     end(first)
     away = begin(store=f"unix://{tmp_path}/nobody.sock")
-    assert away.ready.wait(60)
+    assert away.ready.wait(180)
     assert (status(away).version, status(away).source, status(away).store_away) == (1, "disk", True)
     with Client(away.address) as client:
         answer = client.rank(candidates=CANDIDATES, variant="base")
@@ -223,7 +223,7 @@ def test_a_server_starts_from_disk_while_the_store_is_away_and_says_so(
             assert [by_item[item] for item in CANDIDATES] == expected
     end(away)
     back = begin()
-    assert back.ready.wait(60)
+    assert back.ready.wait(180)
     with Client(back.address) as client:
         eventually(lambda: client.rank(candidates=CANDIDATES).degraded == ())
         assert reloads(back, "snapshot") == 0, (
@@ -238,11 +238,11 @@ def test_a_store_that_was_emptied_leaves_a_server_that_starts_with_its_disk(
 ) -> None:
     shop.fill(store)
     first = begin()
-    assert first.ready.wait(60)
+    assert first.ready.wait(180)
     end(first)
     store.client.flushall()
     again = begin()
-    assert again.ready.wait(60)
+    assert again.ready.wait(180)
     with Client(again.address) as client:
         assert "the store names no active version" in client.rank(candidates=CANDIDATES).degraded[0].detail
 
@@ -250,7 +250,7 @@ def test_a_store_that_was_emptied_leaves_a_server_that_starts_with_its_disk(
 def test_a_damaged_copy_on_disk_is_not_served(store: Store, begin: Start, tmp_path: Path) -> None:
     shop.fill(store)
     first = begin()
-    assert first.ready.wait(60)
+    assert first.ready.wait(180)
     end(first)
     values = next(tmp_path.rglob("values-*.part"))
     data = bytearray(values.read_bytes())
@@ -258,7 +258,7 @@ def test_a_damaged_copy_on_disk_is_not_served(store: Store, begin: Start, tmp_pa
     values.write_bytes(data)
     with structlog.testing.capture_logs() as logs:
         server = begin()
-        assert server.ready.wait(60)
+        assert server.ready.wait(180)
     assert "the last good model on disk is of no use" in [line["event"] for line in logs]
     assert reloads(server, "snapshot") == 1
 
@@ -269,7 +269,7 @@ def test_a_state_folder_that_takes_nothing_costs_only_the_copy(
     shop.fill(store)
     (tmp_path / "models").write_text("no folder")
     server = begin()
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     eventually(lambda: status(server).disk_problem != "")
     with Client(server.address) as client:
         assert client.rank(candidates=CANDIDATES).degraded == ()
@@ -282,7 +282,7 @@ def test_buffers_are_used_in_turns_however_many_deltas_come(
     one, other = shop.artefact(1), shop.artefact(2)
     version = publish(store, one)
     server = begin()
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     seen: set[int] = set()
     for turn in range(12):
         before, after = (one, other) if turn % 2 == 0 else (other, one)

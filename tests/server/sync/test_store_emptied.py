@@ -50,7 +50,7 @@ def test_an_emptied_store_takes_neither_items_nor_users_nor_sets(
     store: Store, shop_store: Store, start: Start, eventually: Eventually
 ) -> None:
     server = start(user_ttl_s=0.0)
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     with Client(server.address, timeout_s=20.0) as client:
         before = client.rank(cookie="u1", candidate_set="front page", variant="base")
         assert scores(client, "u1") == pytest.approx(expected("u1"))
@@ -101,7 +101,7 @@ def test_an_order_has_everything_taken_as_the_store_has_it(
     store: Store, shop_store: Store, start: Start, eventually: Eventually
 ) -> None:
     server = start(user_ttl_s=0.0)
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     with Client(server.address, timeout_s=20.0) as client:
         assert not degraded(client, "user_features", "u1")
         store.client.flushall()
@@ -117,13 +117,13 @@ def test_a_server_that_starts_while_the_store_has_no_items_takes_those_on_its_di
     store: Store, shop_store: Store, start: Start, eventually: Eventually, tmp_path: Path
 ) -> None:
     first = start(state=str(tmp_path))
-    assert first.ready.wait(60)
+    assert first.ready.wait(180)
     first.drain()
     first.shutdown()
     store.client.flushall()
     version = shop.publish(store, seed=2)
     server = start(state=str(tmp_path))
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     with Client(server.address, timeout_s=20.0) as client:
         assert client.rank(candidates=CANDIDATES).version == version
         assert scores(client) == pytest.approx(expected("", seed=2))
@@ -205,7 +205,7 @@ def test_a_first_model_of_the_bias_alone_is_served(
     store.records.put_items(shop.ITEMS.items())
     version = publish(store, flat())
     server = start()
-    assert server.ready.wait(60)
+    assert server.ready.wait(180)
     assert (status(server).version, status(server).problem) == (version, "")
     version = shop.publish(store, seed=1)
     eventually(lambda: status(server).version == version)
