@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -111,12 +110,6 @@ def pss(pid: int) -> Memory:
             if name in sizes:
                 sizes[name] = int(rest.split()[0]) * 1024
     return Memory(sizes["Pss"], sizes["Pss_Anon"])
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody has."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 def _address(running: subprocess.Popen[str], errors: IO[str], arguments: Sequence[str]) -> str:

@@ -30,9 +30,10 @@ import numpy.typing as npt
 from benchmarks import rank_model as shop
 from benchmarks.changes import deltas
 from benchmarks.common import Spread, report
-from benchmarks.processes import ALL_CORES, LOAD_CORE, ROOT, free_port, pin, served
+from benchmarks.processes import ALL_CORES, LOAD_CORE, ROOT, pin, served
 from benchmarks.rank_requests import CONNECTIONS, call, fill, framed, request
 from ftrie.client.client import METHOD, Client
+from ftrie.demo.processes import free_port
 from model_store.artefact.artefact import Artefact, Delta
 from model_store.store import Store
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import litserve
 
-from benchmarks.processes import free_port
 from benchmarks.rivals.scorers import ByHand, best
+from ftrie.demo.processes import free_port
 
 
 class Rank(litserve.LitAPI):  # type: ignore[misc, unused-ignore]

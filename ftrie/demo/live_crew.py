@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrie.demo.market import MODEL, SPEC, Market, load_records, write_first_day
-from ftrie.demo.processes import OnLine, Process, run_ftrie
+from ftrie.demo.processes import OnLine, Process, free_port, run_ftrie
 from model_store.errors import StoreError
 from model_store.redis.embedded import PID
 from model_store.store import Store
@@ -118,7 +117,7 @@ class Crew:
     def __init__(self, options: LiveOptions, on_window: OnLine) -> None:
         """`on_window` gets each JSON line of the traffic, on a thread of its own."""
         self._options = options
-        self._ports = _free_ports(2 * SERVERS)
+        self._ports = [free_port() for _ in range(2 * SERVERS)]
         self._opened: float | None = None
         self.store = StoreProcess(options.store)
         self.servers = [
@@ -266,15 +265,3 @@ class StoreProcess:
         if self._store is not None:
             self._store.close()
             self._store = None
-
-
-def _free_ports(count: int) -> list[int]:
-    """Distinct ports that are free at this moment."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind((LOOPBACK, 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

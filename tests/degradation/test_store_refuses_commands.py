@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ftrie.client.client import RankFailed
+from ftrie.demo.processes import free_port
 from model_store.errors import StoreError, StoreUnavailable
 from model_store.store import Store
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import eventually, free_port
+from tests.degradation.system import eventually
 from tests.degradation.whole_shop import WholeShop
 from tests.server import shop
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from ftrie.demo.processes import free_port
 from model_store.store import Store
 from tests.degradation.learning import LONG_S, OfFiles, OfStreams, ending
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import Valkey, eventually, free_port
+from tests.degradation.system import Valkey, eventually
 
 
 @pytest.fixture(scope="module")

@@ -28,8 +28,9 @@ from ftrie.client.client import Client
 from ftrie.client.feedback import Feedback
 from ftrie.demo import market as shop
 from ftrie.demo.market import Shop
+from ftrie.demo.processes import free_port
 from model_store.store import Store
-from tests.degradation.system import Valkey, eventually, free_port
+from tests.degradation.system import Valkey, eventually
 from tests.repository.test_deploy import COMPOSE, DEPLOY, called
 from tests.repository.typed import Shell
 

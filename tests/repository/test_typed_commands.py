@@ -16,8 +16,9 @@ import pytest
 from ftrie.cli import run
 from ftrie.demo import market as shop
 from ftrie.demo.market import Shop
+from ftrie.demo.processes import free_port
 from model_store.store import Store
-from tests.degradation.system import eventually, free_port
+from tests.degradation.system import eventually
 from tests.repository.typed import Block, Shell, blocks_of, differences
 
 ROOT = Path(__file__).resolve().parents[2]

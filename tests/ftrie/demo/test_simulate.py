@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from ftrie.demo.market import MODEL, SPEC, Market, write_first_day
-from ftrie.demo.processes import end_session
+from ftrie.demo.processes import end_session, free_port
 from model_store.store import Store
-from tests.degradation.system import Valkey, free_port
+from tests.degradation.system import Valkey
 from tests.integration.processes import FTRIE, ROOT, ftrie
 
 TIMEOUT_S = 60
