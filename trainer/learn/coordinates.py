@@ -19,7 +19,7 @@ from trainer.learn.learners import loops
 from trainer.learn.learners.coordinate import catch_up, rates_of, reset_all, save_each, weights_of
 from trainer.learn.learners.lanes import LANES
 from trainer.learn.learners.operations import LAZY_SIZE
-from trainer.learn.learners.registry import learner_of, needs_seen, squares_of_rate, state_of_weight
+from trainer.learn.learners.registry import learner_of, n_of_rate, needs_seen, prior_mean, state_of_weight
 from trainer.learn.slots.layouts import layout_of
 from trainer.learn.table import TableKeys, ValueTable, part_of
 
@@ -52,7 +52,10 @@ class Coordinates:
         self.variants = _variants(spec, masks)
         alpha, beta, _, l2 = self.variants.parameters[0]
         self.learner = learner_of(section, alpha, beta, l2)
-        self._l1 = _l1(self.variants.parameters[: self.own, 2], rules.l1)
+        if section.link == "probit":
+            self._l1 = _prior_means(spec, self.variants.parameters[: self.own], masks.size)
+        else:
+            self._l1 = _l1(self.variants.parameters[: self.own, 2], rules.l1)
         self._lazy = np.zeros((self.own, LAZY_SIZE))
         self._reset_lazy()
         self._loop = (
@@ -113,6 +116,18 @@ class Coordinates:
         rates_of(self.table.layout, keys.slots, self.learner, self.variants, max(self.examples, 1), out)
         return out
 
+    def divergence(self, keys: TableKeys) -> Numbers:
+        """The Kullback-Leibler divergence of every key's posterior from its prior, in nats: float64[keys, own].
+
+        For adpredictor alone.
+        """
+        alpha = self.variants.parameters[: self.own, 0]
+        prior = self._l1[:, keys.features if self._l1.shape[1] > 1 else np.zeros_like(keys.features)].T
+        learned = self.rates(keys) / alpha
+        moved = np.square(self.weights(keys) - prior) / alpha
+        found: Numbers = 0.5 * (learned + moved - 1.0 - np.log(learned))
+        return found
+
     def masks_of(self, keys: TableKeys) -> npt.NDArray[np.uint32]:
         """Which variants use each key, one bit each: uint32[keys]."""
         return self._masks[keys.features]
@@ -130,7 +145,7 @@ class Coordinates:
         for v in range(self.own):
             parameters = self.variants.parameters[v]
             l1 = self._l1[v, features if self._l1.shape[1] > 1 else 0]
-            n = squares_of_rate(rate[:, v], parameters[0], parameters[1])
+            n = n_of_rate(self._section, rate[:, v], parameters[0], parameters[1])
             if self._section.rate == "counts":
                 n = np.floor(2.0 * n + 0.5) / 2.0  # the values that equal counts can yield
             a = state_of_weight(self._section, weight[:, v], n, parameters, np.broadcast_to(l1, n.shape))
@@ -188,6 +203,15 @@ def _variants(spec: ModelSpec, masks: npt.NDArray[np.uint32]) -> loops.Variants:
         for variant in spec.variants.values()
     ]
     return loops.Variants(class_of.reshape(-1).astype(np.int64), uses, uses.sum(axis=1), np.array(parameters))
+
+
+def _prior_means(spec: ModelSpec, parameters: Numbers, features: int) -> Numbers:
+    """The prior means of adpredictor's weights, where other learners have l1: 0, except for the bias, feature 0."""
+    means = np.zeros((len(parameters), features))
+    for v, variant in enumerate([*spec.variants.values()][: len(parameters)]):
+        keys = 1 + len(spec.fields) + len(spec.crosses) - len(set(variant.without))
+        means[v, 0] = prior_mean(spec.learner, parameters[v, 0], parameters[v, 1], keys)
+    return means
 
 
 def _l1(of_variants: Numbers, of_features: Numbers | None) -> Numbers:
