@@ -8,10 +8,8 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from model_store.errors import SpecError
 from model_store.features.features import FeaturePlan
 from model_store.spec.learner_section import LearnerSection
-from model_store.spec.sections import Variant
 from tests.trainer.click_logs import learn, model_of, shop_rows, shop_spec
 from tests.trainer.oracles.adpredictor import AdPredictorOracle, Prior
 from tests.trainer.oracles.trial import Recorder
