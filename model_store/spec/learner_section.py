@@ -39,7 +39,7 @@ REGULARIZERS: dict[str, tuple[str, ...]] = {
 }
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "rda": {"rate": "global"},
-    "adpredictor": {"rate": "posterior", "alpha": 1.0},
+    "adpredictor": {"rate": "posterior", "alpha": 0.03},
 }
 _OF_ADPREDICTOR = ("prior_ctr", "forgetting", "prune_kl")
 

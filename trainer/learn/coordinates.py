@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from model_store.spec.learner_section import LearnerSection
 from model_store.spec.spec import ModelSpec
 from trainer.examples.examples_kernels import HashedRows
 from trainer.examples.rules import FeatureRules
@@ -53,7 +54,7 @@ class Coordinates:
         alpha, beta, _, l2 = self.variants.parameters[0]
         self.learner = learner_of(section, alpha, beta, l2)
         if section.link == "probit":
-            self._l1 = _prior_means(spec, self.variants.parameters[: self.own], masks.size)
+            self._l1 = _prior_means(section, self.variants.parameters[: self.own], masks, rules)
         else:
             self._l1 = _l1(self.variants.parameters[: self.own, 2], rules.l1)
         self._lazy = np.zeros((self.own, LAZY_SIZE))
@@ -205,12 +206,17 @@ def _variants(spec: ModelSpec, masks: npt.NDArray[np.uint32]) -> loops.Variants:
     return loops.Variants(class_of.reshape(-1).astype(np.int64), uses, uses.sum(axis=1), np.array(parameters))
 
 
-def _prior_means(spec: ModelSpec, parameters: Numbers, features: int) -> Numbers:
-    """The prior means of adpredictor's weights, where other learners have l1: 0, except for the bias, feature 0."""
-    means = np.zeros((len(parameters), features))
-    for v, variant in enumerate([*spec.variants.values()][: len(parameters)]):
-        keys = 1 + len(spec.fields) + len(spec.crosses) - len(set(variant.without))
-        means[v, 0] = prior_mean(spec.learner, parameters[v, 0], parameters[v, 1], keys)
+def _prior_means(
+    section: LearnerSection, parameters: Numbers, masks: npt.NDArray[np.uint32], rules: FeatureRules
+) -> Numbers:
+    """The prior means of adpredictor's weights, where other learners have l1: 0, except for the bias, feature 0.
+
+    The bias is such that an example with one value in every field and cross of the variant has the rate prior_ctr.
+    """
+    means = np.zeros((len(parameters), masks.size))
+    for v, (alpha, beta) in enumerate(parameters[:, :2]):
+        keys = np.unique(rules.owner[masks >> np.uint32(v) & np.uint32(1) != 0]).size
+        means[v, 0] = prior_mean(section, alpha, beta, keys)
     return means
 
 
