@@ -100,8 +100,12 @@ class AdPredictorOracle:
             deviation = math.sqrt(total)
             latent.append(sum(x * self.weight(key, variant) for key, x in mine) / deviation)
             v, w = v_and_w(y * latent[-1])
-            slopes.append(omega * y * v / deviation)
-            bends.append(omega * w / total)
+            spread = total - prior.noise**2
+            most = (
+                1000.0 * total / (v * spread) if v * spread else math.inf
+            )  # moves the score by 1,000 deviations
+            slopes.append(min(omega, most) * y * v / deviation)
+            bends.append(min(omega, most) * w / total)
         for key, x, _ in keys:
             known = self.coordinates[key]
             for place in known.users if self.per_variant else [0]:
