@@ -11,8 +11,9 @@ from pydantic import Field, field_validator, model_validator
 
 from model_store.spec.sections import Alpha, Beta, Penalty, Section, seconds_of
 
-Algorithm = Literal["ogd", "truncation", "truncated_gradient", "fobos", "rda", "ftrl"]
-RateKind = Literal["gradients", "counts", "global", "constant"]
+Algorithm = Literal["ogd", "truncation", "truncated_gradient", "fobos", "rda", "ftrl", "adpredictor"]
+RateKind = Literal["gradients", "counts", "global", "constant", "posterior"]
+Link = Literal["logit", "probit"]
 
 MAX_BLOOM_COUNT = 256
 MAX_K = 10**15
@@ -25,6 +26,7 @@ _RATES: dict[str, tuple[str, ...]] = {
     "fobos": ("gradients", "counts", "global", "constant"),
     "rda": ("global", "gradients"),
     "ftrl": ("gradients", "counts", "constant"),
+    "adpredictor": ("posterior",),
 }
 REGULARIZERS: dict[str, tuple[str, ...]] = {
     "ogd": (),
@@ -33,7 +35,13 @@ REGULARIZERS: dict[str, tuple[str, ...]] = {
     "fobos": ("l1", "l2"),
     "rda": ("l1", "l2"),
     "ftrl": ("l1", "l2"),
+    "adpredictor": (),
 }
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "rda": {"rate": "global"},
+    "adpredictor": {"rate": "posterior", "alpha": 0.03},
+}
+_OF_ADPREDICTOR = ("prior_ctr", "forgetting", "prune_kl")
 
 
 class Inclusion(Section):
@@ -82,7 +90,8 @@ class LearnerSection(Section):
     """The learner and its parameters, named as in the papers.
 
     `rate_scale` and `rate_decay` are another form of the rate, eta = rate_scale / (1 + rate_decay sqrt(n)): alpha is
-    rate_scale / rate_decay, and beta is 1 / rate_decay. The defaults of `rate` and `l1` depend on the algorithm.
+    rate_scale / rate_decay, and beta is 1 / rate_decay. The defaults of `rate`, `alpha` and `l1` depend on the
+    algorithm. For adpredictor, alpha is the prior variance of a weight, beta the standard deviation of the noise.
     """
 
     algorithm: Algorithm = "ftrl"
@@ -92,6 +101,9 @@ class LearnerSection(Section):
     l2: Penalty = 0.0
     k: int = Field(default=1, ge=1, le=MAX_K)
     theta: Annotated[float, Field(ge=0)] | None = None
+    prior_ctr: float = Field(default=0.5, gt=0, lt=1)
+    forgetting: float = Field(default=0.0, ge=0, lt=1)
+    prune_kl: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     values: Literal["single", "per_variant"] = "single"
     rate: RateKind = "gradients"
     precision: Literal["f64", "q2.13"] = "f64"
@@ -103,6 +115,17 @@ class LearnerSection(Section):
     def takes(self, regularizer: str) -> bool:
         """Whether the algorithm has this regularizer, l1 or l2."""
         return regularizer in REGULARIZERS[self.algorithm]
+
+    @property
+    def link(self) -> Link:
+        """The link from a score to a click rate: sigmoid(score), or Φ(score / sqrt(beta^2 + its variance))."""
+        return "probit" if self.algorithm == "adpredictor" else "logit"
+
+    def first_rate(self, alpha: float, beta: float) -> float | None:
+        """The rate of a key without examples; None where all keys share the rate, or it would be infinite."""
+        if self.link == "probit":
+            return alpha
+        return alpha / beta if beta and self.rate != "global" else None
 
     @property
     def ttl_rows(self) -> int | None:
@@ -118,6 +141,8 @@ class LearnerSection(Section):
         """Raise ValueError unless the first rate of a key is finite with this beta and l2."""
         if beta > 0 or self.rate == "global":
             return
+        if self.link == "probit":
+            raise ValueError("beta is 0: adpredictor divides by its noise; set beta > 0")
         if self.precision == "q2.13":
             raise ValueError('beta is 0: precision = "q2.13" needs a finite rate for every key; set beta > 0')
         if not (self.algorithm == "ftrl" and self.rate != "constant" and l2):
@@ -151,7 +176,8 @@ class LearnerSection(Section):
     def _defaults_of_the_algorithm(cls, data: Any) -> Any:
         if not isinstance(data, dict) or data.get("algorithm", "ftrl") == "ftrl":
             return data
-        defaults = {"l1": 0.0, "rate": "global" if data["algorithm"] == "rda" else "gradients"}
+        defaults: dict[str, Any] = {"l1": 0.0, "rate": "gradients"}
+        defaults |= _DEFAULTS.get(data["algorithm"], {}) if isinstance(data["algorithm"], str) else {}
         return defaults | data
 
     @model_validator(mode="after")
@@ -162,6 +188,12 @@ class LearnerSection(Section):
                 raise ValueError(
                     f'{name} does not belong to algorithm = "{self.algorithm}"; it belongs to {having}'
                 )
+        if self.algorithm != "adpredictor":
+            for name in _OF_ADPREDICTOR:
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(
+                        f'{name} belongs to algorithm = "adpredictor", not to "{self.algorithm}"; leave it out'
+                    )
         truncates = self.algorithm in ("truncation", "truncated_gradient")
         if truncates and self.theta is None:
             raise ValueError(

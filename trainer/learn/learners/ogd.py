@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from model_store.jit import implements
 from trainer.learn.learners.operations import (
     has_no_lazy_state,
+    learns_by_gradient,
     step,
     stores_weights,
     weight,
@@ -47,3 +48,4 @@ def _with_own_parameters(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) 
 
 stores_weights(Ogd)
 has_no_lazy_state(Ogd)
+learns_by_gradient(Ogd)
