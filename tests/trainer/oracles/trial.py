@@ -13,7 +13,7 @@ from model_store.spec.learner_section import LearnerSection
 from model_store.spec.spec import ModelSpec
 from tests.trainer.click_logs import learn, model_of
 from tests.trainer.oracles import learner_of
-from tests.trainer.oracles.dense import Oracle, Parameters
+from tests.trainer.oracles.dense import Learner, Oracle, Parameters
 from trainer.learn.model import LearningModel
 from trainer.learn.predictions_kernels import Predictions
 
@@ -47,12 +47,14 @@ def by_kernel(spec: ModelSpec, rows: Rows, size: int = 97) -> tuple[npt.NDArray[
     return recorder.scores, weights_of(model)
 
 
-def by_textbook(spec: ModelSpec, rows: Rows, **of: Any) -> tuple[npt.NDArray[np.float64], Weights, Oracle]:
-    """The same by the dense oracle, in plain Python."""
+def by_textbook(
+    spec: ModelSpec, rows: Rows, printed: Learner | None = None, **of: Any
+) -> tuple[npt.NDArray[np.float64], Weights, Oracle]:
+    """The same by the dense oracle, in plain Python; or by another learner with the spec's parameters."""
     plan, learner = FeaturePlan.of(spec.resolve(list(rows[0]))), spec.learner
     parameters = [parameters_of(learner, variant.own_parameters) for variant in spec.variants.values()]
     oracle = Oracle(
-        learner_of(learner.algorithm, learner.rate),
+        printed or learner_of(learner.algorithm, learner.rate),
         parameters,
         learner.rate,
         per_variant=learner.values == "per_variant",
@@ -74,7 +76,7 @@ def by_textbook(spec: ModelSpec, rows: Rows, **of: Any) -> tuple[npt.NDArray[np.
 def parameters_of(learner: LearnerSection, own: Mapping[str, float]) -> Parameters:
     """The spec's parameters, those of the variant before those of the learner."""
     theta = learner.theta if learner.theta is not None else 0.0
-    every = {name: getattr(learner, name) for name in ("alpha", "beta", "l1", "l2", "k")}
+    every = {name: getattr(learner, name) for name in ("alpha", "beta", "l1", "l2", "k", "shrink")}
     return Parameters(**(every | {"theta": theta} | dict(own)))
 
 
