@@ -11,8 +11,9 @@ from pydantic import Field, field_validator, model_validator
 
 from model_store.spec.sections import Alpha, Beta, Penalty, Section, seconds_of
 
-Algorithm = Literal["ogd", "truncation", "truncated_gradient", "fobos", "rda", "ftrl"]
-RateKind = Literal["gradients", "counts", "global", "constant"]
+Algorithm = Literal["ogd", "truncation", "truncated_gradient", "fobos", "rda", "ftrl", "adpredictor"]
+RateKind = Literal["gradients", "counts", "global", "constant", "posterior"]
+Link = Literal["logit", "probit"]
 
 MAX_BLOOM_COUNT = 256
 MAX_K = 10**15
@@ -25,6 +26,7 @@ _RATES: dict[str, tuple[str, ...]] = {
     "fobos": ("gradients", "counts", "global", "constant"),
     "rda": ("global", "gradients", "constant"),
     "ftrl": ("gradients", "counts", "constant"),
+    "adpredictor": ("posterior",),
 }
 REGULARIZERS: dict[str, tuple[str, ...]] = {
     "ogd": ("l1", "l2"),
@@ -33,11 +35,17 @@ REGULARIZERS: dict[str, tuple[str, ...]] = {
     "fobos": ("l1", "l2"),
     "rda": ("l1", "l2"),
     "ftrl": ("l1", "l2"),
+    "adpredictor": (),
 }
 _SCALED = (
     'precision = "q2.13" does not fit algorithm = "{algorithm}" with rate = "global", which keeps weights '
     'divided by their accumulated shrinkage, beyond the range of 16 bits; use another rate, or precision = "f64"'
 )
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "rda": {"rate": "global"},
+    "adpredictor": {"rate": "posterior", "alpha": 0.03},
+}
+_OF_ADPREDICTOR = ("prior_ctr", "forgetting", "prune_kl")
 
 
 class Inclusion(Section):
@@ -86,7 +94,8 @@ class LearnerSection(Section):
     """The learner and its parameters, named as in the papers.
 
     `rate_scale` and `rate_decay` are another form of the rate, eta = rate_scale / (1 + rate_decay sqrt(n)): alpha is
-    rate_scale / rate_decay, and beta is 1 / rate_decay. The defaults of `rate` and `l1` depend on the algorithm.
+    rate_scale / rate_decay, and beta is 1 / rate_decay. The defaults of `rate`, `alpha` and `l1` depend on the
+    algorithm. For adpredictor, alpha is the prior variance of a weight, beta the standard deviation of the noise.
     """
 
     algorithm: Algorithm = "ftrl"
@@ -97,6 +106,9 @@ class LearnerSection(Section):
     k: int = Field(default=1, ge=1, le=MAX_K)
     theta: Annotated[float, Field(ge=0)] | None = None
     shrink: Literal["rate", "fixed"] = "rate"
+    prior_ctr: float = Field(default=0.5, gt=0, lt=1)
+    forgetting: float = Field(default=0.0, ge=0, lt=1)
+    prune_kl: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     values: Literal["single", "per_variant"] = "single"
     rate: RateKind = "gradients"
     precision: Literal["f64", "q2.13"] = "f64"
@@ -119,6 +131,17 @@ class LearnerSection(Section):
         return ""
 
     @property
+    def link(self) -> Link:
+        """The link from a score to a click rate: sigmoid(score), or Φ(score / sqrt(beta^2 + its variance))."""
+        return "probit" if self.algorithm == "adpredictor" else "logit"
+
+    def first_rate(self, alpha: float, beta: float) -> float | None:
+        """The rate of a key without examples; None where all keys share the rate, or it would be infinite."""
+        if self.link == "probit":
+            return alpha
+        return alpha / beta if beta and self.rate != "global" else None
+
+    @property
     def ttl_rows(self) -> int | None:
         """Time to live as a number of rows, or None."""
         return self.ttl if isinstance(self.ttl, int) else None
@@ -129,11 +152,13 @@ class LearnerSection(Section):
         return seconds_of(self.ttl) if isinstance(self.ttl, str) else None
 
     def check_first_rate(self, alpha: float, beta: float, l2: float) -> None:
-        """Raise ValueError unless the first rate of a key fits with these parameters: it is finite, and ogd converges."""
+        """Raise ValueError unless the first rate of a key is finite with these parameters, and ogd converges."""
         if beta > 0 or self.rate == "global":
             if self.algorithm == "ogd" and l2:
                 self._check_l2_of_ogd(alpha if self.rate == "global" else alpha / beta, l2)
             return
+        if self.link == "probit":
+            raise ValueError("beta is 0: adpredictor divides by its noise; set beta > 0")
         if self.precision == "q2.13":
             raise ValueError('beta is 0: precision = "q2.13" needs a finite rate for every key; set beta > 0')
         if not (self.algorithm == "ftrl" and self.rate != "constant" and l2):
@@ -177,7 +202,8 @@ class LearnerSection(Section):
     def _defaults_of_the_algorithm(cls, data: Any) -> Any:
         if not isinstance(data, dict) or data.get("algorithm", "ftrl") == "ftrl":
             return data
-        defaults = {"l1": 0.0, "rate": "global" if data["algorithm"] == "rda" else "gradients"}
+        defaults: dict[str, Any] = {"l1": 0.0, "rate": "gradients"}
+        defaults |= _DEFAULTS.get(data["algorithm"], {}) if isinstance(data["algorithm"], str) else {}
         return defaults | data
 
     @model_validator(mode="after")
@@ -185,6 +211,12 @@ class LearnerSection(Section):
         for name in ("l1", "l2"):
             if getattr(self, name) and (why_not := self.why_not(name)):
                 raise ValueError(why_not)
+        if self.algorithm != "adpredictor":
+            for name in _OF_ADPREDICTOR:
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(
+                        f'{name} belongs to algorithm = "adpredictor", not to "{self.algorithm}"; leave it out'
+                    )
         truncates = self.algorithm in ("truncation", "truncated_gradient")
         if truncates and self.theta is None:
             raise ValueError(

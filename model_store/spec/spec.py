@@ -36,7 +36,13 @@ SHARE_TOLERANCE = 1e-6
 WEIGHT = "weight"
 _CATEGORIES: Mapping[str, str | None] = MappingProxyType({})
 _CAME_LATER = ("join", "guard")
-_MEMBERS_CAME_LATER = (("join", "unknown_items"), ("learner", "shrink"))
+_MEMBERS_CAME_LATER = (
+    ("join", "unknown_items"),
+    ("learner", "shrink"),
+    ("learner", "prior_ctr"),
+    ("learner", "forgetting"),
+    ("learner", "prune_kl"),
+)
 
 
 class ModelSpec(Section):

@@ -135,10 +135,15 @@ class LearningModel:
         )
 
     def published(self, keys: TableKeys) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Published weights and rates of keys: float32[keys, own]; 0 where the key has no weight in any variant."""
+        """Published weights and rates of keys: float32[keys, own]; 0 where the key is not published.
+
+        That is where it has no weight in any variant, or its posterior is within prune_kl of its prior in all.
+        """
         weight = self._weights(keys)
         rate = np.minimum(self.coordinates.rates(keys), _LARGEST).astype(np.float32)
         absent = ~weight.any(axis=1)
+        if self.spec.learner.prune_kl > 0.0:
+            absent |= (self.coordinates.divergence(keys) < self.spec.learner.prune_kl).all(axis=1)
         weight[absent] = rate[absent] = 0.0
         return weight, rate
 

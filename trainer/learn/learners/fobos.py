@@ -30,6 +30,7 @@ import numpy as np
 from model_store.jit import bare_inline, implements, stub
 from trainer.learn.learners.operations import (
     advance,
+    learns_by_gradient,
     needs_rebase,
     reset_lazy,
     running_total,
@@ -194,3 +195,4 @@ def _with_own_parameters(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) 
 
 stores_weights(Fobos)
 keeps_scaled_weights(Fobos)
+learns_by_gradient(Fobos)

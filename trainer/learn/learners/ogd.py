@@ -36,6 +36,7 @@ from trainer.learn.learners.fobos import keeps_scaled_weights, powers, shrinkage
 from trainer.learn.learners.operations import (
     advance,
     has_no_lazy_state,
+    learns_by_gradient,
     step,
     stores_weights,
     weight,
@@ -178,3 +179,4 @@ def _with_own_penalties(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) -
 stores_weights(Ogd, PenalizedOgd)
 has_no_lazy_state(Ogd)
 keeps_scaled_weights(PenalizedOgd)
+learns_by_gradient(Ogd, PenalizedOgd)

@@ -22,6 +22,7 @@ import numpy as np
 from model_store.jit import implements, stub
 from trainer.learn.learners.operations import (
     has_no_lazy_state,
+    learns_by_gradient,
     step,
     stores_weights,
     weight,
@@ -76,3 +77,4 @@ def _with_own_parameters(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) 
 
 stores_weights(Rda)  # q2.13 needs an implementation to compile; a spec with q2.13 and rda is rejected
 has_no_lazy_state(Rda)
+learns_by_gradient(Rda)

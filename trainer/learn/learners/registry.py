@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy.typing as npt
 from model_store.errors import SpecError
 from model_store.spec.learner_section import LearnerSection
 from model_store.spec.spec import ModelSpec
+from trainer.learn.learners.adpredictor import AdPredictor
 from trainer.learn.learners.fobos import Fobos
 from trainer.learn.learners.ftrl import Ftrl
 from trainer.learn.learners.ogd import Ogd, PenalizedOgd
@@ -19,7 +22,15 @@ from trainer.learn.learners.truncated_gradient import FixedTruncatedGradient, Tr
 from trainer.learn.learners.truncation import Truncation
 
 LearnerParameters = (
-    Ogd | PenalizedOgd | Truncation | TruncatedGradient | FixedTruncatedGradient | Fobos | Rda | Ftrl
+    Ogd
+    | PenalizedOgd
+    | Truncation
+    | TruncatedGradient
+    | FixedTruncatedGradient
+    | Fobos
+    | Rda
+    | Ftrl
+    | AdPredictor
 )
 
 _BY_SEEN = ("truncation", "truncated_gradient", "fobos")
@@ -38,6 +49,7 @@ def learner_of(spec: ModelSpec, alpha: float, beta: float, l2: float) -> Learner
         "fobos": lambda: Fobos(rate, l2),
         "rda": lambda: Rda(rate, l2),
         "ftrl": lambda: Ftrl(rate, l2),
+        "adpredictor": lambda: AdPredictor(rate, section.forgetting),
     }
     learner: LearnerParameters = made[section.algorithm]()
     return learner
@@ -58,7 +70,9 @@ def untouched_stay(spec: ModelSpec) -> bool:
     """
     if spec.learner.rate == "global":
         return False
-    return spec.learner.algorithm == "ftrl" or (spec.learner.algorithm == "ogd" and not _penalizes(spec))
+    return spec.learner.algorithm in ("ftrl", "adpredictor") or (
+        spec.learner.algorithm == "ogd" and not _penalizes(spec)
+    )
 
 
 def _penalizes(spec: ModelSpec) -> bool:
@@ -68,9 +82,18 @@ def _penalizes(spec: ModelSpec) -> bool:
     return any((spec.learner.l1, spec.learner.l2, *penalties, *(rule.l1 for rule in spec.rules.values())))
 
 
-def squares_of_rate(rate: npt.NDArray[np.float64], alpha: float, beta: float) -> npt.NDArray[np.float64]:
-    """n of coordinates whose learning rate is alpha / (beta + sqrt(n)); 0 where the rate is not known."""
+def prior_mean(section: LearnerSection, alpha: float, beta: float, keys: int) -> float:
+    """The mean of the bias with which an example of `keys` new keys, each with x = 1, has the click rate prior_ctr."""
+    return NormalDist().inv_cdf(section.prior_ctr) * math.sqrt(beta * beta + keys * alpha)
+
+
+def n_of_rate(
+    section: LearnerSection, rate: npt.NDArray[np.float64], alpha: float, beta: float
+) -> npt.NDArray[np.float64]:
+    """n of coordinates with this learning rate; 0 where the rate is not known, or above that of a new key."""
     with np.errstate(divide="ignore", invalid="ignore"):
+        if section.link == "probit":
+            return np.maximum(np.where(rate > 0.0, 1.0 / rate, 0.0) - 1.0 / alpha, 0.0)
         root = np.where(rate > 0.0, alpha / rate - beta, 0.0)
     squares: npt.NDArray[np.float64] = np.square(np.maximum(root, 0.0))
     return squares
@@ -83,7 +106,7 @@ def state_of_weight(
     parameters: npt.NDArray[np.float64],
     l1: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
-    """a of coordinates that have this weight; parameters: alpha, beta, l1, l2 of their variant.
+    """a of coordinates that have this weight; parameters: alpha, beta, l1, l2 of their variant; l1: of each coordinate.
 
     FTRL's z is -(w / eta + w l2 + sgn(w) l1). Raises SpecError for RDA, whose weights are averages over all examples of
     the earlier run.
@@ -93,6 +116,8 @@ def state_of_weight(
             'a model cannot start algorithm = "rda": a weight is then an average over all examples, '
             "and a model does not hold them"
         )
+    if section.link == "probit":
+        return weight - l1
     if section.algorithm != "ftrl":
         return weight
     alpha, beta, _, l2 = parameters

@@ -26,6 +26,7 @@ import numpy as np
 from model_store.jit import bare_inline, implements, stub
 from trainer.learn.learners.operations import (
     advance,
+    learns_by_gradient,
     needs_rebase,
     reset_lazy,
     running_total,
@@ -170,3 +171,4 @@ def _with_own_fixed(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) -> An
 
 
 stores_weights(*_BOTH)
+learns_by_gradient(*_BOTH)
