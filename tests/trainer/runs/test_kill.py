@@ -77,7 +77,7 @@ def test_runs_of_other_learners_killed_at_random_moments(tmp_path: Path, name: s
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", ["ftrl", "subsample"])
 def test_runs_of_several_passes_killed_at_random_moments(tmp_path: Path, name: str) -> None:
-    kill_at_random(tmp_path, name, 3000, 20, 3, "--passes=4", "--tolerance=0")
+    kill_at_random(tmp_path, name, 1200, 10, 3, "--passes=4", "--tolerance=0")
 
 
 @pytest.mark.slow
