@@ -28,11 +28,13 @@ LEARNERS = {
     "bloom": 'inclusion = { kind = "bloom", count = 3, keys = 10000 }',
     "ogd": 'algorithm = "ogd"',
     "ogd at a global rate": 'algorithm = "ogd"\nrate = "global"',
+    "ogd with penalties": 'algorithm = "ogd"\nl1 = 0.001\nl2 = 0.01',
     "rda": 'algorithm = "rda"\nl1 = 0.0001',
     "fobos": 'algorithm = "fobos"\nl1 = 0.0001',
     "fobos at a global rate": 'algorithm = "fobos"\nl1 = 0.0001\nl2 = 0.01\nrate = "global"',
     "truncation": 'algorithm = "truncation"\nk = 7\ntheta = 0.05',
     "truncated gradient": 'algorithm = "truncated_gradient"\nl1 = 0.001\nk = 7\ntheta = 1.0',
+    "adpredictor": 'algorithm = "adpredictor"\nforgetting = 0.01\nprune_kl = 0.01',
     "calibration": '[calibration]\nkind = "isotonic"',
 }
 ROWS = shop_rows(3000, seed=1)
