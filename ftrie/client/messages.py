@@ -100,7 +100,7 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class KeyContribution:
-    """What one key of the model added to a score: weight · x. For adpredictor, learning_rate is the weight's variance."""
+    """What one key of the model added to a score: weight · x. An adpredictor's learning_rate is a variance."""
 
     key: bytes
     weight: float

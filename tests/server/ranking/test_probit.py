@@ -285,7 +285,7 @@ def test_thompson_draws_from_the_posterior_of_each_score() -> None:
 
 
 @pytest.mark.parametrize("caps", [[], [{"field": "brand", "at_most": 1}]])
-@pytest.mark.parametrize("objective", ["", "ctr * bid"])
+@pytest.mark.parametrize("objective", ["", "ctr + 2 * bid"])
 def test_propensities_are_the_chances_of_being_returned(objective: str, caps: list[Any]) -> None:
     ranker = ranker_of(shop(BELIEFS), ITEMS)
     options = options_of(exploration={"thompson": {"width": 1.0}}, objective=objective, caps=caps)
@@ -299,7 +299,7 @@ def test_propensities_are_the_chances_of_being_returned(objective: str, caps: li
         said[found.ids[0]] = float(found.propensities[0])
     for name, times in returned.items():
         assert times / count == pytest.approx(said[name], abs=0.03 if not caps else 0.08)
-    assert min(returned.values()) > 0.05 * count, "a test of something"
+    assert min(returned.values()) > 0.03 * count, "a test of something"
 
 
 def test_a_calibration_curve_applies_to_plain_and_to_explored_click_rates() -> None:
