@@ -25,6 +25,8 @@ LEARNERS = {
     "fobos, l1 and l2": 'algorithm = "fobos"\nl1 = 1e-6\nl2 = 1e-6',
     "rda": 'algorithm = "rda"\nl1 = 1e-6',
     "rda, a rate for each key": 'algorithm = "rda"\nrate = "gradients"\nl1 = 1e-6',
+    "adpredictor": 'algorithm = "adpredictor"',
+    "adpredictor, forgetting": 'algorithm = "adpredictor"\nforgetting = 0.001',
     "ftrl, counts": 'rate = "counts"',
     "ftrl, q2.13": 'precision = "q2.13"',
     "ftrl, q2.13 and counts": 'precision = "q2.13"\nrate = "counts"',
