@@ -23,7 +23,7 @@ from trainer.examples.hashing import ExampleMaker, Examples, prefix_table
 from trainer.learn.calibration import Calibrator
 from trainer.learn.coordinates import Coordinates
 from trainer.learn.eviction import eviction_of
-from trainer.learn.metrics.metrics import MetricsOptions
+from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
 from trainer.learn.metrics.recent import Recent
 from trainer.learn.metrics.warnings import ModelWarnings
 from trainer.learn.predictions_kernels import Predictions
@@ -48,7 +48,7 @@ class Memory:
 
 
 class LearningModel:
-    """All variants of a spec, learning in one pass.
+    """All variants of a spec, learning example by example.
 
     `about_to_drop` is called before keys are evicted, and may be replaced: see `ValueTable.evict`.
     """
@@ -78,11 +78,18 @@ class LearningModel:
 
     @property
     def rows(self) -> int:
-        """The number of examples learned."""
+        """The number of examples learned, in all passes."""
         return self.coordinates.examples
 
-    def learn(self, examples: Examples) -> None:
-        """Predict and then learn each example in turn; update the metrics with the predictions."""
+    def learn(self, examples: Examples, again: ProgressiveMetrics | None = None) -> None:
+        """Predict and then learn each example in turn; update the metrics with the predictions.
+
+        again: takes the predictions in a later pass. Predictions of examples that were learned before validate nothing,
+        so metrics, calibrator, `recent` and warnings stay as they are. An occurrence counts once, so `inclusion` admits
+        no more keys.
+        """
+        if again is not None:
+            self.coordinates.admission.close()
         rows = examples.hashed
         size = int(rows.labels.size)
         predicted = self.coordinates.predicted(size)
@@ -96,6 +103,9 @@ class LearningModel:
             self._sweep(examples.times[begin:end])
             begin = end
         predictions = Predictions.of(*predicted, rows, examples.requests, len(self.spec.variants))
+        if again is not None:
+            again.update(predictions, examples)
+            return
         self.metrics.update(predictions, examples)
         if self.calibrator is not None:
             self.calibrator.update(predictions, examples)

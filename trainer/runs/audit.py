@@ -52,11 +52,16 @@ class FieldAudit:
 
 @dataclass(frozen=True)
 class RowAudit:
-    """A row's score as the sum of its fields' contributions. predicted: the click rate before calibration."""
+    """A row's score as the sum of its fields' contributions. predicted: the click rate before calibration.
+
+    link: "logit" or "probit"; for probit a key's rate is the variance of its weight, and uncertainty the standard
+    deviation of the score.
+    """
 
     file: str
     line: int
     variant: str
+    link: str
     score: float
     predicted: float
     ctr: float
@@ -110,6 +115,7 @@ class _RowAudit:
         self._unseen = float(unseen_rates(artefact)[variant]) if artefact.source is None else None
         learner = artefact.spec.learner
         own = artefact.spec.variants[plan.variants[variant]].own_parameters
+        self._link = learner.link
         self._noise = own.get("beta", learner.beta) if learner.link == "probit" else None
 
     def of(self, example: Mapping[str, Value], file: str, line: int) -> RowAudit:
@@ -136,9 +142,8 @@ class _RowAudit:
             predicted = float(normal_probability(score / math.hypot(self._noise, uncertainty)))
         name = self._plan.variants[self._variant]
         ctr = _calibrated(self._artefact.calibration, self._plan, name, example, predicted)
-        return RowAudit(
-            file, line, name, score, predicted, ctr, None if self._unseen is None else uncertainty, fields
-        )
+        known = None if self._unseen is None else uncertainty
+        return RowAudit(file, line, name, self._link, score, predicted, ctr, known, fields)
 
     def _key(self, key: bytes, x: float) -> KeyAudit:
         text = key.decode("utf-8", "backslashreplace")

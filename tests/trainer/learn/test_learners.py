@@ -1,4 +1,4 @@
-"""Every learner, rate and value structure: the lazy kernel against the dense textbook."""
+"""Every learner, rate and value structure: the kernel against the textbook in plain Python."""
 
 from __future__ import annotations
 
@@ -36,10 +36,12 @@ CASES = {
     ],
     "rda": [{"l1": l1, "l2": l2} for l1, l2 in ((0.0, 0.0), (0.01, 0.0), (0.02, 0.1), (0.0, 1.0))],
     "ftrl": [{"l1": l1, "l2": l2} for l1, l2 in ((0.0, 0.0), (0.3, 0.0), (1.0, 0.5), (0.0, 2.0))],
+    "adpredictor": [{}, {"forgetting": 0.01, "prior_ctr": 0.1}, {"prior_ctr": 0.03}],
 }
 RATES = {
     "rda": ("global", "gradients"),
     "ftrl": ("gradients", "counts", "constant"),
+    "adpredictor": ("posterior",),
 }
 EVERY = ("gradients", "counts", "global", "constant")
 

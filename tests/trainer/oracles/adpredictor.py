@@ -30,6 +30,14 @@ class Belief:
     variance: float
 
 
+@dataclass
+class Coordinate:
+    """One key: the variants that use it, and a belief for each place."""
+
+    users: list[int]
+    beliefs: list[Belief]
+
+
 def phi(t: float) -> float:
     """The standard normal density."""
     return math.exp(-t * t / 2.0) / math.sqrt(2.0 * math.pi)
@@ -54,8 +62,7 @@ class AdPredictorOracle:
     forgetting: float = 0.0
     per_variant: bool = False
     t: int = 0
-    beliefs: dict[bytes, list[Belief]] = field(default_factory=dict)
-    users: dict[bytes, list[int]] = field(default_factory=dict)
+    coordinates: dict[bytes, Coordinate] = field(default_factory=dict)
 
     def learn(self, keys: Keys, label: float, omega: float) -> list[float]:
         """Learn one example of (key, x, variant mask); return every variant's score in deviations before it."""
@@ -71,38 +78,44 @@ class AdPredictorOracle:
 
     def weight(self, key: bytes, variant: int) -> float:
         """A variant's mean of a key's weight."""
-        return self.beliefs[key][variant if self.per_variant else 0].mean
+        return self.coordinates[key].beliefs[variant if self.per_variant else 0].mean
 
     def variance(self, key: bytes, variant: int) -> float:
         """A variant's variance of a key's weight."""
-        return self.beliefs[key][variant if self.per_variant else 0].variance
+        return self.coordinates[key].beliefs[variant if self.per_variant else 0].variance
 
     def _know(self, key: bytes, mask: int) -> None:
-        if key not in self.beliefs:
+        if key not in self.coordinates:
             priors = self.priors if self.per_variant else self.priors[:1]
-            self.beliefs[key] = [Belief(p.bias if key == BIAS else 0.0, p.variance) for p in priors]
-            self.users[key] = [v for v in range(len(self.priors)) if mask >> v & 1]
+            beliefs = [Belief(p.bias if key == BIAS else 0.0, p.variance) for p in priors]
+            users = [v for v in range(len(self.priors)) if mask >> v & 1]
+            self.coordinates[key] = Coordinate(users, beliefs)
 
     def _observe(self, keys: Keys, label: float, omega: float) -> list[float]:
         y = 1.0 if label else -1.0
         latent, slopes, bends = [], [], []
         for variant, prior in enumerate(self.priors):
-            mine = [(key, x) for key, x, _ in keys if variant in self.users[key]]
+            mine = [(key, x) for key, x, _ in keys if variant in self.coordinates[key].users]
             total = prior.noise**2 + sum(x * x * self.variance(key, variant) for key, x in mine)
             deviation = math.sqrt(total)
             latent.append(sum(x * self.weight(key, variant) for key, x in mine) / deviation)
             v, w = v_and_w(y * latent[-1])
-            slopes.append(omega * y * v / deviation)
-            bends.append(omega * w / total)
+            spread = total - prior.noise**2
+            most = (
+                1000.0 * total / (v * spread) if v * spread else math.inf
+            )  # moves the score by 1,000 deviations
+            slopes.append(min(omega, most) * y * v / deviation)
+            bends.append(min(omega, most) * w / total)
         for key, x, _ in keys:
-            for place, belief in enumerate(self.beliefs[key]):
-                users = [place] if self.per_variant else self.users[key]
-                if self.per_variant and place not in self.users[key]:
-                    continue
+            known = self.coordinates[key]
+            for place in known.users if self.per_variant else [0]:
+                users = [place] if self.per_variant else known.users
+                belief = known.beliefs[place]
                 mean = sum(belief.mean + x * belief.variance * slopes[v] for v in users) / len(users)
-                factors = [1.0 - x * x * belief.variance * bends[v] for v in users]
-                variance = belief.variance * max(sum(factors) / len(users), 1.0 / 1024.0)
-                self.beliefs[key][place] = self._forget(Belief(mean, variance), key, place)
+                left = sum(1.0 - x * x * belief.variance * bends[v] for v in users) / len(users)
+                known.beliefs[place] = self._forget(
+                    Belief(mean, belief.variance * max(left, 1.0 / 1024.0)), key, place
+                )
         return latent
 
     def _forget(self, belief: Belief, key: bytes, place: int) -> Belief:

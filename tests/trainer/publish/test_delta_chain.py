@@ -33,6 +33,7 @@ LEARNERS = {
     "fobos at a global rate": 'algorithm = "fobos"\nl1 = 0.0001\nl2 = 0.01\nrate = "global"',
     "truncation": 'algorithm = "truncation"\nk = 7\ntheta = 0.05',
     "truncated gradient": 'algorithm = "truncated_gradient"\nl1 = 0.001\nk = 7\ntheta = 1.0',
+    "adpredictor": 'algorithm = "adpredictor"\nforgetting = 0.01\nprune_kl = 0.01',
     "calibration": '[calibration]\nkind = "isotonic"',
 }
 ROWS = shop_rows(3000, seed=1)

@@ -21,7 +21,8 @@ A coordinate stores a = mu - mu0 and n = 1 / s2 - 1 / alpha, both 0 for a new ke
 q / (s2 (1 - q)) to n, with q = x^2 s2 w / S2, and forgetting multiplies n by 1 - f: neither cancels.
 
 The paper has no importance weights. An example of importance omega counts as omega examples: a whole omega up to 1,000
-repeats the update, and any other scales v and w by omega, where q is at most 1023 / 1024.
+repeats the update, and any other scales v and w by omega. That may overshoot where omega is very large, so q is at most
+1023 / 1024, and omega at most what moves the score by 1,000 S.
 
 Oracle: `tests/trainer/oracles/adpredictor.py`.
 """
@@ -49,6 +50,7 @@ from trainer.learn.learners.rates import Rate, r_of, with_parameters
 
 MOST_REPEATS = 1000.0
 _MOST_LEARNED = 1023.0 / 1024.0
+_FARTHEST = 1000.0
 
 
 class AdPredictor(NamedTuple):
@@ -87,13 +89,14 @@ def _repeats(learner: Any, importance: Any) -> Any:
 
 @implements(derivatives, AdPredictor)
 def _of_probit(learner: Any, importance: Any, label: Any, p: Any, latent: Any, variance: Any) -> Any:
-    """-y v / S and w / S2, times the importance."""
+    """-y v / S and w / S2, times omega."""
     y = 1.0 if label > 0.5 else -1.0
     square = learner.rate.beta * learner.rate.beta + variance
     t = y * latent
     v = truncated_mean(t)
     w = truncated_shrinkage(t, v)
-    return -importance * y * v / math.sqrt(square), importance * w / square
+    omega = min(importance, _FARTHEST * square / (v * variance))
+    return -omega * y * v / math.sqrt(square), omega * w / square
 
 
 @bare_inline
