@@ -73,16 +73,17 @@ def compared(spec: ModelSpec, log: Repeated, variant: str) -> Iterator[list[Any]
 
     (first,) = learn([{"algorithm": "ftrl"}], rows=half)
     click_rate = _known(first.mean_prediction) / _known(first.calibration)
-    for title, learner in (
-        ("ftrl", {"algorithm": "ftrl"}),
-        ("adpredictor", {"algorithm": "adpredictor"}),
-        ("adpredictor, prior_ctr", {"algorithm": "adpredictor", "prior_ctr": round(click_rate, 4)}),
-    ):
+    contestants: dict[str, Candidate] = {
+        "ftrl": {"algorithm": "ftrl"},
+        "adpredictor": {"algorithm": "adpredictor"},
+        "adpredictor, prior_ctr": {"algorithm": "adpredictor", "prior_ctr": round(click_rate, 4)},
+    }
+    for title, learner in contestants.items():
         kind = str(learner["algorithm"])
-        candidates = [{**learner, "alpha": alpha} for alpha in ALPHAS[kind]]
+        candidates: list[Candidate] = [{**learner, "alpha": alpha} for alpha in ALPHAS[kind]]
         losses = [_known(each.logloss) for each in learn(candidates, rows=half)]
         tuned = candidates[losses.index(min(losses))]
-        chosen = [{**learner, "alpha": DEFAULT_ALPHA[kind]}, tuned]
+        chosen: list[Candidate] = [{**learner, "alpha": DEFAULT_ALPHA[kind]}, tuned]
         for how, candidate, later, whole in zip(
             ("default", "tuned"), chosen, learn(chosen, compare_from=half), learn(chosen), strict=True
         ):
@@ -140,10 +141,11 @@ def main() -> None:
         for prune in PRUNED
     ]
     shown = []
-    for each in tries:
-        learned, published, loss = pruned(*opened, each)
+    for candidate in tries:
+        learned, published, loss = pruned(*opened, candidate)
+        pruning = candidate.get("prune_kl", "—")
         shown.append(
-            [each["algorithm"], each["alpha"], each.get("prune_kl", "—"), learned, published, round(loss, 5)]
+            [candidate["algorithm"], candidate["alpha"], pruning, learned, published, round(loss, 5)]
         )
     title = f"Avazu, the first {LEARNED:.0%} learned and published, the rest predicted"
     report(

@@ -55,21 +55,21 @@ from server.ranking.select.selection import Options
 from trainer.examples.hashing import ExampleMaker
 from trainer.learn.model import LearningModel
 from trainer.logs.batch import Position, RowBatch
-from trainer.tune.candidates import with_parameters
+from trainer.tune.candidates import Candidate, with_parameters
 
 Array = np.ndarray[Any, Any]
 
-VISITS, EVERY = 10_000, 100
+VISITS, EVERY = 8_000, 100
 ALIVE, SHOWN = 40, 4
 NEW_ITEM_EVERY = 50
 """Visits from one new item to the next; the oldest item of its category leaves."""
 APPEAL = 0.8
 """Standard deviation, in logits, of what only an item's own clicks can tell of it."""
-TUNED_ON, TUNED_VISITS = (101, 102, 103), 5_000
-SEEDS = (1, 2, 3, 4, 5, 6, 7, 8)
+TUNED_ON, TUNED_VISITS = (101, 102), 4_000
+SEEDS = (1, 2, 3, 4, 5, 6)
 POINTS = 40
 
-LEARNERS = {
+LEARNERS: dict[str, Candidate] = {
     "ftrl": {"algorithm": "ftrl", "rate": "gradients", "beta": 1.0, "l1": 0.0},
     "adpredictor": {"algorithm": "adpredictor", "beta": 1.0, "prior_ctr": 0.1},
 }
@@ -257,7 +257,8 @@ def picture(found: Mapping[str, Array]) -> str:
     shown = width * EVERY * SHOWN
 
     def chunks(clicks: Array) -> Array:
-        return clicks[:, : width * len(at)].reshape(seeds, len(at), width).sum(axis=2)
+        summed: Array = clicks[:, : width * len(at)].reshape(seeds, len(at), width).sum(axis=2)
+        return summed
 
     def series(name: str, number: int, top: Array, lost: Array) -> Series:
         """`lost` below `top`; the markets' own differences are no part of the band."""
