@@ -47,12 +47,12 @@ class Coordinates:
         self.own = several if section.values == "per_variant" else 1
         layout = layout_of("per_variant" if self.own > 1 else "single", section.precision, section.rate)
         self.table = ValueTable(
-            layout, variants=self.own, keep_seen=keep_seen or needs_seen(section), seed=section.seed
+            layout, variants=self.own, keep_seen=keep_seen or needs_seen(spec), seed=section.seed
         )
         self.admission = Admission.of(rules, section.seed)
         self.variants = _variants(spec, masks)
         alpha, beta, _, l2 = self.variants.parameters[0]
-        self.learner = learner_of(section, alpha, beta, l2)
+        self.learner = learner_of(spec, alpha, beta, l2)
         if section.link == "probit":
             self._l1 = _prior_means(section, self.variants.parameters[: self.own], masks, rules)
         else:

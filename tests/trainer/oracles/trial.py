@@ -16,7 +16,7 @@ from model_store.spec.spec import ModelSpec
 from tests.trainer.click_logs import learn, model_of
 from tests.trainer.oracles import learner_of
 from tests.trainer.oracles.adpredictor import AdPredictorOracle, Prior
-from tests.trainer.oracles.dense import Oracle, Parameters
+from tests.trainer.oracles.dense import Learner, Oracle, Parameters
 from trainer.learn.model import LearningModel
 from trainer.learn.predictions_kernels import Predictions
 
@@ -50,15 +50,17 @@ def by_kernel(spec: ModelSpec, rows: Rows, size: int = 97) -> tuple[npt.NDArray[
     return recorder.scores, weights_of(model)
 
 
-def by_textbook(spec: ModelSpec, rows: Rows, **of: Any) -> tuple[npt.NDArray[np.float64], Weights, Any]:
-    """The same by an oracle, in plain Python; scores as `Predicted` has them."""
+def by_textbook(
+    spec: ModelSpec, rows: Rows, printed: Learner | None = None, **of: Any
+) -> tuple[npt.NDArray[np.float64], Weights, Any]:
+    """The same by an oracle, in plain Python; scores as `Predicted` has them. printed: replaces the spec's learner."""
     plan, learner = FeaturePlan.of(spec.resolve(list(rows[0]))), spec.learner
     oracle: Oracle | AdPredictorOracle
     if learner.algorithm == "adpredictor":
         oracle = AdPredictorOracle(priors_of(spec, plan), learner.forgetting, learner.values == "per_variant")
     else:
         oracle = Oracle(
-            learner_of(learner.algorithm, learner.rate),
+            printed or learner_of(learner.algorithm, learner.rate),
             [parameters_of(learner, variant.own_parameters) for variant in spec.variants.values()],
             learner.rate,
             per_variant=learner.values == "per_variant",
@@ -91,7 +93,7 @@ def priors_of(spec: ModelSpec, plan: FeaturePlan) -> list[Prior]:
 def parameters_of(learner: LearnerSection, own: Mapping[str, float]) -> Parameters:
     """The spec's parameters, those of the variant before those of the learner."""
     theta = learner.theta if learner.theta is not None else 0.0
-    every = {name: getattr(learner, name) for name in ("alpha", "beta", "l1", "l2", "k")}
+    every = {name: getattr(learner, name) for name in ("alpha", "beta", "l1", "l2", "k", "shrink")}
     return Parameters(**(every | {"theta": theta} | dict(own)))
 
 

@@ -28,6 +28,7 @@ LEARNERS = {
     "bloom": 'inclusion = { kind = "bloom", count = 3, keys = 10000 }',
     "ogd": 'algorithm = "ogd"',
     "ogd at a global rate": 'algorithm = "ogd"\nrate = "global"',
+    "ogd with penalties": 'algorithm = "ogd"\nl1 = 0.001\nl2 = 0.01',
     "rda": 'algorithm = "rda"\nl1 = 0.0001',
     "fobos": 'algorithm = "fobos"\nl1 = 0.0001',
     "fobos at a global rate": 'algorithm = "fobos"\nl1 = 0.0001\nl2 = 0.01\nrate = "global"',

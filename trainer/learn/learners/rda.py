@@ -6,7 +6,8 @@ A coordinate stores G, the sum of its gradients. Its weight is a function of G a
       = -(G / t - sgn(G) l1) / (l2 + gamma / sqrt(t))     elsewhere
 
 with gamma = 1 / alpha. Where the rate is per coordinate, (beta + sqrt(n)) / alpha takes the place of gamma sqrt(t):
-AdaGrad's dual averaging (Duchi, Hazan, Singer, JMLR 2011, equation 24). The code multiplies both formulas by t; a is G.
+AdaGrad's dual averaging (Duchi, Hazan, Singer, JMLR 2011, equation 24). Where the rate is constant, beta / alpha does:
+gamma / t in the formula. The code multiplies the formulas by t; a is G.
 
 Oracle: `tests/trainer/oracles/rda.py`.
 """
