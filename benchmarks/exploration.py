@@ -65,7 +65,7 @@ NEW_ITEM_EVERY = 50
 """Visits from one new item to the next; the oldest item of its category leaves."""
 APPEAL = 0.8
 """Standard deviation, in logits, of what only an item's own clicks can tell of it."""
-TUNED_ON, TUNED_VISITS = (101, 102), 4_000
+TUNED_ON, TUNED_VISITS = (101, 102, 103), 4_000
 SEEDS = (1, 2, 3, 4, 5, 6)
 POINTS = 40
 
@@ -73,7 +73,7 @@ LEARNERS: dict[str, Candidate] = {
     "ftrl": {"algorithm": "ftrl", "rate": "gradients", "beta": 1.0, "l1": 0.0},
     "adpredictor": {"algorithm": "adpredictor", "beta": 1.0, "prior_ctr": 0.1},
 }
-ALPHAS = {"ftrl": (0.1, 0.2, 0.4, 0.8), "adpredictor": (0.03, 0.1, 0.2, 0.4)}
+ALPHAS = {"ftrl": (0.1, 0.2, 0.4, 0.8, 1.6), "adpredictor": (0.05, 0.1, 0.2, 0.4, 0.8)}
 WIDTHS = {"ftrl": (0.3, 1.0, 3.0), "adpredictor": (0.25, 0.5, 1.0)}
 UNIFORM, GREEDY, UCB, THOMPSON = "uniform", "greedy", "ucb", "thompson"
 
