@@ -199,9 +199,7 @@ def _learn(
                 stream, lambda: _show(bar, model, model.metrics, opened.expected_rows(model.rows))
             )
     else:
-        output.note(
-            f"resuming in {passes.title}: the log is not read again, rows added to it are not learned"
-        )
+        output.note("pass 1 has ended: the log is not read again, and rows added to it are not learned")
     while failure is None and passes is not None and passes.goes_on:
         again, rows = passes.metrics, model.metrics.rows
         with (
