@@ -18,6 +18,7 @@ from model_store.errors import InputError
 from trainer.learn.metrics.records import (
     FORMAT,
     FORMAT_VERSION,
+    Collisions,
     Detail,
     End,
     Header,
@@ -41,6 +42,7 @@ class RunMetrics:
     windows: list[Window] = field(default_factory=list)
     detail: Detail | None = None
     ended: bool = False
+    collisions: Collisions | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -115,6 +117,7 @@ def _add(run: RunMetrics, line: Line) -> None:
             run.detail = line
         case End():
             run.ended = True
+            run.collisions = line.collisions
         case Header():
             run.notes.append("the file has a second header: two runs wrote to it")
 

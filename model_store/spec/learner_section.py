@@ -16,6 +16,7 @@ RateKind = Literal["gradients", "counts", "global", "constant"]
 
 MAX_BLOOM_COUNT = 256
 MAX_K = 10**15
+LEAST_HASH_BITS, MOST_HASH_BITS = 8, 31
 DEFAULT_KEYS = 1_000_000
 DEFAULT_FALSE_POSITIVES = 0.01
 _RATES: dict[str, tuple[str, ...]] = {
@@ -95,6 +96,7 @@ class LearnerSection(Section):
     values: Literal["single", "per_variant"] = "single"
     rate: RateKind = "gradients"
     precision: Literal["f64", "q2.13"] = "f64"
+    hash_bits: Annotated[int, Field(ge=LEAST_HASH_BITS, le=MOST_HASH_BITS)] | None = None
     inclusion: Inclusion = Inclusion()
     ttl: int | str | None = None
     subsample: Subsample | None = None
@@ -190,6 +192,22 @@ class LearnerSection(Section):
                 'precision = "q2.13" does not fit algorithm = "fobos" with rate = "global", which keeps weights '
                 "divided by their accumulated shrinkage, beyond the range of 16 bits; use another rate, or "
                 'precision = "f64"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _hash_bits_fit(self) -> Self:
+        if self.hash_bits is None:
+            return self
+        if self.inclusion.kind != "none":
+            raise ValueError(
+                f"hash_bits = {self.hash_bits} does not go with inclusion: every key has a bucket from its first "
+                "occurrence; leave one of them out"
+            )
+        if self.ttl is not None:
+            raise ValueError(
+                f"hash_bits = {self.hash_bits} does not go with ttl: keys that share a bucket cannot expire one by "
+                "one, and the number of buckets bounds the table already; leave one of them out"
             )
         return self
 

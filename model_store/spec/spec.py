@@ -36,7 +36,7 @@ SHARE_TOLERANCE = 1e-6
 WEIGHT = "weight"
 _CATEGORIES: Mapping[str, str | None] = MappingProxyType({})
 _CAME_LATER = ("join", "guard")
-_MEMBERS_CAME_LATER = (("join", "unknown_items"),)
+_MEMBERS_CAME_LATER = (("join", "unknown_items"), ("learner", "hash_bits"))
 
 
 class ModelSpec(Section):
@@ -92,6 +92,12 @@ class ModelSpec(Section):
             if rule.l1 is not None and not self.learner.takes("l1"):
                 raise ValueError(
                     f'rules."{prefix}".l1: l1 does not belong to algorithm = "{self.learner.algorithm}"; leave it out'
+                )
+            included = rule.inclusion is not None and rule.inclusion.kind != "none"
+            if included and self.learner.hash_bits is not None:
+                raise ValueError(
+                    f'rules."{prefix}".inclusion does not go with learner.hash_bits = {self.learner.hash_bits}: every '
+                    "key has a bucket from its first occurrence; leave one of them out"
                 )
         return self
 

@@ -24,7 +24,7 @@ from trainer.examples.hashing import Examples
 from trainer.examples.open_log import Log, OpenLog, RunStart, open_log
 from trainer.learn.calibration import CalibrationReport
 from trainer.learn.metrics.metrics import MetricsOptions
-from trainer.learn.metrics.records import SliceMetrics, VariantMetrics
+from trainer.learn.metrics.records import Collisions, SliceMetrics, VariantMetrics
 from trainer.learn.model import LearningModel, Memory
 from trainer.logs.batch import Position, ReadFile
 from trainer.logs.rejects import RejectLog, too_many_rejected
@@ -56,6 +56,7 @@ class Report:
     slices: dict[str, list[SliceMetrics]] = field(default_factory=dict)
     calibration: dict[str, CalibrationReport] = field(default_factory=dict)
     memory: Memory | None = None
+    collisions: Collisions | None = None
     version: int | None = None
     published: PublishCounts = field(default_factory=PublishCounts)
     failed_checkpoints: int = 0
@@ -82,6 +83,7 @@ class Report:
             "nonzero": self.nonzero,
             "evicted": self.evicted,
             "memory": self.memory.as_dict(self.keys) if self.memory else None,
+            "collisions": self.collisions.model_dump() if self.collisions else None,
             "version": self.version,
             "published": self.published.as_dict(),
             "checkpoints": {"failed": self.failed_checkpoints, "damaged": self.damaged_checkpoints},
@@ -155,7 +157,7 @@ def train(
         with opened.examples(threads) as stream, output.progress("learning") as bar:
             failure = loop.run(stream, lambda: _show(bar, model, opened))
         if failure is None:
-            model.metrics.finish()
+            model.metrics.finish(model.table.collisions())
         for warning in (*opened.requests.warnings(), *model.coordinates.admission.notes()):
             output.note(warning)
     return Run(model, _report(loop, publisher), failure, opened.absent_fields, loop.withheld)
@@ -164,7 +166,7 @@ def train(
 def _show(bar: Progress, model: LearningModel, opened: OpenLog) -> None:
     logloss = model.metrics.recent_logloss()
     fields = {"recent log-loss": logloss} if logloss is not None else {}
-    bar.update(model.rows, total=opened.expected_rows(model.rows), **fields, keys=model.table.used)
+    bar.update(model.rows, total=opened.expected_rows(model.rows), **fields, keys=model.table.count)
 
 
 def _report(loop: LearningLoop, publisher: BatchPublisher | None) -> Report:
@@ -181,13 +183,14 @@ def _report(loop: LearningLoop, publisher: BatchPublisher | None) -> Report:
         resumed_requests=loop.opened.requests.resumed,
         cut_requests=loop.opened.requests.cut,
         seconds=loop.seconds,
-        keys=model.table.used,
+        keys=model.table.count,
         nonzero=model.nonzero(),
         evicted=model.evicted,
         variants=model.metrics.summary(),
         slices=model.metrics.slices(),
         calibration=model.calibrator.report() if model.calibrator is not None else {},
         memory=model.memory(),
+        collisions=model.table.collisions(),
         published=publisher.counts if publisher is not None else PublishCounts(),
         failed_checkpoints=checkpoints.failed if checkpoints else 0,
         damaged_checkpoints=checkpoints.damaged if checkpoints else 0,
@@ -311,7 +314,7 @@ class LearningLoop:
             resolved=self._start.resolved.to_json(),
             columns=self._start.columns,
             rows=self.model.rows,
-            keys=self.model.table.used,
+            keys=self.model.table.count,
             seconds=self.seconds,
             read=read,
             rows_read=self._rows_read,

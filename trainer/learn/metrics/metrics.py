@@ -31,6 +31,7 @@ from trainer.learn.metrics.metrics_kernels import (
     close_cluster,
 )
 from trainer.learn.metrics.records import (
+    Collisions,
     Detail,
     End,
     GroupMetrics,
@@ -159,14 +160,14 @@ class ProgressiveMetrics:
                 self._end_window()
             first = last
 
-    def finish(self) -> None:
+    def finish(self, collisions: Collisions | None = None) -> None:
         """Write the open window and the last lines. A resumed run removes them."""
         if self.file is None:
             return
         if self.rows > self._before.rows:
             self.file.write(self._window_line(Group.of(self._tally)), keep=False)
         self.file.write(self._detail(), keep=False)
-        self.file.write(End(rows=self.rows), keep=False)
+        self.file.write(End(rows=self.rows, collisions=collisions), keep=False)
 
     @property
     def rows(self) -> int:
