@@ -16,6 +16,7 @@ RECORDS = {
     "window": records.Window,
     "detail": records.Detail,
     "end": records.End,
+    "collisions": records.Collisions,
     "group": records.SliceMetrics,
     "figures": records.VariantMetrics,
     "difference": records.Difference,
