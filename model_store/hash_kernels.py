@@ -304,13 +304,13 @@ def scan_columns(data: Any, offsets: Any, sizes: Any, special: Any, not_ascii: A
 
 
 @bare_inline
-def sigmoid(score: Any) -> Any:
-    """1 / (1 + exp(-score)), within 2 units in the last place.
+def exponential(number: Any) -> Any:
+    """exp(number) of a number that is not positive, within 2 units in the last place; below -708 it is exp(-708).
 
-    It uses only IEEE additions, multiplications and one division, so every machine computes the same bits (a libm's exp
-    does not guarantee that), and LLVM can vectorize it over variants.
+    It uses only IEEE additions and multiplications, so every machine computes the same bits (a libm's exp does not
+    guarantee that), and LLVM can vectorize it over variants.
     """
-    argument = max(-abs(score), -708.0)
+    argument = max(number, -708.0)
     octaves = math.floor(argument * _LOG2_E + 0.5)
     rest = (argument - octaves * _LN2_HIGH) - octaves * _LN2_LOW
     series = 1.0 / 6227020800.0
@@ -327,5 +327,11 @@ def sigmoid(score: Any) -> Any:
     series = series * rest + 0.5
     series = series * rest + 1.0
     series = series * rest + 1.0
-    exponential = series * float_of_bits((np.int64(octaves) + 1023) << 52)
-    return (1.0 if score >= 0.0 else exponential) / (1.0 + exponential)
+    return series * float_of_bits((np.int64(octaves) + 1023) << 52)
+
+
+@bare_inline
+def sigmoid(score: Any) -> Any:
+    """1 / (1 + exp(-score)), within 2 units in the last place, the same bits on every machine."""
+    tail = exponential(-abs(score))
+    return (1.0 if score >= 0.0 else tail) / (1.0 + tail)

@@ -67,7 +67,13 @@ def _print_audit(name: str, found: RowAudit) -> None:
             rows.append([field.name, key.key, f"{key.x:g}", weight, key.contribution, rate])
         if len(field.keys) > 1:
             rows.append([field.name, "sum", "", "", field.contribution, ""])
-    print_table(["field or cross", "key", "x", "weight", "adds", "rate"], rows)
+    probit = found.link == "probit"
+    print_table(["field or cross", "key", "x", "weight", "adds", "variance" if probit else "rate"], rows)
     print(f"\nscore {found.score:.6f}, the sum; predicted {found.predicted:.6f}, ctr {found.ctr:.6f}")
     if found.uncertainty is not None:
-        print(f"uncertainty {found.uncertainty:.6f}: how far one more example could move the score")
+        meaning = (
+            "the standard deviation of the score"
+            if probit
+            else "how far one more example could move the score"
+        )
+        print(f"uncertainty {found.uncertainty:.6f}: {meaning}")

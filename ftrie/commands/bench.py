@@ -29,6 +29,7 @@ REMEDIES = {
     "vowpalwabbit": "pip install -e '.[bench]', or run `make bench`",
     "marisa_trie": "pip install -e '.[bench]', or run `make bench`",
     "h2load": "apt install nghttp2-client",
+    "torch": "make torch, or pip install 'ftrie[torch]'",
 }
 """How to install the packages and programs that benchmarks need."""
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from trainer.learn.metrics.records import VariantMetrics
     from trainer.logs.rejects import RejectLog
     from trainer.publish.publisher import PublishOptions
+    from trainer.runs.passes import PassesReport, PassOptions
     from trainer.runs.train import Report, Run
 
 _MOST_REASONS = 5
@@ -135,6 +136,39 @@ class CheckpointFlags:
         return found
 
 
+@dataclass(frozen=True)
+class PassFlags:
+    """How often the log is learned."""
+
+    passes: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Learn the log up to N times: later passes take its blocks in an order shuffled by learner.seed.",
+        ),
+    ] = 1
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            metavar="X",
+            help="With --passes: stop after a pass that lowers no variant's log-loss by this share; default 0.0001.",
+        ),
+    ] = None
+
+    def options(self) -> PassOptions:
+        """The passes to make. Raises typer.BadParameter."""
+        from trainer.runs.passes import PassOptions
+
+        if self.tolerance is None:
+            return PassOptions(self.passes)
+        if self.passes == 1:
+            raise typer.BadParameter("--tolerance needs --passes N, with N of 2 or more")
+        return PassOptions(self.passes, self.tolerance)
+
+
 def register(app: typer.Typer) -> None:
     """Add `ftrie train`."""
     app.command("train", epilog="Example: ftrie train ads.toml 'clicks/*.csv.gz' --publish --activate")(train)
@@ -159,6 +193,7 @@ def train(
     strict: StrictOption = False,
     save: SaveOption = None,
     log: LogFlags,
+    several: PassFlags,
     threads: ThreadsOption = None,
     batch_bytes: Annotated[
         int,
@@ -170,11 +205,11 @@ def train(
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Learn every variant of SPEC in one pass over click logs; save or publish the model.
+    """Learn every variant of SPEC from click logs, in one pass or several; save or publish the model.
 
     A bad row is counted, listed with --rejects, and skipped. A log that cannot be read to its end is an error: the
     model of the rows until then can be saved with --save, but is never published. With --checkpoint and --resume a run
-    that was killed continues as if it had not been.
+    that was killed continues as if it had not been. `--passes 5` learns a short log up to five times.
     """
     from model_store.spec.spec import load_spec
     from model_store.store import Store
@@ -188,7 +223,7 @@ def train(
 
     model_spec = load_spec(spec)
     publish = publish or activate or publishing.publish_every is not None
-    how = publishing.publishing(activate)
+    how, passes = publishing.publishing(activate), several.options()
     if start.checkpoint is None and (start.resume or start.every is not None):
         raise typer.BadParameter("--resume and --every need --checkpoint DIR")
     # Inputs and outputs are checked first: a wrong path or URL should not cost a training run, nor a log.
@@ -220,6 +255,7 @@ def train(
                 initial=initial_model(model_spec, start.init_from, store) if fresh else None,
                 publisher=publisher,
                 force=force,
+                passes=passes,
                 output=terminal,
             )
         _print_warnings(run)
@@ -293,9 +329,10 @@ def print_report(report: Report, as_json: bool) -> None:
     if as_json:
         print_json(report.as_dict())
         return
-    rate = report.rows / report.seconds if report.seconds else 0.0
+    passes = f", {len(report.passes.figures)} passes" if report.passes.figures else ""
     print(
-        f"{report.rows:,} rows in {report.seconds:.1f} s ({rate:,.0f} rows/s), {report.rejected:,} rejected"
+        f"{report.rows:,} rows{passes} in {report.seconds:.1f} s ({report.rows_per_second:,.0f} rows/s), "
+        f"{report.rejected:,} rejected"
         + (f", {report.subsampled:,} not drawn" if report.subsampled else "")
         + f"; {report.keys:,} keys, {report.nonzero:,} with a weight"
         + (f", {report.evicted:,} dropped" if report.evicted else "")
@@ -307,6 +344,7 @@ def print_report(report: Report, as_json: bool) -> None:
             print(line)
     print_variants(report.variants)
     _print_calibration(report)
+    _print_passes(report.passes)
 
 
 def print_variants(variants: Mapping[str, VariantMetrics]) -> None:
@@ -346,6 +384,22 @@ def _print_calibration(report: Report) -> None:
         print_table(heading, fitted)
     else:
         print("no curve could be judged: that takes 100 clicks, 100 other rows, and as many rows again")
+
+
+def _print_passes(passes: PassesReport) -> None:
+    """Print the log-loss of each pass, of several, and why they ended."""
+    if not passes.figures:
+        return
+    before = (None, *passes.figures)
+    table = [
+        [number, name, each.logloss[name], change and f"{change:+.3%}", round(each.rows / each.seconds)]
+        for number, (each, last) in enumerate(zip(passes.figures, before, strict=False), 1)
+        for name, change in each.change(last).items()
+    ]
+    print()
+    print_table(["pass", "variant", "log-loss", "change", "rows/s"], table)
+    ended = "converged" if passes.converged else "not converged"
+    print(f"{ended}; from pass 2 on the rows were learned before, so only pass 1 validates the model")
 
 
 def _reasons(report: Report) -> str:

@@ -15,10 +15,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from model_store.bounded import json_value
 from model_store.errors import InputError
+from trainer.learn.collisions import Collisions
 from trainer.learn.metrics.records import (
     FORMAT,
     FORMAT_VERSION,
-    Collisions,
     Detail,
     End,
     Header,

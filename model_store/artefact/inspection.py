@@ -44,9 +44,14 @@ def one_variant(artefact: Artefact, name: str) -> Artefact:
 
 
 def _kept(artefact: Artefact, bit: int) -> npt.NDArray[np.bool_]:
-    """bool[rows]: the keys that the variant uses and, with per-variant weights, that weigh other than 0."""
+    """bool[rows]: the keys that the variant uses and, with per-variant weights, that weigh other than 0.
+
+    With the probit link also those that weigh 0: their variances count.
+    """
     used = artefact.used_by(bit)
-    return used & (artefact.weight[:, bit] != 0) if artefact.per_variant else used
+    if not artefact.per_variant or artefact.spec.learner.link == "probit":
+        return used
+    return np.asarray(used & (artefact.weight[:, bit] != 0))
 
 
 def _spec_of(spec: ModelSpec, name: str) -> ModelSpec:

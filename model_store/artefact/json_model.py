@@ -62,7 +62,15 @@ def parse(text: bytes) -> JsonModel:
 
 
 def to_artefact(model: JsonModel, spec: ModelSpec) -> Artefact:
-    """The artefact of a JSON model. Every variant of `spec` uses its weights; rates are unknown (0)."""
+    """The artefact of a JSON model. Every variant of `spec` uses its weights; rates are unknown (0).
+
+    Raises SpecError for adpredictor, whose click rates need the variances.
+    """
+    if spec.learner.link == "probit":
+        raise SpecError(
+            f"the spec of {spec.model.name} says adpredictor, whose click rates depend on a variance for each key, "
+            "and the JSON form has none: import an .arrow file, or give a --spec with another algorithm"
+        )
     rows = len(model.keys)
     mask = (1 << len(spec.variants)) - 1
     lengths = np.fromiter(map(len, model.keys), np.int64, rows)
@@ -88,8 +96,13 @@ def render(artefact: Artefact) -> bytes:
 
     An imported model is written as it was read. For a model trained here, type is the model's name and fid the field or
     cross of a key. Key bytes that are not UTF-8 become lone surrogates (Python's surrogateescape). Raises SpecError if
-    variants have their own weights, since the form has one value per key.
+    variants have their own weights, since the form has one value per key, and for adpredictor.
     """
+    if artefact.spec.learner.link == "probit":
+        raise SpecError(
+            f"{artefact.spec.model.name} is an adpredictor, whose click rates depend on a variance for each key, and "
+            "the JSON form has one value per key: export it to an .arrow file"
+        )
     if artefact.per_variant:
         raise SpecError(
             f"each variant of {artefact.spec.model.name} has its own weights, but the JSON form has one "

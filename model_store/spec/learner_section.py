@@ -11,8 +11,9 @@ from pydantic import Field, field_validator, model_validator
 
 from model_store.spec.sections import Alpha, Beta, Penalty, Section, seconds_of
 
-Algorithm = Literal["ogd", "truncation", "truncated_gradient", "fobos", "rda", "ftrl"]
-RateKind = Literal["gradients", "counts", "global", "constant"]
+Algorithm = Literal["ogd", "truncation", "truncated_gradient", "fobos", "rda", "ftrl", "adpredictor"]
+RateKind = Literal["gradients", "counts", "global", "constant", "posterior"]
+Link = Literal["logit", "probit"]
 
 MAX_BLOOM_COUNT = 256
 MAX_K = 10**15
@@ -24,17 +25,28 @@ _RATES: dict[str, tuple[str, ...]] = {
     "truncation": ("gradients", "counts", "global", "constant"),
     "truncated_gradient": ("gradients", "counts", "global", "constant"),
     "fobos": ("gradients", "counts", "global", "constant"),
-    "rda": ("global", "gradients"),
+    "rda": ("global", "gradients", "constant"),
     "ftrl": ("gradients", "counts", "constant"),
+    "adpredictor": ("posterior",),
 }
 REGULARIZERS: dict[str, tuple[str, ...]] = {
-    "ogd": (),
+    "ogd": ("l1", "l2"),
     "truncation": (),
     "truncated_gradient": ("l1",),
     "fobos": ("l1", "l2"),
     "rda": ("l1", "l2"),
     "ftrl": ("l1", "l2"),
+    "adpredictor": (),
 }
+_SCALED = (
+    'precision = "q2.13" does not fit algorithm = "{algorithm}" with rate = "global", which keeps weights '
+    'divided by their accumulated shrinkage, beyond the range of 16 bits; use another rate, or precision = "f64"'
+)
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "rda": {"rate": "global"},
+    "adpredictor": {"rate": "posterior", "alpha": 0.03},
+}
+_OF_ADPREDICTOR = ("prior_ctr", "forgetting", "prune_kl")
 
 
 class Inclusion(Section):
@@ -83,7 +95,8 @@ class LearnerSection(Section):
     """The learner and its parameters, named as in the papers.
 
     `rate_scale` and `rate_decay` are another form of the rate, eta = rate_scale / (1 + rate_decay sqrt(n)): alpha is
-    rate_scale / rate_decay, and beta is 1 / rate_decay. The defaults of `rate` and `l1` depend on the algorithm.
+    rate_scale / rate_decay, and beta is 1 / rate_decay. The defaults of `rate`, `alpha` and `l1` depend on the
+    algorithm. For adpredictor, alpha is the prior variance of a weight, beta the standard deviation of the noise.
     """
 
     algorithm: Algorithm = "ftrl"
@@ -93,6 +106,10 @@ class LearnerSection(Section):
     l2: Penalty = 0.0
     k: int = Field(default=1, ge=1, le=MAX_K)
     theta: Annotated[float, Field(ge=0)] | None = None
+    shrink: Literal["rate", "fixed"] = "rate"
+    prior_ctr: float = Field(default=0.5, gt=0, lt=1)
+    forgetting: float = Field(default=0.0, ge=0, lt=1)
+    prune_kl: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     values: Literal["single", "per_variant"] = "single"
     rate: RateKind = "gradients"
     precision: Literal["f64", "q2.13"] = "f64"
@@ -102,9 +119,29 @@ class LearnerSection(Section):
     subsample: Subsample | None = None
     seed: int = Field(default=1, ge=0, lt=2**63)
 
-    def takes(self, regularizer: str) -> bool:
-        """Whether the algorithm has this regularizer, l1 or l2."""
-        return regularizer in REGULARIZERS[self.algorithm]
+    def why_not(self, regularizer: str) -> str:
+        """Why this learner does not take the regularizer, l1 or l2; "" if it does."""
+        if regularizer not in REGULARIZERS[self.algorithm]:
+            having = ", ".join(a for a, names in REGULARIZERS.items() if regularizer in names)
+            return f'{regularizer} does not belong to algorithm = "{self.algorithm}"; it belongs to {having}'
+        if (self.algorithm, self.rate, regularizer) == ("ogd", "global", "l1"):
+            return (
+                'l1 does not fit algorithm = "ogd" with rate = "global": the gradient of l1 takes a weight past 0 and '
+                "back at every example, and under a falling rate there is no formula for what a key has missed until "
+                'it occurs again; take algorithm = "fobos", which stops at 0, or another rate'
+            )
+        return ""
+
+    @property
+    def link(self) -> Link:
+        """The link from a score to a click rate: sigmoid(score), or Φ(score / sqrt(beta^2 + its variance))."""
+        return "probit" if self.algorithm == "adpredictor" else "logit"
+
+    def first_rate(self, alpha: float, beta: float) -> float | None:
+        """The rate of a key without examples; None where all keys share the rate, or it would be infinite."""
+        if self.link == "probit":
+            return alpha
+        return alpha / beta if beta and self.rate != "global" else None
 
     @property
     def ttl_rows(self) -> int | None:
@@ -116,10 +153,14 @@ class LearnerSection(Section):
         """Time to live in seconds of the log's timestamps, or None."""
         return seconds_of(self.ttl) if isinstance(self.ttl, str) else None
 
-    def check_first_rate(self, beta: float, l2: float) -> None:
-        """Raise ValueError unless the first rate of a key is finite with this beta and l2."""
+    def check_first_rate(self, alpha: float, beta: float, l2: float) -> None:
+        """Raise ValueError unless the first rate of a key is finite with these parameters, and ogd converges."""
         if beta > 0 or self.rate == "global":
+            if self.algorithm == "ogd" and l2:
+                self._check_l2_of_ogd(alpha if self.rate == "global" else alpha / beta, l2)
             return
+        if self.link == "probit":
+            raise ValueError("beta is 0: adpredictor divides by its noise; set beta > 0")
         if self.precision == "q2.13":
             raise ValueError('beta is 0: precision = "q2.13" needs a finite rate for every key; set beta > 0')
         if not (self.algorithm == "ftrl" and self.rate != "constant" and l2):
@@ -127,6 +168,16 @@ class LearnerSection(Section):
             raise ValueError(
                 f"beta is 0{and_l2}: an unseen key's learning rate would be infinite; set beta > 0"
             )
+
+    def _check_l2_of_ogd(self, first_rate: float, l2: float) -> None:
+        if first_rate * l2 >= 1.0:
+            raise ValueError(
+                f'l2 = {l2:g} is too large for algorithm = "ogd", which multiplies weights by 1 - eta l2: the first '
+                f"eta is {first_rate:g}, and eta l2 must be below 1; lower l2 or alpha, or take "
+                'algorithm = "fobos", which divides by 1 + eta l2'
+            )
+        if self.rate == "global" and self.precision == "q2.13":
+            raise ValueError(_SCALED.format(algorithm="ogd"))
 
     @field_validator("ttl", mode="before")
     @classmethod
@@ -153,17 +204,21 @@ class LearnerSection(Section):
     def _defaults_of_the_algorithm(cls, data: Any) -> Any:
         if not isinstance(data, dict) or data.get("algorithm", "ftrl") == "ftrl":
             return data
-        defaults = {"l1": 0.0, "rate": "global" if data["algorithm"] == "rda" else "gradients"}
+        defaults: dict[str, Any] = {"l1": 0.0, "rate": "gradients"}
+        defaults |= _DEFAULTS.get(data["algorithm"], {}) if isinstance(data["algorithm"], str) else {}
         return defaults | data
 
     @model_validator(mode="after")
     def _regularizers_fit(self) -> Self:
         for name in ("l1", "l2"):
-            if getattr(self, name) and not self.takes(name):
-                having = ", ".join(a for a, names in REGULARIZERS.items() if name in names)
-                raise ValueError(
-                    f'{name} does not belong to algorithm = "{self.algorithm}"; it belongs to {having}'
-                )
+            if getattr(self, name) and (why_not := self.why_not(name)):
+                raise ValueError(why_not)
+        if self.algorithm != "adpredictor":
+            for name in _OF_ADPREDICTOR:
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(
+                        f'{name} belongs to algorithm = "adpredictor", not to "{self.algorithm}"; leave it out'
+                    )
         truncates = self.algorithm in ("truncation", "truncated_gradient")
         if truncates and self.theta is None:
             raise ValueError(
@@ -172,6 +227,10 @@ class LearnerSection(Section):
         if not truncates and (self.k, self.theta) != (1, None):
             raise ValueError(
                 f'k and theta belong to truncation and truncated_gradient, not to algorithm = "{self.algorithm}"'
+            )
+        if self.shrink == "fixed" and self.algorithm != "truncated_gradient":
+            raise ValueError(
+                f'shrink = "fixed" belongs to truncated_gradient, not to algorithm = "{self.algorithm}"'
             )
         return self
 
@@ -182,17 +241,13 @@ class LearnerSection(Section):
             raise ValueError(
                 f'rate = "{self.rate}" has no meaning for algorithm = "{self.algorithm}"; it takes {", ".join(allowed)}'
             )
-        self.check_first_rate(self.beta, self.l2)
+        self.check_first_rate(self.alpha, self.beta, self.l2)
         if self.precision == "q2.13" and self.algorithm == "rda":
             raise ValueError(
                 'precision = "q2.13" has no meaning for algorithm = "rda", which keeps sums of gradients, not weights'
             )
         if (self.algorithm, self.rate, self.precision) == ("fobos", "global", "q2.13"):
-            raise ValueError(
-                'precision = "q2.13" does not fit algorithm = "fobos" with rate = "global", which keeps weights '
-                "divided by their accumulated shrinkage, beyond the range of 16 bits; use another rate, or "
-                'precision = "f64"'
-            )
+            raise ValueError(_SCALED.format(algorithm="fobos"))
         return self
 
     @model_validator(mode="after")

@@ -36,7 +36,14 @@ SHARE_TOLERANCE = 1e-6
 WEIGHT = "weight"
 _CATEGORIES: Mapping[str, str | None] = MappingProxyType({})
 _CAME_LATER = ("join", "guard")
-_MEMBERS_CAME_LATER = (("join", "unknown_items"), ("learner", "hash_bits"))
+_MEMBERS_CAME_LATER = (
+    ("join", "unknown_items"),
+    ("learner", "shrink"),
+    ("learner", "prior_ctr"),
+    ("learner", "forgetting"),
+    ("learner", "prune_kl"),
+    ("learner", "hash_bits"),
+)
 
 
 class ModelSpec(Section):
@@ -89,10 +96,8 @@ class ModelSpec(Section):
     @model_validator(mode="after")
     def _rules_fit_the_learner(self) -> Self:
         for prefix, rule in self.rules.items():
-            if rule.l1 is not None and not self.learner.takes("l1"):
-                raise ValueError(
-                    f'rules."{prefix}".l1: l1 does not belong to algorithm = "{self.learner.algorithm}"; leave it out'
-                )
+            if rule.l1 is not None and (why_not := self.learner.why_not("l1")):
+                raise ValueError(f'rules."{prefix}".l1: {why_not}')
             included = rule.inclusion is not None and rule.inclusion.kind != "none"
             if included and self.learner.hash_bits is not None:
                 raise ValueError(
@@ -215,15 +220,13 @@ class ModelSpec(Section):
 def _check_own_parameters(name: str, variant: Variant, learner: LearnerSection) -> None:
     own = variant.own_parameters
     for regularizer in ("l1", "l2"):
-        if own.get(regularizer) and not learner.takes(regularizer):
-            raise ValueError(
-                f'variants.{name}.{regularizer}: {regularizer} does not belong to algorithm = "{learner.algorithm}"; '
-                "leave it out"
-            )
+        if own.get(regularizer) and (why_not := learner.why_not(regularizer)):
+            raise ValueError(f"variants.{name}.{regularizer}: {why_not}")
     if not own:
         return
     try:
-        learner.check_first_rate(own.get("beta", learner.beta), own.get("l2", learner.l2))
+        alpha, beta, l2 = (own.get(each, getattr(learner, each)) for each in ("alpha", "beta", "l2"))
+        learner.check_first_rate(alpha, beta, l2)
     except ValueError as error:
         raise ValueError(f"variants.{name}: {error}") from None
 

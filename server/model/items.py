@@ -6,7 +6,7 @@ the sums always, the item parts only if the model has other ones than before.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,17 +26,20 @@ from server.model.tokens import TokenTable
 Array = npt.NDArray[Any]
 
 _NAMES = ("own", "unsure", "codes", "run_start", "run_half", "run_x")
+_UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, eq=False)
 class ItemTable:
     """Items as the ranking kernels read them: codes int32[rows, groups], the runs, and two sums a variant and row.
 
-    own float64[variants, rows] is Σ w·x over the keys that the item makes alone, unsure Σ rate·|x| over the same keys.
+    own float64[variants, rows] is Σ w·x over the keys that the item makes alone, unsure Σ rate·|x| over the same keys,
+    or with the probit link their variance.
 
     A code is the number of an item part, NO_HALF, or FIRST_RUN - r for run r: the pairs run_start[r] …
     run_start[r + 1] - 1 of run_half (int32) and run_x (float64), for items with several parts in a group, or with an x
-    other than 1.
+    other than 1. unknown float64[rows, groups] is Σ x² over the parts that the model does not have; without rows unless
+    the link is probit.
     """
 
     own: Array
@@ -45,6 +48,7 @@ class ItemTable:
     run_start: Array
     run_half: Array
     run_x: Array
+    unknown: Array
 
     @classmethod
     def of(cls, model: Model, tokens: TokenTable, variants: range) -> ItemTable:
@@ -54,16 +58,18 @@ class ItemTable:
     @classmethod
     def of_arrays(cls, arrays: dict[str, Array]) -> ItemTable:
         """The table with these arrays, by name."""
-        return cls(*(arrays[name] for name in _NAMES))
+        known = {name: arrays[name] for name in _NAMES}
+        return cls(**known, unknown=arrays.get(_UNKNOWN, np.empty((0, known["codes"].shape[1]))))
 
     @property
     def by_name(self) -> dict[str, Array]:
         """The arrays as the block `items` names them."""
-        return {name: getattr(self, name) for name in _NAMES}
+        names = (*_NAMES, _UNKNOWN) if len(self.unknown) else _NAMES
+        return {name: getattr(self, name) for name in names}
 
     @property
     def code_arrays(self) -> tuple[Array, ...]:
-        """The group `items` of the scoring kernels without the sums."""
+        """The group `items` of the scoring kernels without the sums and `unknown`."""
         return self.codes, self.run_start, self.run_half, self.run_x
 
     @cached_property
@@ -78,24 +84,26 @@ def sums_of(model: Model, tokens: TokenTable, variants: range) -> tuple[Array, A
     choice = np.empty(MAX_CROSS_FIELDS, np.int64)
     sum_items(
         *model.base.trie.walked, *model.base.values.arrays, *model.fresh.trie.walked, *model.fresh.values.arrays,
-        model.terms.item, *tokens.arrays, variants.start, choice, own, unsure,
+        model.terms.item, *tokens.arrays, variants.start, model.priors, choice, own, unsure,
     )  # fmt: skip
     return own, unsure
 
 
-def codes_of(model: Model, tokens: TokenTable) -> tuple[Array, Array, Array, Array]:
-    """The codes and runs of an ItemTable. Runs are rare: a second pass follows only if the first finds any."""
-    codes = np.empty((len(tokens.values), len(model.terms.groups)), np.int32)
+def codes_of(model: Model, tokens: TokenTable) -> tuple[Array, Array, Array, Array, Array]:
+    """The codes, runs and unknown of an ItemTable. Runs are rare: a second pass follows only if the first finds any."""
+    rows, groups = len(tokens.values), len(model.terms.groups)
+    codes = np.empty((rows, groups), np.int32)
     base, fresh = model.base.item_parts, model.fresh.item_parts
     runs = pairs = 0
     while True:
         arrays = codes, np.zeros(runs + 1, np.int64), np.empty(pairs, np.int32), np.empty(pairs, np.float64)
+        unknown = np.zeros((rows if len(model.priors) else 0, groups))
         found = code_items(
             *base.trie.walked, *fresh.trie.walked, fresh.first, model.terms.groups,
-            *tokens.arrays, np.empty(MAX_CROSS_FIELDS, np.int64), *arrays,
+            *tokens.arrays, np.empty(MAX_CROSS_FIELDS, np.int64), *arrays, unknown,
         )  # fmt: skip
         if found == (runs, pairs):
-            return arrays
+            return *arrays, unknown
         runs, pairs = found
 
 
@@ -137,7 +145,8 @@ def items_part(model: Model, items: KnownItems, codes_from: SharedBlock | None) 
     if codes_from is None:
         table = ItemTable(own, unsure, *codes_of(model, items.tokens))
     else:
-        table = ItemTable(own, unsure, *ItemTable.of_arrays(codes_from.arrays).code_arrays)
+        before = ItemTable.of_arrays(codes_from.arrays)
+        table = replace(before, own=own, unsure=unsure)
     calibration = None if model.calibration is None else model.calibration.to_json()
     return SharedBlock.write({"calibration": calibration}, table.by_name)
 

@@ -250,7 +250,7 @@ class Apart:
     def of(cls, model: Model, items_part: SharedBlock) -> Apart:
         """Compute it from a model and its block `items`. O(items); O(keys) if no item has a sum of its own."""
         table = ItemTable.of_arrays(items_part.arrays)
-        by_model = bool(len(model.terms.item) or len(model.terms.groups))
+        by_model = model.terms.know_items
         if len(table.codes) < 2:
             return cls(None, by_model)
         own = bool((table.own != table.own[:, :1]).any())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -27,7 +27,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Entry:
-    """What a model says of a key: its weight and learning rate for one variant."""
+    """What a model says of a key: its weight and learning rate for one variant; with the probit link, a variance."""
 
     weight: float
     rate: float
@@ -66,9 +66,25 @@ class Model:
     ) -> Model:
         """Bind layers that are built. O(bytes of the plan's prefixes)."""
         layer = Layer(base.trie, base.item_parts, values)
-        terms = Terms.of(base.plan, layer, fresh)
+        terms = Terms.of(base.plan, layer, fresh, whole=base.spec.learner.link == "probit")
         of_plan = base.spec, base.plan, base.request_tokens, base.item_set_crosses
         return cls(version, *of_plan, layer, fresh, terms, calibration)
+
+    @cached_property
+    def priors(self) -> Array:
+        """float64[variants]: the variance of a weight that the model does not have; empty unless the link is probit."""
+        return self._parameters("alpha")
+
+    @cached_property
+    def noises(self) -> Array:
+        """float64[variants]: the standard deviation of the noise; empty unless the link is probit."""
+        return self._parameters("beta")
+
+    def _parameters(self, name: str) -> Array:
+        learner, variants = self.spec.learner, self.spec.variants.values()
+        if learner.link != "probit":
+            return np.empty(0)
+        return np.array([each.own_parameters.get(name, getattr(learner, name)) for each in variants])
 
     @property
     def item_parts(self) -> int:
@@ -121,7 +137,8 @@ class Terms:
     """A plan's fields and crosses as rows of numbers, each with its prefix walked in the tries of both layers.
 
     int64[terms, TERM_COLUMNS] each; `server/model/terms_kernels.py` names the columns. A term whose prefix leads to no
-    key in either trie is left out, so that requests spend nothing on it.
+    key in either trie is left out, so that requests spend nothing on it; not with the probit link, where keys that a
+    model lacks have a variance.
 
     request: the bias, fields and crosses of the request alone, fields numbered as in plan.request_fields.
     item: those of the item alone, fields numbered as in plan.item_fields. mixed: crosses of both, with their request
@@ -134,16 +151,27 @@ class Terms:
     groups: Array
 
     @classmethod
-    def of(cls, plan: FeaturePlan, base: Layer, fresh: Layer) -> Terms:
-        """Walk every prefix of the plan. O(bytes of the prefixes)."""
+    def of(cls, plan: FeaturePlan, base: Layer, fresh: Layer, *, whole: bool = False) -> Terms:
+        """Walk every prefix of the plan. O(bytes of the prefixes). whole: keep terms that lead to no key."""
         tries = base.trie, fresh.trie
         groups = [*_groups(plan, base, fresh)]
+        groups = groups if whole else [(names, row) for names, row in groups if _leads_on(row)]
+
+        def array(rows: Iterable[list[int]]) -> Array:
+            kept = [row for row in rows if whole or _leads_on(row)]
+            return np.array(kept, np.int64).reshape(-1, TERM_COLUMNS)
+
         return cls(
-            request=_array([_row(_prefix(tries, BIAS)), *_alone(plan, tries, plan.request_fields)]),
-            item=_array([*_alone(plan, tries, plan.item_fields)]),
-            mixed=_array([*_mixed(plan, tries, [names for names, _ in groups])]),
-            groups=_array([row for _, row in groups]),
+            request=array([_row(_prefix(tries, BIAS)), *_alone(plan, tries, plan.request_fields)]),
+            item=array(_alone(plan, tries, plan.item_fields)),
+            mixed=array(_mixed(plan, tries, [names for names, _ in groups])),
+            groups=array(row for _, row in groups),
         )
+
+    @property
+    def know_items(self) -> bool:
+        """Whether any key of the model has a field of the item."""
+        return any(_leads_on(row) for rows in (self.item, self.groups) for row in rows)
 
 
 def _alone(plan: FeaturePlan, tries: Tries, side: Sequence[FieldPlan]) -> Iterator[list[int]]:
@@ -166,8 +194,7 @@ def _groups(plan: FeaturePlan, base: Layer, fresh: Layer) -> Iterator[tuple[tupl
     for number, names in enumerate(groups_of(plan)):
         fields = [field for name in names for field in plan.item_fields if field.name == name]
         places = base.item_parts.cursor(number), fresh.item_parts.cursor(number)
-        if any(places):
-            yield names, _row(places, _numbers(fields, plan.item_fields))
+        yield names, _row(places, _numbers(fields, plan.item_fields))
 
 
 def _numbers(fields: Sequence[FieldPlan], side: Sequence[FieldPlan]) -> list[int]:
@@ -192,6 +219,6 @@ def _row(
     return row
 
 
-def _array(rows: list[list[int]]) -> Array:
-    kept = [row for row in rows if row[BASE] >= 0 or row[FRESH] >= 0]
-    return np.array(kept, np.int64).reshape(-1, TERM_COLUMNS)
+def _leads_on(row: Sequence[int]) -> bool:
+    """Whether a term's prefix leads to a key."""
+    return row[BASE] >= 0 or row[FRESH] >= 0

@@ -65,6 +65,15 @@ def walk_choice(trie: Any, terms: Any, term: Any, layer: Any, tokens: Any, choic
 
 
 @bare_inline
+def chosen_x(terms: Any, term: Any, xs: Any, choice: Any) -> Any:
+    """The product of the chosen tokens' x, whether a key of them exists or not."""
+    x = 1.0
+    for i in range(terms[term, COUNT]):
+        x *= xs[choice[i]]
+    return x
+
+
+@bare_inline
 def find_key(trie: Any, fresh_trie: Any, terms: Any, term: Any, tokens: Any, choice: Any) -> Any:
     """The key of the chosen tokens: its slots in the base and in the fresh layer, -1 where it is missing, and its x."""
     node, used, _, x = walk_choice(trie, terms, term, BASE, tokens, choice, False)

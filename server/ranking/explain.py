@@ -51,6 +51,8 @@ def _items(query: Query, ranking: Ranking, served: ServedVersion) -> list[Explai
         features = candidates.items[FIRST_INLINE - row][1] if row <= FIRST_INLINE else None
         tokens = of_request | item_tokens(model, served.catalogue, item.id, features)
         groups = explained(model, tokens, query.variant, item.score)
+        if len(model.priors):
+            item.uncertainty = deviation(model, tokens, query.variant)
         found.append(ExplainedItem(item=item, groups=map(_group, groups)))
     return found
 
@@ -67,7 +69,10 @@ def _key(key: Contribution) -> KeyContribution:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """One key of the model: its weight for the variant, the x that it is multiplied by, and its learning rate."""
+    """One key of the model: its weight for the variant, the x that it is multiplied by, and its learning rate.
+
+    With the probit link, weight is the mean of the key's posterior and rate its variance.
+    """
 
     key: bytes
     weight: float
@@ -117,6 +122,16 @@ def _known(
         entry = model.look_up(key, variant) if mask >> variant & 1 else None
         if entry is not None:
             yield name, Contribution(key, entry.weight, x, entry.rate)
+
+
+def deviation(model: Model, tokens: Mapping[str, Sequence[Token]], variant: int) -> float:
+    """The standard deviation of a score under the probit link: also keys that the model lacks have a variance."""
+    total, prior = 0.0, float(model.priors[variant])
+    for _, key, x, mask in model.plan.keys_of(tokens):
+        if mask >> variant & 1:
+            entry = model.look_up(key, variant)
+            total += (prior if entry is None else entry.rate) * x * x
+    return math.sqrt(total)
 
 
 def _rest(values: Sequence[float], score: float) -> list[float]:

@@ -28,7 +28,6 @@ from server.ranking.multi_variant_kernels import sum_variants
 from server.ranking.query import Candidates, Query, Ranking, RequestFeatures, ShadowRanking, TokenArrays
 from server.ranking.scoring_kernels import FIRST_INLINE, NO_ITEM, rank
 from server.ranking.select.filters import CandidateColumns
-from server.ranking.select.select_kernels import click_rates
 from server.ranking.select.selection import Options, Scored
 
 Array = npt.NDArray[Any]
@@ -57,7 +56,7 @@ class Ranker:
             len(model.terms.groups),
             items.longest_run,
         )
-        self._tokens = model.request_tokens
+        self._tokens, self._link = model.request_tokens, model.spec.learner.link
         self._curves = RequestCurves(model.calibration, model.plan)
 
     def query(
@@ -113,17 +112,16 @@ class Ranker:
         """
         candidates, options, shadows = query.candidates, query.options, query.shadows
         curve = self._curves.choose(query.variant, query.features.tokens)
-        if options is None and not shadows:
+        if options is None and not shadows and self._link == "logit":
             order, ctr, score = self._best(query)
             if curve is not None:
                 ctr = curve.apply(ctr)
             return Ranking(candidates, order, ctr, score)
-        unsure = options is not None and options.needs_uncertainty
-        sums = self._sums(query, unsure)
+        scored, *of_shadows = self._scored(query, curve)
         if options is None:
-            ranking = _by_score(sums[0], candidates, curve, query.top_k)
+            order = np.argsort(-scored.latent, kind="stable")[: query.top_k]
+            ranking = Ranking(candidates, order, scored.ctr(scored.latent[order]), scored.score[order])
         else:
-            scored = Scored(sums[0], sums[-1] if unsure else None, curve)
             columns = CandidateColumns(self._attributes, candidates.ids, candidates.rows, candidates.items)
             chosen = options.select(scored, columns, candidates.ids, query.top_k, query.request_id, until_s)
             ranking = Ranking(
@@ -136,7 +134,7 @@ class Ranker:
                 chosen.propensity,
                 chosen.notes,
             )
-        ranking.shadows = [_shadow(v, sums[1 + n], ranking) for n, v in enumerate(shadows)]
+        ranking.shadows = [_shadow(v, each, ranking) for v, each in zip(shadows, of_shadows, strict=True)]
         return ranking
 
     def _best(self, query: Query) -> tuple[Array, Array, Array]:
@@ -154,13 +152,25 @@ class Ranker:
         )  # fmt: skip
         return space[-3][:top].copy(), space[-2][:top].copy(), space[-1][:top].copy()
 
-    def _sums(self, query: Query, unsure: bool) -> Array:
-        """Scores of every candidate by several variants; with `unsure`, a last row of the first's uncertainty."""
+    def _scored(self, query: Query, curve: Curve | None) -> list[Scored]:
+        """The scores of every candidate by the variant that answers, with their curve, and by each shadow."""
         rows, tokens = query.candidates.rows, query.candidates.item_tokens
         inline = None if tokens is None else ItemTable.of(self._model, tokens, self._variants)
         space = self._scratch(len(rows), 1 if inline is None else inline.longest_run)
         request = (self._tokens.values, *query.features.tokens)
-        return self._several.sums(request, rows, inline, [query.variant, *query.shadows], unsure, space)
+        unsure = query.options is not None and query.options.needs_uncertainty
+        which = [query.variant, *query.shadows]
+        scores, unsure_of = self._several.sums(request, rows, inline, which, unsure, space)
+        noises = self._model.noises
+        return [
+            Scored(
+                scores[n],
+                unsure_of[n] if n < len(unsure_of) else None,
+                curve if n == 0 else None,
+                float(noises[v]) if len(noises) else None,
+            )
+            for n, v in enumerate(which)
+        ]
 
     def _item_tokens(self, items: Sequence[InlineItem]) -> TokenTable:
         """The tokens of inline items, as the catalogue's were made. Raises as `features`."""
@@ -188,15 +198,8 @@ class Ranker:
         return scratch(self._halves, wanted, self._groups, candidates)
 
 
-def _by_score(scores: Array, candidates: Candidates, curve: Curve | None, top_k: int | None) -> Ranking:
-    order = np.argsort(-scores, kind="stable")[:top_k]
-    best, ctr = scores[order], np.empty(len(order))
-    click_rates(best, ctr)
-    return Ranking(candidates, order, ctr if curve is None else curve.apply(ctr), best)
-
-
-def _shadow(variant: int, scores: Array, answer: Ranking) -> ShadowRanking:
-    order = np.argsort(-scores, kind="stable")[: len(answer.order)]
+def _shadow(variant: int, scored: Scored, answer: Ranking) -> ShadowRanking:
+    order, scores = np.argsort(-scored.latent, kind="stable")[: len(answer.order)], scored.score
     ids = answer.candidates.ids_at(order)
     return ShadowRanking(variant, ids, scores[order].tolist(), scores[answer.order].tolist())
 
@@ -207,9 +210,8 @@ class _SeveralVariants:
     def __init__(self, model: Model, items: ItemTable, nothing: ItemTable) -> None:
         """`nothing`: a table without rows, for requests without inline items."""
         terms = model.terms.request, model.terms.mixed
-        known = items.own, items.unsure, *items.code_arrays
-        self._head = (*_arrays(model.base), *_arrays(model.fresh), *terms, *known)
-        self._nothing = nothing
+        self._head = (*_arrays(model.base), *_arrays(model.fresh), *terms, *_known(items))
+        self._nothing, self._priors = nothing, model.priors
 
     def sums(
         self,
@@ -219,23 +221,29 @@ class _SeveralVariants:
         variants: Sequence[int],
         uncertainty: bool,
         scratch: tuple[Array, ...],
-    ) -> Array:
+    ) -> tuple[Array, Array]:
         """float64[variants, candidates] in the order of `rows`: the scores by each of `variants`, bit for bit `rank`'s.
 
-        With `uncertainty`, a last row has Σ rate·|x| over the keys that the first variant uses. `inline` has sums of
-        every variant of the model; tokens, rows and scratch are as `rank` takes them.
+        And float64[n, candidates], their uncertainties: with the probit link the standard deviation of every score;
+        else with `uncertainty` Σ rate·|x| over the keys that the first variant uses, and without it nothing. `inline`
+        has sums of every variant of the model; tokens, rows and scratch are as `rank` takes them.
         """
         others = self._nothing if inline is None else inline
-        lanes = len(variants) + uncertainty
+        k, probit = len(variants), len(self._priors) > 0
+        lanes = 2 * k if probit else k + uncertainty
         marks, wanted, _, starts, choice = scratch[:5]
-        sums, totals = np.empty((lanes, len(wanted)), np.float64), np.empty((lanes, 1), np.float64)
-        out = np.empty((lanes, len(rows)), np.float64)
+        sums, totals = (np.empty((3 * k if probit else lanes, n), np.float64) for n in (len(wanted), 1))
+        out, made = np.empty((lanes, len(rows)), np.float64), np.empty((k, others.codes.shape[1]), np.float64)
         which = np.array(variants, np.int64)
         sum_variants(
-            *self._head, others.own, others.unsure, *others.code_arrays, *tokens,
-            rows, which, marks, wanted, starts, choice, sums, totals, out,
+            *self._head, *_known(others), self._priors, *tokens,
+            rows, which, marks, wanted, starts, choice, sums, totals, made, out,
         )  # fmt: skip
-        return out
+        return out[:k], np.sqrt(out[k:]) if probit else out[k:]
+
+
+def _known(items: ItemTable) -> tuple[Array, ...]:
+    return items.own, items.unsure, *items.code_arrays, items.unknown
 
 
 def _arrays(layer: Layer) -> tuple[Array, ...]:
@@ -279,7 +287,7 @@ def scratch(halves: int, wanted: int, groups: int, candidates: int) -> tuple[Arr
 class RequestCurves:
     """A model's calibration curves, bound to its plan. Immutable; shared by all threads.
 
-    Curves rise, so an order by score stays an order by ctr.
+    Curves rise, so an order by the uncalibrated click rate stays an order by ctr.
     """
 
     def __init__(self, calibration: Calibration | None, plan: FeaturePlan) -> None:

@@ -103,6 +103,7 @@ crosses = [{ fields = ["hour", "brand"] }]
 hour = {}
 brand = { side = "item" }
 """
+_ADPREDICTOR = '[learner]\nalgorithm = "adpredictor"\n'
 _KEYS = (b"bias", b"brand=nike", b"hour*brand=7*nike", b"hour=7")
 _FRESH = (b"hour*brand=8*nova",)
 
@@ -120,14 +121,15 @@ def warm_kernels() -> None:
 
 def run_kernels() -> None:
     """Call every kernel of trie, layers, ranker and selection. Seconds if they are not compiled yet."""
-    before, after = _artefact(_KEYS), _artefact(tuple(sorted(_KEYS + _FRESH)))
-    plan = FeaturePlan.of(before.spec)
-    items = Catalogue.build(plan, [("shoe", {"brand": "nike"})], Form(before.spec, plan))
-    model = LiveModel("warm-up")
-    model.load(1, "", before, items)
-    model.apply(2, "", after.changes_since(before, version=1))
-    _rank(ServedVersion.bind(model.parts))
-    _rank(ServedVersion.bind(model.rebuild()))
+    for learner in ("", _ADPREDICTOR):
+        before, after = (_artefact(learner, keys) for keys in (_KEYS, tuple(sorted(_KEYS + _FRESH))))
+        plan = FeaturePlan.of(before.spec)
+        items = Catalogue.build(plan, [("shoe", {"brand": "nike"})], Form(before.spec, plan))
+        model = LiveModel("warm-up")
+        model.load(1, "", before, items)
+        model.apply(2, "", after.changes_since(before, version=1))
+        _rank(ServedVersion.bind(model.parts))
+        _rank(ServedVersion.bind(model.rebuild()))
     integrated(np.zeros(3), np.ones(3), lambda score: score, np.arange(1), 1, exact_up_to=0)
     _read_and_write(plan)
 
@@ -168,13 +170,13 @@ def _read_and_write(plan: FeaturePlan) -> None:
     StoredUser("warm-up", ["8"] * len(wanted.hash_fields.names), 0.0).tokens(wanted).under(plain)
 
 
-def _artefact(keys: tuple[bytes, ...]) -> Artefact:
+def _artefact(learner: str, keys: tuple[bytes, ...]) -> Artefact:
     return Artefact.from_columns(
         key_data=np.frombuffer(b"".join(keys), np.uint8),
         key_offsets=np.cumsum([0, *map(len, keys)], dtype=np.int64),
         weight=np.ones(len(keys), np.float32),
         variants=np.ones(len(keys), np.uint32),
         rate=np.ones(len(keys), np.float32),
-        spec=parse_spec(_SPEC),
+        spec=parse_spec(_SPEC + learner),
         metrics={},
     )

@@ -91,13 +91,14 @@ def distributions_of(name: str) -> set[str]:
 
 
 def test_every_package_that_is_imported_is_declared() -> None:
-    plain, optional = declared(), declared("kafka") | declared("otel")
+    plain, optional = declared(), declared("kafka") | declared("otel") | declared("torch")
     found = {}
     for package in PACKAGES:
         for name, where, at_once in imports(package):
             allowed = plain if at_once else plain | optional
-            if not distributions_of(name) & allowed:
-                found.setdefault(name.partition(".")[0], where)
+            top = name.partition(".")[0]  # the distribution's name too, where it is not installed
+            if not (distributions_of(name) or {canonicalize_name(top)}) & allowed:
+                found.setdefault(top, where)
     assert found == {}, "imported at these places, but pyproject.toml does not declare them"
 
 
@@ -111,6 +112,12 @@ def test_every_extra_is_imported_by_something() -> None:
             assert any(known.startswith(name) for name in names), (
                 f"nothing imports {wanted} of the extra {extra}"
             )
+
+
+def test_without_torch_importing_its_optimizer_says_what_to_install() -> None:
+    code = "import sys; sys.modules['torch'] = None; import ftrie.torch"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.stderr.splitlines()[-1] == "ImportError: ftrie.torch needs PyTorch: pip install 'ftrie[torch]'"
 
 
 def needed(extras: set[str]) -> dict[str, Distribution]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from trainer.learn import collisions
 from trainer.learn.metrics import figures, metrics, records
 from trainer.learn.metrics import slices as watcher
 
@@ -16,7 +17,7 @@ RECORDS = {
     "window": records.Window,
     "detail": records.Detail,
     "end": records.End,
-    "collisions": records.Collisions,
+    "collisions": collisions.Collisions,
     "group": records.SliceMetrics,
     "figures": records.VariantMetrics,
     "difference": records.Difference,

@@ -48,7 +48,7 @@ class Description:
     with a label written as -1. reject_counts: bad rows by category; rejects, metrics: the files they are written to.
     sides: SHA-256 of the files of items and users; initial: SHA-256 of the model of --init-from. failed: checkpoints
     that could not be written; damaged: that could not be read. stream: what `ftrie trainer` stores besides
-    (`trainer.runs.daemon`), None for a run over logs.
+    (`trainer.runs.daemon`), None for a run over logs; passes: of a run of several (`trainer.runs.passes`), else None.
     """
 
     ftrie: str
@@ -71,6 +71,7 @@ class Description:
     failed: int = 0
     damaged: int = 0
     stream: dict[str, Any] | None = None
+    passes: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; `description_from_json` reads them back."""

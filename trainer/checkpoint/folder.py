@@ -74,6 +74,11 @@ class Checkpoints:
             raise
         self._schedule = Schedule(every, self.earlier.description.rows if self.earlier else 0)
 
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self._folder.path
+
     def take(self) -> Checkpoint | None:
         """The checkpoint to resume from; dropped here, so that its arrays can be freed."""
         earlier, self.earlier = self.earlier, None

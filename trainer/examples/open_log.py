@@ -17,6 +17,7 @@ from functools import cached_property
 
 from model_store.errors import SpecError
 from model_store.spec.spec import ModelSpec
+from trainer.examples.blocks import Blocks
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.requests import WholeRequests
 from trainer.examples.side_tables import SideTable, joined
@@ -128,13 +129,17 @@ class OpenLog:
         *,
         maker: ExampleMaker | None = None,
         batches: Iterable[RowBatch] | None = None,
+        blocks: Blocks | None = None,
     ) -> Iterator[Iterator[Examples]]:
         """The rows as examples, hashed ahead in `threads` threads (None: one core less than there are).
 
-        `maker` and `batches` replace the log's own. The result does not depend on the number of threads.
+        `maker` and `batches` replace the log's own; `blocks` keeps the rows. The result does not depend on the number
+        of threads.
         """
         whole = self._requests.of(batches if batches is not None else self.batches())
-        with examples_of(whole, maker or self.maker, threads or default_threads()) as stream:
+        if blocks is not None:
+            whole = blocks.keep(whole)
+        with examples_of(whole, maker or self.maker, threads) as stream:
             yield stream
 
     def expected_rows(self, rows: int) -> int | None:
@@ -188,13 +193,14 @@ def default_threads() -> int:
 
 @contextmanager
 def examples_of(
-    batches: Iterable[RowBatch], maker: ExampleMaker, threads: int
+    batches: Iterable[RowBatch], maker: ExampleMaker, threads: int | None = None
 ) -> Iterator[Iterator[Examples]]:
     """Hash `batches` in `threads` threads ahead of the consumer; examples come in the order of the batches.
 
     The queue is bounded: memory does not grow with the log. An error in a batch is raised in that batch's place, after
     all earlier batches. Leaving the context stops the threads, whether or not all batches were taken.
     """
+    threads = threads or default_threads()
     ready: queue.Queue[Future[Examples] | None] = queue.Queue(maxsize=threads + _SPARE_BATCHES)
     stop = threading.Event()
     with ThreadPoolExecutor(threads, thread_name_prefix="hash") as pool:

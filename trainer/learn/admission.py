@@ -94,6 +94,13 @@ class Admission:
         )
         return cls(ByRule(rule_of, table, cells, np.uint64(seed)), filters)
 
+    def close(self) -> None:
+        """Admit no more keys, but those of features whose every key is admitted. Idempotent."""
+        if isinstance(self.parameters, ByRule):
+            policies = self.parameters.policies
+            policies["threshold"] = 0  # no draw is below it
+            policies["kind"][policies["kind"] != ALWAYS] = SOMETIMES
+
     @property
     def nbytes(self) -> int:
         """Memory of the filters, in bytes."""

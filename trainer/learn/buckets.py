@@ -1,14 +1,13 @@
 """Feature hashing, `[learner] hash_bits`: the keys of a group share 2^hash_bits buckets, each with one state.
 
 Weinberger et al., *Feature Hashing for Large Scale Multitask Learning* (ICML 2009). A group is the keys that the same
-variants use and that have the same l1, so a bucket is a coordinate like any other: an example's x in it is the sum of
-its keys' x, and every learner is exact on these sums. In: hashed rows. Out: rows of buckets, and which keys are new.
-Not thread-safe.
+variants use and that have the same l1 (for adpredictor, the same prior), so a bucket is a coordinate like any other: an
+example's x in it is the sum of its keys' x, and every learner is exact on these sums. In: hashed rows. Out: rows of
+buckets, and which keys are new. Not thread-safe.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from model_store.errors import SpecError
 from model_store.spec.learner_section import MOST_HASH_BITS
 from trainer.examples.examples_kernels import HashedRows
 from trainer.learn.buckets_kernels import BucketSpace, enter_hashes, fold_rows, move_hashes
-from trainer.learn.metrics.records import MOST_COLLISIONS, Collisions
+from trainer.learn.collisions import Collisions
 
 _SMALLEST_SET = 1 << 12
 _FULL = 0.7  # the largest load of the set of hashes
@@ -45,10 +44,9 @@ class Buckets:
         self._keys_of_group = np.zeros(self.groups, np.int64)
 
     @classmethod
-    def of(cls, hash_bits: int, masks: npt.NDArray[np.uint32], l1: npt.NDArray[np.float64] | None) -> Buckets:
-        """By feature, masks: the variants that use its keys, 0 if none does; l1: that of a rule, or NaN."""
-        rules = np.full(masks.size, -1.0) if l1 is None else np.where(np.isnan(l1), -1.0, l1)
-        settings = np.column_stack([masks.astype(np.float64), rules])
+    def of(cls, hash_bits: int, masks: npt.NDArray[np.uint32], l1: npt.NDArray[np.float64]) -> Buckets:
+        """masks: uint32[features], 0 where no variant uses a feature; l1: float64[own, features], or [own, 1]."""
+        settings = np.column_stack([masks, *np.broadcast_to(l1, (len(l1), masks.size))])
         settings[masks == 0] = settings[0]  # features without keys are no group of their own
         return cls(hash_bits, np.unique(settings, axis=0, return_inverse=True)[1].reshape(-1))
 
@@ -102,30 +100,4 @@ class Buckets:
 
     def collisions(self, used: int) -> Collisions:
         """How many keys collided; used: the number of buckets that have a key."""
-        keys = self.keys
-        return Collisions(
-            keys=keys,
-            probability=any_collision(keys),
-            hash_bits=self.hash_bits,
-            buckets=self.groups << self.hash_bits,
-            used=used,
-            rate=(keys - used) / keys if keys else 0.0,
-            expected=self._expected(self.hash_bits),
-            enough_bits=self._enough_bits(),
-        )
-
-    def _expected(self, bits: int) -> float:
-        """The mean collision rate of so many keys: n use m (1 - (1 - 1/m)^n) of m buckets if hashes are uniform."""
-        m, keys = float(1 << bits), self.keys
-        used = sum(-m * math.expm1(n * math.log1p(-1.0 / m)) for n in self._keys_of_group.tolist())
-        return max(0.0, 1.0 - used / keys) if keys else 0.0
-
-    def _enough_bits(self) -> int | None:
-        most = MOST_HASH_BITS - (self.size.bit_length() - 1 - self.hash_bits)
-        enough = (bits for bits in range(1, most + 1) if self._expected(bits) <= MOST_COLLISIONS)
-        return next(enough, None)
-
-
-def any_collision(keys: int) -> float:
-    """The probability that two of so many keys share a 64-bit hash: 1 - exp(-n (n - 1) / 2^65)."""
-    return -math.expm1(-keys * (keys - 1) / 2.0**65)
+        return Collisions.of_buckets(self.hash_bits, self._keys_of_group.tolist(), used)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from model_store.spec.learner_section import LearnerSection
 from model_store.spec.spec import ModelSpec
 from trainer.examples.examples_kernels import HashedRows
 from trainer.examples.rules import FeatureRules
@@ -20,7 +21,7 @@ from trainer.learn.learners import loops
 from trainer.learn.learners.coordinate import catch_up, rates_of, reset_all, save_each, weights_of
 from trainer.learn.learners.lanes import LANES
 from trainer.learn.learners.operations import LAZY_SIZE
-from trainer.learn.learners.registry import learner_of, needs_seen, squares_of_rate, state_of_weight
+from trainer.learn.learners.registry import learner_of, n_of_rate, needs_seen, prior_mean, state_of_weight
 from trainer.learn.slots.layouts import layout_of
 from trainer.learn.table import TableKeys, ValueTable, part_of
 
@@ -46,15 +47,21 @@ class Coordinates:
         several = len(spec.variants)
         self.own = several if section.values == "per_variant" else 1
         layout = layout_of("per_variant" if self.own > 1 else "single", section.precision, section.rate)
-        self.table = ValueTable(
-            layout, variants=self.own, keep_seen=keep_seen or needs_seen(section), seed=section.seed,
-            buckets=Buckets.of(section.hash_bits, masks, rules.l1) if section.hash_bits is not None else None,
-        )  # fmt: skip
         self.admission = Admission.of(rules, section.seed)
         self.variants = _variants(spec, masks)
         alpha, beta, _, l2 = self.variants.parameters[0]
-        self.learner = learner_of(section, alpha, beta, l2)
-        self._l1 = _l1(self.variants.parameters[: self.own, 2], rules.l1)
+        self.learner = learner_of(spec, alpha, beta, l2)
+        if section.link == "probit":
+            self._l1 = _prior_means(section, self.variants.parameters[: self.own], masks, rules)
+        else:
+            self._l1 = _l1(self.variants.parameters[: self.own, 2], rules.l1)
+        self.table = ValueTable(
+            layout,
+            variants=self.own,
+            keep_seen=keep_seen or needs_seen(spec),
+            seed=section.seed,
+            buckets=None if section.hash_bits is None else Buckets.of(section.hash_bits, masks, self._l1),
+        )
         self._lazy = np.zeros((self.own, LAZY_SIZE))
         self._reset_lazy()
         self._loop = (
@@ -120,6 +127,18 @@ class Coordinates:
         rates_of(self.table.layout, keys.slots, self.learner, self.variants, max(self.examples, 1), out)
         return out
 
+    def divergence(self, keys: TableKeys) -> Numbers:
+        """The Kullback-Leibler divergence of every key's posterior from its prior, in nats: float64[keys, own].
+
+        For adpredictor alone.
+        """
+        alpha = self.variants.parameters[: self.own, 0]
+        prior = self._l1[:, keys.features if self._l1.shape[1] > 1 else np.zeros_like(keys.features)].T
+        learned = self.rates(keys) / alpha
+        moved = np.square(self.weights(keys) - prior) / alpha
+        found: Numbers = 0.5 * (learned + moved - 1.0 - np.log(learned))
+        return found
+
     def masks_of(self, keys: TableKeys) -> npt.NDArray[np.uint32]:
         """Which variants use each key, one bit each: uint32[keys]."""
         return self._masks[keys.features]
@@ -144,7 +163,7 @@ class Coordinates:
         for v in range(self.own):
             parameters = self.variants.parameters[v]
             l1 = self._l1[v, features if self._l1.shape[1] > 1 else 0]
-            n = squares_of_rate(rate[:, v], parameters[0], parameters[1])
+            n = n_of_rate(self._section, rate[:, v], parameters[0], parameters[1])
             if self._section.rate == "counts":
                 n = np.floor(2.0 * n + 0.5) / 2.0  # the values that equal counts can yield
             a = state_of_weight(self._section, weight[:, v], n, parameters, np.broadcast_to(l1, n.shape))
@@ -208,6 +227,20 @@ def _variants(spec: ModelSpec, masks: npt.NDArray[np.uint32]) -> loops.Variants:
         for variant in spec.variants.values()
     ]
     return loops.Variants(class_of.reshape(-1).astype(np.int64), uses, uses.sum(axis=1), np.array(parameters))
+
+
+def _prior_means(
+    section: LearnerSection, parameters: Numbers, masks: npt.NDArray[np.uint32], rules: FeatureRules
+) -> Numbers:
+    """The prior means of adpredictor's weights, where other learners have l1: 0, except for the bias, feature 0.
+
+    The bias is such that an example with one value in every field and cross of the variant has the rate prior_ctr.
+    """
+    means = np.zeros((len(parameters), masks.size))
+    for v, (alpha, beta) in enumerate(parameters[:, :2]):
+        keys = np.unique(rules.owner[masks >> np.uint32(v) & np.uint32(1) != 0]).size
+        means[v, 0] = prior_mean(section, alpha, beta, keys)
+    return means
 
 
 def _l1(of_variants: Numbers, of_features: Numbers | None) -> Numbers:

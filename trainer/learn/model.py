@@ -23,7 +23,7 @@ from trainer.examples.hashing import ExampleMaker, Examples, prefix_table
 from trainer.learn.calibration import Calibrator
 from trainer.learn.coordinates import Coordinates
 from trainer.learn.eviction import eviction_of
-from trainer.learn.metrics.metrics import MetricsOptions
+from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
 from trainer.learn.metrics.recent import Recent
 from trainer.learn.metrics.warnings import ModelWarnings
 from trainer.learn.predictions_kernels import Predictions
@@ -51,7 +51,7 @@ class Memory:
 
 
 class LearningModel:
-    """All variants of a spec, learning in one pass.
+    """All variants of a spec, learning example by example.
 
     `about_to_drop` is called before keys are evicted, and may be replaced: see `ValueTable.evict`.
     """
@@ -81,11 +81,18 @@ class LearningModel:
 
     @property
     def rows(self) -> int:
-        """The number of examples learned."""
+        """The number of examples learned, in all passes."""
         return self.coordinates.examples
 
-    def learn(self, examples: Examples) -> None:
-        """Predict and then learn each example in turn; update the metrics with the predictions."""
+    def learn(self, examples: Examples, again: ProgressiveMetrics | None = None) -> None:
+        """Predict and then learn each example in turn; update the metrics with the predictions.
+
+        again: takes the predictions in a later pass. Predictions of examples that were learned before validate nothing,
+        so metrics, calibrator, `recent` and warnings stay as they are. An occurrence counts once, so `inclusion` admits
+        no more keys.
+        """
+        if again is not None:
+            self.coordinates.admission.close()
         rows = examples.hashed
         size = int(rows.labels.size)
         predicted = self.coordinates.predicted(size)
@@ -99,6 +106,9 @@ class LearningModel:
             self._sweep(examples.times[begin:end])
             begin = end
         predictions = Predictions.of(*predicted, rows, examples.requests, len(self.spec.variants))
+        if again is not None:
+            again.update(predictions, examples)
+            return
         self.metrics.update(predictions, examples)
         if self.calibrator is not None:
             self.calibrator.update(predictions, examples)
@@ -139,10 +149,15 @@ class LearningModel:
         )
 
     def published(self, keys: TableKeys) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Published weights and rates of keys: float32[keys, own]; 0 where the key has no weight in any variant."""
+        """Published weights and rates of keys: float32[keys, own]; 0 where the key is not published.
+
+        That is where it has no weight in any variant, or its posterior is within prune_kl of its prior in all.
+        """
         weight = self._weights(keys)
         rate = np.minimum(self.coordinates.rates(keys), _LARGEST).astype(np.float32)
         absent = ~weight.any(axis=1)
+        if self.spec.learner.prune_kl > 0.0:
+            absent |= (self.coordinates.divergence(keys) < self.spec.learner.prune_kl).all(axis=1)
         weight[absent] = rate[absent] = 0.0
         return weight, rate
 

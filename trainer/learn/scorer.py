@@ -15,6 +15,7 @@ import numpy.typing as npt
 from model_store.artefact.artefact import Artefact
 from model_store.errors import SpecError
 from model_store.hash_kernels import hash_keys
+from model_store.normal_kernels import normal_cdfs
 from model_store.spec.learner_section import LearnerSection
 from model_store.spec.sections import Variant
 from model_store.spec.spec import ModelSpec, cross_called
@@ -31,11 +32,14 @@ Array = npt.NDArray[np.float64]
 class Scores:
     """Float64[rows, variants] each, C-contiguous.
 
-    ctr: the calibrated click rate; predicted: the click rate before calibration; uncertainty: the most that one more
-    example could change the score, NaN where the model's learning rates are unknown.
+    latent: what orders rows and what the link maps to `predicted`: the score, or for adpredictor the score in standard
+    deviations; predicted: the click rate before calibration; ctr: the calibrated one; uncertainty: the most that one
+    more example could change the score, or adpredictor's standard deviation of the score; NaN where the model's rates
+    are unknown.
     """
 
     score: Array
+    latent: Array
     predicted: Array
     ctr: Array
     uncertainty: Array
@@ -53,16 +57,27 @@ class Scorer:
             artefact.variants, _two_axes(artefact.weight), _two_axes(artefact.rate), unseen_rates(artefact)
         )
         self.knows_rates = artefact.source is None
+        learner = artefact.spec.learner
+        own = [v.own_parameters.get("beta", learner.beta) for v in artefact.spec.variants.values()]
+        self._noise = np.square(np.array(own))
 
     def score(self, maker: ExampleMaker, examples: Examples) -> Scores:
         """Score examples that `maker` made with this model's spec. O(features · variants)."""
         shape = (int(examples.hashed.labels.size), len(self.variants))
         scores, uncertainty, predicted = np.empty(shape), np.empty(shape), np.empty(shape)
-        kernels.score(examples.hashed, maker.rules.masks, self._index, self._columns, scores, uncertainty)
+        probit = self.artefact.spec.learner.link == "probit"
+        arrays = self._index, self._columns, probit, scores, uncertainty
+        kernels.score(examples.hashed, maker.rules.masks, *arrays)
+        if probit:
+            latent = scores / np.sqrt(self._noise + uncertainty)
+            normal_cdfs(latent.reshape(-1), predicted.reshape(-1))
+            np.sqrt(uncertainty, out=uncertainty)
+        else:
+            latent = scores
+            probabilities(scores.reshape(-1), predicted.reshape(-1))
         if not self.knows_rates:
             uncertainty[:] = np.nan
-        probabilities(scores.reshape(-1), predicted.reshape(-1))
-        return Scores(scores, predicted, self._calibrated(maker, examples, predicted), uncertainty)
+        return Scores(scores, latent, predicted, self._calibrated(maker, examples, predicted), uncertainty)
 
     def _calibrated(self, maker: ExampleMaker, examples: Examples, predicted: Array) -> Array:
         calibration = self.artefact.calibration
@@ -97,7 +112,7 @@ def scoring_spec(spec: ModelSpec, without: Sequence[str] = ()) -> ModelSpec:
 
 
 def unseen_rates(artefact: Artefact) -> Array:
-    """For each variant, the learning rate of a key that is not in the model: the initial rate, alpha / beta.
+    """For each variant, the learning rate of a key that is not in the model: the initial rate, or the prior variance.
 
     Where all keys share a rate, or the initial rate is infinite, it is the largest rate in the model.
     """
@@ -113,7 +128,7 @@ def unseen_rates(artefact: Artefact) -> Array:
 def _first_rate(learner: LearnerSection, variant: Variant) -> float | None:
     alpha = learner.alpha if variant.alpha is None else variant.alpha
     beta = learner.beta if variant.beta is None else variant.beta
-    return alpha / beta if beta and learner.rate != "global" else None
+    return learner.first_rate(alpha, beta)
 
 
 def _without(variant: Variant, names: Sequence[str]) -> Variant:

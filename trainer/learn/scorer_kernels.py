@@ -53,8 +53,12 @@ def fill(hashes: Any, index: Any) -> None:
 
 
 @bare_kernel
-def score(rows: Any, masks: Any, index: Any, columns: Any, scores: Any, uncertainty: Any) -> None:
+def score(
+    rows: Any, masks: Any, index: Any, columns: Any, squares: Any, scores: Any, uncertainty: Any
+) -> None:
     """Score rows for every variant: sums of weight * x, and of rate * |x|, over each variant's keys, in their order.
+
+    With `squares` the second sum is of rate * x^2.
 
     rows: `HashedRows`; masks: uint32[features], which variants use a feature; index: `KeyIndex`; columns: `KeyColumns`;
     scores, uncertainty: float64[rows, variants] out.
@@ -66,12 +70,13 @@ def score(rows: Any, masks: Any, index: Any, columns: Any, scores: Any, uncertai
             uncertainty[row, variant] = 0.0
         for position in range(rows.starts[row], rows.starts[row + 1]):
             x = x_of(rows, position)
+            size = x * x if squares else abs(x)
             slot = _find(index, rows.hashes[position])
             used_by = masks[rows.features[position]]
             if index.hashes[slot] == _EMPTY:
                 for variant in range(scores.shape[1]):
                     if used_by >> variant & 1:
-                        uncertainty[row, variant] += columns.unseen[variant] * abs(x)
+                        uncertainty[row, variant] += columns.unseen[variant] * size
                 continue
             key = index.rows[slot]
             used_by &= columns.variants[key]
@@ -79,7 +84,7 @@ def score(rows: Any, masks: Any, index: Any, columns: Any, scores: Any, uncertai
                 if used_by >> variant & 1:
                     column = variant if own else 0
                     scores[row, variant] += np.float64(columns.weights[key, column]) * x
-                    uncertainty[row, variant] += np.float64(columns.rates[key, column]) * abs(x)
+                    uncertainty[row, variant] += np.float64(columns.rates[key, column]) * size
 
 
 @bare_kernel

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.hash_kernels import hash_keys
-from trainer.learn.buckets import Buckets, any_collision
+from trainer.learn.buckets import Buckets
 from trainer.learn.buckets_kernels import Exact
-from trainer.learn.metrics.records import Collisions
+from trainer.learn.collisions import Collisions
 from trainer.learn.slots.layouts import COMPACT, Full, Own, OwnCompact, OwnCompactCounts, OwnCounts, slot_type
 from trainer.learn.slots.search import move
 from trainer.learn.table_kernels import (
@@ -195,7 +195,7 @@ class ValueTable:
     def collisions(self) -> Collisions:
         """Whether keys share their state."""
         if self.buckets is None:
-            return Collisions(keys=self.used, probability=any_collision(self.used))
+            return Collisions.of_exact(self.used)
         return self.buckets.collisions(self.used)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:

@@ -25,6 +25,12 @@ def warm_start(coordinates: Coordinates, maker: ExampleMaker, artefact: Artefact
     Raises SpecError for a learner whose state does not follow from a weight, for a model with weights per variant where
     the spec shares them, and for a variant with values of its own that is not in the model.
     """
+    links = artefact.spec.learner.link, maker.spec.learner.link
+    if links[0] != links[1]:
+        raise SpecError(
+            f"the initial model's weights are for the {links[0]} link, and this spec's learner has the {links[1]} "
+            "link: adpredictor starts from adpredictor, and the other algorithms from each other"
+        )
     features = features_of_keys(artefact, maker)
     taken = features >= 0
     taken[taken] = maker.rules.masks[features[taken]] != 0

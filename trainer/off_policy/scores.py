@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from model_store.artefact.artefact import Artefact
 from model_store.errors import InputError, SpecError
+from model_store.normal_kernels import normal_cdfs
 from model_store.spec.spec import ModelSpec
 from trainer.examples.examples_kernels import HashedRows
 from trainer.examples.hashing import ExampleMaker, Examples
@@ -128,7 +129,7 @@ class CandidateScores(Protocol):
 
 
 class PublishedScores:
-    """By a published model: its scores; with calibration, the log-odds of the calibrated click rates."""
+    """By a published model: its scores; with calibration or the probit link, the log-odds of the click rates."""
 
     def __init__(
         self, artefact: Artefact, resolved: ModelSpec, name: str, variant: str | None = None
@@ -143,7 +144,9 @@ class PublishedScores:
         """See CandidateScores."""
         examples = expanded(self._maker, rows, decisions.first[chosen], candidates)
         scores = self._scorer.score(self._maker, examples)
-        chosen_scores = scores.score if self._scorer.artefact.calibration is None else log_odds(scores.ctr)
+        artefact = self._scorer.artefact
+        are_log_odds = artefact.calibration is None and artefact.spec.learner.link == "logit"
+        chosen_scores = scores.score if are_log_odds else log_odds(scores.ctr)
         return chosen_scores[:, self._columns].reshape(len(chosen), len(candidates), len(self._columns))
 
 
@@ -199,15 +202,27 @@ class LearningScores:
         slots = coordinates.table.find(hashed.hashes[first:last], hashed.features[first:last])
         known = np.flatnonzero(slots >= 0)
         features = hashed.features[first:last][known]
-        weights = coordinates.weights(TableKeys(_NO_BYTES, _NO_OFFSETS, slots[known], features))
-        if hashed.x.size:
-            weights = weights * hashed.x[first:last][known, None]
-        pair = np.repeat(np.arange(end - begin), np.diff(hashed.starts[begin : end + 1]))[known]
-        uses = self._maker.rules.masks[features]
+        keys = TableKeys(_NO_BYTES, _NO_OFFSETS, slots[known], features)
+        weights = np.zeros((last - first, coordinates.own))
+        weights[known] = coordinates.weights(keys)
+        x = hashed.x[first:last] if hashed.x.size else np.ones(last - first)
+        pair = np.repeat(np.arange(end - begin), np.diff(hashed.starts[begin : end + 1]))
+        uses = self._maker.rules.masks[hashed.features[first:last]]
+        probit = self._maker.spec.learner.link == "probit"
+        rates = coordinates.rates(keys) if probit else None
         out = np.empty((end - begin, len(self._columns)))
         for column, bit in enumerate(self._columns):
-            mine = weights[:, bit if coordinates.own > 1 else 0] * (uses >> np.uint32(bit) & np.uint32(1))
-            out[:, column] = np.bincount(pair, mine, end - begin)
+            own, used = bit if coordinates.own > 1 else 0, uses >> np.uint32(bit) & np.uint32(1)
+            out[:, column] = np.bincount(pair, weights[:, own] * x * used, end - begin)
+            if rates is not None:
+                alpha, beta = coordinates.variants.parameters[own, :2]
+                variances = np.full(last - first, alpha)
+                variances[known] = rates[:, own]
+                variance = np.bincount(pair, variances * x * x * used, end - begin)
+                normal_cdfs(
+                    out[:, column] / np.sqrt(beta * beta + variance), predicted := np.empty(end - begin)
+                )
+                out[:, column] = log_odds(predicted)
         return out
 
 

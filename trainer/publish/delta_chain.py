@@ -44,7 +44,7 @@ class DeltaChain:
         """Start with a snapshot of the model as it is now."""
         self._model = model
         self._rows = PublishedRows(model.table, model.coordinates.own)
-        self._looks_at_all = not untouched_stay(model.spec.learner)
+        self._looks_at_all = not untouched_stay(model.spec)
         self._removed: list[Delta] = []
         self.version, self.content, self.keys = version, snapshot.content, snapshot.rows
         numbers, keys = self._rows.touched(0)

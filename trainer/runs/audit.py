@@ -6,6 +6,7 @@ In: an artefact and a row of a log. Out: a `RowAudit`. Keys come from the slow r
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from model_store.artefact.key_ranges import OTHER, PrefixRules
 from model_store.errors import FieldValueError, InputError, SpecError
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
+from model_store.normal_kernels import normal_probability
 from trainer.examples.open_log import Log, open_log
 from trainer.learn.scorer import scoring_spec, unseen_rates
 from trainer.learn.scorer_kernels import probability
@@ -50,11 +52,16 @@ class FieldAudit:
 
 @dataclass(frozen=True)
 class RowAudit:
-    """A row's score as the sum of its fields' contributions. predicted: the click rate before calibration."""
+    """A row's score as the sum of its fields' contributions. predicted: the click rate before calibration.
+
+    link: "logit" or "probit"; for probit a key's rate is the variance of its weight, and uncertainty the standard
+    deviation of the score.
+    """
 
     file: str
     line: int
     variant: str
+    link: str
     score: float
     predicted: float
     ctr: float
@@ -106,6 +113,10 @@ class _RowAudit:
         self._owners = PrefixRules.of(plan)
         self._column = variant if artefact.per_variant else None
         self._unseen = float(unseen_rates(artefact)[variant]) if artefact.source is None else None
+        learner = artefact.spec.learner
+        own = artefact.spec.variants[plan.variants[variant]].own_parameters
+        self._link = learner.link
+        self._noise = own.get("beta", learner.beta) if learner.link == "probit" else None
 
     def of(self, example: Mapping[str, Value], file: str, line: int) -> RowAudit:
         """The audit of one example."""
@@ -122,12 +133,17 @@ class _RowAudit:
             for name, audits in found.items()
         )
         score = sum(each.contribution for each in _all(fields))
-        predicted = float(probability(score))
-        rates = [(each.rate, abs(each.x)) for each in _all(fields)]
-        uncertainty = None if self._unseen is None else sum((rate or 0.0) * size for rate, size in rates)
+        rates = [(each.rate or 0.0, abs(each.x)) for each in _all(fields)]
+        if self._noise is None:
+            predicted = float(probability(score))
+            uncertainty = sum(rate * size for rate, size in rates)
+        else:
+            uncertainty = math.sqrt(sum(rate * size * size for rate, size in rates))
+            predicted = float(normal_probability(score / math.hypot(self._noise, uncertainty)))
         name = self._plan.variants[self._variant]
         ctr = _calibrated(self._artefact.calibration, self._plan, name, example, predicted)
-        return RowAudit(file, line, name, score, predicted, ctr, uncertainty, fields)
+        known = None if self._unseen is None else uncertainty
+        return RowAudit(file, line, name, self._link, score, predicted, ctr, known, fields)
 
     def _key(self, key: bytes, x: float) -> KeyAudit:
         text = key.decode("utf-8", "backslashreplace")

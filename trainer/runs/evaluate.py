@@ -227,7 +227,7 @@ class _Totals:
     def add(self, examples: ScoredExamples) -> None:
         scores, rows, requests = examples.scores, examples.hashed, examples.requests
         variants = len(self._scorer.variants)
-        raw = Predictions.of(scores.score, scores.predicted, rows, requests, variants)
+        raw = Predictions.of(scores.latent, scores.predicted, rows, requests, variants)
         if self._raw is None:
             self.metrics.update(raw, examples)
         else:
@@ -258,9 +258,9 @@ class _Totals:
 
     def _orders(self, examples: ScoredExamples) -> Array:
         if not examples.positions.size:
-            return examples.scores.score
+            return examples.scores.latent
         shown = -np.where(np.isnan(examples.positions), np.inf, examples.positions)
-        return np.column_stack([examples.scores.score, shown])
+        return np.column_stack([examples.scores.latent, shown])
 
 
 class RequestMetrics:

@@ -1,4 +1,4 @@
-"""One training run over a log: `train` learns every variant of a spec in one pass, and reports what it did.
+"""One training run over a log: `train` learns every variant of a spec, in one pass or several, and reports what it did.
 
 In: a spec, a log, and optionally checkpoints, a published model to start from, and a publisher. Out: a `Run` with the
 learned model and its report. `LearningLoop` is the loop over batches, which `ftrie replay` uses too.
@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,15 +22,17 @@ from model_store.whole_file import write_whole
 from trainer.checkpoint import Checkpoints
 from trainer.checkpoint.description import Description, Written
 from trainer.examples.hashing import Examples
-from trainer.examples.open_log import Log, OpenLog, RunStart, open_log
+from trainer.examples.open_log import Log, OpenLog, RunStart, examples_of, open_log
 from trainer.learn.calibration import CalibrationReport
-from trainer.learn.metrics.metrics import MetricsOptions
-from trainer.learn.metrics.records import Collisions, SliceMetrics, VariantMetrics
+from trainer.learn.collisions import Collisions
+from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
+from trainer.learn.metrics.records import SliceMetrics, VariantMetrics
 from trainer.learn.model import LearningModel, Memory
 from trainer.logs.batch import Position, ReadFile
 from trainer.logs.rejects import RejectLog, too_many_rejected
 from trainer.output import SILENT, Output, Progress
 from trainer.publish.publisher import BatchPublisher, PublishCounts
+from trainer.runs.passes import Passes, PassesReport, PassOptions, open_passes
 from trainer.runs.resume import resumed_start, start_model
 from trainer.runs.signals import StopSignals
 
@@ -42,7 +45,8 @@ class Report:
     from by their label in the log; subsampled: rows of requests without a click that subsampling dropped; evicted: keys
     whose time to live was over. version: the last one published, None if none was; published: counts of versions
     published while the run learned. resumed_requests, cut_requests: where requests are sampled, requests that were
-    treated as several (see `WholeRequests`). warnings: what the user should look into.
+    treated as several (see `WholeRequests`). warnings: what the user should look into. passes: of a run of several; the
+    rows, metrics and warnings are those of the first one.
     """
 
     rows: int
@@ -66,6 +70,13 @@ class Report:
     warnings: tuple[str, ...] = ()
     resumed_requests: int = 0
     cut_requests: int = 0
+    passes: PassesReport = field(default_factory=PassesReport)
+
+    @property
+    def rows_per_second(self) -> float:
+        """Rows learned per second, in all passes."""
+        learned = sum(each.rows for each in self.passes.figures) or self.rows
+        return learned / self.seconds if self.seconds else 0.0
 
     def as_dict(self) -> dict[str, object]:
         """The JSON form."""
@@ -78,7 +89,7 @@ class Report:
             "resumed_requests": self.resumed_requests,
             "cut_requests": self.cut_requests,
             "seconds": round(self.seconds, 6),
-            "rows_per_second": round(self.rows / self.seconds, 1) if self.seconds else 0.0,
+            "rows_per_second": round(self.rows_per_second, 1),
             "keys": self.keys,
             "nonzero": self.nonzero,
             "evicted": self.evicted,
@@ -91,6 +102,7 @@ class Report:
             "slices": {name: [each.as_dict() for each in values] for name, values in self.slices.items()},
             "calibration": {name: each.as_dict() for name, each in self.calibration.items()},
             "warnings": list(self.warnings),
+            **self.passes.as_dict(),
         }
 
     def write(self, path: Path) -> None:
@@ -124,14 +136,15 @@ def train(
     initial: Artefact | None = None,
     publisher: BatchPublisher | None = None,
     force: bool = False,
+    passes: PassOptions | None = None,
     output: Output = SILENT,
 ) -> Run:
-    """Learn every variant of `spec` in one pass over the log, in order.
+    """Learn every variant of `spec` in one pass over the log, in order, and in more passes over its shuffled blocks.
 
     rejects: receives bad rows; threads: hashing threads, None for all cores but one; metrics: which metrics are
     computed and where they are written; checkpoints: saves the state, and has that of the run to resume; initial: the
     published model to start from if none is resumed; publisher: publishes while the run learns, but not at its end;
-    force: publish however many rows are rejected.
+    force: publish however many rows are rejected; passes: one if None.
 
     The result depends on the rows alone, not on `threads` nor on the size of batches. If the log cannot be read to its
     end, the Run has what was learned until then, and the error as its `failure`. Raises SpecError, before anything is
@@ -141,7 +154,11 @@ def train(
         output.note(warning)
     checkpoint = checkpoints.take() if checkpoints is not None else None
     resumed = resumed_start(spec, checkpoint, log, output) if checkpoint else None
-    with open_log(log, spec, start=resumed) as opened:
+    folder = checkpoints.path if checkpoints is not None else None
+    with (
+        open_log(log, spec, start=resumed) as opened,
+        open_passes(passes or PassOptions(), opened.spec, folder, checkpoint) as several,
+    ):
         model = LearningModel(opened.maker, metrics, keep_seen=publisher is not None)
         first = start_model(model, output, checkpoint=checkpoint, initial=initial)
         del checkpoint  # its arrays are in the model now
@@ -153,9 +170,9 @@ def train(
             checkpoints=checkpoints,
             publisher=publisher,
             force=force,
+            passes=several,
         )
-        with opened.examples(threads) as stream, output.progress("learning") as bar:
-            failure = loop.run(stream, lambda: _show(bar, model, opened))
+        failure = _learn(loop, opened, several, threads, output)
         if failure is None:
             model.metrics.finish(model.table.collisions())
         for warning in (*opened.requests.warnings(), *model.coordinates.admission.notes()):
@@ -163,18 +180,44 @@ def train(
     return Run(model, _report(loop, publisher), failure, opened.absent_fields, loop.withheld)
 
 
-def _show(bar: Progress, model: LearningModel, opened: OpenLog) -> None:
-    logloss = model.metrics.recent_logloss()
+def _learn(
+    loop: LearningLoop, opened: OpenLog, passes: Passes | None, threads: int | None, output: Output
+) -> FtrieError | None:
+    """Make all passes, or those that are left of a resumed run; returns the error that ends them early."""
+    model, failure = loop.model, None
+    if passes is None or not passes.again:
+        title = "learning" if passes is None else f"learning, {passes.title}"
+        blocks = passes.blocks if passes is not None else None
+        with opened.examples(threads, blocks=blocks) as stream, output.progress(title) as bar:
+            failure = loop.run(
+                stream, lambda: _show(bar, model, model.metrics, opened.expected_rows(model.rows))
+            )
+    else:
+        output.note(
+            f"resuming in {passes.title}: the log is not read again, rows added to it are not learned"
+        )
+    while failure is None and passes is not None and passes.goes_on:
+        again, rows = passes.metrics, model.metrics.rows
+        with (
+            examples_of(passes.batches(), opened.maker, threads) as stream,
+            output.progress(f"learning, {passes.title}", rows) as bar,
+        ):
+            failure = loop.run(stream, partial(_show, bar, model, again, rows))
+    return failure
+
+
+def _show(bar: Progress, model: LearningModel, metrics: ProgressiveMetrics, expected: int | None) -> None:
+    logloss = metrics.recent_logloss()
     fields = {"recent log-loss": logloss} if logloss is not None else {}
-    bar.update(model.rows, total=opened.expected_rows(model.rows), **fields, keys=model.table.count)
+    bar.update(metrics.rows, total=expected, **fields, keys=model.table.count)
 
 
 def _report(loop: LearningLoop, publisher: BatchPublisher | None) -> Report:
     model, rejects, checkpoints = loop.model, loop.rejects, loop.checkpoints
-    clicked, minus = model.metrics.clicked, loop.minus_labels
-    labels = {"1": clicked, "0": model.rows - clicked - minus, "-1": minus}
+    rows, clicked, minus = model.metrics.rows, model.metrics.clicked, loop.minus_labels
+    labels = {"1": clicked, "0": rows - clicked - minus, "-1": minus}
     return Report(
-        rows=model.rows,
+        rows=rows,
         rejected=rejects.count,
         reasons=dict(rejects.counts),
         labels=labels,
@@ -194,6 +237,7 @@ def _report(loop: LearningLoop, publisher: BatchPublisher | None) -> Report:
         published=publisher.counts if publisher is not None else PublishCounts(),
         failed_checkpoints=checkpoints.failed if checkpoints else 0,
         damaged_checkpoints=checkpoints.damaged if checkpoints else 0,
+        passes=loop.passes.report() if loop.passes is not None else PassesReport(),
     )
 
 
@@ -209,8 +253,8 @@ def _label_warnings(labels: Mapping[str, int]) -> tuple[str, ...]:
 class LearningLoop:
     """Learns from batch after batch. BatchPublisher and saves when due, and saves at the end or when a signal stops it.
 
-    The state between two batches is the model, the position in the log, and what was written so far; a checkpoint
-    stores these three.
+    The state between two batches is the model, the position in the log or in a later pass, and what was written so far;
+    a checkpoint stores these three.
     """
 
     def __init__(
@@ -223,10 +267,15 @@ class LearningLoop:
         checkpoints: Checkpoints | None = None,
         publisher: BatchPublisher | None = None,
         force: bool = False,
+        passes: Passes | None = None,
     ) -> None:
-        """`start`: where the run starts, by default where the log does; `force`: publish despite many rejects."""
+        """`start`: where the run starts, by default where the log does; `force`: publish despite many rejects.
+
+        `passes`: of a run of several.
+        """
         start = start or opened.start
         self.model, self.opened, self.rejects, self.checkpoints = model, opened, rejects, checkpoints
+        self.passes = passes
         self.subsampled = start.subsampled
         self.minus_labels = start.minus_labels
         self._rows_read = start.rows_read
@@ -235,6 +284,7 @@ class LearningLoop:
         self._force = force
         self._began = time.perf_counter()
         self._stop: Position | None = None
+        self._read = start.read if self._again else None  # once the log was read to its end
         self._resumable = True
 
     @property
@@ -252,7 +302,7 @@ class LearningLoop:
         return too_many_rejected(self._rejected_share, self.rejects.count, reasons, remedy)
 
     def run(self, stream: Iterator[Examples], on_batch: Callable[[], None]) -> FtrieError | None:
-        """Learn from the stream to its end, or to the error that ends it, which is returned.
+        """Learn from the stream of one pass to its end, or to the error that ends it, which is returned.
 
         What was learned before the log fails or a signal comes is saved; what was learned before a bad row with
         --strict is not.
@@ -268,23 +318,46 @@ class LearningLoop:
             try:
                 examples = next(stream, None)
             except FtrieError as error:
-                self._save(self._read_so_far())
+                self._save()
                 return error
             if examples is None:
-                self._save(self.opened.read_until(None))
+                self._end_pass()
                 return None
-            try:
-                # Rejects first: with --strict nothing is learned from a batch with a bad row, nor after it.
-                self.rejects.add_all(examples.rejects)
-            except FtrieError as error:
-                return error
-            self._learn(examples)
+            if self._again:
+                self._learn_again(examples)
+            else:
+                try:
+                    # Rejects first: with --strict nothing is learned from a batch with a bad row, nor after it.
+                    self.rejects.add_all(examples.rejects)
+                except FtrieError as error:
+                    return error
+                self._learn(examples)
             on_batch()
             if self._publisher is not None:
                 self._publisher.withheld = self.withheld
                 self._publisher.after_batch(self.model)
             if self.checkpoints is not None and self.checkpoints.is_due(self.model.rows):
-                self._save(self._read_so_far())
+                self._save()
+
+    @property
+    def _again(self) -> bool:
+        return self.passes is not None and self.passes.again
+
+    def _learn_again(self, examples: Examples) -> None:
+        assert self.passes is not None
+        self.model.learn(examples, again=self.passes.metrics)
+        self.passes.done += 1
+
+    def _end_pass(self) -> None:
+        """Save at the end of a pass: of the first one before it counts as ended, so that the log may still grow."""
+        if self.passes is not None and self.passes.again:
+            self.passes.finish(self.passes.metrics, self.seconds)
+            self._save()
+            return
+        self._read = self.opened.read_until(None)
+        self._save()
+        if self.passes is not None:
+            self.passes.finish(self.model.metrics, self.seconds)
 
     def _learn(self, examples: Examples) -> None:
         self.model.learn(examples)
@@ -296,15 +369,18 @@ class LearningLoop:
     @property
     def _rejected_share(self) -> float:
         """The share of rejected rows: unreadable ones of all rows, bad ones of those that were not subsampled away."""
-        bad = self._rows_read - self.subsampled - self.model.rows
+        rows = self.model.metrics.rows
+        bad = self._rows_read - self.subsampled - rows
         unreadable = self.rejects.count - bad
-        readable, good = _share(self._rows_read, unreadable), _share(self.model.rows, bad)
+        readable, good = _share(self._rows_read, unreadable), _share(rows, bad)
         return 1.0 - readable * good
 
     def _read_so_far(self) -> tuple[ReadFile, ...]:
+        if self._read is not None:
+            return self._read
         return self._start.read if self._stop is None else self.opened.read_until(self._stop)
 
-    def _save(self, read: tuple[ReadFile, ...]) -> None:
+    def _save(self) -> None:
         if self.checkpoints is None or not self._resumable:
             return
         description = Description(
@@ -316,7 +392,7 @@ class LearningLoop:
             rows=self.model.rows,
             keys=self.model.table.count,
             seconds=self.seconds,
-            read=read,
+            read=self._read_so_far(),
             rows_read=self._rows_read,
             subsampled=self.subsampled,
             minus_labels=self.minus_labels,
@@ -325,8 +401,10 @@ class LearningLoop:
             metrics=self._metrics_written(),
             sides=self._start.sides,
             initial=self._start.initial,
+            passes=self.passes.description() if self.passes is not None else None,
         )
-        self.checkpoints.save(description, self.model.state())
+        state = self.passes.state(self._rows_read) if self.passes is not None else {}
+        self.checkpoints.save(description, self.model.state() | state)
 
     def _metrics_written(self) -> Written:
         file = self.model.metrics.file

@@ -20,8 +20,21 @@ Value = float | int | str
 Candidate = Mapping[str, Value]
 
 OF_A_VARIANT = ("alpha", "beta", "l1", "l2")
-OF_AN_ALGORITHM = ("rate", "l1", "l2", "k", "theta")
-TUNABLE = ("algorithm", "rate", "precision", *OF_A_VARIANT, "k", "theta", "ttl")
+OF_AN_ALGORITHM = ("rate", "l1", "l2", "k", "theta", "shrink", "prior_ctr", "forgetting", "prune_kl")
+TUNABLE = (
+    *(
+        "algorithm",
+        "rate",
+        "precision",
+        *OF_A_VARIANT,
+        "k",
+        "theta",
+        "shrink",
+        "prior_ctr",
+        "forgetting",
+        "ttl",
+    ),
+)
 
 
 @dataclass(frozen=True)

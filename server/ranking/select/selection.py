@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from model_store.artefact.calibration import Curve
+from model_store.normal_kernels import normal_cdfs
 from server.errors import Degradation, check_deadline
 from server.ranking.select.exploration import Exploration, Thompson, integrated, moves, seeds, simulated
 from server.ranking.select.filters import CandidateColumns, Cap, Condition, Groups
@@ -18,6 +20,9 @@ from server.ranking.select.objective import Objective
 from server.ranking.select.select_kernels import click_rates
 
 Array = npt.NDArray[Any]
+
+Valued = Callable[[Array, Array], Array]
+"""From scores and what the link maps to their click rates, to the values that order candidates."""
 
 LARGEST = 1e300
 """A larger result counts as infinite, so that candidates without a result can be ordered below all results."""
@@ -41,29 +46,50 @@ class Selection:
 
 @dataclass(frozen=True)
 class Scored:
-    """The model's scores: score and uncertainty float64[candidates], and the calibration curve of their ctr."""
+    """The model's scores: score and uncertainty float64[candidates], and the calibration curve of their ctr.
+
+    noise: None for the logit link. With the probit link, the standard deviation of the noise, and uncertainty is that
+    of the score.
+    """
 
     score: Array
     uncertainty: Array | None
     curve: Curve | None
+    noise: float | None = None
 
-    def ctr(self, score: Array) -> Array:
-        """The click rates of these scores, in their shape."""
-        found = np.empty(score.size)
-        click_rates(np.ascontiguousarray(score).ravel(), found)
-        return (found if self.curve is None else self.curve.apply(found)).reshape(score.shape)
+    @cached_property
+    def latent(self) -> Array:
+        """What orders candidates and what the link maps to their click rates: the score, or with the probit link the
+
+        score in standard deviations, with the uncertainty of the weights.
+        """
+        if self.noise is None:
+            return self.score
+        assert self.uncertainty is not None
+        return np.asarray(self.score / np.hypot(self.noise, self.uncertainty))
+
+    def latent_of(self, moved: Array) -> Array:
+        """The same for scores moved by exploration, which stand for weights that are known."""
+        return moved if self.noise is None else moved / self.noise
+
+    def ctr(self, latent: Array) -> Array:
+        """The click rates, in the shape of `latent`."""
+        found = np.empty(latent.size)
+        link = click_rates if self.noise is None else normal_cdfs
+        link(np.ascontiguousarray(latent).ravel(), found)
+        return (found if self.curve is None else self.curve.apply(found)).reshape(latent.shape)
 
     def part(self, kept: Array) -> Scored:
         """Those of some candidates; copies."""
         uncertainty = None if self.uncertainty is None else self.uncertainty[kept]
-        return Scored(self.score[kept], uncertainty, self.curve)
+        return Scored(self.score[kept], uncertainty, self.curve, self.noise)
 
 
-def order_key(value: Array, score: Array) -> Array:
-    """The key to order by, descending: `value` where it is finite; all others below it, ordered by score."""
+def order_key(value: Array, latent: Array) -> Array:
+    """The key to order by, descending: `value` where it is finite; all others below it, ordered by `latent`."""
     with np.errstate(all="ignore"):
         good = np.abs(value) <= LARGEST
-        within = np.sign(score) * (1.0 - 1.0 / (1.0 + np.abs(score)))  # rises with the score, in (-1, 1)
+        within = np.sign(latent) * (1.0 - 1.0 / (1.0 + np.abs(latent)))  # rises with it, in (-1, 1)
         return np.where(good, value, LARGEST * (within - 2.0))
 
 
@@ -101,10 +127,10 @@ class Options:
         """
         kept = self._kept(candidates, until_s)
         some = scored.part(kept)
-        moved = self._moved(some, ids, kept, request_id)
+        score, latent = self._moved(some, ids, kept, request_id)
         valued = self._valued(some, candidates, kept)
-        value = valued(moved)
-        key = order_key(value, moved)
+        value = valued(score, latent)
+        key = order_key(value, latent)
         order = np.argsort(-key, kind="stable")
         top = len(kept) if top_k is None else min(top_k, len(kept))
         check_deadline(until_s)
@@ -114,12 +140,14 @@ class Options:
         notes = [] if self.objective is None else self._notes(self.objective, value, candidates, kept)
         return Selection(
             order=kept[taken],
-            ctr=some.ctr(some.score[taken]),
+            ctr=some.ctr(some.latent[taken]),
             score=some.score[taken],
             objective=None
             if self.objective is None
             else np.where(key[taken] >= -LARGEST, value[taken], np.nan),
-            uncertainty=None if some.uncertainty is None else some.uncertainty[taken],
+            uncertainty=some.uncertainty[taken]
+            if self.needs_uncertainty and some.uncertainty is not None
+            else None,
             propensity=self._propensity(some, valued, taken, top, groups, request_id),
             notes=notes,
         )
@@ -131,19 +159,23 @@ class Options:
             passes &= condition.passes(candidates)
         return np.flatnonzero(passes)
 
-    def _moved(self, some: Scored, ids: Sequence[str], kept: Array, request_id: str) -> Array:
+    def _moved(self, some: Scored, ids: Sequence[str], kept: Array, request_id: str) -> tuple[Array, Array]:
+        """The scores that candidates are ordered by, moved by exploration, and what the link maps."""
         if self.exploration is None or some.uncertainty is None:
-            return some.score
+            return some.score, some.latent
         names = [ids[at] for at in kept.tolist()]
-        return self.exploration.explored(some.score, some.uncertainty, names, request_id)
+        moved = self.exploration.explored(some.score, some.uncertainty, names, request_id)
+        return moved, some.latent_of(moved)
 
-    def _valued(self, some: Scored, candidates: CandidateColumns, kept: Array) -> Callable[[Array], Array]:
-        """From moved scores to the objective's value; the items' fields are read once."""
+    def _valued(self, some: Scored, candidates: CandidateColumns, kept: Array) -> Valued:
+        """The objective's value; the items' fields are read once."""
         objective = self.objective
         if objective is None:
-            return lambda score: score
+            return lambda score, latent: latent
         columns = {name: candidates.numbers(name)[kept] for name in objective.fields}
-        return lambda score: objective.evaluate(score, some.ctr(score), some.uncertainty, columns.__getitem__)
+        return lambda score, latent: objective.evaluate(
+            score, some.ctr(latent), some.uncertainty, columns.__getitem__
+        )
 
     def _notes(
         self, objective: Objective, value: Array, candidates: CandidateColumns, kept: Array
@@ -162,7 +194,7 @@ class Options:
     def _propensity(
         self,
         some: Scored,
-        valued: Callable[[Array], Array],
+        valued: Valued,
         taken: Array,
         top: int,
         groups: Groups | None,
@@ -178,7 +210,8 @@ class Options:
             return certain
 
         def key(score: Array) -> Array:
-            return order_key(valued(score), score)
+            latent = some.latent_of(score)
+            return order_key(valued(score, latent), latent)
 
         if groups is None:
             return integrated(some.score, deviation, key, taken, top)

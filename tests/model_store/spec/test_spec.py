@@ -67,7 +67,24 @@ def test_a_spec_survives_json():
         (HEAD + '[learner]\nalgorithm = "ogd"\nrate = "constant"\nbeta = 0\n', "beta is 0: an unseen key's"),
         (HEAD + '[learner]\nrate = "constant"\nbeta = 0\nl2 = 1\n', "beta is 0: an unseen key's"),
         (HEAD + OWN + "a = { beta = 0 }\n", "variants.a: beta is 0 and so is l2"),
-        (HEAD + OWN.replace("ftrl", "ogd") + "a = { l1 = 1 }\n", "variants.a.l1: l1 does not belong to"),
+        (
+            HEAD + OWN.replace('"ftrl"', '"truncation"\ntheta = 0.1') + "a = { l1 = 1 }\n",
+            "variants.a.l1: l1 does not belong to",
+        ),
+        (
+            HEAD + '[learner]\nalgorithm = "ogd"\nl2 = 10\n',
+            "eta l2 must be below 1; lower l2 or alpha, or take",
+        ),
+        (HEAD + OWN.replace("ftrl", "ogd") + "a = { l2 = 10 }\n", "variants.a: l2 = 10 is too large"),
+        (
+            HEAD + '[learner]\nalgorithm = "ogd"\nrate = "global"\nl1 = 0.1\n',
+            'take algorithm = "fobos", which stops at 0, or another rate',
+        ),
+        (
+            HEAD + '[learner]\nalgorithm = "ogd"\nrate = "global"\n[rules."a="]\nl1 = 0.1\n',
+            'rules."a=".l1: l1 does not fit algorithm = "ogd" with rate = "global"',
+        ),
+        (HEAD + '[learner]\nshrink = "fixed"\n', 'shrink = "fixed" belongs to truncated_gradient'),
         (HEAD + '[learner]\nalgorithm = "adam"\n', "input should be 'ogd', 'truncation'"),
         (HEAD + "[learner]\nrate_scale = 1\n", "either alpha and beta, or rate_scale and rate_decay"),
         (

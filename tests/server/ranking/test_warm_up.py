@@ -13,6 +13,7 @@ import server.ranking.request_kernels
 import server.ranking.scoring_kernels
 import server.ranking.select.select_kernels
 from model_store.features.features import FeaturePlan
+from model_store.normal_kernels import normal_cdfs
 from server.model.catalogue import Catalogue
 from server.model.live_model import LiveModel
 from server.model.model import Model
@@ -43,6 +44,7 @@ CAPS = [{"field": "brand", "at_most": 1}]
 def compiled() -> dict[str, int]:
     functions = {name: value for module in MODULES for name, value in vars(module).items()}
     kernels = {name: value for name, value in functions.items() if hasattr(value, "signatures")}
+    kernels["normal_cdfs"] = normal_cdfs
     # An inlined function has no code of its own once its kernels come from the cache.
     return {n: len(k.signatures) for n, k in kernels.items() if not k.targetoptions.get("forceinline")}
 
@@ -52,7 +54,8 @@ def test_nothing_is_compiled_after_warm_up() -> None:
     before = compiled()
     assert {name for name, count in before.items() if count == 0} == set()
 
-    spec = parse(FIELDS, [["age", "tags", "price"], ["likes", "brand"]])
+    crosses = [["age", "tags", "price"], ["likes", "brand"]]
+    spec = parse(FIELDS, crosses)
     weights = {b"bias": (0.5, 1), b"likes*brand=a*b": (1.0, 1), b"age*tags*price=1*x*": (1.0, 1)}
     model = Model.build(artefact_of(spec, weights), 1)
     catalogue = Catalogue.build(model.plan, [("1", {"tags": ["x", "y"], "price": "2.5"})])
@@ -66,6 +69,10 @@ def test_nothing_is_compiled_after_warm_up() -> None:
         options_of(exploration=THOMPSON, caps=CAPS, objective="ctr"),
     ):
         ranked(Ranker(model, catalogue), {}, ["1", "2"], [("3", {"brand": "b"})], 0, 2, options=options)
+    vague = Model.build(artefact_of(parse(FIELDS, crosses, learner={"algorithm": "adpredictor"}), weights), 1)
+    ranked(
+        Ranker(vague, catalogue), {"likes": ["a"]}, ["1", "2"], [("3", {"brand": "b"})], 0, 1, shadows=(0,)
+    )
     own = parse(FIELDS, learner={"values": "per_variant"}, variants={"a": {}, "b": {}})
     owning = Model.build(artefact_of(own, {b"bias": ((0.5, 0.25), 3), b"brand=b": ((0.5, 0.0), 1)}), 1)
     ranker = Ranker(owning, Catalogue.build(owning.plan, [("1", {"brand": "b"})]))

@@ -118,8 +118,9 @@ def test_a_rule_that_no_key_matches_is_a_spec_error(prefix):
 
 
 def test_an_l1_for_a_learner_without_one_is_a_spec_error():
-    text = '[model]\nname = "m"\n[input]\nlabel = "y"\n[learner]\nalgorithm = "ogd"\n[rules."a="]\nl1 = 1.0\n'
-    with pytest.raises(SpecError, match=r'rules\."a="\.l1: .*"ogd"'):
+    text = '[model]\nname = "m"\n[input]\nlabel = "y"\n[learner]\nalgorithm = "truncation"\ntheta = 0.1\n'
+    text += '[rules."a="]\nl1 = 1.0\n'
+    with pytest.raises(SpecError, match=r'rules\."a="\.l1: .*"truncation"'):
         parse_spec(text)
 
 

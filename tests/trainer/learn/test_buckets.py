@@ -10,18 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_store.errors import SpecError
-from model_store.features.features import FeaturePlan
 from model_store.hash_kernels import hash_keys
+from model_store.spec.keys import BIAS
 from model_store.spec.learner_section import MOST_HASH_BITS, LearnerSection, Rule
 from model_store.spec.spec import parse_spec, spec_from_json
 from tests.matrix import slow_except
 from tests.trainer.click_logs import batch_of, learn, model_of, shop_rows, shop_spec
-from tests.trainer.learn.test_learners import CASES, RATES, gappy_rows
-from tests.trainer.oracles import learner_of
-from tests.trainer.oracles.dense import Oracle
-from tests.trainer.oracles.trial import Recorder, by_kernel, parameters_of
+from tests.trainer.learn.test_learners import CASES, EVERY, RATES, gappy_rows, taken
+from tests.trainer.oracles.trial import Recorder, by_kernel, by_textbook
 from trainer.examples.hashing import ExampleMaker
-from trainer.learn.buckets import Buckets, any_collision
+from trainer.learn.buckets import Buckets
+from trainer.learn.collisions import any_collision, expected_rate
 from trainer.learn.model import LearningModel
 from trainer.learn.scorer import Scorer, scoring_spec
 from trainer.learn.slots.layouts import Compact, CompactCounts, Full, FullCounts, Own, OwnCompact
@@ -43,36 +42,24 @@ def hash_of(key):
 
 
 def by_buckets(spec, rows):
-    """The dense textbook, with `group, hash mod 2^b` in place of each key and the sum of x in each."""
-    plan, learner = FeaturePlan.of(spec.resolve(list(rows[0]))), spec.learner
-    rules = {name.encode(): rule.l1 for name, rule in spec.rules.items()}
-    oracle = Oracle(
-        learner_of(learner.algorithm, learner.rate),
-        [parameters_of(learner, variant.own_parameters) for variant in spec.variants.values()],
-        learner.rate,
-        per_variant=learner.values == "per_variant",
-        rules={b"l1 of %s " % prefix: l1 for prefix, l1 in rules.items()},
-    )
+    """The textbook with `group, hash mod 2^b` in place of each key, and the sum of x in each."""
+    of_key = {}
 
     def bucket(key, mask):
-        rule = max((prefix for prefix in rules if key.startswith(prefix)), key=len, default=b"")
-        return b"l1 of %s used by %d: %d" % (rule, mask, hash_of(key) % 2**learner.hash_bits)
+        if key == BIAS and spec.learner.algorithm == "adpredictor":  # has a prior of its own
+            return BIAS
+        rule = max((prefix for prefix in spec.rules if key.startswith(prefix.encode())), key=len, default="")
+        return b"%s\0used by %d: %d" % (rule.encode(), mask, hash_of(key) % 2**spec.learner.hash_bits)
 
-    scores, of_key = [], {}
-    for row in rows:
-        keys = [each for each in plan.keys(row) if each[2]]
-        of_key.update({key: bucket(key, mask) for key, _, mask in keys})
+    def placed(keys):
         sums = {}
         for key, x, mask in keys:
+            of_key[key] = bucket(key, mask)
             sums[of_key[key]] = (sums.get(of_key[key], (0.0,))[0] + x, mask)
-        hashed = [(each, x, mask) for each, (x, mask) in sums.items()]
-        label = 1.0 if row["click"] in (b"1", b"true") else 0.0
-        scores.append(oracle.learn(hashed, label, float(row["importance"])))
-    weights = {
-        key: tuple(oracle.weight(each, variant) for variant in oracle.coordinates[each].users)
-        for key, each in of_key.items()
-    }
-    return np.array(scores), weights
+        return [(each, x, mask) for each, (x, mask) in sums.items()]
+
+    scores, weights, _ = by_textbook(spec, rows, placed=placed)
+    return scores, {key: weights[each] for key, each in of_key.items()}
 
 
 def assert_same(spec, rows):
@@ -94,11 +81,15 @@ def many_keys(rows, seed):
 
 
 def sections():
+    """Every learner with each of its rates."""
     for algorithm, cases in CASES.items():
-        for rate in RATES.get(algorithm, ("gradients", "counts", "global", "constant")):
-            section = {"algorithm": algorithm, "rate": rate, "alpha": 0.3, "beta": 0.7, "l1": 0.0}
+        for rate in RATES.get(algorithm, EVERY):
+            section = {"algorithm": algorithm, "rate": rate, "alpha": 0.3, "beta": 0.7}
+            section |= {} if algorithm == "adpredictor" else {"l1": 0.0}
             marks = () if (algorithm, rate) == ("ftrl", "gradients") else pytest.mark.slow
-            yield pytest.param(section | cases[-1], id=f"{algorithm}-{rate}", marks=marks)
+            yield pytest.param(
+                section | taken(cases, algorithm, rate)[-1], id=f"{algorithm}-{rate}", marks=marks
+            )
 
 
 @pytest.mark.parametrize("values", ["single", "per_variant"])
@@ -117,7 +108,7 @@ def test_random_streams_equal_the_textbook_on_hashed_rows(seed, variants, bits):
 @pytest.mark.parametrize("algorithm", slow_except(["ftrl"], ["truncated_gradient", "fobos", "rda", "ftrl"]))
 def test_keys_with_another_l1_share_no_bucket(algorithm, values):
     section = {"algorithm": algorithm, "alpha": 0.3, "beta": 0.7, "l1": 0.001} | CASES[algorithm][0]
-    rules = {"brand=": Rule(l1=0.05), "tags=t1": Rule(l1=0.0), "age*brand=": Rule(l1=0.2)}
+    rules = {"brand=": Rule(l1=0.05), "tags=t1": Rule(l1=0.007), "age*brand=": Rule(l1=0.2)}
     assert_same(spec_of(section | {"values": values, "hash_bits": 8}, 3, rules), many_keys(150, 5))
 
 
@@ -239,9 +230,8 @@ def test_the_measured_rate_is_that_of_the_hashes_and_near_the_expected_one():
         assert found.rate == (hashes.size - used) / hashes.size
         assert found.rate == pytest.approx(found.expected, rel=0.05)
         assert f"{found.rate:.3%}" in str(found)
-        enough = Buckets(found.enough_bits, np.zeros(1, np.int64))
-        enough.enter(hashes, features, 0, hashes.size)
-        assert enough.collisions(1).expected <= 0.001 < enough._expected(found.enough_bits - 1)
+        enough = [expected_rate(found.enough_bits - less, [hashes.size]) for less in (0, 1)]
+        assert enough[0] <= 0.001 < enough[1]
         assert f"hash_bits = {found.enough_bits}" in found.warning
 
 

@@ -16,8 +16,10 @@ STEP = 2.0**-13
 SEED = 5
 LEARNERS = {
     "ogd": {},
+    "penalized ogd": {"algorithm": "ogd", "l1": 0.0213, "l2": 0.3},
     "truncation": {"k": 3, "theta": 0.05},
     "truncated_gradient": {"k": 3, "theta": 0.3, "l1": 0.05},
+    "fixed": {"algorithm": "truncated_gradient", "k": 3, "theta": 0.3, "l1": 0.02, "shrink": "fixed"},
     "fobos": {"l1": 0.01, "l2": 0.05},
     "ftrl": {"l1": 0.3, "l2": 0.1},
 }
@@ -126,7 +128,14 @@ def test_variants_are_rounded_apart():
     assert any(len(set(of_variants)) > 1 for of_variants in weights.values())
 
 
-@pytest.mark.parametrize("section", [{"algorithm": "rda"}, {"algorithm": "fobos", "rate": "global"}])
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"algorithm": "rda"},
+        {"algorithm": "fobos", "rate": "global"},
+        {"algorithm": "ogd", "rate": "global", "l2": 0.1},
+    ],
+)
 def test_learners_that_keep_no_weight_refuse_16_bits(section):
     with pytest.raises(ValueError, match=r"q2\.13"):
         LearnerSection.model_validate(section | {"precision": "q2.13"})

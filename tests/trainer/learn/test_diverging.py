@@ -45,7 +45,12 @@ def test_a_weight_beyond_a_float32_is_an_error_that_names_the_key_and_a_remedy()
         'algorithm = "fobos"\nrate = "global"\nalpha = 1e12\nl2 = 1e24\nl1 = 1e24',
         'algorithm = "fobos"\nalpha = 1e12\nbeta = 1e-12\nl2 = 1e24\nl1 = 1e24',
         'algorithm = "rda"\nrate = "gradients"\nalpha = 1e12\nbeta = 1e-12',
+        'algorithm = "ogd"\nalpha = 1e12\nbeta = 1e-12\nl1 = 1e24\nl2 = 9e-25',
+        'algorithm = "ogd"\nrate = "global"\nalpha = 1e12\nl2 = 9e-13',
+        'algorithm = "truncated_gradient"\nl1 = 1e24\ntheta = inf\nshrink = "fixed"',
         'algorithm = "truncated_gradient"\nrate = "global"\nalpha = 1e12\nl1 = 1e24\ntheta = inf\nk = 1000000000000000',
+        'algorithm = "adpredictor"\nalpha = 1e12\nbeta = 1e-12\nforgetting = 0.5',
+        'algorithm = "adpredictor"\nalpha = 1e-12\nbeta = 1e12\nprior_ctr = 1e-300',
     ],
 )
 @pytest.mark.parametrize(("importance", "x"), [(b"1e24", b"1e24"), (b"1e-300", b"1e-300"), (b"0", b"-1e24")])

@@ -10,8 +10,17 @@ from model_store.spec.sections import Variant
 from model_store.spec.spec import ModelSpec
 from tests.matrix import slow_except
 from tests.trainer.click_logs import learn, model_of, shop_rows, shop_spec
-from tests.trainer.learn.test_learners import CASES, EVERY, RATES, assert_same_bits, gappy_rows, spec_of
-from tests.trainer.oracles.trial import by_kernel
+from tests.trainer.learn.test_learners import (
+    CASES,
+    EVERY,
+    RATES,
+    assert_same_bits,
+    gappy_rows,
+    spec_of,
+    taken,
+)
+from tests.trainer.oracles.dense import Learner
+from tests.trainer.oracles.trial import by_kernel, by_textbook
 
 TOLERANCE = 1e-10
 
@@ -60,11 +69,97 @@ def test_truncated_gradient_of_every_weight_at_every_example_is_fobos_with_l1(ra
         {"algorithm": "fobos"},
         {"algorithm": "truncation", "theta": 0.0, "k": 3},
         {"algorithm": "truncated_gradient", "theta": 1.0, "k": 3},
+        {"algorithm": "truncated_gradient", "theta": 1.0, "k": 3, "shrink": "fixed"},
     ],
 )
 def test_without_regularization_every_descent_is_gradient_descent(idle, rate):
     common = {"rate": rate, "alpha": 0.3, "beta": 0.9}
     assert_equal_learners(common | idle, common | {"algorithm": "ogd"})
+
+
+@pytest.mark.parametrize("values", slow_except(["single"], ["single", "per_variant"]))
+def test_dual_averaging_without_regularization_at_a_constant_rate_is_gradient_descent(values):
+    constant = {"rate": "constant", "alpha": 0.2, "beta": 1.6, "l1": 0.0}
+    assert_equal_learners(constant | {"algorithm": "rda"}, constant | {"algorithm": "ogd"}, values=values)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("values", ["single", "per_variant"])
+@pytest.mark.parametrize("rate", EVERY)
+def test_truncated_gradient_whose_fixed_pull_is_theta_is_simple_truncation_at_every_rate(rate, values):
+    common = {"rate": rate, "alpha": 0.3, "beta": 0.9, "k": 3, "theta": 0.03}
+    fixed = common | {"algorithm": "truncated_gradient", "shrink": "fixed", "l1": 0.03}
+    weights = assert_equal_learners(fixed, common | {"algorithm": "truncation"}, values=values)
+    assert any(weight == 0.0 for weight in np.concatenate(list(weights.values())))
+
+
+@pytest.mark.parametrize("values", slow_except(["single"], ["single", "per_variant"]))
+def test_a_fixed_pull_is_that_of_a_constant_rate(values):
+    common = {"algorithm": "truncated_gradient", "rate": "constant", "alpha": 0.3, "beta": 0.9}
+    common |= {"k": 3, "theta": 0.5}
+    fixed = {"shrink": "fixed", "l1": 3 * (0.3 / 0.9) * 0.02}
+    assert_equal_learners(common | fixed, common | {"l1": 0.02}, values=values)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("values", ["single", "per_variant"])
+def test_gradient_descent_with_l2_is_fobos_with_the_rate_that_its_division_undoes(values):
+    eta, l2 = 0.25, 0.4
+    common = {"rate": "constant", "beta": 1.0, "l1": 0.0, "l2": l2}
+    descent = common | {"algorithm": "ogd", "alpha": eta}
+    assert_equal_learners(
+        descent, common | {"algorithm": "fobos", "alpha": eta / (1 - eta * l2)}, values=values
+    )
+
+
+def fobos_with_unscaled_l2(value, w, g, at, p):
+    v = value - at.eta * g
+    return np.copysign(max(0.0, abs(v) - at.eta * p.l1) / (1.0 + p.l2), v)
+
+
+def dual_average(denominator):
+    """Dual averaging with l1, whose mean gradient is divided by `denominator(t, parameters)`."""
+
+    def weight(value, n, t, p):
+        mean = value / t if t else 0.0
+        return -np.copysign(max(0.0, abs(mean) - p.l1), mean) / denominator(t, p) if t else 0.0
+
+    return Learner(weight, lambda value, w, g, at, p: value + g)
+
+
+GAMMA, PRINTED_L2 = 3.0, 0.05
+FOBOS = {"algorithm": "fobos", "rate": "constant", "alpha": 0.3, "beta": 0.6, "l1": 0.01}
+RDA = {"algorithm": "rda", "l1": 0.01}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("printed", "with_l2", "ours"),
+    [
+        # FOBOS divides by 1 + l2: l2 / eta of ours
+        (Learner(lambda value, *_: value, fobos_with_unscaled_l2), FOBOS, FOBOS | {"l2": PRINTED_L2 / 0.5}),
+        # RDA with gamma in place of gamma / sqrt(t): l2 + gamma of ours
+        (dual_average(lambda t, p: p.l2 + GAMMA), RDA, RDA | {"alpha": 1e12, "l2": PRINTED_L2 + GAMMA}),
+        # RDA with beta_t = gamma, hence gamma / t: ours at a constant rate
+        (
+            dual_average(lambda t, p: p.l2 + GAMMA / t),
+            RDA,
+            RDA | {"rate": "constant", "alpha": 1.0, "beta": GAMMA, "l2": PRINTED_L2},
+        ),
+    ],
+    ids=["fobos-l2", "rda-gamma", "rda-gamma-over-t"],
+)
+@pytest.mark.parametrize("values", ["single", "per_variant"])
+def test_a_form_that_a_source_prints_is_ours_with_other_parameters(printed, with_l2, ours, values):
+    rows = gappy_rows(300, 21)
+    scores, weights = by_kernel(spec_of(ours, 3, values), rows)
+    expected_scores, expected, _ = by_textbook(
+        spec_of(with_l2 | {"l2": PRINTED_L2}, 3, values), rows, printed
+    )
+    np.testing.assert_allclose(scores, expected_scores, rtol=1e-9, atol=1e-9)
+    assert weights.keys() == expected.keys()
+    for key, weight in expected.items():
+        assert weights[key] == pytest.approx(weight, rel=1e-9, abs=1e-9), key
 
 
 def test_both_parameter_forms_of_the_rate_learn_the_same_bits():
@@ -79,7 +174,8 @@ def learners():
     """Each algorithm at each of its rates, with one of its cases."""
     for algorithm, cases in CASES.items():
         for rate in RATES.get(algorithm, EVERY):
-            section = {"algorithm": algorithm, "rate": rate, "alpha": 0.3, "beta": 0.7, "l1": 0.0} | cases[-1]
+            case = taken(cases, algorithm, rate)[-1]
+            section = {"algorithm": algorithm, "rate": rate, "alpha": 0.3, "beta": 0.7, "l1": 0.0} | case
             quick = algorithm in ("ftrl", "fobos") and rate == RATES.get(algorithm, EVERY)[0]
             marks = () if quick else pytest.mark.slow
             yield pytest.param(section, id=f"{algorithm}-{rate}", marks=marks)
@@ -109,6 +205,7 @@ def test_a_variant_with_a_value_of_its_own_learns_as_if_it_were_alone(section):
         "rda": ("l1", "l2"),
         "ftrl": ("l1", "l2"),
         "truncated_gradient": ("l1",),
+        "ogd": ("l1", "l2") if section["rate"] != "global" else ("l2",),
     }
     for name in allowed.get(section["algorithm"], ()):
         own[1][name] = 0.03

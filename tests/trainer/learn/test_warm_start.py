@@ -11,13 +11,17 @@ from model_store.spec.spec import parse_spec
 from tests.matrix import slow_except
 from tests.trainer.click_logs import SPEC, learn, model_of, shop_rows
 
-LEARNERS = ["ogd", "truncation", "truncated_gradient", "fobos", "ftrl"]
+LEARNERS = ["ogd", "penalized ogd", "truncation", "truncated_gradient", "fobos", "ftrl"]
 
 
 def spec_of(learner: str, values: str = "single", more: str = ""):
     text = SPEC[: SPEC.index("[learner]")] + "[learner]\nalpha = 0.3\nbeta = 0.7\n"
-    text += f'algorithm = "{learner}"\nvalues = "{values}"\n'
-    text += {"ftrl": "l1 = 0.05\nl2 = 0.4\n", "fobos": "l1 = 1e-3\n"}.get(learner, "")
+    text += f'algorithm = "{learner.removeprefix("penalized ")}"\nvalues = "{values}"\n'
+    text += {
+        "ftrl": "l1 = 0.05\nl2 = 0.4\n",
+        "fobos": "l1 = 1e-3\n",
+        "penalized ogd": "l1 = 1e-3\nl2 = 0.01\n",
+    }.get(learner, "")
     text += "theta = 0.01\nk = 5\n" if learner.startswith("trunc") else ""
     return parse_spec(text + more)
 

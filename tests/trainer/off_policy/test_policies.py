@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -37,9 +39,10 @@ def estimated(
     choices: list[Choice],
     model: Artefact | None = None,
     rows: list[Row] = LOG,
+    text: str = SPEC,
 ) -> Estimates:
     """What is estimated on the log, without a bootstrap."""
-    spec = parse_spec(SPEC)
+    spec = parse_spec(text)
     table = SideTable.of_items(write_items(folder / "items.csv"), spec.input)
     log = LogOfRows(
         Log([str(write_rows(folder / "log.csv", rows))], tables=[table]), None, None, DECISION_ROW
@@ -56,17 +59,24 @@ class Slow:
     def __init__(self, artefact: Artefact, variant: int) -> None:
         self._plan, self._bit = FeaturePlan.of(artefact.spec), variant
         weights = artefact.weights_of(variant).tolist()
-        self._weights = {artefact.key(row): weights[row] for row in range(artefact.rows)}
+        rates = artefact.rates_of(variant).tolist()
+        self._known = {artefact.key(row): (weights[row], rates[row]) for row in range(artefact.rows)}
+        self._learner = artefact.spec.learner
 
     def scores(self, row: Mapping[str, object]) -> dict[str, float]:
-        """The score of every item in the row's place."""
+        """The score of every item in the row's place; with AdPredictor the log-odds of its click rate."""
         return {item: self._score({**row, "item": item, "brand": ITEMS[item]}) for item in ITEMS}
 
     def _score(self, row: Mapping[str, object]) -> float:
         example = {field.name: str(row[field.column]) for field in self._plan.fields}
-        keys = self._plan.keys(example)
-        found = (self._weights.get(key, 0.0) * x for key, x, mask in keys if mask >> self._bit & 1)
-        return float(sum(found))
+        keys = [(key, x) for key, x, mask in self._plan.keys(example) if mask >> self._bit & 1]
+        found = [(*self._known.get(key, (0.0, self._learner.alpha)), x) for key, x in keys]
+        score = float(sum(weight * x for weight, _, x in found))
+        if self._learner.algorithm != "adpredictor":
+            return score
+        variance = sum(rate * x * x for _, rate, x in found)
+        ctr = NormalDist().cdf(score / math.sqrt(self._learner.beta**2 + variance))
+        return math.log(ctr / (1.0 - ctr))
 
 
 def slow_chance(choice: Choice, scores: dict[str, float], item: str) -> float:
@@ -120,10 +130,16 @@ def test_the_rates_of_places_are_those_of_their_rows(tmp_path: Path) -> None:
     assert list(uniform.positions) == ["1", "2"]
 
 
-def test_a_learning_policy_judges_every_request_before_it_learns_from_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "learner", ["alpha = 0.3\n", 'algorithm = "adpredictor"\nalpha = 0.3\nprior_ctr = 0.2\n']
+)
+def test_a_learning_policy_judges_every_request_before_it_learns_from_it(
+    tmp_path: Path, learner: str
+) -> None:
     """Given requests of two rows, when a row is judged, the model is that of all requests before."""
     rows = LOG[:40]
-    (policy,) = estimated(tmp_path, ["learning@base"], [Softmax(1.0)], rows=rows).policies
+    text = SPEC.replace("alpha = 0.3\n", learner)
+    (policy,) = estimated(tmp_path, ["learning@base"], [Softmax(1.0)], rows=rows, text=text).policies
     weights = []
     for number, row in enumerate(rows):
         before = [each for each in rows if int(each["request"][1:]) < int(row["request"][1:])]
@@ -131,7 +147,7 @@ def test_a_learning_policy_judges_every_request_before_it_learns_from_it(tmp_pat
             scores = dict.fromkeys(ITEMS, 0.0)
         else:
             log = write_rows(tmp_path / f"before-{number}.csv", before)
-            model = train(parse_spec(SPEC), Log([str(log)]), rejects=RejectLog()).model
+            model = train(parse_spec(text), Log([str(log)]), rejects=RejectLog()).model
             scores = Slow(model.artefact(), 0).scores(row)
         weights.append(slow_chance(Softmax(1.0), scores, row["item"]) / row["propensity"])
     clicks = np.array([row["click"] for row in rows])

@@ -17,6 +17,6 @@ _LEARNERS: dict[str, Learner] = {
 
 def learner_of(algorithm: str, rate: str) -> Learner:
     """The textbook's learner of a spec's `algorithm` and `rate`."""
-    if (algorithm, rate) == ("rda", "gradients"):
+    if algorithm == "rda" and rate != "global":
         return Learner(rda.weight_of_gradients, rda.step)
     return _LEARNERS[algorithm]

@@ -23,6 +23,7 @@ class Parameters(NamedTuple):
     l2: float = 0.0
     k: int = 1
     theta: float = 0.0
+    shrink: str = "rate"
 
 
 class Moment(NamedTuple):

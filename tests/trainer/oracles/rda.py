@@ -2,6 +2,7 @@
 
 Global rate: Xiao (JMLR 2010), the l1 form with an added l2, gamma = 1 / alpha. Rate from gradients: the primal-dual
 AdaGrad of Duchi, Hazan and Singer (JMLR 2011) for l1 and a diagonal H = (beta + sqrt(n)) / alpha, with an added l2.
+Constant rate: the same with n = 0, which is Xiao's with beta_t = gamma = beta / alpha in place of gamma sqrt(t).
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,13 @@ from model_store.spec.learner_section import LearnerSection
 from model_store.spec.spec import ModelSpec
 from tests.trainer.click_logs import learn, model_of
 from tests.trainer.oracles import learner_of
-from tests.trainer.oracles.dense import Oracle, Parameters
+from tests.trainer.oracles.adpredictor import AdPredictorOracle, Prior
+from tests.trainer.oracles.dense import Learner, Oracle, Parameters
 from trainer.learn.model import LearningModel
 from trainer.learn.predictions_kernels import Predictions
 
 Rows = Sequence[Mapping[str, bytes]]
+Key = tuple[bytes, float, int]
 Weights = dict[bytes, tuple[float, ...]]
 
 
@@ -47,23 +51,35 @@ def by_kernel(spec: ModelSpec, rows: Rows, size: int = 97) -> tuple[npt.NDArray[
     return recorder.scores, weights_of(model)
 
 
-def by_textbook(spec: ModelSpec, rows: Rows, **of: Any) -> tuple[npt.NDArray[np.float64], Weights, Oracle]:
-    """The same by the dense oracle, in plain Python."""
+def by_textbook(
+    spec: ModelSpec,
+    rows: Rows,
+    printed: Learner | None = None,
+    placed: Callable[[list[Key]], list[Key]] = list,
+    **of: Any,
+) -> tuple[npt.NDArray[np.float64], Weights, Any]:
+    """The same by an oracle, in plain Python; scores as `Predicted` has them.
+
+    printed: replaces the spec's learner; placed: what takes the place of a row's keys.
+    """
     plan, learner = FeaturePlan.of(spec.resolve(list(rows[0]))), spec.learner
-    parameters = [parameters_of(learner, variant.own_parameters) for variant in spec.variants.values()]
-    oracle = Oracle(
-        learner_of(learner.algorithm, learner.rate),
-        parameters,
-        learner.rate,
-        per_variant=learner.values == "per_variant",
-        rules={prefix.encode(): rule.l1 for prefix, rule in spec.rules.items() if rule.l1 is not None},
-        **of,
-    )
+    oracle: Oracle | AdPredictorOracle
+    if learner.algorithm == "adpredictor":
+        oracle = AdPredictorOracle(priors_of(spec, plan), learner.forgetting, learner.values == "per_variant")
+    else:
+        oracle = Oracle(
+            printed or learner_of(learner.algorithm, learner.rate),
+            [parameters_of(learner, variant.own_parameters) for variant in spec.variants.values()],
+            learner.rate,
+            per_variant=learner.values == "per_variant",
+            rules={prefix.encode(): rule.l1 for prefix, rule in spec.rules.items() if rule.l1 is not None},
+            **of,
+        )
     scores = []
     for row in rows:
         label = 1.0 if row["click"] in (b"1", b"true") else 0.0
         keys = [key for key in plan.keys(row) if key[2]]
-        scores.append(oracle.learn(keys, label, float(row.get("importance", b"1"))))
+        scores.append(oracle.learn(placed(keys), label, float(row.get("importance", b"1"))))
     weights = {
         key: tuple(oracle.weight(key, variant) for variant in known.users)
         for key, known in oracle.coordinates.items()
@@ -71,10 +87,21 @@ def by_textbook(spec: ModelSpec, rows: Rows, **of: Any) -> tuple[npt.NDArray[np.
     return np.array(scores), weights, oracle
 
 
+def priors_of(spec: ModelSpec, plan: FeaturePlan) -> list[Prior]:
+    """Each variant's prior; that of its bias gives an example with every field and cross the rate prior_ctr."""
+    learner, priors = spec.learner, []
+    for bit, variant in enumerate(spec.variants.values()):
+        alpha, beta = (variant.own_parameters.get(name, getattr(learner, name)) for name in ("alpha", "beta"))
+        keys = 1 + sum(each.mask >> bit & 1 for each in (*plan.fields, *plan.crosses))
+        bias = NormalDist().inv_cdf(learner.prior_ctr) * math.sqrt(beta**2 + keys * alpha)
+        priors.append(Prior(alpha, beta, bias))
+    return priors
+
+
 def parameters_of(learner: LearnerSection, own: Mapping[str, float]) -> Parameters:
     """The spec's parameters, those of the variant before those of the learner."""
     theta = learner.theta if learner.theta is not None else 0.0
-    every = {name: getattr(learner, name) for name in ("alpha", "beta", "l1", "l2", "k")}
+    every = {name: getattr(learner, name) for name in ("alpha", "beta", "l1", "l2", "k", "shrink")}
     return Parameters(**(every | {"theta": theta} | dict(own)))
 
 

@@ -13,7 +13,7 @@ def step(value: float, w: float, g: float, at: Moment, p: Parameters) -> float:
     v = value - at.eta * g
     if at.t % p.k != 0 or abs(v) > p.theta:
         return v
-    a = p.k * at.eta * p.l1
+    a = p.l1 if p.shrink == "fixed" else p.k * at.eta * p.l1
     if v >= 0:
         return max(0.0, v - a)
     return min(0.0, v + a)

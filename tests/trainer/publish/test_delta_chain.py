@@ -28,6 +28,7 @@ LEARNERS = {
     "bloom": 'inclusion = { kind = "bloom", count = 3, keys = 10000 }',
     "ogd": 'algorithm = "ogd"',
     "ogd at a global rate": 'algorithm = "ogd"\nrate = "global"',
+    "ogd with penalties": 'algorithm = "ogd"\nl1 = 0.001\nl2 = 0.01',
     "rda": 'algorithm = "rda"\nl1 = 0.0001',
     "fobos": 'algorithm = "fobos"\nl1 = 0.0001',
     "fobos at a global rate": 'algorithm = "fobos"\nl1 = 0.0001\nl2 = 0.01\nrate = "global"',
@@ -36,6 +37,7 @@ LEARNERS = {
     "buckets": "hash_bits = 8",
     "buckets of own values": 'hash_bits = 8\nvalues = "per_variant"',
     "buckets in 16 bits": 'hash_bits = 8\nprecision = "q2.13"',
+    "adpredictor": 'algorithm = "adpredictor"\nforgetting = 0.01\nprune_kl = 0.01',
     "calibration": '[calibration]\nkind = "isotonic"',
 }
 ROWS = shop_rows(3000, seed=1)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -47,10 +48,12 @@ fields = ["likes", "price"]
 base = {}
 plain = { without = ["age*brand", "likes"] }
 [learner]
-alpha = 0.4
-beta = 0.5
-l1 = 0.02
 """
+LEARNERS = {
+    "single": "alpha = 0.4\nbeta = 0.5\nl1 = 0.02\n",
+    "per_variant": 'alpha = 0.4\nbeta = 0.5\nl1 = 0.02\nvalues = "per_variant"\n',
+    "adpredictor": 'algorithm = "adpredictor"\nalpha = 0.4\nbeta = 0.5\nprior_ctr = 0.3\n',
+}
 NAMES = ["click", "importance", "request", "age", "likes", "place", "brand", "price"]
 CURVES = Calibration(
     "power",
@@ -86,12 +89,12 @@ def write(path: Path, rows: list[dict[str, str]], names: list[str] = NAMES) -> P
     return path
 
 
-@pytest.fixture(scope="module", params=["single", "per_variant"])
+@pytest.fixture(scope="module", params=LEARNERS)
 def artefact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Artefact:
     """A model that has seen a log like the one it is judged on, but not all of its keys."""
     log = write(tmp_path_factory.mktemp("log") / "log.csv", rows_of(400, seed=1))
     with RejectLog() as rejects:
-        spec = parse_spec(f'{SPEC}values = "{request.param}"\n')
+        spec = parse_spec(SPEC + LEARNERS[request.param])
         return train(spec, Log([str(log)]), rejects=rejects).model.artefact()
 
 
@@ -120,11 +123,28 @@ class Definition:
 
     def of(self, row: Mapping[str, str], bit: int = 0) -> tuple[float, float]:
         """Score and uncertainty."""
-        learner = self.artefact.spec.learner
-        unseen = (0.0, learner.alpha / learner.beta)
         keys = [(key, x) for key, x, mask in self.plan.keys(row) if mask >> bit & 1]
-        found = [(*map(float, self.known[bit].get(key, unseen)), x) for key, x in keys]
-        return sum(w * x for w, _, x in found), sum(rate * abs(x) for _, rate, x in found)
+        found = [(*map(float, self.known[bit].get(key, self.unseen)), x) for key, x in keys]
+        score = sum(w * x for w, _, x in found)
+        if self.probit:
+            return score, math.sqrt(sum(variance * x * x for _, variance, x in found))
+        return score, sum(rate * abs(x) for _, rate, x in found)
+
+    @property
+    def unseen(self) -> tuple[float, float]:
+        """The weight and the rate of a key that the model lacks."""
+        learner = self.artefact.spec.learner
+        return 0.0, learner.alpha if self.probit else learner.alpha / learner.beta
+
+    @property
+    def probit(self) -> bool:
+        return self.artefact.spec.learner.algorithm == "adpredictor"
+
+    def ctr(self, score: float, uncertainty: float) -> float:
+        """The click rate before calibration."""
+        if self.probit:
+            return NormalDist().cdf(score / math.hypot(self.artefact.spec.learner.beta, uncertainty))
+        return 1 / (1 + math.exp(-score))
 
 
 def read(log: Path) -> list[dict[str, str]]:
@@ -162,7 +182,7 @@ def test_every_row_has_the_score_and_uncertainty_of_their_definitions(
         score, uncertainty = definition.of(row, bit)
         assert float(predicted["score"]) == pytest.approx(score, abs=1e-9)
         assert float(predicted["uncertainty"]) == pytest.approx(uncertainty, abs=1e-9)
-        assert float(predicted["ctr"]) == pytest.approx(1 / (1 + math.exp(-score)), abs=1e-9)
+        assert float(predicted["ctr"]) == pytest.approx(definition.ctr(score, uncertainty), abs=1e-9)
         assert (predicted["label"], predicted["file"]) == (row["click"], str(log))
 
 
@@ -181,15 +201,14 @@ def test_metrics_of_rows_and_requests_are_those_of_their_definitions(
     assert (found["requests"], found["clicked"], found["judged"]) == (50, len(clicked), len(ranked))
     for bit, name in enumerate(["base", "plain"]):
         both = [definition.of(row, bit) for row in rows]
-        scores = [score for score, _ in both]
-        ctr = [1 / (1 + math.exp(-score)) for score in scores]
+        ctr = [definition.ctr(*each) for each in both]
         metrics, order = answer["variants"][name], answer["requests"]["orders"][name]
         assert metrics["logloss"] == pytest.approx(naive_metrics.logloss(ctr, labels))
-        assert metrics["auc"] == pytest.approx(naive_metrics.auc(scores, labels), abs=1e-3)
+        assert metrics["auc"] == pytest.approx(naive_metrics.auc(ctr, labels), abs=1e-3)
         assert metrics["calibration"] == pytest.approx(sum(ctr) / sum(labels))
         assert metrics["uncertainty"] == pytest.approx(np.mean([each for _, each in both]))
-        mrr = np.mean([naive_metrics.reciprocal_rank(scores[each], labels[each]) for each in ranked])
-        ndcg = np.mean([naive_metrics.ndcg(scores[each], labels[each], 3) for each in ranked])
+        mrr = np.mean([naive_metrics.reciprocal_rank(ctr[each], labels[each]) for each in ranked])
+        ndcg = np.mean([naive_metrics.ndcg(ctr[each], labels[each], 3) for each in ranked])
         assert (order["mrr"], order["ndcg"]) == pytest.approx((mrr, ndcg))
     shown = [naive_metrics.reciprocal_rank([4, 3, 2, 1], labels[each]) for each in ranked]
     assert answer["requests"]["orders"]["shown order"]["mrr"] == pytest.approx(np.mean(shown))
@@ -290,7 +309,8 @@ def test_click_rates_go_through_the_curve_of_the_row_and_both_are_judged(
         ctr = []
         for row, predicted in zip(read(log), read(file), strict=True):
             curve = CURVES.curve(name, row["age"].encode() or None)
-            p = np.array([1 / (1 + math.exp(-float(predicted["score"])))])
+            score, uncertainty = float(predicted["score"]), float(predicted["uncertainty"])
+            p = np.array([Definition(artefact).ctr(score, uncertainty)])
             wanted = (p if curve is None else curve.apply(p))[0]
             assert float(predicted["ctr"]) == pytest.approx(wanted)
             ctr.append(wanted)
@@ -339,7 +359,7 @@ def test_an_audit_shows_what_the_model_lacks(
     lines = capsys.readouterr().out.splitlines()
     [line] = [line for line in lines if "brand=unheard of" in line and not line.startswith("age*brand")]
     assert "not in the model" in line
-    assert line.split()[-1] == "0.80000"
+    assert line.split()[-1] == f"{Definition(artefact).unseen[1]:.5f}"
     assert any(line.startswith("score ") for line in lines)
 
 
@@ -368,8 +388,8 @@ def test_a_model_of_the_store_goes_by_name_and_version(
 def test_a_json_model_scores_by_the_spec_given_and_knows_no_rates(
     artefact: Artefact, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if artefact.per_variant:
-        pytest.skip("the JSON form has one weight a key")
+    if artefact.per_variant or Definition(artefact).probit:
+        pytest.skip("the JSON form has one weight a key, and no variances")
     file, spec = tmp_path / "model.json", tmp_path / "shop.toml"
     file.write_bytes(render(artefact))
     spec.write_text(SPEC)

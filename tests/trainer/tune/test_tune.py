@@ -129,7 +129,9 @@ def test_without_values_to_try_twelve_are_tried_around_the_specs_own():
         (["alpha=0.1,"], "a value is missing"),
         (["alpha=-1"], "learner.alpha"),
         (["algorithm=truncation"], "needs theta"),
-        (["algorithm=ogd", "l1=1"], "l1 does not belong"),
+        (["algorithm=truncation", "theta=0.1", "l1=1"], "l1 does not belong"),
+        (["algorithm=ogd", "rate=global", "l1=1"], "l1 does not fit"),
+        (["shrink=fixed"], "belongs to truncated_gradient"),
     ],
 )
 def test_values_that_fit_no_learner_are_refused(tries, message):

@@ -30,6 +30,7 @@ import numpy as np
 from model_store.jit import bare_inline, implements, stub
 from trainer.learn.learners.operations import (
     advance,
+    learns_by_gradient,
     needs_rebase,
     reset_lazy,
     running_total,
@@ -115,16 +116,16 @@ def _at_global_rates(
 
 
 @stub
-def _stored(rate: Any, w: Any, lazy: Any, v: Any) -> Any:
+def stored(rate: Any, w: Any, lazy: Any, v: Any) -> Any:
     """a, as it is stored, of a weight."""
 
 
-@implements(_stored, *OWN_RATES)
+@implements(stored, *OWN_RATES)
 def _store_weight(rate: Any, w: Any, lazy: Any, v: Any) -> Any:
     return w
 
 
-@implements(_stored, Global)
+@implements(stored, Global)
 def _store_scaled(rate: Any, w: Any, lazy: Any, v: Any) -> Any:
     return w / lazy[v, 1]
 
@@ -139,7 +140,7 @@ def _step(
     learner: Any, l1: Any, a: Any, w: Any, g: Any, r: Any, new_r: Any, t: Any, lazy: Any, v: Any
 ) -> Any:
     rate = eta(learner.rate, new_r, t)
-    return _stored(learner.rate, proximal(w - rate * g, rate, l1, learner.l2), lazy, v)
+    return stored(learner.rate, proximal(w - rate * g, rate, l1, learner.l2), lazy, v)
 
 
 @stub
@@ -164,12 +165,17 @@ def _advance(learner: Any, t: Any, lazy: Any, v: Any) -> Any:
     _advance_of(learner.rate, learner.l2, t, lazy, v)
 
 
-@implements(running_total, Fobos)
+def keeps_scaled_weights(*learners: type) -> None:
+    """Declare learners whose a is w / A where the rate is global, with lazy[v] = (B, A)."""
+    implements(running_total, *learners)(_running_total)
+    implements(needs_rebase, *learners)(_needs_rebase)
+    implements(reset_lazy, *learners)(_reset_lazy)
+
+
 def _running_total(learner: Any, lazy: Any, v: Any) -> Any:
     return lazy[v, 0]
 
 
-@implements(needs_rebase, Fobos)
 def _needs_rebase(learner: Any, lazy: Any) -> Any:
     smallest = 1.0
     for v in range(lazy.shape[0]):
@@ -177,7 +183,6 @@ def _needs_rebase(learner: Any, lazy: Any) -> Any:
     return smallest < _SMALLEST_A
 
 
-@implements(reset_lazy, Fobos)
 def _reset_lazy(learner: Any, lazy: Any, v: Any) -> Any:
     lazy[v, 0] = 0.0
     lazy[v, 1] = 1.0
@@ -189,3 +194,5 @@ def _with_own_parameters(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) 
 
 
 stores_weights(Fobos)
+keeps_scaled_weights(Fobos)
+learns_by_gradient(Fobos)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from model_store.jit import implements
 from trainer.learn.learners.operations import (
     has_no_lazy_state,
+    learns_by_gradient,
     pack,
     step,
     unpack,
@@ -70,3 +71,4 @@ def _with_own_parameters(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) 
 
 
 has_no_lazy_state(Ftrl)
+learns_by_gradient(Ftrl)

@@ -1,6 +1,7 @@
 """The learning loops: one variant; several that share values; several with values of their own.
 
-A row takes four steps: find its keys' slots, sum their weights to a score, compute the error, update every coordinate.
+A row takes four steps: find its keys' slots, sum their weights to a score, take the loss's derivatives, update every
+coordinate. A learner may take the last three several times for a row of importance above 1.
 Numba compiles a loop once for each learner, layout and admission that is used (`implements`).
 """
 
@@ -11,12 +12,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from model_store.hash_kernels import sigmoid
 from model_store.jit import bare_inline, bare_kernel
 from trainer.examples.examples_kernels import importance_of, x_of
 from trainer.learn.learners.coordinate import l1_at, learner_of_variant, load, save
-from trainer.learn.learners.operations import advance, needs_rebase, running_total, step, weight
-from trainer.learn.learners.rates import n_after, r_of
+from trainer.learn.learners.operations import (
+    advance,
+    derivatives,
+    latent_of,
+    needs_rebase,
+    probability_of,
+    repeats,
+    update,
+    variance,
+    weight,
+)
+from trainer.learn.learners.rates import r_of
 from trainer.learn.learners.sharing import add_to_variants, mean_step, sum_over_variants
 from trainer.learn.slots.state import count_example, n_of, seen_at, set_seen
 from trainer.learn.table_kernels import claim_slots, prefetch_ahead
@@ -49,7 +59,10 @@ class Work(NamedTuple):
 
 
 class Predicted(NamedTuple):
-    """Output of a loop: each row's score and probability before it is learned from, float64[rows, lanes] each."""
+    """Output of a loop: each row's prediction before it is learned from, float64[rows, lanes] each.
+
+    scores: what the link maps to the probabilities: the sum of the weights, for AdPredictor in standard deviations.
+    """
 
     scores: npt.NDArray[np.float64]
     probabilities: npt.NDArray[np.float64]
@@ -109,31 +122,37 @@ def learn_one(
         t = stream.first + row
         prefetch_ahead(table, rows, row)
         size, count = claim_slots(table, admission, rows, row, t, work.slots, work.positions, added, count)
-        score = 0.0
-        for i in range(size):
-            slot, position = work.slots[i], work.positions[i]
-            r = r_of(learner.rate, n_of(table, slot, 0))
-            a = load(table, slot, 0, learner, r)
-            l1_here = l1_at(l1, 0, rows.features[position])
-            w = weight(learner, l1_here, a, r, seen_at(table, slot), t, lazy, 0)
-            work.r[i], work.w[i] = r, w
-            score += w * x_of(rows, position)
-        p = sigmoid(score)
-        predicted.scores[row, 0], predicted.probabilities[row, 0] = score, p
-        label = rows.labels[row]
-        error = importance_of(rows, row) * (p - label)
-        advance(learner, t, lazy, 0)
-        for i in range(size):
-            slot, position = work.slots[i], work.positions[i]
-            g, r = error * x_of(rows, position), work.r[i]
-            a, n = load(table, slot, 0, learner, r), n_of(table, slot, 0)
-            count_example(table, slot, label > 0.5, t)
-            n = n_after(learner.rate, n, n_of(table, slot, 0), g, running_total(learner, lazy, 0))
-            new_r = r_of(learner.rate, n)
-            l1_here = l1_at(l1, 0, rows.features[position])
-            a = step(learner, l1_here, a, work.w[i], g, r, new_r, t, lazy, 0)
-            save(table, slot, 0, learner, a, n, new_r, t)
-            set_seen(table, slot, t)
+        importance, label = importance_of(rows, row), rows.labels[row]
+        times = repeats(learner, importance)
+        for again in range(times):
+            score, spread = 0.0, 0.0
+            for i in range(size):
+                slot, position = work.slots[i], work.positions[i]
+                r = r_of(learner.rate, n_of(table, slot, 0))
+                a = load(table, slot, 0, learner, r)
+                l1_here = l1_at(l1, 0, rows.features[position])
+                w = weight(learner, l1_here, a, r, seen_at(table, slot), t, lazy, 0)
+                work.r[i], work.w[i] = r, w
+                x = x_of(rows, position)
+                score += w * x
+                spread += variance(learner, r, x)
+            latent = latent_of(learner, score, spread)
+            p = probability_of(learner, latent)
+            if again == 0:
+                predicted.scores[row, 0], predicted.probabilities[row, 0] = latent, p
+                advance(learner, t, lazy, 0)
+            error, squared = derivatives(learner, importance / times, label, p, latent, spread)
+            for i in range(size):
+                slot, position = work.slots[i], work.positions[i]
+                r = work.r[i]
+                a, n = load(table, slot, 0, learner, r), n_of(table, slot, 0)
+                if again == 0:
+                    count_example(table, slot, label > 0.5, t)
+                counted, x = n_of(table, slot, 0), x_of(rows, position)
+                l1_here = l1_at(l1, 0, rows.features[position])
+                a, n, r = update(learner, l1_here, a, work.w[i], n, counted, x, error, squared, r, t, lazy, 0)
+                save(table, slot, 0, learner, a, n, r, t)
+                set_seen(table, slot, t)
         row += 1
     return row, count
 
@@ -166,42 +185,51 @@ def learn_shared(
         t = stream.first + row
         prefetch_ahead(table, rows, row)
         size, count = claim_slots(table, admission, rows, row, t, work.slots, work.positions, added, count)
-        for v in range(lanes):
-            work.error[v] = 0.0
-        for i in range(size):
-            slot, position = work.slots[i], work.positions[i]
-            feature = rows.features[position]
-            r = r_of(learner.rate, n_of(table, slot, 0))
-            a = load(table, slot, 0, learner, r)
-            w = weight(learner, l1_at(l1, 0, feature), a, r, seen_at(table, slot), t, lazy, 0)
-            work.r[i], work.w[i] = r, w
-            if w != 0.0:
-                add_to_variants(
-                    work.error, w * x_of(rows, position), variants.uses, variants.class_of[feature]
-                )
         importance, label = importance_of(rows, row), rows.labels[row]
-        for v in range(lanes):
-            p = sigmoid(work.error[v])
-            predicted.scores[row, v], predicted.probabilities[row, v] = work.error[v], p
-            work.error[v] = importance * (p - label)
-            work.squared[v] = work.error[v] * work.error[v]
-        for c in range(classes):
-            work.mean_error[c] = sum_over_variants(work.error, variants.uses, c) / variants.using[c]
-            work.mean_squared[c] = sum_over_variants(work.squared, variants.uses, c) / variants.using[c]
-        advance(learner, t, lazy, 0)
-        for i in range(size):
-            slot, position = work.slots[i], work.positions[i]
-            feature, r = rows.features[position], work.r[i]
-            a, n = load(table, slot, 0, learner, r), n_of(table, slot, 0)
-            count_example(table, slot, label > 0.5, t)
-            counted = n_of(table, slot, 0)
-            c, x = variants.class_of[feature], x_of(rows, position)
-            a, n = mean_step(
-                learner, learner.rate, l1_at(l1, 0, feature), a, work.w[i], n, counted, r, x, c, t, lazy,
-                variants, work,
-            )  # fmt: skip
-            save(table, slot, 0, learner, a, n, r_of(learner.rate, n), t)
-            set_seen(table, slot, t)
+        times = repeats(learner, importance)
+        for again in range(times):
+            for v in range(lanes):
+                work.error[v] = work.squared[v] = 0.0
+            for i in range(size):
+                slot, position = work.slots[i], work.positions[i]
+                feature, x = rows.features[position], x_of(rows, position)
+                r = r_of(learner.rate, n_of(table, slot, 0))
+                a = load(table, slot, 0, learner, r)
+                w = weight(learner, l1_at(l1, 0, feature), a, r, seen_at(table, slot), t, lazy, 0)
+                work.r[i], work.w[i] = r, w
+                if w != 0.0:
+                    add_to_variants(work.error, w * x, variants.uses, variants.class_of[feature])
+                spread = variance(learner, r, x)
+                if spread != 0.0:
+                    add_to_variants(work.squared, spread, variants.uses, variants.class_of[feature])
+            for v in range(lanes):
+                spread = work.squared[v]
+                latent = latent_of(learner, work.error[v], spread)
+                p = probability_of(learner, latent)
+                if again == 0:
+                    predicted.scores[row, v], predicted.probabilities[row, v] = latent, p
+                work.error[v], work.squared[v] = derivatives(
+                    learner, importance / times, label, p, latent, spread
+                )
+            for c in range(classes):
+                work.mean_error[c] = sum_over_variants(work.error, variants.uses, c) / variants.using[c]
+                work.mean_squared[c] = sum_over_variants(work.squared, variants.uses, c) / variants.using[c]
+            if again == 0:
+                advance(learner, t, lazy, 0)
+            for i in range(size):
+                slot, position = work.slots[i], work.positions[i]
+                feature, r = rows.features[position], work.r[i]
+                a, n = load(table, slot, 0, learner, r), n_of(table, slot, 0)
+                if again == 0:
+                    count_example(table, slot, label > 0.5, t)
+                counted = n_of(table, slot, 0)
+                c, x = variants.class_of[feature], x_of(rows, position)
+                a, n = mean_step(
+                    learner, learner.rate, l1_at(l1, 0, feature), a, work.w[i], n, counted, r, x, c, t, lazy,
+                    variants, work,
+                )  # fmt: skip
+                save(table, slot, 0, learner, a, n, r_of(learner.rate, n), t)
+                set_seen(table, slot, t)
         row += 1
     return row, count
 
@@ -233,40 +261,51 @@ def learn_own(
         t = stream.first + row
         prefetch_ahead(table, rows, row)
         size, count = claim_slots(table, admission, rows, row, t, work.slots, work.positions, added, count)
-        for v in range(several):
-            work.error[v] = 0.0
-        for i in range(size):
-            slot, position = work.slots[i], work.positions[i]
-            feature, seen, x = rows.features[position], seen_at(table, slot), x_of(rows, position)
-            c = variants.class_of[feature]
-            for v in range(several):
-                if variants.uses[c, v] != 0.0:
-                    mine = learner_of_variant(learner, variants.parameters, v)
-                    r = r_of(mine.rate, n_of(table, slot, v))
-                    a = load(table, slot, v, mine, r)
-                    w = weight(mine, l1_at(l1, v, feature), a, r, seen, t, lazy, v)
-                    work.r[i * several + v], work.w[i * several + v] = r, w
-                    work.error[v] += w * x
         importance, label = importance_of(rows, row), rows.labels[row]
-        for v in range(several):
-            p = sigmoid(work.error[v])
-            predicted.scores[row, v], predicted.probabilities[row, v] = work.error[v], p
-            work.error[v] = importance * (p - label)
-            advance(learner_of_variant(learner, variants.parameters, v), t, lazy, v)
-        for i in range(size):
-            slot, position = work.slots[i], work.positions[i]
-            feature, x = rows.features[position], x_of(rows, position)
-            c = variants.class_of[feature]
-            count_example(table, slot, label > 0.5, t)
+        times = repeats(learner, importance)
+        for again in range(times):
             for v in range(several):
-                if variants.uses[c, v] != 0.0:
-                    mine = learner_of_variant(learner, variants.parameters, v)
-                    g, r, w = work.error[v] * x, work.r[i * several + v], work.w[i * several + v]
-                    a, n = load(table, slot, v, mine, r), n_of(table, slot, v)
-                    n = n_after(mine.rate, n, n, g, running_total(mine, lazy, v))
-                    new_r = r_of(mine.rate, n)
-                    a = step(mine, l1_at(l1, v, feature), a, w, g, r, new_r, t, lazy, v)
-                    save(table, slot, v, mine, a, n, new_r, t)
-            set_seen(table, slot, t)
+                work.error[v] = work.squared[v] = 0.0
+            for i in range(size):
+                slot, position = work.slots[i], work.positions[i]
+                feature, seen, x = rows.features[position], seen_at(table, slot), x_of(rows, position)
+                c = variants.class_of[feature]
+                for v in range(several):
+                    if variants.uses[c, v] != 0.0:
+                        mine = learner_of_variant(learner, variants.parameters, v)
+                        r = r_of(mine.rate, n_of(table, slot, v))
+                        a = load(table, slot, v, mine, r)
+                        w = weight(mine, l1_at(l1, v, feature), a, r, seen, t, lazy, v)
+                        work.r[i * several + v], work.w[i * several + v] = r, w
+                        work.error[v] += w * x
+                        work.squared[v] += variance(mine, r, x)
+            for v in range(several):
+                mine = learner_of_variant(learner, variants.parameters, v)
+                spread = work.squared[v]
+                latent = latent_of(mine, work.error[v], spread)
+                p = probability_of(mine, latent)
+                if again == 0:
+                    predicted.scores[row, v], predicted.probabilities[row, v] = latent, p
+                    advance(mine, t, lazy, v)
+                work.error[v], work.squared[v] = derivatives(
+                    mine, importance / times, label, p, latent, spread
+                )
+            for i in range(size):
+                slot, position = work.slots[i], work.positions[i]
+                feature, x = rows.features[position], x_of(rows, position)
+                c = variants.class_of[feature]
+                if again == 0:
+                    count_example(table, slot, label > 0.5, t)
+                for v in range(several):
+                    if variants.uses[c, v] != 0.0:
+                        mine = learner_of_variant(learner, variants.parameters, v)
+                        r, w = work.r[i * several + v], work.w[i * several + v]
+                        a, n = load(table, slot, v, mine, r), n_of(table, slot, v)
+                        a, n, r = update(
+                            mine, l1_at(l1, v, feature), a, w, n, n, x, work.error[v], work.squared[v], r, t,
+                            lazy, v,
+                        )  # fmt: skip
+                        save(table, slot, v, mine, a, n, r, t)
+                set_seen(table, slot, t)
         row += 1
     return row, count

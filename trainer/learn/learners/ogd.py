@@ -2,30 +2,62 @@
 
     w = w - eta g
 
-It has no regularization, so nearly every key that was ever touched has a weight.
+Without penalties nearly every key that was ever touched has a weight. With l1 and l2 in the gradient, the baseline that
+papers on sparse learning compare with, every coordinate takes at every example, touched or not (g = 0 where it is not),
+
+    w = w - eta (g + l1 sgn(w) + l2 w)    with sgn(0) = 0.
+
+eta is the coordinate's rate at that example, and n counts the gradient g of the loss alone: the penalties would change
+n at every example. eta l2 is below 1, which the spec ensures.
+
+Missed examples, rate per coordinate: eta does not change while the coordinate is not touched. With q = 1 - eta l2 and
+c = eta l1, m missed examples turn |w| into |w| q^m - c (1 + q + ... + q^(m-1)) while that is above 0. The step that
+would pass 0 does pass it, since a subgradient step does not stop there: |w| becomes c - q |w|, and the sign changes
+then and at every later example. For v = |w| after that step, m more examples yield
+
+    (-q)^m v + c (1 + (-q) + ... + (-q)^(m-1)).
+
+Missed examples, global rate eta_s: l2 alone. The coordinate stores a = w / A, A the product of all 1 - eta_s l2 so far,
+as in `fobos.py`; lazy[v, 1] is A. With l1, the alternating part has no closed form under a falling rate: the spec
+rejects it.
 
 Oracle: `tests/trainer/oracles/ogd.py`.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
-from model_store.jit import implements
+import numpy as np
+
+from model_store.jit import bare_inline, implements, stub
+from trainer.learn.learners.fobos import keeps_scaled_weights, powers, shrinkage, stored
 from trainer.learn.learners.operations import (
+    advance,
     has_no_lazy_state,
+    learns_by_gradient,
     step,
     stores_weights,
     weight,
     with_own_parameters,
 )
-from trainer.learn.learners.rates import Rate, eta, with_parameters
+from trainer.learn.learners.rates import OWN_RATES, Global, Rate, eta, with_parameters
+
+_NEGLIGIBLE = 1e-20
 
 
 class Ogd(NamedTuple):
-    """The learner's parameters."""
+    """The learner's parameters, without penalties."""
 
     rate: Rate
+
+
+class PenalizedOgd(NamedTuple):
+    """The learner's parameters with penalties; l1 comes with the coordinate."""
+
+    rate: Rate
+    l2: float
 
 
 @implements(weight, Ogd)
@@ -45,5 +77,106 @@ def _with_own_parameters(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) 
     return Ogd(with_parameters(learner.rate, alpha, beta))
 
 
-stores_weights(Ogd)
+@bare_inline
+def shrunk(u: Any, m: Any, y: Any, c: Any) -> Any:
+    """u q^m - c (1 + q + ... + q^(m-1)) for q = 1 - y: |w| after m steps if it stays above 0, else 0 or less."""
+    if y == 0.0:
+        return u - m * c
+    power, total = shrinkage(y / (1.0 - y), m)
+    return u * power - c / (1.0 - y) * total
+
+
+@bare_inline
+def steps_before_0(u: Any, m: Any, y: Any, c: Any) -> Any:
+    """The largest k < m for which `shrunk` is above 0, where it is not above 0 for m.
+
+    A logarithm estimates k; as it may differ between machines in its last bit, `shrunk` itself decides.
+    """
+    ratio = u / c if y < _NEGLIGIBLE else math.log1p(u / c * y) / -math.log1p(-y)
+    k = np.int64(min(max(math.ceil(ratio) - 1.0, 0.0), m - 1.0))
+    while k > 0 and shrunk(u, k, y, c) <= 0.0:
+        k -= 1
+    while k + 1 < m and shrunk(u, k + 1, y, c) > 0.0:
+        k += 1
+    return k
+
+
+@bare_inline
+def crossed(w: Any, m: Any, y: Any, c: Any) -> Any:
+    """w after m steps, of which one passes 0."""
+    k = steps_before_0(abs(w), m, y, c)
+    u = c - (1.0 - y) * shrunk(abs(w), k, y, c)
+    if u == 0.0:
+        return u
+    later = m - k - 1
+    power, total = powers(y - 1.0, later)
+    u = power * u + c * (1.0 + total - power)
+    return math.copysign(u, w) * (2.0 * np.float64(later & 1) - 1.0)
+
+
+@stub
+def caught_up(rate: Any, l1: Any, l2: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
+    """The weight after the missed examples."""
+
+
+@implements(caught_up, *OWN_RATES)
+def _at_own_rate(rate: Any, l1: Any, l2: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
+    missed = t - 1 - seen
+    if a == 0.0 or missed <= 0:
+        return a
+    own = eta(rate, r, t)
+    y, c = own * l2, own * l1
+    u = shrunk(abs(a), missed, y, c)
+    return math.copysign(u, a) if u > 0.0 or c == 0.0 else crossed(a, missed, y, c)
+
+
+@implements(caught_up, Global)
+def _at_global_rates(
+    rate: Any, l1: Any, l2: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any
+) -> Any:
+    return a * lazy[v, 1]
+
+
+@implements(weight, PenalizedOgd)
+def _penalized_weight(learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
+    return caught_up(learner.rate, l1, learner.l2, a, r, seen, t, lazy, v)
+
+
+@implements(step, PenalizedOgd)
+def _penalized_step(
+    learner: Any, l1: Any, a: Any, w: Any, g: Any, r: Any, new_r: Any, t: Any, lazy: Any, v: Any
+) -> Any:
+    sign = np.float64(w > 0.0) - np.float64(w < 0.0)
+    new_w = w - eta(learner.rate, new_r, t) * (g + l1 * sign + learner.l2 * w)
+    return stored(learner.rate, new_w, lazy, v)
+
+
+@stub
+def _advance_of(rate: Any, l2: Any, t: Any, lazy: Any, v: Any) -> Any:
+    """Advance the running product by example t."""
+
+
+@implements(_advance_of, *OWN_RATES)
+def _advance_own(rate: Any, l2: Any, t: Any, lazy: Any, v: Any) -> Any:
+    pass
+
+
+@implements(_advance_of, Global)
+def _advance_global(rate: Any, l2: Any, t: Any, lazy: Any, v: Any) -> Any:
+    lazy[v, 1] *= 1.0 - eta(rate, 0.0, t) * l2
+
+
+@implements(advance, PenalizedOgd)
+def _advance(learner: Any, t: Any, lazy: Any, v: Any) -> Any:
+    _advance_of(learner.rate, learner.l2, t, lazy, v)
+
+
+@implements(with_own_parameters, PenalizedOgd)
+def _with_own_penalties(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) -> Any:
+    return PenalizedOgd(with_parameters(learner.rate, alpha, beta), l2)
+
+
+stores_weights(Ogd, PenalizedOgd)
 has_no_lazy_state(Ogd)
+keeps_scaled_weights(PenalizedOgd)
+learns_by_gradient(Ogd, PenalizedOgd)

@@ -11,14 +11,19 @@ the total shrinkage of a weight; a coordinate stores its value at the last touch
 `lazy` is float64[variants, LAZY_SIZE], the present running totals: the only state of a learner that belongs to no
 coordinate.
 
-l1 is an argument, since `[rules]` may set it by prefix.
+l1 is an argument, since `[rules]` may set it by prefix. AdPredictor, which has none, gets the prior mean in its place.
+
+Most learners are gradient descent on the log-loss of a logistic model, with g = omega (p - y) x; `learns_by_gradient`
+gives them the link, the derivatives and the update that follow. AdPredictor has its own.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from model_store.hash_kernels import sigmoid
 from model_store.jit import implements, stub
+from trainer.learn.learners.rates import n_after, r_of
 
 LAZY_SIZE = 2
 
@@ -31,6 +36,39 @@ def weight(learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, 
 @stub
 def step(learner: Any, l1: Any, a: Any, w: Any, g: Any, r: Any, new_r: Any, t: Any, lazy: Any, v: Any) -> Any:
     """a after example t, for the weight w and the gradient g; r and new_r belong to n before and after it."""
+
+
+@stub
+def variance(learner: Any, r: Any, x: Any) -> Any:
+    """What a key adds to the variance of the score; 0 for learners of weights without one."""
+
+
+@stub
+def latent_of(learner: Any, score: Any, variance: Any) -> Any:
+    """The argument of the link: the score, or the score in standard deviations."""
+
+
+@stub
+def probability_of(learner: Any, latent: Any) -> Any:
+    """The link: the probability of a click."""
+
+
+@stub
+def repeats(learner: Any, importance: Any) -> Any:
+    """How many times an example of this importance is learned, each time with importance / repeats."""
+
+
+@stub
+def derivatives(learner: Any, importance: Any, label: Any, p: Any, latent: Any, variance: Any) -> Any:
+    """The derivative of the loss by the score, and its square; for AdPredictor the second derivative in its place."""
+
+
+@stub
+def update(
+    learner: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, x: Any, error: Any, squared: Any,
+    r: Any, t: Any, lazy: Any, v: Any,
+) -> Any:  # fmt: skip
+    """(a, n, r) after example t, from `derivatives`; `counted` as in `rates.n_after`."""
 
 
 @stub
@@ -80,6 +118,47 @@ def has_no_lazy_state(*learners: type) -> None:
     implements(running_total, *learners)(_no_total)
     implements(needs_rebase, *learners)(_never)
     implements(reset_lazy, *learners)(_reset_nothing)
+
+
+def learns_by_gradient(*learners: type) -> None:
+    """Declare learners that descend the gradient of the log-loss of p = sigmoid(score), by their `step`."""
+    implements(variance, *learners)(_no_variance)
+    implements(latent_of, *learners)(_score)
+    implements(probability_of, *learners)(_sigmoid)
+    implements(repeats, *learners)(_once)
+    implements(derivatives, *learners)(_error)
+    implements(update, *learners)(_step_along)
+
+
+def _no_variance(learner: Any, r: Any, x: Any) -> Any:
+    return 0.0
+
+
+def _score(learner: Any, score: Any, variance: Any) -> Any:
+    return score
+
+
+def _sigmoid(learner: Any, latent: Any) -> Any:
+    return sigmoid(latent)
+
+
+def _once(learner: Any, importance: Any) -> Any:
+    return 1
+
+
+def _error(learner: Any, importance: Any, label: Any, p: Any, latent: Any, variance: Any) -> Any:
+    error = importance * (p - label)
+    return error, error * error
+
+
+def _step_along(
+    learner: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, x: Any, error: Any, squared: Any,
+    r: Any, t: Any, lazy: Any, v: Any,
+) -> Any:  # fmt: skip
+    g = error * x
+    n = n_after(learner.rate, n, counted, g, running_total(learner, lazy, v))
+    new_r = r_of(learner.rate, n)
+    return step(learner, l1, a, w, g, r, new_r, t, lazy, v), n, new_r
 
 
 def _pack_weight(learner: Any, a: Any, r: Any) -> Any:

@@ -1,9 +1,10 @@
-"""The four kinds of learning rate. A coordinate brings r, derived from its n by `r_of`.
+"""The kinds of learning rate. A coordinate brings r, derived from its n by `r_of`.
 
     gradients   eta = alpha / (beta + sqrt(n)), n the sum of the coordinate's squared gradients, with the present one
     counts      the same with n = P N / (P + N), P clicks and N examples without (KDD 2013, section 4.2)
     constant    eta = alpha / beta
     global      eta = alpha / sqrt(t), t the number of the example
+    posterior   the variance of the weight, s2 = alpha / (1 + alpha n); alpha is its prior, beta the noise (AdPredictor)
 
 A global rate does not need n, which then stores a running total of the learner (`operations.py`).
 """
@@ -45,7 +46,14 @@ class Global(NamedTuple):
     alpha: float
 
 
-Rate = Gradients | Counts | Constant | Global
+class Posterior(NamedTuple):
+    """The variance of a weight: alpha at first, less with each example; beta: the standard deviation of the noise."""
+
+    alpha: float
+    beta: float
+
+
+Rate = Gradients | Counts | Constant | Global | Posterior
 OWN_RATES = (Gradients, Counts, Constant)
 
 
@@ -53,10 +61,11 @@ def rate_of(kind: str, alpha: float, beta: float) -> Rate:
     """The rate that the spec's `learner.rate` names."""
     if kind == "global":
         return Global(alpha)
-    own: dict[str, type[Gradients | Counts | Constant]] = {
+    own: dict[str, type[Gradients | Counts | Constant | Posterior]] = {
         "gradients": Gradients,
         "counts": Counts,
         "constant": Constant,
+        "posterior": Posterior,
     }
     return own[kind](alpha, beta)
 
@@ -68,7 +77,7 @@ def with_parameters(rate: Any, alpha: Any, beta: Any) -> Any:
 
 @stub
 def r_of(rate: Any, n: Any) -> Any:
-    """r: sqrt(n); 0 where the rate is constant; n itself (the running total) where it is global."""
+    """r: sqrt(n); 0 where the rate is constant; n itself (the running total) where it is global; s2 for a posterior."""
 
 
 @stub
@@ -116,6 +125,16 @@ def _nothing(rate: Any, n: Any) -> Any:
     return 0.0
 
 
+@implements(with_parameters, Posterior)
+def _posterior(rate: Any, alpha: Any, beta: Any) -> Any:
+    return Posterior(alpha, beta)
+
+
+@implements(r_of, Posterior)
+def _variance(rate: Any, n: Any) -> Any:
+    return rate.alpha / (1.0 + rate.alpha * n)
+
+
 @implements(r_of, Global)
 def _total(rate: Any, n: Any) -> Any:
     return n
@@ -131,6 +150,11 @@ def _as_counted(rate: Any, n: Any, counted: Any, g: Any, total: Any) -> Any:
     return counted
 
 
+@implements(n_after, Posterior)
+def _same_precision(rate: Any, n: Any, counted: Any, g: Any, total: Any) -> Any:
+    return n
+
+
 @implements(n_after, Constant)
 def _still_nothing(rate: Any, n: Any, counted: Any, g: Any, total: Any) -> Any:
     return 0.0
@@ -144,6 +168,11 @@ def _new_total(rate: Any, n: Any, counted: Any, g: Any, total: Any) -> Any:
 @implements(eta, *OWN_RATES)
 def _own_eta(rate: Any, r: Any, t: Any) -> Any:
     return rate.alpha / (rate.beta + r)
+
+
+@implements(eta, Posterior)
+def _variance_itself(rate: Any, r: Any, t: Any) -> Any:
+    return r
 
 
 @implements(eta, Global)

@@ -6,7 +6,8 @@ A coordinate stores G, the sum of its gradients. Its weight is a function of G a
       = -(G / t - sgn(G) l1) / (l2 + gamma / sqrt(t))     elsewhere
 
 with gamma = 1 / alpha. Where the rate is per coordinate, (beta + sqrt(n)) / alpha takes the place of gamma sqrt(t):
-AdaGrad's dual averaging (Duchi, Hazan, Singer, JMLR 2011, equation 24). The code multiplies both formulas by t; a is G.
+AdaGrad's dual averaging (Duchi, Hazan, Singer, JMLR 2011, equation 24). Where the rate is constant, beta / alpha does:
+gamma / t in the formula. The code multiplies the formulas by t; a is G.
 
 Oracle: `tests/trainer/oracles/rda.py`.
 """
@@ -21,6 +22,7 @@ import numpy as np
 from model_store.jit import implements, stub
 from trainer.learn.learners.operations import (
     has_no_lazy_state,
+    learns_by_gradient,
     step,
     stores_weights,
     weight,
@@ -75,3 +77,4 @@ def _with_own_parameters(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) 
 
 stores_weights(Rda)  # q2.13 needs an implementation to compile; a spec with q2.13 and rda is rejected
 has_no_lazy_state(Rda)
+learns_by_gradient(Rda)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -9,52 +11,89 @@ import numpy.typing as npt
 
 from model_store.errors import SpecError
 from model_store.spec.learner_section import LearnerSection
+from model_store.spec.spec import ModelSpec
+from trainer.learn.learners.adpredictor import AdPredictor
 from trainer.learn.learners.fobos import Fobos
 from trainer.learn.learners.ftrl import Ftrl
-from trainer.learn.learners.ogd import Ogd
+from trainer.learn.learners.ogd import Ogd, PenalizedOgd
 from trainer.learn.learners.rates import rate_of
 from trainer.learn.learners.rda import Rda
-from trainer.learn.learners.truncated_gradient import TruncatedGradient
+from trainer.learn.learners.truncated_gradient import FixedTruncatedGradient, TruncatedGradient
 from trainer.learn.learners.truncation import Truncation
 
-LearnerParameters = Ogd | Truncation | TruncatedGradient | Fobos | Rda | Ftrl
+LearnerParameters = (
+    Ogd
+    | PenalizedOgd
+    | Truncation
+    | TruncatedGradient
+    | FixedTruncatedGradient
+    | Fobos
+    | Rda
+    | Ftrl
+    | AdPredictor
+)
 
 _BY_SEEN = ("truncation", "truncated_gradient", "fobos")
 
 
-def learner_of(section: LearnerSection, alpha: float, beta: float, l2: float) -> LearnerParameters:
+def learner_of(spec: ModelSpec, alpha: float, beta: float, l2: float) -> LearnerParameters:
     """The spec's learner with these parameters. l1 is passed with each coordinate."""
+    section = spec.learner
     rate = rate_of(section.rate, alpha, beta)
     theta = section.theta if section.theta is not None else 0.0
+    truncated_gradient = FixedTruncatedGradient if section.shrink == "fixed" else TruncatedGradient
     made: dict[str, Any] = {
-        "ogd": lambda: Ogd(rate),
+        "ogd": lambda: PenalizedOgd(rate, l2) if _penalizes(spec) else Ogd(rate),
         "truncation": lambda: Truncation(rate, section.k, theta),
-        "truncated_gradient": lambda: TruncatedGradient(rate, section.k, theta),
+        "truncated_gradient": lambda: truncated_gradient(rate, section.k, theta),
         "fobos": lambda: Fobos(rate, l2),
         "rda": lambda: Rda(rate, l2),
         "ftrl": lambda: Ftrl(rate, l2),
+        "adpredictor": lambda: AdPredictor(rate, section.forgetting),
     }
     learner: LearnerParameters = made[section.algorithm]()
     return learner
 
 
-def needs_seen(section: LearnerSection) -> bool:
+def needs_seen(spec: ModelSpec) -> bool:
     """True if slots must store `seen`: weights depend on the last touch, or keys are evicted by it."""
-    return section.algorithm in _BY_SEEN or section.ttl is not None
+    section = spec.learner
+    by_seen = section.algorithm in _BY_SEEN or (section.algorithm == "ogd" and _penalizes(spec))
+    return by_seen or section.ttl is not None
 
 
-def untouched_stay(section: LearnerSection) -> bool:
+def untouched_stay(spec: ModelSpec) -> bool:
     """True if a coordinate's weight and rate do not change until an example touches it again.
 
-    False where weights shrink at every example (`_BY_SEEN`), where they are averages over all examples (rda), and where
-    the rate is global.
+    False where weights shrink at every example (`_BY_SEEN`, and ogd with a penalty), where they are averages over all
+    examples (rda), and where the rate is global.
     """
-    return section.algorithm in ("ogd", "ftrl") and section.rate != "global"
+    if spec.learner.rate == "global":
+        return False
+    return spec.learner.algorithm in ("ftrl", "adpredictor") or (
+        spec.learner.algorithm == "ogd" and not _penalizes(spec)
+    )
 
 
-def squares_of_rate(rate: npt.NDArray[np.float64], alpha: float, beta: float) -> npt.NDArray[np.float64]:
-    """n of coordinates whose learning rate is alpha / (beta + sqrt(n)); 0 where the rate is not known."""
+def _penalizes(spec: ModelSpec) -> bool:
+    """True if any key of any variant has a penalty, l1 or l2."""
+    own = [each for variant in spec.variants.values() for each in variant.own_parameters.items()]
+    penalties = [value for name, value in own if name in ("l1", "l2")]
+    return any((spec.learner.l1, spec.learner.l2, *penalties, *(rule.l1 for rule in spec.rules.values())))
+
+
+def prior_mean(section: LearnerSection, alpha: float, beta: float, keys: int) -> float:
+    """The mean of the bias with which an example of `keys` new keys, each with x = 1, has the click rate prior_ctr."""
+    return NormalDist().inv_cdf(section.prior_ctr) * math.sqrt(beta * beta + keys * alpha)
+
+
+def n_of_rate(
+    section: LearnerSection, rate: npt.NDArray[np.float64], alpha: float, beta: float
+) -> npt.NDArray[np.float64]:
+    """n of coordinates with this learning rate; 0 where the rate is not known, or above that of a new key."""
     with np.errstate(divide="ignore", invalid="ignore"):
+        if section.link == "probit":
+            return np.maximum(np.where(rate > 0.0, 1.0 / rate, 0.0) - 1.0 / alpha, 0.0)
         root = np.where(rate > 0.0, alpha / rate - beta, 0.0)
     squares: npt.NDArray[np.float64] = np.square(np.maximum(root, 0.0))
     return squares
@@ -67,7 +106,7 @@ def state_of_weight(
     parameters: npt.NDArray[np.float64],
     l1: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
-    """a of coordinates that have this weight; parameters: alpha, beta, l1, l2 of their variant.
+    """a of coordinates that have this weight; parameters: alpha, beta, l1, l2 of their variant; l1: of each coordinate.
 
     FTRL's z is -(w / eta + w l2 + sgn(w) l1). Raises SpecError for RDA, whose weights are averages over all examples of
     the earlier run.
@@ -77,6 +116,8 @@ def state_of_weight(
             'a model cannot start algorithm = "rda": a weight is then an average over all examples, '
             "and a model does not hold them"
         )
+    if section.link == "probit":
+        return weight - l1
     if section.algorithm != "ftrl":
         return weight
     alpha, beta, _, l2 = parameters

@@ -8,14 +8,15 @@ from __future__ import annotations
 from typing import Any
 
 from model_store.jit import bare_inline, implements, stub
+from trainer.learn.learners.adpredictor import AdPredictor, posterior
 from trainer.learn.learners.fobos import Fobos
 from trainer.learn.learners.ftrl import Ftrl
 from trainer.learn.learners.lanes import LANES, add_scaled, address, dot, dot_of_roots
-from trainer.learn.learners.ogd import Ogd
+from trainer.learn.learners.ogd import Ogd, PenalizedOgd
 from trainer.learn.learners.operations import running_total, step
 from trainer.learn.learners.rates import Constant, Counts, Gradients, n_after, r_of
 from trainer.learn.learners.rda import Rda
-from trainer.learn.learners.truncated_gradient import TruncatedGradient
+from trainer.learn.learners.truncated_gradient import FixedTruncatedGradient, TruncatedGradient
 from trainer.learn.learners.truncation import Truncation
 
 
@@ -52,7 +53,7 @@ def mean_step(
     """The mean (a, n) over the variants that use class c."""
 
 
-@implements(mean_step, Ogd, Truncation, TruncatedGradient, Fobos, Rda)
+@implements(mean_step, Ogd, PenalizedOgd, Truncation, TruncatedGradient, FixedTruncatedGradient, Fobos, Rda)
 def _mean_of_each(
     learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, c: Any, t: Any,
     lazy: Any, variants: Any, work: Any,
@@ -83,6 +84,15 @@ def _mean_of_ftrl(
         pull = w * (mean_r(rate, n, counted, x, c, variants, work) - r) / rate.alpha
     new_n = mean_n(rate, n, counted, x, c, work)
     return a + (x * work.mean_error[c] - pull), new_n
+
+
+@implements(mean_step, AdPredictor)
+def _mean_of_posteriors(
+    learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, c: Any, t: Any,
+    lazy: Any, variants: Any, work: Any,
+) -> Any:  # fmt: skip
+    """The mean of the variants' means and variances, which are linear in the derivatives; it then forgets."""
+    return posterior(learner, a, n, r, x, work.mean_error[c], work.mean_squared[c])
 
 
 @stub

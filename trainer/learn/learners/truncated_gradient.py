@@ -1,14 +1,15 @@
 """Truncated gradient (Langford, Li, Zhang, JMLR 2009, section 3.3).
 
-Gradient descent; after the step of every k-th example, in every coordinate, touched or not, with a = k eta l1:
+Gradient descent; after the step of every k-th example, in every coordinate, touched or not, with a = k eta l1 (the
+paper's form, `shrink = "rate"`) or a = l1, the same at every rate (`shrink = "fixed"`):
 
     w = max(0, w - a)    where 0 <= w <= theta
       = min(0, w + a)    where -theta <= w < 0
       = w                beyond theta
 
 A weight within theta only shrinks, so it stays within theta until it is touched: m missed k-th examples shrink it by
-the sum of their a. Where the rate is per coordinate that sum is m k eta l1; where it is global, a difference of
-running totals.
+the sum of their a. That sum is m l1 where a is fixed, m k eta l1 where the rate is per coordinate, and a difference of
+running totals where it is global.
 
 lazy[v] is (the sum of k eta over all k-th examples so far, the number of the last k-th example).
 
@@ -25,6 +26,7 @@ import numpy as np
 from model_store.jit import bare_inline, implements, stub
 from trainer.learn.learners.operations import (
     advance,
+    learns_by_gradient,
     needs_rebase,
     reset_lazy,
     running_total,
@@ -44,10 +46,27 @@ class TruncatedGradient(NamedTuple):
     theta: float
 
 
+class FixedTruncatedGradient(NamedTuple):
+    """The parameters of the learner whose shrinkage does not depend on the rate."""
+
+    rate: Rate
+    k: int
+    theta: float
+
+
+_BOTH = (TruncatedGradient, FixedTruncatedGradient)
+
+
 @bare_inline
 def shrunk(w: Any, by: Any) -> Any:
     """w moved towards 0 by `by`, at most to 0."""
     return math.copysign(max(0.0, abs(w) - by), w)
+
+
+@bare_inline
+def missed_rows(k: Any, seen: Any, lazy: Any, v: Any) -> Any:
+    """k times the number of k-th examples after `seen`. No branch: it would be mispredicted too often."""
+    return max(0.0, lazy[v, 1] - math.floor(np.float64(seen) / k) * k)
 
 
 @stub
@@ -57,13 +76,18 @@ def missed(rate: Any, k: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> A
 
 @implements(missed, *OWN_RATES)
 def _missed_at_own_rate(rate: Any, k: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
-    # No branch: it would be mispredicted too often.
-    return max(0.0, lazy[v, 1] - math.floor(np.float64(seen) / k) * k) * eta(rate, r, t)
+    return missed_rows(k, seen, lazy, v) * eta(rate, r, t)
 
 
 @implements(missed, Global)
 def _missed_at_global_rates(rate: Any, k: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
     return lazy[v, 0] - r
+
+
+@implements(weight, FixedTruncatedGradient)
+def _fixed_weight(learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
+    by = l1 * (missed_rows(learner.k, seen, lazy, v) / learner.k)
+    return shrunk(a, by * np.float64(abs(a) <= learner.theta))
 
 
 @implements(weight, TruncatedGradient)
@@ -72,14 +96,29 @@ def _weight(learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any,
     return shrunk(a, by * np.float64(abs(a) <= learner.theta))
 
 
-@implements(step, TruncatedGradient)
+@stub
+def pull(learner: Any, rate: Any) -> Any:
+    """a / l1 of a k-th example with this rate."""
+
+
+@implements(pull, TruncatedGradient)
+def _pull(learner: Any, rate: Any) -> Any:
+    return learner.k * rate
+
+
+@implements(pull, FixedTruncatedGradient)
+def _fixed_pull(learner: Any, rate: Any) -> Any:
+    return 1.0
+
+
+@implements(step, *_BOTH)
 def _step(
     learner: Any, l1: Any, a: Any, w: Any, g: Any, r: Any, new_r: Any, t: Any, lazy: Any, v: Any
 ) -> Any:
     rate = eta(learner.rate, new_r, t)
     new_w = w - rate * g
     if t == lazy[v, 1] and abs(new_w) <= learner.theta:
-        new_w = shrunk(new_w, learner.k * rate * l1)
+        new_w = shrunk(new_w, pull(learner, rate) * l1)
     return new_w
 
 
@@ -98,24 +137,24 @@ def _add_global(rate: Any, k: Any, t: Any, lazy: Any, v: Any) -> Any:
     lazy[v, 0] += k * eta(rate, 0.0, t)
 
 
-@implements(advance, TruncatedGradient)
+@implements(advance, *_BOTH)
 def _advance(learner: Any, t: Any, lazy: Any, v: Any) -> Any:
     if t % learner.k == 0:
         lazy[v, 1] = t
         _add_shrinkage(learner.rate, learner.k, t, lazy, v)
 
 
-@implements(running_total, TruncatedGradient)
+@implements(running_total, *_BOTH)
 def _running_total(learner: Any, lazy: Any, v: Any) -> Any:
     return lazy[v, 0]
 
 
-@implements(needs_rebase, TruncatedGradient)
+@implements(needs_rebase, *_BOTH)
 def _needs_rebase(learner: Any, lazy: Any) -> Any:
     return False
 
 
-@implements(reset_lazy, TruncatedGradient)
+@implements(reset_lazy, *_BOTH)
 def _reset_lazy(learner: Any, lazy: Any, v: Any) -> Any:
     lazy[v, 0] = 0.0
     lazy[v, 1] = 0.0
@@ -126,4 +165,10 @@ def _with_own_parameters(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) 
     return TruncatedGradient(with_parameters(learner.rate, alpha, beta), learner.k, learner.theta)
 
 
-stores_weights(TruncatedGradient)
+@implements(with_own_parameters, FixedTruncatedGradient)
+def _with_own_fixed(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) -> Any:
+    return FixedTruncatedGradient(with_parameters(learner.rate, alpha, beta), learner.k, learner.theta)
+
+
+stores_weights(*_BOTH)
+learns_by_gradient(*_BOTH)

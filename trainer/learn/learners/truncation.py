@@ -19,6 +19,7 @@ import numpy as np
 from model_store.jit import bare_inline, implements
 from trainer.learn.learners.operations import (
     advance,
+    learns_by_gradient,
     needs_rebase,
     reset_lazy,
     running_total,
@@ -83,3 +84,4 @@ def _with_own_parameters(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) 
 
 
 stores_weights(Truncation)
+learns_by_gradient(Truncation)

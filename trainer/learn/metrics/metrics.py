@@ -19,6 +19,7 @@ from model_store.errors import CheckpointError
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import Examples
+from trainer.learn.collisions import Collisions
 from trainer.learn.metrics.figures import Group, new_tally, reliability
 from trainer.learn.metrics.metrics_kernels import (
     CLICKED,
@@ -31,7 +32,6 @@ from trainer.learn.metrics.metrics_kernels import (
     close_cluster,
 )
 from trainer.learn.metrics.records import (
-    Collisions,
     Detail,
     End,
     GroupMetrics,

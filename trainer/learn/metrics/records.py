@@ -13,11 +13,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from model_store.errors import OutputError
+from trainer.learn.collisions import Collisions
 
 FORMAT: Literal["ftrie-metrics"] = "ftrie-metrics"
 FORMAT_VERSION = 1
-MOST_COLLISIONS = 0.001
-"""The collision rate above which a run warns: the field's rule."""
 
 
 class Record(BaseModel):
@@ -91,46 +90,6 @@ class Bin(Record):
     weight: float
     predicted: float
     clicks: float
-
-
-class Collisions(Record):
-    """Whether keys share their state.
-
-    probability: that two of the keys have the same 64-bit hash. The rest is None where keys are exact. buckets: of all
-    groups; used: buckets that have a key; rate: the share of the keys that came to a bucket which another key already
-    had, 1 - used / keys; expected: the mean of that rate over uniform hashes; enough_bits: the hash_bits from which it
-    is at most MOST_COLLISIONS, None if no allowed number is enough.
-    """
-
-    keys: int
-    probability: float
-    hash_bits: int | None = None
-    buckets: int | None = None
-    used: int | None = None
-    rate: float | None = None
-    expected: float | None = None
-    enough_bits: int | None = None
-
-    def __str__(self) -> str:
-        if self.hash_bits is None or self.buckets is None or self.rate is None or self.used is None:
-            return f"keys are exact; the probability that two of them share a 64-bit hash is {self.probability:.1g}"
-        return (
-            f"hash_bits {self.hash_bits}: {self.used:,} of {self.buckets:,} buckets used "
-            f"({self.used / self.buckets:.2%}); collision rate {self.rate:.3%}, expected {self.expected:.3%}"
-        )
-
-    @property
-    def warning(self) -> str:
-        """What to do about a rate above MOST_COLLISIONS; "" if it is not."""
-        if self.rate is None or self.rate <= MOST_COLLISIONS:
-            return ""
-        more = max(self.enough_bits or 0, (self.hash_bits or 0) + 1)
-        remedy = f"set hash_bits = {more}, or " if self.enough_bits else ""
-        return (
-            f"learner.hash_bits = {self.hash_bits}: {self.rate:.2%} of the {self.keys:,} keys collide with an earlier "
-            f"key and share its weight, more than {MOST_COLLISIONS:.1%}; {remedy}leave hash_bits out: keys are exact "
-            "without it"
-        )
 
 
 class Header(Record):

@@ -1,0 +1,643 @@
+"""FTRLProximal against its definition, torch's own optimizers and the trainer; the patterns of torch's test_optim."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import io
+import pickle
+import re
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model_store.hash_kernels import hash_keys
+from model_store.spec.spec import parse_spec
+from tests.ftrie.proximal_oracle import play
+from tests.trainer.click_logs import batch_of, model_of
+
+torch: Any = pytest.importorskip("torch", reason="needs PyTorch: make torch, or pip install 'ftrie[torch]'")
+torch.sparse.check_sparse_tensor_invariants.enable()
+FTRLProximal: Any = importlib.import_module("ftrie.torch").FTRLProximal
+
+F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
+FORMS = {"alpha": {"alpha": 0.3, "beta": 0.7}, "lr": {"lr": 0.4, "decay": 1.7}}
+PENALTIES = {"none": {}, "l1": {"l1": 0.5}, "l2": {"l2": 0.3}, "both": {"l1": 0.4, "l2": 0.2}}
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def parameter(*shape: int, dtype: Any = F64) -> Any:
+    return torch.nn.Parameter(torch.randn(shape, dtype=dtype))
+
+
+def copies(parameters: list[Any]) -> list[Any]:
+    return [torch.nn.Parameter(each.detach().clone()) for each in parameters]
+
+
+def run(parameters: list[Any], gradients: list[list[Any]], optimizer: Any, step: Any = None) -> None:
+    for each in gradients:
+        for p, g in zip(parameters, each, strict=True):
+            p.grad = None if g is None else g.clone()
+        (step or optimizer.step)()
+
+
+def gradients_of(parameters: list[Any], steps: int, zero: float = 0.0) -> list[list[Any]]:
+    """Random gradients, some numbers of which are 0."""
+    return [
+        [torch.randn_like(p) * (torch.rand(p.shape) >= zero).to(p.dtype) for p in parameters]
+        for _ in range(steps)
+    ]
+
+
+def inverse(form: dict[str, float]) -> dict[str, float]:
+    if "lr" in form:
+        return {"base": 1 / form["lr"], "slope": form["decay"] / form["lr"]}
+    return {"base": form["beta"] / form["alpha"], "slope": 1 / form["alpha"]}
+
+
+# -- the definition
+
+
+@pytest.mark.parametrize("penalties", PENALTIES.values(), ids=PENALTIES)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("foreach", [True, False])
+def test_weights_minimise_the_proximal_objective_from_any_start(
+    foreach: bool, form: dict[str, float], penalties: dict[str, float]
+) -> None:
+    w = parameter(6)
+    with torch.no_grad():
+        w[0] = 0.0
+    gradients = gradients_of([w], 25, zero=0.3)
+    wanted = play(
+        w.detach().numpy().copy(),
+        np.array([g.numpy() for (g,) in gradients]),
+        [inverse(form)] * len(gradients),
+        **{"l1": 0.0, "l2": 0.0} | penalties,
+    )
+    optimizer = FTRLProximal([w], foreach=foreach, **form, **penalties)
+    for each, expected in zip(gradients, wanted, strict=True):
+        run([w], [each], optimizer)
+        assert w.detach().numpy() == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_first_step_is_the_plain_gradient_step_from_the_initial_weight() -> None:
+    w = parameter(50)
+    start, g = w.detach().clone(), torch.randn(50, dtype=F64)
+    run([w], [[g]], FTRLProximal([w], alpha=0.3, beta=0.7))
+    assert torch.allclose(w, start - 0.3 / (0.7 + g.abs()) * g, rtol=1e-13, atol=1e-15)
+
+
+def test_both_forms_of_the_rate_are_one() -> None:
+    a = parameter(40)
+    (b,) = copies([a])
+    gradients = gradients_of([a], 50)
+    run([a], gradients, FTRLProximal([a], lr=0.5, decay=2.0, l1=0.1, l2=0.1))
+    run([b], gradients, FTRLProximal([b], alpha=0.25, beta=0.5, l1=0.1, l2=0.1))
+    assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_without_penalties_it_is_adagrad_whose_eps_is_beta(sparse: bool) -> None:
+    a = parameter(30, 4)
+    (b,) = copies([a])
+    gradients = gradients_of([a], 60)
+    if sparse:
+        gradients = [[g[:7].to_sparse(1)] for (g,) in gradients]
+        gradients = [[torch.sparse_coo_tensor(g.indices(), g.values(), a.shape)] for (g,) in gradients]
+    run([a], gradients, FTRLProximal([a], alpha=0.3, beta=0.7))
+    run([b], gradients, torch.optim.Adagrad([b], lr=0.3, eps=0.7))
+    assert torch.allclose(a, b, rtol=1e-11, atol=1e-13)
+
+
+def test_with_a_constant_rate_and_no_penalties_it_is_gradient_descent() -> None:
+    a = parameter(30)
+    (b,) = copies([a])
+    gradients = gradients_of([a], 60)
+    run([a], gradients, FTRLProximal([a], lr=0.2, decay=0.0))
+    run([b], gradients, torch.optim.SGD([b], lr=0.2))
+    assert torch.allclose(a, b, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "options", [{"beta": 0.0}, {"beta": 0.0, "l1": 0.5, "l2": 0.5}, {"l1": 0.5, "l2": 0.5}]
+)
+@pytest.mark.parametrize("foreach", [True, False])
+def test_a_coordinate_keeps_its_weight_until_its_first_gradient(
+    foreach: bool, options: dict[str, float]
+) -> None:
+    w = parameter(4)
+    start = w.detach().clone()
+    optimizer = FTRLProximal([w], foreach=foreach, **options)
+    run([w], [[torch.tensor([1.0, 0.0, 0.0, -1.0], dtype=F64)]] * 3, optimizer)
+    assert torch.equal(w[1:3], start[1:3])
+    assert not (w[[0, 3]] == start[[0, 3]]).any()
+
+
+def test_l1_makes_weights_exactly_zero() -> None:
+    w = parameter(100)
+    run([w], gradients_of([w], 30), FTRLProximal([w], l1=4.0))
+    assert 5 < int((w == 0).sum()) < 95
+
+
+def test_what_is_not_a_number_is_not_hidden() -> None:
+    for foreach in (True, False):
+        w = parameter(3)
+        run(
+            [w], [[torch.tensor([1.0, float("nan"), 0.0], dtype=F64)]] * 2, FTRLProximal([w], foreach=foreach)
+        )
+        assert w.isnan().tolist() == [False, True, False]
+
+
+# -- the trainer
+
+SPEC = """
+[model]
+name = "shop"
+[input]
+label = "click"
+weight = "importance"
+[fields]
+brand = {}
+age = {}
+size = { kind = "number" }
+[[crosses]]
+fields = ["brand", "age"]
+[learner]
+alpha = 0.3
+beta = 0.7
+l1 = 0.2
+l2 = 0.4
+"""
+
+
+def rows_of(rows: int) -> list[dict[str, bytes]]:
+    random = np.random.default_rng(3)
+    return [
+        {
+            "click": b"%d" % (random.random() < 0.4),
+            "importance": b"%.3f" % random.uniform(0.1, 3.0),
+            "brand": b"b%d" % random.integers(8),
+            "age": b"a%d" % random.integers(5),
+            "size": b"%.3f" % random.normal(),
+        }
+        for _ in range(rows)
+    ]
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(F32, 1e-6), (F64, 1e-12)])
+def test_it_learns_what_the_trainer_learns(dtype: Any, tolerance: float, sparse: bool) -> None:
+    rows = rows_of(1000)
+    model = model_of(parse_spec(SPEC), list(rows[0]))
+    learner = model.spec.learner
+    bag = torch.nn.EmbeddingBag(60, 1, mode="sum", sparse=sparse, dtype=dtype)
+    torch.nn.init.zeros_(bag.weight)
+    names = ("alpha", "beta", "l1", "l2")
+    optimizer = FTRLProximal(bag.parameters(), **{name: getattr(learner, name) for name in names})
+    ids: dict[int, int] = {}
+    off, compared = 0.0, 0
+    for first in range(0, len(rows), 20):
+        examples = model.maker.make(batch_of(rows[first : first + 20]))
+        model.learn(examples)
+        hashed = examples.hashed
+        for row in range(20):
+            part = slice(hashed.starts[row], hashed.starts[row + 1])
+            known = [ids.setdefault(int(each), len(ids)) for each in hashed.hashes[part]]
+            x = torch.tensor(hashed.x[part], dtype=dtype)
+            optimizer.zero_grad()
+            score = bag(torch.tensor([known]), per_sample_weights=x[None]).squeeze()
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(
+                score, torch.tensor(hashed.labels[row], dtype=dtype)
+            )
+            (float(hashed.weights[row]) * loss).backward()
+            optimizer.step()
+        keys = model.table.keys()
+        hashes = np.empty(keys.slots.size, np.uint64)
+        hash_keys(keys.data, keys.offsets, hashes)
+        ours = bag.weight.detach()[[ids[int(each)] for each in hashes], 0].double().numpy()
+        theirs = model.coordinates.weights(keys)[:, 0]
+        off, compared = max(off, float(np.abs(ours - theirs).max())), compared + theirs.size
+    assert off <= tolerance
+    assert compared > 2000
+    assert 5 < np.count_nonzero(theirs) < theirs.size
+
+
+# -- sparse gradients
+
+
+def sparse_of(dense: Any, uncoalesced: bool) -> Any:
+    """The rows of a gradient that are not 0; uncoalesced: each twice, with halves of it."""
+    rows = dense.reshape(len(dense), -1).any(1).nonzero().flatten()
+    values = dense[rows]
+    if uncoalesced:
+        rows, values = torch.cat([rows, rows.flip(0)]), torch.cat([values * 0.25, values.flip(0) * 0.75])
+    return torch.sparse_coo_tensor(rows[None], values, dense.shape)
+
+
+@pytest.mark.parametrize("uncoalesced", [False, True])
+@pytest.mark.parametrize("shape", [(50,), (50, 3), (50, 3, 2)])
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_sparse_gradients_do_what_dense_ones_do(
+    dtype: Any, shape: tuple[int, ...], uncoalesced: bool
+) -> None:
+    a = parameter(*shape, dtype=dtype)
+    (b,) = copies([a])
+    options = {"alpha": 0.3, "l1": 0.2, "l2": 0.1}
+    first, second = FTRLProximal([a], **options), FTRLProximal([b], **options)
+    for (g,) in gradients_of([a], 80):
+        g[torch.rand(50) < 0.8] = 0
+        run([a], [[g]], first)
+        run([b], [[sparse_of(g, uncoalesced)]], second)
+    tolerance = 1e-5 if dtype == F32 else 1e-12
+    assert torch.allclose(a, b, rtol=tolerance, atol=tolerance)
+    for name in ("z", "n"):
+        assert torch.allclose(first.state[a][name], second.state[b][name], rtol=tolerance, atol=tolerance)
+
+
+def test_a_sparse_gradient_touches_its_rows_only() -> None:
+    bag = torch.nn.EmbeddingBag(100, 8, mode="sum", sparse=True)
+    before = bag.weight.detach().clone()
+    optimizer = FTRLProximal(bag.parameters(), l1=0.5, l2=0.5)
+    for _ in range(5):
+        optimizer.zero_grad()
+        bag(torch.tensor([[3, 7, 3], [7, 9, 11]])).square().sum().backward()
+        optimizer.step()
+    changed = (bag.weight != before).any(1).nonzero().flatten().tolist()
+    assert changed == [3, 7, 9, 11]
+    assert optimizer.state[bag.weight]["n"].any(1).nonzero().flatten().tolist() == changed
+
+
+def test_gradients_that_are_sparse_in_several_dimensions_or_empty() -> None:
+    a = torch.nn.Parameter(torch.randn(10, 20, dtype=F64).T)  # not contiguous
+    (b,) = copies([a])
+    dense = gradients_of([a], 20, zero=0.8)
+    run([a], dense, FTRLProximal([a], l1=0.1))
+    run([b], [[g.to_sparse()] for (g,) in dense], FTRLProximal([b], l1=0.1))
+    assert torch.allclose(a, b, rtol=1e-12)
+    before = b.detach().clone()
+    run([b], [[torch.sparse_coo_tensor(size=b.shape, dtype=F64)]], FTRLProximal([b]))
+    assert torch.equal(b, before)
+
+
+# -- what torch tests of its own optimizers
+
+
+def rosenbrock(w: Any) -> Any:
+    x, y = w
+    return (1 - x) ** 2 + 100 * (y - x**2) ** 2
+
+
+@pytest.mark.parametrize("options", [{"alpha": 0.5}, {"lr": 0.3, "decay": 1.0}])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_it_descends_rosenbrock_coordinate_by_coordinate(sparse: bool, options: dict[str, float]) -> None:
+    w = torch.nn.Parameter(torch.tensor([1.5, 1.5]))
+    optimizer = FTRLProximal([w], **options)
+    solution = torch.tensor([1.0, 1.0])
+    start = w.detach().dist(solution)
+    for t in range(2000):
+        optimizer.zero_grad()
+        rosenbrock(w).backward()
+        g = w.grad
+        g[1 - t % 2] = 0.0
+        w.grad = sparse_of(g, True) if sparse else g
+        optimizer.step()
+    assert w.detach().dist(solution) < start / 4
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_closures_lower_the_loss_or_raise_it(contiguous: bool, foreach: bool, maximize: bool) -> None:
+    weight = torch.nn.Parameter(torch.randn(10, 5) if contiguous else torch.randn(10, 5, 2)[..., 0])
+    bias = torch.nn.Parameter(torch.randn(10) if contiguous else torch.randn(10, 2)[..., 0])
+    x = torch.randn(5)
+    optimizer = FTRLProximal([weight, bias], alpha=0.1, foreach=foreach, maximize=maximize)
+    assert "alpha: 0.1" in repr(optimizer)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = (weight.mv(x) + bias).square().sum()
+        loss.backward()
+        return loss
+
+    first = optimizer.step(closure)
+    for _ in range(100):
+        last = optimizer.step(closure)
+    assert (last.item() > first.item()) == maximize
+
+
+def test_it_fits_a_sparse_logistic_model() -> None:
+    true = torch.zeros(40, dtype=F64)
+    true[:5] = torch.tensor([2.0, -2.0, 1.5, -1.5, 1.0])
+    x = torch.randn(2000, 40, dtype=F64)
+    y = torch.bernoulli(torch.sigmoid(x @ true))
+    w = torch.nn.Parameter(torch.zeros(40, dtype=F64))
+    optimizer = FTRLProximal([w], alpha=1.0, l1=60.0)
+    for part, labels in zip(x.split(10), y.split(10), strict=True):
+        optimizer.zero_grad()
+        torch.nn.functional.binary_cross_entropy_with_logits(part @ w, labels, reduction="sum").backward()
+        optimizer.step()
+    assert w.detach()[:5].sign().equal(true[:5].sign())
+    assert int((w[5:] == 0).sum()) >= 30
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, BF16])
+def test_foreach_is_one_tensor_after_the_other(dtype: Any) -> None:
+    shapes: list[tuple[int, ...]] = [(3, 4), (5,), (), (0, 2), (2, 3, 2), (300_000,)]
+    a = [parameter(*shape, dtype=dtype) for shape in shapes] + [parameter(7, dtype=F32)]
+    b = copies(a)
+    gradients = gradients_of(a, 10, zero=0.2)
+    gradients[3][0] = gradients[4][1] = None
+    run(a, gradients, FTRLProximal(a, alpha=0.2, l1=0.1, l2=0.1, foreach=True))
+    run(b, gradients, FTRLProximal(b, alpha=0.2, l1=0.1, l2=0.1, foreach=False))
+    for one, other in zip(a, b, strict=True):
+        assert torch.allclose(one, other, rtol=1e-6)
+
+
+def test_16_bit_parameters_learn_as_precisely_as_their_bits_allow() -> None:
+    for dtype in (BF16, torch.float16):
+        a = parameter(100, dtype=dtype)
+        b = torch.nn.Parameter(a.detach().double())
+        half, double = FTRLProximal([a], alpha=0.1, l1=0.1), FTRLProximal([b], alpha=0.1, l1=0.1)
+        for _ in range(1000):  # with n in 16 bits, this would stop to slow down after a few hundred steps
+            noise = torch.randn(100, dtype=F64)
+            a.grad, b.grad = ((2 * (w.detach() - 1) + noise).to(w.dtype) for w in (a, b))
+            half.step(), double.step()
+        assert half.state[a]["n"].dtype == F32
+        assert torch.allclose(a.double(), b, atol=0.03)
+
+
+def test_groups_have_options_of_their_own_in_either_form() -> None:
+    alone = [parameter(8) for _ in range(4)]
+    grouped = copies(alone)
+    gradients = gradients_of(alone, 20)
+    options: list[dict[str, Any]] = [
+        {"alpha": 0.3, "beta": 2.0, "l1": 0.1},
+        {"lr": 0.2, "decay": 1.0, "l1": 0.1},
+        {"lr": 0.2, "decay": 3.0, "l1": 0.1, "l2": 1.0},
+        {"alpha": 0.3, "beta": 0.5, "l1": 0.0, "maximize": True},
+    ]
+    optimizer = FTRLProximal(
+        [
+            {"params": grouped[0]},
+            {"params": grouped[1:2], "lr": 0.2},
+            {"params": iter(grouped[2:3]), "lr": 0.2, "decay": 3.0, "l2": 1.0},
+        ],
+        alpha=0.3,
+        beta=2.0,
+        l1=0.1,
+    )
+    optimizer.add_param_group({"params": grouped[3:], "beta": 0.5, "l1": 0.0, "maximize": True})
+    assert ["lr" in group for group in optimizer.param_groups] == [False, True, True, False]
+    assert ["alpha" in group for group in optimizer.param_groups] == [True, False, False, True]
+    run(grouped, gradients, optimizer)
+    for i, own in enumerate(options):
+        run(alone[i : i + 1], [[g[i]] for g in gradients], FTRLProximal(alone[i : i + 1], **own))
+        assert torch.equal(alone[i], grouped[i])
+
+
+@pytest.mark.parametrize("foreach", [True, False, None])
+def test_groups_may_be_empty_and_parameters_may_have_names(foreach: bool | None) -> None:
+    layer = torch.nn.Linear(3, 1)
+    named = FTRLProximal(layer.named_parameters(), foreach=foreach)
+    optimizer = FTRLProximal([{"params": layer.parameters()}, {"params": []}], foreach=foreach)
+    layer(torch.ones(2, 3)).sum().backward()
+    named.step(), optimizer.step()
+    assert named.state_dict()["param_groups"][0]["param_names"] == ["weight", "bias"]
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step()
+
+
+def test_without_gradients_nothing_happens() -> None:
+    w = parameter(3)
+    before = w.detach().clone()
+    optimizer = FTRLProximal([w, torch.zeros(2)])
+    optimizer.step()
+    w.grad = torch.ones_like(w)
+    optimizer.zero_grad()
+    optimizer.step()
+    assert torch.equal(w, before)
+    assert not optimizer.state
+
+
+def pickled(optimizer: Any) -> Any:
+    return pickle.loads(pickle.dumps(optimizer.state_dict()))
+
+
+def saved(optimizer: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("way", [saved, pickled, lambda optimizer: copy.deepcopy(optimizer.state_dict())])
+@pytest.mark.parametrize("dtype", [F32, F64, BF16])
+def test_a_loaded_state_continues_bit_for_bit(dtype: Any, way: Any) -> None:
+    a = [parameter(20, dtype=dtype), parameter(4, 3, dtype=dtype), parameter(2, dtype=dtype)]
+    optimizer = FTRLProximal([{"params": a[:1], "lr": 0.3}, {"params": a[1:]}], alpha=0.2, l1=0.1)
+    gradients = gradients_of(a, 30, zero=0.3)
+    for each in gradients:
+        each[2] = None  # has no state
+    run(a, gradients[:15], optimizer)
+    optimizer.param_groups[0]["lr"] = 0.1
+    state = way(optimizer)
+    b = copies(a)
+    other = FTRLProximal([{"params": b[:1]}, {"params": b[1:], "lr": 5.0}], alpha=9.0)
+    other.load_state_dict(state)
+    again = copy.deepcopy(state)
+    run(a, gradients[15:], optimizer)
+    run(b, gradients[15:], other)
+    for one, two in zip(a, b, strict=True):
+        assert torch.equal(one, two)
+    assert repr(again) == repr(state)  # loading shares nothing with what was loaded
+    assert repr(other.state_dict()) == repr(optimizer.state_dict())
+
+
+def test_an_optimizer_can_be_copied_and_pickled_whole() -> None:
+    w = parameter(5)
+    optimizer = FTRLProximal([w], l1=0.1)
+    run([w], gradients_of([w], 3), optimizer)
+    for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        (its,) = other.param_groups[0]["params"]
+        (g,) = gradients_of([its], 1)
+        run([its], [g], other)
+        run([w], [g], copy.deepcopy(optimizer))
+        assert other.state[its]["n"].equal(optimizer.state[w]["n"] + g[0].square())
+
+
+def test_a_state_without_newer_options_is_loaded() -> None:
+    w = parameter(5)
+    optimizer = FTRLProximal([w])
+    state = optimizer.state_dict()
+    for group in state["param_groups"]:
+        del group["foreach"], group["maximize"]
+    optimizer.load_state_dict(state)
+    run([w], gradients_of([w], 1), optimizer)
+
+
+def test_hooks_run_around_a_step() -> None:
+    w, seen = parameter(2), []
+    optimizer = FTRLProximal([w])
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    run([w], gradients_of([w], 1), optimizer)
+    assert seen == ["before", "after"]
+
+
+# -- learning rate schedulers
+
+
+@pytest.mark.parametrize("penalties", PENALTIES.values(), ids=PENALTIES)
+def test_a_changing_lr_follows_the_definition(penalties: dict[str, float]) -> None:
+    w = parameter(5)
+    optimizer = FTRLProximal([w], lr=0.5, decay=1.5, **penalties)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: (1 + t % 3) / (1 + t // 4))
+    gradients = gradients_of([w], 20, zero=0.4)
+    rates, start = [], w.detach().numpy().copy()
+    found = []
+    for g in gradients:
+        rates.append(inverse({"lr": optimizer.param_groups[0]["lr"], "decay": 1.5}))
+        run([w], [g], optimizer)
+        found.append(w.detach().numpy().copy())
+        scheduler.step()
+    assert len({rate["base"] for rate in rates}) > 5
+    wanted = play(
+        start, np.array([g.numpy() for (g,) in gradients]), rates, **{"l1": 0.0, "l2": 0.0} | penalties
+    )
+    assert np.array(found) == pytest.approx(wanted, abs=1e-9)
+
+
+def test_sparse_rows_follow_a_changing_lr_as_dense_ones_do() -> None:
+    a = parameter(20, 2)
+    (b,) = copies([a])
+    first, second = FTRLProximal([a], lr=0.5, l1=0.1), FTRLProximal([b], lr=0.5, l1=0.1)
+    for t, (g,) in enumerate(gradients_of([a], 40)):
+        g[torch.rand(20) < 0.8] = 0
+        for optimizer in (first, second):
+            optimizer.param_groups[0]["lr"] = 0.5 / (1 + t // 5)
+        run([a], [[g]], first)
+        run([b], [[sparse_of(g, True)]], second)
+    assert torch.allclose(a, b, rtol=1e-11, atol=1e-12)
+
+
+def test_an_lr_of_0_is_no_step_and_no_state() -> None:
+    w = parameter(5)
+    optimizer = FTRLProximal([w], lr=0.0)
+    before = w.detach().clone()
+    run([w], gradients_of([w], 2), optimizer)
+    assert torch.equal(w, before)
+    optimizer.param_groups[0]["lr"] = 0.5
+    run([w], gradients_of([w], 1), optimizer)
+    assert not torch.equal(w, before)
+
+
+def test_the_first_form_has_no_lr_to_schedule() -> None:
+    with pytest.raises(KeyError, match="lr"):
+        torch.optim.lr_scheduler.StepLR(FTRLProximal([parameter(2)], alpha=0.1), 10)
+
+
+# -- torch.compile
+
+
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+)  # inductor needs a C++ compiler
+@pytest.mark.parametrize("foreach", [True, False])
+def test_a_compiled_step_is_the_step(foreach: bool, backend: str) -> None:
+    if backend == "inductor" and not any(map(shutil.which, ("g++", "clang++"))):
+        pytest.skip("needs a C++ compiler")
+    torch.compiler.reset()
+    a = [parameter(5, 3, dtype=F32), parameter(7), parameter(3, dtype=BF16)]
+    b = copies(a)
+    gradients = gradients_of(a, 12, zero=0.2)
+    groups: Any = lambda p: [{"params": p[:1], "lr": 0.3}, {"params": p[1:]}]  # noqa: E731
+    first, second = (FTRLProximal(groups(p), alpha=0.2, l1=0.1, l2=0.1, foreach=foreach) for p in (a, b))
+    run(a, gradients, first)
+    run(b, gradients, second, torch.compile(second.step, backend=backend, fullgraph=True))
+    for one, two in zip(a, b, strict=True):
+        assert torch.allclose(one, two, rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiled_function_trains_sparse_and_dense_parameters_while_the_lr_changes() -> None:
+    torch.compiler.reset()
+
+    def train(compiled: bool) -> list[Any]:
+        torch.manual_seed(1)
+        bag = torch.nn.EmbeddingBag(30, 4, mode="sum", sparse=True)
+        top = torch.nn.Linear(4, 1)
+        optimizer = FTRLProximal([*bag.parameters(), *top.parameters()], lr=0.3, l1=0.01)
+
+        def step(ids: Any) -> None:
+            optimizer.zero_grad()
+            top(bag(ids)).square().sum().backward()
+            optimizer.step()
+
+        step = torch.compile(step, backend="aot_eager") if compiled else step
+        for t in range(10):
+            optimizer.param_groups[0]["lr"] = 0.3 if t < 5 else 0.1
+            step(torch.randint(0, 30, (4, 3)))
+        return [*bag.parameters(), *top.parameters()]
+
+    for one, two in zip(train(True), train(False), strict=True):
+        assert torch.allclose(one, two, rtol=1e-5, atol=1e-6)
+
+
+# -- invalid arguments
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "both forms": (
+        {"alpha": 0.1, "lr": 0.1},
+        "got alpha and lr; give either alpha and beta, or lr and decay",
+    ),
+    "half of each": (
+        {"beta": 1.0, "decay": 0.1},
+        "got beta and decay; give either alpha and beta, or lr and decay",
+    ),
+    "alpha of 0": ({"alpha": 0.0}, "alpha: got 0.0; expected a finite number > 0"),
+    "negative beta": ({"beta": -1}, "beta: got -1; expected a finite number >= 0"),
+    "negative lr": ({"lr": -0.1}, "lr: got -0.1; expected a finite number >= 0"),
+    "infinite decay": ({"decay": float("inf")}, "decay: got inf; expected a finite number >= 0"),
+    "l1 not a number": ({"l1": float("nan")}, "l1: got nan; expected a finite number >= 0"),
+    "l2 is text": ({"l2": "1"}, "l2: got '1'; expected a finite number >= 0"),
+    "lr is a tensor": ({"lr": torch.tensor(0.1)}, "lr: got tensor(0.1000); expected a finite number >= 0"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG.values(), ids=WRONG)
+def test_invalid_options_are_named_in_the_constructor_and_in_groups(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        FTRLProximal([parameter(2)], **options)
+    optimizer = FTRLProximal([parameter(2)])
+    with pytest.raises(ValueError, match=re.escape(message)):
+        optimizer.add_param_group({"params": [parameter(2)], **options})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_invalid_parameters_are_refused() -> None:
+    for wrong, kind in (
+        (torch.zeros(2, dtype=torch.complex64, requires_grad=True), "torch.complex64"),
+        (torch.zeros(2, 2).to_sparse().requires_grad_(), "torch.sparse_coo"),
+        (torch.zeros(2, dtype=torch.int64), "torch.int64"),
+    ):
+        with pytest.raises(ValueError, match=f"got a parameter of .*{kind}.*; expected dense real numbers"):
+            FTRLProximal([parameter(2), wrong])
+    w = parameter(2)
+    with pytest.raises(TypeError, match="iterable of Tensors or dicts"):
+        FTRLProximal(w)
+    with pytest.raises(ValueError, match="empty parameter list"):
+        FTRLProximal([])
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        FTRLProximal([{"params": w}, {"params": w}])
+    with pytest.raises(TypeError, match="must be a dict"):
+        FTRLProximal([w]).add_param_group([w])
+    with pytest.raises(TypeError, match="ordered collections"):
+        FTRLProximal([{"params": {w}}])

@@ -1,0 +1,166 @@
+"""`examples/torch_wide.py`: a model trained in PyTorch, published, and served with the same scores."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ftrie.client.client import Client
+from model_store.store import Store
+from tests.integration.processes import ROOT, ftrie, serving
+
+pytest.importorskip("torch", reason="needs PyTorch: make torch, or pip install 'ftrie[torch]'")
+
+SPEC = """
+[model]
+name = "shop"
+[input]
+label = "click"
+weight = "importance"
+item = "brand"
+[fields]
+brand = { side = "item" }
+age = { side = "user" }
+size = { side = "item", kind = "number" }
+[[crosses]]
+fields = ["brand", "age"]
+[variants]
+base = { share = 0.5 }
+plain = { share = 0.5, without = ["brand*age"] }
+[learner]
+alpha = 0.3
+l1 = 0.2
+l2 = 0.4
+"""
+
+
+def example(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the example to its end."""
+    command = [sys.executable, "examples/torch_wide.py", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+
+def printed_scores(output: str) -> list[tuple[float, float]]:
+    """The scores of the first rows: PyTorch's, and those of the published model."""
+    cells = [line.split() for line in output.splitlines()]
+    return [
+        (float(line[1]), float(line[2])) for line in cells if len(line) == 3 and line[0] in tuple("12345")
+    ]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    random = np.random.default_rng(3)
+    lines = ["click,importance,brand,age,size"]
+    for _ in range(600):
+        age = random.integers(5)
+        click = int(random.random() < 0.2 + 0.1 * age)
+        lines.append(
+            f"{click},{random.uniform(0.5, 2):.3f},b{random.integers(8)},a{age},{random.normal():.3f}"
+        )
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(lines) + "\n")
+    (tmp_path / "spec.toml").write_text(SPEC)
+    return path
+
+
+@pytest.mark.parametrize("variant", ["base", "plain"])
+def test_row_by_row_it_publishes_the_model_of_ftrie_train(
+    variant: str, log: Path, store: Store, store_url: str
+) -> None:
+    spec = log.with_name("spec.toml")
+    flags = ("--spec", spec, "--store", store_url, "--variant", variant)
+    done = example(log, *flags, "--batch", "1")
+    assert done.returncode == 0, done.stderr
+    assert "shop version 1 is active" in done.stdout
+    alone = spec.read_text()
+    if variant == "plain":
+        alone = alone[: alone.index("[[crosses]]")] + alone[alone.index("[variants]") :]
+    spec.write_text(alone[: alone.index("[variants]")] + alone[alone.index("[learner]") :])
+    ftrie("train", spec, log, "--store", store_url, "--publish")
+    ours, theirs = (store.model("shop").materialise(version) for version in (1, 2))
+    assert list(ours.spec.variants) == [variant]
+    assert [ours.key(row) for row in range(ours.rows)] == [theirs.key(row) for row in range(theirs.rows)]
+    assert ours.weight == pytest.approx(theirs.weight, abs=1e-6)
+    assert ours.rate == pytest.approx(theirs.rate, rel=1e-5)
+    assert ours.rows > 10
+
+
+def test_a_server_answers_the_scores_of_pytorch(log: Path, store_url: str) -> None:
+    done = example(log, "--spec", log.with_name("spec.toml"), "--store", store_url, "--epochs", "3")
+    assert done.returncode == 0, done.stderr
+    shown = printed_scores(done.stdout)
+    assert len(shown) == 5
+    with log.open() as file:
+        rows = list(csv.DictReader(file))
+    with serving("shop", store_url) as address, Client(address, timeout_s=20) as client:
+        for row, (ours, published) in zip(rows, shown, strict=False):
+            item = {"brand": row["brand"], "size": float(row["size"])}
+            answer = client.rank("shop", items={"it": item}, user={"age": row["age"]})
+            assert answer.items[0].score == pytest.approx(ours, abs=2e-5)
+            assert answer.items[0].score == pytest.approx(published, abs=2e-5)
+
+
+@pytest.mark.slow
+def test_real_impressions_are_served_as_pytorch_scores_them(avazu_log: Path, store_url: str) -> None:
+    done = example(avazu_log, "--store", store_url)
+    assert done.returncode == 0, done.stderr
+    assert "of all 16,160 rows: " in done.stdout
+    shown = printed_scores(done.stdout)
+    assert len(shown) == 5
+    with gzip.open(avazu_log, "rt") as file:
+        rows = [row for row, _ in zip(csv.DictReader(file), shown, strict=False)]
+    with serving("avazu", store_url) as address, Client(address, timeout_s=20) as client:
+        for row, (ours, _) in zip(rows, shown, strict=True):
+            item = {name: row[name] for name in row if name in ("C14", "C15", "C16", "C17", "C18", "C19")}
+            item |= {name: row[name] for name in ("C20", "C21")}
+            user = {name: row[name] for name in row if name.startswith("device_") and "conn" not in name}
+            given = {*item, *user, "id", "click"}
+            context = {name: value for name, value in row.items() if name not in given}
+            answer = client.rank(
+                "avazu", items={"it": item}, user=user, context=context | {"weekday": row["hour"]}
+            )
+            assert answer.unknown_fields == ()
+            assert answer.items[0].score == pytest.approx(ours, abs=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["missing.csv"], 3, "missing.csv"),
+        (["LOG", "--spec", "missing.toml"], 2, "missing.toml"),
+        (["LOG", "--variant", "none"], 2, "--variant: no variant 'none'; the spec has: base, plain"),
+        (["LOG", "--spec", "OGD"], 2, 'the spec has algorithm = "ogd"; FTRLProximal needs "ftrl"'),
+        (["LOG", "--spec", "examples/avazu.toml"], 2, "no column"),
+        (["LOG", "--store", "nonsense"], 5, "nonsense"),
+        (["EMPTY"], 3, "no row to learn from in "),
+        (["LOG", "--batch", "0"], 2, "--batch and --epochs must be 1 or more"),
+    ],
+)
+def test_bad_input_is_an_error_without_a_traceback(
+    arguments: list[str], code: int, message: str, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ogd = SPEC.replace("alpha", 'algorithm = "ogd"\nalpha').replace("l1 = 0.2\nl2 = 0.4\n", "")
+    log.with_name("ogd.toml").write_text(ogd)
+    log.with_name("empty.csv").write_text(log.read_text().splitlines()[0] + "\n")
+    names = {"LOG": log, "OGD": log.with_name("ogd.toml"), "EMPTY": log.with_name("empty.csv")}
+    words = [str(names.get(each, each)) for each in arguments]
+    spec = [] if "--spec" in arguments else ["--spec", str(log.with_name("spec.toml"))]
+    main = runpy.run_path(str(ROOT / "examples" / "torch_wide.py"))["main"]
+    try:
+        ended = main([*words, *spec])
+    except SystemExit as wrong_usage:
+        ended = wrong_usage.code
+    assert ended == code
+    assert message in capsys.readouterr().err
+
+
+def test_help_shows_how_to_call_it() -> None:
+    assert "python examples/torch_wide.py clicks.csv.gz" in example("--help").stdout

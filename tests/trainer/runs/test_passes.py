@@ -1,0 +1,388 @@
+"""`ftrie train --passes`: what later passes learn, when they end, what they leave alone, and how they are resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ftrie.cli import run
+from model_store.artefact.artefact import Artefact
+from model_store.errors import CheckpointError, SpecError
+from model_store.spec.spec import load_spec, parse_spec
+from model_store.store import Store
+from tests.matrix import slow_except
+from tests.trainer.click_logs import batch_of
+from tests.trainer.runs.runs import SPECS, Outcome, Training, rows, write_log, write_spec
+from trainer.checkpoint.folder import checkpoints_in
+from trainer.examples import blocks
+from trainer.examples.hashing import ExampleMaker
+from trainer.examples.open_log import Log
+from trainer.examples.requests import WholeRequests
+from trainer.learn.metrics.metrics import ProgressiveMetrics
+from trainer.learn.model import LearningModel
+from trainer.logs.rejects import RejectLog
+from trainer.runs.passes import PassFigures, PassOptions
+from trainer.runs.train import train
+
+BLOCK = 200
+BY_ROWS = [name for name in SPECS if "time to live" not in name]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 200 rows, so that small logs have many."""
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", BLOCK)
+
+
+def learned(folder: Path, spec: Path, logs: list[Path], *flags: str) -> Outcome:
+    training = Training(folder, spec)
+    assert run(training.arguments(logs, *flags)) == 0
+    return training.outcome()
+
+
+def untimed(report: dict[str, Any]) -> dict[str, Any]:
+    """The report without what a clock says of each pass."""
+    passes = [{k: v for k, v in each.items() if k != "seconds"} for each in report["passes"]]
+    return report | {"passes": passes}
+
+
+def test_one_pass_is_what_no_flag_gives(tmp_path: Path) -> None:
+    spec, log = write_spec(tmp_path / "shop.toml"), write_log(tmp_path / "a.csv", rows(1500, 1))
+    once = learned(tmp_path / "1", spec, [log], "--passes=1")
+    assert once == learned(tmp_path / "none", spec, [log])
+    assert (once.report["passes"], once.report["converged"]) == ([], False)
+
+
+@pytest.mark.parametrize("name", slow_except(["ftrl", "bloom"], BY_ROWS))
+def test_passes_are_the_log_and_then_its_blocks_in_the_documented_order(tmp_path: Path, name: str) -> None:
+    spec_file, content = write_spec(tmp_path / "shop.toml", name), rows(1500, 1)
+    log = write_log(tmp_path / "a.csv", content)
+    options = PassOptions(3, 0.0)
+    result = train(
+        load_spec(spec_file), Log([str(log)], batch_bytes=9000), rejects=RejectLog(), passes=options
+    )
+
+    model = LearningModel(ExampleMaker(load_spec(spec_file).resolve(list(content[0]))))
+    (whole,) = whole_log(model, content)
+    model.learn(model.maker.make(whole))
+    for number in (2, 3):
+        metrics = ProgressiveMetrics(list(model.spec.variants))
+        draw = random.Random(f"{model.spec.learner.seed} {number}")
+        places = [draw.random() for _ in range(-(-len(content) // BLOCK))]
+        for block in np.argsort(places):
+            first, end = int(block) * BLOCK, min((int(block) + 1) * BLOCK, len(content))
+            model.learn(model.maker.make(part_of(whole, first, end)), again=metrics)
+        expected = PassFigures.of(metrics, 0.0)
+        assert replace(result.report.passes.figures[number - 1], seconds=0.0) == expected
+    assert result.model.artefact().sha256 == model.artefact().sha256
+    assert result.model.rows == model.rows == 3 * result.report.rows
+
+
+def whole_log(model: LearningModel, content: list[dict[str, bytes]]) -> list[Any]:
+    """The log as one batch; where requests are sampled, with its clicked requests marked."""
+    parts = list(WholeRequests(model.spec).of([batch_of(content)]))
+    if len(parts) > 1:  # the last request waits for the end of the log
+        clicked = np.concatenate([part.clicked for part in parts])  # type: ignore[arg-type]
+        return [replace(batch_of(content), clicked=clicked)]
+    return parts
+
+
+def part_of(batch: Any, first: int, end: int) -> Any:
+    return replace(
+        batch,
+        columns={name: column.slice(first, end - first) for name, column in batch.columns.items()},
+        lines=batch.lines[first:end],
+        rows=end - first,
+        first_row=first,
+        clicked=None if batch.clicked is None else batch.clicked[first:end],
+    )
+
+
+@pytest.mark.parametrize("name", slow_except(["ftrl"], ["ftrl", "subsample", "bloom"]))
+def test_the_same_log_and_seed_give_the_same_bits_and_another_seed_another_order(
+    tmp_path: Path, name: str
+) -> None:
+    spec, log = write_spec(tmp_path / "shop.toml", name), write_log(tmp_path / "a.csv", rows(1500, 1))
+    first = learned(tmp_path / "1", spec, [log], "--passes=3")
+    for number, flags in enumerate((["--threads=3", "--batch-bytes=5000"], ["--batch-bytes=20000"])):
+        again = learned(tmp_path / f"again{number}", spec, [log], "--passes=3", *flags)
+        assert replace(again, report=untimed(again.report)) == replace(first, report=untimed(first.report))
+    spec.write_text(spec.read_text().replace("[learner]\n", "[learner]\nseed = 7\n"))
+    other = learned(tmp_path / "other", spec, [log], "--passes=3")
+    assert other.model != first.model
+
+
+@pytest.mark.parametrize(
+    "kind", slow_except(["csv.gz", "parquet"], ["csv.gz", "parquet", "jsonl", "jsonl.gz"])
+)
+def test_every_format_and_several_files_give_the_same_model(tmp_path: Path, kind: str) -> None:
+    spec, content = write_spec(tmp_path / "shop.toml"), rows(1500, 1)
+    whole = write_log(tmp_path / "whole.csv", content)
+    parts = [write_log(tmp_path / f"{number}.{kind}", content[number::1][:500]) for number in (0, 500, 1000)]
+    outcome = learned(tmp_path / "parts", spec, parts, "--passes=3")
+    assert outcome.model == learned(tmp_path / "one", spec, [whole], "--passes=3").model
+
+
+def test_standard_input_is_learned_again_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, log = write_spec(tmp_path / "shop.toml"), write_log(tmp_path / "a.csv", rows(900, 1))
+    expected = learned(tmp_path / "file", spec, [log], "--passes=3")
+    with log.open("rb") as file:
+        monkeypatch.setattr("sys.stdin", type("Stdin", (), {"buffer": file}))
+        assert learned(tmp_path / "stdin", spec, [Path("-")], "--passes=3").model == expected.model
+
+
+def test_metrics_warnings_and_calibration_stay_those_of_the_first_pass(tmp_path: Path) -> None:
+    spec, log = write_spec(tmp_path / "shop.toml"), write_log(tmp_path / "a.csv", rows(1500, 1))
+    one, three = (learned(tmp_path / str(n), spec, [log], f"--passes={n}") for n in (1, 3))
+    assert (three.metrics, three.rejects) == (one.metrics, one.rejects)
+    several = {"passes", "converged", "nonzero"}
+    assert {k: v for k, v in three.report.items() if k not in several} == {
+        k: v for k, v in one.report.items() if k not in several
+    }
+    models = [Artefact.read(tmp_path / str(n) / "save.arrow") for n in (1, 3)]
+    assert models[0].metrics == models[1].metrics
+    assert models[0].sha256 != models[1].sha256
+    passes = three.report["passes"]
+    assert [each["pass"] for each in passes] == [1, 2, 3]
+    assert {each["rows"] for each in passes} == {one.report["rows"]}
+    for name, metrics in one.report["variants"].items():
+        losses = [each["logloss"][name] for each in passes]
+        assert losses[0] == metrics["logloss"]
+        assert losses[1] < losses[0]
+        assert passes[0]["change"][name] is None
+        assert passes[1]["change"][name] == losses[1] / losses[0] - 1.0
+
+
+@pytest.mark.parametrize("name", ["bloom", "poisson"])
+def test_inclusion_admits_no_key_in_a_later_pass(tmp_path: Path, name: str) -> None:
+    spec, log = write_spec(tmp_path / "shop.toml", name), write_log(tmp_path / "a.csv", rows(1500, 1))
+    keys = [learned(tmp_path / str(n), spec, [log], f"--passes={n}").report["keys"] for n in (1, 4)]
+    assert keys[0] == keys[1]
+
+
+def test_passes_end_when_none_lowers_the_loss_by_the_tolerance(tmp_path: Path) -> None:
+    spec, log = write_spec(tmp_path / "shop.toml"), write_log(tmp_path / "a.csv", rows(1000, 1))
+    long = learned(tmp_path / "long", spec, [log], "--passes=9", "--tolerance=0").report
+    falls = [-min(each["change"].values()) for each in long["passes"][1:]]  # of the variant that falls most
+    assert sorted(falls, reverse=True) == falls
+    tolerance = (falls[2] + falls[3]) / 2
+    short = learned(tmp_path / "short", spec, [log], "--passes=9", f"--tolerance={tolerance}").report
+    assert len(short["passes"]) == 5
+    assert short["converged"]
+    assert any(change > -tolerance for change in long["passes"][3]["change"].values()), (
+        "one had converged before"
+    )
+    assert learned(tmp_path / "2", spec, [log], "--passes=9", "--tolerance=1").report["passes"][2:] == []
+
+
+def test_passes_approach_the_optimum_of_the_whole_log(tmp_path: Path) -> None:
+    """Newton's method finds the optimum. FTRL's l2 counts once, however many the passes: its share vanishes."""
+    draw = np.random.default_rng(3)
+    x = np.column_stack([np.ones(2000), draw.integers(0, 2, (2000, 3))])
+    y = draw.random(2000) < 1 / (1 + np.exp(-x @ [-1.0, 1.5, -0.7, 0.4]))
+    spec = parse_spec(
+        '[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\n'
+        + "".join(f'{name} = {{ kind = "number" }}\n' for name in "abc")
+        + "[learner]\nalpha = 0.3\nbeta = 1.0\nl1 = 0.0\nl2 = 1.0\n"
+    )
+    log = tmp_path / "log.csv"
+    lines = [f"{int(label)},{a:.0f},{b:.0f},{c:.0f}" for label, (_, a, b, c) in zip(y, x, strict=True)]
+    log.write_text("\n".join(["y,a,b,c", *lines]) + "\n")
+
+    def loss(w: Any) -> float:
+        return float(np.logaddexp(0, np.where(y, -1, 1) * (x @ w)).mean())
+
+    best = np.zeros(4)
+    for _ in range(20):
+        p = 1 / (1 + np.exp(-x @ best))
+        hessian = (x * (p * (1 - p))[:, None]).T @ x
+        best -= np.linalg.solve(hessian, x.T @ (p - y))
+
+    def weights(passes: int) -> Any:
+        options = PassOptions(passes, 0.0)
+        model = train(spec, Log([str(log)]), rejects=RejectLog(), passes=options).model.artefact()
+        assert model.key_data.tobytes() == b"a=b=biasc="
+        return model.weight[[2, 0, 1, 3]].astype(float)
+
+    gaps = [loss(weights(passes)) - loss(best) for passes in (1, 5, 40)]
+    assert 0 <= gaps[2] < gaps[1] < gaps[0]
+    assert gaps[2] < 3e-4
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, batches: int, number: int = signal.SIGTERM) -> None:
+    """Send this process the signal once so many batches were learned, among them one that compiles the kernels."""
+    learn, left = LearningModel.learn, [batches]
+
+    def learn_and_stop(model: LearningModel, *arguments: Any, **named: Any) -> None:
+        learn(model, *arguments, **named)
+        left[0] -= 1
+        if not left[0]:
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(LearningModel, "learn", learn_and_stop)
+
+
+@pytest.mark.parametrize("name", slow_except(["ftrl", "bloom"], BY_ROWS))
+def test_a_run_that_is_stopped_in_any_pass_goes_on_bit_by_bit(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = write_spec(tmp_path / "shop.toml", name)
+    logs = [write_log(tmp_path / "a.csv", rows(900, 1)), write_log(tmp_path / "b.csv", rows(700, 2))]
+    expected = learned(tmp_path / "whole", spec, logs, "--passes=4", "--tolerance=0")
+    training, stops = Training(tmp_path / "resumed", spec), 0
+    for batches in (5, 3, 12, 9, 14, 20, 4):
+        with monkeypatch.context() as patch:
+            stop_after(patch, batches)
+            flags = ["--passes=4", "--tolerance=0", f"--threads={1 + batches % 3}"]
+            code = run(training.keeping(logs, *flags, batch_bytes=5000 + 1000 * batches))
+        stops += code == 128 + signal.SIGTERM
+        if code == 0:
+            break
+        for path in checkpoints_in(training.checkpoints)[
+            : batches % 3
+        ]:  # as if killed before they were written
+            path.unlink()
+    assert stops >= 4
+    assert run(training.keeping(logs, "--passes=4", "--tolerance=0")) == 0
+    outcome = training.outcome()
+    assert replace(outcome, report=untimed(outcome.report)) == replace(
+        expected, report=untimed(expected.report)
+    )
+
+
+def test_a_run_that_has_ended_goes_on_with_more_passes_but_not_with_fewer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, content = write_spec(tmp_path / "shop.toml"), rows(1000, 1)
+    log = write_log(tmp_path / "a.csv", content)
+    expected = learned(tmp_path / "whole", spec, [log], "--passes=4", "--tolerance=0")
+    training = Training(tmp_path / "resumed", spec)
+    two = training.keeping([log], "--passes=2", "--tolerance=0")
+    assert run(two) == 0
+    before = training.outcome()
+    write_log(log, content + rows(100, 3))  # the passes go on over the log as it was
+    capsys.readouterr()
+    assert run(two) == 0
+    assert training.outcome() == before
+    assert "the log is not read again" in capsys.readouterr().err
+    assert run(training.keeping([log], "--passes=4", "--tolerance=0")) == 0
+    outcome = training.outcome()
+    assert replace(outcome, report=untimed(outcome.report)) == replace(
+        expected, report=untimed(expected.report)
+    )
+    assert run(two) == CheckpointError.exit_code
+    assert "of a run in pass 4, but --passes is 2; expected 4 or more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("first", "then"), [("--passes=1", "--passes=2"), ("--passes=2", "--passes=1")])
+def test_a_run_is_resumed_with_passes_only_if_it_was_started_with_them(
+    tmp_path: Path, first: str, then: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, log = write_spec(tmp_path / "shop.toml"), write_log(tmp_path / "a.csv", rows(300, 1))
+    training = Training(tmp_path / "resumed", spec)
+    assert run(training.keeping([log], first)) == 0
+    assert run(training.keeping([log], then)) == CheckpointError.exit_code
+    assert "--passes, which is resumed with" in capsys.readouterr().err
+
+
+def test_a_run_whose_blocks_are_gone_is_not_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, log = write_spec(tmp_path / "shop.toml"), write_log(tmp_path / "a.csv", rows(300, 1))
+    training = Training(tmp_path / "resumed", spec)
+    assert run(training.keeping([log], "--passes=2")) == 0
+    (training.checkpoints / "blocks").unlink()
+    assert run(training.keeping([log], "--passes=3")) == CheckpointError.exit_code
+    assert "blocks has 0 bytes, but the checkpoint names" in capsys.readouterr().err
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of temporary files."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(blocks.tempfile, "tempdir", str(folder))
+    yield folder
+    assert os.listdir(folder) == []
+
+
+def test_no_temporary_file_is_left_at_any_end(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, log = write_spec(tmp_path / "shop.toml"), write_log(tmp_path / "a.csv", rows(1000, 1))
+    training = Training(tmp_path / "ends", spec)
+    learn, seen = LearningModel.learn, []
+
+    def learn_and_look(model: LearningModel, *arguments: Any, **named: Any) -> None:
+        learn(model, *arguments, **named)
+        seen.append(os.listdir(temporary))  # not while it runs either: a killed process leaves none
+
+    monkeypatch.setattr(LearningModel, "learn", learn_and_look)
+    assert run(training.arguments([log], "--passes=3")) == 0
+    assert len(seen) > 10
+    assert not any(seen[1:])  # the first batch is of the run that compiles the kernels
+    stop_after(monkeypatch, 8, signal.SIGINT)
+    assert run(training.arguments([log], "--passes=3")) == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize(
+    ("flags", "learner", "message"),
+    [
+        (["--tolerance=0.1"], "ftrl", "--tolerance needs --passes N"),
+        (["--passes=2"], "truncated gradient, time to live", "expected a number of rows, or --passes 1"),
+        (["--passes=0"], "ftrl", "--passes"),
+    ],
+)
+def test_passes_that_cannot_be_made_are_refused(
+    tmp_path: Path, flags: list[str], learner: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, log = write_spec(tmp_path / "shop.toml", learner), write_log(tmp_path / "a.csv", rows(50, 1))
+    assert run(["train", str(spec), str(log), *flags]) == SpecError.exit_code
+    assert message in capsys.readouterr().err
+
+
+def test_later_passes_publish_deltas_whose_last_is_the_model(
+    tmp_path: Path, store_url: str, store: Store
+) -> None:
+    spec, log = write_spec(tmp_path / "shop.toml"), write_log(tmp_path / "a.csv", rows(1200, 1))
+    flags = ["--store", store_url, "--activate", "--publish-every=300", "--keep=0", "--batch-bytes=20000"]
+    report = learned(tmp_path / "run", spec, [log], "--passes=3", *flags).report
+    assert report["published"]["deltas"] + report["published"]["snapshots"] > 1200 // 300 + 1, (
+        "more than one pass has"
+    )
+    versions = store.model("shop")
+    assert versions.active() == report["version"]
+    saved = Artefact.read(tmp_path / "run" / "save.arrow")
+    exported = tmp_path / "active.arrow"
+    assert run(["store", "export", "shop", str(exported), "--store", store_url]) == 0
+    published = Artefact.read(exported)
+    assert published.metrics == saved.metrics
+    assert published.content == saved.content
+
+
+def test_the_summary_has_a_table_of_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = write_spec(tmp_path / "shop.toml", "one variant")
+    log = write_log(tmp_path / "a.csv", rows(500, 1))
+    assert run(["train", str(spec), str(log), "--passes=2"]) == 0
+    said = capsys.readouterr()
+    assert "learning, pass 1/2" in said.err
+    assert "learning, pass 2/2" in said.err
+    lines = said.out.splitlines()
+    assert ", 2 passes in " in lines[0]
+    table = lines.index(next(line for line in lines if line.startswith("pass ")))
+    assert [line.split()[0] for line in lines[table + 2 : table + 4]] == ["1", "2"]
+    assert (
+        lines[-1]
+        == "not converged; from pass 2 on the rows were learned before, so only pass 1 validates the model"
+    )
+    assert run(["train", str(spec), str(log), "--passes=2", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["passes"]) == 2
