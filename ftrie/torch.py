@@ -20,7 +20,7 @@ Oracle: `tests/ftrie/proximal_oracle.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from numbers import Real
 from typing import Any, NamedTuple
@@ -38,7 +38,6 @@ __all__ = ["FTRLProximal"]
 
 _FORMS: tuple[dict[str, float], ...] = ({"alpha": 0.1, "beta": 1.0}, {"lr": 0.1, "decay": 1.0})
 """The two forms of the learning rate, and the default of each option."""
-
 
 _Rate = tuple[float, float]
 """base and slope: 1 / eta = base + slope sqrt(n)."""
@@ -80,7 +79,7 @@ class FTRLProximal(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with options of their own; what the group does not set is as in the constructor.
 
-        A group that uses the other form of the rate takes nothing of the constructor's.
+        A group with the other form of the rate takes nothing of the constructor's rate.
         """
         own = _form_of(param_group) if isinstance(param_group, dict) else None
         if own is not None:
@@ -108,13 +107,15 @@ class FTRLProximal(Optimizer):
             group.setdefault("maximize", False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a `state_dict`, bit for bit."""
+        """Continue from a `state_dict`, bit for bit; nothing is shared with it.
+
+        torch casts the state to the type of its parameter, which for 16-bit parameters is not that of the state.
+        """
         super().load_state_dict(state_dict)
         saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         own = chain.from_iterable(group["params"] for group in self.param_groups)
-        for number, parameter in zip(saved, own, strict=True):
+        for number, parameter in zip(saved, own, strict=False):
             for name, value in state_dict["state"].get(number, {}).items():
-                # torch casts state to the type of its parameter
                 self.state[parameter][name] = value.to(parameter.device, _state_type(parameter), copy=True)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -155,7 +156,7 @@ class FTRLProximal(Optimizer):
                 _update_all(batch, rate, penalties)
         else:
             for each in dense:
-                for w, g, z, n in _blocks(each):
+                for w, g, z, n in _blocks(*each):
                     w.copy_(_learn(w.to(z.dtype), g.to(z.dtype), z, n, rate, penalties))
 
     def _init_group(
@@ -186,7 +187,7 @@ class FTRLProximal(Optimizer):
         group["inverse_rate"] = rate
 
 
-_BLOCK = 1 << 18
+_BLOCK = 1 << 17
 """How many numbers of a tensor are updated at a time."""
 
 
@@ -215,53 +216,54 @@ def _update_all(batch: list[_Each], rate: _Rate, penalties: _Penalties) -> None:
     )
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # torch.compile does not support sparse tensors
 def _update_rows(each: _Each, rate: _Rate, penalties: _Penalties) -> None:
     """Update what a sparse gradient names: rows, or with several sparse dimensions, parts of them."""
-    indices, g = _coalesced(each.gradient, each.z.dtype)
-    w, z, n = (_take(whole, indices) for whole in (each.weight, each.z, each.n))
-    new = _learn(w.to(z.dtype), g, z, n, rate, penalties)
-    for whole, part in ((each.weight, new.to(w.dtype)), (each.z, z), (each.n, n)):
-        _put(whole, indices, part)
+    index, gradient = _coalesced(each.gradient, each.z.dtype)
+    for *rows, g in _blocks(*index, gradient):
+        w, z, n = (_take(whole, rows) for whole in (each.weight, each.z, each.n))
+        new = _learn(w.to(z.dtype), g, z, n, rate, penalties)
+        for whole, part in ((each.weight, new.to(w.dtype)), (each.z, z), (each.n, n)):
+            _put(whole, rows, part)
 
 
-def _coalesced(gradient: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A sparse gradient's indices, each once, and the sums of their values.
+def _coalesced(gradient: Tensor, kind: torch.dtype) -> tuple[Sequence[Tensor], Tensor]:
+    """The indices of a sparse gradient, one tensor for each dimension, each index once; and the sums of its values.
 
     `embedding_bag` adds the rows of an index in their order, and seven times as fast as `Tensor.coalesce`.
     """
     if gradient.is_coalesced() or gradient.sparse_dim() > 1 or not gradient._nnz():
         gradient = gradient.coalesce()
-        return gradient.indices(), gradient.values().to(kind)
+        return gradient.indices().unbind(), gradient.values().to(kind)
     values = gradient._values().to(kind)
     rows, order = torch.sort(gradient._indices()[0], stable=True)
     rows, counts = torch.unique_consecutive(rows, return_counts=True)
     starts = counts.cumsum(0) - counts
     sums = torch.nn.functional.embedding_bag(order, values.reshape(len(order), -1), starts, mode="sum")
-    return rows[None], sums.reshape(-1, *values.shape[1:])
+    return [rows], sums.reshape(-1, *values.shape[1:])
 
 
-def _take(whole: Tensor, indices: Tensor) -> Tensor:
-    return whole.index_select(0, indices[0]) if len(indices) == 1 else whole[tuple(indices)]
+def _take(whole: Tensor, index: Sequence[Tensor]) -> Tensor:
+    return whole.index_select(0, index[0]) if len(index) == 1 else whole[tuple(index)]
 
 
-def _put(whole: Tensor, indices: Tensor, part: Tensor) -> None:
-    if len(indices) == 1:
-        whole.index_copy_(0, indices[0], part)
+def _put(whole: Tensor, index: Sequence[Tensor], part: Tensor) -> None:
+    if len(index) == 1:
+        whole.index_copy_(0, index[0], part)
     else:
-        whole[tuple(indices)] = part
+        whole[tuple(index)] = part
 
 
-def _blocks(each: _Each) -> Iterable[tuple[Tensor, ...]]:
-    """Parts of about `_BLOCK` numbers, so that what is computed of them stays in the processor's cache.
+def _blocks(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """Parts of tensors of one length; the last one's have about `_BLOCK` numbers.
 
-    A GPU or a compiled step would gain nothing.
+    What is computed of a part stays in the processor's cache. A GPU or a compiled step would gain nothing.
     """
-    size = each.z.numel()
-    if size <= _BLOCK or not each.z.is_cpu or torch.compiler.is_compiling():
-        return [each]
-    rows = max(1, _BLOCK * len(each.z) // size)
-    return zip(*(tensor.split(rows) for tensor in each), strict=True)
+    last = tensors[-1]
+    if last.numel() <= _BLOCK or not last.is_cpu or torch.compiler.is_compiling():
+        return [tensors]
+    rows = max(1, _BLOCK * len(last) // last.numel())
+    return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
 
 
 def _learn(w: Tensor, g: Tensor, z: Tensor, n: Tensor, rate: _Rate, penalties: _Penalties) -> Tensor:

@@ -26,13 +26,13 @@ from ftrie.commands.flags import (
     grouped,
 )
 from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table, warn
-from model_store.errors import Stopped
+from model_store.errors import Stopped, counted
 
 if TYPE_CHECKING:
     from model_store.spec.spec import ModelSpec
     from trainer.checkpoint import Checkpoints
     from trainer.learn.metrics.metrics import MetricsOptions
-    from trainer.learn.metrics.records import VariantMetrics
+    from trainer.learn.metrics.records import MetricsFile, Regret, VariantMetrics
     from trainer.logs.rejects import RejectLog
     from trainer.publish.publisher import PublishOptions
     from trainer.runs.passes import PassesReport, PassOptions
@@ -97,6 +97,20 @@ class MetricsFlags:
             help="Metrics for each value of a field too, or each key under a prefix such as 'device*os='; repeatable.",
         ),
     ] = None
+    regret: Annotated[
+        bool,
+        typer.Option(
+            "--regret",
+            help="Compare every variant with the best fixed weights of the examples so far, found afterwards: its "
+            "loss minus theirs, and the mean. Keeps the log in memory, up to 25 million keys of examples.",
+        ),
+    ] = False
+
+    def options(self, file: MetricsFile | None) -> MetricsOptions:
+        """The metrics to compute, written to `file`."""
+        from trainer.learn.metrics.metrics import MetricsOptions
+
+        return MetricsOptions(self.window, tuple(self.slices or ()), file, self.regret)
 
 
 @dataclass(frozen=True)
@@ -210,6 +224,8 @@ def train(
     A bad row is counted, listed with --rejects, and skipped. A log that cannot be read to its end is an error: the
     model of the rows until then can be saved with --save, but is never published. With --checkpoint and --resume a run
     that was killed continues as if it had not been. `--passes 5` learns a short log up to five times.
+    `ftrie train ads.toml clicks.csv --regret --metrics run.jsonl`, then `ftrie report run.jsonl`, draws how far the
+    learner stays behind the best fixed weights.
     """
     from model_store.spec.spec import load_spec
     from model_store.store import Store
@@ -289,7 +305,6 @@ def _files(
     spec: ModelSpec, start: CheckpointFlags, rejects: Path | None, strict: bool, watched: MetricsFlags
 ) -> Iterator[_Files]:
     """Open the files of a run; a resumed run appends to those of rejects and metrics where its checkpoint was."""
-    from trainer.learn.metrics.metrics import MetricsOptions
     from trainer.learn.metrics.records import MetricsFile
     from trainer.logs.rejects import RejectLog
 
@@ -310,9 +325,7 @@ def _files(
         if watched.metrics is not None:
             kept = before.metrics.kept_of(watched.metrics) if before else 0
             metrics = stack.enter_context(MetricsFile(watched.metrics, kept))
-        yield _Files(
-            checkpoints, reject_log, MetricsOptions(watched.window, tuple(watched.slices or ()), metrics)
-        )
+        yield _Files(checkpoints, reject_log, watched.options(metrics))
 
 
 def _print_warnings(run: Run) -> None:
@@ -345,6 +358,7 @@ def print_report(report: Report, as_json: bool) -> None:
     print_variants(report.variants)
     _print_calibration(report)
     _print_passes(report.passes)
+    _print_regret(report.regret)
 
 
 def print_variants(variants: Mapping[str, VariantMetrics]) -> None:
@@ -400,6 +414,30 @@ def _print_passes(passes: PassesReport) -> None:
     print_table(["pass", "variant", "log-loss", "change", "rows/s"], table)
     ended = "converged" if passes.converged else "not converged"
     print(f"{ended}; from pass 2 on the rows were learned before, so only pass 1 validates the model")
+
+
+def _print_regret(regret: Regret | None) -> None:
+    """Print every variant's regret and its mean at the rows of the curve."""
+    if regret is None:
+        return
+    ends = [each.rows for each in next(iter(regret.variants.values()))]
+    heading = [f"{name}{what}" for name in regret.variants for what in (" regret", " mean")]
+    table = [
+        [
+            rows,
+            *(number for curve in regret.variants.values() for number in (curve[at].regret, curve[at].mean)),
+        ]
+        for at, rows in enumerate(ends)
+    ]
+    print()
+    print_table(["rows", *heading], table)
+    print(
+        "the loss beyond that of the best fixed weights, without a penalty, of the rows so far; mean: per row"
+    )
+    if regret.unfinished:
+        print(
+            f"the solver ended early at {counted(regret.unfinished, 'point')}: the regret there may be larger"
+        )
 
 
 def _reasons(report: Report) -> str:

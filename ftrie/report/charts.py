@@ -29,16 +29,18 @@ def curve_chart(
     reference: float | None = None,
     mark: tuple[float, str] | None = None,
     says_beginning: bool = False,
+    logarithmic: bool = False,
 ) -> Element:
     """Lines over rows, with bands where points have intervals.
 
     reference: a value marked by a horizontal line; mark: a position on the x axis and its label; says_beginning: print
-    where the y axis begins.
+    where the y axis begins; logarithmic: of the x axis.
     """
     legend, top = _legend(series)
     y = Scale.over([*_heights(series), *([] if reference is None else [reference])], HEIGHT - _BOTTOM, top)
+    places = [point.x for each in series for point in each.points]
     # From row 0, so that the first window does not touch the axis.
-    x = Scale(0.0, max(point.x for each in series for point in each.points), _LEFT, WIDTH - _RIGHT)
+    x = Scale(min(places) if logarithmic else 0.0, max(places), _LEFT, WIDTH - _RIGHT, logarithmic)
     drawn = [] if reference is None else [_horizontal(y(reference))]
     drawn += [] if mark is None else _marked(x(mark[0]), mark[1], top, HEIGHT - _BOTTOM)
     if says_beginning:

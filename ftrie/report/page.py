@@ -5,7 +5,7 @@ The page needs no network and no scripts: it can be opened from a disk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from xml.etree.ElementTree import Element
 
 from ftrie.report import series
@@ -13,7 +13,7 @@ from ftrie.report.charts import curve_chart, dot_chart, reliability_chart, stack
 from ftrie.report.elements import PAGE, PICTURE, VARIABLES, as_html, as_svg, element
 from ftrie.report.series import ENOUGH_CLICKS, MOST_POINTS, Figure, RunMetrics
 from model_store.errors import counted, shown
-from trainer.learn.metrics.records import VariantMetrics
+from trainer.learn.metrics.records import RegretPoint, VariantMetrics
 
 DRAWN_VALUES = 20
 OTHER = "(all others)"
@@ -156,6 +156,21 @@ def _pictures(runs: Sequence[RunMetrics]) -> list[tuple[str, Element, str]]:
             "Bins of equal weight by prediction, all rows so far; bars: 95 % intervals of the click rate."
         )
         made.append(("Reliability", reliability_chart("Click rate by prediction", points), caption))
+    regrets: tuple[tuple[str, Callable[[RegretPoint], float], str], ...] = (
+        (
+            "Mean regret",
+            lambda point: point.mean,
+            "The regret per row; it goes to 0 where the learner converges.",
+        ),
+        (
+            "Regret",
+            lambda point: point.regret,
+            "The learner's loss minus the least that fixed weights, without a penalty, have on the same rows.",
+        ),
+    )
+    for name, of_point, caption in regrets:
+        if curves := series.regret(runs, of_point):
+            made.append(("", curve_chart(name, curves, reference=0.0, logarithmic=True), caption))
     return made
 
 

@@ -23,6 +23,8 @@ from trainer.learn.metrics.records import (
     End,
     Header,
     Line,
+    Regret,
+    RegretPoint,
     SliceMetrics,
     VariantMetrics,
     Window,
@@ -41,6 +43,7 @@ class RunMetrics:
     header: Header
     windows: list[Window] = field(default_factory=list)
     detail: Detail | None = None
+    regret: Regret | None = None
     ended: bool = False
     collisions: Collisions | None = None
     notes: list[str] = field(default_factory=list)
@@ -115,6 +118,8 @@ def _add(run: RunMetrics, line: Line) -> None:
             run.windows.append(line)
         case Detail():
             run.detail = line
+        case Regret():
+            run.regret = line
         case End():
             run.ended = True
             run.collisions = line.collisions
@@ -185,6 +190,16 @@ def curves(runs: Sequence[RunMetrics], figure: Figure) -> list[Series]:
 def reliability(runs: Sequence[RunMetrics]) -> list[Series]:
     """Click rate by prediction of every variant, with the 95 % interval of a rate."""
     return _by_variant(runs, _reliability)
+
+
+def regret(runs: Sequence[RunMetrics], figure: Callable[[RegretPoint], float]) -> list[Series]:
+    """A figure of the regret of every variant, by rows."""
+    return _by_variant(
+        runs,
+        lambda run, name: (
+            [Point(each.rows, figure(each)) for each in run.regret.variants[name]] if run.regret else []
+        ),
+    )
 
 
 def slice_names(runs: Sequence[RunMetrics]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import os
 import runpy
 import subprocess
 import sys
@@ -44,7 +45,15 @@ l2 = 0.4
 def example(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run the example to its end."""
     command = [sys.executable, "examples/torch_wide.py", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},  # tests run in parallel
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
 
 
 def printed_scores(output: str) -> list[tuple[float, float]]:

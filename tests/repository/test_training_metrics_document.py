@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer.learn import collisions
-from trainer.learn.metrics import figures, metrics, records
+from trainer.learn.metrics import figures, metrics, records, regret
 from trainer.learn.metrics import slices as watcher
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/training_metrics.md").read_text("utf-8")
@@ -16,12 +16,14 @@ RECORDS = {
     "header": records.Header,
     "window": records.Window,
     "detail": records.Detail,
+    "regret": records.Regret,
     "end": records.End,
     "collisions": collisions.Collisions,
     "group": records.SliceMetrics,
     "figures": records.VariantMetrics,
     "difference": records.Difference,
     "bin": records.Bin,
+    "point": records.RegretPoint,
 }
 
 
@@ -47,6 +49,8 @@ def test_no_heading_lacks_a_record():
 
 def test_documented_numbers_are_those_of_the_code():
     assert f"{metrics.AUC_BUCKETS} buckets for all rows, {watcher.SLICE_BUCKETS} for slices" in PAGE
+    assert f"up to {regret.MOST_KEYS:,} keys of examples" in PAGE
+    assert f"at most {regret.TOLERANCE:g} times" in PAGE
     assert f"the first {watcher.SLICE_VALUES} values" in PAGE
     assert f"up to {figures.RELIABILITY_BINS} bins" in PAGE
     assert dict(rows_of("header"))["`version`"] == str(records.FORMAT_VERSION)

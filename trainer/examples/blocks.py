@@ -4,7 +4,7 @@ In: the batches of the first pass, on their way to the maker of examples. Out: t
 BLOCK_ROWS rows that follow one another in the log, the last one is shorter; it keeps their order. Rows are counted as
 read, so blocks depend neither on the size of batches nor on where a run was resumed.
 
-The file is a sequence of pieces, each an Arrow IPC stream of one record batch, compressed with LZ4: the columns, and
+The file is a sequence of pieces, each an Arrow IPC stream of one record batch, compressed with zstd: the columns, and
 last whether each row's request has a click (null where requests are not sampled). A piece ends where its batch or its
 block ends, so every piece has the column types of its batch. Where the pieces are is known in memory only, and to a
 checkpoint.
@@ -29,7 +29,7 @@ from model_store.errors import CheckpointError, InputError, OutputError
 from trainer.logs.batch import Position, RowBatch
 
 BLOCK_ROWS = 4096
-_LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
+_ZSTD = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", 1))
 _CLICKED = "clicked"
 
 
@@ -126,7 +126,7 @@ class Blocks:
         clicked = pa.nulls(end - first) if batch.clicked is None else pa.array(batch.clicked[first:end])
         record = pa.RecordBatch.from_arrays([*columns, clicked], [*batch.columns, _CLICKED])
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, record.schema, options=_LZ4) as writer:
+        with pa.ipc.new_stream(sink, record.schema, options=_ZSTD) as writer:
             writer.write_batch(record)
         data = memoryview(sink.getvalue())
         try:

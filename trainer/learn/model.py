@@ -25,6 +25,7 @@ from trainer.learn.coordinates import Coordinates
 from trainer.learn.eviction import eviction_of
 from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
 from trainer.learn.metrics.recent import Recent
+from trainer.learn.metrics.regret import RegretRecorder
 from trainer.learn.metrics.warnings import ModelWarnings
 from trainer.learn.predictions_kernels import Predictions
 from trainer.learn.table import TableKeys, ValueTable, part_of
@@ -69,6 +70,8 @@ class LearningModel:
         self.evicted = 0
         self.about_to_drop: Callable[[npt.NDArray[np.bool_]], None] = lambda kept: None
         self.metrics = (metrics or MetricsOptions()).metrics(maker.spec, maker.plan)
+        with_regret = metrics is not None and metrics.regret
+        self.regret = RegretRecorder(maker.spec, maker.rules.masks) if with_regret else None
         self.calibrator = Calibrator.of(maker.spec)
         self.recent = Recent.of(maker.spec)
         self._prefixes, self._prefix_starts = prefix_table(maker.prefixes)
@@ -110,6 +113,8 @@ class LearningModel:
             again.update(predictions, examples)
             return
         self.metrics.update(predictions, examples)
+        if self.regret is not None:
+            self.regret.update(predictions, rows)
         if self.calibrator is not None:
             self.calibrator.update(predictions, examples)
         if self.recent is not None:

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from model_store.artefact.artefact import Artefact
-from model_store.errors import FtrieError, Stopped
+from model_store.errors import CheckpointError, FtrieError, Stopped
 from model_store.spec.spec import ModelSpec
 from model_store.versions.manifest import now
 from model_store.whole_file import write_whole
@@ -26,7 +26,7 @@ from trainer.examples.open_log import Log, OpenLog, RunStart, examples_of, open_
 from trainer.learn.calibration import CalibrationReport
 from trainer.learn.collisions import Collisions
 from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
-from trainer.learn.metrics.records import SliceMetrics, VariantMetrics
+from trainer.learn.metrics.records import Regret, SliceMetrics, VariantMetrics
 from trainer.learn.model import LearningModel, Memory
 from trainer.logs.batch import Position, ReadFile
 from trainer.logs.rejects import RejectLog, too_many_rejected
@@ -46,7 +46,7 @@ class Report:
     whose time to live was over. version: the last one published, None if none was; published: counts of versions
     published while the run learned. resumed_requests, cut_requests: where requests are sampled, requests that were
     treated as several (see `WholeRequests`). warnings: what the user should look into. passes: of a run of several; the
-    rows, metrics and warnings are those of the first one.
+    rows, metrics and warnings are those of the first one. regret: likewise, None without --regret.
     """
 
     rows: int
@@ -71,6 +71,7 @@ class Report:
     resumed_requests: int = 0
     cut_requests: int = 0
     passes: PassesReport = field(default_factory=PassesReport)
+    regret: Regret | None = None
 
     @property
     def rows_per_second(self) -> float:
@@ -103,6 +104,7 @@ class Report:
             "calibration": {name: each.as_dict() for name, each in self.calibration.items()},
             "warnings": list(self.warnings),
             **self.passes.as_dict(),
+            **({"regret": self.regret.model_dump(exclude={"kind"})} if self.regret is not None else {}),
         }
 
     def write(self, path: Path) -> None:
@@ -153,6 +155,11 @@ def train(
     for warning in spec.warnings():
         output.note(warning)
     checkpoint = checkpoints.take() if checkpoints is not None else None
+    if checkpoint is not None and metrics is not None and metrics.regret:
+        raise CheckpointError(
+            f"--regret needs every example of the run, and {checkpoint.path} does not keep them; "
+            "start a new run with another folder, or leave --regret out"
+        )
     resumed = resumed_start(spec, checkpoint, log, output) if checkpoint else None
     folder = checkpoints.path if checkpoints is not None else None
     with (
@@ -173,11 +180,13 @@ def train(
             passes=several,
         )
         failure = _learn(loop, opened, several, threads, output)
+        report = _report(loop, publisher)
         if failure is None:
-            model.metrics.finish(model.table.collisions())
+            report = replace(report, regret=_regret(model, output))
+            model.metrics.finish(report.collisions, report.regret)
         for warning in (*opened.requests.warnings(), *model.coordinates.admission.notes()):
             output.note(warning)
-    return Run(model, _report(loop, publisher), failure, opened.absent_fields, loop.withheld)
+    return Run(model, report, failure, opened.absent_fields, loop.withheld)
 
 
 def _learn(
@@ -204,6 +213,13 @@ def _learn(
         ):
             failure = loop.run(stream, partial(_show, bar, model, again, rows))
     return failure
+
+
+def _regret(model: LearningModel, output: Output) -> Regret | None:
+    if model.regret is None:
+        return None
+    with output.progress("regret", unit="minima") as bar:
+        return model.regret.regret(lambda done, total: bar.update(done, total=total))
 
 
 def _show(bar: Progress, model: LearningModel, metrics: ProgressiveMetrics, expected: int | None) -> None:

@@ -17,22 +17,22 @@ from trainer.checkpoint.file import read_description
 from trainer.checkpoint.folder import checkpoints_in
 
 
-def logs_and_outcome(tmp_path: Path, name: str, count: int) -> tuple[Path, list[Path], Outcome]:
+def logs_and_outcome(tmp_path: Path, name: str, count: int, *flags: str) -> tuple[Path, list[Path], Outcome]:
     spec = write_spec(tmp_path / "shop.toml", name)
     logs = [
         write_log(tmp_path / f"a.{kind}", rows(count, seed))
         for seed, kind in enumerate(("csv", "jsonl.gz", "parquet"), 1)
     ]
-    return spec, logs, undisturbed(tmp_path / "whole", spec, logs)
+    return spec, logs, undisturbed(tmp_path / "whole", spec, logs, *flags)
 
 
-def kill_at_random(tmp_path: Path, name: str, count: int, kills: int, seed: int) -> None:
+def kill_at_random(tmp_path: Path, name: str, count: int, kills: int, seed: int, *more: str) -> None:
     """Kill a run at random moments and go on, run after run, until so many were killed."""
-    spec, logs, expected = logs_and_outcome(tmp_path, name, count)
+    spec, logs, expected = logs_and_outcome(tmp_path, name, count, *more)
     draw = random.Random(seed)
     training = Training(tmp_path / "timed", spec)
     began = time.monotonic()
-    assert finish(training.keeping(logs), tmp_path / "said") == 0
+    assert finish(training.keeping(logs, *more), tmp_path / "said") == 0
     whole_s = time.monotonic() - began
     assert training.outcome() == expected
     killed = runs = 0
@@ -40,7 +40,7 @@ def kill_at_random(tmp_path: Path, name: str, count: int, kills: int, seed: int)
         runs += 1
         training = Training(tmp_path / str(runs), spec)
         while True:
-            flags = [f"--threads={draw.randint(1, 3)}"]
+            flags = [f"--threads={draw.randint(1, 3)}", *more]
             process = start(
                 training.keeping(logs, *flags, batch_bytes=draw.randint(4000, 9000)), tmp_path / "said"
             )
@@ -71,6 +71,13 @@ def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(tmp_path: Path)
 )
 def test_runs_of_other_learners_killed_at_random_moments(tmp_path: Path, name: str) -> None:
     kill_at_random(tmp_path, name, 2000, kills=40, seed=2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", ["ftrl", "subsample"])
+def test_runs_of_several_passes_killed_at_random_moments(tmp_path: Path, name: str) -> None:
+    kill_at_random(tmp_path, name, 1200, 10, 3, "--passes=4", "--tolerance=0")
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from model_store.spec.spec import load_spec, parse_spec
 from model_store.store import Store
 from tests.matrix import slow_except
 from tests.trainer.click_logs import batch_of
-from tests.trainer.runs.runs import SPECS, Outcome, Training, rows, write_log, write_spec
+from tests.trainer.runs.runs import SPECS, Training, rows, undisturbed, write_log, write_spec
 from trainer.checkpoint.folder import checkpoints_in
 from trainer.examples import blocks
 from trainer.examples.hashing import ExampleMaker
@@ -43,22 +43,10 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "BLOCK_ROWS", BLOCK)
 
 
-def learned(folder: Path, spec: Path, logs: list[Path], *flags: str) -> Outcome:
-    training = Training(folder, spec)
-    assert run(training.arguments(logs, *flags)) == 0
-    return training.outcome()
-
-
-def untimed(report: dict[str, Any]) -> dict[str, Any]:
-    """The report without what a clock says of each pass."""
-    passes = [{k: v for k, v in each.items() if k != "seconds"} for each in report["passes"]]
-    return report | {"passes": passes}
-
-
 def test_one_pass_is_what_no_flag_gives(tmp_path: Path) -> None:
     spec, log = write_spec(tmp_path / "shop.toml"), write_log(tmp_path / "a.csv", rows(1500, 1))
-    once = learned(tmp_path / "1", spec, [log], "--passes=1")
-    assert once == learned(tmp_path / "none", spec, [log])
+    once = undisturbed(tmp_path / "1", spec, [log], "--passes=1")
+    assert once == undisturbed(tmp_path / "none", spec, [log])
     assert (once.report["passes"], once.report["converged"]) == ([], False)
 
 
@@ -112,12 +100,12 @@ def test_the_same_log_and_seed_give_the_same_bits_and_another_seed_another_order
     tmp_path: Path, name: str
 ) -> None:
     spec, log = write_spec(tmp_path / "shop.toml", name), write_log(tmp_path / "a.csv", rows(1500, 1))
-    first = learned(tmp_path / "1", spec, [log], "--passes=3")
+    first = undisturbed(tmp_path / "1", spec, [log], "--passes=3")
     for number, flags in enumerate((["--threads=3", "--batch-bytes=5000"], ["--batch-bytes=20000"])):
-        again = learned(tmp_path / f"again{number}", spec, [log], "--passes=3", *flags)
-        assert replace(again, report=untimed(again.report)) == replace(first, report=untimed(first.report))
+        again = undisturbed(tmp_path / f"again{number}", spec, [log], "--passes=3", *flags)
+        assert again == first
     spec.write_text(spec.read_text().replace("[learner]\n", "[learner]\nseed = 7\n"))
-    other = learned(tmp_path / "other", spec, [log], "--passes=3")
+    other = undisturbed(tmp_path / "other", spec, [log], "--passes=3")
     assert other.model != first.model
 
 
@@ -128,21 +116,21 @@ def test_every_format_and_several_files_give_the_same_model(tmp_path: Path, kind
     spec, content = write_spec(tmp_path / "shop.toml"), rows(1500, 1)
     whole = write_log(tmp_path / "whole.csv", content)
     parts = [write_log(tmp_path / f"{number}.{kind}", content[number::1][:500]) for number in (0, 500, 1000)]
-    outcome = learned(tmp_path / "parts", spec, parts, "--passes=3")
-    assert outcome.model == learned(tmp_path / "one", spec, [whole], "--passes=3").model
+    outcome = undisturbed(tmp_path / "parts", spec, parts, "--passes=3")
+    assert outcome.model == undisturbed(tmp_path / "one", spec, [whole], "--passes=3").model
 
 
 def test_standard_input_is_learned_again_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, log = write_spec(tmp_path / "shop.toml"), write_log(tmp_path / "a.csv", rows(900, 1))
-    expected = learned(tmp_path / "file", spec, [log], "--passes=3")
+    expected = undisturbed(tmp_path / "file", spec, [log], "--passes=3")
     with log.open("rb") as file:
         monkeypatch.setattr("sys.stdin", type("Stdin", (), {"buffer": file}))
-        assert learned(tmp_path / "stdin", spec, [Path("-")], "--passes=3").model == expected.model
+        assert undisturbed(tmp_path / "stdin", spec, [Path("-")], "--passes=3").model == expected.model
 
 
 def test_metrics_warnings_and_calibration_stay_those_of_the_first_pass(tmp_path: Path) -> None:
     spec, log = write_spec(tmp_path / "shop.toml"), write_log(tmp_path / "a.csv", rows(1500, 1))
-    one, three = (learned(tmp_path / str(n), spec, [log], f"--passes={n}") for n in (1, 3))
+    one, three = (undisturbed(tmp_path / str(n), spec, [log], f"--passes={n}") for n in (1, 3))
     assert (three.metrics, three.rejects) == (one.metrics, one.rejects)
     several = {"passes", "converged", "nonzero"}
     assert {k: v for k, v in three.report.items() if k not in several} == {
@@ -165,23 +153,23 @@ def test_metrics_warnings_and_calibration_stay_those_of_the_first_pass(tmp_path:
 @pytest.mark.parametrize("name", ["bloom", "poisson"])
 def test_inclusion_admits_no_key_in_a_later_pass(tmp_path: Path, name: str) -> None:
     spec, log = write_spec(tmp_path / "shop.toml", name), write_log(tmp_path / "a.csv", rows(1500, 1))
-    keys = [learned(tmp_path / str(n), spec, [log], f"--passes={n}").report["keys"] for n in (1, 4)]
+    keys = [undisturbed(tmp_path / str(n), spec, [log], f"--passes={n}").report["keys"] for n in (1, 4)]
     assert keys[0] == keys[1]
 
 
 def test_passes_end_when_none_lowers_the_loss_by_the_tolerance(tmp_path: Path) -> None:
     spec, log = write_spec(tmp_path / "shop.toml"), write_log(tmp_path / "a.csv", rows(1000, 1))
-    long = learned(tmp_path / "long", spec, [log], "--passes=9", "--tolerance=0").report
+    long = undisturbed(tmp_path / "long", spec, [log], "--passes=9", "--tolerance=0").report
     falls = [-min(each["change"].values()) for each in long["passes"][1:]]  # of the variant that falls most
     assert sorted(falls, reverse=True) == falls
     tolerance = (falls[2] + falls[3]) / 2
-    short = learned(tmp_path / "short", spec, [log], "--passes=9", f"--tolerance={tolerance}").report
+    short = undisturbed(tmp_path / "short", spec, [log], "--passes=9", f"--tolerance={tolerance}").report
     assert len(short["passes"]) == 5
     assert short["converged"]
     assert any(change > -tolerance for change in long["passes"][3]["change"].values()), (
         "one had converged before"
     )
-    assert learned(tmp_path / "2", spec, [log], "--passes=9", "--tolerance=1").report["passes"][2:] == []
+    assert undisturbed(tmp_path / "2", spec, [log], "--passes=9", "--tolerance=1").report["passes"][2:] == []
 
 
 def test_passes_approach_the_optimum_of_the_whole_log(tmp_path: Path) -> None:
@@ -237,7 +225,7 @@ def test_a_run_that_is_stopped_in_any_pass_goes_on_bit_by_bit(
 ) -> None:
     spec = write_spec(tmp_path / "shop.toml", name)
     logs = [write_log(tmp_path / "a.csv", rows(900, 1)), write_log(tmp_path / "b.csv", rows(700, 2))]
-    expected = learned(tmp_path / "whole", spec, logs, "--passes=4", "--tolerance=0")
+    expected = undisturbed(tmp_path / "whole", spec, logs, "--passes=4", "--tolerance=0")
     training, stops = Training(tmp_path / "resumed", spec), 0
     for batches in (5, 3, 12, 9, 14, 20, 4):
         with monkeypatch.context() as patch:
@@ -253,10 +241,7 @@ def test_a_run_that_is_stopped_in_any_pass_goes_on_bit_by_bit(
             path.unlink()
     assert stops >= 4
     assert run(training.keeping(logs, "--passes=4", "--tolerance=0")) == 0
-    outcome = training.outcome()
-    assert replace(outcome, report=untimed(outcome.report)) == replace(
-        expected, report=untimed(expected.report)
-    )
+    assert training.outcome() == expected
 
 
 def test_a_run_that_has_ended_goes_on_with_more_passes_but_not_with_fewer(
@@ -264,7 +249,7 @@ def test_a_run_that_has_ended_goes_on_with_more_passes_but_not_with_fewer(
 ) -> None:
     spec, content = write_spec(tmp_path / "shop.toml"), rows(1000, 1)
     log = write_log(tmp_path / "a.csv", content)
-    expected = learned(tmp_path / "whole", spec, [log], "--passes=4", "--tolerance=0")
+    expected = undisturbed(tmp_path / "whole", spec, [log], "--passes=4", "--tolerance=0")
     training = Training(tmp_path / "resumed", spec)
     two = training.keeping([log], "--passes=2", "--tolerance=0")
     assert run(two) == 0
@@ -275,10 +260,7 @@ def test_a_run_that_has_ended_goes_on_with_more_passes_but_not_with_fewer(
     assert training.outcome() == before
     assert "the log is not read again" in capsys.readouterr().err
     assert run(training.keeping([log], "--passes=4", "--tolerance=0")) == 0
-    outcome = training.outcome()
-    assert replace(outcome, report=untimed(outcome.report)) == replace(
-        expected, report=untimed(expected.report)
-    )
+    assert training.outcome() == expected
     assert run(two) == CheckpointError.exit_code
     assert "of a run in pass 4, but --passes is 2; expected 4 or more" in capsys.readouterr().err
 
@@ -355,7 +337,7 @@ def test_later_passes_publish_deltas_whose_last_is_the_model(
 ) -> None:
     spec, log = write_spec(tmp_path / "shop.toml"), write_log(tmp_path / "a.csv", rows(1200, 1))
     flags = ["--store", store_url, "--activate", "--publish-every=300", "--keep=0", "--batch-bytes=20000"]
-    report = learned(tmp_path / "run", spec, [log], "--passes=3", *flags).report
+    report = undisturbed(tmp_path / "run", spec, [log], "--passes=3", *flags).report
     assert report["published"]["deltas"] + report["published"]["snapshots"] > 1200 // 300 + 1, (
         "more than one pass has"
     )

@@ -37,6 +37,7 @@ from trainer.learn.metrics.records import (
     GroupMetrics,
     Header,
     MetricsFile,
+    Regret,
     SliceMetrics,
     VariantMetrics,
     Window,
@@ -52,11 +53,12 @@ WINDOWS_PER_SIZE = 100
 
 @dataclass(frozen=True)
 class MetricsOptions:
-    """A run's training metrics: the window in rows (None: it grows), the slices by name, the file to write."""
+    """A run's training metrics: the window in rows (None: it grows), the slices by name, the file to write; regret."""
 
     window: int | None = None
     slices: tuple[str, ...] = ()
     file: MetricsFile | None = None
+    regret: bool = False
 
     def metrics(self, spec: ModelSpec, plan: FeaturePlan) -> ProgressiveMetrics:
         """Create the metrics of a run of a resolved spec. Raises SpecError for an unknown slice."""
@@ -160,13 +162,15 @@ class ProgressiveMetrics:
                 self._end_window()
             first = last
 
-    def finish(self, collisions: Collisions | None = None) -> None:
+    def finish(self, collisions: Collisions | None = None, regret: Regret | None = None) -> None:
         """Write the open window and the last lines. A resumed run removes them."""
         if self.file is None:
             return
         if self.rows > self._before.rows:
             self.file.write(self._window_line(Group.of(self._tally)), keep=False)
         self.file.write(self._detail(), keep=False)
+        if regret is not None:
+            self.file.write(regret, keep=False)
         self.file.write(End(rows=self.rows, collisions=collisions), keep=False)
 
     @property

@@ -126,6 +126,39 @@ class Detail(Record):
     slices: dict[str, list[SliceMetrics]]
 
 
+class RegretPoint(Record):
+    """After so many rows: the summed loss of the learner, and the least that fixed weights reach; `regret.py`.
+
+    regret: their difference; mean: the same by row; gradient: the 1-norm of the gradient at the least loss; steps: of
+    the solver that found it.
+    """
+
+    rows: int
+    loss: float
+    least: float
+    regret: float
+    mean: float
+    gradient: float
+    steps: int
+
+
+class Regret(Record):
+    """A line at the end of a run with --regret: every variant's curve.
+
+    tolerance: a minimum is found when its gradient is at most this share of the learner's loss.
+    """
+
+    kind: Literal["regret"] = "regret"
+    tolerance: float
+    variants: dict[str, list[RegretPoint]]
+
+    @property
+    def unfinished(self) -> int:
+        """How many points have a gradient above the tolerance, so that their regret may be larger still."""
+        curves = self.variants.values()
+        return sum(each.gradient > self.tolerance * each.loss for curve in curves for each in curve)
+
+
 class End(Record):
     """The last line of a run that reached the end of its inputs. collisions: None in a file of an earlier version."""
 
@@ -134,7 +167,7 @@ class End(Record):
     collisions: Collisions | None = None
 
 
-Line = Annotated[Header | Window | Detail | End, Field(discriminator="kind")]
+Line = Annotated[Header | Window | Detail | Regret | End, Field(discriminator="kind")]
 
 
 class MetricsFile:
