@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from server.ranking.explain import deviation, item_tokens, request_tokens
 from server.ranking.query import Ranking
 from server.ranking.ranker import Ranker
 from server.ranking.served import ServedVersion
+from server.sync.last_good import LastGood
 from tests.matrix import examples
 from tests.server.model.models import Records, runs
 from tests.server.ranked import options_of, ranked
@@ -347,6 +349,20 @@ def test_a_large_number_that_is_known_leaves_no_rounding_of_its_prior(x: float) 
     request: dict[str, Value] = {"n": x, "m": "1"}
     found = ranked(ranker_of(artefact, [("i", {"brand": "b"})]), request, ["i"], options=UNSURE)
     assert_predicts(found, artefact, request, [{"brand": "b"}], 0)
+
+
+def test_a_model_restored_from_disk_predicts_the_same(tmp_path: Path) -> None:
+    artefact = shop(BELIEFS)
+    model, again = LiveModel("shop"), LiveModel("shop")
+    model.load(1, "", artefact, Catalogue.build(FeaturePlan.of(artefact.spec), ITEMS))
+    disk = LastGood(tmp_path, "shop")
+    disk.save(model.parts)
+    kept = disk.kept()
+    assert kept is not None
+    served = ServedVersion.bind(again.restore(disk.load(kept)))
+    found = ranked(served.ranker, {}, IDS)
+    assert found.ctr == ranked(ServedVersion.bind(model.parts).ranker, {}, IDS).ctr
+    assert found.ctr == pytest.approx([of_item(artefact, name).ctr for name in found.ids], rel=1e-9)
 
 
 def test_a_model_whose_keys_of_items_all_go_is_refused_although_their_priors_have_a_variance() -> None:
