@@ -10,7 +10,7 @@ P(click) = P(look | position) · P(click | look).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -164,8 +164,6 @@ MODEL = "market"
 
 BASE = -1.8
 """The logit of a typical click; higher than the shop's, so that minutes are enough to learn."""
-ITEM_APPEAL = 0.25
-"""Standard deviation, in logits, of an item's appeal beyond brand, category and price."""
 CLICKER, ABSTAINER = 1, 2
 """Kinds of bots: a clicker clicks everything, an abstainer nothing; 0 is a person."""
 
@@ -185,11 +183,15 @@ class Tastes:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of users and items. bots: the share of users that are bots, half of each kind."""
+    """Numbers of users and items. bots: the share of users that are bots, half of each kind.
+
+    appeal: the standard deviation, in logits, of an item's appeal beyond brand, category and price.
+    """
 
     users: int = 2000
     items_per_category: int = 12
     bots: float = 0.02
+    appeal: float = 0.25
 
 
 class Market:
@@ -243,7 +245,7 @@ class Market:
         self.brand = random.integers(len(BRANDS), size=count)
         self.price = np.round(random.lognormal(3.0, 0.6, size=count), 2)
         self.skus = tuple(f"{CATEGORIES[c]}-{n % each + 1}" for n, c in enumerate(self.category))
-        appeal = random.normal(0.0, ITEM_APPEAL, size=count)
+        appeal = random.normal(0.0, self.sizes.appeal, size=count)
         self.item_score = BY_BRAND[self.brand] + BY_LOG_PRICE * np.log(self.price / TYPICAL_PRICE) + appeal
 
 
@@ -273,23 +275,29 @@ def first_day(market: Market, visits: int, shown: int) -> pa.Table:
     device = np.repeat(random.integers(len(DEVICES), size=visits), shown)
     item = random.random((visits, market.items)).argpartition(shown, axis=1)[:, :shown].reshape(-1)
     chance = np.tile(looked_at(shown), visits) * market.attraction(0.0, user, item, device)
-    clicked = random.random(rows) < chance
-    return pa.table(
-        {
-            "request_id": _chosen([f"day-{number}" for number in range(visits)], np.arange(rows) // shown),
-            "ts": pa.array(ENDED - visits + np.arange(rows) // shown),
-            "cookie": _chosen(market.cookies, user),
-            "item": _chosen(market.skus, item),
-            "age": _chosen(AGES, market.age[user]),
-            "gender": _chosen(GENDERS, market.gender[user]),
-            "sku": _chosen(market.skus, item),
-            "brand": _chosen(BRANDS, market.brand[item]),
-            "category": _chosen(CATEGORIES, market.category[item]),
-            "price": pa.array(market.price[item]),
-            "device": _chosen(DEVICES, device),
-            "click": pa.array(clicked.astype(np.int8)),
-        }
-    )
+    requests = {
+        "request_id": _chosen([f"day-{number}" for number in range(visits)], np.arange(rows) // shown),
+        "ts": pa.array(ENDED - visits + np.arange(rows) // shown),
+    }
+    return pa.table(requests | shown_items(market, user, item, device, random.random(rows) < chance))
+
+
+def shown_items(
+    market: Market, user: Indices, item: Indices, device: Indices, clicked: NDArray[np.bool_]
+) -> dict[str, pa.Array]:
+    """The columns of one row per shown item, as market.toml names them, without request and time."""
+    return {
+        "cookie": _chosen(market.cookies, user),
+        "item": _chosen(market.skus, item),
+        "age": _chosen(AGES, market.age[user]),
+        "gender": _chosen(GENDERS, market.gender[user]),
+        "sku": _chosen(market.skus, item),
+        "brand": _chosen(BRANDS, market.brand[item]),
+        "category": _chosen(CATEGORIES, market.category[item]),
+        "price": pa.array(market.price[item]),
+        "device": _chosen(DEVICES, device),
+        "click": pa.array(clicked.astype(np.int8)),
+    }
 
 
 def write_first_day(market: Market, visits: int, shown: int, path: Path) -> None:
@@ -303,8 +311,13 @@ def load_records(market: Market, store: Store) -> None:
         (cookie, {"age": AGES[market.age[n]], "gender": GENDERS[market.gender[n]]})
         for n, cookie in enumerate(market.cookies)
     )
-    store.records.put_items(
-        (
+    store.records.put_items(item_records(market))
+
+
+def item_records(market: Market) -> Iterator[tuple[str, dict[str, str]]]:
+    """Every item's id and record."""
+    for n, sku in enumerate(market.skus):
+        yield (
             sku,
             {
                 "sku": sku,
@@ -313,5 +326,3 @@ def load_records(market: Market, store: Store) -> None:
                 "price": str(market.price[n]),
             },
         )
-        for n, sku in enumerate(market.skus)
-    )

@@ -12,10 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from model_store.hash_kernels import hash_keys
 from model_store.spec.spec import parse_spec
 from tests.ftrie.proximal_oracle import play
+from tests.matrix import examples
 from tests.trainer.click_logs import batch_of, model_of
 
 torch: Any = pytest.importorskip("torch", reason="needs PyTorch: make torch, or pip install 'ftrie[torch]'")
@@ -85,6 +88,35 @@ def test_weights_minimise_the_proximal_objective_from_any_start(
     for each, expected in zip(gradients, wanted, strict=True):
         run([w], [each], optimizer)
         assert w.detach().numpy() == pytest.approx(expected, abs=1e-9)
+
+
+NUMBERS = st.floats(-4.0, 4.0).filter(lambda x: x == 0.0 or abs(x) > 1e-3)
+POSITIVE = st.floats(0.01, 4.0)
+RATE = st.one_of(
+    st.fixed_dictionaries({"alpha": POSITIVE, "beta": st.just(0.0) | POSITIVE}),
+    st.fixed_dictionaries({"lr": POSITIVE, "decay": st.just(0.0) | POSITIVE}),
+)
+
+
+@examples(100)
+@given(
+    start=st.lists(NUMBERS, min_size=3, max_size=3),
+    gradients=st.lists(st.lists(NUMBERS, min_size=3, max_size=3), min_size=1, max_size=8),
+    rate=RATE,
+    l1=st.just(0.0) | POSITIVE,
+    l2=st.just(0.0) | POSITIVE,
+    way=st.sampled_from(["dense", "foreach", "sparse", "uncoalesced"]),
+)
+def test_any_options_start_and_gradients_follow_the_definition(
+    start: list[float], gradients: list[list[float]], rate: dict[str, float], l1: float, l2: float, way: str
+) -> None:
+    wanted = play(np.array(start), np.array(gradients), [inverse(rate)] * len(gradients), l1=l1, l2=l2)
+    w = torch.nn.Parameter(torch.tensor(start, dtype=F64))
+    optimizer = FTRLProximal([w], l1=l1, l2=l2, foreach=way == "foreach", **rate)
+    for gradient in gradients:
+        g = torch.tensor(gradient, dtype=F64)
+        run([w], [[g if way in ("dense", "foreach") else sparse_of(g, way == "uncoalesced")]], optimizer)
+    assert w.detach().numpy() == pytest.approx(wanted[-1], abs=1e-7)
 
 
 def test_the_first_step_is_the_plain_gradient_step_from_the_initial_weight() -> None:
@@ -204,9 +236,9 @@ def test_it_learns_what_the_trainer_learns(dtype: Any, tolerance: float, sparse:
     ids: dict[int, int] = {}
     off, compared = 0.0, 0
     for first in range(0, len(rows), 20):
-        examples = model.maker.make(batch_of(rows[first : first + 20]))
-        model.learn(examples)
-        hashed = examples.hashed
+        made = model.maker.make(batch_of(rows[first : first + 20]))
+        model.learn(made)
+        hashed = made.hashed
         for row in range(20):
             part = slice(hashed.starts[row], hashed.starts[row + 1])
             known = [ids.setdefault(int(each), len(ids)) for each in hashed.hashes[part]]

@@ -31,6 +31,7 @@ def test_an_unknown_benchmark_is_refused_before_any_runs(capsys: pytest.CaptureF
         ("train", "vowpalwabbit", "pip install"),
         ("trie", "marisa_trie", "pip install"),
         ("workers", "h2load", "apt install"),
+        ("torch_optimizer", "torch", "make torch"),
     ],
 )
 def test_a_benchmark_without_what_it_needs_says_what_to_install(

@@ -28,6 +28,18 @@ def test_the_same_seed_is_the_same_market_and_the_same_visits() -> None:
     assert any(seen(Market(7), n).visit.user != seen(Market(8), n).visit.user for n in range(3))
 
 
+def test_appeal_is_what_sets_items_of_one_brand_and_price_apart() -> None:
+    def apart(appeal: float) -> float:
+        market = Market(2, sizes=Sizes(items_per_category=200, appeal=appeal))
+        known = first_day.BY_BRAND[market.brand] + first_day.BY_LOG_PRICE * np.log(
+            market.price / first_day.TYPICAL_PRICE
+        )
+        return float((market.item_score - known).std())
+
+    assert apart(0.0) < 1e-12
+    assert apart(0.8) == pytest.approx(0.8, rel=0.1)
+
+
 def test_what_a_visit_is_does_not_depend_on_which_came_before() -> None:
     market = Market(3)
     inside = [next(schedule) for schedule in [Schedule(market, HABITS, 2.0)] for _ in range(5)][3]

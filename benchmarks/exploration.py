@@ -1,0 +1,328 @@
+"""What exploration earns where new items appear: AdPredictor's posterior beside FTRL's bound.
+
+python -m benchmarks.exploration [--picture FILE]
+
+A closed loop in one process. The market is that of `ftrie live`, without bots and with constant tastes, but its items
+leave and new ones come, whose appeal is unknown. A server's ranker orders all items for each visitor, who sees the best
+few; what was shown and clicked is learned, and every EVERY visits the model is published and a new ranker built from
+it. The first EVERY visits see random items. Clicks expected from the true rates are counted, not drawn ones.
+
+Both learners have the same number of values of alpha, beta 1, and the same number of widths for each way to explore. A
+row of the table has the alpha with the most expected clicks on the markets TUNED_ON; its last rows are draws of width 1
+with every other alpha. The table is from the markets SEEDS. Everything is a function of the seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.common import report
+from ftrie.demo.market import (
+    AGES,
+    CATEGORIES,
+    GENDERS,
+    SPEC,
+    Market,
+    Sizes,
+    Tastes,
+    item_records,
+    shown_items,
+)
+from ftrie.demo.visitors import AnsweredVisit, Habits, Visit, visit
+from ftrie.report.charts import curve_chart, stacked
+from ftrie.report.elements import PICTURE, VARIABLES, as_svg
+from ftrie.report.series import Point, Series
+from model_store.spec.spec import ModelSpec, load_spec
+from model_store.whole_file import write_whole
+from server.model.catalogue import Catalogue
+from server.model.model import Model
+from server.ranking.ranker import Ranker
+from server.ranking.select.exploration import Thompson, UpperConfidenceBound
+from server.ranking.select.selection import Options
+from trainer.examples.hashing import ExampleMaker
+from trainer.learn.model import LearningModel
+from trainer.logs.batch import Position, RowBatch
+from trainer.tune.candidates import Candidate, with_parameters
+
+Array = np.ndarray[Any, Any]
+
+VISITS, EVERY = 8_000, 100
+ALIVE, SHOWN = 40, 4
+NEW_ITEM_EVERY = 50
+"""Visits from one new item to the next; the oldest item of its category leaves."""
+APPEAL = 0.8
+"""Standard deviation, in logits, of what only an item's own clicks can tell of it."""
+TUNED_ON, TUNED_VISITS = (101, 102, 103), 4_000
+SEEDS = (1, 2, 3, 4, 5, 6)
+POINTS = 40
+
+LEARNERS: dict[str, Candidate] = {
+    "ftrl": {"algorithm": "ftrl", "rate": "gradients", "beta": 1.0, "l1": 0.0},
+    "adpredictor": {"algorithm": "adpredictor", "beta": 1.0, "prior_ctr": 0.1},
+}
+ALPHAS = {"ftrl": (0.1, 0.2, 0.4, 0.8, 1.6), "adpredictor": (0.05, 0.1, 0.2, 0.4, 0.8)}
+WIDTHS = {"ftrl": (0.3, 1.0, 3.0), "adpredictor": (0.25, 0.5, 1.0)}
+UNIFORM, GREEDY, UCB, THOMPSON = "uniform", "greedy", "ucb", "thompson"
+
+
+class _Drawn(UpperConfidenceBound):
+    """Thompson sampling without propensities, which take most of a request's time and are not needed here."""
+
+    def explored(self, score: Array, uncertainty: Array, ids: Sequence[str], request_id: str) -> Array:
+        """Same as in `Thompson`."""
+        return Thompson(self.width).explored(score, uncertainty, ids, request_id)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How visits are ranked. learner: "" where nothing is learned; width: of UCB and THOMPSON."""
+
+    learner: str
+    kind: str
+    width: float = 0.0
+    alpha: float = 0.0
+
+    @property
+    def title(self) -> str:
+        """The policy without its alpha."""
+        width = f" {self.width:g}" if self.width else ""
+        return f"{self.learner} {self.kind}{width}".strip()
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The market's, with this learner."""
+        return with_parameters(load_spec(SPEC), {**LEARNERS[self.learner], "alpha": self.alpha})
+
+    @property
+    def options(self) -> Options | None:
+        """What a request sets."""
+        kinds = {UCB: UpperConfidenceBound, THOMPSON: _Drawn}
+        return Options(None, (), (), kinds[self.kind](self.width)) if self.kind in kinds else None
+
+
+@cache
+def market_of(seed: int) -> Market:
+    """A market with enough items for all visits."""
+    born = math.ceil(VISITS / NEW_ITEM_EVERY / len(CATEGORIES))
+    sizes = Sizes(items_per_category=ALIVE // len(CATEGORIES) + born, bots=0.0, appeal=APPEAL)
+    return Market(seed, Tastes(drift=0.0), sizes)
+
+
+def visits_of(market: Market, visits: int) -> Iterator[Visit]:
+    """The visits, each with all the items that there are at its time."""
+    habits = Habits(candidates=ALIVE)
+    each, alive = market.sizes.items_per_category, ALIVE // len(CATEGORIES)
+    category = np.arange(len(CATEGORIES))
+    for number in range(visits):
+        oldest = (number // NEW_ITEM_EVERY + len(CATEGORIES) - 1 - category) // len(CATEGORIES)
+        items = (category * each + oldest)[:, None] + np.arange(alive)
+        yield replace(visit(market, habits, number), candidates=items.ravel())
+
+
+class Loop:
+    """A model that learns what is shown, and ranks with the version it published last."""
+
+    def __init__(self, policy: Policy, market: Market) -> None:
+        self._market, self._options = market, policy.options
+        none = np.zeros(0, np.int64)
+        columns = {**_requests(none), **shown_items(market, none, none, none, none.astype(np.bool_))}
+        self._maker = ExampleMaker(policy.spec.resolve(list(columns)))
+        self._model = LearningModel(self._maker)
+        self._catalogue = Catalogue.build(self._maker.plan, item_records(market))
+        self._version = 0
+        self._ranker: Ranker | None = None
+
+    def order(self, visit: Visit) -> Array | None:
+        """The candidates to show, best first; None before the first version."""
+        if self._ranker is None:
+            return None
+        market = self._market
+        fields = {"age": AGES[market.age[visit.user]], "gender": GENDERS[market.gender[visit.user]]}
+        skus = [market.skus[item] for item in visit.candidates.tolist()]
+        query = self._ranker.query(
+            {**fields, **visit.context},
+            skus,
+            top_k=SHOWN,
+            options=self._options,
+            request_id=f"r{visit.number}",
+        )
+        return self._ranker.rank(query).order
+
+    def learn(self, seen: Sequence[AnsweredVisit]) -> None:
+        """Learn what was shown and clicked, and publish."""
+        user, device, number = (
+            np.repeat([getattr(each.visit, name) for each in seen], SHOWN)
+            for name in ("user", "device", "number")
+        )
+        item = np.concatenate([each.visit.candidates[each.order] for each in seen])
+        clicked = np.concatenate([each.clicked for each in seen])
+        columns = {**_requests(number), **shown_items(self._market, user, item, device, clicked)}
+        lines = np.arange(item.size, dtype=np.int64)
+        batch = RowBatch(columns, lines, "visits", (), item.size, Position("visits"))
+        self._model.learn(self._maker.make(batch))
+        self._version += 1
+        self._ranker = Ranker(Model.build(self._model.artefact(), self._version), self._catalogue)
+
+
+def _requests(number: Array) -> dict[str, pa.Array]:
+    return {"request_id": pa.array(number.astype(str)), "ts": pa.array(number)}
+
+
+def earned(policy: Policy, seed: int, visits: int) -> Array:
+    """Expected clicks of a policy's answers and of the best ones, between two versions: float64[versions, 2]."""
+    market = market_of(seed)
+    loop = Loop(policy, market) if policy.learner else None
+    draw = np.random.default_rng([seed, 2])
+    coming, clicks = visits_of(market, visits), np.zeros((visits // EVERY, 2))
+    for version in range(len(clicks)):
+        seen = []
+        for each in itertools.islice(coming, EVERY):
+            order = loop.order(each) if loop else None
+            if order is None:
+                order = draw.choice(ALIVE, SHOWN, replace=False)
+            seen.append(AnsweredVisit(market, each, order, np.empty(0)))
+            clicks[version] += seen[-1].expected, seen[-1].best
+        if loop:
+            loop.learn(seen)
+    return clicks
+
+
+def policies() -> list[Policy]:
+    """All but uniform, without their alpha."""
+    return [
+        each
+        for learner, widths in WIDTHS.items()
+        for each in (
+            Policy(learner, GREEDY),
+            *(Policy(learner, kind, width) for kind in (THOMPSON, UCB) for width in widths),
+        )
+    ]
+
+
+def draws_of_any_alpha() -> list[Policy]:
+    """Draws of width 1 with each alpha: how much depends on it."""
+    return [Policy(learner, THOMPSON, 1.0, alpha) for learner, alphas in ALPHAS.items() for alpha in alphas]
+
+
+def tuned(pool: Executor) -> list[Policy]:
+    """Each policy with the alpha that earned the most."""
+    tried = [replace(each, alpha=alpha) for each in policies() for alpha in ALPHAS[each.learner]]
+    clicks = [float(each[..., 0].sum()) for each in all_earned(pool, tried, TUNED_ON, TUNED_VISITS)]
+    best = {
+        replace(each, alpha=0.0): each
+        for _, each in sorted(zip(clicks, tried, strict=True), key=itemgetter(0))
+    }
+    return [best[each] for each in policies()]
+
+
+def all_earned(pool: Executor, some: Sequence[Policy], seeds: Sequence[int], visits: int) -> Iterator[Array]:
+    """Of each policy, what `earned` returns for each seed: float64[seeds, versions, 2]."""
+    jobs = list(itertools.product(some, seeds))
+    found = pool.map(earned, *zip(*jobs, strict=True), itertools.repeat(visits))
+    for _ in some:
+        yield np.array(list(itertools.islice(found, len(seeds))))
+
+
+def row(policy: Policy, clicks: Array) -> list[Any]:
+    """A row of the table."""
+    seeds = clicks.shape[0]
+    mine, best = clicks.sum(axis=1).T
+    later = clicks[:, clicks.shape[1] // 2 :].sum(axis=1).T
+    regret = best - mine
+    return [
+        policy.title,
+        f"{policy.alpha:g}" if policy.alpha else "—",
+        round(float(mine.mean()) / (VISITS * SHOWN), 4),
+        round(float((mine / best).mean()), 4),
+        round(float((later[0] / later[1]).mean()), 4),
+        round(float(regret.mean())),
+        round(float(regret.std(ddof=1) / math.sqrt(seeds))),
+    ]
+
+
+def picture(found: Mapping[str, Array]) -> str:
+    """Click rates over time and the clicks lost so far, with bands of two standard errors over the markets; as SVG."""
+    best = next(iter(found.values()))[..., 1]
+    versions, seeds = best.shape[1], best.shape[0]
+    width = versions // POINTS
+    at = (np.arange(versions // width) + 0.5) * width * EVERY
+    shown = width * EVERY * SHOWN
+
+    def chunks(clicks: Array) -> Array:
+        summed: Array = clicks[:, : width * len(at)].reshape(seeds, len(at), width).sum(axis=2)
+        return summed
+
+    def series(name: str, number: int, top: Array, lost: Array) -> Series:
+        """`lost` below `top`; the markets' own differences are no part of the band."""
+        middle, error = lost.mean(axis=0), 2.0 * lost.std(axis=0, ddof=1) / math.sqrt(seeds)
+        ends = zip(at, top - middle, top - middle - error, top - middle + error, strict=True)
+        return Series(name, number, tuple(Point(*map(float, each)) for each in ends))
+
+    of_best = chunks(best) / shown
+    top = zip(at, of_best.mean(axis=0), strict=True)
+    rates = [Series("best possible", 2, tuple(Point(float(x), float(y)) for x, y in top))]
+    regrets = []
+    for (title, clicks), number in zip(found.items(), (0, 4, 1, 3), strict=True):
+        lost = chunks(clicks[..., 1] - clicks[..., 0])
+        rates.append(series(title, number, of_best.mean(axis=0), lost / shown))
+        regrets.append(series(title, number, np.zeros(len(at)), -np.cumsum(lost, axis=1)))
+    charts = [
+        curve_chart("Clicks per shown item", rates, across="visits", says_beginning=True),
+        curve_chart("Clicks lost so far against the best possible", regrets, across="visits"),
+    ]
+    return as_svg(stacked(charts, VARIABLES + PICTURE))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--picture", type=Path, help="write the curves of the best policies as SVG")
+    arguments = parser.parse_args()
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        chosen = [Policy("", UNIFORM), *tuned(pool)]
+        some = list(dict.fromkeys([*chosen, *draws_of_any_alpha()]))
+        found = dict(zip(some, all_earned(pool, some, SEEDS, VISITS), strict=True))
+    rows = [row(policy, clicks) for policy, clicks in found.items()]
+    columns = (
+        "policy",
+        "alpha",
+        "CTR",
+        "of the best possible",
+        "in the later half",
+        "clicks lost",
+        "standard error",
+    )
+    title = f"Expected clicks of {VISITS:,} visits, {ALIVE} items of which {SHOWN} are shown, {len(SEEDS)} markets"
+    report("exploration", title, columns, rows)
+    if arguments.picture:
+        write_whole(arguments.picture, picture(_drawn({policy: found[policy] for policy in chosen})).encode())
+
+
+def _drawn(found: Mapping[Policy, Array]) -> dict[str, Array]:
+    """AdPredictor's draw of width 1, the best of FTRL's bounds, and both without exploration."""
+
+    def best(learner: str, *kinds: str) -> Policy:
+        some = [each for each in found if each.learner == learner and each.kind in kinds]
+        return max(some, key=lambda each: float(found[each][..., 0].sum()))
+
+    draw = next(
+        each for each in found if (each.learner, each.kind, each.width) == ("adpredictor", THOMPSON, 1.0)
+    )
+    some = draw, best("adpredictor", GREEDY), best("ftrl", UCB, THOMPSON), best("ftrl", GREEDY)
+    return {each.title: found[each] for each in some}
+
+
+if __name__ == "__main__":
+    main()
