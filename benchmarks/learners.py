@@ -1,15 +1,18 @@
 """Training speed of every learner, value structure and saving, beside FTRL with everything at its default.
 
 Each run is `ftrie train` in a process of its own, on TSV from a warm page cache; time runs from opening the file to the
-last row learned. The stream is that of the benchmark `train`. A second table has what the links cost for one example.
+last row learned. The stream is that of the benchmark `train`. A second table has the CPU time of the links for one
+example, and of learning one row: it depends less on what else the machine does.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,13 @@ from benchmarks.train import run_ftrie
 from model_store.hash_kernels import sigmoid
 from model_store.jit import bare_kernel
 from model_store.normal_kernels import normal_cdf, truncated_mean, truncated_shrinkage
+from model_store.spec.spec import ModelSpec, load_spec
+from trainer.examples.hashing import ExampleMaker
+from trainer.examples.open_log import Log, open_log
+from trainer.learn.model import LearningModel
 
-LATENTS = 1_000_000
+LATENTS, BATCHES = 1_000_000, 5
+TIMED_ALONE = ("ftrl", "adpredictor", "adpredictor, forgetting")
 BASE = "ftrl"
 LEARNERS = {
     BASE: "",
@@ -72,6 +80,7 @@ def main() -> None:
         for title in specs:
             speed(title)  # compiles its kernels
         measures = alternate({title: lambda title=title: speed(title) for title in specs}, arguments.rounds)
+        report_cpu(log, specs, arguments.rounds)
     rows = []
     for title in LEARNERS:
         here = Spread.of(measures[title])
@@ -79,32 +88,52 @@ def main() -> None:
         rows.append([title, here.median, here.low, here.high, against.median, losses[title]])
     columns = ["learner", "rows/s", "min", "max", "ratio to ftrl", "progressive log-loss"]
     report("learners", f"Training speed, {stream.rows:,} rows x {stream.columns} columns", columns, rows)
-    report(
-        "learners_links",
-        f"One of {LATENTS:,} scores",
-        ["function", "ns", "min", "max"],
-        links(arguments.rounds),
-    )
 
 
-def links(rounds: int) -> list[list[Any]]:
-    """The CPU time of each function, in ns."""
+def report_cpu(log: Path, specs: Mapping[str, Path], rounds: int) -> None:
+    """The second table."""
+    spent = links() | {f"learning a row, {title}": timed for title, timed in learning(log, specs).items()}
+    spreads = {what: Spread.of(each) for what, each in alternate(spent, rounds).items()}
+    rows = [
+        [what, *(round(ns, 1) for ns in (each.median, each.low, each.high))] for what, each in spreads.items()
+    ]
+    report("learners_links", "CPU time of one thread", ["what", "ns", "min", "max"], rows)
+
+
+def links() -> dict[str, Callable[[], float]]:
+    """What measures each function in ns."""
     scores = np.random.default_rng(1).normal(-1.0, 0.7, LATENTS)
     kernels = {"sigmoid": _sigmoids, "Φ": _probits, "v and w of AdPredictor": _corrections}
+    return {what: _timed(LATENTS, partial(kernel, scores)) for what, kernel in kernels.items()}
 
-    def ns(kernel: Callable[[Any], float]) -> float:
+
+def learning(log: Path, specs: Mapping[str, Path]) -> dict[str, Callable[[], float]]:
+    """What measures learning of one row in ns: reading and hashing are no part of it, metrics are."""
+    timed = {title: load_spec(specs[title]) for title in TIMED_ALONE}
+    with open_log(Log([str(log)]), *timed.values()) as opened, opened.examples(1) as stream:
+        examples = list(itertools.islice(stream, BATCHES))
+    rows = sum(int(each.hashed.labels.size) for each in examples)
+
+    def learn(spec: ModelSpec) -> None:
+        model = LearningModel(ExampleMaker(spec))
+        for each in examples:
+            model.learn(each)
+
+    return {
+        title: _timed(rows, partial(learn, spec)) for title, spec in zip(timed, opened.specs, strict=True)
+    }
+
+
+def _timed(count: int, call: Callable[[], object]) -> Callable[[], float]:
+    """What measures the CPU time of a call in ns, divided by count."""
+
+    def ns() -> float:
         began = time.thread_time_ns()
-        kernel(scores)
-        return (time.thread_time_ns() - began) / LATENTS
+        call()
+        return (time.thread_time_ns() - began) / count
 
-    for kernel in kernels.values():
-        kernel(scores)  # compiles it
-    measures = alternate({name: lambda kernel=kernel: ns(kernel) for name, kernel in kernels.items()}, rounds)
-    spreads = {name: Spread.of(each) for name, each in measures.items()}
-    return [
-        [name, *(round(value, 1) for value in (each.median, each.low, each.high))]
-        for name, each in spreads.items()
-    ]
+    call()  # compiles it
+    return ns
 
 
 @bare_kernel
