@@ -207,7 +207,11 @@ def of_item(artefact: Artefact, item_id: str) -> Prediction:
     return slow(artefact, {**dict(ITEMS)[item_id], "sku": item_id}, 0)
 
 
-ITEMS: Any = [("sure", {"brand": "nike"}), ("vague", {"brand": "puma"}), ("new", {"brand": "nova"})]
+ITEMS: Any = [
+    ("sure", {"brand": "nike", "bid": "1.4"}),
+    ("vague", {"brand": "puma", "bid": "1"}),
+    ("new", {"brand": "nova", "bid": "1.2"}),
+]
 BELIEFS = {b"bias": (-1.0, 0.01), b"brand=nike": (0.5, 0.001), b"brand=puma": (0.4, 0.65)}
 IDS = [item_id for item_id, _ in ITEMS]
 
@@ -226,7 +230,7 @@ def test_filters_caps_and_missing_values_of_an_objective_follow_the_order_by_cli
     assert ranked(ranker, {}, IDS, options=kept).ids == ["vague", "sure"]
     capped = options_of(caps=[{"field": "brand", "at_most": 1}])
     assert ranked(ranker, {}, [*IDS, "sure"], options=capped).ids == ["vague", "sure", "new"]
-    assert ranked(ranker, {}, IDS, options=options_of(objective="bid")).ids == ["vague", "sure", "new"]
+    assert ranked(ranker, {}, IDS, options=options_of(objective="weight")).ids == ["vague", "sure", "new"]
 
 
 def test_an_objective_sees_the_plain_score_and_its_click_rate() -> None:
@@ -281,7 +285,7 @@ def test_thompson_draws_from_the_posterior_of_each_score() -> None:
 
 
 @pytest.mark.parametrize("caps", [[], [{"field": "brand", "at_most": 1}]])
-@pytest.mark.parametrize("objective", ["", "ctr * ctr"])
+@pytest.mark.parametrize("objective", ["", "ctr + 2 * bid"])
 def test_propensities_are_the_chances_of_being_returned(objective: str, caps: list[Any]) -> None:
     ranker = ranker_of(shop(BELIEFS), ITEMS)
     options = options_of(exploration={"thompson": {"width": 1.0}}, objective=objective, caps=caps)
@@ -295,7 +299,7 @@ def test_propensities_are_the_chances_of_being_returned(objective: str, caps: li
         said[found.ids[0]] = float(found.propensities[0])
     for name, times in returned.items():
         assert times / count == pytest.approx(said[name], abs=0.03 if not caps else 0.08)
-    assert min(returned.values()) > 0.05 * count, "a test of something"
+    assert min(returned.values()) > 0.03 * count, "a test of something"
 
 
 def test_a_calibration_curve_applies_to_plain_and_to_explored_click_rates() -> None:
