@@ -101,9 +101,9 @@ def write_vw(path: Path, rows: Sequence[dict[str, str]], columns: Sequence[str])
     return letters
 
 
-def vw_scores(text: Path, flags: str, scores: Path) -> npt.NDArray[np.float64]:
-    """Every row's score before it was learned from: float64[rows]."""
-    command = f"-d {text} --loss_function logistic -b 24 --quiet -p {scores} {flags}"
+def vw_scores(text: Path, flags: str, scores: Path, bits: int = 24) -> npt.NDArray[np.float64]:
+    """Every row's score before it was learned from, by 2^bits weights: float64[rows]."""
+    command = f"-d {text} --loss_function logistic -b {bits} --quiet -p {scores} {flags}"
     subprocess.run([sys.executable, "-c", _VW, command], check=True, capture_output=True)
     return np.loadtxt(scores)
 

@@ -38,7 +38,7 @@ CROSSES = (
 )
 
 
-def spec(variants: int = 1, values: str = "single") -> ModelSpec:
+def spec(variants: int = 1, values: str = "single", learner: str = "") -> ModelSpec:
     """The spec, resolved."""
     sides = {"user": USER_FIELDS, "context": CONTEXT_FIELDS, "item": ITEM_FIELDS}
     fields = "".join(f'{name} = {{ side = "{side}" }}\n' for side, names in sides.items() for name in names)
@@ -47,7 +47,7 @@ def spec(variants: int = 1, values: str = "single") -> ModelSpec:
     text = (
         f'[model]\nname = "{NAME}"\n[input]\nlabel = "click"\n[fields]\n{fields}{crosses}[variants]\n{names}'
     )
-    text += f'[learner]\nvalues = "{values}"\n'
+    text += f'[learner]\nvalues = "{values}"\n{learner}\n'
     return parse_spec(text).resolve(["click", *FIELDS])
 
 
@@ -73,6 +73,14 @@ def with_own_weights(artefact: Artefact, variants: int, seed: int = 8) -> Artefa
     every = np.full(artefact.rows, 2**variants - 1, np.uint32)
     resolved = spec(variants, "per_variant")
     return replace(artefact, weight=weight, rate=np.full_like(weight, 0.1), variants=every, spec=resolved)
+
+
+def as_adpredictor(artefact: Artefact, seed: int = 9) -> Artefact:
+    """The same means, with variances between nearly 0 and the prior's."""
+    resolved = spec(learner='algorithm = "adpredictor"')
+    draw = np.random.default_rng(seed)
+    rates = draw.uniform(0.0, resolved.learner.alpha, artefact.rate.shape).astype(np.float32)
+    return replace(artefact, rate=rates, spec=resolved)
 
 
 def _keys(draw: np.random.Generator) -> set[bytes]:

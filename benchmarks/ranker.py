@@ -61,6 +61,8 @@ def measure() -> list[tuple[Any, ...]]:
     ids = catalogue.ids
     calls = {f"rank {count} of {ITEMS:,}, top 10": _rank_us(ranker, ids, count) for count in CANDIDATES}
     calls |= {f"rank 200, {each}, in turn": _rank_us(Ranker(owning, catalogue), ids, 200, VARIANTS)}
+    vague = Model.build(shop.as_adpredictor(artefact), 1)
+    calls |= {"rank 200, adpredictor": _rank_us(Ranker(vague, catalogue), ids, 200)}
     row_of = {item_id: row for row, item_id in enumerate(ids)}
     lookups = {
         "200 ids to rows, IdTable": _ids_us(ids, catalogue.rows.rows),

@@ -25,7 +25,8 @@ FeatureValues: TypeAlias = Mapping[str, Scalar | Sequence[str] | Mapping[str, fl
 class RankedItem:
     """One candidate: its predicted click-through rate, and the score (logit) behind it.
 
-    objective, uncertainty and propensity are None unless the request needs them; so is an objective without a value.
+    objective, uncertainty and propensity are None unless the request needs them; so is an objective without a value. An
+    explanation of an adpredictor always has uncertainties.
     """
 
     id: str
@@ -99,7 +100,7 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class KeyContribution:
-    """What one key of the model added to a score: weight · x."""
+    """What one key of the model added to a score: weight · x. An adpredictor's learning_rate is a variance."""
 
     key: bytes
     weight: float

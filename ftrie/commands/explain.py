@@ -60,7 +60,8 @@ def _text(key: bytes) -> str:
 def _show(explanation: Explanation) -> None:
     for place, explained in enumerate(explanation.items, 1):
         item = explained.item
-        title = f"{place}. {item.id}: ctr {item.ctr:.5f}, score {item.score:.5f}, the sum of"
+        unsure = "" if item.uncertainty is None else f", uncertainty {item.uncertainty:.5f}"
+        title = f"{place}. {item.id}: ctr {item.ctr:.5f}{unsure}, score {item.score:.5f}, the sum of"
         print_table(("field or cross", "adds", "", "key", "weight", "x"), _rows(explained), title)
         print()
     print(f"{explanation.model} version {explanation.version}, variant {explanation.variant}")

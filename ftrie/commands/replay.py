@@ -354,7 +354,7 @@ def _print_replay(done: _Done) -> None:
         reasons = list(replayed.reasons.items())[:_MOST_REASONS]
         print(f"rejected for: {', '.join(f'{reason} ({count:,})' for reason, count in reasons)}")
     version = f", version {done.version}" if done.version is not None else ""
-    print(f"model: {replayed.model.table.used:,} keys, SHA-256 {done.sha256}{version}")
+    print(f"model: {replayed.model.table.count:,} keys, SHA-256 {done.sha256}{version}")
     print_table(
         ["variant", "log-loss", "AUC", "calibration", "normalized entropy"],
         [

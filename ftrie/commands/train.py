@@ -352,7 +352,7 @@ def print_report(report: Report, as_json: bool) -> None:
         + (f"; version {report.version}" if report.version is not None else "")
         + _published(report)
     )
-    for line in (_reasons(report), _labels(report), _size(report)):
+    for line in (_reasons(report), _labels(report), _size(report), _collisions(report)):
         if line:
             print(line)
     print_variants(report.variants)
@@ -459,6 +459,12 @@ def _size(report: Report) -> str:
         return ""
     filters = f", filters {memory.filters / 1e6:,.1f} MB" if memory.filters else ""
     return f"table {memory.table / 1e6:,.1f} MB, {memory.table / report.keys:.1f} bytes a key{filters}"
+
+
+def _collisions(report: Report) -> str:
+    """With hash_bits the measured collision rate; without, if there are many keys, how likely any collision was."""
+    found = report.collisions
+    return str(found) if found and (found.hash_bits or report.keys >= _MANY_KEYS) else ""
 
 
 def _change(metrics: VariantMetrics) -> str | None:

@@ -61,6 +61,10 @@ def _runs(runs: Sequence[RunMetrics]) -> list[Element]:
             said += f"; clicks {shown(total.clicks)} of a weight of {shown(total.weight)}, "
             said += f"a click rate of {shown(total.click_rate)}"
         made.append(element("p", said + ".", class_="quiet"))
+        if run.collisions is not None:
+            made.append(
+                element("p", f"{counted(run.collisions.keys, 'key')}: {run.collisions}.", class_="quiet")
+            )
         made += [element("p", f"Note: {note}.", role="note") for note in run.notes]
     made.append(_table(_HEADS, [row for run in runs for row in _total_rows(run, len(runs) > 1)], "All rows"))
     made.append(

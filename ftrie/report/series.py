@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from model_store.bounded import json_value
 from model_store.errors import InputError
+from trainer.learn.collisions import Collisions
 from trainer.learn.metrics.records import (
     FORMAT,
     FORMAT_VERSION,
@@ -44,6 +45,7 @@ class RunMetrics:
     detail: Detail | None = None
     regret: Regret | None = None
     ended: bool = False
+    collisions: Collisions | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -120,6 +122,7 @@ def _add(run: RunMetrics, line: Line) -> None:
             run.regret = line
         case End():
             run.ended = True
+            run.collisions = line.collisions
         case Header():
             run.notes.append("the file has a second header: two runs wrote to it")
 

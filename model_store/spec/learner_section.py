@@ -17,6 +17,7 @@ Link = Literal["logit", "probit"]
 
 MAX_BLOOM_COUNT = 256
 MAX_K = 10**15
+LEAST_HASH_BITS, MOST_HASH_BITS = 8, 31
 DEFAULT_KEYS = 1_000_000
 DEFAULT_FALSE_POSITIVES = 0.01
 _RATES: dict[str, tuple[str, ...]] = {
@@ -112,6 +113,7 @@ class LearnerSection(Section):
     values: Literal["single", "per_variant"] = "single"
     rate: RateKind = "gradients"
     precision: Literal["f64", "q2.13"] = "f64"
+    hash_bits: Annotated[int, Field(ge=LEAST_HASH_BITS, le=MOST_HASH_BITS)] | None = None
     inclusion: Inclusion = Inclusion()
     ttl: int | str | None = None
     subsample: Subsample | None = None
@@ -246,6 +248,22 @@ class LearnerSection(Section):
             )
         if (self.algorithm, self.rate, self.precision) == ("fobos", "global", "q2.13"):
             raise ValueError(_SCALED.format(algorithm="fobos"))
+        return self
+
+    @model_validator(mode="after")
+    def _hash_bits_fit(self) -> Self:
+        if self.hash_bits is None:
+            return self
+        if self.inclusion.kind != "none":
+            raise ValueError(
+                f"hash_bits = {self.hash_bits} does not go with inclusion: every key has a bucket from its first "
+                "occurrence; leave one of them out"
+            )
+        if self.ttl is not None:
+            raise ValueError(
+                f"hash_bits = {self.hash_bits} does not go with ttl: keys that share a bucket cannot expire one by "
+                "one, and the number of buckets bounds the table already; leave one of them out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -42,6 +42,7 @@ _MEMBERS_CAME_LATER = (
     ("learner", "prior_ctr"),
     ("learner", "forgetting"),
     ("learner", "prune_kl"),
+    ("learner", "hash_bits"),
 )
 
 
@@ -97,6 +98,12 @@ class ModelSpec(Section):
         for prefix, rule in self.rules.items():
             if rule.l1 is not None and (why_not := self.learner.why_not("l1")):
                 raise ValueError(f'rules."{prefix}".l1: {why_not}')
+            included = rule.inclusion is not None and rule.inclusion.kind != "none"
+            if included and self.learner.hash_bits is not None:
+                raise ValueError(
+                    f'rules."{prefix}".inclusion does not go with learner.hash_bits = {self.learner.hash_bits}: every '
+                    "key has a bucket from its first occurrence; leave one of them out"
+                )
         return self
 
     @model_validator(mode="after")

@@ -51,7 +51,7 @@ def _items(query: Query, ranking: Ranking, served: ServedVersion) -> list[Explai
         features = candidates.items[FIRST_INLINE - row][1] if row <= FIRST_INLINE else None
         tokens = of_request | item_tokens(model, served.catalogue, item.id, features)
         groups = explained(model, tokens, query.variant, item.score)
-        if len(model.priors):
+        if len(model.priors) and not item.HasField("uncertainty"):
             item.uncertainty = deviation(model, tokens, query.variant)
         found.append(ExplainedItem(item=item, groups=map(_group, groups)))
     return found

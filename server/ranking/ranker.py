@@ -56,7 +56,8 @@ class Ranker:
             len(model.terms.groups),
             items.longest_run,
         )
-        self._tokens, self._link = model.request_tokens, model.spec.learner.link
+        self._tokens = model.request_tokens
+        self._noises = model.noises.tolist() or [None] * len(self._variants)
         self._curves = RequestCurves(model.calibration, model.plan)
 
     def query(
@@ -112,7 +113,7 @@ class Ranker:
         """
         candidates, options, shadows = query.candidates, query.options, query.shadows
         curve = self._curves.choose(query.variant, query.features.tokens)
-        if options is None and not shadows and self._link == "logit":
+        if options is None and not shadows and self._noises[0] is None:
             order, ctr, score = self._best(query)
             if curve is not None:
                 ctr = curve.apply(ctr)
@@ -161,13 +162,12 @@ class Ranker:
         unsure = query.options is not None and query.options.needs_uncertainty
         which = [query.variant, *query.shadows]
         scores, unsure_of = self._several.sums(request, rows, inline, which, unsure, space)
-        noises = self._model.noises
         return [
             Scored(
                 scores[n],
                 unsure_of[n] if n < len(unsure_of) else None,
                 curve if n == 0 else None,
-                float(noises[v]) if len(noises) else None,
+                self._noises[v],
             )
             for n, v in enumerate(which)
         ]
@@ -232,7 +232,8 @@ class _SeveralVariants:
         k, probit = len(variants), len(self._priors) > 0
         lanes = 2 * k if probit else k + uncertainty
         marks, wanted, _, starts, choice = scratch[:5]
-        sums, totals = (np.empty((3 * k if probit else lanes, n), np.float64) for n in (len(wanted), 1))
+        summed = 3 * k if probit else lanes
+        sums, totals = np.empty((summed, len(wanted)), np.float64), np.empty((summed, 1), np.float64)
         out, made = np.empty((lanes, len(rows)), np.float64), np.empty((k, others.codes.shape[1]), np.float64)
         which = np.array(variants, np.int64)
         sum_variants(

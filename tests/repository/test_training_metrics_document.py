@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from trainer.learn import collisions
 from trainer.learn.metrics import figures, metrics, records, regret
 from trainer.learn.metrics import slices as watcher
 
@@ -17,6 +18,7 @@ RECORDS = {
     "detail": records.Detail,
     "regret": records.Regret,
     "end": records.End,
+    "collisions": collisions.Collisions,
     "group": records.SliceMetrics,
     "figures": records.VariantMetrics,
     "difference": records.Difference,

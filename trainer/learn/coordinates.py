@@ -16,6 +16,7 @@ from model_store.spec.spec import ModelSpec
 from trainer.examples.examples_kernels import HashedRows
 from trainer.examples.rules import FeatureRules
 from trainer.learn.admission import Admission
+from trainer.learn.buckets import Buckets
 from trainer.learn.learners import loops
 from trainer.learn.learners.coordinate import catch_up, rates_of, reset_all, save_each, weights_of
 from trainer.learn.learners.lanes import LANES
@@ -46,9 +47,6 @@ class Coordinates:
         several = len(spec.variants)
         self.own = several if section.values == "per_variant" else 1
         layout = layout_of("per_variant" if self.own > 1 else "single", section.precision, section.rate)
-        self.table = ValueTable(
-            layout, variants=self.own, keep_seen=keep_seen or needs_seen(spec), seed=section.seed
-        )
         self.admission = Admission.of(rules, section.seed)
         self.variants = _variants(spec, masks)
         alpha, beta, _, l2 = self.variants.parameters[0]
@@ -57,6 +55,13 @@ class Coordinates:
             self._l1 = _prior_means(section, self.variants.parameters[: self.own], masks, rules)
         else:
             self._l1 = _l1(self.variants.parameters[: self.own, 2], rules.l1)
+        self.table = ValueTable(
+            layout,
+            variants=self.own,
+            keep_seen=keep_seen or needs_seen(spec),
+            seed=section.seed,
+            buckets=None if section.hash_bits is None else Buckets.of(section.hash_bits, masks, self._l1),
+        )
         self._lazy = np.zeros((self.own, LAZY_SIZE))
         self._reset_lazy()
         self._loop = (
@@ -77,12 +82,15 @@ class Coordinates:
     def learn(
         self, rows: HashedRows, begin: int, end: int, predicted: loops.Predicted
     ) -> npt.NDArray[np.int64]:
-        """Predict and learn rows begin to end in turn; return the positions of the admitted keys, int64[k].
+        """Predict and learn rows begin to end in turn; return the positions of the new keys, int64[k].
 
         It stops before `end`, as `examples` tells, if coordinates must catch up before the new keys are in the arena.
         """
         if begin == end:
             return np.empty(0, np.int64)
+        keys, buckets = rows, self.table.buckets
+        if buckets is not None:
+            rows = buckets.fold(rows, begin, end)
         first = int(rows.starts[begin])
         added = np.empty(int(rows.starts[end]) - first, np.int64)
         longest = int(np.diff(rows.starts[begin : end + 1]).max(initial=0))
@@ -100,7 +108,9 @@ class Coordinates:
             row, count = reached, total
             if row < end and not self._make_room(int(rows.starts[row + 1] - rows.starts[row]), count):
                 break
-        return added[:count]
+        if buckets is None:
+            return added[:count]
+        return buckets.enter(keys.hashes, keys.features, int(keys.starts[begin]), int(keys.starts[row]))
 
     def weights(self, keys: TableKeys) -> Numbers:
         """The weight of every key: float64[keys, own]."""
@@ -141,8 +151,15 @@ class Coordinates:
         weight: Numbers,
         rate: Numbers,
     ) -> None:
-        """Admit keys with the state that yields these weights and rates, float64[n, own]. The table must be empty."""
+        """Admit keys with the state that yields these weights and rates, float64[n, own]. The table must be empty.
+
+        A bucket gets the mean weight and rate of its keys.
+        """
         slots = self.table.add(data, offsets, features)
+        if self.table.buckets is not None:
+            slots, first, of_key = np.unique(slots, return_index=True, return_inverse=True)
+            features = features[first]
+            weight, rate = _means(weight, of_key, slots.size), _means(rate, of_key, slots.size)
         for v in range(self.own):
             parameters = self.variants.parameters[v]
             l1 = self._l1[v, features if self._l1.shape[1] > 1 else 0]
@@ -168,7 +185,7 @@ class Coordinates:
     def _make_room(self, keys: int, added: int) -> bool:
         """Resolve what stopped the loop: no room for a row of `keys` keys, or a lazy state that needs a rebase.
 
-        A rebase reads every key from the arena; returns False if `added` new keys must be written to it first.
+        A rebase reads every key from the arena; returns False if keys of `added` new slots must be written to it first.
         """
         if self.table.room >= keys:
             if added:
@@ -179,15 +196,21 @@ class Coordinates:
         return True
 
     def _catch_up(self) -> None:
-        keys = self.table.keys()
         catch_up(
-            self.table.layout, keys.slots, keys.features, self.learner, self._l1, self._lazy, self.variants,
+            self.table.layout, *self.table.used_slots(), self.learner, self._l1, self._lazy, self.variants,
             self.examples + 1,
         )  # fmt: skip
         self._reset_lazy()
 
     def _reset_lazy(self) -> None:
         reset_all(self.learner, self._lazy)
+
+
+def _means(numbers: Numbers, of_row: npt.NDArray[np.int64], size: int) -> Numbers:
+    """The mean of the rows of each number in `of_row`: float64[size, columns]."""
+    sums = np.zeros((size, numbers.shape[1]))
+    np.add.at(sums, of_row, numbers)
+    return sums / np.bincount(of_row, minlength=size).reshape(-1, 1)
 
 
 def _variants(spec: ModelSpec, masks: npt.NDArray[np.uint32]) -> loops.Variants:

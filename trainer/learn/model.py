@@ -37,7 +37,10 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a learning model holds: the table's slots, the keys' bytes, the admission filters."""
+    """Bytes that a learning model holds: the table's slots, the keys' bytes, the admission filters.
+
+    keys: with hash_bits, the set of the keys' hashes too.
+    """
 
     table: int
     keys: int
@@ -125,7 +128,8 @@ class LearningModel:
     def memory(self) -> Memory:
         """The model's memory now."""
         table = self.table
-        return Memory(table.table_bytes, table.arena_bytes, self.coordinates.admission.nbytes)
+        keys = table.arena_bytes + (table.buckets.nbytes if table.buckets is not None else 0)
+        return Memory(table.table_bytes, keys, self.coordinates.admission.nbytes)
 
     def nonzero(self) -> int:
         """The number of keys with a non-zero weight in any variant."""

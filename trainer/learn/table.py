@@ -1,7 +1,8 @@
 """ValueTable: one open-addressing table of slots for all variants, and the arena of its keys' bytes.
 
 Invariants: `key` 0 is free; a search for a key meets it before a free slot; no more slots are used than `Growth`
-allows; the arena holds each admitted key once, in the order of admission, with the number of its feature.
+allows; the arena holds each admitted key once, in the order of admission, with the number of its feature. With
+`[learner] hash_bits` a slot belongs to a bucket, which several keys may share: see `buckets.py`.
 
 Not thread-safe: one thread learns.
 """
@@ -16,6 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.hash_kernels import hash_keys
+from trainer.learn.buckets import Buckets
+from trainer.learn.buckets_kernels import Exact
+from trainer.learn.collisions import Collisions
 from trainer.learn.slots.layouts import COMPACT, Full, Own, OwnCompact, OwnCompactCounts, OwnCounts, slot_type
 from trainer.learn.slots.search import move
 from trainer.learn.table_kernels import (
@@ -33,6 +37,7 @@ SMALLEST_COMPACT_TABLE = 1 << 10
 _SMALLEST_ARENA = 1 << 20
 _LARGE_ARENA = 1 << 26
 _CACHE_LINE = 64
+_BOUNDLESS = 1 << 62
 _OWN_ARRAYS: dict[type, tuple[tuple[str, Any], ...]] = {
     Own: (("z", np.float64), ("n", np.float64)),
     OwnCounts: (("z", np.float64),),
@@ -57,7 +62,8 @@ CLOSE = Growth(full=88, by=110)  # once it has grown, a compact table is always 
 class TableKeys:
     """The keys of a table, in order of admission.
 
-    data: bytes end to end; offsets int64[n + 1]; slots int64[n]; features uint16[n], each key's feature.
+    data: bytes end to end; offsets int64[n + 1]; slots int64[n], a bucket's slot for each of its keys; features
+    uint16[n], each key's feature.
     """
 
     data: npt.NDArray[np.uint8]
@@ -80,15 +86,21 @@ class ValueTable:
         keep_seen: bool = False,
         seed: int = 1,
         capacity: int | None = None,
+        buckets: Buckets | None = None,
     ) -> None:
-        """`variants`: how many have values of their own; `keep_seen`: whether compact slots have `seen`."""
+        """`variants`: how many have values of their own; `keep_seen`: whether compact slots have `seen`.
+
+        buckets: of the keys, if they share slots; the table then never has more slots than buckets.
+        """
         self._kind = layout
+        self.buckets = buckets
+        self.space = buckets.space if buckets is not None else Exact()
         self._variants = variants
         self._slot = slot_type(layout, keep_seen)
         self._seed = np.uint64(seed)
         self._growth = CLOSE if layout in COMPACT else DOUBLING
         smallest = SMALLEST_COMPACT_TABLE if layout in COMPACT else SMALLEST_TABLE
-        self.layout = self._empty(capacity or smallest)
+        self.layout = self._empty(self._at_most(capacity or smallest))
         self._smallest = self.slots.size
         self.used = 0
         self.moves = 0  # incremented whenever all keys get other slots
@@ -102,8 +114,13 @@ class ValueTable:
 
     @property
     def room(self) -> int:
-        """How many keys fit before the table must grow."""
+        """How many more slots can be used before the table must grow."""
         return self._allowed(self.slots.size) - self.used
+
+    @property
+    def count(self) -> int:
+        """The number of keys; they use `used` slots, one each unless they share buckets."""
+        return self.used if self.buckets is None else self.buckets.keys
 
     @property
     def table_bytes(self) -> int:
@@ -117,7 +134,7 @@ class ValueTable:
 
     def grow(self) -> None:
         """Make room for more keys; every key keeps its state. O(slots)."""
-        self._move_to(self.slots.size * self._growth.by // 100, before=0)
+        self._move_to(self._at_most(self.slots.size * self._growth.by // 100), before=0)
 
     def evict(
         self, before: int, about_to_drop: Callable[[npt.NDArray[np.bool_]], None] = lambda kept: None
@@ -142,7 +159,7 @@ class ValueTable:
         self._resize_arena(self.arena.size + more)
 
     def add(self, data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], features: Any) -> Any:
-        """Admit keys that are not in the table; return their slots, int64[n], whose state is 0."""
+        """Admit keys that are not in the table; return their slots, int64[n]. The state of new slots is 0."""
         while self.room < features.size:
             self.grow()
         needed = self.arena_bytes + data.size + ENTRY_HEAD * features.size
@@ -150,30 +167,44 @@ class ValueTable:
             self._resize_arena(needed)
         hashes, slots = np.empty(features.size, np.uint64), np.empty(features.size, np.int64)
         hash_keys(data, offsets, hashes)
-        claim_keys(self.layout, hashes, slots)
+        if self.buckets is not None:
+            self.buckets.enter(hashes, features, 0, features.size)
+        self.used += int(claim_keys(self.layout, self.space, hashes, features, slots))
         self.arena_bytes = int(append_keys(self.arena, self.arena_bytes, data, offsets, features))
-        self.used += int(features.size)
+        return slots
+
+    def find(self, hashes: npt.NDArray[np.uint64], features: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """The slots of keys by their hashes and features, -1 for one that has none: int64[n]."""
+        slots = np.empty(hashes.size, np.int64)
+        find_keys(self.layout, self.space, hashes, features, slots)
         return slots
 
     def keys(self) -> TableKeys:
         """Every admitted key with the slot that holds it. O(keys)."""
-        lengths, features = np.empty(self.used, np.int64), np.empty(self.used, np.uint16)
-        arena_entries(self.arena, lengths, features)
-        offsets = np.zeros(self.used + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        data = np.empty(int(offsets[-1]), np.uint8)
-        arena_keys(self.arena, np.ones(self.used, np.uint8), data)
-        hashes, slots = np.empty(self.used, np.uint64), np.empty(self.used, np.int64)
-        hash_keys(data, offsets, hashes)
-        find_keys(self.layout, hashes, slots)
-        return TableKeys(data, offsets, slots, features)
+        data, offsets, features, hashes = self._arena_content(self.count)
+        return TableKeys(data, offsets, self.find(hashes, features), features)
+
+    def used_slots(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint16]]:
+        """Every used slot once, and the feature of its first key. O(keys)."""
+        keys = self.keys()
+        if self.buckets is None:
+            return keys.slots, keys.features
+        slots, first = np.unique(keys.slots, return_index=True)
+        return slots, keys.features[first]
+
+    def collisions(self) -> Collisions:
+        """Whether keys share their state."""
+        if self.buckets is None:
+            return Collisions.of_exact(self.used)
+        return self.buckets.collisions(self.used)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """The table's whole content, as plain arrays."""
         own = {name: getattr(self.layout, name) for name in self._own_names()}
         slots = self.slots.view(np.uint64).reshape(self.slots.size, -1)
         used = np.array([self.used], np.int64)
-        return {"slots": slots, "used": used, "arena": self.arena[: self.arena_bytes], **own}
+        state = {"slots": slots, "used": used, "arena": self.arena[: self.arena_bytes], **own}
+        return state if self.buckets is None else state | {"keys": np.array([self.count], np.int64)}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore a `state` of the same layout, whether or not its slots have `seen`, the last word.
@@ -193,8 +224,28 @@ class ValueTable:
         self.arena_bytes = int(state["arena"].size)
         self.arena = np.empty(max(_SMALLEST_ARENA, self.arena_bytes), np.uint8)
         self.arena[: self.arena_bytes] = state["arena"]
+        if self.buckets is not None:
+            *_, features, hashes = self._arena_content(int(state["keys"][0]))
+            self.buckets.restore(hashes, features)
+
+    def _arena_content(self, count: int) -> tuple[Any, Any, Any, Any]:
+        """The bytes, offsets, features and hashes of the first `count` keys."""
+        lengths, features = np.empty(count, np.int64), np.empty(count, np.uint16)
+        arena_entries(self.arena, lengths, features)
+        offsets = np.zeros(count + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        data = np.empty(int(offsets[-1]), np.uint8)
+        arena_keys(self.arena, np.ones(count, np.uint8), data)
+        hashes = np.empty(count, np.uint64)
+        hash_keys(data, offsets, hashes)
+        return data, offsets, features, hashes
+
+    def _at_most(self, capacity: int) -> int:
+        return capacity if self.buckets is None else min(capacity, self.buckets.size)
 
     def _allowed(self, capacity: int) -> int:
+        if self.buckets is not None and capacity == self.buckets.size:
+            return _BOUNDLESS  # every bucket has a slot
         return capacity * self._growth.full // 100
 
     def _capacity_for(self, keys: int) -> int:

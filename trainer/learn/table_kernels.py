@@ -8,6 +8,7 @@ import numpy as np
 
 from model_store.jit import bare_inline, bare_kernel
 from trainer.learn.admission_kernels import admits
+from trainer.learn.buckets_kernels import slot_key
 from trainer.learn.slots.search import EMPTY, find_slot, prefetch_slot
 
 ENTRY_HEAD = 4  # bytes before each key in the arena: its length and its feature's number, uint16 each
@@ -56,20 +57,24 @@ def prefetch_ahead(table: Any, rows: Any, row: Any) -> None:
 
 
 @bare_kernel
-def find_keys(table: Any, hashes: Any, found: Any) -> None:
-    """The slot of every hash, -1 where it is not in the table: found int64[n] out."""
+def find_keys(table: Any, space: Any, hashes: Any, features: Any, found: Any) -> None:
+    """The slot of every key by its hash and feature, -1 where it is not in the table: found int64[n] out."""
     for index in range(hashes.size):
-        slot = find_slot(table, hashes[index])
+        slot = find_slot(table, slot_key(space, hashes[index], features[index]))
         found[index] = slot if table.slots[slot].key != EMPTY else -1
 
 
 @bare_kernel
-def claim_keys(table: Any, hashes: Any, found: Any) -> None:
-    """Claim a slot for every hash, none of which is in the table: found int64[n] out."""
+def claim_keys(table: Any, space: Any, hashes: Any, features: Any, found: Any) -> Any:
+    """Claim a slot for every key that has none: found int64[n] out. Returns how many were claimed."""
+    claimed: Any = 0
     for index in range(hashes.size):
-        slot = find_slot(table, hashes[index])
-        table.slots[slot].key = hashes[index]
+        key = slot_key(space, hashes[index], features[index])
+        slot = find_slot(table, key)
+        claimed += np.int64(table.slots[slot].key == EMPTY)
+        table.slots[slot].key = key
         found[index] = slot
+    return claimed
 
 
 @bare_inline
@@ -78,13 +83,19 @@ def entry_length(arena: Any, at: Any) -> Any:
     return np.int64(arena[at]) | np.int64(arena[at + 1]) << 8
 
 
+@bare_inline
+def entry_feature(arena: Any, at: Any) -> Any:
+    """The feature of the key whose entry begins at `at`."""
+    return np.uint16(arena[at + 2]) | np.uint16(arena[at + 3]) << np.uint16(8)
+
+
 @bare_kernel
 def arena_entries(arena: Any, lengths: Any, features: Any) -> None:
     """Read the length and the feature of every key in the arena: int64[keys], uint16[keys]."""
     at = np.int64(0)
     for index in range(lengths.size):
         lengths[index] = entry_length(arena, at)
-        features[index] = np.uint16(arena[at + 2]) | np.uint16(arena[at + 3]) << np.uint16(8)
+        features[index] = entry_feature(arena, at)
         at += ENTRY_HEAD + lengths[index]
 
 

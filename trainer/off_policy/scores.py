@@ -25,7 +25,6 @@ from trainer.examples.side_tables import SideTable
 from trainer.learn.model import LearningModel
 from trainer.learn.scorer import Scorer, log_odds
 from trainer.learn.table import TableKeys
-from trainer.learn.table_kernels import find_keys
 from trainer.off_policy.logged import Decisions, LoggedRows
 
 Array = npt.NDArray[Any]
@@ -200,8 +199,7 @@ class LearningScores:
         hashed = pairs.hashed
         first, last = int(hashed.starts[begin]), int(hashed.starts[end])
         coordinates = self.model.coordinates
-        slots = np.empty(last - first, np.int64)
-        find_keys(coordinates.table.layout, hashed.hashes[first:last], slots)
+        slots = coordinates.table.find(hashed.hashes[first:last], hashed.features[first:last])
         known = np.flatnonzero(slots >= 0)
         features = hashed.features[first:last][known]
         keys = TableKeys(_NO_BYTES, _NO_OFFSETS, slots[known], features)

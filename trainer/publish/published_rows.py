@@ -1,8 +1,8 @@
 """The last published value of every key of a table, and which keys were touched since.
 
 Keys are numbered in the order of admission, which is their order in the arena. An array maps each slot to its key's
-number; it is rebuilt when the table has moved its slots. Finding the touched keys is one pass over the slots' `seen`;
-everything else is proportional to the number of touched keys.
+number, and another links the keys that share a slot; both are rebuilt when the table has moved its slots. Finding the
+touched keys is one pass over the slots' `seen`; everything else is proportional to the number of touched keys.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from trainer.learn.table import TableKeys, ValueTable
 from trainer.publish.published_rows_kernels import (
+    NONE,
     bytes_at,
     entries_at,
     index_keys,
@@ -43,7 +44,10 @@ class PublishedValues:
 
 
 class PublishedRows:
-    """The published values of a table's keys. In bytes: 8 a key and variant; the index: 8 a key, 4 a slot."""
+    """The published values of a table's keys. In bytes: 8 a key and variant; the index: 8 a key, 4 a slot.
+
+    With buckets the index takes 4 a key more.
+    """
 
     def __init__(self, table: ValueTable, own: int) -> None:
         """own: how many variants have values of their own."""
@@ -53,6 +57,7 @@ class PublishedRows:
         self._values = _no_values(own)
         self._moves = -1
         self._number_of_slot = np.empty(0, np.int32)
+        self._others_in_slot = np.empty(0, np.int32)
         self._known = self._end = 0
 
     @property
@@ -65,11 +70,12 @@ class PublishedRows:
         self._follow()
         table = self._table
         if since == 0 or not self.sees_touches:
-            numbers, slots = np.arange(table.used), np.empty(table.used, np.int64)
-            slots_of_all(table.layout, self._number_of_slot, slots)
+            numbers, slots = np.arange(table.count), np.empty(table.count, np.int64)
+            slots_of_all(table.layout, self._number_of_slot, self._others_in_slot, slots)
             return numbers, self.keys(numbers, slots)
-        found = np.empty((table.used, 2), np.int64)
-        found = found[: touched_since(table.layout, since, self._number_of_slot, found)]
+        found = np.empty((table.count, 2), np.int64)
+        size = touched_since(table.layout, since, self._number_of_slot, self._others_in_slot, found)
+        found = found[:size]
         found = found[np.argsort(found[:, 0])]
         numbers, slots = (np.ascontiguousarray(column) for column in found.T)
         return numbers, self.keys(numbers, slots)
@@ -113,11 +119,15 @@ class PublishedRows:
         table = self._table
         if self._moves != table.moves:
             self._moves, self._known, self._end = table.moves, 0, 0
-            self._number_of_slot = np.empty(table.slots.size, np.int32)
-        self._make_room(table.used)
-        index = (self._entry_starts, self._number_of_slot)
-        self._end = int(index_keys(table.layout, table.arena, self._end, self._known, table.used, *index))
-        self._known = table.used
+            self._number_of_slot = np.full(table.slots.size, NONE, np.int32)
+        self._make_room(table.count)
+        self._end = int(
+            index_keys(
+                table.layout, table.space, table.arena, self._end, self._known, table.count, self._entry_starts,
+                self._number_of_slot, self._others_in_slot,
+            )
+        )  # fmt: skip
+        self._known = table.count
 
     def _make_room(self, keys: int) -> None:
         """Grow the arrays to at least `keys` keys, by half as many more; new entries are 0."""
@@ -125,6 +135,8 @@ class PublishedRows:
         if keys > room or self._entry_starts.size < room:
             size = max(keys + keys // 2, room)
             self._entry_starts = _grown(self._entry_starts, size)
+            if self._table.buckets is not None:
+                self._others_in_slot = _grown(self._others_in_slot, size)
             weight, rate = _grown(self._values.weight, size), _grown(self._values.rate, size)
             self._values = PublishedValues(weight, rate)
 

@@ -82,8 +82,7 @@ class PassesReport:
 class Passes:
     """Several passes over one log. `figures`: of the passes that have ended.
 
-    `metrics`: of the present pass, from the second on; `done`: how many pieces of its blocks were learned. Both are 0
-    when a pass begins.
+    `metrics`: of the present pass, from the second on; `done`: how many pieces of its blocks were learned.
     """
 
     def __init__(self, options: PassOptions, spec: ModelSpec, blocks: Blocks) -> None:
@@ -111,7 +110,8 @@ class Passes:
     @property
     def goes_on(self) -> bool:
         """True if there is a pass to begin, or to resume, after the first."""
-        return self.again and len(self.figures) < self._options.most and not self.converged
+        left = len(self.figures) < self._options.most and not self.converged
+        return self.again and (left or self.done > 0)
 
     @property
     def converged(self) -> bool:

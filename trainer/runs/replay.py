@@ -78,7 +78,7 @@ class Replayed:
             "seconds": round(self.seconds, 6),
             "span_s": self.span_s,
             "speed": self.speed and round(self.speed, 1),
-            "keys": self.model.table.used,
+            "keys": self.model.table.count,
             "variants": {name: metrics.as_dict() for name, metrics in self.model.metrics.summary().items()},
         }
 
@@ -225,7 +225,7 @@ class JoinedTap:
 def _show(bar: Progress, model: LearningModel, expected: int | None) -> None:
     logloss = model.metrics.recent_logloss()
     fields = {"log-loss": logloss} if logloss is not None else {}
-    bar.update(model.rows, total=expected, **fields, keys=model.table.used)
+    bar.update(model.rows, total=expected, **fields, keys=model.table.count)
 
 
 def _wanted(resolved: ModelSpec, tap: JoinedTap | None) -> Wanted:

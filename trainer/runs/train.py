@@ -24,6 +24,7 @@ from trainer.checkpoint.description import Description, Written
 from trainer.examples.hashing import Examples
 from trainer.examples.open_log import Log, OpenLog, RunStart, examples_of, open_log
 from trainer.learn.calibration import CalibrationReport
+from trainer.learn.collisions import Collisions
 from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
 from trainer.learn.metrics.records import Regret, SliceMetrics, VariantMetrics
 from trainer.learn.model import LearningModel, Memory
@@ -59,6 +60,7 @@ class Report:
     slices: dict[str, list[SliceMetrics]] = field(default_factory=dict)
     calibration: dict[str, CalibrationReport] = field(default_factory=dict)
     memory: Memory | None = None
+    collisions: Collisions | None = None
     version: int | None = None
     published: PublishCounts = field(default_factory=PublishCounts)
     failed_checkpoints: int = 0
@@ -93,6 +95,7 @@ class Report:
             "nonzero": self.nonzero,
             "evicted": self.evicted,
             "memory": self.memory.as_dict(self.keys) if self.memory else None,
+            "collisions": self.collisions.model_dump() if self.collisions else None,
             "version": self.version,
             "published": self.published.as_dict(),
             "checkpoints": {"failed": self.failed_checkpoints, "damaged": self.damaged_checkpoints},
@@ -180,7 +183,7 @@ def train(
         report = _report(loop, publisher)
         if failure is None:
             report = replace(report, regret=_regret(model, output))
-            model.metrics.finish(report.regret)
+            model.metrics.finish(report.collisions, report.regret)
         for warning in (*opened.requests.warnings(), *model.coordinates.admission.notes()):
             output.note(warning)
     return Run(model, report, failure, opened.absent_fields, loop.withheld)
@@ -199,9 +202,7 @@ def _learn(
                 stream, lambda: _show(bar, model, model.metrics, opened.expected_rows(model.rows))
             )
     else:
-        output.note(
-            f"resuming in {passes.title}: the log is not read again, rows added to it are not learned"
-        )
+        output.note("pass 1 has ended: the log is not read again, and rows added to it are not learned")
     while failure is None and passes is not None and passes.goes_on:
         again, rows = passes.metrics, model.metrics.rows
         with (
@@ -222,7 +223,7 @@ def _regret(model: LearningModel, output: Output) -> Regret | None:
 def _show(bar: Progress, model: LearningModel, metrics: ProgressiveMetrics, expected: int | None) -> None:
     logloss = metrics.recent_logloss()
     fields = {"recent log-loss": logloss} if logloss is not None else {}
-    bar.update(metrics.rows, total=expected, **fields, keys=model.table.used)
+    bar.update(metrics.rows, total=expected, **fields, keys=model.table.count)
 
 
 def _report(loop: LearningLoop, publisher: BatchPublisher | None) -> Report:
@@ -239,13 +240,14 @@ def _report(loop: LearningLoop, publisher: BatchPublisher | None) -> Report:
         resumed_requests=loop.opened.requests.resumed,
         cut_requests=loop.opened.requests.cut,
         seconds=loop.seconds,
-        keys=model.table.used,
+        keys=model.table.count,
         nonzero=model.nonzero(),
         evicted=model.evicted,
         variants=model.metrics.summary(),
         slices=model.metrics.slices(),
         calibration=model.calibrator.report() if model.calibrator is not None else {},
         memory=model.memory(),
+        collisions=model.table.collisions(),
         published=publisher.counts if publisher is not None else PublishCounts(),
         failed_checkpoints=checkpoints.failed if checkpoints else 0,
         damaged_checkpoints=checkpoints.damaged if checkpoints else 0,
@@ -402,7 +404,7 @@ class LearningLoop:
             resolved=self._start.resolved.to_json(),
             columns=self._start.columns,
             rows=self.model.rows,
-            keys=self.model.table.used,
+            keys=self.model.table.count,
             seconds=self.seconds,
             read=self._read_so_far(),
             rows_read=self._rows_read,

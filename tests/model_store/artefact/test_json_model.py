@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from hypothesis import strategies as st
 from model_store.artefact import json_model
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.key_ranges import OTHER, PrefixRules, key_ranges
-from model_store.errors import ArtefactError
+from model_store.errors import ArtefactError, SpecError
 from model_store.features.features import FeaturePlan
 from model_store.spec.inferred_spec import infer_spec
+from model_store.spec.learner_section import LearnerSection
 from tests.model_store.models import KEYS, SPEC, model
 
 UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -35,6 +37,18 @@ MODEL = st.fixed_dictionaries(
 def imported(document: Any) -> Artefact:
     parsed = json_model.parse(json.dumps(document).encode())
     return json_model.to_artefact(parsed, infer_spec("ads", parsed.keys))
+
+
+def test_an_adpredictor_is_neither_read_nor_written_since_its_variances_would_be_missing() -> None:
+    learner = LearnerSection(algorithm="adpredictor", rate="posterior", l1=0.0)
+    spec = SPEC.model_copy(update={"learner": learner})
+    parsed = json_model.parse(b'{"list": [{"fid": "0", "key": "age=25", "value": 0.5}], "type": "t"}')
+    with pytest.raises(SpecError, match=r"adpredictor.* a variance for each key.*import an \.arrow file"):
+        json_model.to_artefact(parsed, spec)
+    with pytest.raises(
+        SpecError, match=r"adpredictor.* a variance for each key.*export it to an \.arrow file"
+    ):
+        json_model.render(replace(model(KEYS), spec=spec))
 
 
 def exact(document: Any) -> list[tuple[Any, ...]]:

@@ -196,6 +196,19 @@ def test_one_variant_keeps_what_it_weighs_and_learns_by_its_own_parameters() -> 
     assert same(Artefact.from_bytes(lean.to_bytes()), lean)
 
 
+def test_one_variant_of_adpredictor_keeps_a_mean_of_0_for_its_variance() -> None:
+    text = SPEC_TEXT + '[learner]\nalgorithm = "adpredictor"\nvalues = "per_variant"\n'
+    weight = np.array([[0.5, 0.0], [0.0, 0.25]], np.float32)
+    artefact = replace(
+        model([b"a", b"b"], variants=np.full(2, 3, np.uint32)),
+        spec=parse_spec(text),
+        weight=weight,
+        rate=np.full((2, 2), 0.02, np.float32),
+    )
+    plain = one_variant(artefact, "plain")
+    assert dict(zip(plain.key_list(), plain.weight.tolist(), strict=True)) == {b"a": 0.0, b"b": 0.25}
+
+
 def test_one_variant_of_shared_weights_keeps_the_keys_it_uses() -> None:
     plain = one_variant(model(variants=np.array([3, 2, 1, 3, 1], np.uint32)), "plain")
     assert sorted(plain.key_list()) == sorted([KEYS[0], KEYS[1], KEYS[3]])

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from server.ranking.explain import deviation, item_tokens, request_tokens
 from server.ranking.query import Ranking
 from server.ranking.ranker import Ranker
 from server.ranking.served import ServedVersion
+from server.sync.last_good import LastGood
 from tests.matrix import examples
 from tests.server.model.models import Records, runs
 from tests.server.ranked import options_of, ranked
@@ -205,7 +207,11 @@ def of_item(artefact: Artefact, item_id: str) -> Prediction:
     return slow(artefact, {**dict(ITEMS)[item_id], "sku": item_id}, 0)
 
 
-ITEMS: Any = [("sure", {"brand": "nike"}), ("vague", {"brand": "puma"}), ("new", {"brand": "nova"})]
+ITEMS: Any = [
+    ("sure", {"brand": "nike", "bid": "1.4"}),
+    ("vague", {"brand": "puma", "bid": "1"}),
+    ("new", {"brand": "nova", "bid": "1.2"}),
+]
 BELIEFS = {b"bias": (-1.0, 0.01), b"brand=nike": (0.5, 0.001), b"brand=puma": (0.4, 0.65)}
 IDS = [item_id for item_id, _ in ITEMS]
 
@@ -224,7 +230,7 @@ def test_filters_caps_and_missing_values_of_an_objective_follow_the_order_by_cli
     assert ranked(ranker, {}, IDS, options=kept).ids == ["vague", "sure"]
     capped = options_of(caps=[{"field": "brand", "at_most": 1}])
     assert ranked(ranker, {}, [*IDS, "sure"], options=capped).ids == ["vague", "sure", "new"]
-    assert ranked(ranker, {}, IDS, options=options_of(objective="bid")).ids == ["vague", "sure", "new"]
+    assert ranked(ranker, {}, IDS, options=options_of(objective="weight")).ids == ["vague", "sure", "new"]
 
 
 def test_an_objective_sees_the_plain_score_and_its_click_rate() -> None:
@@ -279,7 +285,7 @@ def test_thompson_draws_from_the_posterior_of_each_score() -> None:
 
 
 @pytest.mark.parametrize("caps", [[], [{"field": "brand", "at_most": 1}]])
-@pytest.mark.parametrize("objective", ["", "ctr * ctr"])
+@pytest.mark.parametrize("objective", ["", "ctr + 2 * bid"])
 def test_propensities_are_the_chances_of_being_returned(objective: str, caps: list[Any]) -> None:
     ranker = ranker_of(shop(BELIEFS), ITEMS)
     options = options_of(exploration={"thompson": {"width": 1.0}}, objective=objective, caps=caps)
@@ -293,7 +299,7 @@ def test_propensities_are_the_chances_of_being_returned(objective: str, caps: li
         said[found.ids[0]] = float(found.propensities[0])
     for name, times in returned.items():
         assert times / count == pytest.approx(said[name], abs=0.03 if not caps else 0.08)
-    assert min(returned.values()) > 0.05 * count, "a test of something"
+    assert min(returned.values()) > 0.03 * count, "a test of something"
 
 
 def test_a_calibration_curve_applies_to_plain_and_to_explored_click_rates() -> None:
@@ -347,6 +353,20 @@ def test_a_large_number_that_is_known_leaves_no_rounding_of_its_prior(x: float) 
     request: dict[str, Value] = {"n": x, "m": "1"}
     found = ranked(ranker_of(artefact, [("i", {"brand": "b"})]), request, ["i"], options=UNSURE)
     assert_predicts(found, artefact, request, [{"brand": "b"}], 0)
+
+
+def test_a_model_restored_from_disk_predicts_the_same(tmp_path: Path) -> None:
+    artefact = shop(BELIEFS)
+    model, again = LiveModel("shop"), LiveModel("shop")
+    model.load(1, "", artefact, Catalogue.build(FeaturePlan.of(artefact.spec), ITEMS))
+    disk = LastGood(tmp_path, "shop")
+    disk.save(model.parts)
+    kept = disk.kept()
+    assert kept is not None
+    served = ServedVersion.bind(again.restore(disk.load(kept)))
+    found = ranked(served.ranker, {}, IDS)
+    assert found.ctr == ranked(ServedVersion.bind(model.parts).ranker, {}, IDS).ctr
+    assert found.ctr == pytest.approx([of_item(artefact, name).ctr for name in found.ids], rel=1e-9)
 
 
 def test_a_model_whose_keys_of_items_all_go_is_refused_although_their_priors_have_a_variance() -> None:

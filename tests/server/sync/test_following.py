@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import tempfile
 import threading
 from collections.abc import Callable
+from dataclasses import replace
+from statistics import NormalDist
 
 import grpc
 import pytest
@@ -14,6 +17,8 @@ import structlog
 
 from ftrie.client.client import Client, RankFailed
 from model_store.errors import StoreError
+from model_store.features.features import FeaturePlan
+from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from tests.server import shop
 from tests.server.one_process import Server
@@ -34,6 +39,35 @@ def test_a_rollback_is_followed(client: Client, store: Store, eventually: Eventu
     eventually(lambda: client.rank(candidates=CANDIDATES).version == 2)
     assert store.model(shop.NAME).rollback() == 1
     eventually(lambda: client.rank(candidates=CANDIDATES).version == 1)
+
+
+def test_versions_of_another_link_are_served_changed_and_rolled_back(
+    client: Client, store: Store, eventually: Eventually
+) -> None:
+    alpha, beta, versions = 0.4, 0.5, store.model(shop.NAME)
+    learner = f'[learner]\nalgorithm = "adpredictor"\nalpha = {alpha}\nbeta = {beta}\n'
+    parsed = parse_spec(shop.SPEC + learner)
+    spec = parsed.resolve(["click", "device", *parsed.fields])
+    first, second = (replace(shop.artefact(seed), spec=spec) for seed in (2, 3))
+    delta = second.changes_since(first, version=versions.publish_and_activate(first))
+    changed = versions.publish_and_activate(delta)
+    eventually(lambda: client.rank(candidates=["item-1"]).version == changed)
+
+    explained = client.explain(candidates=["item-1"], variant="base").items[0].item
+    score = shop.expected_score(shop.ITEMS["item-1"], 0, seed=3)
+    keys = [key for key in FeaturePlan.of(spec).keys(shop.ITEMS["item-1"]) if key[2] & 1]
+    rate = float(shop.artefact().rate[0])
+    variance = sum((rate if key in shop.masks() else alpha) * x * x for key, x, _ in keys)
+    assert explained.score == pytest.approx(score)
+    assert explained.uncertainty == pytest.approx(math.sqrt(variance))
+    assert explained.ctr == pytest.approx(NormalDist().cdf(score / math.sqrt(beta**2 + variance)), abs=1e-9)
+    ranked = client.rank(candidates=["item-1"], variant="base").items[0]
+    assert ranked == replace(explained, uncertainty=None), "a plain answer has none"
+
+    versions.activate(1)
+    eventually(lambda: client.rank(candidates=["item-1"]).version == 1)
+    plain = client.rank(candidates=["item-1"]).items[0]
+    assert plain.ctr == pytest.approx(1 / (1 + math.exp(-plain.score)))
 
 
 def test_a_delta_whose_parents_were_never_active_is_followed_and_left_again(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
 from typing import Any
 
@@ -21,6 +21,7 @@ from trainer.learn.model import LearningModel
 from trainer.learn.predictions_kernels import Predictions
 
 Rows = Sequence[Mapping[str, bytes]]
+Key = tuple[bytes, float, int]
 Weights = dict[bytes, tuple[float, ...]]
 
 
@@ -51,9 +52,16 @@ def by_kernel(spec: ModelSpec, rows: Rows, size: int = 97) -> tuple[npt.NDArray[
 
 
 def by_textbook(
-    spec: ModelSpec, rows: Rows, printed: Learner | None = None, **of: Any
+    spec: ModelSpec,
+    rows: Rows,
+    printed: Learner | None = None,
+    placed: Callable[[list[Key]], list[Key]] = list,
+    **of: Any,
 ) -> tuple[npt.NDArray[np.float64], Weights, Any]:
-    """The same by an oracle, in plain Python; scores as `Predicted` has them. printed: replaces the spec's learner."""
+    """The same by an oracle, in plain Python; scores as `Predicted` has them.
+
+    printed: replaces the spec's learner; placed: what takes the place of a row's keys.
+    """
     plan, learner = FeaturePlan.of(spec.resolve(list(rows[0]))), spec.learner
     oracle: Oracle | AdPredictorOracle
     if learner.algorithm == "adpredictor":
@@ -71,7 +79,7 @@ def by_textbook(
     for row in rows:
         label = 1.0 if row["click"] in (b"1", b"true") else 0.0
         keys = [key for key in plan.keys(row) if key[2]]
-        scores.append(oracle.learn(keys, label, float(row.get("importance", b"1"))))
+        scores.append(oracle.learn(placed(keys), label, float(row.get("importance", b"1"))))
     weights = {
         key: tuple(oracle.weight(key, variant) for variant in known.users)
         for key, known in oracle.coordinates.items()

@@ -34,6 +34,9 @@ LEARNERS = {
     "fobos at a global rate": 'algorithm = "fobos"\nl1 = 0.0001\nl2 = 0.01\nrate = "global"',
     "truncation": 'algorithm = "truncation"\nk = 7\ntheta = 0.05',
     "truncated gradient": 'algorithm = "truncated_gradient"\nl1 = 0.001\nk = 7\ntheta = 1.0',
+    "buckets": "hash_bits = 8",
+    "buckets of own values": 'hash_bits = 8\nvalues = "per_variant"',
+    "buckets in 16 bits": 'hash_bits = 8\nprecision = "q2.13"',
     "adpredictor": 'algorithm = "adpredictor"\nforgetting = 0.01\nprune_kl = 0.01',
     "calibration": '[calibration]\nkind = "isotonic"',
 }
@@ -56,7 +59,7 @@ def weights(artefact: Artefact) -> dict[bytes, Any]:
     return dict(zip(artefact.key_list(), artefact.weight.astype(np.float64), strict=True))
 
 
-@pytest.mark.parametrize("name", slow_except(["ftrl", "bloom"], LEARNERS))
+@pytest.mark.parametrize("name", slow_except(["ftrl", "bloom", "buckets"], LEARNERS))
 def test_every_delta_makes_the_snapshot_bit_for_bit(name: str) -> None:
     draw = random.Random(name)
     model, served, chain = begun(spec_of(name), ROWS[:1000])

@@ -265,6 +265,21 @@ def test_a_run_that_has_ended_goes_on_with_more_passes_but_not_with_fewer(
     assert "of a run in pass 4, but --passes is 2; expected 4 or more" in capsys.readouterr().err
 
 
+def test_a_pass_that_has_begun_is_finished_whatever_the_tolerance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, log = write_spec(tmp_path / "shop.toml"), write_log(tmp_path / "a.csv", rows(1000, 1))
+    expected = undisturbed(tmp_path / "whole", spec, [log], "--passes=3", "--tolerance=0")
+    training = Training(tmp_path / "resumed", spec)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5 + 10 + 6)
+        assert run(training.keeping([log], "--passes=9", "--tolerance=0", batch_bytes=12_000)) == 143
+    assert run(training.keeping([log], "--passes=9", "--tolerance=1")) == 0
+    outcome = training.outcome()
+    assert len(outcome.report["passes"]) == 3
+    assert outcome.model == expected.model
+
+
 @pytest.mark.parametrize(("first", "then"), [("--passes=1", "--passes=2"), ("--passes=2", "--passes=1")])
 def test_a_run_is_resumed_with_passes_only_if_it_was_started_with_them(
     tmp_path: Path, first: str, then: str, capsys: pytest.CaptureFixture[str]

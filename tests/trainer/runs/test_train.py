@@ -60,7 +60,7 @@ def test_the_command_saves_reports_and_lists_bad_rows(tmp_path, spec_file, capsy
     assert set(report) == {
         "rows", "rejected", "seconds", "rows_per_second", "keys", "nonzero", "version", "variants",
         "slices", "subsampled", "resumed_requests", "cut_requests", "evicted", "checkpoints", "calibration",
-        "memory", "reasons", "published", "labels", "warnings",
+        "memory", "collisions", "reasons", "published", "labels", "warnings",
         "passes", "converged",
     }  # fmt: skip
     assert (report["rows"], report["rejected"], report["version"]) == (299, 2, None)

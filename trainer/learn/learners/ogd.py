@@ -15,7 +15,7 @@ c = eta l1, m missed examples turn |w| into |w| q^m - c (1 + q + ... + q^(m-1)) 
 would pass 0 does pass it, since a subgradient step does not stop there: |w| becomes c - q |w|, and the sign changes
 then and at every later example. For v = |w| after that step, m more examples yield
 
-    (-q)^m v + c (1 + (-q) + ... + (-q)^(m-1)).
+    (-q)^m v + c (1 - (-q)^m) / (1 + q).
 
 Missed examples, global rate eta_s: l2 alone. The coordinate stores a = w / A, A the product of all 1 - eta_s l2 so far,
 as in `fobos.py`; lazy[v, 1] is A. With l1, the alternating part has no closed form under a falling rate: the spec
@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from model_store.jit import bare_inline, implements, stub
-from trainer.learn.learners.fobos import keeps_scaled_weights, powers, shrinkage, stored
+from trainer.learn.learners.fobos import keeps_scaled_weights, shrinkage, stored
 from trainer.learn.learners.operations import (
     advance,
     has_no_lazy_state,
@@ -92,6 +92,8 @@ def steps_before_0(u: Any, m: Any, y: Any, c: Any) -> Any:
 
     A logarithm estimates k; as it may differ between machines in its last bit, `shrunk` itself decides.
     """
+    if (1.0 - y) * u <= c:  # nearly always: it passed 0 before it was touched
+        return np.int64(0)
     ratio = u / c if y < _NEGLIGIBLE else math.log1p(u / c * y) / -math.log1p(-y)
     k = np.int64(min(max(math.ceil(ratio) - 1.0, 0.0), m - 1.0))
     while k > 0 and shrunk(u, k, y, c) <= 0.0:
@@ -105,13 +107,13 @@ def steps_before_0(u: Any, m: Any, y: Any, c: Any) -> Any:
 def crossed(w: Any, m: Any, y: Any, c: Any) -> Any:
     """w after m steps, of which one passes 0."""
     k = steps_before_0(abs(w), m, y, c)
-    u = c - (1.0 - y) * shrunk(abs(w), k, y, c)
+    u = c - (1.0 - y) * (shrunk(abs(w), k, y, c) if k > 0 else abs(w))
     if u == 0.0:
         return u
     later = m - k - 1
-    power, total = powers(y - 1.0, later)
-    u = power * u + c * (1.0 + total - power)
-    return math.copysign(u, w) * (2.0 * np.float64(later & 1) - 1.0)
+    sign = 1.0 - 2.0 * np.float64(later & 1)
+    power = sign * (shrinkage(y / (1.0 - y), later)[0] if y > 0.0 else 1.0)
+    return math.copysign(power * u + c * (1.0 - power) / (2.0 - y), w) * -sign
 
 
 @stub

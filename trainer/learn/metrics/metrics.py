@@ -19,6 +19,7 @@ from model_store.errors import CheckpointError
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import Examples
+from trainer.learn.collisions import Collisions
 from trainer.learn.metrics.figures import Group, new_tally, reliability
 from trainer.learn.metrics.metrics_kernels import (
     CLICKED,
@@ -161,7 +162,7 @@ class ProgressiveMetrics:
                 self._end_window()
             first = last
 
-    def finish(self, regret: Regret | None = None) -> None:
+    def finish(self, collisions: Collisions | None = None, regret: Regret | None = None) -> None:
         """Write the open window and the last lines. A resumed run removes them."""
         if self.file is None:
             return
@@ -170,7 +171,7 @@ class ProgressiveMetrics:
         self.file.write(self._detail(), keep=False)
         if regret is not None:
             self.file.write(regret, keep=False)
-        self.file.write(End(rows=self.rows), keep=False)
+        self.file.write(End(rows=self.rows, collisions=collisions), keep=False)
 
     @property
     def rows(self) -> int:

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from model_store.errors import OutputError
+from trainer.learn.collisions import Collisions
 
 FORMAT: Literal["ftrie-metrics"] = "ftrie-metrics"
 FORMAT_VERSION = 1
@@ -159,10 +160,11 @@ class Regret(Record):
 
 
 class End(Record):
-    """The last line of a run that reached the end of its inputs."""
+    """The last line of a run that reached the end of its inputs. collisions: None in a file of an earlier version."""
 
     kind: Literal["end"] = "end"
     rows: int
+    collisions: Collisions | None = None
 
 
 Line = Annotated[Header | Window | Detail | Regret | End, Field(discriminator="kind")]

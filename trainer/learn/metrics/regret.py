@@ -5,8 +5,9 @@ After t examples a variant's regret is
     sum over s <= t of l_s(w_s)  -  min over w of the sum over s <= t of l_s(w),
 
 l_s the log-loss of example s times its importance, w_s the weights just before it was learned. The minimum is over all
-weights of all keys that the variant uses, without a penalty, whichever of them the model admits. Where a key separates
-clicks from the rest, the loss falls as its weight grows, and only comes near its infimum.
+weights of all keys that the variant uses, without a penalty, whichever of them the model admits; each key has a weight
+of its own, with `hash_bits` too. Where a key separates clicks from the rest, the loss falls as its weight grows, and
+only comes near its infimum.
 
 In: the first pass of a run, batch by batch. Out: a `Regret` record, with each variant's curve at about 20 rows. Every
 minimum is found over the examples so far, from the weights of the minimum before, by L-BFGS (Liu and Nocedal, 1989) in

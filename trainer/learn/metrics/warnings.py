@@ -1,4 +1,4 @@
-"""Warnings about a learning model: predictions that diverge, and variants that are equal.
+"""Warnings about a learning model: predictions that diverge, variants that are equal, too many hash collisions.
 
 The model is checked whenever a chunk of rows is large enough: 1,000 rows, 100 with a click and 100 without. A shorter
 log is checked as a whole at its end. docs/training_metrics.md#warnings has the bounds.
@@ -18,7 +18,6 @@ from trainer.learn.coordinates import Coordinates
 from trainer.learn.metrics.figures import entropy
 from trainer.learn.metrics.metrics import ProgressiveMetrics, Sums
 from trainer.learn.table import TableKeys
-from trainer.learn.table_kernels import find_keys
 
 CHUNK_ROWS, CHUNK_CLICKS = 1_000, 100
 WORSE = 1.5
@@ -27,7 +26,7 @@ SHORT_ROWS, SHORT_LOGLOSS = 100, 1.0
 """For a log shorter than a chunk a warning is due above this log-loss; an untrained model has ln 2 = 0.69."""
 _MOVES = 2.0  # a field is named if its mean effect on the score is at least this
 
-DIVERGING, SAME_VARIANTS = "diverging", "same variants"
+DIVERGING, SAME_VARIANTS, COLLISIONS = "diverging", "same variants", "collisions"
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class _Worst:
 
 
 class ModelWarnings:
-    """The warnings of one model. Not thread-safe. `texts`: the present ones by kind, DIVERGING or SAME_VARIANTS.
+    """The warnings of one model. Not thread-safe. `texts`: the present ones by kind, the constants above.
 
     `normalized_entropy`: the largest of all variants in the last chunk, None before the first one.
     """
@@ -72,10 +71,12 @@ class ModelWarnings:
         self.normalized_entropy = worst.normalized_entropy
         self._put(DIVERGING, self._diverging(worst) if worst.normalized_entropy > WORSE else "")
         self._check_variants()
+        self._check_collisions()
 
     def finish(self) -> tuple[str, ...]:
         """All warnings, at the end of the log."""
         total = self._metrics.sums()
+        self._check_collisions()
         if total.rows >= SHORT_ROWS:
             self._same = {}  # the reason may have changed
             self._check_variants()
@@ -83,6 +84,9 @@ class ModelWarnings:
                 worst = _worst(total)
                 self._put(DIVERGING, self._diverging(worst) if worst.logloss > SHORT_LOGLOSS else "")
         return tuple(self.texts.values())
+
+    def _check_collisions(self) -> None:
+        self._put(COLLISIONS, self._coordinates.table.collisions().warning)
 
     def _put(self, kind: str, text: str) -> None:
         if text:
@@ -150,8 +154,7 @@ class ModelWarnings:
         hashed = examples.hashed
         rows = min(CHUNK_ROWS, hashed.labels.size)
         begin, end = int(hashed.starts[hashed.labels.size - rows]), int(hashed.starts[hashed.labels.size])
-        slots = np.empty(end - begin, np.int64)
-        find_keys(self._coordinates.table.layout, hashed.hashes[begin:end], slots)
+        slots = self._coordinates.table.find(hashed.hashes[begin:end], hashed.features[begin:end])
         known = np.flatnonzero(slots >= 0)
         x, features = np.abs(hashed.x[begin:end][known]), hashed.features[begin:end][known]
         keys = TableKeys(np.empty(0, np.uint8), np.zeros(1, np.int64), slots[known], features)

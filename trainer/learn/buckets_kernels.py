@@ -1,0 +1,115 @@
+"""Kernels of feature hashing: a key's bucket, rows folded to buckets, and the set of the keys' 64-bit hashes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from model_store.hash_kernels import prefetch
+from model_store.jit import bare_kernel, implements, stub
+from trainer.examples.examples_kernels import x_of
+
+_FREE = np.uint64(0)
+_NOT_ZERO = np.uint64(1 << 31)
+_64 = np.uint64(64)
+_KEYS_AHEAD = 16
+
+
+class Exact(NamedTuple):
+    """Every key has a slot of its own."""
+
+
+class BucketSpace(NamedTuple):
+    """mask: uint64, 2^hash_bits - 1; first: uint64[features], the first bucket of each feature's group; bits: uint64.
+
+    There are 2^bits buckets in all, of which a group has 2^hash_bits; bits is at most 31.
+    """
+
+    mask: Any
+    first: Any
+    bits: Any
+
+
+@stub
+def slot_key(space: Any, key: Any, feature: Any) -> Any:
+    """What a slot of the value table holds for a key: its hash, or the number that stands for its bucket; never 0."""
+
+
+@implements(slot_key, Exact)
+def _hash_itself(space: Any, key: Any, feature: Any) -> Any:
+    return key
+
+
+@implements(slot_key, BucketSpace)
+def _bucket_twice(space: Any, key: Any, feature: Any) -> Any:
+    """The bucket is both the lowest and the highest bits.
+
+    So in a table of 2^bits slots, of whatever layout, the search for it begins at the slot with the bucket's own
+    number: such a table may be full.
+    """
+    bucket = space.first[feature] | (key & space.mask)
+    return bucket << (_64 - space.bits) | _NOT_ZERO | bucket
+
+
+@bare_kernel
+def fold_rows(space: Any, rows: Any, begin: Any, end: Any, written: Any, out: Any) -> Any:
+    """Write rows begin to end with a bucket in place of each key, once each, its x the sum of its keys' x.
+
+    out: `HashedRows` with room for as many features; rows from `end` on have none. written: int64[2^k], -1 everywhere,
+    at least twice the features of a row: an open-addressing set of where this row's buckets are in `out`.
+    """
+    last = np.uint64(written.size - 1)
+    at = 0
+    for row in range(begin, end):
+        first = at
+        out.starts[row] = first
+        for position in range(rows.starts[row], rows.starts[row + 1]):
+            key = slot_key(space, rows.hashes[position], rows.features[position])
+            x = x_of(rows, position)
+            place = np.int64(key & last)
+            while written[place] >= first and out.hashes[written[place]] != key:
+                place = np.int64(np.uint64(place + 1) & last)
+            if written[place] >= first:  # entries of earlier rows are below
+                out.x[written[place]] += x
+                continue
+            written[place] = at
+            out.hashes[at], out.features[at], out.x[at] = key, rows.features[position], x
+            at += 1
+    for row in range(end, out.starts.size):
+        out.starts[row] = at
+
+
+@bare_kernel
+def enter_hashes(held: Any, room: Any, hashes: Any, position: Any, end: Any, added: Any, count: Any) -> Any:
+    """Add hashes to a set until it has `room` more; return (next position, count).
+
+    held: uint64[2^k], open addressing, 0 where free; added: int64 out, from `count` on, the positions of the hashes
+    that were not in it.
+    """
+    last = np.uint64(held.size - 1)
+    full = count + room
+    while position < end and count < full:
+        ahead = min(position + _KEYS_AHEAD, end - 1)
+        prefetch(held.ctypes.data + np.int64(hashes[ahead] & last) * 8)
+        place = np.int64(hashes[position] & last)
+        while held[place] != _FREE and held[place] != hashes[position]:
+            place = np.int64(np.uint64(place + 1) & last)
+        if held[place] == _FREE:
+            held[place] = hashes[position]
+            added[count] = position
+            count += 1
+        position += 1
+    return position, count
+
+
+@bare_kernel
+def move_hashes(held: Any, larger: Any) -> None:
+    """Copy a set to a larger, empty one."""
+    last = np.uint64(larger.size - 1)
+    for index in range(held.size):
+        if held[index] != _FREE:
+            place = np.int64(held[index] & last)
+            while larger[place] != _FREE:
+                place = np.int64(np.uint64(place + 1) & last)
+            larger[place] = held[index]
