@@ -33,6 +33,7 @@ TUNABLE = (
         "prior_ctr",
         "forgetting",
         "ttl",
+        "hash_bits",
     ),
 )
 

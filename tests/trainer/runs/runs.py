@@ -41,6 +41,7 @@ SPECS = {
     "bloom": 'inclusion = { kind = "bloom", count = 3, keys = 10000 }',
     "poisson": 'inclusion = { kind = "poisson", p = 0.2 }',
     "subsample": "subsample = { unclicked = 0.4 }",
+    "buckets": "hash_bits = 8",
 }
 
 

@@ -67,7 +67,8 @@ def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    "name", ["subsample", "bloom", "fobos, rows to live", "own values in 16 bits by counts", "poisson"]
+    "name",
+    ["subsample", "bloom", "fobos, rows to live", "own values in 16 bits by counts", "poisson", "buckets"],
 )
 def test_runs_of_other_learners_killed_at_random_moments(tmp_path: Path, name: str) -> None:
     kill_at_random(tmp_path, name, 2000, kills=40, seed=2)

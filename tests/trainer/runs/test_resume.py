@@ -27,7 +27,7 @@ def forget_newest(training: Training, count: int) -> None:
         path.unlink()
 
 
-@pytest.mark.parametrize("name", slow_except(["ftrl", "bloom"], SPECS))
+@pytest.mark.parametrize("name", slow_except(["ftrl", "bloom", "buckets"], SPECS))
 def test_every_learner_goes_on_bit_by_bit(tmp_path: Path, name: str) -> None:
     spec = write_spec(tmp_path / "shop.toml", name)
     a, b = write_log(tmp_path / "a.csv", rows(1500, 1)), write_log(tmp_path / "b.csv", rows(1000, 2))

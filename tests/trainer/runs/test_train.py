@@ -260,3 +260,33 @@ def test_an_input_is_never_written_over(tmp_path, spec_file, capsys, flag):
         assert run(["train", str(spec_file), str(tmp_path / "*.csv"), flag, str(path)]) == 2
         assert f"{path} is an input of this run" in capsys.readouterr().err
     assert log.read_bytes() == before
+
+
+def test_the_collision_rate_is_in_the_summary_the_report_the_metrics_and_the_page(
+    tmp_path, spec_file, capsys
+):
+    spec = tmp_path / "hashed.toml"
+    spec.write_text(spec_file.read_text("utf-8") + "hash_bits = 8\n", "utf-8")
+    log = write_csv(tmp_path / "log.csv", shop_rows(300, 1))
+    report, metrics, page = (tmp_path / name for name in ("report.json", "metrics.jsonl", "page.html"))
+    assert run(["train", str(spec), str(log), "--report", str(report), "--metrics", str(metrics)]) == 0
+    printed = capsys.readouterr()
+    found = json.loads(report.read_text())["collisions"]
+    assert found["hash_bits"] == 8
+    assert 0.0 < found["rate"] < 1.0
+    assert found["rate"] == (found["keys"] - found["used"]) / found["keys"]
+    said = f"{found['used']:,} of {found['buckets']:,} buckets used"
+    assert said in printed.out
+    assert f"collision rate {found['rate']:.3%}, expected {found['expected']:.3%}" in printed.out
+    assert f"set hash_bits = {found['enough_bits']}" in printed.err
+    assert json.loads(metrics.read_text().splitlines()[-1])["collisions"] == found
+    assert run(["report", str(metrics), "-o", str(page)]) == 0
+    assert said in page.read_text("utf-8")
+
+
+def test_a_run_with_exact_keys_reports_how_likely_a_64_bit_collision_was(tmp_path, spec_file):
+    log, report = write_csv(tmp_path / "log.csv", shop_rows(300, 1)), tmp_path / "report.json"
+    assert run(["train", str(spec_file), str(log), "--report", str(report)]) == 0
+    written = json.loads(report.read_text())
+    assert written["collisions"]["rate"] is None
+    assert written["collisions"]["probability"] == pytest.approx(written["keys"] ** 2 / 2**65, rel=0.05)
