@@ -1,0 +1,1 @@
+"""Training on many machines: rows on workers, keys on reducers, and consensus between them, on Ray."""
