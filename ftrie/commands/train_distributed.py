@@ -12,7 +12,6 @@ import typer
 from ftrie import terminal
 from ftrie.commands.flags import (
     ForceOption,
-    InitFromOption,
     LogFlags,
     RejectsOption,
     SaveOption,
@@ -20,16 +19,16 @@ from ftrie.commands.flags import (
     StrictOption,
     grouped,
 )
-from ftrie.commands.train import print_variants, reasons_line
+from ftrie.commands.train import print_variants, rejected_for
 from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table, warn
-from model_store.errors import Stopped, counted
+from model_store.errors import counted
 
 if TYPE_CHECKING:
-    from trainer.runs.distributed_checkpoint import DistributedCheckpoints
-    from trainer.runs.train_distributed import DistributedOptions, DistributedReport, HeldOut
+    from trainer.distributed.checkpoint import DistributedCheckpoints
+    from trainer.runs.train_distributed import DistributedOptions, DistributedReport
 
-METHODS = ("surrogate", "admm", "admm-adaptive", "average")
 _MIB = 1 << 20
+_MOST_REDUCERS = 4
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ class IterationCheckpointFlags:
 
     def opened(self) -> DistributedCheckpoints | None:
         """The folder of checkpoints, locked for this run; None without --checkpoint. Raises CheckpointError."""
-        from trainer.runs.distributed_checkpoint import DistributedCheckpoints
+        from trainer.distributed.checkpoint import DistributedCheckpoints
 
         if self.checkpoint is None:
             if self.resume or self.every is not None:
@@ -186,14 +185,19 @@ def train_distributed(
     from model_store.spec.spec import load_spec
     from model_store.store import Store
     from model_store.whole_file import check_writable
+    from trainer.distributed.cluster import the_ray
+    from trainer.distributed.dealing import check_distributable, check_inputs
     from trainer.logs.rejects import RejectLog
     from trainer.runs.finish_run import finish_run
-    from trainer.runs.train_distributed import check_inputs, check_spec, train_distributed
+    from trainer.runs.train_distributed import train_distributed as run_distributed
+    from trainer.runs.warmup import compile_kernels, formats_of
 
     model_spec = load_spec(spec)
-    options = _options(cluster, how)
-    check_spec(model_spec)
-    check_inputs(inputs)
+    options = _options(cluster, how, log)
+    check_distributable(model_spec)
+    check_inputs([*inputs, *options.held_out.inputs])
+    formats = formats_of([*inputs, *options.held_out.inputs], log.format)
+    the_ray()
     publish = publish or activate
     if save is not None and save.suffix == ".json":
         raise typer.BadParameter("a model is saved as .arrow; `ftrie store export` writes the JSON form")
@@ -205,11 +209,13 @@ def train_distributed(
         checkpoints = start.opened()
         if checkpoints is not None:
             stack.enter_context(checkpoints)
-        run = train_distributed(
+        compile_kernels(model_spec, formats, output=terminal)
+        run = run_distributed(
             model_spec,
             log.log(inputs, model_spec.input),
             options,
-            rejects=stack.enter_context(RejectLog(rejects, strict)),
+            rejects=stack.enter_context(RejectLog(rejects)),
+            strict=strict,
             checkpoints=checkpoints,
             force=force,
             output=terminal,
@@ -218,7 +224,79 @@ def train_distributed(
     if report is not None:
         run.report.write(report)
     if run.failure is not None:
-        if not isinstance(run.failure, Stopped):
-            note(f"{counted(len(run.report.iterations), 'iteration')} had ended before this")
         raise run.failure
     print_report(run.report, as_json)
+
+
+def _options(cluster: ClusterFlags, how: MethodFlags, log: LogFlags) -> DistributedOptions:
+    """The options of the run. Raises typer.BadParameter for flags that do not go together."""
+    from trainer.distributed.dealing import HeldOut
+    from trainer.distributed.methods import METHODS, MethodOptions
+    from trainer.runs.train_distributed import DistributedOptions
+
+    if how.method not in METHODS:
+        raise typer.BadParameter(f"--method {how.method}: expected {', '.join(METHODS[:-1])} or {METHODS[-1]}")
+    if how.rho is not None and not how.method.startswith("admm"):
+        raise typer.BadParameter(f"--rho belongs to --method admm or admm-adaptive, not to {how.method}")
+    method = MethodOptions(how.method, how.iterations, how.tolerance, 1.0 if how.rho is None else how.rho)
+    share, file = _held_out(how.held_out)
+    return DistributedOptions(
+        workers=cluster.workers,
+        reducers=cluster.reducers or min(cluster.workers, _MOST_REDUCERS),
+        method=method,
+        address=cluster.address,
+        held_out=HeldOut(share, (file,) if file is not None else ()),
+        shard_bytes=None if cluster.shard_memory is None else cluster.shard_memory * _MIB,
+        timeout_s=cluster.worker_timeout,
+        items=log.items,
+        users=log.users,
+    )
+
+
+def _held_out(text: str | None) -> tuple[float, str | None]:
+    """The share or the file of --held-out: "0.1" → (0.1, None), "day_7.csv" → (0.0, "day_7.csv")."""
+    if text is None:
+        return 0.0, None
+    try:
+        share = float(text)
+    except ValueError:
+        return 0.0, text
+    if not 0.0 < share < 1.0:
+        raise typer.BadParameter(f"--held-out {text}: expected a share between 0 and 1 such as 0.1, or a file")
+    return share, None
+
+
+def print_report(report: DistributedReport, as_json: bool) -> None:
+    """Print the report as JSON, or as a few lines and tables."""
+    if as_json:
+        print_json(report.as_dict())
+        return
+    print(
+        f"{report.rows:,} rows on {counted(len(report.workers), 'worker')}"
+        + (f", {report.held_out:,} held out" if report.held_out else "")
+        + f", {counted(report.iterations, 'iteration')} of {report.method} in {report.seconds:.1f} s, "
+        f"{report.bytes / 1e6:,.1f} MB sent, {report.rejected:,} rejected"
+        + (f", {report.subsampled:,} not drawn" if report.subsampled else "")
+        + f"; {report.keys:,} keys, {report.nonzero:,} with a weight"
+        + (f"; version {report.version}" if report.version is not None else "")
+        + (f"; {counted(report.recoveries, 'iteration')} repeated" if report.recoveries else "")
+    )
+    if report.reasons:
+        print(rejected_for(report.reasons))
+    print_table(
+        ["problem", "iterations", "objective", "converged", "non-zeros", "held-out log-loss", "sent, MB"],
+        [
+            [
+                each.name,
+                each.iterations[-1].number,
+                each.objective,
+                each.converged,
+                each.iterations[-1].nonzero,
+                each.iterations[-1].held_out,
+                round(sum(iteration.bytes for iteration in each.iterations) / 1e6, 1),
+            ]
+            for each in report.problems
+        ],
+    )
+    print()
+    print_variants(report.variants, report.judged)

@@ -25,10 +25,11 @@ from trainer.output import Output
 from trainer.publish.guard import Guard
 from trainer.publish.publisher import Publisher
 from trainer.runs.train import Run
+from trainer.runs.train_distributed import DistributedModel, DistributedRun
 
 
 def finish_run(
-    run: Run,
+    run: Run | DistributedRun,
     save: Path | None,
     store: Store | None,
     activate: bool,
