@@ -414,7 +414,7 @@ class _Driver:
         while True:
             try:
                 keys = solution(self._crew, len(self._problems))
-                judged = self._crew.ask_workers("judge", self._problems, names).summaries
+                judged = self._crew.ask_workers("judge", self._problems).summaries
                 peaks = self._crew.ask_workers("peak_bytes").summaries
                 break
             except MemberLost:
