@@ -14,22 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from model_store.errors import InputError, OutputError, SpecError
 from model_store.spec.spec import ModelSpec, parse_spec
-from trainer.distributed import shard as shard_module
 from trainer.distributed.dealing import (
     HeldOut,
     ShardOptions,
     ShardPlan,
-    check_distributable,
-    deal_files,
     plan_shards,
 )
-from trainer.distributed.shard import Rows, Shard, ShardKeys, build_shard, collect_rejects
+from trainer.distributed.shard import Rows, Shard, ShardKeys, build_shard
 from trainer.examples.open_log import Log, open_log
-from trainer.examples.side_tables import side_tables
 from trainer.learn.model import LearningModel
-from trainer.logs.rejects import RejectLog, rejected_share
 
 SPEC = """
 [model]
