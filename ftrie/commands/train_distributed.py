@@ -193,7 +193,7 @@ def train_distributed(
     from trainer.runs.warmup import compile_kernels, formats_of
 
     model_spec = load_spec(spec)
-    options = _options(cluster, how, log)
+    options = _options(cluster, how)
     check_distributable(model_spec)
     check_inputs([*inputs, *options.held_out.inputs])
     formats = formats_of([*inputs, *options.held_out.inputs], log.format)
@@ -228,7 +228,7 @@ def train_distributed(
     print_report(run.report, as_json)
 
 
-def _options(cluster: ClusterFlags, how: MethodFlags, log: LogFlags) -> DistributedOptions:
+def _options(cluster: ClusterFlags, how: MethodFlags) -> DistributedOptions:
     """The options of the run. Raises typer.BadParameter for flags that do not go together."""
     from trainer.distributed.dealing import HeldOut
     from trainer.distributed.methods import METHODS, MethodOptions
@@ -248,8 +248,6 @@ def _options(cluster: ClusterFlags, how: MethodFlags, log: LogFlags) -> Distribu
         held_out=HeldOut(share, (file,) if file is not None else ()),
         shard_bytes=None if cluster.shard_memory is None else cluster.shard_memory * _MIB,
         timeout_s=cluster.worker_timeout,
-        items=log.items,
-        users=log.users,
     )
 
 

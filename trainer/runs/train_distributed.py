@@ -69,7 +69,7 @@ Numbers = npt.NDArray[np.float64]
 class DistributedOptions:
     """workers, reducers: how many; address: of a Ray cluster, None to start Ray here.
 
-    timeout_s: a member that takes longer for a step is lost; items, users: the side tables' files.
+    timeout_s: a member that takes longer for a step is lost.
     """
 
     workers: int
@@ -79,8 +79,6 @@ class DistributedOptions:
     held_out: HeldOut = field(default_factory=HeldOut)
     shard_bytes: int | None = None
     timeout_s: float = 600.0
-    items: Path | None = None
-    users: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -228,11 +226,8 @@ def train_distributed(
     _check_guard(spec, options)
     shards = ShardOptions(
         held_out=options.held_out,
-        items=options.items,
-        users=options.users,
         memory_bytes=options.shard_bytes,
         strict=strict,
-        list_rejects=rejects.path is not None,
         threads=max(1, default_threads() // options.workers) if options.address is None else 1,
     )
     plans = plan_shards(spec, log, options.workers, shards)
