@@ -11,7 +11,8 @@ import json
 import math
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from operator import add
@@ -63,6 +64,7 @@ HELD_OUT, FIRST_PASS = "held-out rows", "first pass"
 _LARGEST = float(np.finfo(np.float32).max)
 
 Numbers = npt.NDArray[np.float64]
+CrewOpener = Callable[[Sequence[ShardPlan], int, str | None, float, Output], AbstractContextManager[Crew]]
 
 
 @dataclass(frozen=True)
@@ -216,11 +218,12 @@ def train_distributed(
     checkpoints: DistributedCheckpoints | None = None,
     force: bool = False,
     output: Output = SILENT,
+    crew: CrewOpener = open_crew,
 ) -> DistributedRun:
     """Minimise the objective of every variant over all rows of the log, with workers and reducers on Ray.
 
     rejects: receives bad rows; strict: the first one is an error; checkpoints: saves the state, and has that of the run to resume; force: publish however
-    many rows are rejected. With checkpoints, a signal ends the run after the iteration, and is its `failure`. Raises
+    many rows are rejected; crew: opens workers and reducers. With checkpoints, a signal ends the run after the iteration, and is its `failure`. Raises
     SpecError, InputError, CheckpointError, UsageError without Ray, and FtrieError where the crew cannot go on.
     """
     _check_guard(spec, options)
@@ -237,10 +240,8 @@ def train_distributed(
         for remark in earlier.state.check(spec, start.settings, start.inputs, earlier.path):
             output.note(remark)
         start = replace(earlier.state, created=start.created, ftrie=start.ftrie)
-    with open_crew(
-        plans, options.reducers, address=options.address, timeout_s=options.timeout_s, output=output
-    ) as crew:
-        driver = _Driver(crew, plans[0], options, start, checkpoints, rejects, output)
+    with crew(plans, options.reducers, options.address, options.timeout_s, output) as members:
+        driver = _Driver(members, plans[0], options, start, checkpoints, rejects, output)
         return driver.run(earlier, force)
 
 
@@ -302,7 +303,7 @@ class _Driver:
 
     def run(self, earlier: Earlier | None, force: bool) -> DistributedRun:
         """Make the shards, minimise every problem, collect the model."""
-        with self._output.progress("reading", len(self._problems), "shards") as bar:
+        with self._output.progress("reading", self._options.workers, "shards") as bar:
             self._shards, self._keys = register(self._crew)
             bar.update(len(self._shards), rows=sum(each.rows for each in self._shards), keys=self._keys)
         collect_rejects(self._shards, self._plan, self._rejects)
