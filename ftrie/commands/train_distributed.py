@@ -64,13 +64,14 @@ class ClusterFlags:
         ),
     ] = None
     worker_timeout: Annotated[
-        float,
+        float | None,
         typer.Option(
             min=1.0,
             metavar="SECONDS",
-            help="A worker or reducer that takes longer for one step counts as lost, and is started again.",
+            help="Replace a worker or reducer that still works on a step so long after half of the others have "
+            "finished it; default: wait, and warn.",
         ),
-    ] = 600.0
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -64,14 +64,27 @@ HELD_OUT, FIRST_PASS = "held-out rows", "first pass"
 _LARGEST = float(np.finfo(np.float32).max)
 
 Numbers = npt.NDArray[np.float64]
-CrewOpener = Callable[[Sequence[ShardPlan], int, str | None, float, Output], AbstractContextManager[Crew]]
+
+class CrewOpener(Protocol):
+    """Opens the workers and reducers of a run: `trainer.distributed.cluster.open_crew`."""
+
+    def __call__(
+        self,
+        plans: Sequence[ShardPlan],
+        reducers: int,
+        *,
+        address: str | None,
+        timeout_s: float | None,
+        output: Output,
+    ) -> AbstractContextManager[Crew]:
+        """A worker for each plan, and reducers. Raises UsageError, ClusterError."""
 
 
 @dataclass(frozen=True)
 class DistributedOptions:
     """workers, reducers: how many; address: of a Ray cluster, None to start Ray here.
 
-    timeout_s: a member that takes longer for a step is lost.
+    timeout_s: a member that still works on a step so long after half of its kind have finished is lost; None: never.
     """
 
     workers: int
@@ -80,7 +93,7 @@ class DistributedOptions:
     address: str | None = None
     held_out: HeldOut = field(default_factory=HeldOut)
     shard_bytes: int | None = None
-    timeout_s: float = 600.0
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -240,7 +253,9 @@ def train_distributed(
         for remark in earlier.state.check(spec, start.settings, start.inputs, earlier.path):
             output.note(remark)
         start = replace(earlier.state, created=start.created, ftrie=start.ftrie)
-    with crew(plans, options.reducers, options.address, options.timeout_s, output) as members:
+    with crew(
+        plans, options.reducers, address=options.address, timeout_s=options.timeout_s, output=output
+    ) as members:
         driver = _Driver(members, plans[0], options, start, checkpoints, rejects, output)
         return driver.run(earlier, force)
 
