@@ -275,9 +275,9 @@ def test_bad_rows_are_reported_in_the_order_of_the_log_and_too_many_withhold_the
     spec = parse_spec(SPEC)
     with RejectLog(tmp_path / "bad.jsonl") as rejects:
         run = trained(spec, log, rejects=rejects)
-    assert run.report.rejected == rejects.count == 14 and run.withheld == ""
-    assert run.report.reasons == {"bad label": 14}
-    assert len((tmp_path / "bad.jsonl").read_text().splitlines()) == 14
+    assert run.report.rejected == rejects.count == 16 and run.withheld == ""
+    assert run.report.reasons == {"bad label": 16}
+    assert len((tmp_path / "bad.jsonl").read_text().splitlines()) == 16
     bad = [row | {"click": b"?"} if i % 3 == 0 else row for i, row in enumerate(rows(300, 4))]
     worse = Log([str(write_log(tmp_path / "worse.csv", bad))])
     assert "nothing is published where more than 10 % are" in trained(spec, worse).withheld
