@@ -144,9 +144,7 @@ def test_the_surrogate_s_objective_never_rises(log: Log) -> None:
     (problem,), _ = problems(SPEC, log)
     _, iterations = minimise(crew_of(SPEC, log, 3), problem, MethodOptions())
     objectives = [each.objective for each in iterations]
-    assert all(
-        later <= earlier * (1 + 1e-6) for earlier, later in zip(objectives, objectives[1:], strict=False)
-    )
+    assert all(later <= earlier * (1 + 1e-6) for earlier, later in pairwise(objectives))
     assert all(each.bytes > 0 for each in iterations)
 
 
