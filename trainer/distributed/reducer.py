@@ -235,11 +235,9 @@ class Reducer:
         return True, self._nothing
 
     def share_results(self, *, inbox: Inbox = ()) -> Outbox:
-        """The results of the problems so far, by column, for workers that have lost theirs."""
-        return None, [
-            {column: (theta[at], squares[at]) for column, (theta, squares) in self._kept.items()}
-            for at in self._all
-        ]
+        """The results of the problems before this one, by column, for workers that have lost theirs."""
+        ended = {each: pair for each, pair in self._kept.items() if each != self._column}
+        return None, [{each: (theta[at], n[at]) for each, (theta, n) in ended.items()} for at in self._all]
 
     def restore_results(self, *, inbox: Inbox) -> Outbox:
         """Take the results that are not here from the workers. Returns False if one of them lacks them too."""

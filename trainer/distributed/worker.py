@@ -238,11 +238,9 @@ class Worker:
         return True, self._nothing
 
     def share_results(self, *, inbox: Inbox = ()) -> Outbox:
-        """The results of the problems so far, by column, for reducers that have lost theirs."""
-        return None, [
-            {column: (theta[mine], squares[mine]) for column, (theta, squares) in self._kept.items()}
-            for mine in self._mine
-        ]
+        """The results of the problems before this one, by column, for reducers that have lost theirs."""
+        ended = {each: pair for each, pair in self._kept.items() if each != self._problem.problem.column}
+        return None, [{each: (theta[mine], n[mine]) for each, (theta, n) in ended.items()} for mine in self._mine]
 
     def restore_results(self, *, inbox: Inbox) -> Outbox:
         """Take the results that are not here from the reducers. Returns False if one of them lacks them too."""

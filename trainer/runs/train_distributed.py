@@ -430,6 +430,7 @@ class _Driver:
                 break
             except MemberLost:
                 minimiser.recover()
+                minimiser.finish()
         held = [each for each in judged if each is not None]
         by = Judged(reduce(add, (g for g, _ in held)), sum(s for _, s in held), names) if held else None
         group = by.group if by is not None else reduce(add, (each.progressive for each in self._shards))
