@@ -1,1 +1,1 @@
-"""Training on many machines: rows on workers, keys on reducers, and consensus between them, on Ray."""
+"""Training beyond one machine: shards of the rows, ranges of the keys, and the methods that minimise over both."""
