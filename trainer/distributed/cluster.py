@@ -393,9 +393,7 @@ _QUIET = {"log_to_driver": False, "logging_level": "error"}
 @contextmanager
 def _started_here(ray: Any, workers: int) -> Iterator[tuple[str, int]]:
     """Ray on this machine's loopback interface, and nothing of it afterwards. Yields where its control service is."""
-    assert (
-        jit.CACHE_FOLDER
-    )  # in the environment, and so in every worker's: all use the kernels that one has compiled
+    assert jit.CACHE_FOLDER  # in the environment, and so in every worker's: they share compiled kernels
     with _folder() as folder, _environment(), _on_loopback(ray), _silent(ray):
         started = None
         for attempt in range(_STARTS):
@@ -436,7 +434,7 @@ def _end_half_started(error: BaseException) -> None:
     """End the processes of a Ray that did not start: it leaves them to whoever holds the node, and nobody does."""
     trace = error.__traceback__
     while trace is not None:
-        node = trace.tb_frame.f_locals.get("self")
+        node: Any = trace.tb_frame.f_locals.get("self")
         if hasattr(node, "kill_all_processes"):
             node.kill_all_processes(check_alive=False, allow_graceful=False)
         trace = trace.tb_next
