@@ -62,6 +62,10 @@ class Lookups:
         values: list[str | None] = self._one(key, wanted.head + _bulk(key) + wanted.tail, wait_s)
         return values
 
+    def holder_of_user(self, cookie: str) -> str:
+        """A name of the server of a cluster that holds this user; empty if all keys are in one place."""
+        return self._store.holder(record_key(USER, cookie)) if self._store.is_cluster else ""
+
     def items(self, ids: Sequence[str], wait_s: float | None = None) -> list[Record | None]:
         """The records of items, None for those without a HASH."""
         keys = [record_key(ITEM, item) for item in ids]

@@ -139,11 +139,8 @@ class StoreConnection:
         """A name of the server that holds a key, for telling servers apart; empty for one server."""
         if self.nodes is None or not self.is_cluster:
             return ""
-        try:
-            host, port = self.nodes.address(slot_of(key), self._timeout_s)
-        except RedisError:
-            return ""
-        return f"{host}:{port}"
+        known = self.nodes.layout_at(slot_of(key))
+        return f"{known[0]}:{known[1]}" if known else ""
 
     def single(self, timeout_s: float, fixed: Address | None = None) -> Any:
         """A new connection, not yet open, owned by the caller. fixed: the node of a cluster."""
@@ -211,8 +208,8 @@ class StoreConnection:
                     pipe.execute_command(*words)
                 pipe.execute()
             return
-        *_, done, replicas = _run(client, [[("MULTI",), *commands, ("EXEC",), *self.wait_words()]])[0]
-        for answer in done if isinstance(done, list) else [done]:
+        *queued, done, replicas = _run(client, [[("MULTI",), *commands, ("EXEC",), *self.wait_words()]])[0]
+        for answer in [*queued, *(done if isinstance(done, list) else [done]), replicas]:
             if isinstance(answer, RedisError):
                 raise answer
         self.check_confirmed(replicas)
@@ -409,7 +406,7 @@ class _RoutedClient(redis.Redis):
     def execute_command(self, *words: Any, **options: Any) -> Any:
         """As redis-py's. Follows the redirection of a key that is being moved."""
         try:
-            return super().execute_command(*words, **options)
+            return super().execute_command(*words, **options)  # type: ignore[no-untyped-call]
         except MovedError:
             raise
         except AskError as error:
@@ -449,8 +446,9 @@ class Script:
         if not self._store.wait:
             return client.execute_command(*command)
         answer, replicas = _run(client, [[command, *self._store.wait_words()]])[0]
-        if isinstance(answer, RedisError):
-            raise answer
+        for each in (answer, replicas):
+            if isinstance(each, RedisError):
+                raise each
         self._store.check_confirmed(replicas)
         return answer
 

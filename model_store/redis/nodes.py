@@ -111,6 +111,10 @@ class Nodes(ABC):
         """The holder of each slot, as known."""
         return tuple(self._by_slot)
 
+    def layout_at(self, slot: int) -> Address | None:
+        """The holder of one slot, as known."""
+        return self._by_slot[slot]
+
     def moved(self, slot: int, address: Address) -> None:
         """Note that a server has sent a caller to this one for good. Other slots may have moved too."""
         self._is_stale = True

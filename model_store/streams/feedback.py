@@ -110,14 +110,14 @@ class Feedback:
         self._lookups.close()
 
     def _run(self, key: bytes, words: Sequence[bytes], wait_s: float | None) -> list[int]:
-        confirm = [
-            packed(*(str(word).encode() for word in words))
-            for words in self._store.wait_words(self._wait_s if wait_s is None else wait_s)
-        ]
+        waits = self._store.wait_words(self._wait_s if wait_s is None else wait_s)
+        # WAIT is for this connection's writes; an event that another connection has written must be confirmed too.
+        touch = [("PEXPIRE", words[2].decode(), round(1000 * KNOWN_S))] if waits else []
+        confirm = [packed(*(str(word).encode() for word in each)) for each in (*touch, *waits)]
         answers = self._lookups.ask(key, [packed(b"EVALSHA", _SHA, *words), *confirm], wait_s)
         if isinstance(answers[0], Exception) and str(answers[0]).startswith("NOSCRIPT"):
             answers = self._lookups.ask(key, [packed(b"EVAL", _SCRIPT, *words), *confirm], wait_s)
         is_new: list[int] = self._lookups.checked(answers[0])
         if confirm:
-            self._store.check_confirmed(self._lookups.checked(answers[1]))
+            self._store.check_confirmed(self._lookups.checked(answers[-1]))
         return is_new
