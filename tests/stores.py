@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -64,6 +65,14 @@ class Node:
         self.process.kill()
         self.process.wait()
         self.client.connection_pool.disconnect()
+
+    def stall(self) -> None:
+        """Let it accept connections and say nothing."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """End a stall."""
+        self.process.send_signal(signal.SIGCONT)
 
     @property
     def role(self) -> str:

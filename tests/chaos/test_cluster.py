@@ -34,19 +34,21 @@ RATE = float(os.environ.get("FTRIE_CLUSTER_RATE", "300"))
 """Calls a second: as many as two cores can make, answer and learn from beside seven Valkeys and other tests."""
 CALLERS = 16
 ITEMS = 6
+LAG = 100
 CLICKED = 5
 """Of so many requests one is clicked."""
 KILLED_AT_S, MENDED_AT_S, ENDS_AT_S = 5.0, 11.0, 18.0
 
 
 class Clicks:
-    """Reports a click on the first item of every CLICKED-th call a second later, again until it is acknowledged."""
+    """Reports a click on the first item of every CLICKED-th call, LAG calls later, until it is acknowledged."""
 
     def __init__(self, address: str, market: Market) -> None:
         self.acknowledged = self.failures = 0
         self._client = Client(address, timeout_s=10.0)
         self._market = market
-        self._began = time.monotonic()
+        self.made = 0
+        """How many calls were answered so far."""
         self._calls: int | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -60,7 +62,7 @@ class Clicks:
     def _run(self) -> None:
         number = 0
         while self._calls is None or number < self._calls:
-            due = self._calls or int((time.monotonic() - self._began - 1.0) * RATE)
+            due = self._calls or self.made - LAG
             batch = range(number, min(due, number + 1000), CLICKED)
             if batch:
                 self._report([Feedback(request_of(each), items_of(self._market, each)[0]) for each in batch])
@@ -159,13 +161,15 @@ def system(tmp_path: Path, cluster: Cluster) -> Iterator[System]:
         cluster.mend()
 
 
-def loaded(system: System, key: str) -> LoadResult:
+def loaded(system: System, clicks: Clicks, key: str) -> LoadResult:
     """Call for a while; kill the master that holds the key in the middle, and start it again, as a replica by then."""
     results: list[LoadResult] = []
     load = Load(system.address, OPEN, system.requests(), timeout_s=10.0)
-    calling = threading.Thread(
-        target=lambda: results.append(load.run(CALLERS, ENDS_AT_S, lambda calls: None))
-    )
+
+    def call() -> None:
+        results.append(load.run(CALLERS, ENDS_AT_S, lambda calls: setattr(clicks, "made", calls)))
+
+    calling = threading.Thread(target=call)
     calling.start()
     time.sleep(KILLED_AT_S)
     system.cluster.holder(key).kill()
@@ -197,7 +201,7 @@ def test_a_master_killed_under_load_fails_no_call_and_nothing_is_lost_or_learned
     key = f"ftrie:{{{MODEL}}}:active" if holds == "the model" else of_another_master(system)
     system.trainer.await_up()
     clicks = Clicks(system.address, system.market)
-    result = loaded(system, key)
+    result = loaded(system, clicks, key)
     clicks.finish(result.calls)
     for process in (system.server, system.trainer):
         process.end(COMPILE_S)
