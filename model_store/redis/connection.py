@@ -12,7 +12,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from hashlib import sha1
 from itertools import islice
 from pathlib import Path
@@ -155,16 +155,12 @@ class StoreConnection:
     # -- commands
 
     def ping(self) -> None:
-        """Raise StoreUnavailable unless the store answers, StoreError if it is of another kind than its URL says."""
+        """Raise StoreUnavailable unless the store answers."""
         with self.answers():
             if self.nodes is not None:
                 self.nodes.refresh(self._timeout_s)
             if not self.is_cluster:
                 self.at("").ping()
-        if self._url.kind == ONE and self._embedded is None:
-            with suppress(RedisError):  # the user may lack the right to ask
-                if self.at("").info("cluster").get("cluster_enabled"):
-                    raise self._is_a_node()
 
     def each(self, keyed: Sequence[tuple[bytes, Sequence[Words]]]) -> list[list[Any]]:
         """Run the commands of each key, in one round trip a server; returns the answers of each key, errors raised.
@@ -412,7 +408,7 @@ class _RoutedClient(redis.Redis):
         except AskError as error:
             node = self._store.node((error.host, error.port))
             with node.pipeline(transaction=False) as pipe:
-                pipe.execute_command("ASKING")  # type: ignore[no-untyped-call]
+                pipe.execute_command("ASKING")
                 pipe.execute_command(*words, **options)
                 return pipe.execute()[1]
 
@@ -436,7 +432,8 @@ class Script:
             try:
                 answer = self._run(client, ("EVALSHA", self._sha, *rest))
             except NoScriptError:
-                answer = self._run(client, ("EVAL", self._text, *rest))
+                client.script_load(self._text)
+                answer = self._run(client, ("EVALSHA", self._sha, *rest))
         if isinstance(answer, list) and answer and answer[0] == b"junk":
             _, key, got, expected = answer
             raise unreadable(key.decode(), f"got {shown(got)}, expected {expected.decode()}")

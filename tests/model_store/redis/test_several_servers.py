@@ -250,9 +250,20 @@ def follows(node: Node, master: Node) -> bool:
 # -- URLs of the wrong kind
 
 
-def test_a_plain_url_of_a_node_says_to_name_the_cluster(cluster: Cluster) -> None:
-    with pytest.raises(StoreError, match="is a node of a cluster.*cluster://HOST:PORT"):
-        Store.open(f"redis://127.0.0.1:{cluster.nodes[0].port}")
+def test_a_plain_url_of_a_node_says_to_name_the_cluster(cluster: Cluster, several: Store) -> None:
+    node = cluster.masters()[0]
+    elsewhere = next(user for user, _ in USERS if cluster.holder(f"ftrie:user:{user}") is not node)
+    name = next(name for name in "abcdefgh" if cluster.holder(f"ftrie:{{{name}}}:active") is not node)
+    with Store.open(f"redis://127.0.0.1:{node.port}") as store:
+        for use in (
+            lambda: store.records.user(elsewhere),
+            lambda: store.model(name).active(),
+            lambda: store.model(name).publish(model()),
+            lambda: store.records.put_users(USERS),
+            lambda: store.impressions(name).append([b"{}"]),
+        ):
+            with pytest.raises(StoreError, match="is a node of a cluster.*cluster://HOST:PORT"):
+                use()
 
 
 def test_a_clusters_url_of_one_server_says_how_to_name_it(tmp_path: Path) -> None:
