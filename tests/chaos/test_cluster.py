@@ -99,9 +99,13 @@ class System:
         serve += ["--impressions", "store", "--state", str(folder / "serve"), "--user-ttl", "0.5"]
         self.server = Process("server", folder, [*serve, "--drain", "20", "--json"])
         self.trainer = Process("trainer", folder, [*FTRIE, *self.learning("state")])
+
+    def start(self) -> None:
+        """Start both, and wait until they are up."""
         for process in (self.server, self.trainer):
             process.start()
-        self.server.await_up()
+        for process in (self.server, self.trainer):
+            process.await_up()
 
     def learning(self, state: str, *more: str) -> list[str]:
         """`ftrie trainer`, keeping its state in this folder."""
@@ -155,6 +159,7 @@ def system(tmp_path: Path, cluster: Cluster) -> Iterator[System]:
     cluster.flush()
     made = System(tmp_path, cluster)
     try:
+        made.start()
         yield made
     finally:
         made.take_down()
@@ -199,7 +204,6 @@ def test_a_master_killed_under_load_fails_no_call_and_nothing_is_lost_or_learned
     system: System, holds: str, record_property: Any
 ) -> None:
     key = f"ftrie:{{{MODEL}}}:active" if holds == "the model" else of_another_master(system)
-    system.trainer.await_up()
     clicks = Clicks(system.address, system.market)
     result = loaded(system, clicks, key)
     clicks.finish(result.calls)
