@@ -111,7 +111,7 @@ class Merger:
 
     @property
     def next_us(self) -> int | None:
-        """The least time of an event that is not released yet; NEVER_US once all have ended; None while all are idle."""
+        """The least time of an event that is not released; NEVER_US once all have ended; None while all are idle."""
         with self._changed:
             pairs = zip(self._readers, self._taken, strict=True)
             times = [time_us for reader, taken in pairs if (time_us := reader.next_us(taken)) is not None]

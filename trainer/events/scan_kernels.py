@@ -518,7 +518,7 @@ def shares(data: Any, starts: Any, count: Any, found: Any) -> None:
         found[line] = UNSURE
         at, stop, name = starts[line] + last, starts[line + 1], np.int64(-1)
         while at < stop:  # Horspool's search
-            if data[at] == QUOTE and _is_name(data, at - last):
+            if data[at] == QUOTE and _names_request(data, at - last):
                 if name >= 0:
                     name = np.int64(-1)
                     break
@@ -549,7 +549,7 @@ def share_of_bytes(data: Any, count: Any) -> Any:
 
 
 @bare_inline
-def _is_name(data: Any, begin: Any) -> Any:
+def _names_request(data: Any, begin: Any) -> Any:
     for index in range(REQUEST_ID.size):
         if data[begin + index] != REQUEST_ID[index]:
             return False

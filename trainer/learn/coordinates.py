@@ -204,7 +204,8 @@ class Coordinates:
         self.examples = int(state["examples"][0])
 
     def _l1_of(self, v: int, features: npt.NDArray[np.uint16]) -> Numbers:
-        return self._l1[v, features if self._l1.shape[1] > 1 else np.zeros_like(features)]
+        l1: Numbers = self._l1[v, features if self._l1.shape[1] > 1 else np.zeros_like(features)]
+        return l1
 
     def _make_room(self, keys: int, added: int) -> bool:
         """Resolve what stopped the loop: no room for a row of `keys` keys, or a lazy state that needs a rebase.

@@ -185,9 +185,7 @@ class ValueTable:
         columns = (self.layout.z, self.layout.n) if own else (self.slots["z"], self.slots["n"])
         return np.hstack([column[slots].reshape(slots.size, self._variants) for column in columns])
 
-    def write(
-        self, slots: npt.NDArray[np.int64], values: npt.NDArray[np.float64], seen: int
-    ) -> None:
+    def write(self, slots: npt.NDArray[np.int64], values: npt.NDArray[np.float64], seen: int) -> None:
         """Store what `read` returned, as touched by example number `seen`. Layouts Full and Own."""
         if self._kind is Own:
             self.layout.z[slots], self.layout.n[slots] = np.hsplit(values, 2)

@@ -75,7 +75,8 @@ class Reconciler:
     def changes(self) -> dict[str, Array]:
         """The keys that this partition has changed since the last round, and their state."""
         numbers, keys = self._rows.touched(self._since)
-        differs = (self._table.read(keys.slots) != self._base_of(numbers)).any(axis=1)
+        now, base = self._table.read(keys.slots), self._base_of(numbers)
+        differs = (now.view(np.uint64) != base.view(np.uint64)).any(axis=1) | (numbers >= len(self._base))
         return self._described(numbers[differs], keys.slots[differs])
 
     def whole(self) -> dict[str, Array]:
@@ -134,13 +135,15 @@ class Reconciler:
         for v in range(own):
             of_variant = [(at, value[:, v], value[:, own + v]) for at, value in parts]
             n0 = base[several, own + v]
-            merged[several, v], merged[several, own + v] = self._averaged(features[several], v, n0, of_variant)
+            merged[several, v], merged[several, own + v] = self._averaged(
+                features[several], v, n0, of_variant
+            )
         return merged
 
     def _averaged(
         self, features: Array, v: int, n0: Numbers, parts: Sequence[tuple[Array, Numbers, Numbers]]
     ) -> tuple[Numbers, Numbers]:
-        """a and n in variant v of keys that several partitions have changed; parts: which of them, and their a and n."""
+        """a and n in variant v of keys that several partitions changed; parts: which of them, and their a and n."""
         coordinates, size = self._coordinates, features.size
         n, moved, sharing = n0.copy(), np.zeros(size), np.zeros(size)
         for at, _, own_n in parts:

@@ -133,7 +133,7 @@ def weight_of_state(
     parameters: npt.NDArray[np.float64],
     l1: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
-    """The inverse of `state_of_weight`; for FTRL 0 where |a| <= l1. For learners whose weight is a function of a and n."""
+    """The inverse of `state_of_weight`, for learners whose weight is a function of a and n."""
     if section.link == "probit":
         return a + l1
     if section.algorithm != "ftrl":
