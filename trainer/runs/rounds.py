@@ -127,7 +127,7 @@ class Partners:
         return self._from_store(folder, segments, [known_as(name) for name in sources])
 
     def begin(self, describe: Callable[[], Description], arrays: Arrays, model: Arrays) -> None:
-        """By the publisher, if the partitions have never started: the others start from this state. Raises StoreError."""
+        """By the publisher of partitions that have never started: the others start from here. Raises StoreError."""
         if self._record is None:
             spec = self._spec.to_json()
             self._record = PartitionsRecord(self._lease.epoch, self.share.count, self._every_us, spec)
@@ -201,10 +201,7 @@ class Partners:
         infos = self._rounds.infos(record, number, parts)
         own = contribution(self.share.number)
         if infos[own] is None:
-            for each, written in sorted(
-                self._written.items()
-            ):  # a store that lost its data has lost the former one too
-                self._put(record, each, own, written)
+            self._put(record, number, own, data)
             infos = self._rounds.infos(record, number, parts)
         self.missing = tuple(int(part) for part in parts if infos[part] is None)
         if self.missing:
@@ -248,10 +245,12 @@ class Partners:
         self._record = replace(saved, oldest=latest)
         self._rounds.write_record(self._record)
 
-    def restore_record(self) -> None:
-        """By the publisher: write the record again if the store has lost it. Raises StoreError."""
+    def restore(self) -> None:
+        """Write again what the others wait for, in case the store has lost it. Raises StoreError."""
         if self.publishes and self._rounds.record() is None:
             self._rounds.write_record(self.record)
+        for number, data in self._written.items():
+            self._put(self.record, number, contribution(self.share.number), data)
 
     def describe_missing(self, number: int) -> str:
         """Whose contribution is missing, and whether a trainer has that partition. Raises StoreError."""
@@ -305,6 +304,8 @@ class RoundLoop(EventLoop):
 
     def step(self, wait_s: float = 0.0) -> bool:
         """Learn from the next events of the round; at its end, exchange and merge. Raises StaleEpoch."""
+        if self._all_ended:
+            return False
         if self._mine is None:
             _ = self._reconciler  # what the model is now, all partitions have
             if super().step(wait_s):
@@ -351,7 +352,7 @@ class RoundLoop(EventLoop):
         if time.monotonic() - self._problem_at_s >= SAY_AFTER_S:
             self._problem_at_s = time.monotonic()
             try:
-                self._partners.restore_record()
+                self._partners.restore()
                 if self._partners.missing:
                     self._problem = self._partners.describe_missing(self.number)
             except StoreError:
