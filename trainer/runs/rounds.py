@@ -14,6 +14,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +31,7 @@ from model_store.errors import (
     SourceUnavailable,
     StaleEpoch,
     StoreError,
+    StoreUnavailable,
     UnreadableValue,
 )
 from model_store.spec.spec import ModelSpec, spec_from_json
@@ -209,6 +211,10 @@ class Partners:
         info = infos[own]
         same = info is not None and info.sha256 == hashlib.sha256(data).hexdigest()
         return [self._read(number, part, data if same and part == own else None) for part in parts]
+
+    def check_lease(self) -> None:
+        """Raise StaleEpoch if another trainer has taken the partition. Raises StoreUnavailable."""
+        self._lease.renew()
 
     def contribution(self, number: int, found: Contribution) -> bytes:
         """A contribution's bytes: the same whenever the round is learned again."""
@@ -397,8 +403,11 @@ class RoundLoop(EventLoop):
         except StaleEpoch:
             raise
         except StoreError as error:
-            if self._once and isinstance(error, UnreadableValue):
-                raise
+            if isinstance(error, UnreadableValue):
+                with suppress(StoreUnavailable):
+                    self._partners.check_lease()  # whoever has it now may have gone on, and tidied up
+                if self._once:
+                    raise
             self._problem = f"round {self.number:,} waits for the store: {error}"
             self._not_before_s = time.monotonic() + self._backoff.failed()
             return False

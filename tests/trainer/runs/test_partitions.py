@@ -248,8 +248,6 @@ def eventually_keys(store: Store, part: str) -> list[str]:
         (("--partition", "1/3"), "", "hotels is learned in 2 partitions; to change it, stop all trainers"),
         (("--partition", "1/2", "--reconcile", "5m"), "", "are merged every 600s"),
         (("--partition", "1/2"), "[learner]\nalpha = 0.5\n", "learner.alpha was 0.1, is 0.5"),
-        (("--partition", "1/2"), '[learner]\nalgorithm = "rda"\n', 'algorithm = "rda"'),
-        (("--partition", "1/2"), '[learner]\nprecision = "q2.13"\n', 'precision = "q2.13"'),
         (("--partition", "1/2"), '[learner]\nttl = "7d"\n', "ttl = 7d"),
         (("--partition", "3/2"), "", "expected I/N or any/N"),
     ],
