@@ -9,13 +9,15 @@ DEV := .venv/installed-dev
 BENCH := .venv/installed-bench
 PEERS := .venv/installed-peers
 TORCH := .venv/installed-torch
+DISTRIBUTED := .venv/installed-distributed
 
-.PHONY: help setup torch demo live test test-all check lint types imports wire pages docs bench proto lock
+.PHONY: help setup torch distributed demo live test test-all check lint types imports wire pages docs bench proto lock
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make setup   install ftrie into .venv"
 	@echo "make torch   install PyTorch too, for ftrie.torch and its tests"
+	@echo "make distributed  install Ray too, for ftrie train-distributed and its tests"
 	@echo "make demo    the whole loop on a simulated shop: train, publish, serve, rank, train again"
 	@echo "make live    the same, all the time: store, trainer, two servers and visitors, five processes on one screen"
 	@echo "make test    run the tests, without the slow ones: about four minutes on two cores"
@@ -30,6 +32,8 @@ setup: $(RUNTIME)
 	@echo "ftrie is installed: $(BIN)/ftrie --help"
 
 torch: $(TORCH)
+
+distributed: $(DISTRIBUTED)
 
 demo: $(RUNTIME)
 	@$(BIN)/ftrie demo
@@ -96,10 +100,11 @@ lock: .venv/bin/python
 # One stamp for ftrie alone and one for each extra, so that a changed pyproject.toml installs again.
 EXTRA = $(patsubst .venv/installed-%,[%],$(@:.venv/installed=))
 
-# The version of PyTorch that is tested.
+# The versions of PyTorch and Ray that are tested.
 $(TORCH): ALSO = 'torch==2.13.0'
+$(DISTRIBUTED): ALSO = 'ray==2.60.0'
 
-$(RUNTIME) $(DEV) $(BENCH) $(PEERS) $(TORCH): pyproject.toml | .venv/bin/python
+$(RUNTIME) $(DEV) $(BENCH) $(PEERS) $(TORCH) $(DISTRIBUTED): pyproject.toml | .venv/bin/python
 	@echo "Installing ftrie$(EXTRA) into .venv (about a minute the first time)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.$(EXTRA)' $(ALSO)
 	@touch $@

@@ -91,7 +91,8 @@ def distributions_of(name: str) -> set[str]:
 
 
 def test_every_package_that_is_imported_is_declared() -> None:
-    plain, optional = declared(), declared("kafka") | declared("otel") | declared("torch")
+    plain = declared()
+    optional = declared("kafka") | declared("otel") | declared("torch") | declared("distributed")
     found = {}
     for package in PACKAGES:
         for name, where, at_once in imports(package):

@@ -23,6 +23,7 @@ from trainer.examples.requests import WholeRequests
 from trainer.examples.side_tables import SideTable, joined
 from trainer.logs.batch import Position, ReadFile, RowBatch
 from trainer.logs.reader import BATCH_BYTES, LogReader
+from trainer.logs.streams import Turns
 
 _END = None
 _POLL_S = 0.1
@@ -38,6 +39,7 @@ class Log:
 
     inputs: files, globs, or - for standard input; format: one of FORMATS, None to detect it; tables: the files of
     items and users to join; on_note: receives remarks for the user. About `batch_bytes` bytes of text make a batch.
+    reader, readers: only every `readers`-th batch is parsed, from batch number `reader` on; the others are skipped.
     """
 
     inputs: Sequence[str]
@@ -45,6 +47,8 @@ class Log:
     tables: Sequence[SideTable] = ()
     on_note: Callable[[str], None] = lambda text: None
     batch_bytes: int = BATCH_BYTES
+    reader: int = 0
+    readers: int = 1
 
 
 @dataclass(frozen=True)
@@ -76,8 +80,14 @@ def open_log(log: Log, *specs: ModelSpec, start: RunStart | None = None) -> Iter
     Raises SpecError where the log lacks a column that a spec requires, InputError for a missing or unreadable file.
     """
     read = start.read if start is not None else ()
+    turns = Turns(log.reader, log.readers)
     with LogReader(
-        log.inputs, format=log.format, batch_bytes=log.batch_bytes, read=read, on_note=log.on_note
+        log.inputs,
+        format=log.format,
+        batch_bytes=log.batch_bytes,
+        read=read,
+        on_note=log.on_note,
+        turns=turns,
     ) as reader:
         yield OpenLog(log, reader, [start] if start else [_resolve(spec, reader, log) for spec in specs])
 

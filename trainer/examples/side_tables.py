@@ -25,11 +25,12 @@ from trainer.logs.batch import RowBatch
 class SideTable:
     """A file's records as columns: `ids` and each of `columns` are binary arrays, one value a record.
 
-    `name` is items or users, `sha256` that of the file. `key` is the log column that holds a record's id. A row whose
-    id the file lacks has no value of these columns.
+    `name` is items or users, `sha256` that of the file at `path`. `key` is the log column that holds a record's id. A
+    row whose id the file lacks has no value of these columns.
     """
 
     name: str
+    path: Path
     sha256: str
     key: str
     ids: Any
@@ -93,7 +94,7 @@ def _load(path: Path, what: str, key: str | None, usual_ids: Sequence[str]) -> S
             column.append(value.encode())
     whole = {name: column + [None] * (len(ids) - len(column)) for name, column in columns.items()}
     arrays = {column: pa.array(values, pa.binary()) for column, values in whole.items()}
-    return SideTable(what, _sha256(path), key, pa.array(list(ids), pa.binary()), arrays)
+    return SideTable(what, path, _sha256(path), key, pa.array(list(ids), pa.binary()), arrays)
 
 
 def _sha256(path: Path) -> str:

@@ -104,7 +104,7 @@ class LearningModel:
             before = self.rows
             end = min(size, begin + self._eviction.next_row(before) - before)
             added = self.coordinates.learn(rows, begin, end, predicted)
-            self._keep_keys(examples, added)
+            self.keep_keys(examples, added)
             end = begin + self.rows - before
             self._sweep(examples.times[begin:end])
             begin = end
@@ -120,6 +120,19 @@ class LearningModel:
         if self.recent is not None:
             self.recent.update(predictions)
         self.warnings.after_batch(examples)
+
+    def keep_keys(self, examples: Examples, added: npt.NDArray[np.int64]) -> None:
+        """Write the bytes of newly admitted keys to the arena. added: their positions in the examples."""
+        if not added.size:
+            return
+        found = np.empty((added.size, MAX_CROSS_FIELDS), np.int64)
+        picked = np.empty(MAX_CROSS_FIELDS, np.int64)
+        key_tokens(added, examples.rows, examples.hashed, examples.tokens, found, picked)
+        keys = (added, found, examples.hashed.features, examples.tokens)
+        sources = (*addresses(examples.texts), self._prefixes, self._prefix_starts)
+        while (end := write_keys(*keys, *sources, self.table.arena, self.table.arena_bytes)) < 0:
+            self.table.widen_arena()
+        self.table.arena_bytes = end
 
     def warm_start(self, artefact: Artefact) -> int:
         """Take over the weights of a published model; return how many keys. See `warm_start.py`."""
@@ -225,16 +238,3 @@ class LearningModel:
         before = self._eviction.due(self.rows)
         if before is not None:
             self.evicted += self.table.evict(before, self.about_to_drop)
-
-    def _keep_keys(self, examples: Examples, added: npt.NDArray[np.int64]) -> None:
-        """Write the bytes of newly admitted keys to the arena."""
-        if not added.size:
-            return
-        found = np.empty((added.size, MAX_CROSS_FIELDS), np.int64)
-        picked = np.empty(MAX_CROSS_FIELDS, np.int64)
-        key_tokens(added, examples.rows, examples.hashed, examples.tokens, found, picked)
-        keys = (added, found, examples.hashed.features, examples.tokens)
-        sources = (*addresses(examples.texts), self._prefixes, self._prefix_starts)
-        while (end := write_keys(*keys, *sources, self.table.arena, self.table.arena_bytes)) < 0:
-            self.table.widen_arena()
-        self.table.arena_bytes = end

@@ -21,7 +21,7 @@ from model_store.errors import InputError
 from trainer.logs.batch import Position, RowBatch
 from trainer.logs.rejects import Reject
 from trainer.logs.rows_kernels import find_rows, survey
-from trainer.logs.streams import Bytes, Feed, one_array, up_to_last_line_end
+from trainer.logs.streams import ALL, Bytes, Feed, Turns, one_array, up_to_last_line_end
 
 _NO_QUOTE = -1
 
@@ -58,13 +58,15 @@ class DelimitedFile:
         """True if the header names the column."""
         return column in self.columns
 
-    def batches(self, wanted: Sequence[str]) -> Iterator[RowBatch]:
+    def batches(self, wanted: Sequence[str], turns: Turns = ALL) -> Iterator[RowBatch]:
         """The rest of the file. Raises InputError for an ambiguous name, or for damage after the rows before."""
         places = [self._place(name) for name in wanted]
         while True:
-            batch = self._next_batch(wanted, places)
+            batch = self._next_batch(wanted, places) if turns.mine else None
             if batch is not None:
                 yield batch
+            if batch is not None or (not turns.mine and self._skip_block()):
+                turns.pass_on()
             elif self._feed.ended:
                 break
             else:
@@ -83,6 +85,23 @@ class DelimitedFile:
             batch = self._plain_batch(feeds, quotes > 0, wanted, places)
         return batch or self._careful_batch(feeds + lone_returns, wanted, places)
 
+    def _skip_block(self) -> bool:
+        """Skip what `_next_batch` would take; False if no row is whole yet."""
+        feed = self._feed
+        feeds, quotes, lone_returns = survey(feed.unread, self._quote_byte)
+        if not quotes and not lone_returns:
+            data = self._whole_lines()
+            feed.drop(data.size, feeds)
+            return data.size > 0
+        rows = self._find_rows(feed.unread, feeds + lone_returns)
+        if rows.size:
+            feed.drop(rows.size, rows.lines)
+        elif self._is_stuck(rows):
+            self._drop_line()
+        else:
+            return False
+        return True
+
     def _plain_batch(
         self, feeds: int, quotes: bool, wanted: Sequence[str], places: list[int]
     ) -> RowBatch | None:
@@ -92,13 +111,16 @@ class DelimitedFile:
         be cut off inside a cell.
         """
         feed = self._feed
-        data = feed.unread if feed.final else up_to_last_line_end(feed.unread)
+        data = self._whole_lines()
         count = feeds + bool(feed.final and data.size > 0 and data[-1] != ord("\n"))
         table = self._parse(data, places) if count else None
         if table is None or table.num_rows != count or (quotes and not self._ends_with_row(data)):
             return None
         lines = np.arange(feed.line, feed.line + count, dtype=np.int64)
         return RowBatch(_columns(table, wanted), lines, feed.name, (), count, feed.drop(data.size, feeds))
+
+    def _whole_lines(self) -> Bytes:
+        return self._feed.unread if self._feed.final else up_to_last_line_end(self._feed.unread)
 
     def _ends_with_row(self, data: Bytes) -> bool:
         """True if the last line of `data`, taken for a row, ends outside quotes."""
@@ -111,8 +133,7 @@ class DelimitedFile:
         feed = self._feed
         rows = self._find_rows(feed.unread, ends)
         if rows.size == 0:
-            stuck = rows.open_quote and (feed.final or feed.full)
-            return self._reject_open_quote(wanted) if stuck else None
+            return self._reject_open_quote(wanted) if self._is_stuck(rows) else None
         good = rows.cells == len(self._header)
         table = self._parse(_pieces(feed.unread[: rows.size], rows.start, good), places)
         if table is None or table.num_rows != np.count_nonzero(good):
@@ -161,15 +182,22 @@ class DelimitedFile:
         except pa.ArrowInvalid:
             return None
 
+    def _is_stuck(self, rows: _Rows) -> bool:
+        """True if a quote is open and no more bytes can close it."""
+        return rows.open_quote and (self._feed.final or self._feed.full)
+
     def _reject_open_quote(self, wanted: Sequence[str]) -> RowBatch:
         """Reject the first line only, so that one stray quote does not swallow the rest of the file."""
         feed = self._feed
         reason = 'quote never closed: a cell on this line opens with " and the file ends inside it'
         reject = Reject(feed.name, feed.line, reason)
-        end = np.flatnonzero(feed.unread == ord("\n"))
-        stop = feed.drop(int(end[0]) + 1 if end.size else feed.unread.size, 1)
+        stop = self._drop_line()
         empty = {name: pa.array([], pa.binary()) for name in wanted}
         return RowBatch(empty, np.empty(0, np.int64), feed.name, (reject,), 0, stop)
+
+    def _drop_line(self) -> Position:
+        end = np.flatnonzero(self._feed.unread == ord("\n"))
+        return self._feed.drop(int(end[0]) + 1 if end.size else self._feed.unread.size, 1)
 
     def _wrong_arity(self, lines: npt.NDArray[np.int64], cells: npt.NDArray[np.int64]) -> Iterator[Reject]:
         for line, count in zip(lines.tolist(), cells.tolist(), strict=True):

@@ -21,7 +21,7 @@ from model_store.errors import InputError
 from trainer.logs.batch import EXACT, NotPlain, Position, RowBatch, is_exact, plain, without_timestamps
 from trainer.logs.rejects import Reject
 from trainer.logs.rows_kernels import survey_json
-from trainer.logs.streams import Bytes, Feed, one_array, up_to_last_line_end
+from trainer.logs.streams import ALL, Bytes, Feed, Turns, one_array, up_to_last_line_end
 
 
 class JsonLinesFile:
@@ -44,13 +44,17 @@ class JsonLinesFile:
         """True for `columns`, and for the objects that contain them: an object of numbers is a weighted set."""
         return column in self.columns or column in self._objects
 
-    def batches(self, wanted: Sequence[str]) -> Iterator[RowBatch]:
+    def batches(self, wanted: Sequence[str], turns: Turns = ALL) -> Iterator[RowBatch]:
         """The rest of the file. Raises InputError where it is damaged, after the rows before."""
         self._wanted_objects = self._objects.intersection(wanted)
         while True:
             data = self._lines()
             if data.size:
-                yield self._batch(data, wanted)
+                if turns.mine:
+                    yield self._batch(data, wanted)
+                else:
+                    self._feed.skip_lines(data)
+                turns.pass_on()
             elif self._feed.ended:
                 break
             else:

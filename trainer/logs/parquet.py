@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 
 from model_store.errors import InputError
 from trainer.logs.batch import Position, RowBatch, is_several, is_usable, plain
-from trainer.logs.streams import ByteStream, too_short
+from trainer.logs.streams import ALL, ByteStream, Turns, too_short
 
 _FEWEST_ROWS = 1024
 _MOST_ROWS = 65_536
+_GROUPS_A_READER = 4  # with fewer, readers that take turns by row groups would get unequal parts
 _READ_AHEAD_BYTES = 256 * 1024
 
 
@@ -47,10 +48,16 @@ class ParquetInput:
         """True if the schema has the column, and its values can become features."""
         return column in self.columns
 
-    def batches(self, wanted: Sequence[str]) -> Iterator[RowBatch]:
-        """The rest of the rows. Raises InputError where the file is damaged, after the row groups before."""
+    def batches(self, wanted: Sequence[str], turns: Turns = ALL) -> Iterator[RowBatch]:
+        """The rest of the rows. Raises InputError where the file is damaged, after the row groups before.
+
+        Readers that share the file take turns by row groups, or by batches where there are few row groups.
+        """
         row = self._row
-        for table in self._tables(wanted):
+        for table in self._tables(wanted, turns):
+            if isinstance(table, int):
+                row += table
+                continue
             lines = np.arange(row + 1, row + table.num_rows + 1, dtype=np.int64)
             columns = {name: plain(_find(table, name)) for name in wanted}
             row += table.num_rows
@@ -59,19 +66,31 @@ class ParquetInput:
             stop = Position(self._stream.name, row, row + 1)
             yield RowBatch(columns, lines, self._stream.name, (), table.num_rows, stop)
 
-    def _tables(self, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def _tables(self, wanted: Sequence[str], turns: Turns) -> Iterator[pa.RecordBatch | int]:
+        """The batches; for one that another reader takes, or a row group of them, the number of its rows."""
         passed = self._row
+        by_groups = self._file.num_row_groups >= _GROUPS_A_READER * turns.of > _GROUPS_A_READER
         try:
             for group in range(self._file.num_row_groups):
                 rows = self._file.metadata.row_group(group).num_rows
                 if passed >= rows:
                     passed -= rows
                     continue
+                mine = turns.mine
+                if by_groups:
+                    turns.pass_on()
+                    if not mine:
+                        yield rows - passed
+                        passed = 0
+                        continue
                 for table in self._file.iter_batches(
                     self._batch_rows, row_groups=[group], columns=list(wanted), use_threads=False
                 ):
                     if passed < table.num_rows:
-                        yield table.slice(passed)
+                        mine = by_groups or turns.mine
+                        yield table.slice(passed) if mine else table.num_rows - passed
+                        if not by_groups:
+                            turns.pass_on()
                     passed = max(passed - table.num_rows, 0)
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"{self._stream.name}: damaged: {error}") from error

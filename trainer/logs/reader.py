@@ -19,7 +19,7 @@ from trainer.logs.csv import DelimitedFile
 from trainer.logs.jsonl import JsonLinesFile
 from trainer.logs.parquet import ParquetInput
 from trainer.logs.sparse import GRAMMARS, LateNames, SparseFile
-from trainer.logs.streams import Bytes, ByteStream, Feed
+from trainer.logs.streams import ALL, Bytes, ByteStream, Feed, Turns
 
 FORMATS = ("csv", "tsv", "jsonl", "parquet", "vw", "libsvm", "libffm")
 EXTENSIONS = {
@@ -106,8 +106,8 @@ class Source(Protocol):
     def may_have(self, column: str) -> bool:
         """True if the column is one of `columns`, or later rows may have it."""
 
-    def batches(self, wanted: Sequence[str]) -> Iterator[RowBatch]:
-        """The rows, once."""
+    def batches(self, wanted: Sequence[str], turns: Turns) -> Iterator[RowBatch]:
+        """The rows, once, in the blocks whose turn it is."""
 
     def go_on(self, position: Position) -> None:
         """Skip what is before `position`. Called before `batches`, or not at all."""
@@ -121,7 +121,8 @@ class LogReader:
     Raises InputError for an input that does not exist.
 
     read: how far an earlier run read the files; each continues there. `bookmarks` has the same for this run. on_note:
-    receives remarks on suspicious files and on columns met too late to become fields.
+    receives remarks on suspicious files and on columns met too late to become fields. turns: which blocks of rows are
+    parsed; the others are read and skipped.
     """
 
     def __init__(
@@ -132,8 +133,10 @@ class LogReader:
         batch_bytes: int = BATCH_BYTES,
         read: Sequence[ReadFile] = (),
         on_note: Callable[[str], None] = lambda text: None,
+        turns: Turns = ALL,
     ) -> None:
         self.files = expand(inputs)
+        self._turns = turns
         self.bookmarks = Bookmarks(self.files, read, on_note)
         self._late = LateNames(on_note)
         self._format = check_format(format)
@@ -202,7 +205,7 @@ class LogReader:
             stream.report(stream.size)
         else:
             source.go_on(stop)
-            for batch in source.batches(wanted):
+            for batch in source.batches(wanted, self._turns):
                 before = len(stream.head) if isinstance(source, ParquetInput) else batch.stop.offset
                 start, stop = stop, stop.followed_by(batch.stop, stream.head[:before])
                 yield _from_line(replace(batch, start=start, stop=stop), read.position.first_line)

@@ -105,6 +105,10 @@ class RejectLog:
         for reject in sorted(rejects, key=lambda each: each.line):
             self.add(reject)
 
+    def add_unlisted(self, counts: Mapping[str, int]) -> None:
+        """Count rejects by category that are known by their number alone."""
+        self._counts.update(counts)
+
     def close(self) -> None:
         """Close the file. May be called twice."""
         if self._file is not None:
@@ -127,6 +131,19 @@ class RejectLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def rejected_share(rows_read: int, subsampled: int, good: int, rejected: int) -> float:
+    """The share of rejected rows: unreadable ones of all rows, bad ones of those that were not subsampled away.
+
+    rows_read: rows that could be read; subsampled: those of them that were not drawn; good: hashed without an error.
+    """
+    bad = rows_read - subsampled - good
+    return 1.0 - _share(rows_read, rejected - bad) * _share(good, bad)
+
+
+def _share(part: int, rest: int) -> float:
+    return part / (part + rest) if part + rest else 1.0
 
 
 def too_many_rejected(share: float, rejected: int, reasons: Iterable[str], remedy: str) -> str:

@@ -47,7 +47,7 @@ from trainer.logs.sparse_kernels import (
     measure_columns,
 )
 from trainer.logs.sparse_lines_kernels import LIBFFM, LIBSVM, VW, read_lines, survey_lines
-from trainer.logs.streams import Bytes, Feed, up_to_last_line_end
+from trainer.logs.streams import ALL, Bytes, Feed, Turns, up_to_last_line_end
 
 _MOST_NAMES = 10_000
 
@@ -98,14 +98,18 @@ class SparseFile:
         """Skip what is before `position`."""
         self._feed.go_on(position)
 
-    def batches(self, wanted: Sequence[str]) -> Iterator[RowBatch]:
+    def batches(self, wanted: Sequence[str], turns: Turns = ALL) -> Iterator[RowBatch]:
         """The rest of the file. Raises InputError where it is damaged, after the rows before."""
         maps = [name for name in wanted if name not in self._grammar.row_columns]
         names = self._table(maps)
         while True:
             data = self._lines()
             if data.size:
-                yield self._batch(data, wanted, maps, names)
+                if turns.mine:
+                    yield self._batch(data, wanted, maps, names)
+                else:
+                    self._feed.skip_lines(data)
+                turns.pass_on()
             elif self._feed.ended:
                 break
             else:

@@ -297,6 +297,31 @@ class Stream(Protocol):
         """Skip `size` bytes."""
 
 
+class Turns:
+    """Which blocks of whole rows a reader parses where several readers share a log: each takes every `of`-th block.
+
+    The blocks are those that a reader without turns makes batches of, in all files; all readers count the same ones.
+    """
+
+    def __init__(self, number: int = 0, of: int = 1) -> None:
+        """number: of this reader, from 0."""
+        self.of = of
+        self._number = number
+        self._block = 0
+
+    @property
+    def mine(self) -> bool:
+        """Whether this reader parses the next block."""
+        return self._block % self.of == self._number
+
+    def pass_on(self) -> None:
+        """A block was parsed or skipped."""
+        self._block += 1
+
+
+ALL = Turns()
+
+
 class Feed:
     """A window that moves over a stream.
 
@@ -355,6 +380,10 @@ class Feed:
         self.offset += size
         self.line += lines
         return Position(self.name, self.offset, self.line)
+
+    def skip_lines(self, data: Bytes) -> None:
+        """Advance by `data`, the front of `unread`."""
+        self.drop(data.size, int(np.count_nonzero(data == ord("\n"))))
 
     def go_on(self, position: Position) -> None:
         """Advance to a position of an earlier run, unless already past it (after a header).

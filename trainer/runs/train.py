@@ -29,7 +29,7 @@ from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
 from trainer.learn.metrics.records import Regret, SliceMetrics, VariantMetrics
 from trainer.learn.model import LearningModel, Memory
 from trainer.logs.batch import Position, ReadFile
-from trainer.logs.rejects import RejectLog, too_many_rejected
+from trainer.logs.rejects import RejectLog, rejected_share, too_many_rejected
 from trainer.output import SILENT, Output, Progress
 from trainer.publish.publisher import BatchPublisher, PublishCounts
 from trainer.runs.passes import Passes, PassesReport, PassOptions, open_passes
@@ -382,12 +382,7 @@ class LearningLoop:
 
     @property
     def _rejected_share(self) -> float:
-        """The share of rejected rows: unreadable ones of all rows, bad ones of those that were not subsampled away."""
-        rows = self.model.metrics.rows
-        bad = self._rows_read - self.subsampled - rows
-        unreadable = self.rejects.count - bad
-        readable, good = _share(self._rows_read, unreadable), _share(rows, bad)
-        return 1.0 - readable * good
+        return rejected_share(self._rows_read, self.subsampled, self.model.metrics.rows, self.rejects.count)
 
     def _read_so_far(self) -> tuple[ReadFile, ...]:
         if self._read is not None:
@@ -426,10 +421,6 @@ class LearningLoop:
             return Written()
         file.sync()
         return Written.to(file.path, file.offset)
-
-
-def _share(part: int, rest: int) -> float:
-    return part / (part + rest) if part + rest else 1.0
 
 
 def _explained(stopped: Stopped, rows: int) -> Stopped:

@@ -1,0 +1,265 @@
+"""Deals a log to workers: which files or blocks each one reads, and which rows are held out.
+
+In: a spec, a log, and the number of workers. Out: a `ShardPlan` for each worker, plain data that every process can make
+the same shard from, as often as needed. The driver resolves the spec once, so all workers have one set of fields.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from model_store.errors import InputError, SpecError, shown
+from model_store.spec.spec import ModelSpec
+from trainer.examples.open_log import Log, RunStart, open_log
+from trainer.examples.side_tables import side_tables
+from trainer.logs.batch import STDIN
+from trainer.logs.reader import BATCH_BYTES, expand
+
+_BLOCKS = 256
+_SMALLEST_BLOCK = 64 * 1024
+_UNEVEN = 1.5
+
+
+@dataclass(frozen=True)
+class LogFiles:
+    """The files of a log as a run was started with them, and where a worker's part of them is.
+
+    files: absolute paths, sizes: their bytes, names: as given; mine: the numbers of those that the worker reads;
+    reader, readers: of them, every `readers`-th block from number `reader` on. block_bytes: of a block of text.
+    """
+
+    files: tuple[str, ...]
+    sizes: tuple[int, ...]
+    names: tuple[str, ...]
+    mine: tuple[int, ...]
+    reader: int = 0
+    readers: int = 1
+    block_bytes: int = BATCH_BYTES
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of this worker's part."""
+        return sum(self.sizes[number] for number in self.mine) // self.readers
+
+    def check(self) -> None:
+        """Raise InputError unless this worker's files are there, as they were when the run was started."""
+        for number in self.mine:
+            path, size = self.files[number], self.sizes[number]
+            try:
+                found = os.path.getsize(path)
+            except OSError as error:
+                raise InputError(
+                    f"{path}: {error.strerror} on the host of this worker; every worker reads its part of the log "
+                    "by the same path: share the folder, or copy the file to every host"
+                ) from None
+            if found != size:
+                raise InputError(
+                    f"{path} has {found:,} bytes on the host of this worker, and had {size:,} where and when the run "
+                    "was started; every worker must read the same file, which must not change during the run"
+                )
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Rows to judge the model by, which are not learned: a share of the log's requests, or all rows of other files."""
+
+    share: float = 0.0
+    inputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """All that worker number `worker` of `workers` needs to make its shard. Picklable.
+
+    start: has the spec, resolved against the whole log; held_share: of the log's requests to hold out; held: the files
+    held out; items, users: the side tables' files; memory_bytes: rows beyond this go to files in `folder` (None: where
+    temporary files go); strict: the first bad row is an error; threads: that hash.
+    """
+
+    worker: int
+    workers: int
+    start: RunStart
+    log: LogFiles
+    format: str | None = None
+    held_share: float = 0.0
+    held: LogFiles | None = None
+    items: Path | None = None
+    users: Path | None = None
+    memory_bytes: int | None = None
+    folder: str | None = None
+    strict: bool = False
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class ShardOptions:
+    """How shards are made, whatever the log: see `ShardPlan`."""
+
+    held_out: HeldOut = HeldOut()
+    memory_bytes: int | None = None
+    folder: str | None = None
+    strict: bool = False
+    threads: int = 1
+
+
+def check_distributable(spec: ModelSpec) -> None:
+    """Raise SpecError for a setting that several workers cannot keep: each key needs its state where it occurs."""
+    section = spec.learner
+    refused = {
+        f'learner.algorithm = "{section.algorithm}"': (
+            section.algorithm != "ftrl",
+            'the workers minimise the objective of FTRL-Proximal; take algorithm = "ftrl"',
+        ),
+        f"learner.hash_bits = {section.hash_bits}": (
+            section.hash_bits is not None,
+            "workers match keys exactly, by their whole hashes; leave it out",
+        ),
+        f'learner.precision = "{section.precision}"': (
+            section.precision != "f64",
+            'rounding belongs to learning row by row; take precision = "f64"',
+        ),
+        f'learner.inclusion.kind = "{section.inclusion.kind}"': (
+            section.inclusion.kind != "none",
+            "no worker sees all occurrences of a key; leave it out, and raise l1 for fewer keys",
+        ),
+        f"learner.ttl = {section.ttl!r}": (
+            section.ttl is not None,
+            "every row counts the same, whenever it was; leave it out, and leave old files out of the inputs",
+        ),
+        f'calibration.kind = "{spec.calibration.kind}"': (
+            spec.calibration.kind != "none",
+            "curves are fitted to predictions made while learning row by row; leave it out, as the minimum of "
+            "the log-loss is calibrated",
+        ),
+    }
+    refused |= {
+        f'rules."{prefix}".inclusion': (
+            rule.inclusion is not None and rule.inclusion.kind != "none",
+            "no worker sees all occurrences of a key; leave it out",
+        )
+        for prefix, rule in spec.rules.items()
+    }
+    for setting, (unfit, why) in refused.items():
+        if unfit:
+            raise SpecError(f"{setting} does not go with several workers: {why}, or use ftrie train")
+
+
+def check_inputs(inputs: Sequence[str]) -> None:
+    """Raise InputError for standard input, which only one worker could read."""
+    if STDIN in inputs:
+        raise InputError(
+            "- is standard input, which several workers cannot read; write the log to a file, and name that"
+        )
+
+
+def plan_shards(
+    spec: ModelSpec, log: Log, workers: int, options: ShardOptions | None = None
+) -> list[ShardPlan]:
+    """A plan for each worker. Raises SpecError, InputError.
+
+    With as many files as workers or more, each worker gets whole files, of about the same bytes in all; with fewer,
+    each reads all files and takes every `workers`-th block of rows.
+    """
+    options = options or ShardOptions()
+    check_distributable(spec)
+    given = options.held_out
+    check_inputs([*log.inputs, *given.inputs])
+    with open_log(log, spec) as opened:
+        start = opened.start
+    parts = _deal(log, log.inputs, workers)
+    held = _deal(log, given.inputs, workers) if given.inputs else [None] * workers
+    _check_sample(start.resolved, parts[0], workers)
+    for part in (parts, held):
+        _note_uneven(log, [each for each in part if each is not None])
+    tables = {table.name: table.path for table in log.tables}
+    plan = ShardPlan(
+        *(0, workers, start, parts[0]),
+        format=log.format,
+        held_share=given.share,
+        items=tables.get("items"),
+        users=tables.get("users"),
+        memory_bytes=options.memory_bytes,
+        folder=options.folder,
+        strict=options.strict,
+        threads=options.threads,
+    )
+    return [
+        replace(plan, worker=worker, log=part, held=other)
+        for worker, (part, other) in enumerate(zip(parts, held, strict=True))
+    ]
+
+
+def open_part(plan: ShardPlan, files: LogFiles) -> Log:
+    """The log that a worker reads of these files. Raises InputError, SpecError."""
+    files.check()
+    tables = side_tables(plan.items, plan.users, plan.start.resolved.input)
+    for table in tables:
+        if plan.start.sides.get(table.name) != table.sha256:
+            raise InputError(
+                f"{table.path} on the host of this worker is not the file of {table.name} that the run was started "
+                "with; every worker must read the same"
+            )
+    return Log(
+        [files.files[number] for number in files.mine],
+        format=plan.format,
+        tables=tables,
+        batch_bytes=files.block_bytes,
+        reader=files.reader,
+        readers=files.readers,
+    )
+
+
+def _deal(log: Log, inputs: Sequence[str], workers: int) -> list[LogFiles]:
+    """Each worker's part of the files. The blocks' size does not depend on the number of workers."""
+    names = expand(inputs)
+    files = tuple(os.path.abspath(name) for name in names)
+    sizes = tuple(os.path.getsize(name) for name in names)
+    block = min(log.batch_bytes, max(_SMALLEST_BLOCK, sum(sizes) // _BLOCKS))
+    whole = LogFiles(files, sizes, names, tuple(range(len(files))), block_bytes=block)
+    if len(files) < workers:
+        return [replace(whole, reader=worker, readers=workers) for worker in range(workers)]
+    return [replace(whole, mine=mine) for mine in deal_files(files, sizes, workers)]
+
+
+def deal_files(files: Sequence[str], sizes: Sequence[int], workers: int) -> list[tuple[int, ...]]:
+    """The numbers of each worker's files: the largest file first, each to the worker with the fewest bytes so far."""
+    loads, mine = [0] * workers, [list[int]() for _ in range(workers)]
+    for number in sorted(range(len(files)), key=lambda number: (-sizes[number], files[number], number)):
+        worker = min(range(workers), key=lambda each: (loads[each], len(mine[each]), each))
+        loads[worker] += sizes[number]
+        mine[worker].append(number)
+    return [tuple(sorted(each)) for each in mine]
+
+
+def _check_sample(spec: ModelSpec, part: LogFiles, workers: int) -> None:
+    """Requests may not be cut where they are sampled."""
+    subsample = spec.learner.subsample
+    sampled = subsample is not None and subsample.unclicked < 1.0 and spec.input.request is not None
+    if sampled and part.readers > 1:
+        raise SpecError(
+            f"learner.subsample needs the rows of each request on one worker, but {len(part.files)} files for "
+            f"{workers} workers are dealt by blocks, which cut requests: write the log as {workers} files or more, "
+            "each with whole requests, or leave subsample out"
+        )
+
+
+def _note_uneven(log: Log, parts: Sequence[LogFiles]) -> None:
+    loads = [part.bytes for part in parts]
+    if loads and max(loads) > _UNEVEN * sum(loads) / len(loads):
+        log.on_note(
+            f"the largest part of the files has {shown(max(loads))} bytes, the mean {shown(sum(loads) // len(loads))}: "
+            "the other workers wait for that one; files of similar size, or fewer files than workers, are dealt evenly"
+        )
+
+
+def in_names(files: LogFiles, path: str) -> str:
+    """The name that the user gave to one of the files."""
+    return files.names[files.files.index(path)] if path in files.files else path
+
+
+def expected_bytes(plans: Iterable[ShardPlan]) -> int:
+    """The bytes that all workers read of the log, for progress."""
+    return sum(plan.log.bytes for plan in plans)
