@@ -37,7 +37,7 @@ def contribution(partition: int) -> str:
 
 def state(partition: int) -> str:
     """The part that holds the state of a partition at the beginning of the round, without the model."""
-    return f"{partition}:state"
+    return f"state-{partition}"
 
 
 @dataclass(frozen=True)
