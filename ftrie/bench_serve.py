@@ -22,6 +22,7 @@ from google.protobuf.json_format import ParseDict, ParseError
 
 from ctr.v1.ranking_pb2 import RankRequest
 from ftrie.client.access import Access
+from ftrie.client.balance import Balance, cookie_metadata
 from ftrie.client.client import METHOD
 from model_store.bounded import json_value
 from model_store.errors import InputError
@@ -49,22 +50,30 @@ class LoadResult:
 
 
 class Load:
-    """Calls one server for a while. Call `run` once."""
+    """Calls a server, or several, for a while. Call `run` once."""
 
     def __init__(
-        self, address: str, access: Access, schedule: Iterator[tuple[float, bytes]], timeout_s: float
+        self,
+        address: str,
+        access: Access,
+        schedule: Iterator[tuple[float, bytes]],
+        timeout_s: float,
+        balance: Balance | None = None,
     ) -> None:
+        """`address`, `access` and `balance` as in `ftrie.client.client.Client`."""
         self._address = address
         self._access = access
         self._schedule = schedule
         self._timeout_s = timeout_s
+        self._balance = balance
+        self._metadata: dict[bytes, tuple[tuple[str, str], ...]] = {}
         self._lock = threading.Lock()
         self._results: list[LoadResult] = []
 
     def run(self, concurrency: int, duration_s: float, on_progress: Callable[[int], None]) -> LoadResult:
         """Call with `concurrency` callers for `duration_s`; `on_progress` gets the number of calls at intervals."""
         channels = [
-            self._access.channel(self._address, own_connection=True)
+            self._access.channel(self._address, balance=self._balance, own_connection=True)
             for _ in range(min(concurrency, CONNECTIONS))
         ]
         began_ns = time.perf_counter_ns()
@@ -89,7 +98,6 @@ class Load:
         result = LoadResult()
         self._results.append(result)
         call = channel.unary_unary(METHOD, None, None)  # bytes out, bytes in
-        metadata = self._access.metadata()
         while True:
             with self._lock:
                 due_s, message = next(self._schedule)
@@ -100,11 +108,21 @@ class Load:
                 time.sleep(due_s - now_s)
             from_ns = began_ns + int(due_s * 1e9) if due_s else time.perf_counter_ns()
             try:
-                call(message, timeout=self._timeout_s, metadata=metadata)
+                call(message, timeout=self._timeout_s, metadata=self._metadata_of(message))
             except grpc.RpcError as error:
                 result.errors[error.code().name] += 1
             else:
                 result.latencies_ns.append(time.perf_counter_ns() - from_ns)
+
+    def _metadata_of(self, message: bytes) -> tuple[tuple[str, str], ...]:
+        """Of each request once: requests are repeated, and their cookies are inside the messages."""
+        found = self._metadata.get(message)
+        if found is None:
+            found = self._access.metadata()
+            if self._balance == "cookie":
+                found += cookie_metadata(RankRequest.FromString(message).cookie)
+            self._metadata[message] = found
+        return found
 
     def _total(self, seconds: float) -> LoadResult:
         total = LoadResult(seconds)

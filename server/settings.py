@@ -33,8 +33,8 @@ class Flag:
     unit: float | None = None
 
 
-def _seconds(help: str, min: float = 0.0, default: float | None = None) -> Flag:
-    return Flag(help, "SECONDS", min, default=default)
+def _seconds(help: str, min: float = 0.0) -> Flag:
+    return Flag(help, "SECONDS", min)
 
 
 def _port(help: str, default: int | None = None) -> Flag:
@@ -87,12 +87,12 @@ class Settings:
         float, _seconds("How long workers go on when the supervisor has died and has no successor.")
     ] = 60.0
     connection_age_s: Annotated[
-        float,
+        float | None,
         _seconds(
-            "When a client is asked to reconnect, so that another worker may take its calls; 0 never asks.",
-            default=300.0,
+            "When a client is asked to reconnect, so that another worker may take its calls, and that it looks up the "
+            "server's name again; 0 never asks. Default: 300 with several workers, else 0."
         ),
-    ] = 0.0
+    ] = None
     pin: Annotated[bool, Flag("Keep each worker on one core: faster if it has the core to itself.")] = False
     admin_port: Annotated[int | None, _port("Serve administration here (ftrie admin).")] = None
     admin_host: Annotated[str, Flag("Which interface for administration.")] = LOOPBACK

@@ -5,7 +5,7 @@ A token is sent over TLS or to this machine, never unencrypted over a network.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +15,7 @@ import grpc
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from grpc_status import rpc_status
 
+from ftrie.client.balance import Balance, balance_of, channel_options, target_of
 from model_store.errors import ServerError
 from server.rpc.security import is_loopback
 
@@ -90,20 +91,33 @@ class Access:
         if not self.token.isascii() or any(letter.isspace() for letter in self.token):
             raise ServerError("the token has spaces or non-ASCII characters; expected one ASCII word")
 
-    def channel(self, address: str, *, own_connection: bool = False) -> grpc.Channel:
-        """A channel to HOST:PORT. Raises ServerError if the token would be sent unencrypted, or a file is missing.
+    def channel(
+        self, address: str, *, balance: Balance | None = None, own_connection: bool = False
+    ) -> grpc.Channel:
+        """A channel to HOST:PORT, to several with commas between them, or to a gRPC target such as dns:///HOST:PORT.
 
-        own_connection: do not share a connection with this process's other channels to the same address.
+        balance: how calls are divided among several servers (`ftrie.client.balance`); None: in turn if it is a list.
+        own_connection: do not share a connection with this process's other channels to the same address. Raises
+        ServerError if the token would be sent unencrypted, a file is missing, or the address is malformed.
         """
-        options: Sequence[tuple[str, int]] = [
+        options: list[tuple[str, str | int]] = [
             ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
             ("grpc.use_local_subchannel_pool", int(own_connection)),
         ]
+        target, hosts = target_of(address)
+        divided = balance_of(address, balance)
+        if divided is not None:
+            options += channel_options(divided)
         if self.ca:
-            return grpc.secure_channel(address, self._credentials(), options=options)
-        if self.token and not is_loopback(address.rpartition(":")[0]):
+            if len(hosts) > 1:
+                raise ServerError(
+                    f"got {address!r} and --tls-ca; a certificate is checked against one name: give a name that stands "
+                    "for all servers, dns:///ftrie.example:50051"
+                )
+            return grpc.secure_channel(target, self._credentials(), options=options)
+        if self.token and not all(map(is_loopback, hosts)):
             raise ServerError(f"the token would be sent to {address} unencrypted; give --tls-ca")
-        return grpc.insecure_channel(address, options=options)
+        return grpc.insecure_channel(target, options=options)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """The metadata of each call."""

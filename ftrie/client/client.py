@@ -17,6 +17,7 @@ import grpc
 from ctr.v1.feedback_pb2 import ReportRequest, ReportResponse
 from ctr.v1.ranking_pb2 import ExplainRequest, ExplainResponse, RankRequest, RankResponse
 from ftrie.client.access import OPEN, Access, CallFailed
+from ftrie.client.balance import Balance, cookie_metadata
 from ftrie.client.feedback import Feedback, Report, ReportFailed
 from ftrie.client.feedback import request_of as report_of
 from ftrie.client.messages import (
@@ -50,17 +51,27 @@ class RankFailed(CallFailed):
 
 
 class Client:
-    """A connection to one server. Thread safety: may be shared by all threads."""
+    """A connection to one server, or to several that share the calls. Thread safety: may be shared by all threads."""
 
-    def __init__(self, address: str, timeout_s: float = DEFAULT_TIMEOUT_S, access: Access = OPEN) -> None:
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        access: Access = OPEN,
+        balance: Balance | None = None,
+    ) -> None:
         """`address` is host:port; `access` has the TLS files and the token. Connects on the first call.
 
-        Raises ServerError if `access` cannot be used for the address.
+        Several servers: "10.0.0.5:50051,10.0.0.6:50051", or one name of all of them, "dns:///ftrie:50051", with
+        `balance`: "round_robin" (the default for a list), or "cookie" to send each user to the same server. Then only
+        healthy servers are called, and a call that a server could not take is made again elsewhere.
+        Raises ServerError for a malformed address, or if `access` cannot be used for it.
         """
         self.address = address
         self._timeout_s = timeout_s
-        self._channel = access.channel(address)
+        self._channel = access.channel(address, balance=balance)
         self._metadata = access.metadata()
+        self._by_cookie = balance == "cookie"
         self._rank = self._channel.unary_unary(
             METHOD,
             request_serializer=RankRequest.SerializeToString,
@@ -84,14 +95,14 @@ class Client:
         status, FieldValueError for text that is not Unicode.
         """
         request = request_of(model, **asked)
-        return Ranking.of(self._call(self._rank, request, timeout_s))
+        return Ranking.of(self._call(self._rank, request, timeout_s, cookie=request.cookie))
 
     def explain(
         self, model: str = "", *, timeout_s: float | None = None, **asked: Unpack[Question]
     ) -> Explanation:
         """Rank at most 100 candidates, with the keys that make up each score. Arguments and errors as in `rank`."""
         request = ExplainRequest(request=request_of(model, **asked))
-        return Explanation.of(self._call(self._explain, request, timeout_s))
+        return Explanation.of(self._call(self._explain, request, timeout_s, cookie=request.request.cookie))
 
     def report(self, model: str, events: Iterable[Feedback], *, timeout_s: float | None = None) -> Report:
         """Report 1 to 1,000 clicks and conversions. The accepted ones are in the store when this returns.
@@ -100,7 +111,7 @@ class Client:
         FieldValueError for text that is not Unicode, or an event of an unknown kind.
         """
         request = report_of(model, events)
-        return Report.of(self._call(self._report, request, timeout_s, ReportFailed))
+        return Report.of(self._call(self._report, request, timeout_s, failed=ReportFailed))
 
     def close(self) -> None:
         """Close the connection."""
@@ -115,11 +126,18 @@ class Client:
         self.close()
 
     def _call(
-        self, method: Any, request: Any, timeout_s: float | None, failed: type[CallFailed] = RankFailed
+        self,
+        method: Any,
+        request: Any,
+        timeout_s: float | None,
+        *,
+        cookie: str = "",
+        failed: type[CallFailed] = RankFailed,
     ) -> Any:
+        metadata = self._metadata + cookie_metadata(cookie) if self._by_cookie else self._metadata
         try:
             return method(
-                request, timeout=self._timeout_s if timeout_s is None else timeout_s, metadata=self._metadata
+                request, timeout=self._timeout_s if timeout_s is None else timeout_s, metadata=metadata
             )
         except grpc.RpcError as error:
             raise failed.of(self.address, error) from error

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ftrie.commands.flags import AccessFlags, grouped
+from ftrie.commands.flags import AccessFlags, BalanceOption, grouped
 from ftrie.terminal import JsonOption, note, print_json, print_table, progress
 from model_store.errors import FtrieError
 
@@ -123,7 +123,12 @@ def _run(name: str, *, quiet: bool) -> None:
 
 @grouped
 def bench_serve(
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The server.")],
+    address: Annotated[
+        str,
+        typer.Argument(
+            metavar="HOST:PORT", help="The server; several: IP:PORT,IP:PORT, or one name, dns:///HOST:PORT."
+        ),
+    ],
     requests: Annotated[
         Path,
         typer.Option(
@@ -146,6 +151,7 @@ def bench_serve(
         typer.Option(min=0.001, help="Call at the recorded times, this many times as fast."),
     ] = None,
     timeout: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="Deadline of a call.")] = 5.0,
+    balance: BalanceOption = None,
     *,
     access: AccessFlags,
     as_json: JsonOption = False,
@@ -161,7 +167,7 @@ def bench_serve(
     recorded = read(requests)
     if pace is not None and not recorded.timed:
         raise typer.BadParameter(f"--pace: not every line of {requests} has a time (`at`)")
-    load = Load(address, access.access(), due(recorded, rate, pace), timeout)
+    load = Load(address, access.access(), due(recorded, rate, pace), timeout, balance)
     with progress(f"calling {address}", None, "calls") as calls:
         result = load.run(concurrency, duration, calls.update)
     found = figures(result)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -196,6 +196,16 @@ TokenOption = Annotated[
 ]
 
 
+BalanceOption = Annotated[
+    Literal["round_robin", "cookie"] | None,
+    typer.Option(
+        metavar="HOW",
+        help="How calls are divided among several servers: round_robin (default for a list), or cookie, each user's "
+        "to one server.",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class AccessFlags:
     """The credentials for a server."""
@@ -214,7 +224,13 @@ class AccessFlags:
 
 @dataclass(frozen=True)
 class _AddressFlags:
-    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server.")] = DEFAULT_ADDRESS
+    address: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="The server; or several, IP:PORT,IP:PORT, of which any that is healthy takes a call.",
+        ),
+    ] = DEFAULT_ADDRESS
     timeout: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="How long to wait.")] = 5.0
 
 

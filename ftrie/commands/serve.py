@@ -17,6 +17,8 @@ from server.settings import Flag, Settings
 if TYPE_CHECKING:
     from server.telemetry.status import SupervisorStatus
 
+CONNECTION_AGE_S = 300.0
+"""By default, where there is another worker to move to."""
 _UNITS = ("_s", "_mib")
 _TEXTS = list[str] | None
 
@@ -83,8 +85,8 @@ def serve(models: list[str], store: str, flags: dict[str, Any], as_json: bool) -
     log_to_stderr(flags["log_level"])
     flags["impressions"] = tuple(flags["impressions"] or ())
     flags["state"] = flags["state"] or str(default_state(flags["host"], flags["port"]) or "")
-    if flags["workers"] == 1:
-        flags["connection_age_s"] = 0.0  # there is no other worker to move to
+    if flags["connection_age_s"] is None:
+        flags["connection_age_s"] = CONNECTION_AGE_S if flags["workers"] > 1 else 0.0
     Supervisor(Settings(tuple(models), store, **flags), say_ready).run()
 
 

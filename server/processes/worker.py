@@ -36,6 +36,8 @@ from server.sync.version_retry import reason_of
 from server.telemetry.families import REFUSED_VERSIONS
 from server.telemetry.meter import Meter
 
+LEAVE_S = 0.25
+"""How long a worker whose health is NOT_SERVING goes on answering: clients that watch health call others meanwhile."""
 REFUSE_S = 0.25
 """How long callers are answered UNAVAILABLE before the port closes: gRPC cancels calls that arrive once it stops."""
 REPORT_EVERY_S = 1.0
@@ -94,7 +96,7 @@ class Worker:
             tokens=callers,
             feedback=self._feedback.gate(callers),
             shares_port=shares_port,
-            connection_age_s=settings.connection_age_s,
+            connection_age_s=settings.connection_age_s or 0.0,
         )
         self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._swapper = threading.Thread(target=self._run_errands, name="swap", daemon=True)
@@ -122,16 +124,18 @@ class Worker:
     def drain(self, *, refuse: bool = True) -> None:
         """Accept no more calls, and finish those that have begun, for at most `drain_s` seconds.
 
-        refuse: answer UNAVAILABLE for a moment first. Without it the port closes at once, and callers reach the
-        processes that share it.
+        refuse: first report NOT_SERVING and go on for a moment, then answer UNAVAILABLE for another. Without it the
+        port closes at once, and callers reach the processes that share it.
         """
         self._stopping.set()
-        told_s = min(REFUSE_S, self._settings.drain_s) if refuse else 0.0
+        left_s = self._settings.drain_s
         if refuse:
             self._health.enter_graceful_shutdown()
+            threading.Event().wait(min(LEAVE_S, left_s / 2))
             self._service.draining = self._feedback.draining = True
-            threading.Event().wait(told_s)
-        ended = self._grpc.stop(grace=self._settings.drain_s - told_s)
+            threading.Event().wait(min(REFUSE_S, left_s / 2))
+            left_s -= min(LEAVE_S + REFUSE_S, left_s)
+        ended = self._grpc.stop(grace=left_s)
         while not ended.wait(REFUSE_S):  # in slices, so that a signal's handler can run
             pass
 

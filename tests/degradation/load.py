@@ -1,4 +1,4 @@
-"""Calls that go on while something is broken, each on a connection of its own; and what came of them."""
+"""Calls that go on while something is broken, and what came of them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 
 import grpc
 import pytest
 
 from ctr.v1.ranking_pb2 import RankRequest, RankResponse
-from ftrie.client.client import METHOD
+from ftrie.client.balance import Balance
+from ftrie.client.client import METHOD, Client, RankFailed
+from ftrie.client.messages import Ranking
 from tests.degradation.system import eventually
 from tests.server import shop
 
@@ -23,7 +26,10 @@ EXPECTED = {item: shop.expected_score(fields, 0) for item, fields in shop.ITEMS.
 
 
 class Load:
-    """Calls one after another by a few threads. A new connection falls to any worker, an old one to its own."""
+    """Calls one after another by a few threads, each on a connection of its own.
+
+    A new connection falls to any worker, an old one to its own.
+    """
 
     def __init__(self, address: str, threads: int = CALLERS, timeout_s: float = 10.0) -> None:
         self._address, self._timeout_s = address, timeout_s
@@ -34,21 +40,26 @@ class Load:
 
     def _run(self) -> None:
         while not self._stop.wait(PAUSE_S):
-            options = [("grpc.use_local_subchannel_pool", 1)]
-            with grpc.insecure_channel(self._address, options=options) as channel:
-                call = channel.unary_unary(
-                    METHOD,
-                    request_serializer=RankRequest.SerializeToString,
-                    response_deserializer=RankResponse.FromString,
-                )
-                try:
-                    answer = call(REQUEST, timeout=self._timeout_s, wait_for_ready=True)
-                except grpc.RpcError as error:
-                    self.answers[error.code().name] += 1
-                    continue
+            try:
+                answer = self._call()
+            except (grpc.RpcError, RankFailed) as error:
+                code = error.code if isinstance(error, RankFailed) else error.code()
+                self.answers[code.name] += 1
+                continue
             self.answers["OK"] += 1
             scores = {item.id: item.score for item in answer.items}
             self.wrong += scores != pytest.approx(EXPECTED)
+
+    def _call(self) -> RankResponse | Ranking:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        with grpc.insecure_channel(self._address, options=options) as channel:
+            call = channel.unary_unary(
+                METHOD,
+                request_serializer=RankRequest.SerializeToString,
+                response_deserializer=RankResponse.FromString,
+            )
+            answer: RankResponse = call(REQUEST, timeout=self._timeout_s, wait_for_ready=True)
+            return answer
 
     @contextmanager
     def running(self) -> Iterator[Load]:
@@ -76,3 +87,21 @@ class Load:
     def failed(self) -> int:
         """Calls that were not answered."""
         return sum(self.answers.values()) - self.answers["OK"]
+
+
+class BalancedLoad(Load):
+    """Calls by one client of several servers, for ever new users."""
+
+    def __init__(self, addresses: list[str], balance: Balance) -> None:
+        super().__init__(",".join(addresses))
+        self._client = Client(self._address, timeout_s=self._timeout_s, balance=balance)
+        self._users = count()
+
+    def stop(self) -> None:
+        """See `Load`; then disconnect."""
+        super().stop()
+        self._client.close()
+
+    def _call(self) -> Ranking:
+        cookie = f"balanced-{next(self._users)}"
+        return self._client.rank(cookie=cookie, candidates=list(shop.ITEMS), variant="base")

@@ -15,6 +15,10 @@ import typer
 import yaml
 
 from ftrie.cli import build
+from ftrie.client.balance import COOKIE_HEADER, RESOLVE_MS, RETRY
+from server.processes.supervisor import KILL_AFTER_S
+from server.processes.worker import LEAVE_S, REFUSE_S
+from server.rpc.ranking_service import SERVICE as RANKING
 from server.telemetry.families import FAMILIES
 from trainer.runs.metrics import FAMILIES as TRAINERS
 
@@ -24,6 +28,8 @@ METRIC = re.compile(r"\bftrie_[a-z_]+")
 UNITS = sorted((DEPLOY / "systemd").glob("*.*"))
 COMPOSE = DEPLOY / "docker/compose.yaml"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+DNS_CACHE_S = 5.0
+"""The time to live of CoreDNS's answers for a Kubernetes Service, by default."""
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -179,6 +185,44 @@ def test_the_server_is_probed_by_grpc_health_and_its_ports_and_volumes_fit() -> 
     for document in documents:
         selector = document["spec"].get("selector") or document["spec"]["podSelector"]
         assert selector.get("matchLabels", selector) == labels
+
+
+def test_servers_are_replaced_one_by_one_and_given_the_time_that_a_drain_takes() -> None:
+    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes/server.yaml").read_text("utf-8")))
+    kinds = {document["kind"]: document["spec"] for document in documents}
+    spec, pod = kinds["Deployment"], kinds["Deployment"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (drain_s,) = (float(word[8:]) for word in container["args"] if word.startswith("--drain="))
+    _, before_s = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert pod["terminationGracePeriodSeconds"] > float(before_s) + drain_s + KILL_AFTER_S
+    assert drain_s > 2 * (LEAVE_S + REFUSE_S)
+    assert float(before_s) >= DNS_CACHE_S
+    assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert spec["minReadySeconds"] * 1000 > RESOLVE_MS
+    assert spec["replicas"] > kinds["PodDisruptionBudget"]["maxUnavailable"] == 1
+    assert any(word.startswith("--connection-age=") for word in container["args"])
+    assert kinds["Service"]["clusterIP"] == "None"
+    assert "publishNotReadyAddresses" not in kinds["Service"]
+    for constraint in pod["topologySpreadConstraints"]:
+        assert constraint["labelSelector"] == spec["selector"]
+
+
+def test_envoy_hashes_the_header_that_clients_send_and_checks_the_health_of_ranking() -> None:
+    static = yaml.safe_load((DEPLOY / "envoy/envoy.yaml").read_text("utf-8"))["static_resources"]
+    (listener,), (cluster,) = static["listeners"], static["clusters"]
+    (connections,) = listener["filter_chains"][0]["filters"]
+    (host,) = connections["typed_config"]["route_config"]["virtual_hosts"]
+    (route,) = (each["route"] for each in host["routes"])
+    assert route["cluster"] == cluster["name"] == cluster["load_assignment"]["cluster_name"]
+    assert (route["hash_policy"], cluster["lb_policy"]) == (
+        [{"header": {"header_name": COOKIE_HEADER}}],
+        "RING_HASH",
+    )
+    (check,) = cluster["health_checks"]
+    assert check["grpc_health_check"] == {"service_name": RANKING}
+    again = {word.upper() for word in route["retry_policy"]["retry_on"].split(",")}
+    assert again >= set(RETRY["retryableStatusCodes"])
+    assert route["retry_policy"]["num_retries"] == RETRY["maxAttempts"] - 1
 
 
 def test_the_trainer_keeps_its_checkpoints_on_a_volume_and_is_given_time_to_end() -> None:

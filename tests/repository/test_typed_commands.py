@@ -94,6 +94,7 @@ def shell(demo_folder: Path, tmp_path: Path) -> Shell:
     }
     replaced = {
         r"(?<=--port )50051\b": port,
+        **{rf"\b{number}\b": str(free_port()) for number in (50061, 50062, 50063)},
         r"redis://[\w.]+:6379": f"embedded:{folder}/.ftrie",
         r"/var/log/ftrie\b": f"{folder}/log",
         r"--seconds 270\b": "--seconds 20",

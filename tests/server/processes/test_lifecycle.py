@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from ftrie.client.client import Client, RankFailed
 from model_store.store import Store
 from server.rpc.ranking_service import SERVICE
-from server.settings import DEFAULT_THREADS
+from server.settings import DEFAULT_THREADS, Settings
 from tests.server import shop
 from tests.server.one_process import Server
 
@@ -78,6 +78,49 @@ def test_health_follows_loading_serving_and_draining(start: Callable[[], Server]
         assert next(watch).status == NOT_SERVING
         watch.cancel()
         draining.join()
+
+
+def test_a_draining_server_answers_while_clients_that_watch_its_health_leave(
+    shop_store: Store, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.processes.worker.LEAVE_S", 2.0)
+    server = Server(Settings((shop.NAME,), store_url, drain_s=10.0))
+    server.startup()
+    assert server.ready.wait(180)
+    with grpc.insecure_channel(server.address) as channel, Client(server.address, timeout_s=10) as client:
+        assert client.rank(candidates=["item-1"]).items
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert next(watch).status == SERVING
+        draining = threading.Thread(target=server.drain)
+        draining.start()
+        assert next(watch).status == NOT_SERVING
+        assert client.rank(candidates=["item-1"]).items
+        watch.cancel()
+        draining.join()
+        with pytest.raises(RankFailed):
+            client.rank(candidates=["item-1"])
+    server.shutdown()
+
+
+@pytest.mark.slow
+def test_a_server_with_one_worker_asks_clients_to_reconnect_if_it_is_told_to(
+    shop_store: Store, serve: Callable[..., subprocess.Popen[str]]
+) -> None:
+    process = serve("--connection-age", "0.5", "--json")
+    assert process.stdout is not None
+    address = json.loads(process.stdout.readline())["address"]
+    closed, was_ready = threading.Event(), threading.Event()
+
+    def changed(state: grpc.ChannelConnectivity) -> None:
+        if state is grpc.ChannelConnectivity.READY:
+            was_ready.set()
+        elif was_ready.is_set():
+            closed.set()
+
+    with grpc.insecure_channel(address) as channel:
+        channel.subscribe(changed, try_to_connect=True)
+        assert closed.wait(30)
+    assert process.poll() is None
 
 
 def test_reflection_lists_the_services(server: Server) -> None:

@@ -1,0 +1,306 @@
+"""A client of several servers: which server takes a call, who is left out, and which calls are made again."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctr.v1.ranking_pb2 import RankRequest, RankResponse
+from ftrie.cli import run
+from ftrie.client.access import Access
+from ftrie.client.balance import BALANCES, Balance, cookie_metadata, service_config, target_of
+from ftrie.client.client import Client, RankFailed
+from model_store.errors import ServerError
+from server.rpc.grpc_server import Health, grpc_server, listen
+from server.rpc.ranking_service import SERVICE
+from tests.degradation.system import eventually
+from tests.server import echo
+from tests.server.certificates import identity
+from tests.server.rpc.test_tls import credentials
+
+ROOT = Path(__file__).resolve().parents[2]
+COOKIES = [f"user-{number}" for number in range(300)]
+ENOUGH = 200
+"""Calls of which every server that is in use gets one: with three servers it gets none with a chance of 1e-35."""
+
+
+class Named:
+    """A server whose answers have its address as the version's model; `refuses`: calls that it answers UNAVAILABLE."""
+
+    def __init__(self) -> None:
+        self.health = Health()
+        self.health.say(serving=True)
+        self.calls = self.refuses = 0
+        rank = grpc.unary_unary_rpc_method_handler(
+            self._rank,
+            request_deserializer=RankRequest.FromString,
+            response_serializer=RankResponse.SerializeToString,
+        )
+        handlers = grpc.method_handlers_generic_handler(SERVICE, {"Rank": rank})
+        self.grpc = grpc_server(handlers, self.health, 4)
+        self.address = listen(self.grpc, "127.0.0.1", 0)
+        self.grpc.start()
+
+    def _rank(self, request: RankRequest, context: grpc.ServicerContext) -> RankResponse:
+        self.calls += 1
+        if self.refuses:
+            self.refuses -= 1
+            context.abort(grpc.StatusCode.UNAVAILABLE, "draining")
+        return RankResponse(model=self.address)
+
+
+@pytest.fixture
+def servers() -> Iterator[list[Named]]:
+    started = [Named() for _ in range(3)]
+    yield started
+    for server in started:
+        server.grpc.stop(0).wait()
+
+
+@pytest.fixture
+def client(servers: list[Named]) -> Iterator[Callable[[Balance | None], Client]]:
+    made: list[Client] = []
+
+    def connect(balance: Balance | None = None) -> Client:
+        made.append(Client(",".join(server.address for server in servers), balance=balance, timeout_s=20))
+        return made[-1]
+
+    yield connect
+    for each in made:
+        each.close()
+
+
+Connect = Callable[..., Client]
+
+
+def homes(client: Client) -> dict[str, str]:
+    """The server that each user's call goes to."""
+    return {cookie: client.rank(cookie=cookie, candidates=["a"]).model for cookie in COOKIES}
+
+
+def used(client: Client) -> Counter[str]:
+    """The calls of users without a cookie, by server."""
+    return Counter(client.rank(candidates=["a"]).model for _ in range(ENOUGH))
+
+
+def test_a_list_is_called_in_turn(servers: list[Named], client: Connect) -> None:
+    connected = client()
+    eventually(lambda: len(used(connected)) == 3)
+    before = [server.calls for server in servers]
+    used(connected)
+    calls = [server.calls - earlier for server, earlier in zip(servers, before, strict=True)]
+    assert max(calls) - min(calls) <= 1, calls
+
+
+@pytest.mark.parametrize("balance", BALANCES)
+def test_a_server_that_is_not_serving_gets_no_call_until_it_is(
+    servers: list[Named], client: Connect, balance: Balance
+) -> None:
+    connected = client(balance)
+    eventually(lambda: len(used(connected)) == 3)
+    servers[0].health.say(serving=False)
+    eventually(lambda: servers[0].address not in used(connected))
+    before = servers[0].calls
+    assert len(used(connected)) == 2
+    assert servers[0].calls == before
+    servers[0].health.say(serving=True)
+    eventually(lambda: servers[0].address in used(connected))
+
+
+def test_a_server_without_health_in_the_list_is_enough_to_be_called_alone(
+    servers: list[Named], client: Connect
+) -> None:
+    """One address is one server: there is no other to call, so its answer is better than none."""
+    servers[0].health.say(serving=False)
+    with Client(servers[0].address, timeout_s=20) as alone:
+        assert alone.rank(candidates=["a"]).model == servers[0].address
+
+
+def test_a_user_s_calls_go_to_one_server_whoever_makes_them(servers: list[Named], client: Connect) -> None:
+    first, second = client("cookie"), client("cookie")
+    eventually(lambda: homes(first) == homes(second))
+    shares = Counter(homes(first).values())
+    assert len(shares) == 3
+    assert min(shares.values()) > len(COOKIES) / 6
+
+
+def test_only_the_users_of_a_server_that_leaves_are_moved_and_they_come_back(
+    servers: list[Named], client: Connect
+) -> None:
+    connected = client("cookie")
+    eventually(lambda: len(set(homes(connected).values())) == 3)
+    before = homes(connected)
+    gone = servers[0].address
+    servers[0].health.say(serving=False)
+    eventually(lambda: gone not in homes(connected).values())
+    meanwhile = homes(connected)
+    moved = {cookie for cookie in COOKIES if meanwhile[cookie] != before[cookie]}
+    assert moved == {cookie for cookie in COOKIES if before[cookie] == gone}
+    assert len({meanwhile[cookie] for cookie in moved}) == 2
+    servers[0].health.say(serving=True)
+    eventually(lambda: homes(connected) == before)
+
+
+@pytest.mark.parametrize("balance", BALANCES)
+def test_a_refused_call_is_made_again(servers: list[Named], client: Connect, balance: Balance) -> None:
+    connected = client(balance)
+    for server in servers:
+        server.refuses = 1
+    assert all(connected.rank(cookie=cookie, candidates=["a"]).model for cookie in COOKIES[:50])
+    assert not any(server.refuses for server in servers)
+
+
+def test_a_long_request_is_made_again_too(servers: list[Named], client: Connect) -> None:
+    connected = client()
+    for server in servers:
+        server.refuses = 1
+    assert connected.rank(candidates=["x" * 1000] * 2000).model
+    assert sum(server.calls for server in servers) >= 2
+
+
+def test_a_server_or_proxy_without_a_health_service_is_called() -> None:
+    plain = grpc.server(ThreadPoolExecutor(2))
+    port = plain.add_insecure_port("127.0.0.1:0")
+    rank = grpc.unary_unary_rpc_method_handler(lambda request, context: RankResponse().SerializeToString())
+    plain.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Rank": rank}),))
+    plain.start()
+    with Client(f"127.0.0.1:{port}", balance="cookie", timeout_s=20) as connected:
+        assert connected.rank(cookie="u1", candidates=["a"]).items == ()
+    plain.stop(0).wait()
+
+
+def test_a_call_that_every_server_refuses_fails_with_the_server_s_words(
+    servers: list[Named], client: Connect
+) -> None:
+    connected = client()
+    for server in servers:
+        server.refuses = 100
+    with pytest.raises(RankFailed, match="draining") as failed:
+        connected.rank(candidates=["a"])
+    assert failed.value.code is grpc.StatusCode.UNAVAILABLE
+    assert sum(server.calls for server in servers) == 5
+
+
+@pytest.mark.parametrize("balance", BALANCES)
+def test_no_call_fails_when_a_server_vanishes_under_load(
+    servers: list[Named], client: Connect, balance: Balance
+) -> None:
+    connected = client(balance)
+    eventually(lambda: len(used(connected)) == 3)
+    with ThreadPoolExecutor(8) as callers:
+        calls = [callers.submit(homes, connected) for _ in range(8)]
+        eventually(lambda: servers[0].calls > 20)
+        servers[0].grpc.stop(0)
+        for call in calls:
+            call.result()
+
+
+@given(st.text(max_size=300))
+def test_any_cookie_has_a_header_that_grpc_sends(cookie: str) -> None:
+    try:
+        cookie.encode()
+    except UnicodeEncodeError:
+        return  # refused before: the request cannot hold it
+    metadata = cookie_metadata(cookie)
+    assert bool(metadata) == bool(cookie)
+    assert all(len(value) == 16 and int(value, 16) >= 0 for _, value in metadata)
+    assert metadata == cookie_metadata(cookie)
+
+
+@given(st.lists(st.tuples(st.ip_addresses(v=4), st.integers(1, 65535)), min_size=2, max_size=5))
+def test_a_list_of_addresses_is_a_target(servers: list[tuple[ipaddress.IPv4Address, int]]) -> None:
+    written = [f"{host}:{port}" for host, port in servers]
+    expected = (f"ipv4:{','.join(written)}", [str(host) for host, _ in servers])
+    assert target_of(", ".join(written)) == target_of(f"ipv4:{','.join(written)}") == expected
+
+
+def test_the_targets_that_grpc_knows_are_left_as_they_are() -> None:
+    assert target_of("[::1]:5,[fe80::2]:6") == ("ipv6:[::1]:5,[fe80::2]:6", ["::1", "fe80::2"])
+    for target in ("127.0.0.1:5", "localhost:5", "dns:///ftrie.example:50051", "unix:/run/ftrie.sock"):
+        assert target_of(target)[0] == target
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("a:1,b:2", r"got 'a:1' in a list .* dns:///"),
+        ("127.0.0.1:1,127.0.0.1", "got '127.0.0.1' in a list"),
+        ("127.0.0.1:1,127.0.0.1:0", "got '127.0.0.1:0' in a list"),
+        ("127.0.0.1:1,127.0.0.1:65536", "got '127.0.0.1:65536' in a list"),
+        ("127.0.0.1:1,", "got '' in a list"),
+        ("::1:5,::1:6", "got '::1:5' in a list"),
+        ("127.0.0.1:1,[::1]:2", "IPv4 or IPv6 addresses, not both"),
+        ("ipv6:127.0.0.1:1,127.0.0.1:2", "IPv4 or IPv6 addresses, not both"),
+    ],
+)
+def test_a_list_that_grpc_could_not_resolve_is_refused(address: str, message: str) -> None:
+    with pytest.raises(ServerError, match=message):
+        Client(address)
+
+
+def test_an_unknown_balance_is_refused() -> None:
+    unknown: Any = "random"
+    with pytest.raises(ServerError, match="got balance='random', expected one of round_robin, cookie"):
+        Client("127.0.0.1:1", balance=unknown)
+
+
+def test_a_token_is_sent_unencrypted_only_if_every_server_is_on_this_machine() -> None:
+    Access(token="secret").channel("127.0.0.1:1,127.0.0.1:2").close()
+    with pytest.raises(ServerError, match="unencrypted; give --tls-ca"):
+        Access(token="secret").channel("127.0.0.1:1,192.0.2.1:2")
+
+
+@pytest.mark.parametrize("balance", BALANCES)
+def test_with_tls_several_servers_have_one_name(tmp_path: Path, balance: Balance) -> None:
+    pem = identity(tmp_path, "server")
+    access = Access(ca=pem.ca)
+    with pytest.raises(ServerError, match="one name: give a name that stands for all servers"):
+        access.channel("127.0.0.1:1,127.0.0.1:2", balance=balance)
+    with echo.serving(credentials=credentials(pem)) as address:
+        port = address.rpartition(":")[2]
+        with access.channel(f"dns:///localhost:{port}", balance=balance) as channel:
+            assert channel.unary_unary(echo.METHOD)(b"hello", timeout=20) == b"hello"
+
+
+def test_recorded_requests_are_replayed_to_several_servers(servers: list[Named], tmp_path: Path) -> None:
+    requests = tmp_path / "requests.jsonl"
+    requests.write_text('{"cookie": "one user", "item_ids": ["a"]}\n')
+    addresses = ",".join(server.address for server in servers)
+    flags = ["--requests", str(requests), "--duration", "0.5", "--concurrency", "2", "--json"]
+    assert run(["bench", "serve", addresses, *flags]) == 0
+    assert all(server.calls for server in servers)
+    before = [server.calls for server in servers]
+    assert run(["bench", "serve", addresses, "--balance", "cookie", *flags]) == 0
+    assert sum(server.calls > earlier for server, earlier in zip(servers, before, strict=True)) == 1
+
+
+def test_the_document_s_examples_run_and_its_config_is_the_client_s(
+    servers: list[Named], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs/balancing.md").read_text("utf-8")
+    (config,) = re.findall(r"^```json\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert json.loads(config) == service_config("cookie")
+    (tmp_path / "balancing.json").write_text(config)
+    monkeypatch.chdir(tmp_path)
+    addresses = ",".join(server.address for server in servers)
+    examples = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    models = []
+    for example in examples:
+        here: dict[str, Any] = {}
+        replaced = re.subn(r"10\.0\.0\.5:50051(,10\.0\.0\.\d:50051)*", addresses, example)
+        assert replaced[1] == 1
+        exec(replaced[0], here)
+        models += [here[name].model for name in ("ranking", "answer") if name in here]
+    assert len(models) == len(examples) == 2
+    assert models[0] == models[1], "both clients send the user to one server"
