@@ -5,7 +5,7 @@ Every method's local work is here. Two solvers:
 - `descend`: a corrected quadratic model of the whole objective, minimised by coordinate descent. The model has the
   global gradient, the curvature of the shard's own rows exactly, that of other shards by its diagonal, and by their
   whole Hessian among the head keys.
-- `solve_admm`: the shard's loss plus pull (w - center) + rho/2 (w - center)^2, by one FTRL-Proximal pass, then by
+- `solve_admm`: the shard's loss plus pull (w - center) + rho/2 (w - center)^2, by FTRL-Proximal passes, then by
   Newton steps with a line search, each solved by coordinate descent (Yuan, Ho and Lin, JMLR 2012, section 3).
 
 Deterministic: the order of coordinates is drawn from a seed that the caller gives.
@@ -142,9 +142,12 @@ class LocalProblem:
         return moved, rounds
 
     def solve_admm(
-        self, start: Numbers, pull: Numbers, rho: float, center: Numbers, seed: list[int], passes: int = 1
+        self, start: Numbers, pull: Numbers, rho: float, center: Numbers, seed: list[int], passes: int
     ) -> Numbers:
-        """Minimise the loss + pull (w - center) + rho/2 (w - center)^2 from `start`: float64[keys]."""
+        """Minimise the loss + pull (w - center) + rho/2 (w - center)^2 from `start`: float64[keys].
+
+        passes: of FTRL-Proximal, before the Newton steps.
+        """
         w = start.copy()
         keys = np.flatnonzero(self.used & (self.counts > 0))
         if not keys.size:

@@ -28,6 +28,8 @@ from trainer.learn.predictions_kernels import Predictions
 Inbox = Sequence[Any]
 Outbox = tuple[Any, list[Any]]
 _RANGE = np.uint64(32)
+FTRL_ITERATIONS = 5
+"""ADMM's first iterations solve locally by an FTRL pass before the Newton steps; later a pass only adds noise."""
 
 
 class State(NamedTuple):
@@ -161,7 +163,8 @@ class Worker:
     def solve(self, rho: float, *, inbox: Inbox = ()) -> Outbox:
         """ADMM: the local solution w, sent as w + pull / rho - theta."""
         state, problem = self._state, self._problem
-        w = problem.solve_admm(state.theta, state.pull, rho, state.theta, self._seed)
+        passes = int(state.iteration < FTRL_ITERATIONS)
+        w = problem.solve_admm(state.theta, state.pull, rho, state.theta, self._seed, passes)
         away = np.where(self._reach > 0.0, w + state.pull / rho - state.theta, 0.0)
         self._away = to_float32(away)
         return None, [sparse(away[mine]) for mine in self._live]
