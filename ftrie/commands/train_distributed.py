@@ -1,4 +1,4 @@
-"""`ftrie train-distributed`: flags, the files that a run writes, and its summary. A run is `trainer.runs.train_distributed`."""
+"""`ftrie train-distributed`: flags and output. A run is `trainer.runs.train_distributed`."""
 
 from __future__ import annotations
 
@@ -87,10 +87,13 @@ class MethodFlags:
     ] = "surrogate"
     rho: Annotated[
         float | None,
-        typer.Option(min=1e-12, metavar="X", help="With an admm method: the penalty of disagreement; default 1.0."),
+        typer.Option(
+            min=1e-12, metavar="X", help="With an admm method: the penalty of disagreement; default 1.0."
+        ),
     ] = None
     iterations: Annotated[
-        int, typer.Option(min=1, metavar="N", help="At most so many iterations for each variant with own values.")
+        int,
+        typer.Option(min=1, metavar="N", help="At most so many iterations for each variant with own values."),
     ] = 50
     tolerance: Annotated[
         float,
@@ -120,7 +123,8 @@ class IterationCheckpointFlags:
         typer.Option(metavar="DIR", help="Write checkpoints of the run here; the last three are kept."),
     ] = None
     every: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Iterations from one checkpoint to the next; default 5.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Iterations from one checkpoint to the next; default 5."),
     ] = None
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume from the newest checkpoint in DIR, if there is one.")
@@ -144,7 +148,9 @@ class IterationCheckpointFlags:
 
 def register(app: typer.Typer) -> None:
     """Add `ftrie train-distributed`."""
-    epilog = "Example: ftrie train-distributed ads.toml 'clicks/*.csv.gz' --workers 8 --held-out 0.05 --activate"
+    epilog = (
+        "Example: ftrie train-distributed ads.toml 'clicks/*.csv.gz' --workers 8 --held-out 0.05 --activate"
+    )
     app.command("train-distributed", epilog=epilog)(train_distributed)
 
 
@@ -154,7 +160,8 @@ def train_distributed(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            metavar="INPUT…", help="Log files or globs; every worker's machine must have them at the same path."
+            metavar="INPUT…",
+            help="Log files or globs; every worker's machine must have them at the same path.",
         ),
     ],
     *,
@@ -176,7 +183,7 @@ def train_distributed(
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Learn every variant of SPEC from click logs with several processes, on one machine or many; save or publish the model.
+    """Learn every variant of SPEC with several processes, on one machine or many; save or publish the model.
 
     The workers hold the rows in memory and find, by iterations, the weights that minimise the log-loss of all rows plus
     the penalties l1 and l2 of the spec. `--workers 2` starts Ray on this machine; `--address` joins a cluster of
@@ -236,7 +243,9 @@ def _options(cluster: ClusterFlags, how: MethodFlags) -> DistributedOptions:
     from trainer.runs.train_distributed import DistributedOptions
 
     if how.method not in METHODS:
-        raise typer.BadParameter(f"--method {how.method}: expected {', '.join(METHODS[:-1])} or {METHODS[-1]}")
+        raise typer.BadParameter(
+            f"--method {how.method}: expected {', '.join(METHODS[:-1])} or {METHODS[-1]}"
+        )
     if how.rho is not None and not how.method.startswith("admm"):
         raise typer.BadParameter(f"--rho belongs to --method admm or admm-adaptive, not to {how.method}")
     method = MethodOptions(how.method, how.iterations, how.tolerance, 1.0 if how.rho is None else how.rho)
@@ -261,7 +270,9 @@ def _held_out(text: str | None) -> tuple[float, str | None]:
     except ValueError:
         return 0.0, text
     if not 0.0 < share < 1.0:
-        raise typer.BadParameter(f"--held-out {text}: expected a share between 0 and 1 such as 0.1, or a file")
+        raise typer.BadParameter(
+            f"--held-out {text}: expected a share between 0 and 1 such as 0.1, or a file"
+        )
     return share, None
 
 

@@ -254,7 +254,9 @@ def test_the_ray_cluster_has_a_cpu_for_every_worker_and_its_volumes_and_token_fi
     cpus = workers["replicas"] * int(workers["rayStartParams"]["num-cpus"])
     assert head["rayStartParams"]["num-cpus"] == "0"
     assert int(flags["workers"]) <= cpus
-    assert command[:2] == ["ftrie", "train-distributed"] and flags["address"] == "auto" and "--resume" in command
+    assert (
+        command[:2] == ["ftrie", "train-distributed"] and flags["address"] == "auto" and "--resume" in command
+    )
     templates = [spec["submitterPodTemplate"], head["template"], workers["template"]]
     for template in templates:
         (container,) = template["spec"]["containers"]

@@ -1,4 +1,4 @@
-"""Checkpoints of a distributed run: how far it is, and the state of each reducer, in the folder and file of a training run.
+"""Checkpoints of a distributed run: how far it is, and the state of each reducer.
 
 A file is written with one reducer's arrays in memory at a time, and read memory-mapped, so the driver never holds all
 keys. Files are named by the number of iterations, over all problems (`trainer.checkpoint.folder` keeps the last three).
@@ -108,7 +108,9 @@ class RunState:
         """For a message: variant base, iteration 12."""
         return f"problem {self.problems[-1].name}, iteration {self.progress.iteration}"
 
-    def check(self, spec: ModelSpec, settings: Settings, inputs: Sequence[InputFile], path: Path) -> list[str]:
+    def check(
+        self, spec: ModelSpec, settings: Settings, inputs: Sequence[InputFile], path: Path
+    ) -> list[str]:
         """Raise CheckpointError unless a run of these may go on from this state; returns remarks for the user."""
         check_same_spec(spec, self.spec, str(path))
         for name, before in asdict(self.settings).items():
@@ -150,7 +152,9 @@ class Earlier:
     def reducer(self, number: int) -> Reducer:
         """The arrays of one reducer, in the mapped file."""
         start = f"{number}."
-        return {name.removeprefix(start): each for name, each in self.arrays.items() if name.startswith(start)}
+        return {
+            name.removeprefix(start): each for name, each in self.arrays.items() if name.startswith(start)
+        }
 
 
 class DistributedCheckpoints:
@@ -202,7 +206,9 @@ class DistributedCheckpoints:
         self._last = state.iterations
         try:
             arrays = _OneByOne(state.settings.reducers, reducers)
-            self._folder.write(state.iterations, {"distributed": _ADAPTER.dump_python(state, mode="json")}, arrays)
+            self._folder.write(
+                state.iterations, {"distributed": _ADAPTER.dump_python(state, mode="json")}, arrays
+            )
         except OSError as error:
             self.failed += 1
             self._warn(

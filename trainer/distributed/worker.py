@@ -243,7 +243,9 @@ class Worker:
     def share_results(self, *, inbox: Inbox = ()) -> Outbox:
         """The results of the problems before this one, by column, for reducers that have lost theirs."""
         ended = {each: pair for each, pair in self._kept.items() if each != self._problem.problem.column}
-        return None, [{each: (theta[mine], n[mine]) for each, (theta, n) in ended.items()} for mine in self._mine]
+        return None, [
+            {each: (theta[mine], n[mine]) for each, (theta, n) in ended.items()} for mine in self._mine
+        ]
 
     def restore_results(self, *, inbox: Inbox) -> Outbox:
         """Take the results that are not here from the reducers. Returns False if one of them lacks them too."""

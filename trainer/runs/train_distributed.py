@@ -1,7 +1,7 @@
 """One distributed training run: opens a crew, has every problem minimised, and makes the artefact to publish.
 
-In: a spec, a log, and `DistributedOptions`. Out: a `DistributedRun` with the model, its report, and the error that ended
-it early. Between two iterations the driver holds sums only; the keys with a weight pass through it at the end, and one
+In: a spec, a log, and `DistributedOptions`. Out: a `DistributedRun` with the model, its report, and the error that
+ended it early. Between two iterations the driver holds sums only; the keys with a weight pass through it at the end, and one
 reducer's keys at a time for a checkpoint.
 """
 
@@ -65,6 +65,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 Numbers = npt.NDArray[np.float64]
 
+
 class CrewOpener(Protocol):
     """Opens the workers and reducers of a run: `trainer.distributed.cluster.open_crew`."""
 
@@ -89,7 +90,7 @@ class DistributedOptions:
 
     workers: int
     reducers: int
-    method: MethodOptions = MethodOptions()
+    method: MethodOptions = field(default_factory=MethodOptions)
     address: str | None = None
     held_out: HeldOut = field(default_factory=HeldOut)
     shard_bytes: int | None = None
@@ -186,15 +187,18 @@ def _worker(shard: ShardSummary, peak: int) -> dict[str, object]:
 
 
 class DistributedModel:
-    """The model of a run that has ended: what `finish_run` and the guard need of it."""
+    """The model of a run: what `finish_run` and the guard need of it. Without an artefact the run ended early."""
 
-    def __init__(self, spec: ModelSpec, artefact: Artefact, judged: Judged | None) -> None:
+    def __init__(
+        self, spec: ModelSpec, artefact: Artefact | None = None, judged: Judged | None = None
+    ) -> None:
         self.spec = spec
         self._artefact = artefact
         self.recent = judged if spec.guard is not None else None
 
     def artefact(self) -> Artefact:
         """The artefact to publish."""
+        assert self._artefact is not None
         return self._artefact
 
 
@@ -213,12 +217,16 @@ class Judged:
 
 @dataclass
 class DistributedRun:
-    """A run that has ended; see `trainer.runs.train.Run`. model: None if an error or a signal ended it before."""
+    """A run that has ended; see `trainer.runs.train.Run`."""
 
-    model: DistributedModel | None
+    model: DistributedModel
     report: DistributedReport
     failure: FtrieError | None = None
     withheld: str = ""
+
+    def set_version(self, version: int) -> None:
+        """Report the version that was published."""
+        self.report = replace(self.report, version=version)
 
 
 def train_distributed(
@@ -235,9 +243,10 @@ def train_distributed(
 ) -> DistributedRun:
     """Minimise the objective of every variant over all rows of the log, with workers and reducers on Ray.
 
-    rejects: receives bad rows; strict: the first one is an error; checkpoints: saves the state, and has that of the run to resume; force: publish however
-    many rows are rejected; crew: opens workers and reducers. With checkpoints, a signal ends the run after the iteration, and is its `failure`. Raises
-    SpecError, InputError, CheckpointError, UsageError without Ray, and FtrieError where the crew cannot go on.
+    rejects: receives bad rows; strict: the first one is an error; checkpoints: saves the state, and has that of the run
+    to resume; force: publish however many rows are rejected; crew: opens workers and reducers. With checkpoints, a
+    signal ends the run after the iteration, and is its `failure`. Raises SpecError, InputError, CheckpointError,
+    UsageError without Ray, and FtrieError where the crew cannot go on.
     """
     _check_guard(spec, options)
     shards = ShardOptions(
@@ -325,13 +334,15 @@ class _Driver:
         for note in dict.fromkeys(note for each in self._shards for note in each.notes):
             self._output.note(note)
         if not sum(each.rows for each in self._shards):
-            return DistributedRun(None, self._report())
+            return DistributedRun(DistributedModel(self._spec), self._report())
         resumed = len(self._state.problems) - 1
         with StopRequest() as stop:
             for number, problem in enumerate(self._problems[max(resumed, 0) :], max(resumed, 0)):
                 minimiser = self._minimiser(problem, earlier if number == resumed else None)
                 if self._minimise(minimiser, stop):
-                    return DistributedRun(None, self._report(), self._stopped(stop.number))
+                    return DistributedRun(
+                        DistributedModel(self._spec), self._report(), self._stopped(stop.number)
+                    )
         return self._finished(minimiser, force)
 
     def _minimiser(self, problem: Problem, earlier: Earlier | None) -> Minimiser:
@@ -383,7 +394,7 @@ class _Driver:
             problems = (*problems, Ended(minimiser.problem.name))
         last = replace(problems[-1], iterations=(*problems[-1].iterations, iteration))
         self._state = replace(self._state, problems=(*problems[:-1], last), progress=minimiser.progress)
-        fields = {
+        fields: dict[str, float | str] = {
             "objective": iteration.objective,
             "primal": f"{iteration.primal:.2e}",
             "dual": f"{iteration.dual:.2e}",
@@ -391,7 +402,7 @@ class _Driver:
             **({"held-out log-loss": iteration.held_out} if iteration.held_out is not None else {}),
             "sent": f"{sum(each.bytes for each in last.iterations) / 1e6:,.1f} MB",
         }
-        bar.update(iteration.number, **fields)
+        bar.update(iteration.number, total=None, **fields)
 
     def _lost(self, number: int) -> None:
         self._state = replace(self._state, recoveries=self._state.recoveries + 1)
@@ -403,10 +414,14 @@ class _Driver:
             return
         state = replace(self._state, seconds=self._seconds, progress=minimiser.progress)
         try:
-            self._checkpoints.save(state, lambda number: self._crew.ask_reducers("dump", number).summaries[number])
+            self._checkpoints.save(
+                state, lambda number: self._crew.ask_reducers("dump", number).summaries[number]
+            )
         except MemberLost:
             self._checkpoints.failed += 1
-            self._output.warn(f"a member was lost while iteration {state.progress.iteration} was saved: no checkpoint")
+            self._output.warn(
+                f"a member was lost while iteration {state.progress.iteration} was saved: no checkpoint"
+            )
 
     @property
     def _seconds(self) -> float:
@@ -448,8 +463,8 @@ class _Driver:
 
     def _artefact(self, keys: Sequence[Any], metrics: Mapping[str, VariantMetrics]) -> Artefact:
         """The artefact of the workers' keys, as `LearningModel.artefact` makes it."""
-        data, offsets, features, numbers = zip(*keys, strict=True)
-        numbers, features = np.concatenate(numbers), np.concatenate(features)
+        data, offsets, own_features, own_numbers = zip(*keys, strict=True)
+        numbers, features = np.concatenate(own_numbers), np.concatenate(own_features)
         columns = len(self._problems)
         rates = np.column_stack(
             [self._rates(each, numbers[:, columns + each.column], features) for each in self._problems]
@@ -468,9 +483,13 @@ class _Driver:
     def _rates(
         self, problem: Problem, squares: npt.NDArray[np.float32], features: npt.NDArray[np.uint16]
     ) -> npt.NDArray[np.float32]:
-        """alpha / (beta + sqrt(n)), n the sum of squared gradients at the solution; where shared, the variants' mean."""
+        """alpha / (beta + sqrt(n)), n the sum of squared gradients at the solution, where shared their mean."""
         lanes = np.bitwise_count(problem.bits[features])
-        n = np.zeros(squares.size) if self._spec.learner.rate == "constant" else squares / np.maximum(lanes, 1.0)
+        n = (
+            np.zeros(squares.size)
+            if self._spec.learner.rate == "constant"
+            else squares / np.maximum(lanes, 1.0)
+        )
         with np.errstate(divide="ignore"):
             rates = problem.alpha / (problem.beta + np.sqrt(n, dtype=np.float64))
         return np.minimum(rates, _LARGEST).astype(np.float32)

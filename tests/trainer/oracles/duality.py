@@ -3,8 +3,9 @@
     P(w) = Σ ω (ln(1 + e^s) − y s) + Σ l1 |w| + l2 w² / 2,    s = X w
 
 For any α with α / ω + y in [0, 1], D(α) = −Σ ω φ*(α / ω) − R*(−Xᵀ α) ≤ min P, where φ*(u) = (u + y) ln(u + y) +
-(1 − u − y) ln(1 − u − y), and R*(v) = Σ max(0, |v| − l1)² / (2 l2), which where l2 = 0 is 0 if |v| ≤ l1 and else infinite. At
-the minimum α = ω (p − y) makes both equal; elsewhere the same α, scaled until it is feasible, bounds the distance.
+(1 − u − y) ln(1 − u − y), and R*(v) = Σ max(0, |v| − l1)² / (2 l2), where l2 = 0 it is 0 if |v| ≤ l1
+and else infinite. At the minimum α = ω (p − y) makes both equal; elsewhere the same α, scaled until it is feasible,
+bounds the distance.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def bounds(
     return float(value), best
 
 
-def _dual(alpha: Numbers, forces: Numbers, labels: Numbers, weights: Numbers, l1: Numbers, l2: Numbers) -> float:
+def _dual(
+    alpha: Numbers, forces: Numbers, labels: Numbers, weights: Numbers, l1: Numbers, l2: Numbers
+) -> float:
     beyond = np.maximum(forces - l1 * (1.0 + 1e-12), 0.0)
     if (beyond[l2 == 0.0] > 0.0).any():
         return -np.inf

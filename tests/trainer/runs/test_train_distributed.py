@@ -30,7 +30,6 @@ from trainer.examples.open_log import Log
 from trainer.examples.side_tables import side_tables
 from trainer.learn.model import LearningModel
 from trainer.logs.rejects import RejectLog
-from trainer.output import SILENT
 from trainer.runs.evaluate import evaluate
 from trainer.runs.train_distributed import DistributedOptions, DistributedRun, train_distributed
 
@@ -80,7 +79,9 @@ def opener(prepare: Crew = lambda crew: None) -> Any:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Log:
-    return Log([str(write_log(tmp_path / f"{seed}.csv", rows(700, seed))) for seed in (1, 2)], batch_bytes=9000)
+    return Log(
+        [str(write_log(tmp_path / f"{seed}.csv", rows(700, seed))) for seed in (1, 2)], batch_bytes=9000
+    )
 
 
 def trained(
@@ -92,7 +93,7 @@ def trained(
 
 
 def artefact_of(run: DistributedRun) -> Artefact:
-    assert run.failure is None and run.model is not None
+    assert run.failure is None
     return run.model.artefact()
 
 
@@ -141,7 +142,12 @@ def test_the_model_is_the_minimum_for_any_number_of_workers(log: Log, text: str)
 
 @pytest.mark.parametrize(
     "lost",
-    [("worker", 1, "propose", 2), ("worker", 0, "accept", 3), ("reducer", 1, "combine", 2), ("worker", 1, "judge", 1)],
+    [
+        ("worker", 1, "propose", 2),
+        ("worker", 0, "accept", 3),
+        ("reducer", 1, "combine", 2),
+        ("worker", 1, "judge", 1),
+    ],
 )
 def test_a_member_lost_in_the_middle_changes_no_bit(log: Log, lost: tuple[str, int, str, int]) -> None:
     spec, how = parse_spec(OWN), HeldOut(share=0.1)
@@ -156,7 +162,9 @@ def test_a_member_lost_in_the_middle_changes_no_bit(log: Log, lost: tuple[str, i
 
 @pytest.mark.parametrize("text", [SPEC, OWN], ids=["shared values", "own values"])
 @pytest.mark.parametrize("method", ["surrogate", "admm"])
-def test_a_resumed_run_ends_as_one_that_never_stopped(log: Log, tmp_path: Path, text: str, method: str) -> None:
+def test_a_resumed_run_ends_as_one_that_never_stopped(
+    log: Log, tmp_path: Path, text: str, method: str
+) -> None:
     spec, options = parse_spec(text), MethodOptions(method, iterations=12, tolerance=1e-9)
     expected = trained(spec, log, method=options)
     folder = tmp_path / "state"
@@ -174,7 +182,9 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(log: Log, tmp_path: Path, 
     assert got == wanted
 
 
-def test_a_signal_ends_the_run_after_the_iteration_and_the_checkpoint_goes_on(log: Log, tmp_path: Path) -> None:
+def test_a_signal_ends_the_run_after_the_iteration_and_the_checkpoint_goes_on(
+    log: Log, tmp_path: Path
+) -> None:
     spec = parse_spec(SPEC)
 
     def interrupt(crew: InProcessCrew) -> None:
@@ -189,7 +199,7 @@ def test_a_signal_ends_the_run_after_the_iteration_and_the_checkpoint_goes_on(lo
 
     with DistributedCheckpoints(tmp_path / "state", 100) as checkpoints:
         run = trained(spec, log, checkpoints=checkpoints, crew=opener(interrupt))
-    assert isinstance(run.failure, Stopped) and run.failure.exit_code == 143 and run.model is None
+    assert isinstance(run.failure, Stopped) and run.failure.exit_code == 143
     assert "after iteration 3" in str(run.failure)
     with DistributedCheckpoints(tmp_path / "state", 100, resume=True) as checkpoints:
         resumed = trained(spec, log, checkpoints=checkpoints)
@@ -289,7 +299,7 @@ def test_a_guard_needs_rows_that_were_not_learned(log: Log) -> None:
     with pytest.raises(UsageError, match="--held-out"):
         trained(spec, log)
     run = trained(spec, log, held_out=HeldOut(share=0.3))
-    assert run.model is not None and run.model.recent is not None
+    assert run.model.recent is not None
     figures = run.model.recent.figures(5)
     assert figures.examples == run.report.held_out and figures.keys == 5
     assert figures.variants["plain"].logloss == pytest.approx(run.report.variants["plain"].logloss)
@@ -340,5 +350,3 @@ def test_on_real_logs_the_objective_is_that_of_scikit_learn(real: tuple[ModelSpe
     for workers in (1, 2, 4):
         found = trained(spec, log, workers, method=MethodOptions()).report.problems[0].objective
         assert found == pytest.approx(wanted, rel=CLOSE)
-
-
