@@ -357,7 +357,7 @@ class Minimiser:
 
 
 def register(crew: Crew) -> tuple[Sequence[Any], int]:
-    """Make the shards that are not there, and tell the reducers their keys; returns their summaries, and how many keys."""
+    """Make the shards that are not there, and tell the reducers their keys; returns summaries and how many keys."""
     summaries = crew.ask_workers("build").summaries
     return summaries, sum(crew.ask_reducers("register", inbox=crew.ask_workers("register")).summaries)
 

@@ -1,8 +1,8 @@
 """One distributed training run: opens a crew, has every problem minimised, and makes the artefact to publish.
 
 In: a spec, a log, and `DistributedOptions`. Out: a `DistributedRun` with the model, its report, and the error that
-ended it early. Between two iterations the driver holds sums only; the keys with a weight pass through it at the end, and one
-reducer's keys at a time for a checkpoint.
+ended it early. Between two iterations the driver holds sums only; the keys with a weight pass through it at the end,
+and one reducer's keys at a time for a checkpoint.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def logs(tmp_path: Path) -> list[str]:
     ("flags", "said"),
     [
         ([], "Missing option '--workers'"),
-        (["--workers", "0"], "0 is not in the range x>=1"),
+        (["--workers", "0"], "Input should be greater than or equal to 1"),
         (
             ["--workers", "2", "--method", "sgd"],
             "--method sgd: expected surrogate, admm, admm-adaptive or average",
