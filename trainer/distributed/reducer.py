@@ -137,10 +137,14 @@ class Reducer:
     def penalties(self, steps: Numbers, *, inbox: Inbox = ()) -> Outbox:
         """The penalty at theta + steps[i, 0] x the displacement + steps[i, 1] x the last step."""
         state = self._state
-        found = [
-            self._penalty(state.theta + size * self._displacement + again * state.step)
-            for size, again in steps
-        ]
+        keys = np.flatnonzero((state.theta != 0.0) | (self._displacement != 0.0) | (state.step != 0.0))
+        theta, first, second, l1, l2 = (
+            each[keys] for each in (state.theta, self._displacement, state.step, self._l1, self._l2)
+        )
+        found = []
+        for size, again in steps:
+            moved_to = theta + size * first + again * second
+            found.append(float(l1 @ np.abs(moved_to) + 0.5 * (l2 @ np.square(moved_to))))
         return np.array(found), self._nothing
 
     def accept(self, size: float, again: float, renewed: bool, *, inbox: Inbox = ()) -> Outbox:
