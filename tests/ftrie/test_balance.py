@@ -36,9 +36,9 @@ ENOUGH = 200
 
 
 class Named:
-    """A server whose answers have its address as the version's model; `refuses`: calls that it answers UNAVAILABLE."""
+    """A server that names itself in its answers, as their model. `refuses`: calls that it answers UNAVAILABLE."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection_age_s: float = 0.0) -> None:
         self.health = Health()
         self.health.say(serving=True)
         self.calls = self.refuses = 0
@@ -48,12 +48,14 @@ class Named:
             response_serializer=RankResponse.SerializeToString,
         )
         handlers = grpc.method_handlers_generic_handler(SERVICE, {"Rank": rank})
-        self.grpc = grpc_server(handlers, self.health, 4)
+        self.peers = set[str]()
+        self.grpc = grpc_server(handlers, self.health, 4, connection_age_s=connection_age_s)
         self.address = listen(self.grpc, "127.0.0.1", 0)
         self.grpc.start()
 
     def _rank(self, request: RankRequest, context: grpc.ServicerContext) -> RankResponse:
         self.calls += 1
+        self.peers.add(context.peer())
         if self.refuses:
             self.refuses -= 1
             context.abort(grpc.StatusCode.UNAVAILABLE, "draining")
@@ -204,6 +206,18 @@ def test_no_call_fails_when_a_server_vanishes_under_load(
         servers[0].grpc.stop(0)
         for call in calls:
             call.result()
+
+
+@pytest.mark.parametrize("balance", BALANCES)
+def test_no_call_fails_when_servers_close_connections_by_their_age(balance: Balance) -> None:
+    aging = [Named(connection_age_s=0.2) for _ in range(3)]
+    addresses = ",".join(server.address for server in aging)
+    with Client(addresses, balance=balance, timeout_s=20) as connected, ThreadPoolExecutor(4) as callers:
+        while min(len(server.peers) for server in aging) < 4:
+            for call in [callers.submit(homes, connected) for _ in range(4)]:
+                call.result()
+    for server in aging:
+        server.grpc.stop(0).wait()
 
 
 @given(st.text(max_size=300))
