@@ -1,4 +1,4 @@
-"""The store: opens a Redis or an embedded Valkey and gives access to its models, records and streams."""
+"""The store: opens a Redis, a cluster or an embedded Valkey and gives access to its models, records and streams."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from model_store.streams.event_streams import EventStream
     from model_store.streams.feedback import Feedback
     from model_store.versions.lease import TrainerLease
+    from model_store.versions.rounds import Rounds
 
 
 class Store:
@@ -33,7 +34,7 @@ class Store:
 
     @classmethod
     def open(cls, url: str, timeout_s: float = 5.0, user_timeout_s: float | None = None) -> Store:
-        """Open `redis://…`, `rediss://…`, `unix://…` or `embedded:DIR` and check that it answers.
+        """Open a URL (`model_store.redis.store_url` lists the kinds) or `embedded:DIR`, and check that it answers.
 
         `timeout_s` bounds each wait on the socket; `user_timeout_s` (default the same) those of `records.user` and
         `records.items`. Raises StoreError for an invalid URL, StoreUnavailable without an answer.
@@ -54,7 +55,7 @@ class Store:
 
     @property
     def client(self) -> Any:
-        """The redis client; it returns bytes and raises redis-py's exceptions."""
+        """The redis client, for a cluster a RedisCluster; it returns bytes and raises redis-py's exceptions."""
         return self._connection.client
 
     def model(self, name: str, on_junk: Report = silent) -> ModelVersions:
@@ -100,11 +101,17 @@ class Store:
 
         return DeadLetters(self._connection, model)
 
-    def trainer_lease(self, model: str, owner: str) -> TrainerLease:
-        """The lease of a model's trainer, not yet taken. Raises UsageError for an invalid name."""
+    def trainer_lease(self, model: str, owner: str, partition: int = 1) -> TrainerLease:
+        """The lease of a model's trainer, or of a partition's, not yet taken. Raises UsageError for an invalid name."""
         from model_store.versions.lease import TrainerLease
 
-        return TrainerLease(self._connection, model, owner)
+        return TrainerLease(self._connection, model, owner, partition=partition)
+
+    def rounds(self, model: str) -> Rounds:
+        """What the partitions of a model exchange. Raises UsageError for an invalid name."""
+        from model_store.versions.rounds import Rounds
+
+        return Rounds(self._connection, model)
 
     def check(self, models: Sequence[str] = (), *, repair: bool = False) -> list[Finding]:
         """Find invalid values in the keys of these models; without names, of all models and the records.
@@ -117,8 +124,7 @@ class Store:
 
     def ping(self) -> None:
         """Raise StoreUnavailable unless the store answers."""
-        with self._connection.answers():
-            self._connection.client.ping()
+        self._connection.ping()
 
     def close(self) -> None:
         """Close all connections. Idempotent."""

@@ -144,7 +144,7 @@ class CheckpointFolder:
     def __init__(self, path: Path, on_warning: Callable[[str], None]) -> None:
         self.path = path
         self._warn = on_warning
-        self._lock = _lock_folder(path)
+        self._lock = lock_folder(path)
         for left in path.glob(f"*{_TEMPORARY}"):
             left.unlink()
 
@@ -224,7 +224,8 @@ def _is_same(last: Description, now: Description) -> bool:
     return now == replace(last, ftrie=now.ftrie, created=now.created, seconds=now.seconds)
 
 
-def _lock_folder(path: Path) -> int:
+def lock_folder(path: Path) -> int:
+    """Create and lock a folder until the returned file descriptor is closed. Raises CheckpointError."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         return lock(path / _LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -7,7 +7,7 @@ the same shard from, as often as needed. The driver resolves the spec once, so a
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -253,13 +253,3 @@ def _note_uneven(log: Log, parts: Sequence[LogFiles]) -> None:
             f"the largest part of the files has {shown(max(loads))} bytes, the mean {shown(sum(loads) // len(loads))}: "
             "the other workers wait for that one; files of similar size, or fewer files than workers, are dealt evenly"
         )
-
-
-def in_names(files: LogFiles, path: str) -> str:
-    """The name that the user gave to one of the files."""
-    return files.names[files.files.index(path)] if path in files.files else path
-
-
-def expected_bytes(plans: Iterable[ShardPlan]) -> int:
-    """The bytes that all workers read of the log, for progress."""
-    return sum(plan.log.bytes for plan in plans)

@@ -13,7 +13,7 @@ import mmap
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO
 
@@ -22,20 +22,20 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.errors import InputError, OutputError
-from trainer.distributed.dealing import LogFiles, ShardPlan, in_names, open_part
+from trainer.distributed.dealing import LogFiles, ShardPlan, open_part
 from trainer.distributed.shard_kernels import (
+    EntryArrays,
     claim_new,
     count_ids,
     hashes_of,
     move_numbers,
     number_keys,
-    sums_of_squares,
     transpose,
 )
 from trainer.examples.examples_kernels import PROBABILITY_BITS, HashedRows, draw, number_single_rows
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.open_log import open_log
-from trainer.learn.metrics.records import VariantMetrics
+from trainer.learn.metrics.figures import Group
 from trainer.learn.model import LearningModel
 from trainer.logs.batch import RowBatch
 from trainer.logs.rejects import Reject, RejectLog
@@ -123,8 +123,8 @@ class Counts:
 class ShardSummary:
     """A shard's figures, for the driver.
 
-    clicks: rows with a click; log, held_files: what was read of the log, and of the files held out; progressive: by
-    variant, the metrics of the first pass, each row predicted before it was learned; notes: for the user.
+    clicks: rows with a click; log, held_files: what was read of the log, and of the files held out; progressive: the
+    metrics of the first pass, each row predicted before it was learned, as sums that can be added; notes: for the user.
     """
 
     rows: int
@@ -137,7 +137,7 @@ class ShardSummary:
     seconds: float
     log: Counts
     held_files: Counts
-    progressive: dict[str, VariantMetrics]
+    progressive: Group
     notes: tuple[str, ...]
 
 
@@ -145,9 +145,8 @@ class ShardSummary:
 class Shard:
     """One worker's rows.
 
-    held: those held out, with the same key numbers; first, n: float64[keys, own], the weights and the sums of squared
-    gradients after the first pass, 0 for keys of held-out rows only; masks: uint32[features], see `KeyRules`;
-    disk_bytes: of the arrays that were written to files.
+    held: those held out, with the same key numbers; first: float64[keys, own], the weights after the first pass, 0 for
+    keys of held-out rows only; progressive: the metrics of that pass; disk_bytes: of the arrays that are in files.
     """
 
     keys: ShardKeys
@@ -155,11 +154,9 @@ class Shard:
     columns: Columns
     held: Rows
     first: Array
-    n: Array
-    masks: Array
     log: Counts
     held_files: Counts
-    progressive: dict[str, VariantMetrics]
+    progressive: Group
     notes: tuple[str, ...]
     disk_bytes: int
 
@@ -201,13 +198,13 @@ def collect_rejects(summaries: Iterable[ShardSummary], plan: ShardPlan, rejects:
     rejects.add_unlisted(reasons - Counter(reject.category for reject in listed))
 
 
-def build_shard(plan: ShardPlan, on_rows: Callable[[int, int | None], None] = lambda rows, of: None) -> Shard:
-    """Read, hash and learn the worker's part of the log. on_rows: receives the rows so far, and how many to expect.
+def build_shard(plan: ShardPlan) -> Shard:
+    """Read, hash and learn the worker's part of the log.
 
     Raises InputError where a file is not the one of the plan, is damaged, or has a bad row with `strict`; OutputError
     where the rows cannot be written to files.
     """
-    builder = _Builder(plan, on_rows)
+    builder = _Builder(plan)
     log = builder.read(plan.log, plan.held_share)
     held_files = builder.read(plan.held, 1.0) if plan.held is not None else Counts()
     return builder.finish(log, held_files)
@@ -256,14 +253,13 @@ class _Maker(ExampleMaker):
 class _Builder:
     """A shard in the making."""
 
-    def __init__(self, plan: ShardPlan, on_rows: Callable[[int, int | None], None]) -> None:
-        self._plan, self._on_rows = plan, on_rows
+    def __init__(self, plan: ShardPlan) -> None:
+        self._plan = plan
         self._space = _Space(plan.memory_bytes, plan.folder)
         self._model = LearningModel(ExampleMaker(plan.start.resolved))
         self._numbers = _Numbers()
         self._rows, self._held = _GrowingRows(self._space), _GrowingRows(self._space)
         self._notes: dict[str, None] = {}
-        self._taken = 0
 
     def read(self, files: LogFiles, share: float) -> Counts:
         """Read the worker's part of these files, and hold out this share of the requests."""
@@ -272,14 +268,14 @@ class _Builder:
         maker = _Maker(self._plan, files.mine, share)
         log = replace(open_part(self._plan, files), on_note=self._note)
         counts, listed = Counts(), list[Reject]()
-        rejects = RejectLog(strict=self._plan.strict)
+        rejects, names = RejectLog(strict=self._plan.strict), dict(zip(files.files, files.names, strict=True))
         with (
             open_log(log, start=self._plan.start) as opened,
             opened.examples(self._plan.threads, maker=maker) as stream,
         ):
             for examples in stream:
                 assert isinstance(examples, _Examples)
-                named = [replace(each, file=in_names(files, each.file)) for each in examples.rejects]
+                named = [replace(each, file=names[each.file]) for each in examples.rejects]
                 rejects.add_all(named)
                 listed += named[: MOST_LISTED - len(listed)]
                 self._add(examples)
@@ -289,7 +285,6 @@ class _Builder:
                     subsampled=counts.subsampled + examples.subsampled,
                     minus_labels=counts.minus_labels + examples.minus_labels,
                 )
-                self._on_rows(self._taken, opened.expected_rows(self._taken))
             for warning in opened.requests.warnings():
                 self._note(warning)
         return replace(counts, reasons=rejects.counts, listed=tuple(listed))
@@ -301,9 +296,7 @@ class _Builder:
         hashes = np.empty(self._numbers.known, np.uint64)
         hashes_of(self._numbers.table, hashes)
         first = coordinates.weights(table)
-        n = np.empty_like(first)
-        sums_of_squares(model.table.layout, table.slots, n)
-        masks, progressive = model.maker.rules.masks, model.metrics.summary()
+        progressive = model.metrics.group()
         del self._model, self._numbers, model, coordinates
         rows, held = self._rows.finish(), self._held.finish()
         columns = _columns(rows, hashes.size, self._space)
@@ -314,8 +307,6 @@ class _Builder:
             columns=columns,
             held=held,
             first=first,
-            n=n,
-            masks=masks,
             log=log,
             held_files=held_files,
             progressive=progressive,
@@ -335,7 +326,6 @@ class _Builder:
         else:
             self._learn(_only(examples, ~examples.held))
             self._keep_held(_only(examples, examples.held))
-        self._taken += examples.rows.size
         self._space.check(self._rows, self._held)
 
     def _learn(self, examples: Examples) -> None:
@@ -432,8 +422,8 @@ class _Space:
 
     @property
     def piece_bytes(self) -> int | None:
-        """How many bytes of the columns are made at once; None: all."""
-        return self._bound if self.spilled else None
+        """Half the bound, for arrays that are made from others piece by piece; None: all at once."""
+        return max((self._bound or 0) // 2, mmap.PAGESIZE) if self.spilled else None
 
     def file(self) -> BinaryIO:
         """A new nameless file. Raises OutputError."""
@@ -612,18 +602,31 @@ class _GrowingRows:
 
 
 def _columns(rows: Rows, keys: int, space: _Space) -> Columns:
-    """The columns of rows: a counting sort, key range by key range where the space is bounded."""
+    """The columns of rows: a counting sort; where the space is bounded, by ranges of keys, and those by ranges of rows.
+
+    A range of rows and one of keys have together about as many bytes as the bound.
+    """
+    entries = EntryArrays(rows.starts, rows.ids, rows.x)
     starts = np.zeros(keys + 1, np.int64)
-    count_ids(rows.ids, starts[1:])
-    np.cumsum(starts, out=starts)
     of_rows, x = space.empty(rows.ids.size, np.int32), space.empty(rows.x.size, np.float64)
-    bytes_each = of_rows.itemsize + (x.itemsize if x.size else 0)
-    at_once = max(_PIECE, space.piece_bytes or starts[-1] * bytes_each) // bytes_each
-    first = 0
-    while first < keys:
-        last = int(np.searchsorted(starts, starts[first] + at_once, "right")) - 1
-        last = min(keys, max(last, first + 1))
-        transpose(rows.starts, rows.ids, rows.x, first, last, starts[first:last].copy(), of_rows, x)
+    at_once = (space.piece_bytes or rows.ids.nbytes + rows.x.nbytes) // (12 if rows.x.size else 4)
+    for begin, end in _ranges(rows.starts, at_once):
+        count_ids(rows.ids[rows.starts[begin] : rows.starts[end]], starts[1:])
         space.release()
-        first = last
+    np.cumsum(starts, out=starts)
+    for first, last in _ranges(starts, at_once):
+        cursor = starts[first:last].copy()
+        for begin, end in _ranges(rows.starts, at_once):
+            transpose(entries, begin, end, first, last, cursor, of_rows, x)
+            space.release()
     return Columns(starts, of_rows, x)
+
+
+def _ranges(starts: Array, at_once: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows or keys, by where their entries start: one after another, each of about `at_once` entries."""
+    first = 0
+    while first < starts.size - 1:
+        last = int(np.searchsorted(starts, starts[first] + max(at_once, 1), "right")) - 1
+        last = max(last, first + 1)
+        yield first, last
+        first = last

@@ -1,4 +1,4 @@
-"""Kernels that make a shard: numbers for keys, the columns of its rows, and the state that its first pass left.
+"""Kernels that make a shard: numbers for keys, and the columns of its rows.
 
 A number table is a uint64 array of pairs (hash, number + 1), a power of two of them, searched linearly; 0 is a free
 place. Its keys are numbered from 0 in the order of first occurrence.
@@ -6,18 +6,25 @@ place. Its keys are numbered from 0 in the order of first occurrence.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from model_store.hash_kernels import prefetch
 from model_store.jit import bare_inline, bare_kernel
 from trainer.learn.slots.search import EMPTY, find_slot
-from trainer.learn.slots.state import n_of
 
 _AHEAD = 16
 _FREE = np.uint64(0)
 _ONE = np.uint64(1)
+
+
+class EntryArrays(NamedTuple):
+    """Rows without labels: starts int64[rows + 1] into ids, int32, and x, empty where every x is 1."""
+
+    starts: Any
+    ids: Any
+    x: Any
 
 
 @bare_inline
@@ -76,22 +83,22 @@ def count_ids(ids: Any, counts: Any) -> None:
 
 @bare_kernel
 def transpose(
-    starts: Any, ids: Any, x: Any, first: Any, last: Any, cursor: Any, rows: Any, column_x: Any
+    rows: Any, begin: Any, end: Any, first: Any, last: Any, cursor: Any, of_rows: Any, x: Any
 ) -> None:
-    """Write the rows, and the x, of the keys from `first` up to `last`, key by key, rows in order.
+    """Write the entries of rows `begin` to `end` whose keys are `first` to `last`, key by key, rows in order.
 
-    starts, ids, x: row by row, x empty if every x is 1; cursor: int64[last - first], where each key's first entry goes,
-    changed in place; rows: int32 out, column_x: out.
+    rows: `EntryArrays`; cursor: int64[last - first], where each key's next entry goes, changed in place; of_rows int32,
+    x float64: out.
     """
-    for row in range(starts.size - 1):
-        for position in range(starts[row], starts[row + 1]):
-            key = ids[position]
+    for row in range(begin, end):
+        for position in range(rows.starts[row], rows.starts[row + 1]):
+            key = rows.ids[position]
             if first <= key < last:
                 at = cursor[key - first]
                 cursor[key - first] = at + 1
-                rows[at] = row
-                if x.size:
-                    column_x[at] = x[position]
+                of_rows[at] = row
+                if rows.x.size:
+                    x[at] = rows.x[position]
 
 
 @bare_kernel
@@ -105,11 +112,3 @@ def claim_new(table: Any, hashes: Any, added: Any) -> Any:
             added[count] = index
             count += 1
     return count
-
-
-@bare_kernel
-def sums_of_squares(table: Any, slots: Any, out: Any) -> None:
-    """The n of every slot and variant: float64[slots, own] out."""
-    for index in range(slots.size):
-        for v in range(out.shape[1]):
-            out[index, v] = n_of(table, slots[index], v)

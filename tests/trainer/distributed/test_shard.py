@@ -193,8 +193,7 @@ def test_one_shard_has_the_rows_keys_and_weights_of_train_in_their_order(tmp_pat
     assert np.array_equal(shard.keys.data, keys.data)
     assert np.array_equal(shard.keys.features, keys.features)
     assert np.array_equal(shard.first, model.coordinates.weights(keys))
-    assert np.array_equal(shard.n[:, 0], model.table.slots["n"][keys.slots])
-    assert shard.progressive == model.metrics.summary()
+    assert shard.progressive.metrics(("base",)) == model.metrics.total()
 
 
 def test_a_plan_makes_the_same_shard_again_after_it_was_sent(tmp_path: Path) -> None:
@@ -208,8 +207,7 @@ def assert_equal(first: Shard, second: Shard) -> None:
     for part in ("keys", "rows", "columns", "held"):
         for name, array in vars(getattr(first, part)).items():
             assert np.array_equal(array, getattr(getattr(second, part), name)), (part, name)
-    for name in ("first", "n", "masks"):
-        assert np.array_equal(getattr(first, name), getattr(second, name)), name
+    assert np.array_equal(first.first, second.first)
 
 
 def shards_of(spec: ModelSpec, inputs: list[str], workers: int, **options: object) -> list[Shard]:
@@ -304,7 +302,7 @@ def test_more_workers_than_rows_leave_shards_empty(tmp_path: Path) -> None:
         empty = min(shards, key=lambda shard: shard.rows.labels.size)
         assert empty.keys.hashes.size == empty.columns.rows.size == 0
         assert empty.rows.starts.tolist() == empty.columns.starts.tolist() == [0]
-        assert empty.first.shape == empty.n.shape == (0, 1)
+        assert empty.first.shape == (0, 1)
         assert empty.summary(0.0).rows == 0
         assert empty.keys.texts(np.empty(0, np.int64))[1].tolist() == [0]
 
@@ -346,7 +344,6 @@ def test_a_held_out_row_is_not_learned(tmp_path: Path) -> None:
     assert only_held.any()
     assert np.array_equal(only_held, shard.keys.counts == 0)
     assert not shard.first[only_held].any()
-    assert not shard.n[only_held].any()
     header, *lines = Path(inputs[0]).read_text().splitlines(keepends=True)
     _, rows = learned(spec_of(), Log(inputs))
     held = all_contents([shard], "held")
@@ -447,8 +444,6 @@ def test_variants_with_values_of_their_own_have_first_weights_each(tmp_path: Pat
     keys = model.table.keys()
     assert shard.first.shape == (keys.slots.size, 2)
     assert np.array_equal(shard.first, model.coordinates.weights(keys))
-    assert np.array_equal(shard.n, model.table.layout.n[keys.slots])
-    assert np.array_equal(shard.masks[shard.keys.features], model.coordinates.masks_of(keys))
 
 
 def test_side_tables_are_joined_by_every_worker(tmp_path: Path) -> None:

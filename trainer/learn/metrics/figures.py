@@ -89,6 +89,12 @@ class Group:
             negatives=tally.negatives[group].copy(),
         )
 
+    def __add__(self, other: Group) -> Group:
+        """The sums of both groups' rows."""
+        return Group(
+            **{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
+        )
+
     def __sub__(self, earlier: Group) -> Group:
         """The sums of the rows after `earlier`.
 

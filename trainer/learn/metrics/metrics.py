@@ -221,7 +221,11 @@ class ProgressiveMetrics:
 
     def total(self) -> GroupMetrics:
         """All rows so far: how many, their weight and clicks, the metrics of every variant."""
-        return Group.of(self._tally).metrics(self.variants)
+        return self.group().metrics(self.variants)
+
+    def group(self) -> Group:
+        """The sums of all rows so far, to be added to those of other rows."""
+        return Group.of(self._tally)
 
     def slices(self) -> dict[str, list[SliceMetrics]]:
         """The metrics of each value of each slice, by the slice's name."""

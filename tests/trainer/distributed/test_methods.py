@@ -1,0 +1,275 @@
+"""The methods reach the minimum that a plain solver finds, however the rows are dealt and whoever is lost."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model_store.spec.spec import parse_spec
+from tests.trainer.distributed.in_process import InProcessCrew
+from tests.trainer.oracles import penalized
+from trainer.distributed.dealing import HeldOut, ShardOptions, plan_shards
+from trainer.distributed.methods import (
+    METHODS,
+    Iteration,
+    MethodOptions,
+    Minimiser,
+    Progress,
+    register,
+    solution,
+)
+from trainer.distributed.problem import Problem, problems_of
+from trainer.distributed.shard import Shard, build_shard
+from trainer.examples.hashing import ExampleMaker
+from trainer.examples.open_log import Log
+
+SPEC = """
+[model]
+name = "ads"
+[input]
+label = "click"
+weight = "weight"
+[fields]
+site = {}
+user = { side = "user" }
+price = { kind = "number" }
+[[crosses]]
+fields = ["site", "user"]
+[learner]
+l1 = 1.5
+l2 = 0.2
+[rules."user="]
+l1 = 2.0
+"""
+VARIANTS = """
+[variants]
+whole = { share = 0.5 }
+small = { share = 0.5, without = ["site*user"] }
+"""
+OWN = VARIANTS.replace('["site*user"]', '["site*user"], l1 = 3.0').replace("0.5 }", "0.5 }", 1)
+BY_KEY = dict[bytes, np.ndarray]
+
+
+def write_log(path: Path, rows: int = 900) -> Log:
+    draw = np.random.default_rng(3)
+    sites, users = draw.zipf(1.5, rows) % 20, draw.integers(60, size=rows)
+    prices = draw.uniform(0, 2, rows)
+    rate = 1 / (1 + np.exp(1.5 - 0.15 * (sites % 7) - 0.8 * (users % 3) + prices))
+    lines = ["click,site,user,price,weight"]
+    for click, site, user, price in zip(draw.random(rows) < rate, sites, users, prices, strict=True):
+        lines.append(f"{int(click)},s{site},u{user},{price:.3f},{1 + user % 2}")
+    path.write_text("\n".join(lines) + "\n")
+    return Log([str(path)], batch_bytes=1 << 10)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    return write_log(tmp_path / "log.csv")
+
+
+def problems(spec_text: str, log: Log) -> tuple[list[Problem], Shard]:
+    """The problems, and all rows as one shard."""
+    (plan,) = plan_shards(parse_spec(spec_text), log, 1)
+    maker = ExampleMaker(plan.start.resolved)
+    return list(problems_of(maker.spec, maker.rules.masks, maker.feature_rules)), build_shard(plan)
+
+
+def optimum(shard: Shard, problem: Problem) -> tuple[BY_KEY, float]:
+    """The minimum by the oracle, with each lane's rows as rows of their own."""
+    features = shard.keys.features
+    size = shard.rows.labels.size
+    x = np.zeros((problem.lanes * size, features.size))
+    values = shard.rows.x if shard.rows.x.size else np.ones(shard.rows.ids.size)
+    for lane in range(problem.lanes):
+        uses = (problem.bits[features] >> np.uint32(lane)) & np.uint32(1)
+        for row in range(size):
+            for index in range(shard.rows.starts[row], shard.rows.starts[row + 1]):
+                key = shard.rows.ids[index]
+                x[lane * size + row, key] += values[index] * uses[key]
+    y = np.tile(shard.rows.labels.astype(float), problem.lanes)
+    omega = np.tile(shard.rows.weights, problem.lanes)
+    w, value = penalized.minimum(x, y, omega, problem.l1[features], problem.l2[features])
+    return {shard_key(shard, key): w[key] for key in np.flatnonzero(w)}, value
+
+
+def shard_key(shard: Shard, key: int) -> bytes:
+    return bytes(shard.keys.data[shard.keys.offsets[key] : shard.keys.offsets[key + 1]])
+
+
+def crew_of(spec_text: str, log: Log, workers: int, reducers: int = 2, held: float = 0.0) -> InProcessCrew:
+    plans = plan_shards(parse_spec(spec_text), log, workers, ShardOptions(held_out=HeldOut(held)))
+    crew = InProcessCrew(plans, reducers)
+    register(crew)
+    return crew
+
+
+def minimise(crew: InProcessCrew, problem: Problem, options: MethodOptions) -> tuple[float, list[Iteration]]:
+    iterations: list[Iteration] = []
+    minimiser = Minimiser(crew, problem, options, on_iteration=iterations.append)
+    minimiser.run()
+    return minimiser.finish(), iterations
+
+
+def weights(crew: InProcessCrew, column: int = 0, columns: int = 1) -> BY_KEY:
+    found = {}
+    for data, offsets, _, numbers in solution(crew, columns):
+        for number, row in enumerate(numbers):
+            if row[column]:
+                key = bytes(data[offsets[number] : offsets[number + 1]])
+                assert key not in found
+                found[key] = row[column]
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("method", ["surrogate", "admm", "admm-adaptive"])
+def test_the_minimum_is_found_however_many_workers_there_are(log: Log, method: str, workers: int) -> None:
+    (problem,), shard = problems(SPEC, log)
+    expected, least = optimum(shard, problem)
+    crew = crew_of(SPEC, log, workers)
+    found, _ = minimise(crew, problem, MethodOptions(method, iterations=150, tolerance=1e-8, rho=3.0))
+    assert found == pytest.approx(least, rel=1e-3)
+    assert found >= least * (1 - 1e-9)
+    if method == "surrogate":
+        assert found == pytest.approx(least, rel=1e-5)
+        assert weights(crew).keys() >= {key for key, w in expected.items() if abs(w) > 0.02}
+        for key, w in weights(crew).items():
+            assert w == pytest.approx(expected.get(key, 0.0), abs=0.02)
+
+
+def test_the_surrogate_s_objective_never_rises(log: Log) -> None:
+    (problem,), _ = problems(SPEC, log)
+    _, iterations = minimise(crew_of(SPEC, log, 3), problem, MethodOptions())
+    objectives = [each.objective for each in iterations]
+    assert all(later <= earlier * (1 + 1e-6) for earlier, later in pairwise(objectives))
+    assert all(each.bytes > 0 for each in iterations)
+
+
+def test_the_average_is_a_start_and_no_more(log: Log) -> None:
+    (problem,), _ = problems(SPEC, log)
+    found, iterations = minimise(crew_of(SPEC, log, 2), problem, MethodOptions("average"))
+    assert [each.number for each in iterations] == [0]
+    assert found == pytest.approx(iterations[0].objective)
+
+
+def test_variants_that_share_values_are_one_problem(log: Log) -> None:
+    (problem,), shard = problems(SPEC + VARIANTS, log)
+    assert (problem.name, problem.lanes) == ("all", 2)
+    _, least = optimum(shard, problem)
+    found, _ = minimise(crew_of(SPEC + VARIANTS, log, 2), problem, MethodOptions(tolerance=1e-7))
+    assert found == pytest.approx(least, rel=1e-4)
+
+
+def test_variants_with_values_of_their_own_are_problems_of_their_own(log: Log) -> None:
+    text = SPEC.replace("[learner]", '[learner]\nvalues = "per_variant"') + OWN
+    both, shard = problems(text, log)
+    assert [each.name for each in both] == ["whole", "small"]
+    crew = crew_of(text, log, 2)
+    for problem in both:
+        expected, least = optimum(shard, problem)
+        found, _ = minimise(crew, problem, MethodOptions(tolerance=1e-7))
+        assert found == pytest.approx(least, rel=1e-4)
+    small = weights(crew, column=1, columns=2)
+    assert small and not any(b"*" in key for key in small)
+    assert small.keys() >= {key for key, w in expected.items() if abs(w) > 0.02}
+
+
+LOSSES = [
+    ("worker", 1, "gradient", 3),
+    ("worker", 0, "propose", 2),
+    ("worker", 1, "losses", 4),
+    ("worker", 1, "accept", 2),
+    ("worker", 0, "start", 1),
+    ("worker", 0, "squares", 1),
+    ("reducer", 0, "screen", 3),
+    ("reducer", 1, "combine", 2),
+    ("reducer", 1, "accept", 3),
+    ("reducer", 0, "average", 1),
+    ("reducer", 0, "squares", 1),
+]
+
+
+@pytest.mark.parametrize("lost", LOSSES, ids=lambda each: "-".join(map(str, each)))
+def test_a_member_lost_at_any_step_does_not_change_the_result(
+    log: Log, lost: tuple[str, int, str, int]
+) -> None:
+    (problem,), _ = problems(SPEC, log)
+    undisturbed = crew_of(SPEC, log, 2)
+    expected = minimise(undisturbed, problem, MethodOptions(iterations=6))[0]
+    crew = crew_of(SPEC, log, 2)
+    crew.asked.clear()
+    crew.fail_at = {lost}
+    assert minimise(crew, problem, MethodOptions(iterations=6))[0] == expected
+    assert crew.asked["reducer register"] == 1
+    assert weights(crew) == weights(undisturbed)
+
+
+@pytest.mark.parametrize(
+    "lost", [("worker", 1, "solve", 3), ("reducer", 0, "agree", 3), ("worker", 0, "agree", 2)]
+)
+def test_admm_resumes_with_its_dual_variables(log: Log, lost: tuple[str, int, str, int]) -> None:
+    (problem,), _ = problems(SPEC, log)
+    expected = minimise(crew_of(SPEC, log, 2), problem, MethodOptions("admm", iterations=6))[0]
+    crew = crew_of(SPEC, log, 2)
+    crew.fail_at = {lost}
+    assert minimise(crew, problem, MethodOptions("admm", iterations=6))[0] == expected
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_resumed_from_a_checkpoint_gives_the_same_result(log: Log, method: str) -> None:
+    (problem,), _ = problems(SPEC, log)
+    options = MethodOptions(method, iterations=6)
+    expected = minimise(crew_of(SPEC, log, 2), problem, options)[0]
+    first = crew_of(SPEC, log, 2)
+    stopped = Minimiser(first, problem, MethodOptions(method, iterations=3))
+    stopped.run()
+    saved = [first.ask_reducers("dump", index).summaries[index] for index in range(2)]
+    crew = crew_of(SPEC, log, 2)
+
+    def load(crew: object) -> None:
+        for index, arrays in enumerate(saved):
+            assert all(crew.ask_reducers("load", index, stopped.progress.iteration, arrays).summaries)  # type: ignore[attr-defined]
+
+    later = Minimiser(
+        crew, problem, options, progress=Progress(**vars(stopped.progress) | {"converged": False})
+    )
+    later.resume(load)
+    later.run()
+    assert later.finish() == expected
+
+
+def test_a_key_on_one_worker_only_and_an_empty_shard(tmp_path: Path) -> None:
+    names = []
+    for number, rows in enumerate((["1,a", "0,b"] * 30, ["0,c", "1,a"] * 30, [])):
+        path = tmp_path / f"{number}.csv"
+        path.write_text("\n".join(["click,site", *rows]) + "\n")
+        names.append(str(path))
+    spec = '[model]\nname = "ads"\n[input]\nlabel = "click"\n[fields]\nsite = {}\n[learner]\nl1 = 0.5\n'
+    log = Log(names)
+    (problem,), shard = problems(spec, Log(names[:2]))
+    x = np.zeros((shard.rows.labels.size, shard.keys.hashes.size))
+    x[np.repeat(np.arange(len(x)), np.diff(shard.rows.starts)), shard.rows.ids] = 1.0
+    ones = np.ones(x.shape[1])
+    _, least = penalized.minimum(
+        x, shard.rows.labels.astype(float), np.ones(len(x)), 0.5 * ones, 0.0 * ones, rounds=20_000
+    )
+    for method in ("surrogate", "admm"):
+        crew = crew_of(spec, log, 3)
+        found, _ = minimise(crew, problem, MethodOptions(method, iterations=200, tolerance=1e-7))
+        assert found == pytest.approx(least, rel=1e-3)
+        assert {b"site=b", b"site=c"} <= weights(crew).keys()
+
+
+def test_held_out_rows_are_judged_and_not_learned(log: Log) -> None:
+    (problem,), _ = problems(SPEC, log)
+    alone, several = (
+        minimise(crew_of(SPEC, log, workers, held=0.3), problem, MethodOptions(tolerance=1e-7))
+        for workers in (1, 3)
+    )
+    assert several[0] == pytest.approx(alone[0], rel=1e-4)
+    losses = [iterations[-1].held_out for _, iterations in (alone, several)]
+    assert losses[0] is not None and losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert several[0] != pytest.approx(minimise(crew_of(SPEC, log, 3), problem, MethodOptions())[0], rel=1e-3)

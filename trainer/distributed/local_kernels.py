@@ -1,0 +1,289 @@
+"""Kernels over the rows of one shard: scores, losses, gradients, curvature, one FTRL pass, coordinate descent.
+
+Rows are kept twice: row by row (`Rows`) and key by key (`Columns`). Where V variants share values, a problem has V
+lanes: each row counts once in each lane, with the keys that the lane's variant uses. A number per row and lane is a
+float64[lanes * rows] with the rows of a lane side by side; bits: uint32[keys], bit v set where lane v uses the key, or
+empty if there is one lane, whose unused keys have the weight 0. Where a key occurs more than once in a row, its
+occurrences follow one another in its column.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from model_store.hash_kernels import sigmoid
+from model_store.jit import bare_inline, bare_kernel
+from trainer.learn.learners.operations import step, weight
+from trainer.learn.learners.rates import r_of
+
+_SMALLEST_CURVATURE = 1e-12
+
+
+class RowArrays(NamedTuple):
+    """`Rows` as kernels take them; x and weights are empty where every x or every weight is 1."""
+
+    starts: Any
+    ids: Any
+    x: Any
+    labels: Any
+    weights: Any
+
+
+class ColumnArrays(NamedTuple):
+    """`Columns` as kernels take them; x is empty where every x is 1."""
+
+    starts: Any
+    rows: Any
+    x: Any
+
+
+@bare_inline
+def x_at(arrays: Any, index: Any) -> Any:
+    """The x of one occurrence."""
+    return arrays.x[index] if arrays.x.size else 1.0
+
+
+@bare_inline
+def weight_at(rows: Any, row: Any) -> Any:
+    """The importance of one row."""
+    return rows.weights[row] if rows.weights.size else 1.0
+
+
+@bare_inline
+def in_lane(bits: Any, key: Any, lane: Any) -> Any:
+    """True if the lane's variant uses the key."""
+    return not bits.size or (bits[key] >> np.uint32(lane)) & np.uint32(1)
+
+
+@bare_inline
+def log_loss(score: Any, label: Any) -> Any:
+    """ln(1 + exp(-score)), of the negated score where the label is 0, without overflow."""
+    margin = score if label > 0.5 else -score
+    return math.log1p(math.exp(-abs(margin))) + max(-margin, 0.0)
+
+
+@bare_kernel
+def scores_of(rows: Any, bits: Any, weights: Any, scores: Any) -> None:
+    """The score of each row and lane under float64[keys] weights: out."""
+    size = rows.labels.size
+    for lane in range(scores.size // max(size, 1)):
+        for row in range(size):
+            score = 0.0
+            for index in range(rows.starts[row], rows.starts[row + 1]):
+                key = rows.ids[index]
+                if in_lane(bits, key, lane):
+                    score += x_at(rows, index) * weights[key]
+            scores[lane * size + row] = score
+
+
+@bare_kernel
+def losses_along(rows: Any, scores: Any, first: Any, second: Any, steps: Any, out: Any) -> None:
+    """The summed loss at scores + steps[i, 0] first + steps[i, 1] second, for each i: float64[steps] out."""
+    size = rows.labels.size
+    for index in range(scores.size):
+        label, importance = rows.labels[index % size], weight_at(rows, index % size)
+        for each in range(steps.shape[0]):
+            score = scores[index] + steps[each, 0] * first[index] + steps[each, 1] * second[index]
+            out[each] += importance * log_loss(score, label)
+
+
+@bare_kernel
+def derivatives_of(rows: Any, scores: Any, errors: Any, curvature: Any) -> Any:
+    """The first and second derivative of the loss by each score: out. Returns the summed loss."""
+    size, loss = rows.labels.size, 0.0
+    for index in range(scores.size):
+        label, importance = rows.labels[index % size], weight_at(rows, index % size)
+        p = sigmoid(scores[index])
+        errors[index] = importance * (p - label)
+        curvature[index] = importance * p * (1.0 - p)
+        loss += importance * log_loss(scores[index], label)
+    return loss
+
+
+@bare_kernel
+def gradient_of(columns: Any, size: Any, lanes: Any, bits: Any, errors: Any, gradient: Any) -> None:
+    """The gradient by each key's weight, from the errors of `size` rows: float64[keys] out."""
+    for key in range(columns.starts.size - 1):
+        total = 0.0
+        for lane in range(lanes):
+            if in_lane(bits, key, lane):
+                for index in range(columns.starts[key], columns.starts[key + 1]):
+                    total += x_at(columns, index) * errors[lane * size + columns.rows[index]]
+        gradient[key] = total
+
+
+@bare_kernel
+def reach_of(columns: Any, weights: Any, reach: Any) -> None:
+    """The sum of importance x |x| of each key, the bound of its gradient: float64[keys] out. weights: of the rows."""
+    for key in range(columns.starts.size - 1):
+        total = 0.0
+        for index in range(columns.starts[key], columns.starts[key + 1]):
+            importance = weights[columns.rows[index]] if weights.size else 1.0
+            total += importance * abs(x_at(columns, index))
+        reach[key] = total
+
+
+@bare_kernel
+def squares_of(columns: Any, size: Any, lanes: Any, bits: Any, errors: Any, keys: Any, out: Any) -> None:
+    """The sum of the squared gradients of the single rows by some keys' weights: float64[keys] out."""
+    for number in range(keys.size):
+        key, total = keys[number], 0.0
+        for lane in range(lanes):
+            if in_lane(bits, key, lane):
+                for index in range(columns.starts[key], columns.starts[key + 1]):
+                    g = x_at(columns, index) * errors[lane * size + columns.rows[index]]
+                    total += g * g
+        out[number] = total
+
+
+@bare_kernel
+def curvature_of(columns: Any, size: Any, lanes: Any, bits: Any, curvature: Any, keys: Any, out: Any) -> None:
+    """The diagonal of the Hessian at some keys, from the rows' second derivatives: float64[keys] out."""
+    for number in range(keys.size):
+        key, total = keys[number], 0.0
+        for lane in range(lanes):
+            if in_lane(bits, key, lane):
+                index, end = columns.starts[key], columns.starts[key + 1]
+                while index < end:
+                    row, x = columns.rows[index], x_at(columns, index)
+                    index += 1
+                    while index < end and columns.rows[index] == row:
+                        x += x_at(columns, index)
+                        index += 1
+                    total += x * x * curvature[lane * size + row]
+        out[number] = total
+
+
+@bare_kernel
+def add_head_hessian(
+    rows: Any, lanes: Any, bits: Any, curvature: Any, head_of: Any, hessian: Any, places: Any, values: Any
+) -> None:
+    """Add the Hessian of the head keys to the upper triangle of float64[head, head].
+
+    head_of: int32[keys], a key's place in the head or -1; places, values: room for the head keys of one row.
+    """
+    size = rows.labels.size
+    for lane in range(lanes):
+        for row in range(size):
+            count = 0
+            for index in range(rows.starts[row], rows.starts[row + 1]):
+                key = rows.ids[index]
+                if head_of[key] >= 0 and in_lane(bits, key, lane):
+                    places[count], values[count] = head_of[key], x_at(rows, index)
+                    count += 1
+            bend = curvature[lane * size + row]
+            for i in range(count):
+                for j in range(count):
+                    if places[i] <= places[j]:
+                        hessian[places[i], places[j]] += bend * values[i] * values[j]
+
+
+class Quadratic(NamedTuple):
+    """A model of the objective around the weights w, for a displacement d that is 0 except at some keys:
+
+        sum over rows of  errors (X d) + curvature (X d)^2 / 2   +   linear d + diagonal d^2 / 2 + head: d' other d / 2
+        + sum of l1 |w + d|
+
+    Arrays by number of the key among `keys` int64[k]: linear, diagonal, own (the shard's own second derivatives), l1,
+    weights (w), head_of (its place in the head, or -1). other: float64[head, head], symmetric: the curvature of other
+    shards.
+    """
+
+    keys: Any
+    linear: Any
+    diagonal: Any
+    own: Any
+    l1: Any
+    weights: Any
+    head_of: Any
+    other: Any
+
+
+@bare_inline
+def shrunk(value: Any, by: Any) -> Any:
+    """The soft threshold: value moved towards 0 by `by`, at most to 0."""
+    return math.copysign(max(abs(value) - by, 0.0), value)
+
+
+@bare_kernel
+def descend(
+    columns: Any, lanes: Any, bits: Any, errors: Any, curvature: Any, model: Any, order: Any, most: Any,
+    enough: Any, moved: Any, change: Any, pull: Any,
+) -> Any:  # fmt: skip
+    """Minimise a `Quadratic` by coordinate descent over `order`, up to `most` times (Friedman et al. 2010).
+
+    moved: float64[k] and change: float64[lanes * rows] (X d) are updated; pull: float64[head], other times d, likewise.
+    Ends after a round whose steps, times their curvature, are `enough` of the first round's. Returns the rounds.
+    """
+    size = errors.size // lanes
+    first, rounds = 0.0, 0
+    while rounds < most:
+        total = 0.0
+        for number in order:
+            key, place = model.keys[number], model.head_of[number]
+            slope = model.linear[number] + model.diagonal[number] * moved[number]
+            bend = model.own[number] + model.diagonal[number]
+            if place >= 0:
+                slope += pull[place]
+                bend += model.other[place, place]
+            for lane in range(lanes):
+                if in_lane(bits, key, lane):
+                    base = lane * size
+                    for index in range(columns.starts[key], columns.starts[key + 1]):
+                        row = base + columns.rows[index]
+                        slope += x_at(columns, index) * (errors[row] + curvature[row] * change[row])
+            bend = max(bend, _SMALLEST_CURVATURE)
+            before = model.weights[number] + moved[number]
+            by = shrunk(before - slope / bend, model.l1[number] / bend) - before
+            if by == 0.0:
+                continue
+            moved[number] += by
+            if place >= 0:
+                for other in range(pull.size):
+                    pull[other] += model.other[place, other] * by
+            for lane in range(lanes):
+                if in_lane(bits, key, lane):
+                    base = lane * size
+                    for index in range(columns.starts[key], columns.starts[key + 1]):
+                        change[base + columns.rows[index]] += x_at(columns, index) * by
+            total += abs(by) * bend
+        rounds += 1
+        if rounds == 1:
+            first = total
+        if total <= enough * first:
+            break
+    return rounds
+
+
+@bare_kernel
+def ftrl_pass(
+    rows: Any, lanes: Any, bits: Any, learner: Any, lazy: Any, pull: Any, rho: Any, center: Any, counts: Any,
+    a: Any, n: Any, w: Any,
+) -> None:  # fmt: skip
+    """One pass of FTRL-Proximal over the rows for  loss + pull (w - center) + rho/2 (w - center)^2.
+
+    A key's part of the proximal term is spread evenly over its `counts` occurrences. a, n, w: float64[keys], the
+    learner's state and weights, updated; without l1.
+    """
+    for row in range(rows.labels.size):
+        label, importance = rows.labels[row], weight_at(rows, row)
+        for lane in range(lanes):
+            score = 0.0
+            for index in range(rows.starts[row], rows.starts[row + 1]):
+                key = rows.ids[index]
+                if in_lane(bits, key, lane):
+                    score += x_at(rows, index) * w[key]
+            error = importance * (sigmoid(score) - label)
+            for index in range(rows.starts[row], rows.starts[row + 1]):
+                key = rows.ids[index]
+                if not in_lane(bits, key, lane):
+                    continue
+                g = error * x_at(rows, index) + (pull[key] + rho * (w[key] - center[key])) / counts[key]
+                r = r_of(learner.rate, n[key])
+                n[key] += g * g
+                new_r = r_of(learner.rate, n[key])
+                a[key] = step(learner, 0.0, a[key], w[key], g, r, new_r, 1, lazy, 0)
+                w[key] = weight(learner, 0.0, a[key], new_r, 0, 1, lazy, 0)

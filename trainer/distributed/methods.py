@@ -1,0 +1,377 @@
+"""The methods: how a crew of workers and reducers minimises a problem, iteration by iteration.
+
+Every method starts at the mean of the workers' FTRL passes, each key weighted by its reach, the sum of omega |x|
+(`average`, which ends there). With l_t the loss of shard t, g the gradient of all shards' loss, c_ti the reach of key i
+in shard t and c_i that in all shards:
+
+- `admm`: Boyd et al. 2011, sections 7.2 and 8.2. `admm-adaptive` changes rho to balance the residuals (section 3.4.1).
+- `surrogate`: two rounds an iteration, after communication-efficient surrogate likelihoods (Jordan, Lee and Yang 2019)
+  and their sparse forms. Round 1 sums the gradient and finds the active keys. In round 2 each worker minimises
+
+      l_t'' + (g - grad l_t) d + sum of damping h_ti (c_i - c_ti) / c_ti d_i^2 / 2 + d' H d / 2 + penalty
+
+  where l_t'' is the quadratic model of its own loss, h_t the diagonal of its Hessian, and H the Hessian of the other
+  shards among the head, the active keys of greatest reach. The displacements are averaged per key, weighted by c_ti;
+  then the losses of a few steps along the mean and the step before are compared, and the best is taken. So the
+  objective never rises. H is renewed when the objective has fallen by RENEWAL since.
+
+The driver sees sums and the head's names only. An iteration is a transaction: if a member is lost, the others return to
+the iteration before, the lost one is filled from them, and the iteration is repeated with the same result.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from model_store.errors import FtrieError
+from trainer.distributed.problem import Problem
+from trainer.distributed.reducer import Screened
+
+METHODS = ("surrogate", "admm", "admm-adaptive", "average")
+STEPS = np.array([(1.0, 0.0), (1.0, 0.5), (0.5, 0.0), (0.25, 0.0), (0.1, 0.0), (0.02, 0.0)])
+"""The steps that are compared: along the mean displacement, and along the step before."""
+HEAD = 512
+DAMPING = 4.0
+RENEWAL = 0.02
+_MOST_FAILURES = 5
+_BALANCE, _RHO_FACTOR = 10.0, 2.0
+_RESIDUALS = 1e-3
+
+
+class MemberLost(Exception):
+    """A worker or reducer has ended, or takes too long; the crew can replace it."""
+
+
+@dataclass(frozen=True)
+class Replies:
+    """What all workers, or all reducers, answered to a step.
+
+    summaries: one for each; parts: what they sent, opaque; bytes: of the parts.
+    """
+
+    summaries: Sequence[Any]
+    parts: Any
+    bytes: int
+
+
+class Crew(Protocol):
+    """Workers and reducers, wherever they are. Their steps raise MemberLost, or the member's own error."""
+
+    workers: int
+    reducers: int
+
+    def ask_workers(self, step: str, *arguments: Any, inbox: Replies | None = None) -> Replies:
+        """All workers do a step; each finds in its inbox what the reducers sent to it in `inbox`."""
+
+    def ask_reducers(self, step: str, *arguments: Any, inbox: Replies | None = None) -> Replies:
+        """All reducers do a step, with what the workers sent to them."""
+
+    def replace_lost(self) -> None:
+        """Start lost members again, empty. Raises FtrieError if that is hopeless."""
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """iterations: the most; tolerance: two iterations in a row that lower the objective by less than this share end it.
+
+    rho: of ADMM.
+    """
+
+    method: str = "surrogate"
+    iterations: int = 50
+    tolerance: float = 2e-5
+    rho: float = 1.0
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """An iteration that has ended. objective: F (see `problem.py`); bytes: sent by all members; seconds: it took.
+
+    primal: how far the workers' solutions are from the common one; dual: ADMM: how far the common one has moved, times
+    rho; else the norm of the objective's least subgradient where the iteration began. Both per row. step: the one that
+    surrogate took; rho: of ADMM.
+    """
+
+    number: int
+    objective: float
+    primal: float
+    dual: float
+    nonzero: int
+    held_out: float | None
+    bytes: int
+    seconds: float
+    step: float | None = None
+    rho: float | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a driver knows between two iterations, and a checkpoint keeps beside the members' states."""
+
+    iteration: int = 0
+    objective: float = math.inf
+    quiet: int = 0
+    failures: int = 0
+    damping: float = DAMPING
+    rho: float = 1.0
+    head: tuple[int, ...] = ()
+    anchored: float = math.inf
+    converged: bool = False
+
+
+@dataclass
+class Minimiser:
+    """Minimises one problem with a crew whose shards are built and registered.
+
+    on_iteration is called after each iteration; on_lost with the number of the iteration that is repeated.
+    """
+
+    crew: Crew
+    problem: Problem
+    options: MethodOptions
+    on_iteration: Callable[[Iteration], None] = lambda each: None
+    on_lost: Callable[[int], None] = lambda number: None
+    progress: Progress = field(default_factory=Progress)
+    _has_heads: bool = False
+    _bytes: int = 0
+
+    def run(self) -> Progress:
+        """Start, or go on from `progress`, until it has converged or made its iterations. Raises FtrieError."""
+        while not self.ended:
+            self.iterate()
+        return self.progress
+
+    @property
+    def ended(self) -> bool:
+        """True once there is no iteration to make."""
+        started = self.progress.objective < math.inf
+        most = 0 if self.options.method == "average" else self.options.iterations
+        return started and (self.progress.converged or self.progress.iteration >= most)
+
+    def iterate(self) -> None:
+        """Make the start or one iteration, again if a member is lost meanwhile."""
+        while True:
+            began, self._bytes = time.perf_counter(), 0
+            try:
+                if self.progress.objective == math.inf:
+                    progress, iteration = self._start()
+                elif self.options.method == "surrogate":
+                    progress, iteration = self._surrogate()
+                else:
+                    progress, iteration = self._admm()
+            except MemberLost:
+                self._recover()
+                continue
+            self.progress = progress
+            self.on_iteration(replace(iteration, seconds=time.perf_counter() - began, bytes=self._bytes))
+            return
+
+    def finish(self) -> float:
+        """Keep the solution as the problem's result, at reducers and workers; returns the objective there."""
+        while True:
+            try:
+                squares = self._reducers("squares", inbox=self._workers("squares"))
+                self._workers("keep", inbox=squares)
+                losses = self._workers("gradient")
+                screened = self._reducers("screen", 0, inbox=losses)
+                return self._objective(losses, screened)
+            except MemberLost:
+                self._recover()
+
+    def resume(self, load: Callable[[Crew], None]) -> None:
+        """Go on from a checkpoint: `load` fills the reducers with the state of `progress.iteration`."""
+        self._begin(fresh=True)
+        load(self.crew)
+        if not all(
+            self._workers("restore", self.progress.iteration, inbox=self._reducers("share")).summaries
+        ):
+            raise FtrieError("a reducer has no state in the checkpoint")
+
+    def _begin(self, *, fresh: bool) -> None:
+        """Give the problem to the members; fresh: without a state."""
+        totals = self._reducers("begin", self.problem, fresh)
+        weights = self._workers("begin", self.problem, fresh, inbox=totals).summaries
+        self._weight, self._held = (float(sum(each)) for each in zip(*weights, strict=True))
+        self._has_heads = False
+
+    def _start(self) -> tuple[Progress, Iteration]:
+        self._begin(fresh=True)
+        first = self._workers("first_weights")
+        mean = self._reducers("average", inbox=first)
+        held = self._workers("start", inbox=mean)
+        losses = self._workers("gradient")
+        active = self._reducers("screen", 0, inbox=losses)
+        screened = active.summaries
+        objective = self._objective(losses, active)
+        progress = replace(self.progress, objective=objective, rho=self.options.rho)
+        optimality = self._per_row(math.sqrt(sum(each.optimality for each in screened)))
+        nonzero = sum(each.nonzero for each in screened)
+        return progress, Iteration(0, objective, 0.0, optimality, nonzero, self._held_out(held), 0, 0.0)
+
+    def _surrogate(self) -> tuple[Progress, Iteration]:
+        before = self.progress
+        gradient = self._workers("gradient")
+        active = self._reducers("screen", HEAD, inbox=gradient)
+        screened = active.summaries
+        objective = self._objective(gradient, active)
+        renewed = not before.head or before.anchored > objective * (1.0 + RENEWAL)
+        head = _head(screened) if renewed else before.head
+        if renewed or not self._has_heads:
+            hashes = np.array(head, np.uint64)
+            hessians = self._workers("head", hashes, renewed)
+            self._workers("others", inbox=self._reducers("sum_heads", inbox=hessians))
+            self._has_heads = True
+        proposed = self._workers("propose", before.damping, inbox=active)
+        mean = self._reducers("combine", inbox=proposed)
+        values = sum(self._workers("losses", STEPS, inbox=mean).summaries)
+        values = values + sum(self._reducers("penalties", STEPS).summaries)
+        best = int(np.argmin(values))
+        lower = self._per_row(float(values[best]))
+        improves = lower < objective
+        size, again = (float(each) for each in STEPS[best]) if improves else (0.0, 0.0)
+        figures = self._reducers("accept", size, again, renewed).summaries
+        held = self._workers("accept", size, again, renewed)
+        if not improves:
+            damping, lower = before.damping * 4.0, objective
+        else:
+            damping = before.damping * 2.0 if size < 0.5 else before.damping
+            damping = max(damping / 1.5, 1.0) if size >= 1.0 else damping
+        failures = 0 if improves else before.failures + 1
+        quiet = before.quiet + 1 if improves and objective - lower < self.options.tolerance * lower else 0
+        progress = replace(
+            before,
+            iteration=before.iteration + 1,
+            objective=lower,
+            quiet=quiet,
+            failures=failures,
+            damping=damping,
+            head=head,
+            anchored=objective if renewed else before.anchored,
+            converged=quiet >= 2 or failures >= _MOST_FAILURES,
+        )
+        return progress, Iteration(
+            progress.iteration,
+            lower,
+            self._per_row(math.sqrt(sum(mean.summaries))),
+            self._per_row(math.sqrt(sum(each.optimality for each in screened))),
+            sum(nonzero for _, nonzero in figures),
+            self._held_out(held),
+            0,
+            0.0,
+            step=size,
+        )
+
+    def _admm(self) -> tuple[Progress, Iteration]:
+        before = self.progress
+        solved = self._workers("solve", before.rho)
+        agreed = self._reducers("agree", before.rho, inbox=solved)
+        answers = self._workers("agree", before.rho, inbox=agreed)
+        penalties, nonzeros, residuals = zip(*agreed.summaries, strict=True)
+        primal, dual, weights, forces = (math.sqrt(sum(each)) for each in zip(*residuals, strict=True))
+        objective = self._per_row(sum(loss for loss, _ in answers.summaries) + sum(penalties))
+        rho = before.rho
+        if self.options.method == "admm-adaptive":
+            if primal > _BALANCE * dual:
+                rho *= _RHO_FACTOR
+            elif dual > _BALANCE * primal:
+                rho /= _RHO_FACTOR
+        small = primal <= _RESIDUALS * weights and dual <= _RESIDUALS * forces
+        still = abs(before.objective - objective) < self.options.tolerance * objective
+        quiet = before.quiet + 1 if still else 0
+        progress = replace(
+            before,
+            iteration=before.iteration + 1,
+            objective=objective,
+            quiet=quiet,
+            rho=rho,
+            converged=small or quiet >= 2,
+        )
+        held = None if not self._held else sum(held for _, held in answers.summaries) / self._held
+        return progress, Iteration(
+            progress.iteration,
+            objective,
+            self._per_row(primal),
+            self._per_row(dual),
+            sum(nonzeros),
+            held,
+            0,
+            0.0,
+            rho=before.rho,
+        )
+
+    def _recover(self) -> None:
+        """Replace lost members and fill them with the state of the last iteration. Raises FtrieError."""
+        self.on_lost(self.progress.iteration + 1)
+        while True:
+            try:
+                self.crew.replace_lost()
+                register(self.crew)
+                self._begin(fresh=False)
+                if self.progress.objective < math.inf:
+                    self._fill()
+                return
+            except MemberLost:
+                continue
+
+    def _fill(self) -> None:
+        """Return to the last iteration; members without its state take it from those of the other kind."""
+        number = self.progress.iteration
+        self._workers("reset", number)
+        self._reducers("reset", number)
+        shared = self._reducers("share"), self._workers("share")
+        restored = (
+            *self._workers("restore", number, inbox=shared[0]).summaries,
+            *self._reducers("restore", number, inbox=shared[1]).summaries,
+        )
+        if not all(restored):
+            raise FtrieError(
+                "a worker and a reducer were lost at once, and with them part of the weights; "
+                "--resume goes on from the last checkpoint"
+            )
+
+    def _workers(self, step: str, *arguments: Any, inbox: Replies | None = None) -> Replies:
+        replies = self.crew.ask_workers(step, *arguments, inbox=inbox)
+        self._bytes += replies.bytes
+        return replies
+
+    def _reducers(self, step: str, *arguments: Any, inbox: Replies | None = None) -> Replies:
+        replies = self.crew.ask_reducers(step, *arguments, inbox=inbox)
+        self._bytes += replies.bytes
+        return replies
+
+    def _objective(self, losses: Replies, screened: Replies) -> float:
+        return self._per_row(sum(losses.summaries) + sum(each.penalty for each in screened.summaries))
+
+    def _per_row(self, value: float) -> float:
+        return float(value) / max(self._weight, 1.0)
+
+    def _held_out(self, replies: Replies) -> float | None:
+        return float(sum(replies.summaries)) / self._held if self._held else None
+
+
+def register(crew: Crew) -> None:
+    """Make the shards that are not there, and tell the reducers their keys."""
+    crew.ask_workers("build")
+    crew.ask_reducers("register", inbox=crew.ask_workers("register"))
+
+
+def solution(crew: Crew, columns: int) -> Sequence[Any]:
+    """The keys with a weight: from each worker (data, offsets, features, numbers), as `Worker.published` returns them.
+
+    numbers: float32[keys, 2 x columns], the weights of each problem, then the sums of squared gradients.
+    """
+    return crew.ask_workers("published", inbox=crew.ask_reducers("published", columns)).summaries
+
+
+def _head(screened: Sequence[Screened]) -> tuple[int, ...]:
+    """The hashes of the HEAD active keys of greatest reach, of all reducers."""
+    counts = np.concatenate([each.counts for each in screened])
+    hashes = np.concatenate([each.hashes for each in screened])
+    chosen = np.lexsort((hashes, -counts))[:HEAD]
+    return tuple(int(each) for each in hashes[chosen])
