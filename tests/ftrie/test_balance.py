@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
+import runpy
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -311,10 +312,10 @@ def test_the_document_s_examples_run_and_its_config_is_the_client_s(
     examples = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     models = []
     for example in examples:
-        here: dict[str, Any] = {}
         replaced = re.subn(r"10\.0\.0\.5:50051(,10\.0\.0\.\d:50051)*", addresses, example)
         assert replaced[1] == 1
-        exec(replaced[0], here)
+        (tmp_path / "example.py").write_text(replaced[0])
+        here = runpy.run_path("example.py")
         models += [here[name].model for name in ("ranking", "answer") if name in here]
     assert len(models) == len(examples) == 2
     assert models[0] == models[1], "both clients send the user to one server"
