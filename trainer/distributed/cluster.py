@@ -291,11 +291,7 @@ class RayCrew:
 
     def _start(self, members: Sequence[_Member]) -> None:
         """Start members, and wait until they answer. Raises ClusterError."""
-        for each in members:
-            # Reducers work while workers wait, so only workers take processors.
-            options = {"num_cpus": 1 if each.kind == WORKER else 0, "scheduling_strategy": "SPREAD"}
-            each.actor, each.lost = self._class.options(**options).remote(each.make), None
-        waiting = {each.actor.hello.remote(): each for each in members}
+        waiting = {self._created(each): each for each in members}
         end_s = time.monotonic() + self._placed_s
         while waiting:
             ready, _ = self._ray.wait([*waiting], num_returns=len(waiting), timeout=_POLL_S)
@@ -305,7 +301,11 @@ class RayCrew:
                     member.host, member.pid, found = self._ray.get(result)
                 except (self._ray.exceptions.RayError, ConnectionError) as error:
                     self._check_ray(now=True)
-                    raise _not_started(member, error) from None
+                    if getattr(error, "actor_init_failed", False) or time.monotonic() > end_s:
+                        raise _not_started(member, error) from None
+                    time.sleep(_POLL_S / 4)
+                    waiting[self._created(member)] = member
+                    continue
                 if found != version("ftrie"):
                     raise ClusterError(
                         f"{member.host} has ftrie {found}, and this host {version('ftrie')}: every host needs the same"
@@ -314,6 +314,24 @@ class RayCrew:
                 self._check_ray()
             if waiting and time.monotonic() > end_s:
                 raise self._not_placed(len(waiting))
+
+    def _created(self, member: _Member) -> Any:
+        """Create a member's actor; returns its answer to `hello`.
+
+        Workers take a CPU each. Reducers work while workers wait and take none: Ray does not spread what takes none,
+        so their hosts are chosen here.
+        """
+        options = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
+        if member.kind == REDUCER:
+            nodes = [node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+            ids = sorted(node["NodeID"] for node in nodes)
+            affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+            options = {
+                "num_cpus": 0,
+                "scheduling_strategy": affinity(ids[member.number % len(ids)], soft=False),
+            }
+        member.actor, member.lost = self._class.options(**options).remote(member.make), None
+        return member.actor.hello.remote()
 
     def _not_placed(self, waiting: int) -> ClusterError:
         total = self._ray.cluster_resources().get("CPU", 0.0)
@@ -584,7 +602,7 @@ def _not_started(member: _Member, error: BaseException) -> ClusterError:
             f"{member} could not be started, since its host lacks ftrie or a part of it: pip install "
             f"'ftrie[distributed]=={version('ftrie')}' on every host"
         )
-    return ClusterError(f"{member} could not be started: {error}")
+    return ClusterError(f"{member} could not be started: {_first_line(error)}")
 
 
 def _first_line(error: BaseException) -> str:

@@ -96,12 +96,16 @@ class LocalProblem:
 
     def held_loss(self, weights: Numbers) -> float:
         """The summed loss of the held-out rows."""
-        size = self._held.labels.size
-        scores, none = np.empty(self.lanes * size), np.zeros(self.lanes * size)
-        kernels.scores_of(self._held, self._bits, weights, scores)
-        out = np.zeros(1)
+        scores = self.held_scores(weights)
+        none, out = np.zeros_like(scores), np.zeros(1)
         kernels.losses_along(self._held, scores, none, none, np.zeros((1, 2)), out)
         return float(out[0])
+
+    def held_scores(self, weights: Numbers) -> Numbers:
+        """The scores of the held-out rows: float64[lanes * rows]."""
+        scores = np.empty(self.lanes * self._held.labels.size)
+        kernels.scores_of(self._held, self._bits, weights, scores)
+        return scores
 
     def squares(self, point: Point, keys: Indices) -> Numbers:
         """The sum of the squared gradients of single rows by the weights of some keys: float64[keys]."""

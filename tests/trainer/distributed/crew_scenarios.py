@@ -64,6 +64,14 @@ class Tally:
         time.sleep(seconds)
         return self.number, [None] * self.others
 
+    def eat(self, nbytes: int, *, inbox: Sequence[Any] = ()) -> Outbox:
+        """Worker 1 takes memory, and keeps it for a while."""
+        if self.number == 1:
+            taken = np.ones(nbytes, np.uint8)
+            time.sleep(30)
+            return int(taken[-1]), [None] * self.others
+        return 1, [None] * self.others
+
     def where(self, *, inbox: Sequence[Any] = ()) -> Outbox:
         """The node of Ray that the member is on."""
         import ray
@@ -131,7 +139,19 @@ def between_steps() -> None:
         crew.ask_workers("work", (120.0,))
 
 
-def joined(what: str, token: str = "") -> None:
+def out_of_memory() -> None:
+    """A worker takes 2 GB, where Ray ends processes from 1 GB more than is in use now."""
+    found = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    total, free = (int(found[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+    os.environ |= {
+        "RAY_memory_usage_threshold": f"{(total - free + 1e9) / total:.3f}",
+        "RAY_memory_monitor_refresh_ms": "100",
+    }
+    with crew_of(2, 1, output=Printed(True)) as crew:
+        repeated(crew, lambda: crew.ask_workers("eat", 2 << 30))
+
+
+def joined(what: str) -> None:
     """Join a cluster of several nodes on this machine, and do `what` there."""
     from ray.cluster_utils import Cluster
 

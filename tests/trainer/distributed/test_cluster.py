@@ -360,6 +360,16 @@ def listeners(pid: int) -> set[tuple[str, int]]:
     return found
 
 
+@ON_LINUX
+@pytest.mark.slow
+def test_a_member_that_ray_ends_for_its_memory_is_reported_as_such(scenario: Callable[..., Scenario]) -> None:
+    run = scenario("out_of_memory")
+    why = "Ray ended it, since its host ran out of memory"
+    assert f"worker 1 on {socket.gethostname()} was lost: {why}" in run.line("warning")["warning"]
+    error = run.line("error")
+    assert error["code"] == 8 and f"worker 1 on {socket.gethostname()}: {why}" in error["message"]
+
+
 def test_an_address_where_nothing_listens_is_an_error_within_seconds() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
