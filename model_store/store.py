@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from model_store.streams.event_streams import EventStream
     from model_store.streams.feedback import Feedback
     from model_store.versions.lease import TrainerLease
+    from model_store.versions.rounds import Rounds
 
 
 class Store:
@@ -100,11 +101,17 @@ class Store:
 
         return DeadLetters(self._connection, model)
 
-    def trainer_lease(self, model: str, owner: str) -> TrainerLease:
-        """The lease of a model's trainer, not yet taken. Raises UsageError for an invalid name."""
+    def trainer_lease(self, model: str, owner: str, partition: int = 1) -> TrainerLease:
+        """The lease of a model's trainer, or of a partition's, not yet taken. Raises UsageError for an invalid name."""
         from model_store.versions.lease import TrainerLease
 
-        return TrainerLease(self._connection, model, owner)
+        return TrainerLease(self._connection, model, owner, partition=partition)
+
+    def rounds(self, model: str) -> Rounds:
+        """What the partitions of a model exchange. Raises UsageError for an invalid name."""
+        from model_store.versions.rounds import Rounds
+
+        return Rounds(self._connection, model)
 
     def check(self, models: Sequence[str] = (), *, repair: bool = False) -> list[Finding]:
         """Find invalid values in the keys of these models; without names, of all models and the records.

@@ -19,6 +19,7 @@ from ftrie.commands.flags import (
 )
 from ftrie.commands.train import check_threshold, print_variants
 from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json
+from model_store.errors import UsageError
 
 if TYPE_CHECKING:
     from trainer.checkpoint import Every
@@ -85,6 +86,17 @@ def trainer(
             "--wait", help="If another trainer has this model, wait for it to end instead of failing."
         ),
     ] = False,
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="Learn the requests of partition I of N, each by a trainer of its own; any/N: of the first one that "
+            "has no trainer, and wait while all have. Partition 1 publishes.",
+        ),
+    ] = None,
+    reconcile: Annotated[
+        str, typer.Option(metavar="1m", help="Interval, in the events' time, at which partitions are merged.")
+    ] = "1m",
     idle: Annotated[
         float,
         typer.Option(
@@ -129,6 +141,7 @@ def trainer(
     from model_store.spec.spec import load_spec
     from model_store.whole_file import check_writable
     from trainer.checkpoint import Every
+    from trainer.events.share import parse_partition
     from trainer.runs.daemon import run
     from trainer.runs.stream_run import TrainerOptions
 
@@ -157,9 +170,21 @@ def trainer(
         metrics_port=metrics_port,
         metrics_host=metrics_host,
         force=force,
+        partition=parse_partition(partition) if partition is not None else None,
+        reconcile_us=_interval_us(reconcile),
         output=terminal,
     )
     run(model_spec, options, _print_status if as_json else StatusLines())
+
+
+def _interval_us(text: str) -> int:
+    """The microseconds of a time such as `30s` or `1m`. Raises UsageError."""
+    from trainer.checkpoint import Every
+
+    seconds = Every.parse(text).seconds
+    if seconds is None:
+        raise UsageError(f"--reconcile {text!r}: expected a time such as 30s or 1m, got a number of examples")
+    return round(seconds * 1_000_000)
 
 
 def _snapshot(text: str) -> int | Every:

@@ -49,6 +49,7 @@ class ModelKeys:
         self.dead = self._prefix + "dead"
         self.trainer = self._prefix + "trainer"
         self.guard = self._prefix + "guard"
+        self.partitions = self._prefix + "partitions"
 
     def manifest(self, version: int) -> str:
         """The key of a version's manifest."""
@@ -57,6 +58,14 @@ class ModelKeys:
     def chunks(self, version: int, count: int) -> list[str]:
         """The keys of a version's chunks, in order."""
         return [f"{self._prefix}version:{version}:chunk:{index}" for index in range(count)]
+
+    def lease(self, partition: int) -> str:
+        """The key of the lease of a partition's trainer. The first one publishes: its lease is the model's."""
+        return self.trainer if partition == 1 else f"{self.trainer}:{partition}"
+
+    def round_part(self, start: int, number: int, part: str) -> str:
+        """The key of a part of a round: a partition's contribution or state, or the merged model."""
+        return f"{self._prefix}round:{start}:{number}:{part}"
 
     def feedback_id(self, digest: str) -> str:
         """The key that exists while an event is known as reported; `digest` is that of its id."""

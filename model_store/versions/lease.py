@@ -21,13 +21,17 @@ TTL_S = 10.0
 class TrainerLease:
     """One trainer's lease of one model. Every method raises StoreUnavailable if the store does not answer.
 
+    partition: the one that is learned, where several trainers learn the model; the first one publishes it.
+
     owner: the holder's name. A process with the same name takes the lease over at once, so that a killed trainer
     resumes without waiting; running trainers need distinct names, such as that of their locked checkpoint folder.
     Thread safety: all methods, any thread.
     """
 
-    def __init__(self, connection: StoreConnection, model: str, owner: str, ttl_s: float = TTL_S) -> None:
-        self.model = model
+    def __init__(
+        self, connection: StoreConnection, model: str, owner: str, ttl_s: float = TTL_S, *, partition: int = 1
+    ) -> None:
+        self.model = model if partition == 1 else f"partition {partition} of {model}"
         self.owner = owner
         self.ttl_s = ttl_s
         self.epoch = 0
@@ -36,7 +40,8 @@ class TrainerLease:
         """The `rows` that this owner last passed to `renew` before this `take`; 0 if another owner held it since."""
         self.losses = 0
         """How many renewals found that the store had lost the lease, and with it all or its latest data."""
-        self._keys = ModelKeys(model)
+        keys = ModelKeys(model)
+        self.keys = (keys.lease(partition), keys.epoch)
         self._rows = 0
         self._run = connection.script("lease")
 
@@ -82,7 +87,7 @@ class TrainerLease:
             os.getpid(),
             self._rows,
         ]
-        answer: list[Any] = self._run([self._keys.trainer, self._keys.epoch], words)
+        answer: list[Any] = self._run(self.keys, words)
         return answer
 
     def _checked(self, answer: list[Any]) -> None:

@@ -7,6 +7,7 @@ written in one pass, and one that was truncated anywhere is detected at once.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
@@ -83,6 +84,23 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         raise Damaged(f"{path} cannot be read: {error.strerror}") from error
 
 
+def loads(data: bytes, where: str) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    """The same of a checkpoint's bytes; where: their place, for messages. The arrays are views of the bytes."""
+    path, file = Path(where), io.BytesIO(data)
+    description, entries = _read_description(path, file)
+    for entry in entries:
+        _check_array(path, file, entry)
+    held = np.frombuffer(data, np.uint8)
+    return description, {entry.name: _array(held, entry) for entry in entries}
+
+
+def dumps(description: Mapping[str, Any], arrays: Arrays) -> bytes:
+    """A checkpoint as bytes, for `loads`."""
+    file = io.BytesIO()
+    write(file, description, arrays)
+    return file.getvalue()
+
+
 def read_description(path: Path) -> dict[str, Any]:
     """The description alone, verified; the arrays are not read. Raises the same as `read`."""
     try:
@@ -129,9 +147,10 @@ def _put(file: BinaryIO, piece: memoryview, digest: Any) -> int:
 
 
 def _read_description(path: Path, file: BinaryIO) -> tuple[dict[str, Any], list[Entry]]:
-    size = os.fstat(file.fileno()).st_size
+    size = file.seek(0, os.SEEK_END)
     if size < START.size + END.size:
         raise Damaged(f"{path} is cut short: {size} bytes, less than any checkpoint has")
+    file.seek(0)
     start = file.read(START.size)
     file.seek(size - END.size)
     length, digest, magic = END.unpack(file.read(END.size))

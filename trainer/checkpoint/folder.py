@@ -68,7 +68,7 @@ class Checkpoints:
             if resume:
                 self._read_newest(spec)
             else:
-                _check_empty(folder)
+                check_empty(folder)
         except BaseException:
             self.close()
             raise
@@ -144,7 +144,7 @@ class CheckpointFolder:
     def __init__(self, path: Path, on_warning: Callable[[str], None]) -> None:
         self.path = path
         self._warn = on_warning
-        self._lock = _lock_folder(path)
+        self._lock = lock_folder(path)
         for left in path.glob(f"*{_TEMPORARY}"):
             left.unlink()
 
@@ -211,7 +211,8 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"{'[0-9]' * _DIGITS}{SUFFIX}"), reverse=True)
 
 
-def _check_empty(folder: Path) -> None:
+def check_empty(folder: Path) -> None:
+    """Raise CheckpointError if the folder holds checkpoints."""
     if paths := checkpoints_in(folder):
         raise CheckpointError(
             f"{folder} holds checkpoints of an earlier run (the newest is {paths[0].name}); resume it with "
@@ -224,7 +225,8 @@ def _is_same(last: Description, now: Description) -> bool:
     return now == replace(last, ftrie=now.ftrie, created=now.created, seconds=now.seconds)
 
 
-def _lock_folder(path: Path) -> int:
+def lock_folder(path: Path) -> int:
+    """Create and lock a folder until the returned file descriptor is closed. Raises CheckpointError."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         return lock(path / _LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB)

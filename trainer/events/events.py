@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from trainer.logs.streams import up_to_last_line_end
 
-BAD, IMPRESSION, FEEDBACK = 0, 1, 2
+BAD, IMPRESSION, FEEDBACK, OTHER = 0, 1, 2, 3
+"""Kinds of events. OTHER: of a request that belongs to another partition; it is not parsed and has no values."""
 CLICK, CONVERSION = 1, 2
 MAX_ITEMS = 10_000
 MAX_LINE_BYTES = 16 << 20
@@ -107,7 +108,7 @@ class Source(Protocol):
 class Events:
     """A chunk, parsed. Arrays have one element an event, except those over rows.
 
-    kind: BAD, IMPRESSION or FEEDBACK; time_us: the event's own time; request: 64-bit hash of the request's id.
+    kind: BAD, IMPRESSION, FEEDBACK or OTHER; time_us: the event's own time; request: 64-bit hash of the request's id.
     Feedback: item, hash of the item's id; what, CLICK or CONVERSION. Impressions: rows first[i] to
     first[i + 1], one for each item shown, in order; items: uint64[rows], hashes of their ids; columns: the wanted
     columns, by name, over the rows. bad: why an event is BAD, by its number.
@@ -139,7 +140,7 @@ class BadEvent:
 
 @dataclass(frozen=True)
 class Merged:
-    """Events of all sources in one order, ready for the join: a pure function of what the sources hold.
+    """Events of all sources in one order, ready for the join: a pure function of what the sources hold. None is OTHER.
 
     Arrays as in Events, except that rows are in segments: segment[i] is the number of the table that holds the rows of
     impression i, row[i] the first of them there and rows[i] how many; items: uint64, the hashes of all of them, in the

@@ -20,9 +20,21 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainer.events.columns import Wanted, together
-from trainer.events.events import BAD, BadEvent, Chunk, Int64s, Lag, Merged, Source, SourcePosition
+from trainer.events.events import (
+    BAD,
+    NEVER_US,
+    OTHER,
+    BadEvent,
+    Chunk,
+    Int64s,
+    Lag,
+    Merged,
+    Source,
+    SourcePosition,
+)
 from trainer.events.parse import Parser, gathered
 from trainer.events.read_ahead import BEFORE_ALL_US, Parsed, Reader
+from trainer.events.share import Share
 
 ORDER = "order_us"
 """The key that the merger adds to a source's position: the arrival time of the last event released."""
@@ -43,7 +55,9 @@ class Merger:
     """Reads and parses ahead in one thread per source and releases events in one order. `poll` from one thread.
 
     positions: those of the checkpoint that the sources were opened with. read_ahead: bytes of events kept in memory.
-    on_note: called from any thread.
+    share: the partition whose events are released; None for all. on_note: called from any thread.
+
+    `limit_us` holds back all events from that time on; a run of several partitions sets it to the end of a round.
     """
 
     def __init__(
@@ -56,8 +70,10 @@ class Merger:
         idle_s: float = 2.0,
         once: bool = False,
         read_ahead: int = 64 << 20,
+        share: Share | None = None,
         on_note: Callable[[str], None] = lambda _: None,
     ) -> None:
+        self.limit_us = NEVER_US
         self._sources, self._segments = tuple(sources), segments
         self._starts = [_position_of(source, number, positions) for number, source in enumerate(sources)]
         self._taken: list[tuple[Parsed, int] | None] = [None] * len(self._sources)
@@ -65,7 +81,7 @@ class Merger:
         self._gathered_at = 0.0
         self._readers = [
             Reader(
-                *(source, Parser(wanted), self._changed, on_note),
+                *(source, Parser(wanted, share), self._changed, on_note),
                 order_us=int(position.get(ORDER, BEFORE_ALL_US)),
                 idle_s=idle_s,
                 once=once,
@@ -88,10 +104,26 @@ class Merger:
             if parts:
                 return self._release(parts)
             rest = until - time.monotonic()
-            if rest <= 0 or self.ended:
+            if rest <= 0 or self.ended or self.at_limit:
                 return None
             with self._changed:
                 self._changed.wait(min(rest, _GATHER_S))
+
+    @property
+    def next_us(self) -> int | None:
+        """The least time of an event that is not released; NEVER_US once all have ended; None while all are idle."""
+        with self._changed:
+            pairs = zip(self._readers, self._taken, strict=True)
+            times = [time_us for reader, taken in pairs if (time_us := reader.next_us(taken)) is not None]
+        return min(times, default=None)
+
+    @property
+    def at_limit(self) -> bool:
+        """True if no event before `limit_us` is left. Never without a limit, nor while all sources are idle."""
+        if self.limit_us == NEVER_US:
+            return False
+        next_us = self.next_us
+        return next_us is not None and next_us >= self.limit_us
 
     def positions(self) -> list[SourcePosition]:
         """Where reading continues in each source after the events released so far."""
@@ -131,12 +163,14 @@ class Merger:
             front, watermark_us = _front(reader, taken)
             considered.append(front)
             watermarks_us.append(watermark_us)
-        return releasable(considered, watermarks_us)
+        return releasable(considered, watermarks_us, self.limit_us)
 
     def _is_gathering(self) -> bool:
         if time.monotonic() - self._gathered_at >= _GATHER_S or all(reader.ended for reader in self._readers):
             return False
-        return sum(parsed.cost for reader in self._readers for parsed in reader.queue) < _POLL_BYTES
+        queued = [parsed for reader in self._readers for parsed in reader.queue]
+        has_reached = any(parsed.order_us[-1] >= self.limit_us for parsed in queued)
+        return not has_reached and sum(parsed.cost for parsed in queued) < _POLL_BYTES
 
     def _release(self, parts: Sequence[Part]) -> Merged:
         merged = merge(parts, self._sources, self._segments.add)
@@ -185,8 +219,10 @@ class Part:
     stop: int
 
 
-def releasable(fronts: Sequence[Sequence[tuple[Parsed, int]]], watermarks_us: Sequence[int]) -> list[Part]:
-    """The events that no unread event can precede.
+def releasable(
+    fronts: Sequence[Sequence[tuple[Parsed, int]]], watermarks_us: Sequence[int], limit_us: int = NEVER_US
+) -> list[Part]:
+    """The events before `limit_us` that no unread event can precede.
 
     fronts: of each source, its next chunks and the events taken of each; watermarks_us: of each source, after those
     chunks. Invariant: events are ordered by (arrival, source), then as in the source; so an event that arrived at
@@ -195,6 +231,7 @@ def releasable(fronts: Sequence[Sequence[tuple[Parsed, int]]], watermarks_us: Se
     parts = []
     for source, front in enumerate(fronts):
         for parsed, first in front:
+            before_limit = int(np.searchsorted(parsed.order_us, limit_us, "left"))
             stop = min(
                 (
                     int(np.searchsorted(parsed.order_us, watermark, "right" if source < other else "left"))
@@ -203,6 +240,7 @@ def releasable(fronts: Sequence[Sequence[tuple[Parsed, int]]], watermarks_us: Se
                 ),
                 default=len(parsed),
             )
+            stop = min(stop, before_limit)
             if stop > first:
                 parts.append(Part(source, parsed, first, stop))
             if stop < len(parsed):
@@ -215,11 +253,12 @@ def merge(
 ) -> Merged:
     """The events of all parts in one order; their rows are added as one table. parts: ordered by source."""
     order = np.argsort(_concat(parts, lambda p: p.parsed.order_us), kind="stable")
+    bad = _bad(parts, sources, order)
+    order = order[_concat(parts, lambda p: p.parsed.events.kind)[order] != OTHER]
     lengths = np.concatenate([np.diff(p.parsed.events.first[p.first : p.stop + 1]) for p in parts])
     row = np.cumsum(lengths) - lengths
     kind = _concat(parts, lambda p: p.parsed.events.kind)[order]
     time_us = _concat(parts, lambda p: p.parsed.events.time_us)
-    order_us = _concat(parts, lambda p: p.parsed.order_us)
     return Merged(
         kind=kind,
         time_us=time_us[order],
@@ -227,11 +266,11 @@ def merge(
         request=_concat(parts, lambda p: p.parsed.events.request)[order],
         item=_concat(parts, lambda p: p.parsed.events.item)[order],
         what=_concat(parts, lambda p: p.parsed.events.what)[order],
-        segment=np.full(order_us.size, _add(parts, add), np.int32),
+        segment=np.full(order.size, _add(parts, add), np.int32),
         row=row[order],
         rows=lengths[order].astype(np.int32),
         items=_items(parts, row[order], lengths[order]),
-        bad=_bad(parts, sources, order),
+        bad=bad,
     )
 
 

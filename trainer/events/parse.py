@@ -34,6 +34,7 @@ from trainer.events.events import (
 )
 from trainer.events.line_parser import read_lines
 from trainer.events.scan_kernels import find_twice
+from trainer.events.share import Share, among_others
 from trainer.logs.times import NO_TIME, parse_times
 
 Ints = npt.NDArray[np.int64]
@@ -48,10 +49,11 @@ def parse(data: bytes, starts: Ints, wanted: Wanted, arrived_us: Ints | None = N
 
 
 class Parser:
-    """Parses the chunks of one source."""
+    """Parses the chunks of one source; with a `share`, only the events of that partition."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: Wanted, share: Share | None = None) -> None:
         self._wanted = wanted
+        self._share = share
         self._blocks = BlockReader(wanted)
 
     def parse(self, data: bytes, starts: Ints, arrived_us: Ints | None = None) -> Events:
@@ -59,6 +61,15 @@ class Parser:
         clock_us = arrived_us
         if clock_us is None:
             clock_us = np.full(starts.size - 1, time.time_ns() // 1000, np.int64)
+        if self._share is None:
+            return self._parse(data, starts, clock_us)
+        mine = self._share.mine(data, starts)
+        lines = np.flatnonzero(mine)
+        own = b"".join([data[starts[line] : starts[line + 1]] for line in lines.tolist()])
+        own_starts = np.concatenate([[0], np.cumsum(np.diff(starts)[lines])])
+        return among_others(self._parse(own, own_starts, clock_us[mine]), mine)
+
+    def _parse(self, data: bytes, starts: Ints, clock_us: Ints) -> Events:
         parts = []
         for first, stop in _ranges(starts):
             if first + 1 == stop and _is_long(starts, first):

@@ -16,7 +16,7 @@ from threading import Condition, Thread
 import numpy as np
 
 from model_store.errors import SourceUnavailable, StoreUnavailable, UnreadableValue
-from trainer.events.events import BAD, NEVER_US, Chunk, Events, Int64s, Lag, Source
+from trainer.events.events import BAD, NEVER_US, OTHER, Chunk, Events, Int64s, Lag, Source
 from trainer.events.parse import Parser
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
@@ -77,6 +77,16 @@ class Reader:
         in_context = copy_context().run  # keeps the output format of the command
         self._thread = Thread(target=in_context, args=(self._run,), name=f"read {source.name}", daemon=True)
         self._thread.start()
+
+    def next_us(self, taken: tuple[Parsed, int] | None) -> int | None:
+        """The least time of events that are not released, by what was read; None while the source is idle.
+
+        taken: the chunk of which events were released last, and how many of it. NEVER_US: it has ended.
+        """
+        if self.queue:
+            parsed = self.queue[0]
+            return int(parsed.order_us[taken[1] if taken is not None and taken[0] is parsed else 0])
+        return self.watermark_us if self.ended or self.watermark_us != NEVER_US else None
 
     def stop(self) -> None:
         """Ask the thread to end; `join` waits until it has closed the source."""
@@ -154,7 +164,8 @@ class Reader:
         came_us = chunk.arrived_us
         self._has_clock = came_us is not None
         if came_us is None:
-            came_us = np.where(events.kind == BAD, self._last_us, events.time_us)
+            timeless = (events.kind == BAD) | (events.kind == OTHER)
+            came_us = np.where(timeless, self._last_us, events.time_us)
         order_us = np.maximum(np.maximum.accumulate(came_us), self._last_us)
         self._last_us = int(order_us[-1])
         cost = len(chunk.data) + sum(column.nbytes for column in events.columns.values())

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +108,27 @@ class Segments:
                 for number in each.numbers:
                     del self._place[number]
 
+    def export(self, numbers: Numbers) -> list[bytes]:
+        """These segments as the bytes of packs, for `import_packs` in another folder. Raises CheckpointError."""
+        groups: list[tuple[pa.Schema, list[int], list[pa.RecordBatch]]] = []
+        for number in numbers.tolist():
+            batch = self._segment(number)
+            shared = merged_schema([groups[-1][0], batch.schema]) if groups else None
+            if shared is None:
+                groups.append((batch.schema, [number], [batch]))
+            else:
+                groups[-1] = (shared, [*groups[-1][1], number], [*groups[-1][2], batch])
+        return [
+            file.dumps(
+                *_described(
+                    of,
+                    [b.num_rows for b in batches],
+                    joined_batches([adapted(batch, schema) for batch in batches]),
+                )
+            )
+            for schema, of, batches in groups
+        ]
+
     def committed(self) -> None:
         """A checkpoint was written: delete files that no kept checkpoint can name."""
         left = [(path, commits - 1) for path, commits in self._dropped]
@@ -181,6 +203,13 @@ class Segments:
         self._clock += 1
         each.needed = self._clock
         return each.batch(), first
+
+    def _segment(self, number: int) -> pa.RecordBatch:
+        with self._lock:
+            if number in self._loose:
+                return self._loose[number].batch
+            pack, first = self._place[number]
+        return pack.batch().slice(first, pack.rows[pack.numbers.index(number)])
 
     def _loose_on_hand(self) -> bool:
         with self._lock:
@@ -376,14 +405,10 @@ class Pack:
 
 def write(folder: Path, numbers: Sequence[int], rows: Sequence[int], batch: pa.RecordBatch) -> Pack:
     """Write the segments of one batch, in order. Raises OutputError, and leaves no file, if the disk is full."""
-    path = folder / f"{numbers[0]:010}{SUFFIX}"  # see first_of
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, batch.schema) as stream:
-        stream.write_batch(batch)
+    path = _path_of(folder, numbers[0])
     try:
         with whole_file(path, path.with_suffix(BEGUN)) as out:
-            description = {"segments": list(numbers), "rows": list(rows)}
-            file.write(out, description, {_ROWS: np.frombuffer(sink.getbuffer(), np.uint8)})
+            file.write(out, *_described(numbers, rows, batch))
     except OSError as error:
         raise OutputError(
             f"cannot write {path}: {error.strerror}; nothing is lost, the rows that wait for their clicks are still in "
@@ -392,6 +417,36 @@ def write(folder: Path, numbers: Sequence[int], rows: Sequence[int], batch: pa.R
     pack = Pack(path, numbers, rows)
     pack.remember(batch)
     return pack
+
+
+def import_packs(folder: Path, packs: Sequence[bytes]) -> None:
+    """Replace the segments of a folder that is not open by exported ones. Raises OutputError, CheckpointError."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, mode=0o700)
+        for data in packs:
+            description, _ = file.loads(data, "exported rows")
+            path = _path_of(folder, description["segments"][0])
+            with whole_file(path, path.with_suffix(BEGUN)) as out:
+                out.write(data)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write the rows that wait for their clicks to {folder}: {error.strerror}"
+        ) from error
+
+
+def _described(
+    numbers: Sequence[int], rows: Sequence[int], batch: pa.RecordBatch
+) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    """The description and the array of a pack."""
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return {"segments": list(numbers), "rows": list(rows)}, {_ROWS: np.frombuffer(sink.getbuffer(), np.uint8)}
+
+
+def _path_of(folder: Path, first: int) -> Path:
+    return folder / f"{first:010}{SUFFIX}"  # see first_of
 
 
 def first_of(path: Path) -> int:

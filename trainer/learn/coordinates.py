@@ -21,7 +21,14 @@ from trainer.learn.learners import loops
 from trainer.learn.learners.coordinate import catch_up, rates_of, reset_all, save_each, weights_of
 from trainer.learn.learners.lanes import LANES
 from trainer.learn.learners.operations import LAZY_SIZE
-from trainer.learn.learners.registry import learner_of, n_of_rate, needs_seen, prior_mean, state_of_weight
+from trainer.learn.learners.registry import (
+    learner_of,
+    n_of_rate,
+    needs_seen,
+    prior_mean,
+    state_of_weight,
+    weight_of_state,
+)
 from trainer.learn.slots.layouts import layout_of
 from trainer.learn.table import TableKeys, ValueTable, part_of
 
@@ -162,12 +169,26 @@ class Coordinates:
             weight, rate = _means(weight, of_key, slots.size), _means(rate, of_key, slots.size)
         for v in range(self.own):
             parameters = self.variants.parameters[v]
-            l1 = self._l1[v, features if self._l1.shape[1] > 1 else 0]
             n = n_of_rate(self._section, rate[:, v], parameters[0], parameters[1])
             if self._section.rate == "counts":
                 n = np.floor(2.0 * n + 0.5) / 2.0  # the values that equal counts can yield
-            a = state_of_weight(self._section, weight[:, v], n, parameters, np.broadcast_to(l1, n.shape))
+            a = state_of_weight(self._section, weight[:, v], n, parameters, self._l1_of(v, features))
             save_each(self.table.layout, slots, v, self.learner, self.variants, a, n)
+
+    def weight_of_state(self, v: int, features: npt.NDArray[np.uint16], a: Numbers, n: Numbers) -> Numbers:
+        """The weights in variant v of keys with this state: see `registry.weight_of_state`."""
+        parameters = self.variants.parameters[v]
+        return weight_of_state(self._section, a, n, parameters, self._l1_of(v, features))
+
+    def state_of_weight(
+        self, v: int, features: npt.NDArray[np.uint16], weight: Numbers, n: Numbers, within: Numbers
+    ) -> Numbers:
+        """a in variant v of keys with these weights and n; within: a, where FTRL's weight is 0 and does not give it."""
+        parameters, l1 = self.variants.parameters[v], self._l1_of(v, features)
+        a = state_of_weight(self._section, weight, n, parameters, l1)
+        if self._section.algorithm == "ftrl":
+            a = np.where(weight == 0.0, np.clip(within, -l1, l1), a)
+        return a
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Everything that later rows depend on, as arrays."""
@@ -181,6 +202,10 @@ class Coordinates:
         self.admission.restore(part_of(state, "admission."))
         self._lazy[:] = state["marks"]
         self.examples = int(state["examples"][0])
+
+    def _l1_of(self, v: int, features: npt.NDArray[np.uint16]) -> Numbers:
+        l1: Numbers = self._l1[v, features if self._l1.shape[1] > 1 else np.zeros_like(features)]
+        return l1
 
     def _make_room(self, keys: int, added: int) -> bool:
         """Resolve what stopped the loop: no room for a row of `keys` keys, or a lazy state that needs a rebase.

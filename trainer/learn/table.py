@@ -179,6 +179,20 @@ class ValueTable:
         find_keys(self.layout, self.space, hashes, features, slots)
         return slots
 
+    def read(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """a of every variant with values of its own, then n of each: float64[slots, 2 own]. Layouts Full and Own."""
+        own = self._kind is Own
+        columns = (self.layout.z, self.layout.n) if own else (self.slots["z"], self.slots["n"])
+        return np.hstack([column[slots].reshape(slots.size, self._variants) for column in columns])
+
+    def write(self, slots: npt.NDArray[np.int64], values: npt.NDArray[np.float64], seen: int) -> None:
+        """Store what `read` returned, as touched by example number `seen`. Layouts Full and Own."""
+        if self._kind is Own:
+            self.layout.z[slots], self.layout.n[slots] = np.hsplit(values, 2)
+        else:
+            self.slots["z"][slots], self.slots["n"][slots] = values.T
+        self.slots["seen"][slots] = seen
+
     def keys(self) -> TableKeys:
         """Every admitted key with the slot that holds it. O(keys)."""
         data, offsets, features, hashes = self._arena_content(self.count)

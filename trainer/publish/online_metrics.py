@@ -67,6 +67,26 @@ class OnlineAccumulator:
         self._forget(store)
         return len(changed)
 
+    def take(self) -> dict[str, npt.NDArray[Any]]:
+        """All of it as `state` gives it, for another partition's `absorb`; the sums here start at 0 again."""
+        taken = self.state()
+        self._cells, self._versions, self._unwritten = {}, {}, set()
+        return taken
+
+    def absorb(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Add what another partition has taken; requests of minutes that are forgotten here are too late."""
+        other = OnlineAccumulator()
+        other.restore(state)
+        self._latest = max(self._latest, other._latest)
+        for cell, sums in other._cells.items():
+            if cell[0] > self._latest - REMEMBERED_MINUTES:
+                self._add(cell, sums)
+            else:
+                self.too_late += int(sums[SUMS.index("requests")])
+        for version, sums in other._versions.items():
+            self._versions[version] = self._versions.get(version, 0) + sums
+        self._limit_versions()
+
     def evidence(self) -> dict[int, Evidence]:
         """Expected and observed clicks by version, of the newest MOST_VERSIONS."""
         return {
@@ -130,6 +150,9 @@ class OnlineAccumulator:
         np.add.at(sums, index.reshape(-1), requests.sums[predicted][:, [_CTR, _CLICKS]])
         for version, added in zip(versions.tolist(), sums, strict=True):
             self._versions[version] = self._versions.get(version, 0) + added
+        self._limit_versions()
+
+    def _limit_versions(self) -> None:
         if len(self._versions) > MOST_VERSIONS:
             for version in sorted(self._versions)[:-MOST_VERSIONS]:
                 del self._versions[version]

@@ -80,6 +80,11 @@ class PublishedRows:
         numbers, slots = (np.ascontiguousarray(column) for column in found.T)
         return numbers, self.keys(numbers, slots)
 
+    def numbers_of(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The numbers of the keys in these slots, of a table whose keys do not share slots."""
+        self._follow()
+        return self._number_of_slot[slots].astype(np.int64)
+
     def published(self, numbers: npt.NDArray[np.int64]) -> PublishedValues:
         """The published values of these keys."""
         return self._values.of(numbers)

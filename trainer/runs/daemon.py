@@ -7,6 +7,7 @@ its steps: publishing, checkpoints, tasks of the store, rollbacks, warnings and 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -28,14 +29,18 @@ from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from model_store.versions.lease import TrainerLease
 from trainer.checkpoint import Checkpoints
+from trainer.checkpoint.folder import lock_folder
+from trainer.events.share import Share
 from trainer.publish.publisher import Publisher, PublishOptions
 from trainer.publish.rollback import RollbackWatch
 from trainer.runs.lease import LeaseHolder, lease_owner
 from trainer.runs.metrics import StatusCollector, serve_metrics
 from trainer.runs.publish_pacing import PublishPacer
+from trainer.runs.reconcile import check_mergeable
+from trainer.runs.rounds import Partners
 from trainer.runs.signals import StopRequest
 from trainer.runs.status import Status
-from trainer.runs.stream_run import SavedRun, StreamRun, TrainerOptions, open_run
+from trainer.runs.stream_run import SEGMENTS, SavedRun, StreamRun, TrainerOptions, open_run
 
 T = TypeVar("T")
 
@@ -79,22 +84,34 @@ class Daemon:
         self._pacer: PublishPacer | None = None
         self._lease: TrainerLease | None = None
         self._lease_holder: LeaseHolder | None = None
+        self._partners: Partners | None = None
         self._watch: RollbackWatch | None = None
         self._store_losses = 0
         self._has_noted_other = False
 
     def open(self, stack: ExitStack) -> None:
         """Lock the folder, open the store and take the lease; wait for an unavailable store."""
-        options = self._options
-        self._checkpoints = stack.enter_context(
-            Checkpoints(options.folder, options.every, self._spec, resume=True, on_warning=self._output.warn)
-        )
+        options, name = self._options, self._spec.model.name
+        if options.partition is None:
+            self._checkpoints = self._open_checkpoints(stack)
+        else:
+            check_mergeable(self._spec)
+            stack.callback(os.close, lock_folder(options.folder))
         self._store = stack.enter_context(self._once_available(lambda: Store.open(options.store)))
-        self._versions = self._store.model(self._spec.model.name, self._output.warn)
-        if options.publish is None:
+        self._versions = self._store.model(name, self._output.warn)
+        if options.partition is not None:
+            self._open_partition(stack, *options.partition)
+            if options.publish is None or not self._learns_first:
+                assert self._lease is not None
+                self._lease_holder = stack.enter_context(LeaseHolder(self._lease, lambda: 0))
+                return
+        elif options.publish is None:
             return
-        lease = self._lease = self._store.trainer_lease(self._spec.model.name, lease_owner(options.folder))
-        self._epoch = self._once_available(lease.take)
+        else:
+            self._lease = self._store.trainer_lease(name, lease_owner(options.folder))
+            self._epoch = self._once_available(self._lease.take)
+        lease = self._lease
+        assert lease is not None
         publisher = Publisher(
             self._versions,
             PublishOptions(
@@ -106,9 +123,56 @@ class Daemon:
         pacer = self._pacer = PublishPacer(publisher, lease.earlier_rows, force=options.force)
         self._lease_holder = stack.enter_context(LeaseHolder(lease, lambda: pacer.rows))
 
+    def _open_checkpoints(self, stack: ExitStack) -> Checkpoints:
+        options, warn = self._options, self._output.warn
+        return stack.enter_context(
+            Checkpoints(options.folder, options.every, self._spec, resume=True, on_warning=warn)
+        )
+
+    def _open_partition(self, stack: ExitStack, number: int | None, count: int) -> None:
+        """Take the lease of the partition, or of the first free one, the former one first; open its checkpoints."""
+        options, name = self._options, self._spec.model.name
+        owner, folder = lease_owner(options.folder), options.folder
+        numbers = sorted(range(1, count + 1), key=lambda each: not (folder / f"partition-{each}").exists())
+
+        def take() -> tuple[int, TrainerLease]:
+            held: LeaseHeld | None = None
+            for each in numbers if number is None else [number]:
+                lease = self._store.trainer_lease(name, owner, each)
+                try:
+                    lease.take()
+                    return each, lease
+                except LeaseHeld as error:
+                    held = error
+            assert held is not None
+            if number is None:
+                raise LeaseHeld(f"all {count} partitions of {name} have a trainer")
+            raise held
+
+        taken, self._lease = self._once_available(take)
+        self._epoch = self._lease.epoch
+        share = Share(taken, count)
+        self._output.note(f"learning partition {share} of {name}")
+        self._options = replace(options, folder=folder / f"partition-{taken}")
+        self._checkpoints = self._open_checkpoints(stack)
+        self._partners = Partners(
+            self._store, self._spec, share, options.reconcile_us, self._lease, self._output
+        )
+
+    @property
+    def _learns_first(self) -> bool:
+        """True unless another partition's trainer publishes the model."""
+        return self._partners is None or self._partners.publishes
+
     def begin(self, stack: ExitStack) -> None:
         """Open the sources where the last checkpoint has left them, and restore the model."""
-        saved = SavedRun(self._checkpoints.take(), self._options.sources)
+        earlier, partners = self._checkpoints.take(), self._partners
+        if partners is not None:
+            folder, sources = self._options.folder, self._options.sources
+            earlier = self._once_available(
+                lambda: partners.resume(earlier, folder, folder / SEGMENTS, sources)
+            )
+        saved = SavedRun(earlier, self._options.sources)
         if saved.checkpoint is not None:
             before = saved.checkpoint.description
             self._output.note(
@@ -117,6 +181,7 @@ class Daemon:
         if self._options.metrics_port is not None:
             self._metrics = serve_metrics(self._options.metrics_host, self._options.metrics_port)
         self._run = self._once_available(lambda: self._open_run(saved, stack))
+        self._once_available(self._run.begin)
         if saved.checkpoint is None:  # what was resolved now must not be resolved otherwise after a crash
             self._run.save()
         self._add_tasks()
@@ -156,7 +221,7 @@ class Daemon:
     def _open_run(self, saved: SavedRun, stack: ExitStack) -> StreamRun:
         """Open the run; what it holds is closed by the stack, or at once if it could not be opened."""
         with ExitStack() as attempt:
-            resources = (self._checkpoints, self._store, self._stop, attempt)
+            resources = (self._checkpoints, self._store, self._stop, attempt, self._partners)
             run = open_run(self._spec, self._options, saved, *resources)
             stack.push(attempt.pop_all())
             return run
@@ -164,7 +229,7 @@ class Daemon:
     def _add_tasks(self) -> None:
         if self._lease_holder is not None:
             self._tasks.add(self._lease_holder.confirm)
-        for task in self._run.store_tasks(self._versions):
+        for task in self._run.store_tasks(self._versions) if self._learns_first else ():
             self._tasks.add(task if self._lease_holder is not None else self._if_no_other_trainer(task))
         self._tasks.add(self._read_active)
         if self._pacer is not None and self._options.activate:
@@ -268,7 +333,8 @@ class Daemon:
                     )
                     warned = waited
             except LeaseHeld as error:
-                if not self._options.wait:
+                any_partition = self._options.partition is not None and self._options.partition[0] is None
+                if not self._options.wait and not any_partition:
                     raise
                 if not backoff.failures:
                     self._output.note(f"{error}; waiting for it to end")

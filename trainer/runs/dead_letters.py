@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from model_store.streams.dead_letters import JSON_BYTES, DeadLetters, Letter
@@ -31,18 +31,23 @@ class DeadLetterOutbox:
         stream: DeadLetters | None,
         state: Mapping[str, Any] | None = None,
         on_first: Callable[[str], None] = lambda text: None,
+        *,
+        relays: bool = False,
     ) -> None:
-        """Without a stream letters are only counted. state: of `state`, or None to number after the stream's letters.
+        """Without a stream letters are only counted, or with `relays` kept for `take`.
 
-        `on_first` gets the first letter of each of the first ten categories. Raises StoreUnavailable.
+        state: of `state`, or None to number after the stream's letters. `on_first` gets the first letter of each of the
+        first ten categories. Raises StoreUnavailable.
         """
         self._stream = stream
+        self._relays = relays
         self._on_first = on_first
         new = {"before": stream.last() if stream is not None else 0}
         kept: Mapping[str, Any] = state if state is not None else new
         self._before = int(kept.get("before", 0))
         self.count = int(kept.get("count", 0))
         self.lost = int(kept.get("lost", 0))
+        self._forwarded = int(kept.get("forwarded", 0))
         self.reasons: Counter[str] = Counter(kept.get("reasons", {}))
         self._waiting: deque[tuple[int, Letter]] = deque(
             (number, Letter(source, place, reason, b64decode(json)))
@@ -53,13 +58,20 @@ class DeadLetterOutbox:
         """Number a letter and keep it for `send`."""
         self.count += 1
         self._count(source, reason)
-        if self._stream is None:
-            return
-        if len(self._waiting) >= MOST_WAITING:
-            self._waiting.popleft()
-            self.lost += 1
-        kept = json[:JSON_BYTES]  # a line may have 16 MiB, and a thousand may wait
-        self._waiting.append((self._before + self.count, Letter(source, place, reason, kept)))
+        if self._stream is not None or self._relays:
+            self._keep(Letter(source, place, reason, json[:JSON_BYTES]))  # a line may have 16 MiB
+
+    def take(self) -> list[Any]:
+        """The letters kept since the last call, as JSON, for another partition's `forward`."""
+        waiting: list[Any] = self.state()["waiting"]
+        self._waiting.clear()
+        return waiting
+
+    def forward(self, letters: Sequence[Any]) -> None:
+        """Number and keep letters that another partition has taken, and counted."""
+        for _, source, place, reason, json in letters:
+            self._forwarded += 1
+            self._keep(Letter(source, place, reason, b64decode(json)))
 
     def send(self) -> None:
         """Write the waiting letters to the stream. Raises StoreError; letters that were not accepted keep waiting."""
@@ -79,9 +91,16 @@ class DeadLetterOutbox:
             "before": self._before,
             "count": self.count,
             "lost": self.lost,
+            "forwarded": self._forwarded,
             "reasons": dict(self.reasons),
             "waiting": waiting,
         }
+
+    def _keep(self, letter: Letter) -> None:
+        if len(self._waiting) >= MOST_WAITING:
+            self._waiting.popleft()
+            self.lost += 1
+        self._waiting.append((self._before + self.count + self._forwarded, letter))
 
     def _count(self, source: str, reason: str) -> None:
         category = reason.partition(":")[0]

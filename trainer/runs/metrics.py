@@ -75,6 +75,12 @@ FAMILIES = (
     Family(
         "ftrie_trainer_withheld", "gauge", (), "1 while nothing is published: too many rows were rejected"
     ),
+    Family(
+        "ftrie_trainer_waiting_seconds",
+        "gauge",
+        ("partition",),
+        "how long a partition has waited for the others at the end of its round; 0 while it learns",
+    ),
 )
 _EVENT_KINDS = {"impressions": "impression", "feedback": "feedback", "bad_events": "bad"}
 _NOT_COUNTERS = ("pending", "pending_rows", "remembered", "waiting")
@@ -143,6 +149,9 @@ def _samples(status: Status) -> dict[str, list[Sample]]:
         "ftrie_trainer_logloss": _known(status.logloss),
         "ftrie_trainer_normalized_entropy": _known(status.normalized_entropy),
         "ftrie_trainer_withheld": [((), bool(status.withheld))],
+        "ftrie_trainer_waiting_seconds": [((status.partition,), status.waiting_s)]
+        if status.partition
+        else [],
     }
 
 

@@ -26,7 +26,9 @@ class Status:
     the join's counts. rolled_back: automatic rollbacks. store_away: the last access to the store failed. store_losses:
     how often the store was found without the trainer's lease, and so without its data. behind: a source is read later
     than --max-lag. normalized_entropy: of the worst variant in the last 1,000 rows or more. withheld: why nothing is
-    published. warnings: present problems. variants: metrics over all examples, in the last status only.
+    published. partition: as `2/3`, empty for a trainer that learns all; round: the one it learns; waiting_s: how long
+    it has waited there for other partitions. warnings: present problems. variants: metrics over all examples, in the
+    last status only.
     """
 
     model: str
@@ -51,6 +53,9 @@ class Status:
     behind: bool = False
     normalized_entropy: float | None = None
     withheld: str = ""
+    partition: str = ""
+    round: int = 0
+    waiting_s: float = 0.0
     warnings: tuple[str, ...] = ()
     variants: dict[str, VariantMetrics] = field(default_factory=dict)
     ended: bool = False
@@ -72,6 +77,8 @@ class Status:
             parts.append(f"recent log-loss {shown(self.logloss)}")
         if self.version is not None:
             parts.append(f"version {self.version}")
+        parts += [f"partition {self.partition}, round {self.round:,}"] if self.partition else []
+        parts += [f"WAITING for other partitions ({self.waiting_s:.0f} s)"] if self.waiting_s >= 1.0 else []
         parts += self._problems()
         parts += [self._lag()] if self.lags else []
         parts += [f"{self.join.get('pending', 0):,} requests open"] if self.join else []

@@ -90,6 +90,14 @@ class Loop(Protocol):
     def ended(self) -> bool:
         """True once every source has ended and all its events are taken."""
 
+    @property
+    def resumable(self) -> bool:
+        """True if a later run may resume from the present state."""
+
+    @property
+    def round(self) -> dict[str, int]:
+        """The round that begins here, for the checkpoint; empty unless the loop is one of several partitions'."""
+
     def positions(self) -> list[SourcePosition]:
         """Where each source is to be read from next."""
 
@@ -138,14 +146,24 @@ class EventLoop:
         self.dead_letters = dead_letters
         self.counts = counts or Counts()
         self.online = online or OnlineAccumulator()
-        self._merger = merger
+        self.merger = merger
         self._on_joined = on_joined
         joined_rows = self.counts.examples + self.counts.bad_rows + self.counts.subsampled
         self._examples = JoinedExamples(model.maker, segments, joined_rows, self.counts.unknown_items)
 
+    @property
+    def resumable(self) -> bool:
+        """Any state is."""
+        return True
+
+    @property
+    def round(self) -> dict[str, int]:
+        """It learns all events."""
+        return {}
+
     def step(self, wait_s: float = 0.0) -> bool:
         """Learn from the next events. Raises what the sources raise."""
-        merged = self._merger.poll(wait_s)
+        merged = self.merger.poll(wait_s)
         if merged is None:
             return False
         self._count(merged)
@@ -165,15 +183,15 @@ class EventLoop:
     @property
     def ended(self) -> bool:
         """True once every source has ended and all its events are taken."""
-        return self._merger.ended
+        return self.merger.ended
 
     def positions(self) -> list[SourcePosition]:
         """Where each source is to be read on."""
-        return self._merger.positions()
+        return self.merger.positions()
 
     def lags(self) -> list[Lag]:
         """How far behind each source is read."""
-        return self._merger.lags()
+        return self.merger.lags()
 
     def before_checkpoint(self) -> None:
         """Write the rows waiting for clicks to disk."""
@@ -250,6 +268,16 @@ class RowLoop:
         self._wanted = model.spec.wanted_columns()
         self._once = once
         self._pause = threading.Event()
+
+    @property
+    def resumable(self) -> bool:
+        """Any state is."""
+        return True
+
+    @property
+    def round(self) -> dict[str, int]:
+        """It learns all events."""
+        return {}
 
     def step(self, wait_s: float = 0.0) -> bool:
         """Learn from the next rows. Raises what the source raises."""

@@ -37,6 +37,7 @@ from trainer.runs.dead_letters import DeadLetterOutbox
 from trainer.runs.first_events import resolve_by_file, resolve_by_impressions
 from trainer.runs.publish_pacing import PublishPacer
 from trainer.runs.resume import initial_model, layout_error, resumed_spec, start_model
+from trainer.runs.rounds import Partners, RoundLoop
 from trainer.runs.signals import StopRequest
 from trainer.runs.status import IdleWatch, Status
 from trainer.runs.stream import Counts, EventLoop, Loop, RowLoop
@@ -76,6 +77,8 @@ class TrainerOptions:
     metrics_port: int | None
     metrics_host: str = "127.0.0.1"
     force: bool = False
+    partition: tuple[int | None, int] | None = None
+    reconcile_us: int = 60_000_000
     output: Output = SILENT
 
 
@@ -127,6 +130,11 @@ class SavedRun:
         return list(self._saved.get("places", ()))
 
     @property
+    def round(self) -> Mapping[str, int] | None:
+        """`Loop.round` of a partition; None for a first run."""
+        return self._saved.get("round")
+
+    @property
     def dead_letters(self) -> Mapping[str, Any] | None:
         """What `DeadLetterOutbox.state` returned; None for a first run."""
         return self._saved.get("letters")
@@ -140,17 +148,28 @@ def open_run(
     store: Store,
     stop: StopRequest,
     stack: ExitStack,
+    partners: Partners | None = None,
 ) -> StreamRun:
     """Open the sources where `saved` has left them, and start or restore the model.
 
-    What stays open is closed by `stack`. Raises SpecError, InputError, CheckpointError, StoreUnavailable, Stopped.
+    What stays open is closed by `stack`. partners: of a trainer that learns one of several partitions.
+
+    Raises SpecError, InputError, CheckpointError, StoreUnavailable, Stopped.
     """
     if options.once and saved.checkpoint is None:
         check_there(options.sources)
     has_rows = kind_of(options.sources, spec.input.label) == ROWS
+    if partners is not None and has_rows:
+        raise InputError(
+            f"--partition: {options.sources[0]} holds labelled rows, which have no request to divide them by; "
+            "`ftrie train-distributed` learns a log on several machines"
+        )
     compile_trainer(spec, options.output)
-    open_loop = _open_row_loop if has_rows else _open_event_loop
-    loop, sources = open_loop(spec, options, saved, store, stop, stack)
+    loop: Loop
+    if has_rows:
+        loop, sources = _open_row_loop(spec, options, saved, store, stop, stack)
+    else:
+        loop, sources = _open_event_loop(spec, options, saved, store, stop, stack, partners)
     published = None
     if saved.checkpoint is None:
         published = initial_model(loop.model.spec, options.init_from, options.store)
@@ -177,6 +196,7 @@ def _open_event_loop(
     store: Store,
     stop: StopRequest,
     stack: ExitStack,
+    partners: Partners | None,
 ) -> tuple[Loop, Sequence[NamedSource]]:
     """Impressions and feedback, to be joined."""
     once, output = options.once, options.output
@@ -192,12 +212,16 @@ def _open_event_loop(
         positions=saved.positions,
         idle_s=options.idle_s,
         once=once,
+        share=partners.share if partners is not None else None,
         on_note=output.warn,
     )
     stack.callback(merger.close)
-    model, dead_letters = _model(resolved, options), _dead_letters(spec, options, saved, store)
-    loop = EventLoop(merger, Join(resolved.join), segments, model, dead_letters, counts=saved.counts)
-    return loop, sources
+    relays = partners is not None and not partners.publishes
+    model, dead_letters = _model(resolved, options), _dead_letters(spec, options, saved, store, relays=relays)
+    parts = (merger, Join(resolved.join), segments, model, dead_letters)
+    if partners is None:
+        return EventLoop(*parts, counts=saved.counts), sources
+    return RoundLoop(partners, saved.round, *parts, counts=saved.counts, once=once), sources
 
 
 def _open_row_loop(
@@ -226,13 +250,14 @@ def _model(resolved: ModelSpec, options: TrainerOptions) -> LearningModel:
 
 
 def _dead_letters(
-    spec: ModelSpec, options: TrainerOptions, saved: SavedRun, store: Store
+    spec: ModelSpec, options: TrainerOptions, saved: SavedRun, store: Store, *, relays: bool = False
 ) -> DeadLetterOutbox:
     name = spec.model.name
     return DeadLetterOutbox(
-        store.dead_letters(name),
+        store.dead_letters(name) if not relays else None,
         saved.dead_letters,
         lambda text: options.output.warn(f"{text}, and listed by: ftrie store dead {name}"),
+        relays=relays,
     )
 
 
@@ -270,6 +295,8 @@ class StreamRun:
         self._lags: dict[str, Lag] = {}
         self._failing_on_disk = set[str]()
         self._idle = IdleWatch(spec.model.name, sources, loop.counts)
+        if isinstance(loop, RoundLoop):
+            loop.describe = self._description
 
     @property
     def model(self) -> LearningModel:
@@ -304,11 +331,16 @@ class StreamRun:
 
     def save_is_due(self) -> bool:
         """True if a checkpoint should be written now."""
-        return self._checkpoints.is_due(self.model.rows)
+        return self._loop.resumable and self._checkpoints.is_due(self.model.rows)
 
     def save(self) -> None:
-        """Write the rows waiting for their clicks, then a checkpoint, which names them. A failure is reported."""
+        """Write the rows waiting for their clicks, then a checkpoint, which names them. A failure is reported.
+
+        A partition writes none but at the beginning of a round.
+        """
         loop, rows = self._loop, self.model.rows
+        if not loop.resumable:
+            return
         if not self._on_disk(loop.before_checkpoint, "no checkpoint is written"):
             self._checkpoints.skip(rows)
             return
@@ -318,6 +350,11 @@ class StreamRun:
             self._saved_rows = rows
             loop.after_checkpoint()
 
+    def begin(self) -> None:
+        """Of a first run: start the partitions, if this is one. Raises StoreError."""
+        if isinstance(self._loop, RoundLoop):
+            self._loop.begin()
+
     def store_tasks(self, versions: ModelVersions) -> list[Callable[[], object]]:
         """What is to be written to the store every few seconds."""
         return [self._loop.dead_letters.send, lambda: self._loop.online.flush(versions.online)]
@@ -325,6 +362,8 @@ class StreamRun:
     def warnings(self) -> dict[str, str]:
         """Present problems, by kind. To be called every second or so."""
         counts, found = self.counts, dict(self.model.warnings.texts)
+        if isinstance(self._loop, RoundLoop) and (problem := self._loop.problem()):
+            found["partitions"] = problem
         self._idle.look(counts)
         if self._idle.reason:
             found["quiet"] = self._idle.reason
@@ -359,7 +398,14 @@ class StreamRun:
             withheld=pacer.publisher.withheld if pacer is not None else "",
             variants=model.metrics.summary() if ended else {},
             ended=ended,
+            **self._of_partition(),
         )
+
+    def _of_partition(self) -> dict[str, Any]:
+        loop = self._loop
+        if not isinstance(loop, RoundLoop):
+            return {}
+        return {"partition": loop.partition, "round": loop.number, "waiting_s": round(loop.waiting_s, 1)}
 
     def _description(self) -> Description:
         loop, counts, model = self._loop, self._loop.counts, self._loop.model
@@ -383,6 +429,7 @@ class StreamRun:
                 "counts": asdict(counts),
                 "letters": loop.dead_letters.state(),
                 "join": loop.joined(),
+                **({"round": loop.round} if loop.round else {}),
             },
         )
 

@@ -12,10 +12,14 @@ from model_store.store import Store
 from model_store.streams.dead_letters import Letter
 from model_store.streams.feedback import Event
 from model_store.versions.online_metrics import OnlineSums
+from model_store.versions.rounds import PartitionsRecord, contribution
 from tests.model_store.models import ROOT, model
 
 DOCUMENT = (ROOT / "docs" / "redis_keys.md").read_text()
 ROWS = re.findall(r"^\| `(ftrie:[^`]+)` \| ([^|]+) \|", DOCUMENT, re.MULTILINE)
+
+
+PARTITIONS = PartitionsRecord(start=1, partitions=2, every_us=60_000_000, spec="{}")
 
 
 def pattern_of(key: str) -> re.Pattern[str]:
@@ -30,6 +34,10 @@ def loop_written(store: Store) -> None:
     feedback.close()
     store.dead_letters("ads").add(1, [Letter("source", "place", "reason", b"{}")])
     store.trainer_lease("ads", "folder").take()
+    second, rounds = store.trainer_lease("ads", "another", 2), store.rounds("ads")
+    second.take()
+    rounds.write_record(PARTITIONS)
+    rounds.put(PARTITIONS, 0, contribution(2), b"bytes", second)
 
 
 def test_every_key_in_redis_is_in_the_document_with_its_type_and_the_other_way_round(store: Store) -> None:
@@ -70,6 +78,16 @@ def test_the_document_lists_the_lease_field_by_field(store: Store) -> None:
     section = DOCUMENT.partition("## The trainer's lease")[2].partition("\n## ")[0]
     documented = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
     assert [field.decode() for field in store.client.hkeys(ModelKeys("ads").trainer)] == documented
+
+
+def test_the_document_lists_the_partitions_record_and_a_part_field_by_field(store: Store) -> None:
+    loop_written(store)
+    section = DOCUMENT.partition("## The partitions")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
+    documented = [field for row in rows for field in re.findall(r"`(\w+)`", row)]
+    keys = ModelKeys("ads")
+    stored = store.client.hkeys(keys.partitions) + store.client.hkeys(keys.round_part(1, 0, "2"))
+    assert sorted(field.decode() for field in stored) == sorted(documented)
 
 
 def test_the_document_lists_the_experiment_field_by_field(store: Store) -> None:

@@ -45,8 +45,10 @@ lateness = "10s"
 class Trainer:
     """One process."""
 
-    def __init__(self, folder: Path, store_url: str, *flags: str | Path, state: str = "state") -> None:
-        (folder / "hotels.toml").write_text(SPEC)
+    def __init__(
+        self, folder: Path, store_url: str, *flags: str | Path, state: str = "state", spec_end: str = ""
+    ) -> None:
+        (folder / "hotels.toml").write_text(SPEC + spec_end)
         command = [sys.executable, "-m", "ftrie", "trainer", "hotels.toml", "--store", store_url, "--json"]
         command += ["--checkpoint", state, "--say-every", "0.2", *map(str, flags)]
         self.process = subprocess.Popen(

@@ -124,3 +124,21 @@ def state_of_weight(
     root = np.zeros_like(n) if section.rate == "constant" else np.sqrt(n)
     z: npt.NDArray[np.float64] = -(weight * ((beta + root) / alpha + l2) + np.sign(weight) * l1)
     return z
+
+
+def weight_of_state(
+    section: LearnerSection,
+    a: npt.NDArray[np.float64],
+    n: npt.NDArray[np.float64],
+    parameters: npt.NDArray[np.float64],
+    l1: npt.NDArray[np.float64],
+) -> npt.NDArray[np.float64]:
+    """The inverse of `state_of_weight`, for learners whose weight is a function of a and n."""
+    if section.link == "probit":
+        return a + l1
+    if section.algorithm != "ftrl":
+        return a
+    alpha, beta, _, l2 = parameters
+    root = np.zeros_like(n) if section.rate == "constant" else np.sqrt(n)
+    weight: npt.NDArray[np.float64] = -(a - np.sign(a) * l1) / ((beta + root) / alpha + l2)
+    return np.where(np.abs(a) <= l1, 0.0, weight)

@@ -1,0 +1,190 @@
+"""What the partitions of one model exchange through the store: parts of rounds, and the record of how they started.
+
+A part is a partition's contribution to a round or its state at the beginning of one, or the merged model: bytes, opaque
+to this module. It is complete or absent: its chunks are uploaded with an expiry and made visible by one script
+(round.lua), which refuses a writer whose lease another trainer has taken. A part is written once; whoever writes it
+again gets the one that is there. docs/redis_keys.md describes the keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from model_store.errors import StaleEpoch, StoreError, UnreadableValue
+from model_store.redis.connection import StoreConnection
+from model_store.redis.redis_keys import ModelKeys
+from model_store.redis.stored_values import number, shown, unreadable
+from model_store.versions.chain import UPLOAD_EXPIRY_S
+from model_store.versions.lease import TrainerLease, taken_over
+from model_store.versions.manifest import CHUNK_BYTES
+
+KEPT_S = 7 * 86_400
+"""Parts of rounds are deleted once they are not needed; what is forgotten expires after this."""
+MODEL = "model"
+_MOST_CHUNKS = 65_536
+_DIGEST_DIGITS = 64
+
+
+def contribution(partition: int) -> str:
+    """The part that holds what a partition has learned in the round."""
+    return str(partition)
+
+
+def state(partition: int) -> str:
+    """The part that holds the state of a partition at the beginning of the round, without the model."""
+    return f"state-{partition}"
+
+
+@dataclass(frozen=True)
+class PartitionsRecord:
+    """How the partitions of a model started, and from which rounds one can resume.
+
+    start: the epoch of the trainer that started them; partitions: how many; every_us: the length of a round. spec: as
+    given, canonical JSON. saved: the latest round of which the merged model and the state of every partition are in the
+    store; oldest: the oldest round that may still be there.
+    """
+
+    start: int
+    partitions: int
+    every_us: int
+    spec: str
+    saved: int = 0
+    oldest: int = 0
+
+
+@dataclass(frozen=True)
+class PartInfo:
+    """A part of a round as its HASH describes it."""
+
+    size: int
+    chunk_bytes: int
+    epoch: int
+    sha256: str
+
+
+class Rounds:
+    """The rounds of one model. Every method raises StoreUnavailable if the store does not answer."""
+
+    def __init__(self, connection: StoreConnection, model: str) -> None:
+        self.model = model
+        self._keys = ModelKeys(model)
+        self._store = connection
+        self._client = connection.client
+        self._show = connection.script("round")
+
+    def record(self) -> PartitionsRecord | None:
+        """How the partitions started; None before they have. Raises UnreadableValue."""
+        key = self._keys.partitions
+        with self._store.answers(key):
+            found = self._client.hgetall(key)
+        if not found:
+            return None
+        try:
+            numbers = {name: number(found[name.encode()].decode("ascii")) for name in _NUMBERS}
+            return PartitionsRecord(**numbers, spec=found[b"spec"].decode())
+        except (KeyError, ValueError) as error:
+            why = f"got {shown(repr(found))}, expected the members that docs/redis_keys.md lists ({error!r})"
+            raise unreadable(key, why) from None
+
+    def write_record(self, record: PartitionsRecord) -> None:
+        """Write the whole record. By the trainer of partition 1 alone, while it has the lease."""
+        key = self._keys.partitions
+        fields = {name: str(value) for name, value in vars(record).items()}
+        with self._store.answers(key):
+            self._client.hset(key, mapping=fields)
+
+    def put(
+        self, record: PartitionsRecord, round_number: int, part: str, data: bytes, lease: TrainerLease
+    ) -> str:
+        """Write a part, unless it is there; returns the SHA-256 of the one that is there now.
+
+        Raises StaleEpoch if another trainer has taken the lease.
+        """
+        key = self._keys.round_part(record.start, round_number, part)
+        digest = hashlib.sha256(data).hexdigest()
+        if (there := self.infos(record, round_number, [part])[part]) is not None:
+            return there.sha256
+        info = PartInfo(len(data), CHUNK_BYTES, lease.epoch, digest)
+        view, sizes = memoryview(data), []
+        for index, chunk in enumerate(_chunks(key, info)):
+            piece = bytes(view[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES])
+            sizes.append(len(piece))
+            with self._store.answers(chunk):
+                self._client.set(chunk, piece, ex=UPLOAD_EXPIRY_S)
+        fields = [word for name, value in vars(info).items() for word in (name, value)]
+        answer = self._show([lease.keys[0], key, *_chunks(key, info)], [lease.epoch, KEPT_S, *sizes, *fields])
+        if answer[0] == b"stale":
+            raise StaleEpoch(taken_over(lease.model, *answer[1:]))
+        if answer[0] == b"chunk":
+            raise StoreError(f"{key}: chunk {answer[1]} should have {answer[2]} bytes and has {answer[3]}")
+        return answer[1].decode() if answer[0] == b"there" else digest
+
+    def infos(
+        self, record: PartitionsRecord, round_number: int, parts: Sequence[str]
+    ) -> dict[str, PartInfo | None]:
+        """The parts of a round that are there, None for the others. Raises UnreadableValue."""
+        keys = [self._keys.round_part(record.start, round_number, part) for part in parts]
+        with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
+            for key in keys:
+                pipe.hgetall(key)
+            answers = pipe.execute(raise_on_error=False)
+        found = {}
+        for part, key, answer in zip(parts, keys, answers, strict=True):
+            if isinstance(answer, RedisError):
+                raise self._store.translated(answer, key)
+            found[part] = _info(key, answer) if answer else None
+        return found
+
+    def get(self, record: PartitionsRecord, round_number: int, part: str) -> bytes:
+        """The bytes of a part, verified. Raises UnreadableValue naming the key of one that is missing or damaged."""
+        key = self._keys.round_part(record.start, round_number, part)
+        info = self.infos(record, round_number, [part])[part]
+        if info is None:
+            raise unreadable(key, "got nothing, expected a part of a round")
+        pieces = []
+        for chunk in _chunks(key, info):
+            with self._store.answers(chunk):
+                pieces.append(self._client.get(chunk) or b"")
+        data = b"".join(pieces)
+        if len(data) != info.size or hashlib.sha256(data).hexdigest() != info.sha256:
+            raise UnreadableValue(
+                f"{key} is damaged: got {len(data):,} bytes with another SHA-256 than expected of {info.size:,} bytes; "
+                "delete this key: the trainer of its partition then writes it again"
+            )
+        return data
+
+    def delete(self, record: PartitionsRecord, round_number: int, parts: Sequence[str]) -> None:
+        """Delete parts of a round, and their chunks."""
+        for part, info in self.infos(record, round_number, parts).items():
+            if info is not None:
+                key = self._keys.round_part(record.start, round_number, part)
+                with self._store.answers(key):
+                    self._client.unlink(*_chunks(key, info), key)
+
+
+_NUMBERS = ("start", "partitions", "every_us", "saved", "oldest")
+
+
+def _chunks(key: str, info: PartInfo) -> list[str]:
+    """The keys of a part's chunks; the writer's epoch in them keeps two writers apart."""
+    count = -(-info.size // info.chunk_bytes)
+    return [f"{key}:chunk:{info.epoch}:{index}" for index in range(count)]
+
+
+def _info(key: str, found: Mapping[bytes, Any]) -> PartInfo:
+    try:
+        size, chunk_bytes, epoch = (
+            number(found[name].decode("ascii")) for name in (b"size", b"chunk_bytes", b"epoch")
+        )
+        sha256 = found[b"sha256"].decode("ascii")
+        if not chunk_bytes or size > chunk_bytes * _MOST_CHUNKS or len(sha256) != _DIGEST_DIGITS:
+            raise ValueError("sizes or a digest out of range")
+    except (KeyError, ValueError, AttributeError) as error:
+        why = f"got {shown(repr(found))}, expected the description of a part of a round ({error!r})"
+        raise unreadable(key, why) from None
+    return PartInfo(size, chunk_bytes, epoch, sha256)

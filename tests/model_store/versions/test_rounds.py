@@ -1,0 +1,120 @@
+"""Parts of rounds in the store: complete or absent, written once, refused to who lost the lease, named when damaged."""
+
+from __future__ import annotations
+
+import pytest
+
+from model_store.errors import StaleEpoch, UnreadableValue
+from model_store.store import Store
+from model_store.versions import rounds as parts
+from model_store.versions.lease import TrainerLease
+from model_store.versions.rounds import MODEL, PartitionsRecord, Rounds, contribution, state
+
+RECORD = PartitionsRecord(start=3, partitions=2, every_us=60_000_000, spec="{}", saved=5, oldest=4)
+KEY = "ftrie:{m}:round:3:7:1"
+
+
+@pytest.fixture
+def rounds(store: Store) -> Rounds:
+    return store.rounds("m")
+
+
+@pytest.fixture
+def lease(store: Store) -> TrainerLease:
+    lease = store.trainer_lease("m", "first", 2)
+    lease.take()
+    return lease
+
+
+def test_a_record_is_read_as_written(rounds: Rounds) -> None:
+    assert rounds.record() is None
+    rounds.write_record(RECORD)
+    assert rounds.record() == RECORD
+
+
+@pytest.mark.parametrize("field", ["start", "partitions", "every_us", "saved", "oldest"])
+def test_a_record_that_is_no_record_is_named(rounds: Rounds, store: Store, field: str) -> None:
+    rounds.write_record(RECORD)
+    for junk in (b"-1", b"one", b"", b"\xff", b"01"):
+        store.client.hset("ftrie:{m}:partitions", field, junk)
+        with pytest.raises(UnreadableValue, match=r"ftrie:\{m\}:partitions"):
+            rounds.record()
+
+
+@pytest.mark.parametrize("size", [0, 1, 10, 11, 30, 31])
+def test_a_part_is_read_as_written(
+    rounds: Rounds, lease: TrainerLease, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(parts, "CHUNK_BYTES", 10)
+    data = bytes(range(size))
+    assert rounds.infos(RECORD, 7, ["1"]) == {"1": None}
+    digest = rounds.put(RECORD, 7, "1", data, lease)
+    assert rounds.get(RECORD, 7, "1") == data
+    info = rounds.infos(RECORD, 7, ["1", "2"])
+    assert info["2"] is None
+    assert info["1"] is not None
+    assert (info["1"].size, info["1"].sha256) == (size, digest)
+
+
+def test_a_part_is_written_once(rounds: Rounds, lease: TrainerLease) -> None:
+    digest = rounds.put(RECORD, 7, "1", b"first", lease)
+    assert rounds.put(RECORD, 7, "1", b"second", lease) == digest
+    assert rounds.get(RECORD, 7, "1") == b"first"
+
+
+def test_who_lost_the_lease_writes_nothing(rounds: Rounds, lease: TrainerLease, store: Store) -> None:
+    lease.release()
+    store.trainer_lease("m", "second", 2).take()
+    with pytest.raises(StaleEpoch, match="another trainer has taken over partition 2 of m"):
+        rounds.put(RECORD, 7, "2", b"late", lease)
+    assert rounds.infos(RECORD, 7, ["2"]) == {"2": None}
+
+
+def test_partitions_have_leases_of_their_own_and_the_first_one_the_models(store: Store) -> None:
+    one, two = store.trainer_lease("m", "a"), store.trainer_lease("m", "b", 2)
+    assert one.take() != two.take()
+    assert one.keys[0] == "ftrie:{m}:trainer"
+    assert two.keys[0] == "ftrie:{m}:trainer:2"
+
+
+def test_parts_expire_even_if_nobody_deletes_them(rounds: Rounds, lease: TrainerLease, store: Store) -> None:
+    rounds.put(RECORD, 7, "1", b"data", lease)
+    keys = list(store.client.scan_iter(f"{KEY}*"))
+    assert len(keys) == 2
+    assert all(86_400 < store.client.ttl(key) <= parts.KEPT_S for key in keys)
+
+
+def test_deleted_parts_leave_nothing(
+    rounds: Rounds, lease: TrainerLease, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "CHUNK_BYTES", 4)
+    names = [contribution(1), state(1), MODEL]
+    for name in names:
+        rounds.put(RECORD, 7, name, b"some bytes", lease)
+    rounds.delete(RECORD, 7, [*names, contribution(2)])
+    assert not list(store.client.scan_iter("ftrie:{m}:round:*"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda client, chunk: client.set(chunk, b"other bytes"), "is damaged"),
+        (lambda client, chunk: client.delete(chunk), "is damaged"),
+        (lambda client, chunk: (client.delete(chunk), client.lpush(chunk, 1)), "chunk"),
+        (lambda client, chunk: client.hset(KEY, "size", "many"), "got"),
+        (lambda client, chunk: client.hset(KEY, "chunk_bytes", "0"), "got"),
+        (lambda client, chunk: client.hdel(KEY, "sha256"), "got"),
+        (lambda client, chunk: (client.delete(KEY), client.set(KEY, 1)), "WRONGTYPE"),
+        (lambda client, chunk: client.delete(KEY), "got nothing"),
+    ],
+)
+def test_a_damaged_part_is_named(
+    rounds: Rounds, lease: TrainerLease, store: Store, damage: object, says: str
+) -> None:
+    rounds.put(RECORD, 7, "1", b"whole bytes", lease)
+    (chunk,) = store.client.scan_iter(f"{KEY}:chunk:*")
+    assert callable(damage)
+    damage(store.client, chunk)
+    with pytest.raises(UnreadableValue, match=says) as error:
+        rounds.get(RECORD, 7, "1")
+    assert KEY in str(error.value)

@@ -1,0 +1,266 @@
+"""Two trainers learn one model, each its partition of the requests: every event once, whatever is killed meanwhile."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_store.artefact.artefact import Artefact
+from model_store.store import Store
+from tests.degradation.system import eventually
+from tests.simulated import event_logs
+from tests.trainer.runs.running import NAME, Trainer
+
+REQUESTS = 3000
+ROUND = "10m"
+ONCE = ("--once", "--reconcile", ROUND, "--every", "1s")
+COMPILE_S = 150.0
+
+
+class Partition(Trainer):
+    """A trainer of one partition; its status is read as it comes, so that it never waits for a reader."""
+
+    def __init__(self, folder: Path, store_url: str, partition: str, *flags: str, state: str) -> None:
+        self.lines: list[dict[str, Any]] = []
+        super().__init__(folder, store_url, "--partition", partition, *flags, state=state)
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        self._said: list[str] = []
+        self._listener = threading.Thread(target=self._listen)
+        self._listener.start()
+
+    def _read(self) -> None:
+        for text in self._out:
+            self.lines.append(json.loads(text))
+
+    def _listen(self) -> None:
+        assert self.process.stderr is not None
+        for text in self.process.stderr:
+            self._said.append(text)
+
+    def said(self) -> str:
+        """What it has written to standard error."""
+        return "".join(self._said)
+
+    def status(self) -> dict[str, Any]:
+        """Its latest status; before the first, nothing learned."""
+        return self.lines[-1] if self.lines else {"examples": 0, "round": 0, "ended": False, "warnings": []}
+
+    def wait(self) -> int:
+        """Its exit code."""
+        code = self.process.wait(COMPILE_S)
+        self._reader.join()
+        self._listener.join()
+        return code
+
+    def last(self) -> dict[str, Any]:
+        assert self.wait() == 0, self.said()
+        assert self.status()["ended"]
+        return self.status()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.wait()
+
+
+def fill(store: Store, requests: int = REQUESTS, more: tuple[bytes, ...] = ()) -> None:
+    """Both streams, each entry at the time of its event, as if they had been written then; `more` at the end."""
+    logs = event_logs(requests)
+    with store.client.pipeline(transaction=False) as pipe:
+        for key, lines in (
+            (store.impressions(NAME).key, logs.impressions),
+            (store.clicks(NAME).key, logs.clicks),
+        ):
+            for line in lines:
+                pipe.xadd(key, {"json": line}, id=f"{json.loads(line)['ts'] * 1000}-*")
+        for line in more:
+            pipe.xadd(store.impressions(NAME).key, {"json": line}, id="*")
+        pipe.execute()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What two partitions learn that nothing disturbs: the model's rows, and the last status of each."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    url = f"embedded:{folder / 'store'}"
+    with Store.open(url) as store:
+        fill(store)
+        both = [Partition(folder, url, f"{n}/2", *ONCE, "--save", f"{n}.arrow", state=str(n)) for n in (1, 2)]
+        last = [each.last() for each in both]
+    models = [Artefact.read(folder / f"{n}.arrow").content for n in (1, 2)]
+    assert models[0] == models[1]
+    return {"content": models[0], "last": last}
+
+
+def same_as(undisturbed: dict[str, Any], folder: Path, last: list[dict[str, Any]]) -> None:
+    for number, (status, expected) in enumerate(zip(last, undisturbed["last"], strict=True), 1):
+        for name in ("counts", "join", "keys", "round", "dead_letters", "lost"):
+            assert status[name] == expected[name], name
+        assert Artefact.read(folder / f"{number}.arrow").content == undisturbed["content"]
+
+
+@pytest.mark.slow
+def test_both_learn_the_same_model_and_each_request_is_in_one(undisturbed: dict[str, Any]) -> None:
+    first, second = (status["counts"] for status in undisturbed["last"])
+    assert first["impressions"] + second["impressions"] == REQUESTS
+    assert first["feedback"] + second["feedback"] == REQUESTS
+    assert min(first["impressions"], second["impressions"]) > 0.4 * REQUESTS
+    for status in undisturbed["last"]:
+        assert status["join"]["joined"] == status["counts"]["feedback"]  # a click is where its impression is
+        assert status["join"]["orphans"] == status["join"]["waiting"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_killed_again_and_again_both_end_with_the_model_of_a_run_in_peace(
+    tmp_path: Path, store: Store, store_url: str, undisturbed: dict[str, Any], seed: int
+) -> None:
+    fill(store)
+    chance, rounds = random.Random(seed), undisturbed["last"][0]["round"]
+
+    def start(number: int) -> Partition:
+        flags = (*ONCE, "--save", f"{number}.arrow")
+        return Partition(tmp_path, store_url, f"{number}/2", *flags, state=str(number))
+
+    both = [start(1), start(2)]
+    for stop in sorted(chance.randrange(1, rounds) for _ in range(5)):
+        number = chance.randrange(2)
+        victim = both[number]
+        eventually(
+            lambda victim=victim, stop=stop: (  # type: ignore[misc]
+                victim.status()["round"] >= stop or victim.process.poll() is not None
+            ),
+            f"round {stop}",
+            COMPILE_S,
+        )
+        victim.kill()
+        both[number] = start(number + 1)
+    same_as(undisturbed, tmp_path, [each.last() for each in both])
+
+
+@pytest.mark.slow
+def test_a_spare_on_another_machine_takes_a_partition_over(
+    tmp_path: Path, store: Store, store_url: str, undisturbed: dict[str, Any]
+) -> None:
+    fill(store)
+    first = Partition(tmp_path, store_url, "1/2", *ONCE, "--save", "1.arrow", state="1")
+    second = Partition(tmp_path, store_url, "2/2", *ONCE, state="2")
+    eventually(lambda: second.status()["round"] >= 12, "some rounds", COMPILE_S)
+    second.kill()
+    spare = Partition(tmp_path, store_url, "any/2", *ONCE, "--save", "2.arrow", state="elsewhere")
+    same_as(undisturbed, tmp_path, [first.last(), spare.last()])
+    assert [each.name for each in (tmp_path / "elsewhere").glob("partition-*")] == ["partition-2"]
+
+
+@pytest.mark.slow
+def test_one_that_slept_beyond_its_lease_contributes_nothing_more(
+    tmp_path: Path, store: Store, store_url: str, undisturbed: dict[str, Any]
+) -> None:
+    fill(store)
+    first = Partition(tmp_path, store_url, "1/2", *ONCE, "--save", "1.arrow", state="1")
+    sleeper = Partition(tmp_path, store_url, "2/2", *ONCE, state="2")
+    eventually(lambda: sleeper.status()["round"] >= 3, "some rounds", COMPILE_S)
+    sleeper.process.send_signal(signal.SIGSTOP)
+    eventually(lambda: bool(first.status()["warnings"]), "a warning of the one that waits", COMPILE_S)
+    assert "waiting in round" in first.status()["warnings"][0]
+    assert "partition 2" in first.status()["warnings"][0]
+    spare = Partition(tmp_path, store_url, "any/2", *ONCE, "--save", "2.arrow", state="elsewhere")
+    same_as(undisturbed, tmp_path, [first.last(), spare.last()])
+    sleeper.process.send_signal(signal.SIGCONT)
+    assert sleeper.wait() == 5
+    assert "another trainer has taken over partition 2 of hotels" in sleeper.said()
+
+
+@pytest.mark.slow
+def test_dead_letters_and_online_metrics_are_those_of_one_trainer(
+    tmp_path: Path, store: Store, store_url: str
+) -> None:
+    bad = tuple(b'{"request_id": "bad-%d", "ts": "never"}' % n for n in range(40)) + (b"no event", b"[]")
+    fill(store, 500, bad)
+    one = Trainer(tmp_path, store_url, "--once", state="one").last()
+    letters = {letter.json for _, letter in store.dead_letters(NAME).latest(1000)}
+    cells = online_cells(store)
+    assert len(letters) == one["dead_letters"] == len(bad)
+    store.client.delete(store.dead_letters(NAME).key, *store.client.scan_iter(f"ftrie:{{{NAME}}}:online:*"))
+    both = [Partition(tmp_path, store_url, f"{n}/2", *ONCE, state=str(n)) for n in (1, 2)]
+    last = [each.last() for each in both]
+    found = [letter.json for _, letter in store.dead_letters(NAME).latest(1000)]
+    assert len(found) == len(bad)
+    assert set(found) == letters
+    assert sum(status["dead_letters"] for status in last) == len(bad)
+    assert all(status["dead_letters"] for status in last)
+    assert online_cells(store) == cells
+
+
+def online_cells(store: Store) -> dict[bytes, Any]:
+    keys = sorted(store.client.scan_iter(f"ftrie:{{{NAME}}}:online:*"))
+    assert keys
+    return {key: store.client.hgetall(key) for key in keys}
+
+
+@pytest.mark.slow
+def test_a_damaged_contribution_is_named_and_written_again_once_deleted(
+    tmp_path: Path, store: Store, store_url: str, undisturbed: dict[str, Any]
+) -> None:
+    fill(store)
+    first = Partition(tmp_path, store_url, "1/2", *ONCE[1:], "--save", "1.arrow", state="1")
+    eventually(lambda: first.status()["round"] == 0 and "partitions" in keys(store), "the record", COMPILE_S)
+    (part,) = eventually_keys(store, "0:1")
+    chunk = next(iter(store.client.scan_iter(f"{part}:chunk:*")))
+    whole = store.client.get(chunk)
+    store.client.set(chunk, whole[:-1] + bytes([whole[-1] ^ 1]))
+    second = Partition(tmp_path, store_url, "2/2", *ONCE[1:], "--save", "2.arrow", state="2")
+    eventually(
+        lambda: any("is damaged" in each for each in second.status()["warnings"]), "it to be named", COMPILE_S
+    )
+    assert part in second.status()["warnings"][0]
+    store.client.delete(part)
+    eventually(lambda: second.status()["round"] > 3, "the next rounds", COMPILE_S)
+    for each in (first, second):
+        each.process.terminate()
+        each.last()
+
+
+def keys(store: Store) -> set[str]:
+    return {key.decode().rpartition(":")[2] for key in store.client.scan_iter(f"ftrie:{{{NAME}}}:*")}
+
+
+def eventually_keys(store: Store, part: str) -> list[str]:
+    def found() -> list[str]:
+        names = [key.decode() for key in store.client.scan_iter(f"ftrie:{{{NAME}}}:round:*")]
+        return [name for name in names if name.endswith(f":{part}")]
+
+    eventually(lambda: bool(found()), f"a part {part}", COMPILE_S)
+    return found()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "learner", "says"),
+    [
+        (("--partition", "1/3"), "", "hotels is learned in 2 partitions; to change it, stop all trainers"),
+        (("--partition", "1/2", "--reconcile", "5m"), "", "are merged every 600s"),
+        (("--partition", "1/2"), "[learner]\nalpha = 0.5\n", "learner.alpha was 0.1, is 0.5"),
+        (("--partition", "1/2"), '[learner]\nttl = "7d"\n', "ttl = 7d"),
+        (("--partition", "3/2"), "", "expected I/N or any/N"),
+    ],
+)
+def test_what_cannot_be_merged_is_refused_by_name(
+    tmp_path: Path, store: Store, store_url: str, flags: tuple[str, ...], learner: str, says: str
+) -> None:
+    fill(store, 20)
+    pair = [Partition(tmp_path, store_url, f"{n}/2", *ONCE, state=str(n)) for n in (1, 2)]
+    for each in pair:
+        each.last()
+    (tmp_path / "other").mkdir()
+    refused = Trainer(tmp_path / "other", store_url, *ONCE, *flags, spec_end=learner)
+    code, said = refused.failed()
+    assert code in (2, 3, 7)
+    assert says in said

@@ -1,0 +1,483 @@
+"""Several trainers, one model: each learns the requests of its partition, and at the end of a round all are merged.
+
+A round ends at a time of the events' own clock, so at the same event in every run. Each partition then writes what it
+has learned to the store, waits for the others, and continues from the merge of all (`reconcile`). A checkpoint is of
+the beginning of a round; so a trainer that was killed learns its part of the round again, and one that takes a
+partition over, on another machine, starts from the state that the store holds. docs/partitions.md.
+
+`Partners` is a partition's exchange with the others through the store; `RoundLoop` is its learning loop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.backoff import Backoff
+from model_store.errors import (
+    CheckpointError,
+    InputError,
+    LeaseHeld,
+    SourceUnavailable,
+    StaleEpoch,
+    StoreError,
+    StoreUnavailable,
+    UnreadableValue,
+)
+from model_store.spec.spec import ModelSpec, spec_from_json
+from model_store.store import Store
+from model_store.versions.lease import TrainerLease
+from model_store.versions.rounds import MODEL, PartitionsRecord, contribution, state
+from trainer.checkpoint import Checkpoint, Description, file
+from trainer.checkpoint.description import check_same_spec, description_from_json
+from trainer.events.events import NEVER_US
+from trainer.events.open_sources import known_as
+from trainer.events.read_ahead import BEFORE_ALL_US
+from trainer.events.share import Share
+from trainer.examples.hashing import ExampleMaker
+from trainer.join.rows import import_packs
+from trainer.learn.model import LearningModel
+from trainer.output import Output
+from trainer.runs.reconcile import Reconciler
+from trainer.runs.stream import ONLINE_PART, Arrays, EventLoop
+
+SAVE_EVERY = 5
+"""Rounds between two states in the store. Whoever takes a partition over learns at most so many rounds again."""
+POLL_S = 0.02
+SAY_AFTER_S = 5.0
+"""After so long without a partition's contribution, a warning names the partition."""
+PUBLISHER = 1
+_FIRST_LIMIT_US = BEFORE_ALL_US + 1
+_TABLE = "coordinates.table."
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What a partition has learned in a round. next_us: the time of its next event, or a time before it."""
+
+    next_us: int
+    letters: Sequence[Any]
+    arrays: Arrays
+
+
+class Partners:
+    """One partition's exchange with the others, through the store. For one thread.
+
+    missing: the partitions whose contribution to the present round is not there yet.
+    """
+
+    def __init__(
+        self, store: Store, spec: ModelSpec, share: Share, every_us: int, lease: TrainerLease, output: Output
+    ) -> None:
+        self.share = share
+        self.missing: tuple[int, ...] = ()
+        self.others = tuple(each for each in range(1, share.count + 1) if each != share.number)
+        self._store, self._spec, self._every_us = store, spec, every_us
+        self._name = spec.model.name
+        self._rounds = store.rounds(self._name)
+        self._lease, self._output = lease, output
+        self._record: PartitionsRecord | None = None
+        self._starts = False
+        self._written: dict[int, bytes] = {}
+
+    @property
+    def publishes(self) -> bool:
+        """True for the partition that publishes the model."""
+        return self.share.number == PUBLISHER
+
+    @property
+    def record(self) -> PartitionsRecord:
+        """How the partitions started; after `resume` or `begin`."""
+        assert self._record is not None
+        return self._record
+
+    # -- starting
+
+    def resume(
+        self, local: Checkpoint | None, folder: Path, segments: Path, sources: Sequence[str]
+    ) -> Checkpoint | None:
+        """The checkpoint to start from: the local one, or the state in the store if that is later or there is no other.
+
+        None for the publisher of a model whose partitions have never started. folder: of the local checkpoints; what it
+        holds is replaced by what the store holds. Raises SourceUnavailable until the publisher has started; InputError,
+        CheckpointError if the partitions were started otherwise; StoreError.
+        """
+        record, own = self._rounds.record(), _round_of(local)
+        if record is None:
+            return self._without_record(local, own)
+        self._check(record)
+        self._record = record
+        if own is not None and own["start"] != record.start:
+            raise CheckpointError(
+                f"{folder} holds a partition that was started as {own['start']}, and the partitions of {self._name} in "
+                f"the store as {record.start}; start this trainer with another --checkpoint"
+            )
+        if own is not None and own["number"] >= record.oldest:
+            return local
+        if local is not None or record.saved:
+            self._output.note(f"partition {self.share}: starting from round {record.saved:,} in the store")
+        return self._from_store(folder, segments, [known_as(name) for name in sources])
+
+    def begin(self, describe: Callable[[], Description], arrays: Arrays, model: Arrays) -> None:
+        """By the publisher of partitions that have never started: the others start from here. Raises StoreError."""
+        if self._record is None:
+            spec = self._spec.to_json()
+            self._record = PartitionsRecord(self._lease.epoch, self.share.count, self._every_us, spec)
+            self._starts = True
+        if self._starts:
+            self._put(self.record, 0, MODEL, file.dumps({}, model))
+            self._put(self.record, 0, state(PUBLISHER), _state_bytes(describe(), arrays, ()))
+            self._rounds.write_record(self.record)
+            self._starts = False
+
+    def _without_record(self, local: Checkpoint | None, own: Mapping[str, int] | None) -> Checkpoint | None:
+        if not self.publishes:
+            raise SourceUnavailable(
+                f"the partitions of {self._name} are not started: the trainer of partition 1/{self.share.count} "
+                "does that"
+            )
+        if own is not None:
+            spec = self._spec.to_json()
+            number = own["number"]
+            self._record = PartitionsRecord(
+                own["start"], self.share.count, self._every_us, spec, saved=number, oldest=number
+            )
+            self._rounds.write_record(self._record)
+        return local
+
+    def _check(self, record: PartitionsRecord) -> None:
+        anew = (
+            "to change it, stop all trainers of the model, delete the key "
+            f"'ftrie:{{{self._name}}}:partitions', and start them with new folders and --init-from active"
+        )
+        if record.partitions != self.share.count:
+            raise InputError(
+                f"--partition {self.share}: {self._name} is learned in {record.partitions} partitions; {anew}"
+            )
+        if record.every_us != self._every_us:
+            raise InputError(
+                f"--reconcile {self._every_us / 1e6:g}s: the partitions of {self._name} are merged every "
+                f"{record.every_us / 1e6:g}s; {anew}"
+            )
+        check_same_spec(self._spec, record.spec, f"the partitions of {self._name}")
+
+    def _from_store(self, folder: Path, segments: Path, sources: list[str]) -> Checkpoint:
+        """The state of this partition in the store, as a checkpoint."""
+        record = self.record
+        number = record.saved
+        part = state(self.share.number if number else PUBLISHER)
+        where = f"round {number} of {self._name} in the store"
+        _, merged = file.loads(self._rounds.get(record, number, MODEL), where)
+        written, held = file.loads(self._rounds.get(record, number, part), where)
+        description = description_from_json(written, where)
+        if description.stream is None:
+            raise CheckpointError(f"{where} is not a state of a partition")
+        if not number:
+            description.stream.update(sources=sources, places=[])
+        import_packs(segments, [held[name].tobytes() for name in held if name.startswith(_PACK)])
+        for path in folder.glob("*.checkpoint"):
+            path.unlink()
+        model = LearningModel(ExampleMaker(spec_from_json(description.resolved, where)))
+        Reconciler(model.coordinates).merge([merged])
+        table = {name: array for name, array in model.state().items() if name.startswith(_TABLE)}
+        arrays = {name: array for name, array in held.items() if not name.startswith(_PACK)}
+        return Checkpoint(Path(where), description, arrays | table)
+
+    # -- rounds
+
+    def exchange(self, number: int, data: bytes) -> list[Contribution] | None:
+        """Contribute to a round; the contributions of all, in order, once all are there. Raises StoreError."""
+        record, parts = self.record, [contribution(each) for each in range(1, self.share.count + 1)]
+        self._written = {each: written for each, written in self._written.items() if each >= number - 1}
+        self._written[number] = data
+        infos = self._rounds.infos(record, number, parts)
+        own = contribution(self.share.number)
+        if infos[own] is None:
+            self._put(record, number, own, data)
+            infos = self._rounds.infos(record, number, parts)
+        self.missing = tuple(int(part) for part in parts if infos[part] is None)
+        if self.missing:
+            return None
+        info = infos[own]
+        same = info is not None and info.sha256 == hashlib.sha256(data).hexdigest()
+        return [self._read(number, part, data if same and part == own else None) for part in parts]
+
+    def check_lease(self) -> None:
+        """Raise StaleEpoch if another trainer has taken the partition. Raises StoreUnavailable."""
+        self._lease.renew()
+
+    def contribution(self, number: int, found: Contribution) -> bytes:
+        """A contribution's bytes: the same whenever the round is learned again."""
+        described = {"round": number, "partition": self.share.number, "next_us": found.next_us}
+        return file.dumps({**described, "letters": list(found.letters)}, found.arrays)
+
+    def save(
+        self,
+        number: int,
+        description: Description,
+        arrays: Arrays,
+        packs: Sequence[bytes],
+        whole: Callable[[], Arrays],
+    ) -> None:
+        """Write this partition's state at the beginning of a round, and the publisher the model. Raises StoreError."""
+        held = {name: array for name, array in arrays.items() if not name.startswith(_TABLE)}
+        self._put(self.record, number, state(self.share.number), _state_bytes(description, held, packs))
+        if self.publishes:
+            self._put(self.record, number, MODEL, file.dumps({}, whole()))
+
+    def tidy(self, number: int) -> None:
+        """By the publisher: delete the rounds that no partition can resume from any more. Raises StoreError."""
+        latest, record = number - number % SAVE_EVERY, self.record
+        everyone = range(1, record.partitions + 1)
+        states = [MODEL, *map(state, everyone)]
+        if not self.publishes or latest <= record.saved:
+            return
+        if None in self._rounds.infos(record, latest, states).values():
+            return
+        saved = replace(record, saved=latest, oldest=record.oldest)
+        self._rounds.write_record(saved)
+        for old in range(record.oldest, latest):
+            self._rounds.delete(record, old, [*map(contribution, everyone), *states])
+        self._record = replace(saved, oldest=latest)
+        self._rounds.write_record(self._record)
+
+    def restore(self) -> None:
+        """Write again what the others wait for, in case the store has lost it. Raises StoreError."""
+        if self.publishes and self._rounds.record() is None:
+            self._rounds.write_record(self.record)
+        for number, data in self._written.items():
+            self._put(self.record, number, contribution(self.share.number), data)
+
+    def describe_missing(self, number: int) -> str:
+        """Whose contribution is missing, and whether a trainer has that partition. Raises StoreError."""
+        found = []
+        for each in self.missing:
+            lease = self._store.trainer_lease(self._name, "", each)
+            try:
+                lease.refuse_while_held()
+                found.append(
+                    f"partition {each}, which has no trainer: start one with --partition {each}/{self.share.count} "
+                    f"or any/{self.share.count}"
+                )
+            except LeaseHeld as error:
+                found.append(f"partition {each} ({str(error).partition(';')[0]})")
+        return f"waiting in round {number:,} for {', and for '.join(found)}; nothing is learned meanwhile"
+
+    def _put(self, record: PartitionsRecord, number: int, part: str, data: bytes) -> None:
+        self._rounds.put(record, number, part, data, self._lease)
+
+    def _read(self, number: int, part: str, own: bytes | None) -> Contribution:
+        """A contribution, as the store has it: another life of this partition may have written its own."""
+        data = own if own is not None else self._rounds.get(self.record, number, part)
+        return _parsed(
+            data, number, int(part), f"the contribution of partition {part} to round {number} of {self._name}"
+        )
+
+
+class RoundLoop(EventLoop):
+    """The learning loop of one partition: that of its events, in rounds. For one thread.
+
+    number: of the round that is being learned. describe: what a checkpoint would say; set before the first `step`.
+    """
+
+    def __init__(
+        self, partners: Partners, before: Mapping[str, int] | None, *parts: Any, once: bool, **more: Any
+    ) -> None:
+        """before: `round` of the checkpoint to resume from; parts, more: of the EventLoop; once: see the merger."""
+        super().__init__(*parts, **more)
+        self.number = before["number"] if before is not None else 0
+        self.describe: Callable[[], Description] | None = None
+        self._partners, self._once = partners, once
+        self._limit_us = before["limit_us"] if before is not None else _FIRST_LIMIT_US
+        self.merger.limit_us = self._limit_us
+        self._at_boundary, self._is_finished, self._all_ended = True, False, False
+        self._mine: bytes | None = None
+        self._complete_s = 0.0
+        self._backoff = Backoff(first_s=0.1, longest_s=5.0)
+        self._not_before_s = 0.0
+        self._problem, self._problem_at_s = "", 0.0
+        self._pause = threading.Event()
+
+    def step(self, wait_s: float = 0.0) -> bool:
+        """Learn from the next events of the round; at its end, exchange and merge. Raises StaleEpoch."""
+        if self._all_ended:
+            return False
+        if self._mine is None:
+            _ = self._reconciler  # what the model is now, all partitions have
+            if super().step(wait_s):
+                self._at_boundary = False
+                return True
+            if not self.merger.at_limit:
+                return False
+            self._mine = self._close()
+            self._complete_s = time.monotonic()
+        return self._exchange(wait_s)
+
+    def finish(self) -> None:
+        """The last round has closed every window."""
+
+    @property
+    def ended(self) -> bool:
+        """True once every source of every partition has ended, and all are merged."""
+        return self._all_ended
+
+    @property
+    def round(self) -> dict[str, int]:
+        """The round that begins, and the time at which it ends."""
+        return {"start": self._partners.record.start, "number": self.number, "limit_us": self._limit_us}
+
+    @property
+    def resumable(self) -> bool:
+        """True at the beginning of a round."""
+        return self._at_boundary
+
+    @property
+    def waiting_s(self) -> float:
+        """For how long it has waited for other partitions; 0 while it learns."""
+        return time.monotonic() - self._complete_s if self._mine is not None else 0.0
+
+    @property
+    def partition(self) -> str:
+        """The partition, as `2/3`."""
+        return str(self._partners.share)
+
+    def problem(self) -> str:
+        """What this partition waits for, after a few seconds; otherwise empty. Asks the store every few seconds."""
+        if self._mine is None or self.waiting_s < SAY_AFTER_S:
+            return self._problem
+        if time.monotonic() - self._problem_at_s >= SAY_AFTER_S:
+            self._problem_at_s = time.monotonic()
+            try:
+                self._partners.restore()
+                if self._partners.missing:
+                    self._problem = self._partners.describe_missing(self.number)
+            except StoreError:
+                pass  # the exchange reports it
+        return self._problem
+
+    @cached_property
+    def _reconciler(self) -> Reconciler:
+        return Reconciler(self.model.coordinates)
+
+    def begin(self) -> None:
+        """Start the partitions, if they have never been started, from this loop's state. Raises StoreError."""
+        assert self.describe is not None
+        arrays = {name: array for name, array in self.state().items() if not name.startswith(_TABLE)}
+        self._partners.begin(self.describe, arrays, self._reconciler.whole())
+
+    def _close(self) -> bytes:
+        """The end of the round: what was learned in it."""
+        if self.merger.ended and not self._is_finished:
+            self._at_boundary = False
+            super().finish()
+            self._is_finished = True
+        next_us = self.merger.next_us
+        assert next_us is not None  # or it would not be at the limit
+        arrays = self._reconciler.changes()
+        letters: Sequence[Any] = ()
+        if not self._partners.publishes:
+            online = self.online.take()
+            arrays |= {f"{ONLINE_PART}{name}": array for name, array in online.items()}
+            letters = self.dead_letters.take()
+        return self._partners.contribution(self.number, Contribution(next_us, letters, arrays))
+
+    def _exchange(self, wait_s: float) -> bool:
+        """Merge if all have contributed; else wait a little."""
+        assert self._mine is not None
+        pause_s = self._not_before_s - time.monotonic()
+        if pause_s > 0:
+            self._pause.wait(min(wait_s, pause_s))
+            return False
+        try:
+            found = self._partners.exchange(self.number, self._mine)
+        except StaleEpoch:
+            raise
+        except StoreError as error:
+            if isinstance(error, UnreadableValue):
+                with suppress(StoreUnavailable):
+                    self._partners.check_lease()  # whoever has it now may have gone on, and tidied up
+                if self._once:
+                    raise
+            self._problem = f"round {self.number:,} waits for the store: {error}"
+            self._not_before_s = time.monotonic() + self._backoff.failed()
+            return False
+        self._backoff.succeeded()
+        if found is None:
+            self._not_before_s = time.monotonic() + (POLL_S if self.waiting_s < SAY_AFTER_S else 10 * POLL_S)
+            return False
+        self._merge(found)
+        return True
+
+    def _merge(self, found: Sequence[Contribution]) -> None:
+        self._reconciler.merge([each.arrays for each in found])
+        if self._partners.publishes:
+            for other in self._partners.others:
+                self.online.absorb(_online_of(found[other - 1]))
+                self.dead_letters.forward(found[other - 1].letters)
+        next_us = min(each.next_us for each in found)
+        self._all_ended = next_us == NEVER_US
+        every_us = self._partners.record.every_us
+        self._limit_us = _FIRST_LIMIT_US if self._all_ended else (next_us // every_us + 1) * every_us
+        self.merger.limit_us = self._limit_us
+        self.number += 1
+        self._mine, self._problem, self._at_boundary = None, "", True
+        self._save()
+
+    def _save(self) -> None:
+        """Write the state to the store now and then. A failure only makes taking over slower."""
+        partners = self._partners
+        try:
+            if self.number % SAVE_EVERY == 0:
+                assert self.describe is not None
+                packs = self.segments.export(self.join.segments())
+                partners.save(self.number, self.describe(), self.state(), packs, self._reconciler.whole)
+            partners.tidy(self.number)
+        except StaleEpoch:
+            raise
+        except StoreError as error:
+            self._problem = f"the state of round {self.number:,} is not in the store: {error}"
+
+
+_PACK = "pack."
+
+
+def _state_bytes(description: Description, arrays: Arrays, packs: Sequence[bytes]) -> bytes:
+    held = {f"{_PACK}{index}": np.frombuffer(data, np.uint8) for index, data in enumerate(packs)}
+    return file.dumps(description.to_json(), {**arrays, **held})
+
+
+def _parsed(data: bytes, number: int, partition: int, where: str) -> Contribution:
+    """Read a contribution. Raises UnreadableValue if it is not one, or of another round or partition."""
+    try:
+        written, arrays = file.loads(data, where)
+        if (written["round"], written["partition"]) != (number, partition):
+            raise ValueError(f"it is of round {written['round']}, partition {written['partition']}")
+        return Contribution(int(written["next_us"]), list(written["letters"]), arrays)
+    except (CheckpointError, KeyError, TypeError, ValueError) as error:
+        raise UnreadableValue(
+            f"{where} cannot be read: {error}; delete its key, and the trainer of its partition writes it again"
+        ) from error
+
+
+def _online_of(found: Contribution) -> dict[str, npt.NDArray[Any]]:
+    return {
+        name.removeprefix(ONLINE_PART): array
+        for name, array in found.arrays.items()
+        if name.startswith(ONLINE_PART)
+    }
+
+
+def _round_of(local: Checkpoint | None) -> Mapping[str, int] | None:
+    """`round` of a partition's checkpoint."""
+    stream = local.description.stream if local is not None else None
+    return stream.get("round") if stream is not None else None
