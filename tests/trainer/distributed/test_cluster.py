@@ -285,7 +285,7 @@ ON_LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="look
 
 
 @ON_LINUX
-@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
+@pytest.mark.parametrize("part", ["gcs_server", pytest.param("raylet", marks=pytest.mark.slow)])
 def test_ray_killed_under_a_run_is_an_error_that_says_how_to_go_on(
     scenario: Callable[..., Scenario], part: str
 ) -> None:
