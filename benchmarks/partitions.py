@@ -36,8 +36,8 @@ from trainer.runs.stream_run import TrainerOptions
 VISITS = 50_000
 ROUNDS = 3
 HABITS = Habits(rate=250.0)
-FRESH_S, FRESH_RATE, FRESH_ROUND = 60.0, 20.0, "5s"
-FRESH_SPEC = '[model]\nname = "fresh"\n[input]\nlabel = "click"\n[fields]\nlabel = { side = "item" }\n'
+FRESH_S, FRESH_RATE, FRESH_ROUND_S = 60.0, 20.0, 5
+FRESH_SPEC = '[model]\nname = "fresh"\n[input]\nlabel = "click"\n[fields]\ntag = { side = "item" }\n[learner]\nl1 = 0.0\n'
 
 
 def main() -> None:
@@ -173,7 +173,7 @@ def _freshness(folder: Path) -> dict[int, list[float]]:
     url = f"embedded:{folder}/fresh"
     with Store.open(url) as store:
         command = [sys.executable, "-m", "ftrie", "trainer", "fresh.toml", "--store", url]
-        command += ["--reconcile", FRESH_ROUND]
+        command += ["--reconcile", f"{FRESH_ROUND_S}s"]
         trainers = [
             subprocess.Popen(
                 [*command, "--partition", f"{n}/2", "--checkpoint", f"f{n}"],
@@ -193,38 +193,36 @@ def _freshness(folder: Path) -> dict[int, list[float]]:
 
 def _watched(store: Store) -> dict[int, list[float]]:
     """Write events at a steady rate, and look at the active version all the time."""
-    impressions, clicks, versions = store.impressions("fresh"), store.clicks("fresh"), store.model("fresh")
-    written: dict[bytes, tuple[int, float]] = {}
+    versions, written = store.model("fresh"), dict[bytes, tuple[int, float]]()
     found: dict[int, list[float]] = {1: [], 2: []}
-    number, began, looked = 0, time.time(), 0
-    while time.time() < began + FRESH_S + 20.0:
-        now = time.time()
-        if not looked and now > began + FRESH_S / 2:
-            began = now  # still starting
-        while number < (now - began) * FRESH_RATE and now < began + FRESH_S:
-            line = json.dumps(
-                {
-                    "request_id": f"r{number}",
-                    "ts": now,
-                    "items": [{"id": "a", "features": {"label": f"l{number}"}}],
-                }
-            )
-            impressions.append([line.encode()])
-            clicks.append([json.dumps({"request_id": f"r{number}", "ts": now, "item": "a"}).encode()])
-            data = line.encode() + b"\n"
-            first = Share(1, 2).mine(data, np.array([0, len(data)], np.int64))[0]
-            if looked:
-                written[f"label=l{number}".encode()] = (1 if first else 2, now)
+    number, looked = 0, 0
+    while versions.active() is None:  # they start
+        _write(store, number)
+        number += 1
+        time.sleep(0.2)
+    began, first = time.time(), number
+    while (now := time.time()) < began + FRESH_S + 2 * FRESH_ROUND_S:
+        if now < began + FRESH_S and number - first < (now - began) * FRESH_RATE:
+            written[f"tag=t{number}".encode()] = _write(store, number), now
             number += 1
         version = versions.active()
         if version is not None and version != looked:
             looked = version
-            keys = set(versions.materialise(version).key_array().to_pylist())
-            for key in [key for key in written if key in keys]:
+            for key in written.keys() & set(versions.materialise(version).key_array().to_pylist()):
                 partition, at = written.pop(key)
                 found[partition].append(time.time() - at)
-        time.sleep(0.02)
+        time.sleep(0.01)
     return found
+
+
+def _write(store: Store, number: int) -> int:
+    """One impression with a tag of its own, and a click; the partition that it belongs to."""
+    now = time.time()
+    items = [{"id": "a", "features": {"tag": f"t{number}"}}]
+    line = json.dumps({"request_id": f"r{number}", "ts": now, "items": items}).encode()
+    store.impressions("fresh").append([line])
+    store.clicks("fresh").append([json.dumps({"request_id": f"r{number}", "ts": now, "item": "a"}).encode()])
+    return 1 if Share(1, 2).mine(line + b"\n", np.array([0, len(line) + 1], np.int64))[0] else 2
 
 
 if __name__ == "__main__":
