@@ -79,7 +79,7 @@ class Shared:
         with self._lock:
             batch, self._queue = self._queue, []
         if batch:
-            answers = self._connection.ask(b"".join(each.command for each in batch), len(batch), 5.0)
+            answers = self._connection.ask([each.command for each in batch], 5.0)
             for each, values in zip(batch, answers, strict=True):
                 each.values = values
                 each.turn.release()

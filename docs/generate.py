@@ -19,7 +19,7 @@ PAGE = Path(__file__).with_name("commands.md")
 NOTES = "<!-- notes -->"
 COMMON = {"--store", "--json", "--help"}
 """Flags that the page's introduction explains once."""
-_SECTION = re.compile(r"^## (ftrie(?: [a-z]+)*)$", re.MULTILINE)
+_SECTION = re.compile(r"^## (ftrie(?: [a-z-]+)*)$", re.MULTILINE)
 
 
 def commands() -> Iterator[tuple[str, TyperCommand]]:

@@ -31,6 +31,7 @@ BROKEN_PIPE = 141
 COMMAND_MODULES = (
     "ftrie.commands.init",
     "ftrie.commands.train",
+    "ftrie.commands.train_distributed",
     "ftrie.commands.trainer",
     "ftrie.commands.checkpoint",
     "ftrie.commands.tune",

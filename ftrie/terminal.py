@@ -49,7 +49,8 @@ StoreOption = Annotated[
         "--store",
         envvar="FTRIE_STORE",
         metavar="URL",
-        help="redis://…, rediss://…, unix://… or embedded:DIR, which starts or joins a Valkey in DIR.",
+        help="redis://…, rediss://…, unix://…, cluster://HOST:PORT,…, sentinel://HOST:PORT,…/MASTER (+tls), or "
+        "embedded:DIR, which starts or joins a Valkey in DIR.",
     ),
 ]
 JsonOption = Annotated[

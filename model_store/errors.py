@@ -69,6 +69,12 @@ class SourceUnavailable(FtrieError):
     exit_code = 5
 
 
+class ClusterError(FtrieError):
+    """Ray is away, has no room for all workers, or loses members again and again."""
+
+    exit_code = 8
+
+
 class UnreadableValue(StoreError):
     """A key of the store has an invalid value or type; `ftrie store check --repair` repairs it."""
 

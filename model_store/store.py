@@ -1,4 +1,4 @@
-"""The store: opens a Redis or an embedded Valkey and gives access to its models, records and streams."""
+"""The store: opens a Redis, a cluster or an embedded Valkey and gives access to its models, records and streams."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Store:
 
     @classmethod
     def open(cls, url: str, timeout_s: float = 5.0, user_timeout_s: float | None = None) -> Store:
-        """Open `redis://…`, `rediss://…`, `unix://…` or `embedded:DIR` and check that it answers.
+        """Open a URL (`model_store.redis.store_url` lists the kinds) or `embedded:DIR`, and check that it answers.
 
         `timeout_s` bounds each wait on the socket; `user_timeout_s` (default the same) those of `records.user` and
         `records.items`. Raises StoreError for an invalid URL, StoreUnavailable without an answer.
@@ -55,7 +55,7 @@ class Store:
 
     @property
     def client(self) -> Any:
-        """The redis client; it returns bytes and raises redis-py's exceptions."""
+        """The redis client, for a cluster a RedisCluster; it returns bytes and raises redis-py's exceptions."""
         return self._connection.client
 
     def model(self, name: str, on_junk: Report = silent) -> ModelVersions:
@@ -124,8 +124,7 @@ class Store:
 
     def ping(self) -> None:
         """Raise StoreUnavailable unless the store answers."""
-        with self._connection.answers():
-            self._connection.client.ping()
+        self._connection.ping()
 
     def close(self) -> None:
         """Close all connections. Idempotent."""

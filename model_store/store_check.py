@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC
-from itertools import islice
 from typing import Any
 
 from redis.exceptions import WatchError
@@ -102,17 +101,15 @@ def check(connection: StoreConnection, models: Sequence[str], *, repair: bool) -
     Raises StoreUnavailable, StoreError, and UsageError for an invalid name. O(keys of the store + bytes of the models).
     """
     findings = _Findings(connection, repair)
-    found: dict[str, list[bytes]] = {name: [] for name in models}
+    found: dict[str, set[bytes]] = {name: set() for name in models}
     for name in models:
         ModelKeys(name)  # raises UsageError for an invalid name
-    with connection.answers():
-        keys = connection.client.scan_iter(match=b"ftrie:*", count=BATCH)
-        while batch := list(islice(keys, BATCH)):
-            for key in batch:
-                if (of_model := _MODEL.fullmatch(key)) and (not models or of_model[1].decode() in found):
-                    found.setdefault(of_model[1].decode(), []).append(of_model[2])
-            if not models:
-                _check_records(findings, [key for key in batch if not _MODEL.fullmatch(key)])
+    for batch in connection.scan(b"ftrie:*", BATCH):
+        for key in batch:
+            if (of_model := _MODEL.fullmatch(key)) and (not models or of_model[1].decode() in found):
+                found.setdefault(of_model[1].decode(), set()).add(of_model[2])
+        if not models:
+            _check_records(findings, [key for key in batch if not _MODEL.fullmatch(key)])
     for name, suffixes in sorted(found.items()):
         _ModelCheck(findings, connection, name, suffixes).run()
     return findings.found
@@ -125,7 +122,6 @@ class _Findings:
         self.found: list[Finding] = []
         self.repair = repair
         self.store = connection
-        self._client = connection.client
 
     def add(
         self,
@@ -143,7 +139,7 @@ class _Findings:
         while (found := judge()) is not None:
             repaired = self.repair and change is not None
             if repaired and change is not None:
-                with self.store.answers(name), self._client.pipeline(transaction=True) as pipe:
+                with self.store.answers(name), self.store.at(key).pipeline(transaction=True) as pipe:
                     pipe.watch(key)
                     if judge() != found:
                         continue
@@ -159,10 +155,8 @@ class _Findings:
 
     def types(self, keys: Sequence[bytes], kinds: Sequence[str], repair: str = "removed") -> None:
         """Check that all these keys have one of these types; remove others."""
-        with self.store.answers(), self._client.pipeline(transaction=False) as pipe:
-            for key in keys:
-                pipe.type(key)
-            there = [answer.decode() for answer in pipe.execute()]
+        with self.store.answers():
+            there = [kind.decode() for (kind,) in self.store.each([(key, [("TYPE", key)]) for key in keys])]
         for key, kind in zip(keys, there, strict=True):
             if kind not in ("none", *kinds):
                 self.add(key, self.type_judge(key, kinds), f"a {' or '.join(kinds)}", repair, _unlink(key))
@@ -172,7 +166,7 @@ class _Findings:
 
         def judge() -> str | None:
             with self.store.answers():
-                kind = self._client.type(key).decode()
+                kind = self.store.at(key).type(key).decode()
             return None if kind in ("none", *kinds) else f"a {kind}"
 
         return judge
@@ -197,7 +191,7 @@ class _ModelCheck:
     ) -> None:
         self._findings = findings
         self._store = connection
-        self._client = connection.client
+        self._client = connection.at(ModelKeys(model).versions)
         self._versions = ModelVersions(connection, model)
         self._keys = ModelKeys(model)
         self._suffixes = sorted(suffixes)
@@ -585,7 +579,7 @@ class _ModelCheck:
     def _lease(self) -> None:
         """Check numbers, and that no time is ahead of the clock, since such a lease would never expire."""
         key = self._keys.trainer
-        latest_ms = _now_ms(self._store) + _AHEAD_MS
+        latest_ms = _now_ms(self._store, self._keys.trainer) + _AHEAD_MS
         for name in _LEASE:
             is_time = name in ("until_ms", "seen_ms")
 
@@ -614,7 +608,7 @@ class _ModelCheck:
         return "" if active is None else str(active)
 
     def _guard(self) -> None:
-        key, latest_us = self._keys.guard, 1000 * (_now_ms(self._store) + _AHEAD_MS)
+        key, latest_us = self._keys.guard, 1000 * (_now_ms(self._store, self._keys.guard) + _AHEAD_MS)
         for name in vars(GuardRecord()):
 
             def judge(raw: bytes, name: str = name) -> str | None:
@@ -731,20 +725,20 @@ def _check_clock(findings: _Findings, key: str, *, keep: bool) -> None:
     keep: rebuild the stream from its valid entries; else remove it, and readers start again.
     """
     store = findings.store
-    latest_ms = _now_ms(store) + 24 * _AHEAD_MS
+    latest_ms = _now_ms(store, key) + 24 * _AHEAD_MS
 
     def judge() -> str | None:
         try:
             with store.answers(key):
-                if not store.client.exists(key):
+                if not store.at(key).exists(key):
                     return None
-                last = store.client.xinfo_stream(key)["last-generated-id"]
+                last = store.at(key).xinfo_stream(key)["last-generated-id"]
         except UnreadableValue:
             return None
         return f"the last id {last.decode()}" if int(last.partition(b"-")[0]) > latest_ms else None
 
     def change(pipe: Any) -> None:
-        entries = store.client.xrevrange(key, count=_MOST_ENTRIES) if keep else []
+        entries = store.at(key).xrevrange(key, count=_MOST_ENTRIES) if keep else []
         pipe.delete(key)
         for entry, fields in reversed(entries):
             if int(entry.partition(b"-")[0]) <= latest_ms:
@@ -754,9 +748,9 @@ def _check_clock(findings: _Findings, key: str, *, keep: bool) -> None:
     findings.add(key, judge, "an id near the present", again if keep else "removed", change)
 
 
-def _now_ms(store: StoreConnection) -> int:
+def _now_ms(store: StoreConnection, key: str) -> int:
     with store.answers():
-        return int(store.client.time()[0]) * 1000
+        return int(store.at(key).time()[0]) * 1000
 
 
 def _number_in(fields: dict[bytes, bytes], name: bytes) -> int | None:

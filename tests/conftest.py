@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from model_store.store import Store
+    from tests.stores import Cluster, SentinelTrio
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -130,20 +131,44 @@ def valkey_url() -> Iterator[str]:
         keeper.close()
 
 
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three masters with a replica each; a test that breaks one mends it."""
+    from tests.stores import Cluster, running
+
+    with running(Cluster, tmp_path_factory.mktemp("cluster")) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="session")
+def sentinel_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SentinelTrio]:
+    """A master with two replicas and three Sentinels; a test that breaks one mends it."""
+    from tests.stores import SentinelTrio, running
+
+    with running(SentinelTrio, tmp_path_factory.mktemp("sentinel")) as servers:
+        yield servers
+
+
 @pytest.fixture
-def store(valkey_url: str) -> Iterator[Store]:
+def store_url(request: pytest.FixtureRequest) -> str:
+    """The URL of a store that is empty; of the kind that a parameter names (tests/model_store/conftest.py)."""
+    from model_store.store import Store
+
+    kind = getattr(request, "param", "valkey_url")
+    servers = request.getfixturevalue(kind)
+    url: str = servers if kind == "valkey_url" else servers.url
+    with Store.open(url) as opened:
+        opened.client.flushall()
+    return url
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[Store]:
     """An empty store on a real Valkey; `store_url` opens the same one from another process."""
     from model_store.store import Store
 
-    with Store.open(valkey_url) as opened:
-        opened.client.flushall()
+    with Store.open(store_url) as opened:
         yield opened
-
-
-@pytest.fixture
-def store_url(store: Store, valkey_url: str) -> str:
-    """The URL of the `store` fixture's Valkey, already emptied for this test."""
-    return valkey_url
 
 
 @pytest.fixture(scope="session")

@@ -352,7 +352,7 @@ def print_report(report: Report, as_json: bool) -> None:
         + (f"; version {report.version}" if report.version is not None else "")
         + _published(report)
     )
-    for line in (_reasons(report), _labels(report), _size(report), _collisions(report)):
+    for line in (rejected_for(report.reasons), _labels(report), _size(report), _collisions(report)):
         if line:
             print(line)
     print_variants(report.variants)
@@ -361,11 +361,11 @@ def print_report(report: Report, as_json: bool) -> None:
     _print_regret(report.regret)
 
 
-def print_variants(variants: Mapping[str, VariantMetrics]) -> None:
-    """Print the metrics of every variant over all rows, as a table."""
+def print_variants(variants: Mapping[str, VariantMetrics], judged: str = "all rows") -> None:
+    """Print the metrics of every variant as a table; `judged` names the rows."""
     change = ["difference"] if len(variants) > 1 else []
     print_table(
-        ["variant", "log-loss, all rows", *change, "AUC", "calibration", "normalized entropy"],
+        ["variant", f"log-loss, {judged}", *change, "AUC", "calibration", "normalized entropy"],
         [
             [name, m.logloss, *(_change(m) for _ in change), m.auc, m.calibration, m.normalized_entropy]
             for name, m in variants.items()
@@ -440,9 +440,9 @@ def _print_regret(regret: Regret | None) -> None:
         )
 
 
-def _reasons(report: Report) -> str:
-    """Why rows were rejected, most frequent first."""
-    counts = [f"{reason} ({count:,})" for reason, count in report.reasons.items()]
+def rejected_for(reasons: Mapping[str, int]) -> str:
+    """Why rows were rejected, most frequent first; "" if none was."""
+    counts = [f"{reason} ({count:,})" for reason, count in reasons.items()]
     more = [f"and {len(counts) - _MOST_REASONS} more"] if len(counts) > _MOST_REASONS else []
     return f"rejected for: {', '.join(counts[:_MOST_REASONS] + more)}" if counts else ""
 

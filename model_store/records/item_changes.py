@@ -72,12 +72,13 @@ class ItemChanges:
 
         A key of the wrong type counts as missing; once there is a stream again, all items are read again.
         """
-        commands = (
-            packed(b"GET", ITEMS_EPOCH),
-            packed(b"GET", ITEMS_GENERATION),
-            packed(b"XREVRANGE", ITEMS_CHANGES, b"+", b"-", b"COUNT", b"1"),
+        answers = self._lookups.ask_each(
+            [
+                (ITEMS_EPOCH, packed(b"GET", ITEMS_EPOCH)),
+                (ITEMS_GENERATION, packed(b"GET", ITEMS_GENERATION)),
+                (ITEMS_CHANGES, packed(b"XREVRANGE", ITEMS_CHANGES, b"+", b"-", b"COUNT", b"1")),
+            ]
         )
-        answers = self._lookups.ask(b"".join(commands), len(commands))
         epoch, reread, last = (
             None if is_of_another_type(each) else self._lookups.checked(each) for each in answers
         )
@@ -89,7 +90,7 @@ class ItemChanges:
 
     def epoch(self) -> str:
         """The epoch alone, same as in `state`. Raises StoreUnavailable, StoreError."""
-        (answer,) = self._lookups.ask(packed(b"GET", ITEMS_EPOCH), 1)
+        (answer,) = self._lookups.ask(ITEMS_EPOCH, [packed(b"GET", ITEMS_EPOCH)])
         epoch = None if is_of_another_type(answer) else self._lookups.checked(answer)
         return epoch or self._new_epoch()
 
@@ -100,9 +101,10 @@ class ItemChanges:
         """
         changed: dict[str, None] = {}
         while True:
-            (answer,) = self._lookups.ask(
-                packed(b"XRANGE", ITEMS_CHANGES, position.encode(), b"+", b"COUNT", b"%d" % ENTRIES_A_READ), 1
+            command = packed(
+                b"XRANGE", ITEMS_CHANGES, position.encode(), b"+", b"COUNT", b"%d" % ENTRIES_A_READ
             )
+            (answer,) = self._lookups.ask(ITEMS_CHANGES, [command])
             entries = None if is_of_another_type(answer) else self._lookups.checked(answer)
             if not entries or entries[0][0] != position:
                 return None  # trimmed, or another stream
@@ -114,9 +116,8 @@ class ItemChanges:
 
     def _new_epoch(self) -> str:
         """Give the data an epoch, unless another server was first; "" if the store refuses (a replica, or an ACL)."""
-        asked = self._lookups.ask(
-            packed(b"SET", ITEMS_EPOCH, secrets.token_hex(8).encode(), b"NX") + packed(b"GET", ITEMS_EPOCH), 2
-        )
+        fresh = packed(b"SET", ITEMS_EPOCH, secrets.token_hex(8).encode(), b"NX")
+        asked = self._lookups.ask(ITEMS_EPOCH, [fresh, packed(b"GET", ITEMS_EPOCH)])
         return asked[1] if type(asked[1]) is str else ""
 
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 
 from model_store.errors import StoreError, StoreUnavailable
 from model_store.redis.connection import StoreConnection
-from model_store.redis.direct_connection import Answer, AnsweredError, DirectConnection
+from model_store.redis.direct_connection import Answer, AnsweredError, ClusterConnection, DirectConnection
 from model_store.redis.redis_keys import CANDIDATES, ITEM, USER, record_key
 
 MAX_MEMBERS = 10_001
 """How many members of a LIST or ZSET are read: one more than a request may have."""
 WRONG_TYPE = "WRONGTYPE"
 AWAY = ("LOADING", "MASTERDOWN", "NOAUTH", "WRONGPASS", "CLUSTERDOWN", "TRYAGAIN")
+DEMOTED = "READONLY"
 
 Record = dict[str, str]
 
@@ -47,23 +48,28 @@ class Lookups:
         self._store = connection
         self._wait_s = wait_s
         self._thread = threading.local()
-        self._opened: weakref.WeakSet[DirectConnection] = weakref.WeakSet()
+        self._opened: weakref.WeakSet[DirectConnection | ClusterConnection] = weakref.WeakSet()
 
     def user(self, cookie: str, wait_s: float | None = None) -> Record:
         """The whole record of a user, empty if there is none. Raises StoreError if it is not a HASH."""
-        flat = self._one(packed(b"HGETALL", record_key(USER, cookie)), wait_s)
+        key = record_key(USER, cookie)
+        flat = self._one(key, packed(b"HGETALL", key), wait_s)
         return _record(flat)
 
     def user_values(self, cookie: str, wanted: HashFields, wait_s: float | None = None) -> list[str | None]:
         """The values of some fields of a user, None for missing ones. Raises like `user`."""
         key = record_key(USER, cookie)
-        values: list[str | None] = self._one(wanted.head + _bulk(key) + wanted.tail, wait_s)
+        values: list[str | None] = self._one(key, wanted.head + _bulk(key) + wanted.tail, wait_s)
         return values
+
+    def holder_of_user(self, cookie: str) -> str:
+        """A name of the server of a cluster that holds this user; empty if all keys are in one place."""
+        return self._store.holder(record_key(USER, cookie)) if self._store.is_cluster else ""
 
     def items(self, ids: Sequence[str], wait_s: float | None = None) -> list[Record | None]:
         """The records of items, None for those without a HASH."""
-        command = b"".join([packed(b"HGETALL", record_key(ITEM, item)) for item in ids])
-        answers = self.ask(command, len(ids), wait_s) if ids else []
+        keys = [record_key(ITEM, item) for item in ids]
+        answers = self.ask_each([(key, packed(b"HGETALL", key)) for key in keys], wait_s) if ids else []
         return [None if is_of_another_type(flat) else _record(self.checked(flat)) or None for flat in answers]
 
     def candidates(self, name: str, wait_s: float | None = None) -> list[str] | None:
@@ -72,15 +78,13 @@ class Lookups:
         Of a LIST or ZSET the first MAX_MEMBERS. Raises StoreError for another type, and for ids that are not UTF-8.
         """
         key, last = record_key(CANDIDATES, name), b"%d" % (MAX_MEMBERS - 1)
-        command = b"".join(
-            [
-                packed(b"TYPE", key),  # tells which of the other answers is valid
-                packed(b"LRANGE", key, b"0", last),
-                packed(b"SMEMBERS", key),
-                packed(b"ZRANGE", key, b"0", last),
-            ]
-        )
-        answers = self.ask(command, 4, wait_s)
+        commands = [
+            packed(b"TYPE", key),  # tells which of the other answers is valid
+            packed(b"LRANGE", key, b"0", last),
+            packed(b"SMEMBERS", key),
+            packed(b"ZRANGE", key, b"0", last),
+        ]
+        answers = self.ask(key, commands, wait_s)
         kind = self.checked(answers[0])
         if kind == "none":
             return None
@@ -89,25 +93,53 @@ class Lookups:
         ids: list[str] = self.checked(answers[("list", "set", "zset").index(kind) + 1])
         return _texts(key, sorted(ids) if kind == "set" else ids)
 
-    def ask(self, command: bytes, answers: int, wait_s: float | None = None) -> list[Answer]:
-        """Send packed commands over this thread's connection; returns the answers, errors as AnsweredError.
+    def ask(self, key: bytes, commands: Sequence[bytes], wait_s: float | None = None) -> list[Answer]:
+        """Send packed commands, all for this key, over this thread's connection; the answers, errors as AnsweredError.
 
         Raises StoreUnavailable also if the store answers that it is not ready.
         """
         try:
-            connection: DirectConnection = self._thread.connection
+            connection: DirectConnection | ClusterConnection = self._thread.connection
         except AttributeError:
-            connection = self._thread.connection = DirectConnection(self._store, self._wait_s)
-            self._opened.add(connection)
-        received = connection.ask(command, answers, self._wait_s if wait_s is None else wait_s)
+            connection = self._new_connection()
+        received = connection.ask(commands, self._wait_s if wait_s is None else wait_s, key)
         for answer in received:
-            if type(answer) is AnsweredError and str(answer).startswith(AWAY):
-                raise StoreUnavailable(f"{self._store.shown_url} cannot answer now: {answer}")
+            if type(answer) is AnsweredError:
+                self._check_ready(answer)
         return received
+
+    def ask_each(self, keyed: Sequence[tuple[bytes, bytes]], wait_s: float | None = None) -> list[Answer]:
+        """Same as `ask`, for packed commands each with its key. One round trip to each server that holds one."""
+        received = self._connection().ask_each(keyed, self._wait_s if wait_s is None else wait_s)
+        for answer in received:
+            if type(answer) is AnsweredError:
+                self._check_ready(answer)
+        return received
+
+    def _connection(self) -> DirectConnection | ClusterConnection:
+        """This thread's."""
+        try:
+            connection: DirectConnection | ClusterConnection = self._thread.connection
+        except AttributeError:
+            connection = self._new_connection()
+        return connection
+
+    def _new_connection(self) -> DirectConnection | ClusterConnection:
+        kind = ClusterConnection if self._store.is_cluster else DirectConnection
+        connection = self._thread.connection = kind(self._store, self._wait_s)
+        self._opened.add(connection)
+        return connection
+
+    def _check_ready(self, error: AnsweredError) -> None:
+        if str(error).startswith(AWAY):
+            self._connection().distrust()
+            raise StoreUnavailable(f"{self._store.shown_url} cannot answer now: {error}")
 
     def checked(self, answer: Answer) -> Answer:
         """The answer. Raises StoreError if it is an error, StoreUnavailable while the store accepts no writes."""
         if type(answer) is AnsweredError:
+            if str(answer).startswith(DEMOTED):
+                self._connection().distrust()
             raise self._store.refused(str(answer))
         return answer
 
@@ -116,8 +148,8 @@ class Lookups:
         for connection in list(self._opened):
             connection.close()
 
-    def _one(self, command: bytes, wait_s: float | None) -> Answer:
-        return self.checked(self.ask(command, 1, wait_s)[0])
+    def _one(self, key: bytes, command: bytes, wait_s: float | None) -> Answer:
+        return self.checked(self.ask(key, (command,), wait_s)[0])
 
 
 def packed(*words: bytes) -> bytes:

@@ -5,16 +5,27 @@ A record is a HASH of text; a list is stored as a JSON array. `lookups` reads by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from model_store.records.item_changes import ItemChanges
 from model_store.records.lookups import Lookups, Record
 from model_store.redis.connection import StoreConnection
-from model_store.redis.redis_keys import CANDIDATES, ITEM, MAX_ID_BYTES, USER, record_key
+from model_store.redis.redis_keys import (
+    CANDIDATES,
+    ITEM,
+    ITEMS_CHANGES,
+    ITEMS_EPOCH,
+    ITEMS_GENERATION,
+    MAX_ID_BYTES,
+    USER,
+    record_key,
+)
 
 BATCH = 1000
 Progress = Callable[[int], None]
+Writes = Sequence[Sequence[tuple[bytes, ...]]]
+"""The commands that write each record."""
 
 
 class Records(Lookups):
@@ -32,25 +43,26 @@ class Records(Lookups):
         Skips keys without an id or with one that is too long, and anything but a HASH.
         """
         seen: set[str] = set()
-        with self._store.answers():
-            keys = self._store.client.scan_iter(match=ITEM + b"*", count=BATCH)
-            while batch := list(islice(keys, BATCH)):
-                ids = [
-                    key[len(ITEM) :].decode("utf-8", "surrogateescape")
-                    for key in batch
-                    if 0 < len(key) - len(ITEM) <= MAX_ID_BYTES
-                ]
-                for item, record in zip(ids, self.items(ids), strict=True):
-                    if record is not None and item not in seen:
-                        seen.add(item)
-                        yield item, record
+        for batch in self._store.scan(ITEM + b"*", BATCH):
+            ids = [
+                key[len(ITEM) :].decode("utf-8", "surrogateescape")
+                for key in batch
+                if 0 < len(key) - len(ITEM) <= MAX_ID_BYTES
+            ]
+            for item, record in zip(ids, self.items(ids), strict=True):
+                if record is not None and item not in seen:
+                    seen.add(item)
+                    yield item, record
 
     # -- writing
 
     def put_users(
         self, records: Iterable[tuple[str, Mapping[str, str]]], on_progress: Progress | None = None
     ) -> int:
-        """Replace these users' records; returns their number. A batch of 1,000 becomes visible atomically."""
+        """Replace these users' records; returns their number.
+
+        A batch of 1,000 becomes visible atomically; on a cluster each record does.
+        """
         return self._put(USER, records, on_progress)
 
     def put_items(
@@ -58,20 +70,21 @@ class Records(Lookups):
     ) -> int:
         """Replace these items' records, where an empty one removes the item; returns their number.
 
-        A batch of 1,000 becomes visible atomically, together with the stream entries that servers follow.
+        A batch of 1,000 becomes visible atomically, together with the stream entries that servers follow; on a cluster
+        each record does, and the entries only once all records of the batch are there.
         """
         return self._put(ITEM, records, on_progress)
 
     def only_these_items(self) -> None:
         """Have servers read all items again and drop those that the store lacks."""
         with self._store.answers():
-            self.item_changes.ask_for_all(self._store.client)
+            self.item_changes.ask_for_all(self._store.at(ITEMS_GENERATION))
 
     def put_candidates(self, name: str, ids: Iterable[str]) -> int:
         """Replace a candidate set by this list; returns its length. Raises StoreError for a bad id."""
         key = record_key(CANDIDATES, name)
         encoded = [record_key(b"", item) for item in ids]
-        with self._store.answers(), self._store.client.pipeline(transaction=True) as pipe:
+        with self._store.answers(), self._store.at(key).pipeline(transaction=True) as pipe:
             pipe.delete(key)
             for start in range(0, len(encoded), BATCH):
                 pipe.rpush(key, *encoded[start : start + BATCH])
@@ -84,21 +97,48 @@ class Records(Lookups):
         done = 0
         remaining = iter(records)
         while batch := list(islice(remaining, BATCH)):
-            with self._store.answers(), self._store.client.pipeline(transaction=True) as pipe:
-                for record_id, record in batch:
-                    key = record_key(prefix, record_id)
-                    pipe.delete(key)
-                    if record:
-                        pipe.hset(key, mapping=_encoded(record))
-                if prefix == ITEM:
-                    self.item_changes.add(pipe, [record_id for record_id, _ in batch])
-                if not done:
-                    self.item_changes.identify(pipe)
-                pipe.execute()
+            changed = [record_id for record_id, _ in batch] if prefix == ITEM else []
+            writes = [_written(record_key(prefix, record_id), record) for record_id, record in batch]
+            with self._store.answers():
+                if self._store.is_cluster:
+                    self._put_by_slot(writes, changed, is_first=not done)
+                else:
+                    self._put_at_once(writes, changed, is_first=not done)
             done += len(batch)
             if on_progress is not None:
                 on_progress(done)
         return done
+
+    def _put_at_once(self, writes: Writes, changed: Sequence[str], *, is_first: bool) -> None:
+        """Write a batch, and the ids of changed items, in one transaction."""
+        with self._store.at(b"").pipeline(transaction=True) as pipe:
+            for commands in writes:
+                for words in commands:
+                    pipe.execute_command(*words)
+            self.item_changes.add(pipe, changed)
+            if is_first:
+                self.item_changes.identify(pipe)
+            pipe.execute()
+
+    def _put_by_slot(self, writes: Writes, changed: Sequence[str], *, is_first: bool) -> None:
+        """Write a batch record by record, each in a transaction; then tell of it.
+
+        The keys are in different slots. A reader that learns of a change finds the new record; what fails in between is
+        written again by the next attempt, as if it had not been written.
+        """
+        if is_first:
+            self.item_changes.identify(self._store.at(ITEMS_EPOCH))
+        self._store.each([(commands[0][1], [(b"MULTI",), *commands, (b"EXEC",)]) for commands in writes])
+        if changed:
+            with self._store.at(ITEMS_CHANGES).pipeline(transaction=True) as pipe:
+                self.item_changes.add(pipe, changed)
+                pipe.execute()
+
+
+def _written(key: bytes, record: Mapping[str, str]) -> list[tuple[bytes, ...]]:
+    """The commands that replace a record."""
+    words = [word for pair in _encoded(record).items() for word in pair]
+    return [(b"DEL", key), (b"HSET", key, *words)] if words else [(b"DEL", key)]
 
 
 def _encoded(record: Mapping[str, str]) -> dict[bytes, bytes]:

@@ -1,21 +1,35 @@
-"""Store URLs and connections, Lua scripts, and the translation of redis-py's exceptions into `model_store.errors`."""
+"""Store URLs and connections, Lua scripts, and the translation of redis-py's exceptions into `model_store.errors`.
+
+One server, the master that Sentinel names, and a cluster differ here only: `StoreConnection.at` gives the client for a
+key, and whatever is done with the keys of one hash tag is done as on one server.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import threading
+import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha1
+from itertools import islice
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import redis
-from redis.backoff import NoBackoff
+from redis.backoff import ConstantBackoff, NoBackoff
+from redis.connection import ConnectionPool, SSLConnection
 from redis.exceptions import (
+    AskError,
     AuthenticationError,
     BusyLoadingError,
+    ClusterCrossSlotError,
     ClusterDownError,
+    MovedError,
+    NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
@@ -27,41 +41,187 @@ from redis.retry import Retry
 
 from model_store.errors import StoreError, StoreUnavailable, UnreadableValue
 from model_store.redis.embedded import EmbeddedValkey
+from model_store.redis.nodes import (
+    ClusterNodes,
+    Nodes,
+    NotThatKind,
+    Rerouted,
+    RoutedConnection,
+    RoutedTlsConnection,
+    SentinelNodes,
+    slot_of,
+)
+from model_store.redis.store_url import CLUSTER, EMBEDDED, ONE, Address, StoreUrl, without_password
 from model_store.redis.stored_values import cure, shown, unreadable
 
-SCHEMES = ("redis", "rediss", "unix")
-EMBEDDED = "embedded:"
 LONGEST_BLOCK_S = 2.0
+RETRIES, RETRY_S = 3, 0.1
+"""Of a command to a cluster or to Sentinel's master, whose holder may just be changing."""
+MOST_CLIENTS = 64
+WAIT_PART = 0.8
+"""The part of a command's time that its replicas have to confirm it."""
 _UNREADABLE = re.compile(r"WRONGTYPE|not an integer|would overflow|not a valid float")
 _TAKES_NO_WRITES = re.compile(r"-?(OOM|READONLY|MISCONF|NOREPLICAS) ")
+_AWAY = re.compile(r"-?(UNBLOCKED|ASK|TRYAGAIN|CLUSTERDOWN) ")
+_NODE_OF_A_CLUSTER = re.compile(r"-?(MOVED|CROSSSLOT) ")
+
+Words = Sequence[Any]
+"""A command and its arguments."""
 
 
 class StoreConnection:
     """An open store: its URL without the password, for messages, and connections to it.
 
-    `client` returns bytes and is shared by all threads; so is `patient_client`, for commands that block for up to
-    LONGEST_BLOCK_S (a server may unblock them a tenth of a second late). `single(timeout_s)` makes a separate
-    connection that decodes answers to text, for one thread's hot path.
+    `at(key)` is a redis-py client that returns bytes, for this key and all of its hash tag; `patient_at(key)` one for
+    commands that block for up to LONGEST_BLOCK_S (a server may unblock them a tenth of a second late). They are shared
+    by all threads. `single(timeout_s)` makes a separate connection that decodes answers to text, for one thread's hot
+    path. wait: how many replicas confirm what is published or added to a stream.
     """
 
     def __init__(self, url: str, timeout_s: float) -> None:
-        self.shown_url = _without_password(url)
+        self.shown_url = without_password(url)
         self._embedded: EmbeddedValkey | None = None
-        self._redis_url = self._resolved(url)
-        retry = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
-        self.client = self._client(timeout_s, retry=retry)
-        self.patient_client = self._client(timeout_s + 2 * LONGEST_BLOCK_S, retry=retry)
+        self._timeout_s = timeout_s
+        self._url = self._parsed(url)
+        self.wait = self._url.wait
+        self.is_cluster = self._url.kind == CLUSTER
+        self.nodes: Nodes | None = None
+        """Where the masters are; None for one server."""
+        self._lock = threading.Lock()
+        self._clients: dict[tuple[int, float], Any] = {}
+        self._node_clients: dict[Address, Any] = {}
+        self._whole_cluster: Any = None
+        if self._url.kind != ONE:
+            self.nodes = (ClusterNodes if self.is_cluster else SentinelNodes)(self._url)
+        if not self.is_cluster:
+            self.at("")  # raises for a URL that redis-py cannot read
 
-    def single(self, timeout_s: float) -> Any:
-        """A new connection, not yet open, owned by the caller."""
-        client = self._client(
-            timeout_s,
-            retry=Retry(NoBackoff(), 0),
-            decode_responses=True,
-            encoding_errors="surrogateescape",
-        )
-        pool = client.connection_pool
+    # -- clients
+
+    @property
+    def client(self) -> Any:
+        """A client for any key: for a cluster redis-py's RedisCluster, opened at the first use."""
+        if not self.is_cluster:
+            return self.at("")
+        with self._lock:
+            if self._whole_cluster is None:
+                options = self._url.options | self._limits(self._timeout_s)
+                is_tls = options.pop("connection_class", None) is SSLConnection
+                seeds: Any = [redis.cluster.ClusterNode(*seed) for seed in self._url.seeds]  # type: ignore[no-untyped-call]
+                self._whole_cluster = redis.RedisCluster(
+                    startup_nodes=seeds, protocol=2, ssl=is_tls, **options
+                )
+        return self._whole_cluster
+
+    def at(self, key: str | bytes) -> Any:
+        """The client for this key, and for all others of its hash tag."""
+        return self._client(slot_of(key) if self.is_cluster else 0, self._timeout_s)
+
+    def patient_at(self, key: str | bytes) -> Any:
+        """Same as `at`, for commands that block."""
+        return self._client(slot_of(key) if self.is_cluster else 0, self._timeout_s + 2 * LONGEST_BLOCK_S)
+
+    def scan(self, match: bytes, count: int) -> Iterator[list[bytes]]:
+        """The names of all keys that match, some of them twice, in batches. O(keys of the store).
+
+        If slots of a cluster are moved meanwhile, it begins again, so that no key is missed. Raises StoreUnavailable.
+        """
+        scanned = None
+        while (layout := self._layout()) != scanned:
+            scanned = layout
+            for client in self._masters():
+                keys = client.scan_iter(match=match, count=count)
+                with self.answers():
+                    while batch := list(islice(keys, count)):
+                        yield batch
+
+    def holder(self, key: bytes) -> str:
+        """A name of the server that holds a key, for telling servers apart; empty for one server."""
+        if self.nodes is None or not self.is_cluster:
+            return ""
+        known = self.nodes.layout_at(slot_of(key))
+        return f"{known[0]}:{known[1]}" if known else ""
+
+    def single(self, timeout_s: float, fixed: Address | None = None) -> Any:
+        """A new connection, not yet open, owned by the caller. fixed: the node of a cluster."""
+        options: dict[str, Any] = {"decode_responses": True, "encoding_errors": "surrogateescape"}
+        retry = Retry(NoBackoff(), 0)
+        if self.nodes is None:
+            pool = self._plain(timeout_s, retry=retry, **options).connection_pool
+        else:
+            pool = self._pool(timeout_s, retry=retry, fixed=fixed, **options)
         return pool.connection_class(**pool.connection_kwargs)
+
+    # -- commands
+
+    def ping(self) -> None:
+        """Raise StoreUnavailable unless the store answers."""
+        with self.answers():
+            if self.nodes is not None:
+                self.nodes.refresh(self._timeout_s)
+            if not self.is_cluster:
+                self.at("").ping()
+
+    def each(self, keyed: Sequence[tuple[bytes, Sequence[Words]]]) -> list[list[Any]]:
+        """Run the commands of each key, in one round trip a server; returns the answers of each key, errors raised.
+
+        Of a key that begins with MULTI all or none are run. On a cluster the commands of a key whose server failed are
+        run again, so they must be such that this does not matter. Raises RedisError.
+        """
+        answers: list[list[Any]] = [[] for _ in keyed]
+        todo = list(range(len(keyed)))
+        for left in range(RETRIES, -1, -1):
+            again = []
+            for client, numbers in self._by_server([key for key, _ in keyed], todo):
+                try:
+                    found = _run(client, [keyed[number][1] for number in numbers])
+                except RedisConnectionError:
+                    if not left or not self.is_cluster:
+                        raise
+                    again += numbers
+                else:
+                    for number, ours in zip(numbers, found, strict=True):
+                        answers[number] = self._asked(keyed[number][1], ours)
+            if not again:
+                break
+            todo = again
+            time.sleep(RETRY_S)
+        for each in answers:
+            for answer in each:
+                if isinstance(answer, RedisError):
+                    raise answer
+        return answers
+
+    def write(self, key: str | bytes, commands: Sequence[Words]) -> None:
+        """Run commands of one key or hash tag in one transaction, and wait for the replicas of `wait`.
+
+        Raises RedisError; then the commands may have been run.
+        """
+        client = self.at(key)
+        if not self.wait:
+            with client.pipeline(transaction=True) as pipe:
+                for words in commands:
+                    pipe.execute_command(*words)
+                pipe.execute()
+            return
+        *queued, done, replicas = _run(client, [[("MULTI",), *commands, ("EXEC",), *self.wait_words()]])[0]
+        for answer in [*queued, *(done if isinstance(done, list) else [done]), replicas]:
+            if isinstance(answer, RedisError):
+                raise answer
+        self.check_confirmed(replicas)
+
+    def wait_words(self, timeout_s: float | None = None) -> list[Words]:
+        """The command that waits for `wait` replicas, to be sent after a write on its connection; none for 0."""
+        wait_s = self._timeout_s if timeout_s is None else timeout_s
+        return [("WAIT", self.wait, max(1, int(wait_s * WAIT_PART * 1000)))] if self.wait else []
+
+    def check_confirmed(self, replicas: int) -> None:
+        """Raise StoreUnavailable if too few replicas have a write. It is written, and may be lost at a failover."""
+        if replicas < self.wait:
+            raise StoreUnavailable(
+                f"{self.shown_url}: {replicas} replicas have confirmed a write in time, and `wait` asks for "
+                f"{self.wait}; are the replicas running?"
+            )
 
     @contextmanager
     def answers(self, key: str = "") -> Iterator[None]:
@@ -80,6 +240,12 @@ class StoreConnection:
 
     def translated(self, error: RedisError, key: str = "") -> StoreError:
         """The StoreError for an exception of redis-py. key: as in `answers`."""
+        if isinstance(error, Rerouted):
+            return self.translated(error.cause, key)
+        if isinstance(error, NotThatKind):
+            return StoreError(f"{self.shown_url}: {error}")
+        if isinstance(error, MovedError | ClusterCrossSlotError) and not self.is_cluster:
+            return self._is_a_node()
         if isinstance(error, AuthenticationError):
             return StoreUnavailable(
                 f"{self.shown_url} refused the name or password ({error}); "
@@ -87,9 +253,11 @@ class StoreConnection:
             )
         if isinstance(error, BusyLoadingError):
             return StoreUnavailable(f"{self.shown_url} is still reading its data; try again shortly")
-        if isinstance(
-            error, ClusterDownError | TryAgainError
-        ):  # the former also from a replica without its primary
+        if isinstance(error, AskError | TryAgainError):
+            return StoreUnavailable(
+                f"{self.shown_url} is moving the key's slot to another node; try again shortly"
+            )
+        if isinstance(error, ClusterDownError):  # also from a replica without its primary
             return StoreUnavailable(f"{self.shown_url} cannot answer now: {error}")
         if isinstance(error, RedisConnectionError | RedisTimeoutError):
             return StoreUnavailable(
@@ -104,45 +272,145 @@ class StoreConnection:
         if _UNREADABLE.search(text):
             found = f"{self.shown_url} answered with an error: {text}; {cure('')} finds the key"
             return unreadable(key, text) if key else UnreadableValue(found)
+        if _NODE_OF_A_CLUSTER.match(text) and not self.is_cluster:
+            return self._is_a_node()
+        if _AWAY.match(text):
+            return StoreUnavailable(f"{self.shown_url} cannot answer now: {text}")
         if _TAKES_NO_WRITES.search(text):
             return StoreUnavailable(f"{self.shown_url} accepts no writes now: {text}")
         return StoreError(f"{self.shown_url} answered with an error: {text}")
 
     def close(self) -> None:
         """Close the connections, then leave the embedded server, if any."""
-        for client in (self.client, self.patient_client):
+        for client in [*self._clients.values(), *self._node_clients.values()]:
             client.close()
             client.connection_pool.disconnect()
+        if self._whole_cluster is not None:
+            self._whole_cluster.close()
         if self._embedded is not None:
             self._embedded.close()
 
-    def _resolved(self, url: str) -> str:
-        """The URL for redis-py; for `embedded:DIR`, once the server there answers."""
+    # -- steps
+
+    def _layout(self) -> tuple[Address | None, ...]:
+        """Who holds each slot of a cluster, now; empty for one server."""
+        if self.nodes is None or not self.is_cluster:
+            return ()
+        with self.answers():
+            self.nodes.refresh(self._timeout_s)
+        return self.nodes.layout()
+
+    def _masters(self) -> list[Any]:
+        """A client for each server that holds keys."""
+        if self.nodes is None or not self.is_cluster:
+            return [self.at("")]
+        return [self.node(address) for address in self.nodes.masters]
+
+    def _parsed(self, url: str) -> StoreUrl:
+        """The URL; for `embedded:DIR` that of the server there, once it answers."""
         if url.startswith(EMBEDDED):
             directory = url.removeprefix(EMBEDDED)
             if not directory:
                 raise StoreError("expected embedded:DIR, got no directory")
             self._embedded = EmbeddedValkey.join(os.path.expanduser(directory))
-            return f"unix://{quote(str(self._embedded.socket))}"
-        if urlsplit(url).scheme not in SCHEMES:
-            raise StoreError(
-                f"got the store {self.shown_url!r}; expected redis://HOST:PORT, rediss://HOST:PORT, "
-                "unix:///PATH/TO/SOCKET or embedded:DIR"
-            )
-        return url
-
-    def _client(self, timeout_s: float, **options: Any) -> Any:
+            return StoreUrl(ONE, f"unix://{quote(str(self._embedded.socket))}")
         try:
-            # redis-py's default protocol, hence the shape of answers, differs by release.
-            return redis.Redis.from_url(
-                self._redis_url,
-                protocol=2,
-                socket_timeout=timeout_s,
-                socket_connect_timeout=timeout_s,
-                **options,
-            )
+            return StoreUrl.parse(url)
         except ValueError as error:
             raise StoreError(f"cannot read the store's URL {self.shown_url!r}: {error}") from error
+
+    def _client(self, slot: int, timeout_s: float) -> Any:
+        with self._lock:
+            client = self._clients.get((slot, timeout_s))
+            if client is None:
+                if len(self._clients) >= MOST_CLIENTS:  # it opens connections again should it be used again
+                    self._clients.pop(next(iter(self._clients))).connection_pool.disconnect()
+                client = self._clients[slot, timeout_s] = self._new_client(slot, timeout_s)
+        return client
+
+    def _new_client(self, slot: int, timeout_s: float) -> Any:
+        if self.nodes is None:
+            return self._plain(
+                timeout_s, retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
+            )
+        return _RoutedClient(self, self._pool(timeout_s, slot=slot, retry=self._retry()))
+
+    def node(self, address: Address) -> Any:
+        """A client for one node of a cluster; it follows no redirection."""
+        with self._lock:
+            if address not in self._node_clients:
+                pool = self._pool(self._timeout_s, fixed=address, retry=Retry(NoBackoff(), 0))
+                self._node_clients[address] = redis.Redis(connection_pool=pool)
+            return self._node_clients[address]
+
+    def _retry(self) -> Retry:
+        return Retry(ConstantBackoff(RETRY_S), RETRIES, supported_errors=(RedisConnectionError,))
+
+    def _limits(self, timeout_s: float) -> dict[str, Any]:
+        return {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+
+    def _plain(self, timeout_s: float, **options: Any) -> Any:
+        try:
+            # redis-py's default protocol, hence the shape of answers, differs by release.
+            return redis.Redis.from_url(self._url.url, protocol=2, **self._limits(timeout_s), **options)
+        except ValueError as error:
+            raise StoreError(f"cannot read the store's URL {self.shown_url!r}: {error}") from error
+
+    def _pool(
+        self, timeout_s: float, *, slot: int = 0, fixed: Address | None = None, **options: Any
+    ) -> ConnectionPool:
+        kind = RoutedTlsConnection if "connection_class" in self._url.options else RoutedConnection
+        options = self._url.options | options | self._limits(timeout_s) | {"connection_class": kind}
+        return ConnectionPool(nodes=self.nodes, slot=slot, fixed=fixed, protocol=2, **options)
+
+    def _by_server(self, keys: Sequence[bytes], numbers: Sequence[int]) -> list[tuple[Any, list[int]]]:
+        """The numbers of the keys that each server holds, with a client for it."""
+        if self.nodes is None or not self.is_cluster:
+            return [(self.at(""), list(numbers))]
+        by_address = defaultdict[Address, list[int]](list)
+        for number in numbers:
+            by_address[self.nodes.address(slot_of(keys[number]), self._timeout_s)].append(number)
+        return [(self.node(address), found) for address, found in by_address.items()]
+
+    def _asked(self, commands: Sequence[Words], answers: list[Any]) -> list[Any]:
+        """The answers; those of the node that imports the slot, if the key has moved there already."""
+        ask = next((each for each in answers if isinstance(each, AskError)), None)
+        if ask is None:
+            return answers
+        there = self.node((ask.host, ask.port))
+        is_whole = commands[0][0] == "MULTI"  # ASKING counts for one command, or for a whole transaction
+        asking = (
+            [("ASKING",), *commands] if is_whole else [w for each in commands for w in (("ASKING",), each)]
+        )
+        found = _run(there, [asking])[0]
+        return found[1:] if is_whole else found[1::2]
+
+    def _is_a_node(self) -> StoreError:
+        return StoreError(
+            f"{self.shown_url} is a node of a cluster, which holds a part of the keys; "
+            "name the cluster: cluster://HOST:PORT, with some of its nodes"
+        )
+
+
+class _RoutedClient(redis.Redis):
+    """redis-py's client for one slot of a cluster, or for Sentinel's master."""
+
+    def __init__(self, store: StoreConnection, pool: ConnectionPool) -> None:
+        super().__init__(connection_pool=pool)
+        self._store = store
+
+    def execute_command(self, *words: Any, **options: Any) -> Any:
+        """As redis-py's. Follows the redirection of a key that is being moved."""
+        try:
+            return super().execute_command(*words, **options)  # type: ignore[no-untyped-call]
+        except MovedError:
+            raise
+        except AskError as error:
+            node = self._store.node((error.host, error.port))
+            with node.pipeline(transaction=False) as pipe:
+                pipe.execute_command("ASKING")
+                pipe.execute_command(*words, **options)
+                return pipe.execute()[1]
 
 
 class Script:
@@ -151,24 +419,42 @@ class Script:
     def __init__(self, store: StoreConnection, name: str) -> None:
         folder = Path(__file__).parent
         self._store = store
-        self._run = store.client.register_script(
-            f"{(folder / 'checks.lua').read_text()}\n{(folder / f'{name}.lua').read_text()}"
-        )
+        self._text = f"{(folder / 'checks.lua').read_text()}\n{(folder / f'{name}.lua').read_text()}"
+        self._sha = sha1(self._text.encode(), usedforsecurity=False).hexdigest()
 
     def __call__(self, keys: Sequence[str], words: Sequence[Any] = ()) -> Any:
         """Run it. Raises StoreUnavailable, StoreError, and UnreadableValue if a key holds an unreadable value.
 
         In the last case nothing has changed.
         """
+        client, rest = self._store.at(keys[0]), (len(keys), *keys, *words)
         with self._store.answers():
-            answer = self._run(keys, words)
+            try:
+                answer = self._run(client, ("EVALSHA", self._sha, *rest))
+            except NoScriptError:
+                client.script_load(self._text)
+                answer = self._run(client, ("EVALSHA", self._sha, *rest))
         if isinstance(answer, list) and answer and answer[0] == b"junk":
             _, key, got, expected = answer
             raise unreadable(key.decode(), f"got {shown(got)}, expected {expected.decode()}")
         return answer
 
+    def _run(self, client: Any, command: Words) -> Any:
+        if not self._store.wait:
+            return client.execute_command(*command)
+        answer, replicas = _run(client, [[command, *self._store.wait_words()]])[0]
+        for each in (answer, replicas):
+            if isinstance(each, RedisError):
+                raise each
+        self._store.check_confirmed(replicas)
+        return answer
 
-def _without_password(url: str) -> str:
-    head, at, tail = url.rpartition("@")
-    scheme, slashes, login = head.partition("://")
-    return f"{scheme}{slashes}{login.split(':')[0]}:…@{tail}" if at and ":" in login else url
+
+def _run(client: Any, commands: Sequence[Sequence[Words]]) -> list[list[Any]]:
+    """The answers to several groups of commands, sent at once over one connection. Errors are among them."""
+    with client.pipeline(transaction=False) as pipe:
+        for group in commands:
+            for words in group:
+                pipe.execute_command(*words)
+        answers = iter(pipe.execute(raise_on_error=False))
+    return [[next(answers) for _ in group] for group in commands]

@@ -1,8 +1,10 @@
-"""A connection for one thread's hot path: sends command bytes and returns answers within a time limit.
+"""Connections for one thread's hot path: they send command bytes and return answers within a time limit.
 
 It uses a plain socket and hiredis, since a look-up through redis-py's connection takes 1.5 times as long; and one
 connection per thread, since passing answers between threads costs more than the system calls that a shared pipeline
 saves (docs/features.md has the figures). redis-py opens the connection and handles TLS, passwords and databases.
+
+`DirectConnection` is one connection, `ClusterConnection` one to each node that was asked so far.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import math
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import hiredis
@@ -18,9 +21,14 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from model_store.errors import StoreUnavailable
 from model_store.redis.connection import StoreConnection
+from model_store.redis.nodes import slot_of
+from model_store.redis.store_url import Address
 
 READ_BYTES = 1 << 16
+MOST_REDIRECTIONS = 8
+ASKING = b"*1\r\n$6\r\nASKING\r\n"
 
 Answer = Any
 """Text, None, an integer, an `AnsweredError`, or a list of these. Bytes that are not UTF-8 become surrogates."""
@@ -37,49 +45,82 @@ class DirectConnection:
     a late answer is never taken for that of another command.
     """
 
-    def __init__(self, store: StoreConnection, timeout_s: float) -> None:
+    def __init__(self, store: StoreConnection, timeout_s: float, fixed: Address | None = None) -> None:
+        """fixed: the node of a cluster."""
         self._store = store
-        self._connection = store.single(timeout_s)
+        self._connection = store.single(timeout_s, fixed)
         self._socket: socket.socket | None = None
         self._waits_ms = 0
         self._reader = _reader()
 
-    def ask(self, command: bytes, answers: int, wait_s: float) -> list[Answer]:
-        """Send packed commands and return their `answers` answers within `wait_s` seconds.
+    def ask(self, commands: Sequence[bytes], wait_s: float, key: bytes = b"") -> list[Answer]:
+        """Send packed commands and return their answers within `wait_s` seconds.
 
-        A dropped connection is reopened once. Raises StoreUnavailable.
+        A dropped connection is reopened once. `key` is for `ClusterConnection`. Raises StoreUnavailable.
         """
         until = time.monotonic() + wait_s
         try:
-            try:
-                return self._exchange(command, answers, wait_s, until)
-            except RedisConnectionError:
-                return self._exchange(command, answers, until - time.monotonic(), until)
+            return self.exchange(commands, wait_s, until)
         except RedisError as error:
             raise self._store.translated(error) from error
+
+    def ask_each(self, keyed: Sequence[tuple[bytes, bytes]], wait_s: float) -> list[Answer]:
+        """Same as `ask`, for commands with their keys."""
+        return self.ask([command for _, command in keyed], wait_s)
+
+    def exchange(self, commands: Sequence[bytes], wait_s: float, until: float) -> list[Answer]:
+        """Same as `ask`, until a time of the monotonic clock. Raises redis-py's errors."""
+        command, answers = b"".join(commands), len(commands)
+        try:
+            return self.receive(self.send(command, wait_s, until), answers, wait_s, until)
+        except RedisConnectionError:
+            wait_s = until - time.monotonic()
+            return self.receive(self.send(command, wait_s, until), answers, wait_s, until)
+
+    def send(self, command: bytes, wait_s: float, until: float) -> socket.socket:
+        """Send packed commands; returns what `receive` needs, which must come next. Raises redis-py's errors."""
+        try:
+            wire, left_s = self._socket, wait_s
+            if wire is None:
+                wire, left_s = self._open(wait_s), until - time.monotonic()
+            self._wait_at_most(wire, left_s)
+            wire.sendall(command)
+            return wire
+        except BaseException as error:
+            self._fail(error, wait_s)
+            raise
+
+    def receive(self, wire: socket.socket, answers: int, wait_s: float, until: float) -> list[Answer]:
+        """The answers to what was sent. Raises redis-py's errors."""
+        try:
+            return self._receive(wire, answers, until)
+        except BaseException as error:
+            self._fail(error, wait_s)
+            raise
+
+    @property
+    def is_open(self) -> bool:
+        """False before the first use, and after a failure."""
+        return self._socket is not None
 
     def close(self) -> None:
         """Close it; the next use opens it again. Any thread may call this."""
         self._socket = None
         self._connection.disconnect()
 
-    def _exchange(self, command: bytes, answers: int, wait_s: float, until: float) -> list[Answer]:
-        try:
-            wire = self._socket
-            if wire is None:
-                wire, wait_s = self._open(wait_s), until - time.monotonic()
-            self._wait_at_most(wire, wait_s)
-            wire.sendall(command)
-            return self._receive(wire, answers, until)
-        except (TimeoutError, BlockingIOError):
+    def distrust(self) -> None:
+        """Note that the server cannot answer: where another may, that is looked for at the next use."""
+        if self._store.nodes is not None:
+            self._store.nodes.failed((self._connection.host, self._connection.port))
             self.close()
+
+    def _fail(self, error: BaseException, wait_s: float) -> None:
+        """Close the connection. Raises redis-py's error for one of the socket."""
+        self.close()
+        if isinstance(error, TimeoutError | BlockingIOError):
             raise RedisTimeoutError(f"no answer within {wait_s * 1000:.0f} ms") from None
-        except OSError as error:
-            self.close()
+        if isinstance(error, OSError):
             raise RedisConnectionError(str(error)) from error
-        except BaseException:
-            self.close()
-            raise
 
     def _receive(self, wire: socket.socket, answers: int, until: float) -> list[Answer]:
         reader, received = self._reader, list[Answer]()
@@ -125,6 +166,121 @@ class DirectConnection:
         else:
             wire.settimeout(wait_ms / 1000)
         self._waits_ms = wait_ms
+
+
+class ClusterConnection:
+    """A connection to each node of a cluster that holds what was asked for, owned by one thread.
+
+    Same interface as `DirectConnection`. The commands of one call are sent to all nodes before any answer is read, and
+    redirections are followed, within the time limit.
+    """
+
+    def __init__(self, store: StoreConnection, timeout_s: float) -> None:
+        assert store.nodes is not None
+        self._store, self._timeout_s = store, timeout_s
+        self._nodes = store.nodes
+        self._connections: dict[Address, DirectConnection] = {}
+
+    def ask(self, commands: Sequence[bytes], wait_s: float, key: bytes = b"") -> list[Answer]:
+        """Same as in `DirectConnection`, for commands with one key, or with one hash tag."""
+        return self.ask_each([(key, command) for command in commands], wait_s)
+
+    def ask_each(self, keyed: Sequence[tuple[bytes, bytes]], wait_s: float) -> list[Answer]:
+        """Same as `ask`, for commands with their keys."""
+        call = _Call(keyed, time.monotonic() + wait_s)
+        todo = list(range(len(keyed)))
+        try:
+            for _ in range(MOST_REDIRECTIONS):
+                todo = self._round(call, todo)
+                if not todo:
+                    return call.answers
+        except RedisError as error:
+            raise self._store.translated(error) from error
+        raise StoreUnavailable(f"{self._store.shown_url} is moving keys to and fro; try again shortly")
+
+    def distrust(self) -> None:
+        """Nothing to do: a node that cannot answer is noted when its answer comes."""
+
+    def close(self) -> None:
+        """Close all connections. Any thread may call this."""
+        for connection in list(self._connections.values()):
+            connection.close()
+
+    def _round(self, call: _Call, todo: Sequence[int]) -> list[int]:
+        """Ask each node for its part; returns what is to be asked of another node. Raises redis-py's errors."""
+        parts: dict[Address, list[int]] = {}
+        for number in todo:
+            parts.setdefault(self._nodes.address(call.slots[number], call.left_s()), []).append(number)
+        again: list[int] = []
+        sent = []
+        for address, numbers in parts.items():
+            connection = self._at(address)
+            was_open, wait_s = connection.is_open, call.left_s()
+            try:
+                wire = connection.send(b"".join([call.commands[n] for n in numbers]), wait_s, call.until)
+                sent.append((address, was_open, wire))
+            except RedisError as error:
+                again += self._after_failure(call, address, was_open, numbers, error)
+        for address, was_open, wire in sent:
+            numbers = parts[address]
+            try:
+                found = self._at(address).receive(wire, len(numbers), call.left_s(), call.until)
+            except RedisError as error:
+                again += self._after_failure(call, address, was_open, numbers, error)
+            else:
+                for number, answer in zip(numbers, found, strict=True):
+                    call.answers[number] = answer
+                    if type(answer) is AnsweredError and self._is_redirected(call, number, address):
+                        again.append(number)
+        return again
+
+    def _after_failure(
+        self, call: _Call, address: Address, was_open: bool, numbers: list[int], error: RedisError
+    ) -> list[int]:
+        """What to ask again: of the same node if its connection was an old one, of another one if it holds the keys."""
+        if isinstance(error, RedisTimeoutError) or call.left_s() <= 0:
+            self._nodes.failed(address)
+            raise error
+        if not was_open:
+            self._nodes.failed(address)
+            if address in {self._nodes.address(call.slots[number], call.left_s()) for number in numbers}:
+                raise error
+        return numbers
+
+    def _is_redirected(self, call: _Call, number: int, asked: Address) -> bool:
+        """Whether another node is to be asked after this error. That of a key which has moved alone is asked here."""
+        kind, _, where = str(call.answers[number]).partition(" ")
+        if kind in ("CLUSTERDOWN", "READONLY"):
+            self._nodes.failed(asked)
+        if kind not in ("MOVED", "ASK"):
+            return False
+        host, _, port = where.partition(" ")[2].rpartition(":")
+        there = (host or asked[0], int(port))
+        if kind == "MOVED":
+            self._nodes.moved(call.slots[number], there)
+            return True
+        commands = [ASKING, call.commands[number]]
+        call.answers[number] = self._at(there).exchange(commands, call.left_s(), call.until)[1]
+        return False
+
+    def _at(self, address: Address) -> DirectConnection:
+        connection = self._connections.get(address)
+        if connection is None:
+            connection = self._connections[address] = DirectConnection(self._store, self._timeout_s, address)
+        return connection
+
+
+class _Call:
+    """The commands of one call of a `ClusterConnection` with their slots, and the answers so far."""
+
+    def __init__(self, keyed: Sequence[tuple[bytes, bytes]], until: float) -> None:
+        self.slots = [slot_of(key) for key, _ in keyed]
+        self.commands = [command for _, command in keyed]
+        self.answers: list[Answer] = [None] * len(keyed)
+        self.until = until
+
+    def left_s(self) -> float:
+        return self.until - time.monotonic()
 
 
 def _is_plain(wire: socket.socket) -> bool:

@@ -38,8 +38,8 @@ class DeadLetters:
 
     def __init__(self, connection: StoreConnection, model: str) -> None:
         self._store = connection
-        self._client = connection.client
         self.key = ModelKeys(model).dead
+        self._client = connection.at(self.key)
 
     def add(self, number: int, letters: Sequence[Letter]) -> None:
         """Write letters `number`, `number` + 1, … (from 1); existing ones are not changed."""

@@ -81,7 +81,7 @@ class EventStream:
         self.length = length
         self.age_s = age_s
         self._store = connection
-        self._client = connection.client
+        self._client = connection.at(key)
         self._trimmed_s = -TRIM_EVERY_S
 
     def append(self, payloads: Sequence[bytes]) -> int:
@@ -91,12 +91,14 @@ class EventStream:
         """
         if not payloads:
             return 0
-        with self._store.answers(self.key), self._client.pipeline(transaction=True) as pipe:
-            for payload in payloads:
-                pipe.execute_command("XADD", self.key, "MAXLEN", "~", self.length, "*", JSON_FIELD, payload)
+        with self._store.answers(self.key):
+            adding: list[tuple[Any, ...]] = [
+                ("XADD", self.key, "MAXLEN", "~", self.length, "*", JSON_FIELD, payload)
+                for payload in payloads
+            ]
             if self._is_trim_due():
-                pipe.execute_command("XTRIM", self.key, "MINID", "~", self._oldest_ms())
-            pipe.execute()
+                adding.append(("XTRIM", self.key, "MINID", "~", self._oldest_ms()))
+            self._store.write(self.key, adding)
         return len(payloads)
 
     def read(self, after: EntryId, count: int) -> Read:

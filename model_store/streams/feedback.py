@@ -86,6 +86,7 @@ class Feedback:
         self.length = length
         self.age_s = age_s
         self._store = connection
+        self._wait_s = wait_s
         self._lookups = Lookups(connection, wait_s)
 
     def report(self, model: str, events: Sequence[Event], wait_s: float | None = None) -> Reported:
@@ -101,16 +102,22 @@ class Feedback:
         bounds = [b"%d" % self.length, *(b"%d" % round(1000 * span) for span in (self.age_s, KNOWN_S))]
         words = [b"%d" % len(names), *(name.encode() for name in names), *bounds]
         words += [event.to_json(now_us) for event in events]
-        is_new = self._run(words, wait_s)
+        is_new = self._run(names[0].encode(), words, wait_s)
         return Reported(sum(is_new), len(is_new) - sum(is_new))
 
     def close(self) -> None:
         """Close the connections of all threads."""
         self._lookups.close()
 
-    def _run(self, words: Sequence[bytes], wait_s: float | None) -> list[int]:
-        (answer,) = self._lookups.ask(packed(b"EVALSHA", _SHA, *words), 1, wait_s)
-        if isinstance(answer, Exception) and str(answer).startswith("NOSCRIPT"):
-            (answer,) = self._lookups.ask(packed(b"EVAL", _SCRIPT, *words), 1, wait_s)
-        is_new: list[int] = self._lookups.checked(answer)
+    def _run(self, key: bytes, words: Sequence[bytes], wait_s: float | None) -> list[int]:
+        waits = self._store.wait_words(self._wait_s if wait_s is None else wait_s)
+        # WAIT is for this connection's writes; an event that another connection has written must be confirmed too.
+        touch = [("PEXPIRE", words[2].decode(), round(1000 * KNOWN_S))] if waits else []
+        confirm = [packed(*(str(word).encode() for word in each)) for each in (*touch, *waits)]
+        answers = self._lookups.ask(key, [packed(b"EVALSHA", _SHA, *words), *confirm], wait_s)
+        if isinstance(answers[0], Exception) and str(answers[0]).startswith("NOSCRIPT"):
+            answers = self._lookups.ask(key, [packed(b"EVAL", _SCRIPT, *words), *confirm], wait_s)
+        is_new: list[int] = self._lookups.checked(answers[0])
+        if confirm:
+            self._store.check_confirmed(self._lookups.checked(answers[-1]))
         return is_new

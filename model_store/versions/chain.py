@@ -103,7 +103,7 @@ def upload(
     sizes = manifest.chunk_sizes()
     for key, size in zip(keys.chunks(manifest.version, len(sizes)), sizes, strict=True):
         with store.answers():
-            store.client.set(key, bytes(view[done : done + size]), ex=UPLOAD_EXPIRY_S)
+            store.at(key).set(key, bytes(view[done : done + size]), ex=UPLOAD_EXPIRY_S)
         done += size
         if on_progress is not None:
             on_progress(done, manifest.size)
@@ -116,7 +116,7 @@ def download(store: StoreConnection, keys: ModelKeys, manifest: Manifest) -> byt
     for index, key in enumerate(keys.chunks(manifest.version, len(sizes))):
         try:
             with store.answers(key):
-                parts.append(store.client.get(key) or b"")
+                parts.append(store.at(key).get(key) or b"")
         except UnreadableValue as error:
             raise ArtefactError(f"version {manifest.version} is damaged: {error}") from None
         if len(parts[index]) != sizes[index]:
@@ -136,7 +136,7 @@ def chunks_there(store: StoreConnection, keys: ModelKeys, version: int) -> int:
     count = 0
     for begin in range(0, MOST_CHUNKS, _PROBED):
         probed = keys.chunks(version, begin + _PROBED)[begin:]
-        with store.answers(), store.client.pipeline(transaction=False) as pipe:
+        with store.answers(), store.at(keys.versions).pipeline(transaction=False) as pipe:
             for key in probed:
                 pipe.exists(key)
             there = [index for index, found in enumerate(pipe.execute()) if found]

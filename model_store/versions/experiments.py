@@ -259,7 +259,7 @@ class StoredExperiment:
         """
         with (
             self._store.answers(self._keys.experiment),
-            self._store.client.pipeline(transaction=True) as pipe,
+            self._store.at(self._keys.experiment).pipeline(transaction=True) as pipe,
         ):
             pipe.hmget(self._keys.experiment, *FIXED)
             pipe.hlen(self._keys.experiment)
@@ -312,7 +312,7 @@ class StoredExperiment:
             if size > MAX_PINS + len(FIXED):
                 raise ExperimentError(f"pins: got about {size - len(FIXED):,}; expected at most {MAX_PINS:,}")
             with self._store.answers():
-                fields = self._store.client.hgetall(self._keys.experiment)
+                fields = self._store.at(self._keys.experiment).hgetall(self._keys.experiment)
             return Experiment.from_hash(fields)
         except ExperimentError as error:
             raise StoreError(

@@ -21,7 +21,7 @@ class Pin:
 
     def __init__(self, connection: StoreConnection, keys: ModelKeys) -> None:
         self._store = connection
-        self._client = connection.client
+        self._client = connection.at(keys.versions)
         self._keys = keys
         self._resume = connection.script("resume")
 
@@ -66,7 +66,7 @@ class GuardRecords:
         """on_junk is called with a message for each field that cannot be read."""
         self._on_junk = on_junk
         self._store = connection
-        self._client = connection.client
+        self._client = connection.at(keys.versions)
         self._keys = keys
         self._refuse = connection.script("refuse")
 

@@ -65,7 +65,7 @@ class OnlineMetrics:
         """on_junk is called with a message for each value that cannot be read and is left out."""
         self._on_junk = on_junk
         self._store = connection
-        self._client = connection.client
+        self._client = connection.at(keys.versions)
         self._keys = keys
 
     def write(self, cells: Mapping[Cell, OnlineSums], *, whole: bool = False) -> None:

@@ -78,7 +78,7 @@ class PublishedVersions:
         self.pin = Pin(connection, self.keys)
         self.online = OnlineMetrics(connection, self.keys, self._report)
         self._store = connection
-        self._client = connection.client
+        self._client = connection.at(self.keys.versions)
         self._on_junk = on_junk
         self._reported = set[str]()
 
@@ -285,7 +285,7 @@ class PublishedVersions:
             block_s = min(LONGEST_BLOCK_S, deadline - time.monotonic())
             try:
                 with self._store.answers(self.keys.events):
-                    streams = self._store.patient_client.xread(
+                    streams = self._store.patient_at(self.keys.events).xread(
                         {self.keys.events: last_event_id}, block=max(1, int(1000 * block_s))
                     )
             except UnreadableValue as error:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from model_store.errors import OutputError, ServerError, StoreUnavailable
-from model_store.redis.connection import EMBEDDED, SCHEMES, StoreConnection
+from model_store.redis.connection import StoreConnection
+from model_store.redis.store_url import EMBEDDED, SCHEMES
 from model_store.store import Store
 from server.impressions.rotating_file import RotatingFile
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
@@ -30,6 +31,14 @@ SHORTEST_WAIT_S = 0.001
 FAILURES_BEFORE_PAUSE = 3
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
+
+
+Holder = Callable[[Records], str]
+
+
+def no_holder(records: Records) -> str:
+    """Of reads that concern several servers, or one that is not told apart."""
+    return ""
 
 
 class Breaker:
@@ -75,7 +84,8 @@ class Source:
     def __init__(self, url: str, budget_s: float) -> None:
         self._url = url
         self._budget_s = budget_s
-        self._breaker = Breaker()
+        self._breakers = defaultdict[str, Breaker](Breaker)
+        """By the server that holds a key, empty if all keys are in one place."""
         self._store: Store | None = None
         self._epoch = ""
         self._lost_at = -math.inf
@@ -113,15 +123,19 @@ class Source:
             raise StoreUnavailable(f"not asked: the deadline is in {remaining_s * 1000:.1f} ms")
         return min(self._budget_s, remaining_s - MARGIN_S)
 
-    def read(self, ask: Callable[[Records, float], T], wait_s: float) -> T:
-        """What `ask` returns; it gets records and `wait_s`. Raises StoreUnavailable, also while the breaker is open."""
-        return self.use(lambda store, wait: ask(store.records, wait), wait_s)
+    def read(self, ask: Callable[[Records, float], T], wait_s: float, holder: Holder = no_holder) -> T:
+        """What `ask` returns; it gets records and `wait_s`. Raises StoreUnavailable, also while the breaker is open.
 
-    def use(self, ask: Callable[[Store, float], T], wait_s: float) -> T:
+        holder: tells which server of a cluster is asked, so that one that fails does not keep requests from the others.
+        """
+        return self.use(lambda store, wait: ask(store.records, wait), wait_s, holder)
+
+    def use(self, ask: Callable[[Store, float], T], wait_s: float, holder: Holder = no_holder) -> T:
         """Same as `read`, with the store itself."""
         if self._store is None:
             raise StoreUnavailable("the store has not answered since this server started")
-        pause_s = self._breaker.pause_s()
+        breaker = self._breakers[holder(self._store.records)]
+        pause_s = breaker.pause_s()
         if pause_s:
             raise StoreUnavailable(f"the store did not answer lately; next try in {pause_s:.2f} s")
         began = time.monotonic()
@@ -130,9 +144,9 @@ class Source:
         except StoreUnavailable:
             # A read that had only the caller's last milliseconds does not count as the store's failure.
             if wait_s >= self._budget_s / 2 or time.monotonic() - began < wait_s:
-                self._breaker.failed()
+                breaker.failed()
             raise
-        self._breaker.succeeded()
+        breaker.succeeded()
         return answer
 
 
@@ -157,7 +171,11 @@ class StoredReads:
 
     def user_values(self, cookie: str, wanted: HashFields, wait_s: float) -> list[str | None]:
         """The values of some fields of a user's record. `wait_s`: of `users`. Raises StoreError."""
-        return self.users.read(lambda records, wait: records.user_values(cookie, wanted, wait), wait_s)
+        return self.users.read(
+            lambda records, wait: records.user_values(cookie, wanted, wait),
+            wait_s,
+            lambda records: records.holder_of_user(cookie),
+        )
 
     def lost_sets(self, read_at: float, context: grpc.ServicerContext) -> bool:
         """Whether the store of candidate sets has lost its data since `read_at`. Raises as `items`."""

@@ -22,10 +22,12 @@ BUDGET_MS = 150
 
 
 class WholeShop:
-    """One Valkey, one server, and what each version answers. Every answer that is asked for here is checked."""
+    """One store, one server, and what each version answers. Every answer that is asked for here is checked."""
 
-    def __init__(self, valkey: Valkey, running: Running, store: Store) -> None:
-        self.valkey, self.running, self.store = valkey, running, store
+    def __init__(self, running: Running, store: Store) -> None:
+        self.running, self.store = running, store
+        self.valkey: Valkey
+        """The store's only server, unless it has several."""
         self.client = running.client
         self.versions = store.model(shop.NAME)
         self.users = dict(shop.USERS)
@@ -125,14 +127,22 @@ def whole_shop(folder: Path, *flags: str) -> Iterator[WholeShop]:
     with ExitStack() as last:
         valkey = Valkey(folder)
         last.callback(valkey.kill)
-        store = last.enter_context(Store.open(valkey.url))
-        version = shop.fill(store)
-        flags = ("--store-budget", str(BUDGET_MS), "--user-ttl", "0.2", *flags)
-        running = last.enter_context(serving(valkey.url, folder, *flags))
-        running.await_ready()
-        whole = WholeShop(valkey, running, store)
-        whole.answers_as(version, 1)
+        whole = last.enter_context(shop_on(valkey.url, folder, *flags))
+        whole.valkey = valkey
         yield whole
+
+
+@contextmanager
+def shop_on(url: str, folder: Path, *flags: str) -> Iterator[WholeShop]:
+    """A shop that serves the model 1 from this empty store."""
+    flags = ("--store-budget", str(BUDGET_MS), "--user-ttl", "0.2", *flags)
+    with Store.open(url) as store:
+        version = shop.fill(store)
+        with serving(url, folder, *flags) as running:
+            running.await_ready()
+            whole = WholeShop(running, store)
+            whole.answers_as(version, 1)
+            yield whole
 
 
 class SharedShop:

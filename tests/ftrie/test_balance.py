@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
+import runpy
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,9 +37,9 @@ ENOUGH = 200
 
 
 class Named:
-    """A server whose answers have its address as the version's model; `refuses`: calls that it answers UNAVAILABLE."""
+    """A server that names itself in its answers, as their model. `refuses`: calls that it answers UNAVAILABLE."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection_age_s: float = 0.0) -> None:
         self.health = Health()
         self.health.say(serving=True)
         self.calls = self.refuses = 0
@@ -48,12 +49,14 @@ class Named:
             response_serializer=RankResponse.SerializeToString,
         )
         handlers = grpc.method_handlers_generic_handler(SERVICE, {"Rank": rank})
-        self.grpc = grpc_server(handlers, self.health, 4)
+        self.peers = set[str]()
+        self.grpc = grpc_server(handlers, self.health, 4, connection_age_s=connection_age_s)
         self.address = listen(self.grpc, "127.0.0.1", 0)
         self.grpc.start()
 
     def _rank(self, request: RankRequest, context: grpc.ServicerContext) -> RankResponse:
         self.calls += 1
+        self.peers.add(context.peer())
         if self.refuses:
             self.refuses -= 1
             context.abort(grpc.StatusCode.UNAVAILABLE, "draining")
@@ -206,6 +209,18 @@ def test_no_call_fails_when_a_server_vanishes_under_load(
             call.result()
 
 
+@pytest.mark.parametrize("balance", BALANCES)
+def test_no_call_fails_when_servers_close_connections_by_their_age(balance: Balance) -> None:
+    aging = [Named(connection_age_s=0.2) for _ in range(3)]
+    addresses = ",".join(server.address for server in aging)
+    with Client(addresses, balance=balance, timeout_s=20) as connected, ThreadPoolExecutor(4) as callers:
+        while min(len(server.peers) for server in aging) < 4:
+            for call in [callers.submit(homes, connected) for _ in range(4)]:
+                call.result()
+    for server in aging:
+        server.grpc.stop(0).wait()
+
+
 @given(st.text(max_size=300))
 def test_any_cookie_has_a_header_that_grpc_sends(cookie: str) -> None:
     try:
@@ -297,10 +312,10 @@ def test_the_document_s_examples_run_and_its_config_is_the_client_s(
     examples = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     models = []
     for example in examples:
-        here: dict[str, Any] = {}
         replaced = re.subn(r"10\.0\.0\.5:50051(,10\.0\.0\.\d:50051)*", addresses, example)
         assert replaced[1] == 1
-        exec(replaced[0], here)
+        (tmp_path / "example.py").write_text(replaced[0])
+        here = runpy.run_path("example.py")
         models += [here[name].model for name in ("ranking", "answer") if name in here]
     assert len(models) == len(examples) == 2
     assert models[0] == models[1], "both clients send the user to one server"

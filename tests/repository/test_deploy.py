@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -128,6 +129,8 @@ def called() -> Iterator[tuple[str, list[str]]]:
             spec = document["spec"].get("jobTemplate", document).get("spec", {})
             pod = spec.get("template", {}).get("spec", {})
             yield from ((manifest.name, container["args"]) for container in pod.get("containers", ()))
+            if document["kind"] == "RayJob":
+                yield manifest.name, shlex.split(document["spec"]["entrypoint"])[1:]
     for service in yaml.safe_load(COMPOSE.read_text("utf-8"))["services"].values():
         if service["image"].startswith("ftrie"):
             yield COMPOSE.name, service["command"]
@@ -248,6 +251,32 @@ def test_the_trainer_keeps_its_checkpoints_on_a_volume_and_is_given_time_to_end(
     assert spec["serviceName"] in [document["metadata"]["name"] for document in documents]
     unit = (DEPLOY / "systemd/ftrie-trainer.service").read_text("utf-8")
     assert "Restart=always" in unit and "--checkpoint ${STATE_DIRECTORY}/" in unit
+
+
+def test_the_ray_cluster_has_a_cpu_for_every_worker_and_its_volumes_and_token_fit() -> None:
+    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes/distributed.yaml").read_text("utf-8")))
+    kinds = {document["kind"]: document for document in documents}
+    spec = kinds["RayJob"]["spec"]
+    command = shlex.split(spec["entrypoint"])
+    flags = dict(word.removeprefix("--").split("=") for word in command if "=" in word)
+    head, (workers,) = spec["rayClusterSpec"]["headGroupSpec"], spec["rayClusterSpec"]["workerGroupSpecs"]
+    cpus = workers["replicas"] * int(workers["rayStartParams"]["num-cpus"])
+    assert head["rayStartParams"]["num-cpus"] == "0"
+    assert int(flags["workers"]) <= cpus
+    assert (
+        command[:2] == ["ftrie", "train-distributed"] and flags["address"] == "auto" and "--resume" in command
+    )
+    templates = [spec["submitterPodTemplate"], head["template"], workers["template"]]
+    for template in templates:
+        (container,) = template["spec"]["containers"]
+        names = {variable["name"] for variable in container["env"]}
+        assert {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} <= names
+        mounts = {mount["name"]: mount["mountPath"] for mount in container.get("volumeMounts", ())}
+        assert mounts.keys() == {volume["name"] for volume in template["spec"].get("volumes", ())}
+    for template in templates[1:]:
+        assert template["metadata"]["labels"] == kinds["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
+        (container,) = template["spec"]["containers"]
+        assert {mount["mountPath"] for mount in container["volumeMounts"]} >= {"/logs", "/dev/shm", "/tmp"}
 
 
 def test_compose_volumes_and_ports_fit() -> None:

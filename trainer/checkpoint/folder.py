@@ -68,7 +68,7 @@ class Checkpoints:
             if resume:
                 self._read_newest(spec)
             else:
-                _check_empty(folder)
+                check_empty(folder)
         except BaseException:
             self.close()
             raise
@@ -211,7 +211,8 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"{'[0-9]' * _DIGITS}{SUFFIX}"), reverse=True)
 
 
-def _check_empty(folder: Path) -> None:
+def check_empty(folder: Path) -> None:
+    """Raise CheckpointError if the folder holds checkpoints."""
     if paths := checkpoints_in(folder):
         raise CheckpointError(
             f"{folder} holds checkpoints of an earlier run (the newest is {paths[0].name}); resume it with "

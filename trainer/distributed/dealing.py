@@ -253,8 +253,3 @@ def _note_uneven(log: Log, parts: Sequence[LogFiles]) -> None:
             f"the largest part of the files has {shown(max(loads))} bytes, the mean {shown(sum(loads) // len(loads))}: "
             "the other workers wait for that one; files of similar size, or fewer files than workers, are dealt evenly"
         )
-
-
-def in_names(files: LogFiles, path: str) -> str:
-    """The name that the user gave to one of the files."""
-    return files.names[files.files.index(path)] if path in files.files else path

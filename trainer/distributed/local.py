@@ -5,7 +5,7 @@ Every method's local work is here. Two solvers:
 - `descend`: a corrected quadratic model of the whole objective, minimised by coordinate descent. The model has the
   global gradient, the curvature of the shard's own rows exactly, that of other shards by its diagonal, and by their
   whole Hessian among the head keys.
-- `solve_admm`: the shard's loss plus pull (w - center) + rho/2 (w - center)^2, by one FTRL-Proximal pass, then by
+- `solve_admm`: the shard's loss plus pull (w - center) + rho/2 (w - center)^2, by FTRL-Proximal passes, then by
   Newton steps with a line search, each solved by coordinate descent (Yuan, Ho and Lin, JMLR 2012, section 3).
 
 Deterministic: the order of coordinates is drawn from a seed that the caller gives.
@@ -96,12 +96,16 @@ class LocalProblem:
 
     def held_loss(self, weights: Numbers) -> float:
         """The summed loss of the held-out rows."""
-        size = self._held.labels.size
-        scores, none = np.empty(self.lanes * size), np.zeros(self.lanes * size)
-        kernels.scores_of(self._held, self._bits, weights, scores)
-        out = np.zeros(1)
+        scores = self.held_scores(weights)
+        none, out = np.zeros_like(scores), np.zeros(1)
         kernels.losses_along(self._held, scores, none, none, np.zeros((1, 2)), out)
         return float(out[0])
+
+    def held_scores(self, weights: Numbers) -> Numbers:
+        """The scores of the held-out rows: float64[lanes * rows]."""
+        scores = np.empty(self.lanes * self._held.labels.size)
+        kernels.scores_of(self._held, self._bits, weights, scores)
+        return scores
 
     def squares(self, point: Point, keys: Indices) -> Numbers:
         """The sum of the squared gradients of single rows by the weights of some keys: float64[keys]."""
@@ -138,9 +142,12 @@ class LocalProblem:
         return moved, rounds
 
     def solve_admm(
-        self, start: Numbers, pull: Numbers, rho: float, center: Numbers, seed: list[int], passes: int = 1
+        self, start: Numbers, pull: Numbers, rho: float, center: Numbers, seed: list[int], passes: int
     ) -> Numbers:
-        """Minimise the loss + pull (w - center) + rho/2 (w - center)^2 from `start`: float64[keys]."""
+        """Minimise the loss + pull (w - center) + rho/2 (w - center)^2 from `start`: float64[keys].
+
+        passes: of FTRL-Proximal, before the Newton steps.
+        """
         w = start.copy()
         keys = np.flatnonzero(self.used & (self.counts > 0))
         if not keys.size:

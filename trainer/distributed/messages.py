@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,6 +68,8 @@ def nbytes(part: Any) -> int:
     """The bytes of the arrays in a part."""
     if isinstance(part, np.ndarray):
         return int(part.nbytes)
+    if isinstance(part, Mapping):
+        return nbytes(part.values())
     return (
         sum(nbytes(each) for each in part) if isinstance(part, Iterable) and not isinstance(part, str) else 0
     )

@@ -166,7 +166,7 @@ class Minimiser:
                 else:
                     progress, iteration = self._admm()
             except MemberLost:
-                self._recover()
+                self.recover()
                 continue
             self.progress = progress
             self.on_iteration(replace(iteration, seconds=time.perf_counter() - began, bytes=self._bytes))
@@ -182,12 +182,13 @@ class Minimiser:
                 screened = self._reducers("screen", 0, inbox=losses)
                 return self._objective(losses, screened)
             except MemberLost:
-                self._recover()
+                self.recover()
 
     def resume(self, load: Callable[[Crew], None]) -> None:
         """Go on from a checkpoint: `load` fills the reducers with the state of `progress.iteration`."""
         self._begin(fresh=True)
         load(self.crew)
+        self._exchange("share_results", "restore_results")
         if not all(
             self._workers("restore", self.progress.iteration, inbox=self._reducers("share")).summaries
         ):
@@ -305,7 +306,7 @@ class Minimiser:
             rho=before.rho,
         )
 
-    def _recover(self) -> None:
+    def recover(self) -> None:
         """Replace lost members and fill them with the state of the last iteration. Raises FtrieError."""
         self.on_lost(self.progress.iteration + 1)
         while True:
@@ -313,21 +314,21 @@ class Minimiser:
                 self.crew.replace_lost()
                 register(self.crew)
                 self._begin(fresh=False)
+                self._exchange("share_results", "restore_results")
                 if self.progress.objective < math.inf:
-                    self._fill()
+                    self._workers("reset", self.progress.iteration)
+                    self._reducers("reset", self.progress.iteration)
+                    self._exchange("share", "restore", self.progress.iteration)
                 return
             except MemberLost:
                 continue
 
-    def _fill(self) -> None:
-        """Return to the last iteration; members without its state take it from those of the other kind."""
-        number = self.progress.iteration
-        self._workers("reset", number)
-        self._reducers("reset", number)
-        shared = self._reducers("share"), self._workers("share")
+    def _exchange(self, share: str, restore: str, *arguments: Any) -> None:
+        """Members of each kind take what they have lost from those of the other. Raises FtrieError."""
+        shared = self._reducers(share), self._workers(share)
         restored = (
-            *self._workers("restore", number, inbox=shared[0]).summaries,
-            *self._reducers("restore", number, inbox=shared[1]).summaries,
+            *self._workers(restore, *arguments, inbox=shared[0]).summaries,
+            *self._reducers(restore, *arguments, inbox=shared[1]).summaries,
         )
         if not all(restored):
             raise FtrieError(
@@ -355,10 +356,10 @@ class Minimiser:
         return float(sum(replies.summaries)) / self._held if self._held else None
 
 
-def register(crew: Crew) -> None:
-    """Make the shards that are not there, and tell the reducers their keys."""
-    crew.ask_workers("build")
-    crew.ask_reducers("register", inbox=crew.ask_workers("register"))
+def register(crew: Crew) -> tuple[Sequence[Any], int]:
+    """Make the shards that are not there, and tell the reducers their keys; returns summaries and how many keys."""
+    summaries = crew.ask_workers("build").summaries
+    return summaries, sum(crew.ask_reducers("register", inbox=crew.ask_workers("register")).summaries)
 
 
 def solution(crew: Crew, columns: int) -> Sequence[Any]:

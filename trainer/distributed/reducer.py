@@ -137,10 +137,14 @@ class Reducer:
     def penalties(self, steps: Numbers, *, inbox: Inbox = ()) -> Outbox:
         """The penalty at theta + steps[i, 0] x the displacement + steps[i, 1] x the last step."""
         state = self._state
-        found = [
-            self._penalty(state.theta + size * self._displacement + again * state.step)
-            for size, again in steps
-        ]
+        keys = np.flatnonzero((state.theta != 0.0) | (self._displacement != 0.0) | (state.step != 0.0))
+        theta, first, second, l1, l2 = (
+            each[keys] for each in (state.theta, self._displacement, state.step, self._l1, self._l2)
+        )
+        found = []
+        for size, again in steps:
+            moved_to = theta + size * first + again * second
+            found.append(float(l1 @ np.abs(moved_to) + 0.5 * (l2 @ np.square(moved_to))))
         return np.array(found), self._nothing
 
     def accept(self, size: float, again: float, renewed: bool, *, inbox: Inbox = ()) -> Outbox:
@@ -204,7 +208,7 @@ class Reducer:
             numbers[:, column], numbers[:, columns + column] = theta, squares
         wanted: npt.NDArray[np.bool_] = (numbers[:, :columns] != 0.0).any(axis=1)
         parts = []
-        for at in self._at:
+        for at in self._all:
             index = np.flatnonzero(wanted[at])
             parts.append((index.astype(np.uint32), numbers[at[index]]))
             wanted[at[index]] = False
@@ -216,27 +220,38 @@ class Reducer:
         return bool(self._states) and self._state.iteration == iteration, self._nothing
 
     def share(self, *, inbox: Inbox = ()) -> Outbox:
-        """The state and the results so far, if they are here, for workers that have lost theirs."""
+        """The state, if it is here, for workers that have lost theirs."""
         if not self._states:
             return None, self._nothing
         pulls = self._pulls[self._state.iteration]
         columns = (self._state.theta, self._state.step, self._state.anchor)
-        kept = [(column, *pair) for column, pair in self._kept.items()]
         return None, [
-            ([*(each[at] for each in columns), pull], [(c, theta[at], n[at]) for c, theta, n in kept])
-            for at, pull in zip(self._at, pulls, strict=True)
+            [*(each[at] for each in columns), pull] for at, pull in zip(self._at, pulls, strict=True)
         ]
 
     def restore(self, iteration: int, *, inbox: Inbox) -> Outbox:
-        """Take the state and the results from the workers, unless they are here. Returns False if one has none."""
+        """Take the state from the workers, unless it is here. Returns False if one of them has none."""
         if not self._states:
             if any(part is None for part in inbox):
                 return False, self._nothing
-            theta, step, anchor = (self._merged([state[number] for state, _ in inbox]) for number in range(3))
-            self._set_state(iteration, theta, step, anchor, [state[3] for state, _ in inbox])
-            for results in zip(*(kept for _, kept in inbox), strict=True):
-                numbers, thetas, squares = zip(*results, strict=True)
-                self._kept[numbers[0]] = self._merged(thetas), self._merged(squares)
+            theta, step, anchor = (self._merged([state[number] for state in inbox]) for number in range(3))
+            self._set_state(iteration, theta, step, anchor, [state[3] for state in inbox])
+        return True, self._nothing
+
+    def share_results(self, *, inbox: Inbox = ()) -> Outbox:
+        """The results of the problems before this one, by column, for workers that have lost theirs."""
+        ended = {each: pair for each, pair in self._kept.items() if each != self._column}
+        return None, [{each: (theta[at], n[at]) for each, (theta, n) in ended.items()} for at in self._all]
+
+    def restore_results(self, *, inbox: Inbox) -> Outbox:
+        """Take the results that are not here from the workers. Returns False if one of them lacks them too."""
+        for column in {column for part in inbox for column in part} - self._kept.keys():
+            if any(column not in part for part in inbox):
+                return False, self._nothing
+            pair = np.zeros((2, self._hashes.size))
+            for at, part in zip(self._all, inbox, strict=True):
+                pair[:, at] = part[column]
+            self._kept[column] = pair[0], pair[1]
         return True, self._nothing
 
     def dump(self, index: int, *, inbox: Inbox = ()) -> Outbox:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.errors import InputError, OutputError
-from trainer.distributed.dealing import LogFiles, ShardPlan, in_names, open_part
+from trainer.distributed.dealing import LogFiles, ShardPlan, open_part
 from trainer.distributed.shard_kernels import (
     EntryArrays,
     claim_new,
@@ -268,14 +268,14 @@ class _Builder:
         maker = _Maker(self._plan, files.mine, share)
         log = replace(open_part(self._plan, files), on_note=self._note)
         counts, listed = Counts(), list[Reject]()
-        rejects = RejectLog(strict=self._plan.strict)
+        rejects, names = RejectLog(strict=self._plan.strict), dict(zip(files.files, files.names, strict=True))
         with (
             open_log(log, start=self._plan.start) as opened,
             opened.examples(self._plan.threads, maker=maker) as stream,
         ):
             for examples in stream:
                 assert isinstance(examples, _Examples)
-                named = [replace(each, file=in_names(files, each.file)) for each in examples.rejects]
+                named = [replace(each, file=names[each.file]) for each in examples.rejects]
                 rejects.add_all(named)
                 listed += named[: MOST_LISTED - len(listed)]
                 self._add(examples)
@@ -422,8 +422,8 @@ class _Space:
 
     @property
     def piece_bytes(self) -> int | None:
-        """How many bytes of the columns are made at once; None: all."""
-        return self._bound if self.spilled else None
+        """Half the bound, for arrays that are made from others piece by piece; None: all at once."""
+        return max((self._bound or 0) // 2, mmap.PAGESIZE) if self.spilled else None
 
     def file(self) -> BinaryIO:
         """A new nameless file. Raises OutputError."""
@@ -604,7 +604,7 @@ class _GrowingRows:
 def _columns(rows: Rows, keys: int, space: _Space) -> Columns:
     """The columns of rows: a counting sort; where the space is bounded, by ranges of keys, and those by ranges of rows.
 
-    A range of either has about as many bytes as the bound.
+    A range of rows and one of keys have together about as many bytes as the bound.
     """
     entries = EntryArrays(rows.starts, rows.ids, rows.x)
     starts = np.zeros(keys + 1, np.int64)

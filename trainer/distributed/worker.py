@@ -20,10 +20,16 @@ from trainer.distributed.local import Indices, LocalProblem, reach_of
 from trainer.distributed.messages import Sparse, sparse, triangle
 from trainer.distributed.problem import Numbers, Problem
 from trainer.distributed.shard import Shard
+from trainer.examples.examples_kernels import HashedRows
+from trainer.learn.metrics.metrics import group_of
+from trainer.learn.metrics.recent import sums_of
+from trainer.learn.predictions_kernels import Predictions
 
 Inbox = Sequence[Any]
 Outbox = tuple[Any, list[Any]]
 _RANGE = np.uint64(32)
+FTRL_ITERATIONS = 5
+"""ADMM's first iterations solve locally by an FTRL pass before the Newton steps; later a pass only adds noise."""
 
 
 class State(NamedTuple):
@@ -157,7 +163,8 @@ class Worker:
     def solve(self, rho: float, *, inbox: Inbox = ()) -> Outbox:
         """ADMM: the local solution w, sent as w + pull / rho - theta."""
         state, problem = self._state, self._problem
-        w = problem.solve_admm(state.theta, state.pull, rho, state.theta, self._seed)
+        passes = int(state.iteration < FTRL_ITERATIONS)
+        w = problem.solve_admm(state.theta, state.pull, rho, state.theta, self._seed, passes)
         away = np.where(self._reach > 0.0, w + state.pull / rho - state.theta, 0.0)
         self._away = to_float32(away)
         return None, [sparse(away[mine]) for mine in self._live]
@@ -189,10 +196,30 @@ class Worker:
     def published(self, *, inbox: Inbox) -> Outbox:
         """The keys that the reducers ask for: (data, offsets, features, numbers), numbers float32[keys, columns]."""
         keys = self._shard_made.keys
-        chosen = np.concatenate([mine[index] for mine, (index, _) in zip(self._live, inbox, strict=True)])
+        chosen = np.concatenate([mine[index] for mine, (index, _) in zip(self._mine, inbox, strict=True)])
         numbers = np.concatenate([numbers for _, numbers in inbox])
         data, offsets = keys.texts(chosen)
         return (data, offsets, keys.features[chosen], numbers), self._nothing
+
+    def judge(self, problems: Sequence[Problem], *, inbox: Inbox = ()) -> Outbox:
+        """Predict the held-out rows by the results of all problems. Returns the sums of the metrics, and the guard's.
+
+        None where the worker has no such rows.
+        """
+        held = self._shard_made.held
+        rows = int(held.labels.size)
+        if not rows:
+            return None, self._nothing
+        columns = []
+        for problem in problems:
+            local = LocalProblem(self._shard_made, problem)
+            scores = local.held_scores(self._kept[problem.column][0])
+            columns += list(scores.reshape(problem.lanes, rows))
+        none = np.empty(0)
+        labelled = HashedRows(held.starts, none, none, none, held.labels.astype(np.float64), held.weights)
+        scores = np.ascontiguousarray(np.column_stack(columns))
+        predictions = Predictions.of_scores(scores, labelled, np.empty(0, np.uint64), len(columns))
+        return (group_of(predictions, len(columns)), sums_of(predictions)), self._nothing
 
     def reset(self, iteration: int, *, inbox: Inbox = ()) -> Outbox:
         """Return to the state of this iteration. Returns False if it is not here."""
@@ -200,25 +227,35 @@ class Worker:
         return bool(self._states) and self._state.iteration == iteration, self._nothing
 
     def share(self, *, inbox: Inbox = ()) -> Outbox:
-        """The state and the results so far, if they are here, for reducers that have lost theirs."""
+        """The state, if it is here, for reducers that have lost theirs."""
         if not self._states:
             return None, self._nothing
-        kept = [(column, *pair) for column, pair in self._kept.items()]
-        return None, [
-            ([each[mine] for each in self._state[1:]], [(c, theta[mine], n[mine]) for c, theta, n in kept])
-            for mine in self._live
-        ]
+        return None, [[each[mine] for each in self._state[1:]] for mine in self._live]
 
     def restore(self, iteration: int, *, inbox: Inbox) -> Outbox:
-        """Take the state and the results from the reducers, unless they are here. Returns False if one has none."""
+        """Take the state from the reducers, unless it is here. Returns False if one of them has none."""
         if not self._states:
             if any(part is None for part in inbox):
                 return False, self._nothing
-            states, kept = zip(*inbox, strict=True)
-            self._states = [State(iteration, *(self._gathered(each) for each in zip(*states, strict=True)))]
-            for results in zip(*kept, strict=True):
-                columns, thetas, squares = zip(*results, strict=True)
-                self._kept[columns[0]] = self._gathered(thetas), self._gathered(squares)
+            self._states = [State(iteration, *(self._gathered(each) for each in zip(*inbox, strict=True)))]
+        return True, self._nothing
+
+    def share_results(self, *, inbox: Inbox = ()) -> Outbox:
+        """The results of the problems before this one, by column, for reducers that have lost theirs."""
+        ended = {each: pair for each, pair in self._kept.items() if each != self._problem.problem.column}
+        return None, [
+            {each: (theta[mine], n[mine]) for each, (theta, n) in ended.items()} for mine in self._mine
+        ]
+
+    def restore_results(self, *, inbox: Inbox) -> Outbox:
+        """Take the results that are not here from the reducers. Returns False if one of them lacks them too."""
+        for column in {column for part in inbox for column in part} - self._kept.keys():
+            if any(column not in part for part in inbox):
+                return False, self._nothing
+            pair = np.zeros((2, self._problem.keys))
+            for mine, part in zip(self._mine, inbox, strict=True):
+                pair[:, mine] = part[column]
+            self._kept[column] = pair[0], pair[1]
         return True, self._nothing
 
     def peak_bytes(self, *, inbox: Inbox = ()) -> Outbox:

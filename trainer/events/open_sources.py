@@ -14,6 +14,7 @@ from glob import escape, glob
 
 from model_store.errors import InputError
 from model_store.redis.redis_keys import ModelKeys
+from model_store.redis.store_url import EMBEDDED, SCHEMES
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from trainer.events.events import Source, SourcePosition
@@ -31,9 +32,10 @@ EVENTS, ROWS = "events", "rows"
 ROWS_PREFIX = "rows="
 KINDS = ("impressions", "clicks")
 _JSON = (None, "jsonl")
-_STORES = ("redis://", "rediss://", "unix://", "embedded:")
+_STORES = (*(f"{scheme}://" for scheme in SCHEMES), EMBEDDED)
 _EXPECTED = (
-    "a file, a folder, a glob, redis://HOST:PORT, unix://SOCKET, embedded:DIR, each with #impressions, #clicks or #KEY "
+    "a file, a folder, a glob, redis://HOST:PORT, unix://SOCKET, cluster://HOST:PORT, sentinel://HOST:PORT/MASTER, "
+    "embedded:DIR, each with #impressions, #clicks or #KEY "
     "or without, store, or kafka://HOST:PORT/TOPIC"
 )
 
@@ -218,7 +220,7 @@ def _holds_rows(name: str, label: str) -> bool:
     kind, equals, _ = name.partition("=")
     if name == STDIN or (equals and f"{kind}=" == ROWS_PREFIX):
         return True
-    is_stream = "://" in name or name.partition("#")[0] == STORE or name.startswith("embedded:")
+    is_stream = "://" in name or name.partition("#")[0] == STORE or name.startswith(EMBEDDED)
     if is_stream or (equals and kind in KINDS):
         return False
     chain = FileChain(name, {}, lambda text: None, once=True, least_lines=2)

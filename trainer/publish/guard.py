@@ -12,12 +12,13 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from model_store.errors import ArtefactError, StoreError, VersionRefused
 from model_store.spec.sections import GuardSection
+from model_store.spec.spec import ModelSpec
 from model_store.versions.manifest import RecentFigures, RecentVariant
 from model_store.versions.model_versions import ModelVersions
-from trainer.learn.model import LearningModel
 
 WARN_AGAIN_S = 60.0
 """While versions are refused in a row, a warning is repeated this often."""
@@ -52,6 +53,25 @@ class Verdict:
         return not self.reasons and not self.held
 
 
+class Figured(Protocol):
+    """Sums of predictions that were made before their rows were learned, or without learning them."""
+
+    def figures(self, keys: int, /) -> RecentFigures:
+        """The figures of a model of `keys` keys."""
+
+
+class Judgeable(Protocol):
+    """A model that the guard judges by its recent predictions; None: there are none to judge."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model's spec."""
+
+    @property
+    def recent(self) -> Figured | None:
+        """Its recent predictions."""
+
+
 class Guard:
     """The guard of one model; `refused` and `held` count versions. For one thread."""
 
@@ -63,7 +83,7 @@ class Guard:
         self._in_a_row = 0
         self._warned_s = 0.0
 
-    def judge(self, model: LearningModel, keys: int) -> Verdict:
+    def judge(self, model: Judgeable, keys: int) -> Verdict:
         """Judge the version that the model would publish now, of `keys` keys. Raises StoreUnavailable."""
         bounds, recent = model.spec.guard, model.recent
         if bounds is None or recent is None:

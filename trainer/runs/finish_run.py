@@ -5,9 +5,9 @@ In: a `Run` that has ended. A model of no rows is neither saved nor published, o
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from model_store.artefact.artefact import Artefact
 from model_store.errors import (
@@ -26,9 +26,12 @@ from trainer.publish.guard import Guard
 from trainer.publish.publisher import Publisher
 from trainer.runs.train import Run
 
+if TYPE_CHECKING:
+    from trainer.runs.train_distributed import DistributedRun
+
 
 def finish_run(
-    run: Run,
+    run: Run | DistributedRun,
     save: Path | None,
     store: Store | None,
     activate: bool,
@@ -56,12 +59,10 @@ def finish_run(
         return
     versions = store.model(run.model.spec.model.name)
     try:
-        version = (
-            publisher.finish(run.model)
-            if publisher
-            else _publish(run, versions, artefact(), activate, output)
-        )
-        run.report = replace(run.report, version=version)
+        if publisher is not None and isinstance(run, Run):
+            run.set_version(publisher.finish(run.model))
+        else:
+            run.set_version(_publish(run, versions, artefact(), activate, output))
     except (VersionRefused, NotActivated) as error:
         run.failure = error
     except StoreError as error:
@@ -70,7 +71,7 @@ def finish_run(
             _keep(versions.model, artefact(), output)
 
 
-def _nothing_learned(run: Run) -> str:
+def _nothing_learned(run: Run | DistributedRun) -> str:
     subsampled = (
         f", {run.report.subsampled:,} not drawn by learner.subsample" if run.report.subsampled else ""
     )
@@ -80,7 +81,9 @@ def _nothing_learned(run: Run) -> str:
     )
 
 
-def _publish(run: Run, versions: ModelVersions, artefact: Artefact, activate: bool, output: Output) -> int:
+def _publish(
+    run: Run | DistributedRun, versions: ModelVersions, artefact: Artefact, activate: bool, output: Output
+) -> int:
     guard = Guard(versions, output.warn)
     verdict = guard.judge(run.model, artefact.rows)
     epoch = versions.begin() if activate else 0

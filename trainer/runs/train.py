@@ -126,6 +126,10 @@ class Run:
     absent: tuple[str, ...]
     withheld: str = ""
 
+    def set_version(self, version: int) -> None:
+        """Report the version that was published."""
+        self.report = replace(self.report, version=version)
+
 
 def train(
     spec: ModelSpec,

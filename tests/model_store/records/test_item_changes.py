@@ -84,6 +84,8 @@ def test_the_epoch_stays_while_the_data_do(store: Store, changes: ItemChanges) -
 def test_a_store_that_may_not_be_written_to_has_no_epoch_and_is_read_all_the_same(
     store: Store, changes: ItemChanges, position: str
 ) -> None:
+    if not store.url.startswith("embedded:"):
+        pytest.skip("a cluster's and Sentinel's servers are not made replicas by hand")
     store.client.delete("ftrie:items:epoch")
     store.client.replicaof("127.0.0.1", "1")  # a replica, read-only, of a server that is not there
     try:

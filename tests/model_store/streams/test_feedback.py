@@ -101,14 +101,15 @@ def test_the_stream_is_kept_short_and_young(store: Store, feedback: Feedback) ->
 
 
 def test_what_the_store_cannot_take_is_taken_when_it_can(store: Store, feedback: Feedback) -> None:
-    store.client.config_set("maxmemory", "1")
+    server = store._connection.at(store.clicks("ads").key)
+    server.config_set("maxmemory", "1")
     try:
         with pytest.raises(StoreUnavailable, match="accepts no writes now.*maxmemory"):
             feedback.report("ads", events(3))
         with pytest.raises(StoreUnavailable, match="accepts no writes now"):
             store.clicks("ads").append([b"{}"])
     finally:
-        store.client.config_set("maxmemory", "0")
+        server.config_set("maxmemory", "0")
     assert feedback.report("ads", events(3)) == Reported(3, 0)
 
 

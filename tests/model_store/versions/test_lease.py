@@ -133,7 +133,7 @@ def test_a_loss_of_the_stores_data_is_counted_once(store: Store) -> None:
 def test_a_restored_backup_of_the_days_before_costs_nobody_the_lease(store: Store) -> None:
     holder = lease(store, "a")
     holder.take()
-    backup = {key: store.client.dump(key) for key in store.client.keys("ftrie:*")}
+    backup = {key: store.client.dump(key) for key in store.client.scan_iter("ftrie:*")}
     holder.take()  # restarted since
     for key, value in backup.items():
         store.client.restore(key, 0, value, replace=True)

@@ -254,5 +254,5 @@ def test_a_model_is_published_and_served_on_a_cluster_s_node(
         with serving(cluster) as server, Client(server.address, 20) as client:
             answer = client.rank(cookie="u1", candidate_set="front page")
             assert (answer.version, answer.degraded) == (1, ())
-        with pytest.raises(StoreError, match="same slot"):
+        with pytest.raises(StoreError, match="is a node of a cluster"):
             store.records.put_users(shop.USERS.items())

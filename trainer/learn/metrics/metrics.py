@@ -317,6 +317,13 @@ class ProgressiveMetrics:
         )
 
 
+def group_of(predictions: Predictions, variants: int) -> Group:
+    """The sums of a batch of predictions by some variants."""
+    tally = new_tally(1, variants, AUC_BUCKETS)
+    add_all(predictions, 0, int(predictions.labels.size), tally)
+    return Group.of(tally)
+
+
 def _iso_time(time_us: int) -> str | None:
     """A time as ISO 8601 in UTC; None for NO_TIME."""
     return None if time_us == NO_TIME else datetime.fromtimestamp(time_us / 1e6, UTC).isoformat()

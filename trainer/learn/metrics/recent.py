@@ -61,17 +61,7 @@ class Recent:
 
     def figures(self, keys: int) -> RecentFigures:
         """The figures of the present window; `keys`: the model's number of keys."""
-        sums = self._sums.sum(axis=0)
-        per_variant = sums[COUNTS:].reshape(len(self.variants), SUMS)
-        return RecentFigures(
-            examples=round(sums[ROWS]),
-            weight=float(sums[WEIGHT]),
-            clicks=float(sums[CLICKS]),
-            keys=keys,
-            variants={
-                name: _variant(sums, own) for name, own in zip(self.variants, per_variant, strict=True)
-            },
-        )
+        return figures_of(self._sums.sum(axis=0), self.variants, keys)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Everything as arrays, for a checkpoint."""
@@ -99,6 +89,24 @@ class Recent:
     def _open_block(self) -> Floats:
         sums: Floats = self._sums[self.rows // self._block % len(self._sums)]
         return sums
+
+
+def sums_of(predictions: Predictions) -> Floats:
+    """The sums of all rows of a batch, for `figures_of`."""
+    sums: Floats = _terms(predictions, 0).sum(axis=0)
+    return sums
+
+
+def figures_of(sums: Floats, variants: Sequence[str], keys: int) -> RecentFigures:
+    """The figures of rows with these sums; `keys`: the model's number of keys."""
+    per_variant = sums[COUNTS:].reshape(len(variants), SUMS)
+    return RecentFigures(
+        examples=round(sums[ROWS]),
+        weight=float(sums[WEIGHT]),
+        clicks=float(sums[CLICKS]),
+        keys=keys,
+        variants={name: _variant(sums, own) for name, own in zip(variants, per_variant, strict=True)},
+    )
 
 
 def _terms(predictions: Predictions, first: int) -> Floats:

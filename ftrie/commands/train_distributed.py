@@ -1,0 +1,312 @@
+"""`ftrie train-distributed`: flags and output. A run is `trainer.runs.train_distributed`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ftrie import terminal
+from ftrie.commands.flags import (
+    ForceOption,
+    LogFlags,
+    RejectsOption,
+    SaveOption,
+    SpecArgument,
+    StrictOption,
+    grouped,
+)
+from ftrie.commands.train import print_variants, rejected_for
+from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table, warn
+from model_store.errors import counted
+
+if TYPE_CHECKING:
+    from trainer.distributed.checkpoint import DistributedCheckpoints
+    from trainer.runs.train_distributed import DistributedOptions, DistributedReport
+
+_MIB = 1 << 20
+_MOST_REDUCERS = 4
+
+
+@dataclass(frozen=True)
+class ClusterFlags:
+    """Who works on the run, and where."""
+
+    workers: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Processes that hold the rows, each a part of them.")
+    ]
+    reducers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Processes that hold the keys, each a range of their hashes; default: as many as workers, at most 4.",
+        ),
+    ] = None
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RAY",
+            help="Join this Ray cluster: HOST:PORT, or `auto` for the one that runs on this machine. Default: start "
+            "Ray here, for this run.",
+        ),
+    ] = None
+    shard_memory: Annotated[
+        int | None,
+        typer.Option(
+            min=16,
+            metavar="MIB",
+            help="Keep at most this much of each worker's rows in memory, and the rest in files of its temporary "
+            "folder; default: all in memory.",
+        ),
+    ] = None
+    worker_timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0,
+            metavar="SECONDS",
+            help="Replace a worker or reducer that still works on a step so long after half of the others have "
+            "finished it; default: wait, and warn.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class MethodFlags:
+    """How the objective is minimised."""
+
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="surrogate, admm, admm-adaptive or average (one round); docs/distributed.md compares them.",
+        ),
+    ] = "surrogate"
+    rho: Annotated[
+        float | None,
+        typer.Option(
+            min=1e-12, metavar="X", help="With an admm method: the penalty of disagreement; default 1.0."
+        ),
+    ] = None
+    iterations: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="At most so many iterations for each variant with own values."),
+    ] = 50
+    tolerance: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            metavar="X",
+            help="Stop once an iteration lowers the objective by less than this share of it.",
+        ),
+    ] = 1e-5
+    held_out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE|FILE",
+            help="Do not learn from this share of the requests, such as 0.1, or learn from all and judge by the rows "
+            "of FILE: their log-loss is shown in each iteration, and becomes the model's.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class IterationCheckpointFlags:
+    """Where the run's state is kept."""
+
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write checkpoints of the run here; the last three are kept."),
+    ] = None
+    every: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Iterations from one checkpoint to the next; default 5."),
+    ] = None
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume from the newest checkpoint in DIR, if there is one.")
+    ] = False
+
+    def opened(self) -> DistributedCheckpoints | None:
+        """The folder of checkpoints, locked for this run; None without --checkpoint. Raises CheckpointError."""
+        from trainer.distributed.checkpoint import DistributedCheckpoints
+
+        if self.checkpoint is None:
+            if self.resume or self.every is not None:
+                raise typer.BadParameter("--resume and --every need --checkpoint DIR")
+            return None
+        found = DistributedCheckpoints(self.checkpoint, self.every or 5, resume=self.resume, on_warning=warn)
+        if found.earlier is not None:
+            note(f"resuming from {found.earlier.path}: {found.earlier.state.where}")
+        elif self.resume:
+            note(f"no checkpoint in {self.checkpoint} yet; starting with the first iteration")
+        return found
+
+
+def register(app: typer.Typer) -> None:
+    """Add `ftrie train-distributed`."""
+    epilog = (
+        "Example: ftrie train-distributed ads.toml 'clicks/*.csv.gz' --workers 8 --held-out 0.05 --activate"
+    )
+    app.command("train-distributed", epilog=epilog)(train_distributed)
+
+
+@grouped
+def train_distributed(
+    spec: SpecArgument,
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUT…",
+            help="Log files or globs; every worker's machine must have them at the same path.",
+        ),
+    ],
+    *,
+    cluster: ClusterFlags,
+    how: MethodFlags,
+    store: StoreOption = DEFAULT_STORE,
+    publish: Annotated[bool, typer.Option("--publish", help="Publish the model to the store.")] = False,
+    activate: Annotated[
+        bool, typer.Option("--activate", help="Publish the model and make servers switch to it.")
+    ] = False,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the report of the run here, as JSON.")
+    ] = None,
+    rejects: RejectsOption = None,
+    strict: StrictOption = False,
+    save: SaveOption = None,
+    log: LogFlags,
+    start: IterationCheckpointFlags,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Learn every variant of SPEC with several processes, on one machine or many; save or publish the model.
+
+    The workers hold the rows in memory and find, by iterations, the weights that minimise the log-loss of all rows plus
+    the penalties l1 and l2 of the spec. `--workers 2` starts Ray on this machine; `--address` joins a cluster of
+    machines. Needs the extra `distributed`. A log that one machine learns in time is better learned by `ftrie train`,
+    with --passes.
+    """
+    from model_store.spec.spec import load_spec
+    from model_store.store import Store
+    from model_store.whole_file import check_writable
+    from trainer.distributed.cluster import the_ray
+    from trainer.distributed.dealing import check_distributable, check_inputs
+    from trainer.logs.rejects import RejectLog
+    from trainer.runs.finish_run import finish_run
+    from trainer.runs.train_distributed import train_distributed as run_distributed
+    from trainer.runs.warmup import compile_kernels, formats_of
+
+    model_spec = load_spec(spec)
+    options = _options(cluster, how)
+    check_distributable(model_spec)
+    check_inputs([*inputs, *options.held_out.inputs])
+    formats = formats_of([*inputs, *options.held_out.inputs], log.format)
+    the_ray()
+    publish = publish or activate
+    if save is not None and save.suffix == ".json":
+        raise typer.BadParameter("a model is saved as .arrow; `ftrie store export` writes the JSON form")
+    for path in filter(None, (save, report)):
+        check_writable(path)
+    with Store.open(store) if publish else nullcontext() as opened, ExitStack() as stack:
+        if opened is not None and activate:
+            opened.model(model_spec.model.name).refuse_beside_a_trainer()
+        checkpoints = start.opened()
+        if checkpoints is not None:
+            stack.enter_context(checkpoints)
+        compile_kernels(model_spec, formats, output=terminal)
+        run = run_distributed(
+            model_spec,
+            log.log(inputs, model_spec.input),
+            options,
+            rejects=stack.enter_context(RejectLog(rejects)),
+            strict=strict,
+            checkpoints=checkpoints,
+            force=force,
+            output=terminal,
+        )
+        finish_run(run, save, opened, activate, None, terminal)
+    if report is not None:
+        run.report.write(report)
+    if run.failure is not None:
+        raise run.failure
+    print_report(run.report, as_json)
+
+
+def _options(cluster: ClusterFlags, how: MethodFlags) -> DistributedOptions:
+    """The options of the run. Raises typer.BadParameter for flags that do not go together."""
+    from trainer.distributed.dealing import HeldOut
+    from trainer.distributed.methods import METHODS, MethodOptions
+    from trainer.runs.train_distributed import DistributedOptions
+
+    if how.method not in METHODS:
+        raise typer.BadParameter(
+            f"--method {how.method}: expected {', '.join(METHODS[:-1])} or {METHODS[-1]}"
+        )
+    if how.rho is not None and not how.method.startswith("admm"):
+        raise typer.BadParameter(f"--rho belongs to --method admm or admm-adaptive, not to {how.method}")
+    method = MethodOptions(how.method, how.iterations, how.tolerance, 1.0 if how.rho is None else how.rho)
+    share, file = _held_out(how.held_out)
+    return DistributedOptions(
+        workers=cluster.workers,
+        reducers=cluster.reducers or min(cluster.workers, _MOST_REDUCERS),
+        method=method,
+        address=cluster.address,
+        held_out=HeldOut(share, (file,) if file is not None else ()),
+        shard_bytes=None if cluster.shard_memory is None else cluster.shard_memory * _MIB,
+        timeout_s=cluster.worker_timeout,
+    )
+
+
+def _held_out(text: str | None) -> tuple[float, str | None]:
+    """The share or the file of --held-out: "0.1" → (0.1, None), "day_7.csv" → (0.0, "day_7.csv")."""
+    if text is None:
+        return 0.0, None
+    try:
+        share = float(text)
+    except ValueError:
+        return 0.0, text
+    if not 0.0 < share < 1.0:
+        raise typer.BadParameter(
+            f"--held-out {text}: expected a share between 0 and 1 such as 0.1, or a file"
+        )
+    return share, None
+
+
+def print_report(report: DistributedReport, as_json: bool) -> None:
+    """Print the report as JSON, or as a few lines and tables."""
+    if as_json:
+        print_json(report.as_dict())
+        return
+    print(
+        f"{report.rows:,} rows on {counted(len(report.workers), 'worker')}"
+        + (f", {report.held_out:,} held out" if report.held_out else "")
+        + f", {counted(report.iterations, 'iteration')} of {report.method} in {report.seconds:.1f} s, "
+        f"{report.bytes / 1e6:,.1f} MB sent, {report.rejected:,} rejected"
+        + (f", {report.subsampled:,} not drawn" if report.subsampled else "")
+        + f"; {report.keys:,} keys, {report.nonzero:,} with a weight"
+        + (f"; version {report.version}" if report.version is not None else "")
+        + (f"; {counted(report.recoveries, 'iteration')} repeated" if report.recoveries else "")
+    )
+    if report.reasons:
+        print(rejected_for(report.reasons))
+    print_table(
+        ["problem", "iterations", "objective", "converged", "non-zeros", "held-out log-loss", "sent, MB"],
+        [
+            [
+                each.name,
+                each.iterations[-1].number,
+                each.objective,
+                each.converged,
+                each.iterations[-1].nonzero,
+                each.iterations[-1].held_out,
+                round(sum(iteration.bytes for iteration in each.iterations) / 1e6, 1),
+            ]
+            for each in report.problems
+        ],
+    )
+    print()
+    print_variants(report.variants, report.judged)

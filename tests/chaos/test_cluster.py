@@ -1,0 +1,238 @@
+"""A cluster's master is killed while requests are ranked, clicks are reported and a trainer learns from the streams.
+
+No call fails, and afterwards the counts balance: every impression and every click that was acknowledged is in the
+streams, and each was learned from once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctr.v1.ranking_pb2 import RankRequest
+from ftrie.bench_serve import Load, LoadResult
+from ftrie.client.access import OPEN
+from ftrie.client.client import Client
+from ftrie.client.feedback import Feedback, ReportFailed
+from ftrie.demo.market import Market, Sizes, Tastes, load_records, write_first_day
+from ftrie.demo.processes import free_port
+from model_store.store import Store
+from tests.chaos.loop import COMPILE_S, FTRIE, MODEL, SPEC, Process
+from tests.stores import Cluster
+
+ROOT = Path(__file__).resolve().parents[2]
+RATE = float(os.environ.get("FTRIE_CLUSTER_RATE", "300"))
+"""Calls a second: as many as two cores can make, answer and learn from beside seven Valkeys and other tests."""
+CALLERS = 16
+ITEMS = 6
+LAG = 100
+CLICKED = 5
+"""Of so many requests one is clicked."""
+KILLED_AT_S, MENDED_AT_S, ENDS_AT_S = 5.0, 11.0, 18.0
+
+
+class Clicks:
+    """Reports a click on the first item of every CLICKED-th call, LAG calls later, until it is acknowledged."""
+
+    def __init__(self, address: str, market: Market) -> None:
+        self.acknowledged = self.failures = 0
+        self._client = Client(address, timeout_s=10.0)
+        self._market = market
+        self.made = 0
+        """How many calls were answered so far."""
+        self._calls: int | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def finish(self, calls: int) -> None:
+        """Report all that is left of so many calls."""
+        self._calls = calls
+        self._thread.join()
+        self._client.close()
+
+    def _run(self) -> None:
+        number = 0
+        while self._calls is None or number < self._calls:
+            due = self._calls or self.made - LAG
+            batch = range(number, min(due, number + 1000), CLICKED)
+            if batch:
+                self._report([Feedback(request_of(each), items_of(self._market, each)[0]) for each in batch])
+                number = batch[-1] + CLICKED
+            time.sleep(0.2)
+
+    def _report(self, batch: Sequence[Feedback]) -> None:
+        while True:
+            try:
+                self._client.report(MODEL, batch)
+            except ReportFailed:
+                self.failures += 1
+                time.sleep(0.2)
+            else:
+                self.acknowledged += len(batch)
+                return
+
+
+class System:
+    """A server, a trainer and their callers on a cluster whose writes are confirmed by a replica."""
+
+    def __init__(self, folder: Path, cluster: Cluster) -> None:
+        self.folder, self.cluster, self.url = folder, cluster, f"{cluster.url}?wait=1"
+        self.market = Market(1, Tastes(), Sizes())
+        spec = (ROOT / "ftrie" / "demo" / SPEC).read_text()
+        (folder / SPEC).write_text(f'{spec[: spec.index("[join]")]}[join]\nwindow = "60s"\nlateness = "1s"\n')
+        write_first_day(self.market, 300, ITEMS, folder / "day.csv")
+        with Store.open(self.url) as store:
+            load_records(self.market, store)
+        first = ["train", SPEC, "day.csv", "--save", "first.arrow", "--store", self.url, "--activate"]
+        self.run_once(*first)
+        self.address = f"127.0.0.1:{free_port()}"
+        serve = [*FTRIE, "serve", MODEL, "--store", self.url, "--port", self.address.partition(":")[2]]
+        serve += ["--impressions", "store", "--state", str(folder / "serve"), "--user-ttl", "0.5"]
+        self.server = Process("server", folder, [*serve, "--drain", "20", "--json"])
+        self.trainer = Process("trainer", folder, [*FTRIE, *self.learning("state")])
+
+    def start(self) -> None:
+        """Start both, and wait until they are up."""
+        for process in (self.server, self.trainer):
+            process.start()
+        for process in (self.server, self.trainer):
+            process.await_up()
+
+    def learning(self, state: str, *more: str) -> list[str]:
+        """`ftrie trainer`, keeping its state in this folder."""
+        common = ["trainer", SPEC, "--store", self.url, "--checkpoint", state, "--every", "2s", "--json"]
+        return [*common, "--init-from", "first.arrow", "--snapshot-every", "10s", *more]
+
+    def run_once(self, *arguments: str) -> str:
+        """One command to its end; returns what it printed."""
+        command = [*FTRIE, *arguments]
+        ended = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=COMPILE_S)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    def learned(self, state: str, *more: str) -> dict[str, Any]:
+        """What a trainer that reads the streams to their end says of them."""
+        line: dict[str, Any] = json.loads(
+            self.run_once(*self.learning(state, "--once", *more)).splitlines()[-1]
+        )
+        return line
+
+    def requests(self) -> Iterator[tuple[float, bytes]]:
+        """The calls and when each is due."""
+        for number in itertools.count():
+            request = RankRequest(
+                model=MODEL,
+                request_id=request_of(number),
+                cookie=self.market.cookies[number % len(self.market.cookies)],
+                item_ids=items_of(self.market, number),
+            )
+            request.context.values["device"].text = ("phone", "desktop")[number % 2]
+            yield number / RATE, request.SerializeToString()
+
+    def take_down(self) -> None:
+        """Kill what still runs."""
+        for process in (self.server, self.trainer):
+            process.kill()
+
+
+def request_of(number: int) -> str:
+    """The id of a call."""
+    return f"call-{number}"
+
+
+def items_of(market: Market, number: int) -> list[str]:
+    """The candidates of a call."""
+    return [market.skus[(number * 7 + place * 11) % len(market.skus)] for place in range(ITEMS)]
+
+
+@pytest.fixture
+def system(tmp_path: Path, cluster: Cluster) -> Iterator[System]:
+    cluster.flush()
+    made = System(tmp_path, cluster)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.take_down()
+        cluster.mend()
+
+
+def loaded(system: System, clicks: Clicks, key: str) -> LoadResult:
+    """Call for a while; kill the master that holds the key in the middle, and start it again, as a replica by then."""
+    results: list[LoadResult] = []
+    load = Load(system.address, OPEN, system.requests(), timeout_s=10.0)
+
+    def call() -> None:
+        results.append(load.run(CALLERS, ENDS_AT_S, lambda calls: setattr(clicks, "made", calls)))
+
+    calling = threading.Thread(target=call)
+    calling.start()
+    time.sleep(KILLED_AT_S)
+    system.cluster.holder(key).kill()
+    time.sleep(MENDED_AT_S - KILLED_AT_S)
+    system.cluster.mend()
+    calling.join()
+    return results[0]
+
+
+def streamed(store: Store, key: str) -> list[dict[str, Any]]:
+    """All events of a stream."""
+    read = store.event_stream(key).read((0, 0), 1_000_000)
+    return [json.loads(payload) for payload in read.payloads]
+
+
+def of_another_master(system: System) -> str:
+    """A user of a master that does not hold the model."""
+    of_model = system.cluster.holder(f"ftrie:{{{MODEL}}}:active")
+    users = (f"ftrie:user:{cookie}" for cookie in system.market.cookies)
+    return next(key for key in users if system.cluster.holder(key) is not of_model)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("holds", ["the model", "users"])
+def test_a_master_killed_under_load_fails_no_call_and_nothing_is_lost_or_learned_twice(
+    system: System, holds: str, record_property: Any
+) -> None:
+    key = f"ftrie:{{{MODEL}}}:active" if holds == "the model" else of_another_master(system)
+    clicks = Clicks(system.address, system.market)
+    result = loaded(system, clicks, key)
+    clicks.finish(result.calls)
+    for process in (system.server, system.trainer):
+        process.end(COMPILE_S)
+    disturbed, clean = system.learned("state"), system.learned("clean", "--no-publish")
+
+    figures = {"seconds": round(result.seconds, 1), "calls": result.calls, "errors": dict(result.errors)}
+    figures["slowest_ms"] = max(result.latencies_ns) / 1e6
+    record_property("figures", figures)
+    print(figures, {"clicks": clicks.acknowledged, "failed_reports": clicks.failures})
+    assert not result.errors
+    assert result.calls > RATE * ENDS_AT_S / 2
+    with Store.open(system.url) as store:
+        versions = store.model(MODEL)
+        impressions, reported = (
+            streamed(store, versions.keys.impressions),
+            streamed(store, versions.keys.clicks),
+        )
+        assert versions.manifest(versions.active_or_fail()).through_us
+    shown = {event["request_id"] for event in impressions}
+    clicked = {event["request_id"] for event in reported}
+    assert shown == {request_of(number) for number in range(result.calls)}
+    assert len(clicked) == clicks.acknowledged == len(clicked & shown)
+    print({"entries": len(impressions), "clicks": len(reported)}, disturbed["join"], clean["join"])
+    for status in (disturbed, clean):
+        join = status["join"]
+        assert join["closed"] == result.calls
+        assert join["rows"] == ITEMS * result.calls
+        assert join["positives"] + join["corrections"] == clicks.acknowledged
+        assert set(status["lost"].values()) == {0}
+        assert status["dead_letters"] == 0

@@ -1,0 +1,70 @@
+"""Store URLs as text: what each part means, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from redis.connection import SSLConnection
+
+from model_store.errors import StoreError
+from model_store.redis.store_url import CLUSTER, ONE, SENTINEL, StoreUrl, without_password
+from model_store.store import Store
+
+
+def test_a_cluster_is_named_by_some_of_its_nodes() -> None:
+    url = StoreUrl.parse("cluster://me:s%3Acret@a:7000,b,[::1]:7002?wait=1&health_check_interval=3")
+    assert (url.kind, url.wait) == (CLUSTER, 1)
+    assert url.seeds == (("a", 7000), ("b", 6379), ("::1", 7002))
+    assert url.options == {"username": "me", "password": "s:cret", "health_check_interval": 3}
+
+
+def test_sentinels_are_named_with_their_master_and_its_database() -> None:
+    url = StoreUrl.parse("sentinel://:secret@a,b:26380/shop/2?sentinel_password=other")
+    assert (url.kind, url.master) == (SENTINEL, "shop")
+    assert url.seeds == (("a", 26379), ("b", 26380))
+    assert url.options == {"password": "secret", "db": 2}
+    assert url.asking == {"password": "other"}
+
+
+@pytest.mark.parametrize("scheme", ["cluster+tls", "sentinel+tls"])
+def test_tls_counts_for_sentinels_too(scheme: str) -> None:
+    url = StoreUrl.parse(f"{scheme}://host{'/shop' if 'sentinel' in scheme else ''}?ssl_ca_certs=/ca.pem")
+    for options in (url.options, url.asking):
+        assert options["connection_class"] is SSLConnection
+        assert options["ssl_ca_certs"] == "/ca.pem"
+
+
+def test_replicas_may_confirm_the_writes_of_one_server_too() -> None:
+    assert StoreUrl.parse("redis://host/3?wait=2").wait == 2
+    assert StoreUrl.parse("redis://host/3?wait=2").url == "redis://host/3"
+    assert StoreUrl.parse("unix:///a/socket?db=1") == StoreUrl(ONE, "unix:///a/socket?db=1")
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("cluster://host:seven", "expected HOST:PORT, or several with commas"),
+        ("cluster://a,,b", "expected HOST:PORT, or several with commas"),
+        ("cluster://host/1", "a cluster has only database 0"),
+        ("sentinel://host", "no master is named; expected sentinel://HOST:PORT/MASTER"),
+        ("sentinel://host/shop/two", "expected the number of a database"),
+        ("redis://host?wait=many", "expected how many replicas"),
+        ("redis+cluster://host", "expected redis://HOST:PORT"),
+    ],
+)
+def test_what_a_url_cannot_mean_is_refused_with_what_it_may(url: str, complaint: str) -> None:
+    with pytest.raises(StoreError, match=complaint):
+        Store.open(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://me:hidden@host",
+        "cluster://me:hidden@a,b",
+        "sentinel://a/shop?sentinel_password=hidden&sentinel_username=me",
+        "redis://host?password=hidden",
+    ],
+)
+def test_no_password_is_shown(url: str) -> None:
+    assert "hidden" not in without_password(url)
+    assert "…" in without_password(url)

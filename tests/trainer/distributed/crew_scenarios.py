@@ -1,0 +1,204 @@
+"""Members to try a crew with, and runs of it in a process of its own: `python crew_scenarios.py SCENARIO`.
+
+A run prints JSON lines: where its members are, warnings, and how it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_store.errors import FtrieError, InputError, NotActivated, StoreError
+from trainer.distributed.cluster import RayCrew
+from trainer.distributed.methods import MemberLost
+
+Outbox = tuple[Any, list[Any]]
+
+
+class Tally:
+    """A member with one committed number; `other` members are of the other kind."""
+
+    def __init__(self, kind: str, number: int, others: int) -> None:
+        self.kind, self.number, self.others = kind, number, others
+        self.total = 0.0
+        self.writable = True
+
+    def send(self, size: int, *, inbox: Sequence[Any] = ()) -> Outbox:
+        """An array of `size` for each of the others, all of them different; nothing for the last one if size is odd."""
+        parts = [np.full(size, 10.0 * self.number + other, np.float32) for other in range(self.others)]
+        return os.getpid(), [*parts[:-1], None if size % 2 else parts[-1]]
+
+    def add(self, *, inbox: Sequence[Any]) -> Outbox:
+        """The first number and the size of each part that has come."""
+        self.total += sum(float(part.sum()) for part in inbox if part is not None)
+        got = [None if part is None else (float(part[0]), part.size, part.flags.writeable) for part in inbox]
+        return got, [None] * self.others
+
+    def work(self, seconds: Sequence[float], *, inbox: Sequence[Any] = ()) -> Outbox:
+        """Take the time that is listed for this member."""
+        time.sleep(seconds[self.number])
+        return self.number, [np.ones(3)] * self.others
+
+    def fail(self, how: str, *, inbox: Sequence[Any] = ()) -> Outbox:
+        """Member 1 fails in one of several ways."""
+        if self.number == 1:
+            if how == "bug":
+                return [][self.number], []
+            if how == "own form":
+                raise NotActivated("ads", 7, StoreError("the store has gone"))
+            raise InputError(f"{self.kind} {self.number}: row 7 of clicks.csv has no label")
+        return None, [None] * self.others
+
+    def touch(self, folder: str, seconds: float, *, inbox: Sequence[Any] = ()) -> Outbox:
+        """Leave a file, then work."""
+        Path(folder, f"{self.kind}-{self.number}-{os.getpid()}").touch()
+        time.sleep(seconds)
+        return self.number, [None] * self.others
+
+    def eat(self, nbytes: int, *, inbox: Sequence[Any] = ()) -> Outbox:
+        """Worker 1 takes memory, and keeps it for a while."""
+        if self.number == 1:
+            taken = np.ones(nbytes, np.uint8)
+            time.sleep(30)
+            return int(taken[-1]), [None] * self.others
+        return 1, [None] * self.others
+
+    def where(self, *, inbox: Sequence[Any] = ()) -> Outbox:
+        """The node of Ray that the member is on."""
+        import ray
+
+        return ray.get_runtime_context().get_node_id(), [None] * self.others
+
+
+class Printed:
+    """An output that keeps what it gets, and prints it where it is asked to."""
+
+    def __init__(self, printing: bool = False) -> None:
+        self.warnings: list[str] = []
+        self._printing = printing
+
+    def note(self, message: str, /) -> None:
+        """Nothing notes."""
+        raise AssertionError(message)
+
+    def warn(self, message: str, /) -> None:
+        """Keep it."""
+        self.warnings.append(message)
+        if self._printing:
+            say(warning=message)
+
+    def progress(self, description: str, /, total: int | None = None, unit: str = "rows") -> Any:
+        """Nothing shows progress."""
+        raise AssertionError(description)
+
+
+def crew_of(workers: int, reducers: int, **options: Any) -> RayCrew:
+    """A crew of tallies."""
+    return RayCrew(
+        [partial(Tally, "worker", number, reducers) for number in range(workers)],
+        [partial(Tally, "reducer", number, workers) for number in range(reducers)],
+        **options,
+    )
+
+
+def say(**fields: Any) -> None:
+    """Print a line."""
+    print(json.dumps(fields), flush=True)
+
+
+def repeated(crew: RayCrew, step: Callable[[], Any]) -> Any:
+    """A step's replies, repeated whenever a member is lost in it."""
+    while True:
+        try:
+            return step()
+        except MemberLost:
+            crew.replace_lost()
+
+
+def a_long_step(address: str | None = None) -> None:
+    """Work until something happens."""
+    with crew_of(2, 2, address=address, output=Printed(True)) as crew:
+        say(members=crew.processes)
+        repeated(crew, lambda: crew.ask_workers("work", (120.0, 120.0)))
+
+
+def between_steps() -> None:
+    """Do nothing for a while, then a step."""
+    with crew_of(1, 1) as crew:
+        say(members=crew.processes)
+        time.sleep(2)
+        crew.ask_workers("work", (120.0,))
+
+
+def out_of_memory() -> None:
+    """A worker takes 2 GB, where Ray ends processes from 1 GB more than is in use now."""
+    found = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    total, free = (int(found[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+    os.environ |= {
+        "RAY_memory_usage_threshold": f"{(total - free + 1e9) / total:.3f}",
+        "RAY_memory_monitor_refresh_ms": "100",
+    }
+    with crew_of(2, 1, output=Printed(True)) as crew:
+        repeated(crew, lambda: crew.ask_workers("eat", 2 << 30))
+
+
+def joined(what: str) -> None:
+    """Join a cluster of several nodes on this machine, and do `what` there."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    pids = {
+        name: [each.process.pid for each in found] for name, found in cluster.head_node.all_processes.items()
+    }
+    try:
+        say(address=cluster.address, head=pids)
+        if what == "nodes":
+            _lose_a_node(cluster, nodes)
+        elif what == "too many":
+            crew_of(9, 1, address=cluster.address, placed_s=5.0)
+        else:
+            a_long_step(cluster.address)
+    finally:
+        cluster.shutdown()
+
+
+def _lose_a_node(cluster: Any, nodes: list[Any]) -> None:
+    extra = cluster.add_node(num_cpus=1)
+    with crew_of(3, 2, address=cluster.address, output=Printed(True)) as crew:
+        places = crew.ask_workers("where").summaries
+        say(workers=places, reducers=crew.ask_reducers("where").summaries)
+        own = cluster.head_node.node_id
+        lost = next(node for node in [*nodes, extra] if node.node_id in places and node.node_id != own)
+        sent = crew.ask_workers("send", 1_000_000)
+        cluster.remove_node(lost, allow_graceful=False)
+        say(lost=lost.node_id)
+
+        def step() -> Any:
+            nonlocal sent
+            try:
+                return crew.ask_reducers("add", inbox=sent).summaries
+            except MemberLost:
+                crew.replace_lost()
+                sent = crew.ask_workers("send", 1_000_000)
+                raise
+
+        say(got=repeated(crew, step), workers=crew.ask_workers("where").summaries)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # as the command line does
+    try:
+        globals()[sys.argv[1]](*sys.argv[2:])
+    except FtrieError as error:
+        say(error=type(error).__name__, code=error.exit_code, message=str(error))
+        sys.exit(error.exit_code)

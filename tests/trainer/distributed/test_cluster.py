@@ -1,0 +1,432 @@
+"""A crew on Ray: what members send each other, and what happens when they, or Ray, are lost. All kills are real."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="needs Ray: make distributed, or pip install 'ftrie[distributed]'")
+
+from model_store.errors import ClusterError, FtrieError, InputError, UsageError
+from tests.trainer.distributed import crew_scenarios
+from tests.trainer.distributed.crew_scenarios import Printed, crew_of, repeated
+from trainer.distributed.cluster import RayCrew
+from trainer.distributed.methods import MemberLost
+
+WORKERS, REDUCERS = 2, 3
+PARTS = [[(10.0 * sender + receiver, 100, True) for sender in range(WORKERS)] for receiver in range(REDUCERS)]
+
+
+@pytest.fixture(scope="module")
+def output() -> Printed:
+    return Printed()
+
+
+@pytest.fixture(scope="module")
+def shared(output: Printed) -> Iterator[RayCrew]:
+    import ray
+
+    ray.cloudpickle.register_pickle_by_value(crew_scenarios)
+    with crew_of(WORKERS, REDUCERS, output=output, timeout_s=4.0) as crew:
+        yield crew
+
+
+@pytest.fixture
+def crew(shared: RayCrew, output: Printed) -> RayCrew:
+    """The shared crew, whole, with nothing reported, and no loss counted yet."""
+    shared._losses.clear()
+    shared.replace_lost()
+    output.warnings.clear()
+    return shared
+
+
+# --- Steps -----------------------------------------------------------------------------------------------------------
+
+
+def test_each_member_gets_what_each_of_the_others_sent_to_it(crew: RayCrew) -> None:
+    sent = crew.ask_workers("send", 100)
+    assert sent.bytes == 100 * 4 * WORKERS * REDUCERS
+    assert crew.ask_reducers("add", inbox=sent).summaries == PARTS
+
+
+def test_the_last_reducer_gets_none_where_nothing_was_sent_to_it(crew: RayCrew) -> None:
+    sent = crew.ask_workers("send", 101)
+    assert sent.bytes == 101 * 4 * WORKERS * (REDUCERS - 1)
+    got = crew.ask_reducers("add", inbox=sent).summaries
+    assert got[-1] == [None] * WORKERS and got[0] == [(0.0, 101, True), (10.0, 101, True)]
+
+
+def test_parts_of_megabytes_arrive_and_may_be_written_to(crew: RayCrew) -> None:
+    got = crew.ask_reducers("add", inbox=crew.ask_workers("send", 1_000_000)).summaries
+    assert got[1] == [(1.0, 1_000_000, True), (11.0, 1_000_000, True)]
+
+
+def test_members_are_processes_of_their_own(crew: RayCrew) -> None:
+    pids = [pid for _, pid in crew.processes.values()]
+    assert len({*pids, os.getpid()}) == WORKERS + REDUCERS + 1
+    assert crew.ask_workers("send", 1).summaries == pids[:WORKERS]
+
+
+def test_an_error_of_a_member_is_the_step_s_error(crew: RayCrew) -> None:
+    with pytest.raises(InputError, match=r"^worker 1: row 7 of clicks.csv has no label$") as raised:
+        crew.ask_workers("fail", "input")
+    assert raised.value.__cause__ is None and "Traceback" not in str(raised.value)
+    assert crew.ask_reducers("add", inbox=crew.ask_workers("send", 100)).summaries == PARTS
+
+
+def test_an_error_that_cannot_be_sent_keeps_its_message_and_exit_code(crew: RayCrew) -> None:
+    with pytest.raises(FtrieError, match="version 7 is published and stays inactive") as raised:
+        crew.ask_reducers("fail", "own form")
+    assert raised.value.exit_code == 5
+
+
+def test_a_bug_keeps_the_traceback_of_the_member(crew: RayCrew) -> None:
+    with pytest.raises(IndexError, match=r"crew_scenarios\.py.*in fail(.|\n)*list index out of range"):
+        crew.ask_workers("fail", "bug")
+
+
+# --- Members that are lost -------------------------------------------------------------------------------------------
+
+
+def killed_in(crew: RayCrew, folder: Path, *names: str) -> None:
+    """Ask all workers or reducers to work; kill the members of these names while they do."""
+    ask = crew.ask_workers if names[0].startswith("worker") else crew.ask_reducers
+    pids = [crew.processes[name][1] for name in names]
+    killer = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import os, sys, time\n"
+            f"names = [name.replace(' ', '-') for name in {list(names)!r}]\n"
+            "here = lambda: {each.rpartition('-')[0] for each in os.listdir(sys.argv[1])}\n"
+            "while not here().issuperset(names): time.sleep(0.01)\n"
+            f"[os.kill(pid, 9) for pid in {pids}]",
+            str(folder),
+        ]
+    )
+    try:
+        with pytest.raises(MemberLost, match=f"{names[0]} on .* was lost: its process has ended"):
+            ask("touch", str(folder), 3.0)
+    finally:
+        assert killer.wait(20) == 0
+
+
+@pytest.mark.parametrize("name", ["worker 1", "reducer 0"])
+def test_a_member_killed_in_a_step_is_replaced_and_the_step_has_the_same_result(
+    crew: RayCrew, output: Printed, tmp_path: Path, name: str
+) -> None:
+    before = crew.processes
+    killed_in(crew, tmp_path, name)
+    crew.replace_lost()
+    [warning] = output.warnings
+    assert warning.startswith(f"{name} on {socket.gethostname()} was lost: its process has ended")
+    assert "; started again on " in warning
+    changed = {each for each, process in crew.processes.items() if process != before[each]}
+    assert changed == {name}
+    assert crew.ask_reducers("add", inbox=crew.ask_workers("send", 100)).summaries == PARTS
+
+
+def test_a_worker_and_a_reducer_lost_at_once_are_both_replaced(
+    crew: RayCrew, output: Printed, tmp_path: Path
+) -> None:
+    os.kill(crew.processes["reducer 1"][1], signal.SIGKILL)
+    killed_in(crew, tmp_path, "worker 0")
+    crew.replace_lost()
+    got = repeated(crew, lambda: crew.ask_reducers("add", inbox=crew.ask_workers("send", 100)).summaries)
+    assert got == PARTS
+    assert {warning.partition(" on ")[0] for warning in output.warnings} == {"worker 0", "reducer 1"}
+
+
+def test_a_member_killed_again_while_others_are_replaced_is_replaced_too(
+    crew: RayCrew, tmp_path: Path
+) -> None:
+    killed_in(crew, tmp_path, "worker 0", "worker 1")
+    crew.replace_lost()
+    os.kill(crew.processes["worker 0"][1], signal.SIGKILL)
+    with pytest.raises(MemberLost):
+        crew.ask_workers("work", (1.0, 1.0))
+    crew.replace_lost()
+    assert crew.ask_workers("work", (0.0, 0.0)).summaries == [0, 1]
+
+
+def test_parts_of_a_member_that_is_lost_after_its_step_still_arrive(crew: RayCrew) -> None:
+    sent = crew.ask_workers("send", 1_000_000)
+    os.kill(crew.processes["worker 0"][1], signal.SIGKILL)
+    assert crew.ask_reducers("add", inbox=sent).summaries[1][0] == (1.0, 1_000_000, True)
+    with pytest.raises(MemberLost):
+        crew.ask_workers("send", 1)
+
+
+def test_a_step_that_loses_members_again_and_again_is_an_error(crew: RayCrew, tmp_path: Path) -> None:
+    for attempt in range(3):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        killed_in(crew, folder, "worker 1")
+        if attempt < 2:
+            crew.replace_lost()
+    with pytest.raises(
+        ClusterError, match="3 times at the step 'worker touch'.*worker 1 on .*--resume"
+    ) as raised:
+        crew.replace_lost()
+    assert raised.value.exit_code == 8
+
+
+def test_a_slow_member_is_reported_and_one_over_the_timeout_is_replaced(
+    crew: RayCrew, output: Printed
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(MemberLost, match="worker 1 on .* was lost: it has worked on the step 'work' for"):
+        crew.ask_workers("work", (2.0, 60.0))
+    assert time.monotonic() - began < 30
+    crew.replace_lost()
+    assert crew.ask_workers("work", (0.0, 0.0)).summaries == [0, 1]
+    slow, lost = output.warnings
+    assert slow.startswith("worker 1 on ") and "is slow" in slow and "the others took 2.0 s (median)" in slow
+    assert "over --worker-timeout" in lost
+
+
+# --- Ray itself ------------------------------------------------------------------------------------------------------
+
+
+class Scenario:
+    """A scenario in its own process."""
+
+    def __init__(self, *words: str, **environment: str) -> None:
+        root = Path(__file__).resolve().parents[3]
+        # A cluster on this machine that others join by its address has no token, unless the test says so.
+        env = {**os.environ, "PYTHONPATH": str(root), **environment}
+        command = [sys.executable, "-u", crew_scenarios.__file__, *words]
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+            start_new_session=True,
+        )
+
+    def line(self, key: str) -> dict[str, Any]:
+        """The next line that has this key."""
+        assert self.process.stdout is not None
+        for text in self.process.stdout:
+            found: dict[str, Any] = json.loads(text)  # nothing else may be printed
+            if key in found:
+                return found
+        raise AssertionError(f"no {key}: {self.process.stderr.read() if self.process.stderr else ''}")
+
+    def end(self, timeout: float = 100) -> tuple[int, str]:
+        """Its exit code and what it wrote on standard error."""
+        _, errors = self.process.communicate(timeout=timeout)
+        return self.process.returncode, errors
+
+
+@pytest.fixture
+def scenario() -> Iterator[Callable[..., Scenario]]:
+    started: list[Scenario] = []
+
+    def start(*words: str, **environment: str) -> Scenario:
+        started.append(Scenario(*words, **environment))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.process.poll() is None:
+            each.process.kill()
+        each.process.communicate()
+
+
+def family(pid: int) -> dict[int, str]:
+    """The processes below one, with their command lines."""
+    parents, commands = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            commands[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            parents[int(folder.name)] = int(fields[1])
+        except OSError:
+            continue
+    found, waiting = {}, [pid]
+    while waiting:
+        above = waiting.pop()
+        below = [each for each, parent in parents.items() if parent == above]
+        found |= {each: commands[each] for each in below}
+        waiting += below
+    return found
+
+
+def wait_for_the_end_of(pids: dict[int, str], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while left := {pid: command for pid, command in pids.items() if is_running(pid)}:
+        assert time.monotonic() < end, left
+        time.sleep(0.1)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+ON_LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+
+
+@ON_LINUX
+@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
+def test_ray_killed_under_a_run_is_an_error_that_says_how_to_go_on(
+    scenario: Callable[..., Scenario], part: str
+) -> None:
+    run = scenario("a_long_step")
+    run.line("members")
+    processes = family(run.process.pid)
+    [pid] = [pid for pid, command in processes.items() if command.split()[0].endswith(f"/{part}")]
+    os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    error = run.line("error")
+    assert time.monotonic() - began < 40
+    assert error["error"] == "ClusterError" and error["code"] == 8
+    assert error["message"].startswith("Ray at 127.0.0.1:") and "is away" in error["message"]
+    assert "--resume goes on from the last checkpoint" in error["message"]
+    code, _ = run.end()
+    assert code == 8
+    wait_for_the_end_of(processes)
+
+
+@ON_LINUX
+@pytest.mark.parametrize(
+    "how", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
+)
+def test_nothing_is_left_of_ray_when_a_run_is_ended(
+    scenario: Callable[..., Scenario], how: signal.Signals
+) -> None:
+    run = scenario("a_long_step")
+    members = run.line("members")["members"]
+    processes = family(run.process.pid)
+    assert {pid for _, pid in members.values()} <= processes.keys()
+    # Ctrl-C reaches every process of the terminal's group.
+    os.killpg(run.process.pid, how) if how == signal.SIGINT else run.process.send_signal(how)
+    code, errors = run.end()
+    assert code in {-how, 128 + how, 1}, errors
+    # After SIGKILL there is nobody to end Ray: its own parts notice, some after a minute.
+    wait_for_the_end_of(processes, 100)
+
+
+@ON_LINUX
+def test_ray_listens_on_loopback_only_and_leaves_no_folder(
+    scenario: Callable[..., Scenario], tmp_path: Path
+) -> None:
+    # Not in tmp_path: a folder with a long path is not used, since paths of sockets must be short.
+    with tempfile.TemporaryDirectory() as short:
+        run = scenario("between_steps", TMPDIR=short, HOME=str(tmp_path / "home"))
+        run.line("members")
+        pids = [run.process.pid, *family(run.process.pid)]
+        listening = set()
+        for pid in pids:
+            listening |= listeners(pid)
+        assert listening and {address for address, _ in listening} <= {"127.0.0.1", "::ffff:127.0.0.1"}
+        [folder] = Path(short).glob("ftrie-ray-*")
+        run.process.send_signal(signal.SIGINT)
+        run.end()
+        assert not folder.exists()
+        assert not (tmp_path / "home" / ".ray").exists()
+
+
+def listeners(pid: int) -> set[tuple[str, int]]:
+    """The addresses that a process listens at."""
+    found = set()
+    try:
+        sockets = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
+    except OSError:
+        return found
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                address, _, port = fields[1].partition(":")
+                words = [bytes.fromhex(address)[at : at + 4][::-1] for at in range(0, len(address) // 2, 4)]
+                form = socket.AF_INET if table == "tcp" else socket.AF_INET6
+                found.add((socket.inet_ntop(form, b"".join(words)), int(port, 16)))
+    return found
+
+
+@ON_LINUX
+@pytest.mark.slow
+def test_a_member_that_ray_ends_for_its_memory_is_reported_as_such(scenario: Callable[..., Scenario]) -> None:
+    run = scenario("out_of_memory")
+    why = "Ray ended it, since its host ran out of memory"
+    assert f"worker 1 on {socket.gethostname()} was lost: {why}" in run.line("warning")["warning"]
+    error = run.line("error")
+    assert error["code"] == 8 and f"worker 1 on {socket.gethostname()}: {why}" in error["message"]
+
+
+def test_an_address_where_nothing_listens_is_an_error_within_seconds() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        began = time.monotonic()
+        for given in (address, f"ray://{address}"):
+            with pytest.raises(ClusterError, match=f"no Ray cluster answers at {given}"):
+                crew_of(1, 1, address=given)
+        assert time.monotonic() - began < 10
+
+
+def test_an_address_without_a_port_is_an_error() -> None:
+    with pytest.raises(
+        UsageError, match="'head.example' has no port: expected HOST:PORT, ray://HOST:PORT or `auto`"
+    ):
+        crew_of(1, 1, address="head.example")
+
+
+def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r"needs Ray: pip install 'ftrie\[distributed\]'$"):
+        crew_of(1, 1)
+
+
+# --- A cluster that is joined ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_workers_spread_over_the_nodes_and_move_when_a_node_goes(scenario: Callable[..., Scenario]) -> None:
+    run = scenario("joined", "nodes")
+    placed = run.line("workers")
+    assert len(set(placed["workers"])) == 3 and len(set(placed["reducers"])) == 2
+    lost = run.line("lost")["lost"]
+    done = run.line("got")
+    assert done["got"][1] == [[10.0 * sender + 1, 1_000_000, True] for sender in range(3)]
+    assert lost not in done["workers"]
+    assert run.end()[0] == 0
+
+
+@pytest.mark.slow
+def test_a_cluster_without_room_for_all_workers_is_an_error(scenario: Callable[..., Scenario]) -> None:
+    error = scenario("joined", "too many").line("error")
+    assert error["code"] == 8
+    assert (
+        "could not be started within 5 s: 9 workers need as many CPUs, and the cluster has 3"
+        in error["message"]
+    )
+
+
+@pytest.mark.slow
+def test_a_joined_cluster_whose_head_is_killed_is_an_error(scenario: Callable[..., Scenario]) -> None:
+    run = scenario("joined", "work")
+    head = run.line("head")["head"]
+    run.line("members")
+    began = time.monotonic()
+    for pid in (*head["gcs_server"], *head["raylet"]):
+        os.kill(pid, signal.SIGKILL)
+    error = run.line("error")
+    assert time.monotonic() - began < 60
+    assert error["code"] == 8 and "is away" in error["message"]

@@ -1,0 +1,145 @@
+"""A run on Ray has the same bits as one in this process, also when members are killed in the middle of an iteration."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="needs Ray: make distributed, or pip install 'ftrie[distributed]'")
+
+from model_store.errors import FtrieError, InputError
+from model_store.spec.spec import parse_spec
+from tests.trainer.distributed.in_process import InProcessCrew
+from tests.trainer.distributed.test_methods import SPEC, minimise, problems, weights, write_log
+from trainer.distributed.cluster import RayCrew, open_crew
+from trainer.distributed.dealing import ShardPlan, plan_shards
+from trainer.distributed.methods import MethodOptions, Replies, register
+from trainer.distributed.problem import Problem
+
+OPTIONS = MethodOptions("surrogate", iterations=6, tolerance=0.0)
+WORKERS, REDUCERS = 2, 2
+
+
+class Killing:
+    """A crew whose members are killed as a step is asked for. at: who, by (kind, step, time)."""
+
+    def __init__(self, crew: RayCrew) -> None:
+        self.workers, self.reducers, self._crew = crew.workers, crew.reducers, crew
+        self.at: dict[tuple[str, str, int], list[str]] = {}
+        self._asked = Counter[tuple[str, str]]()
+
+    def ask_workers(self, step: str, *arguments: Any, inbox: Replies | None = None) -> Replies:
+        self._kill("worker", step)
+        return self._crew.ask_workers(step, *arguments, inbox=inbox)
+
+    def ask_reducers(self, step: str, *arguments: Any, inbox: Replies | None = None) -> Replies:
+        self._kill("reducer", step)
+        return self._crew.ask_reducers(step, *arguments, inbox=inbox)
+
+    def replace_lost(self) -> None:
+        self._crew.replace_lost()
+
+    def _kill(self, kind: str, step: str) -> None:
+        self._asked[kind, step] += 1
+        for name in self.at.get((kind, step, self._asked[kind, step]), ()):
+            os.kill(self._crew.processes[name][1], signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> list[ShardPlan]:
+    return plan_shards(parse_spec(SPEC), write_log(tmp_path_factory.mktemp("log") / "log.csv"), WORKERS)
+
+
+@pytest.fixture(scope="module")
+def problem(plans: list[ShardPlan], tmp_path_factory: pytest.TempPathFactory) -> Problem:
+    (found,), _ = problems(SPEC, write_log(tmp_path_factory.mktemp("again") / "log.csv"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(plans: list[ShardPlan], problem: Problem) -> tuple[float, dict[bytes, float]]:
+    """The objective and the weights of a run in this process."""
+    crew = InProcessCrew(plans, REDUCERS)
+    register(crew)
+    objective, _ = minimise(crew, problem, OPTIONS)
+    return objective, weights(crew)
+
+
+@pytest.fixture(scope="module")
+def shared(plans: list[ShardPlan]) -> Iterator[RayCrew]:
+    with open_crew(plans, REDUCERS) as crew:
+        yield crew
+
+
+@pytest.fixture
+def crew(shared: RayCrew) -> Killing:
+    shared.replace_lost()
+    register(shared)
+    return Killing(shared)
+
+
+def test_a_run_on_ray_has_the_bits_of_one_in_this_process(
+    crew: Killing, problem: Problem, expected: tuple[float, dict[bytes, float]]
+) -> None:
+    objective, iterations = minimise(crew, problem, OPTIONS)
+    assert (objective, weights(crew)) == expected
+    assert all(each.bytes > 0 for each in iterations)
+
+
+@pytest.mark.parametrize(
+    ("at", "killed"),
+    [
+        (("worker", "propose", 3), ["worker 1"]),
+        (("reducer", "combine", 3), ["reducer 0"]),
+        (("worker", "accept", 2), ["worker 0"]),
+        (("reducer", "accept", 4), ["reducer 1"]),
+        (("worker", "losses", 2), ["worker 0", "worker 1"]),
+    ],
+    ids=lambda each: "-".join(map(str, each)),
+)
+def test_members_killed_in_an_iteration_do_not_change_a_bit(
+    crew: Killing,
+    problem: Problem,
+    expected: tuple[float, dict[bytes, float]],
+    at: tuple[str, str, int],
+    killed: list[str],
+) -> None:
+    crew.at = {at: killed}
+    objective, _ = minimise(crew, problem, OPTIONS)
+    assert (objective, weights(crew)) == expected
+
+
+def test_a_worker_killed_again_during_its_recovery_does_not_change_a_bit(
+    crew: Killing, problem: Problem, expected: tuple[float, dict[bytes, float]]
+) -> None:
+    crew.at = {("worker", "propose", 3): ["worker 1"], ("worker", "restore", 1): ["worker 1"]}
+    objective, _ = minimise(crew, problem, OPTIONS)
+    assert (objective, weights(crew)) == expected
+
+
+def test_a_worker_and_a_reducer_lost_at_once_are_an_error_that_says_how_to_go_on(
+    crew: Killing, problem: Problem
+) -> None:
+    crew.at = {("worker", "propose", 2): ["worker 0", "reducer 1"]}
+    with pytest.raises(FtrieError, match="--resume goes on from the last checkpoint"):
+        minimise(crew, problem, OPTIONS)
+
+
+def test_a_log_that_changes_before_a_worker_is_replaced_is_an_error(
+    crew: Killing, problem: Problem, plans: list[ShardPlan]
+) -> None:
+    path = Path(plans[0].log.files[0])
+    before = path.read_text()
+    crew.at = {("worker", "propose", 2): ["worker 0"]}
+    path.write_text(before + "1,s1,u1,0.5,1\n")
+    try:
+        with pytest.raises(InputError, match="must not change during the run"):
+            minimise(crew, problem, OPTIONS)
+    finally:
+        path.write_text(before)

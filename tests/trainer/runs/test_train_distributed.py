@@ -1,0 +1,352 @@
+"""A distributed run ends at the minimum, however many workers there are, who is lost, and how often it is resumed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model_store.artefact.artefact import Artefact
+from model_store.errors import CheckpointError, SpecError, Stopped, UsageError
+from model_store.spec.spec import ModelSpec, load_spec, parse_spec
+from tests.trainer.distributed.in_process import InProcessCrew
+from tests.trainer.oracles.duality import Sparse, bounds, matrix_of
+from tests.trainer.runs.runs import rows, write_log
+from trainer.checkpoint.folder import checkpoints_in
+from trainer.distributed.checkpoint import DistributedCheckpoints
+from trainer.distributed.dealing import HeldOut, plan_shards
+from trainer.distributed.methods import MethodOptions
+from trainer.distributed.problem import problems_of
+from trainer.distributed.shard import build_shard
+from trainer.examples.hashing import ExampleMaker
+from trainer.examples.open_log import Log
+from trainer.examples.side_tables import side_tables
+from trainer.learn.model import LearningModel
+from trainer.logs.rejects import RejectLog
+from trainer.runs.evaluate import evaluate
+from trainer.runs.train_distributed import DistributedOptions, DistributedRun, train_distributed
+
+SPEC = """
+[model]
+name = "shop"
+[input]
+label = "click"
+weight = "importance"
+request = "request"
+[fields]
+age = { side = "user" }
+tags = { side = "user", kind = "set", separator = "|" }
+brand = { side = "item" }
+price = { side = "item", kind = "number", bucket = "log" }
+size = { side = "item", kind = "number" }
+[[crosses]]
+fields = ["brand", "age"]
+[variants]
+base = { share = 0.5 }
+plain = { share = 0.3, without = ["age*brand"] }
+lean = { share = 0.2, without = ["tags"] }
+[learner]
+alpha = 0.3
+l1 = 0.5
+l2 = 0.4
+"""
+OWN = SPEC.replace('"tags"] }', '"tags"], l1 = 1.5 }') + 'values = "per_variant"\n'
+ONE = SPEC[: SPEC.index("[variants]")] + SPEC[SPEC.index("[learner]") :].replace("l2 = 0.4", "l2 = 0.0")
+SPECS = {"shared values": SPEC, "own values": OWN, "one variant, no l2": ONE}
+CLOSE = 1e-3
+TIGHT = MethodOptions(tolerance=1e-9)
+Crew = Callable[[InProcessCrew], None]
+
+
+def opener(prepare: Crew = lambda crew: None) -> Any:
+    """Opens a crew in this process, which `prepare` may change."""
+
+    @contextmanager
+    def opened(plans: Any, reducers: int, **_: Any) -> Iterator[InProcessCrew]:
+        crew = InProcessCrew(plans, reducers)
+        prepare(crew)
+        yield crew
+
+    return opened
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    return Log(
+        [str(write_log(tmp_path / f"{seed}.csv", rows(700, seed))) for seed in (1, 2)], batch_bytes=9000
+    )
+
+
+def trained(
+    spec: ModelSpec, log: Log, workers: int = 2, *, method: MethodOptions = TIGHT, **how: Any
+) -> DistributedRun:
+    options = DistributedOptions(workers, min(workers, 2), method, held_out=how.pop("held_out", HeldOut()))
+    how = {"rejects": RejectLog(), "crew": opener()} | how
+    return train_distributed(spec, log, options, **how)
+
+
+def artefact_of(run: DistributedRun) -> Artefact:
+    assert run.failure is None
+    return run.model.artefact()
+
+
+def gaps(spec: ModelSpec, log: Log, artefact: Artefact) -> list[float]:
+    """How far the artefact's weights are from the minimum of each problem, at most, relative to the objective."""
+    (plan,) = plan_shards(spec, log, 1)
+    shard, maker = build_shard(plan), ExampleMaker(plan.start.resolved)
+    data, offsets = shard.keys.texts(np.arange(shard.keys.hashes.size))
+    ends = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+    place = {key: number for number, key in enumerate(artefact.key_list())}
+    at = np.array([place.get(data[first:end].tobytes(), artefact.rows) for first, end in ends])
+    columns = artefact.weight.reshape(artefact.rows, -1).astype(np.float64)
+    features, matrix = shard.keys.features, matrix_of(shard.rows, at.size)
+    size, found = matrix.shape[0], []
+    for problem in problems_of(maker.spec, maker.rules.masks, maker.feature_rules):
+        w = np.append(columns[:, problem.column], 0.0)[at]
+        lanes = [(problem.bits[features[matrix.keys]] >> np.uint32(v)) & 1 != 0 for v in range(problem.lanes)]
+        whole = Sparse(
+            np.concatenate([matrix.rows[lane] + v * size for v, lane in enumerate(lanes)]),
+            np.concatenate([matrix.keys[lane] for lane in lanes]),
+            np.concatenate([matrix.x[lane] for lane in lanes]),
+            (problem.lanes * size, at.size),
+        )
+        weights = shard.rows.weights if shard.rows.weights.size else np.ones(size)
+        value, least = bounds(
+            whole,
+            np.tile(shard.rows.labels.astype(np.float64), problem.lanes),
+            np.tile(weights, problem.lanes),
+            problem.l1[features],
+            problem.l2[features],
+            w,
+        )
+        found.append((value - least) / value)
+    return found
+
+
+@pytest.mark.parametrize("text", [pytest.param(text, id=name) for name, text in SPECS.items()])
+def test_the_model_is_the_minimum_for_any_number_of_workers(log: Log, text: str) -> None:
+    spec = parse_spec(text)
+    for workers in (1, 2, 4):
+        run = trained(spec, log, workers)
+        assert max(gaps(spec, log, artefact_of(run))) < CLOSE
+        assert len(run.report.problems) == (3 if text is OWN else 1)
+        assert all(each.converged for each in run.report.problems)
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        ("worker", 1, "propose", 2),
+        ("worker", 0, "accept", 3),
+        ("reducer", 1, "combine", 2),
+        ("worker", 1, "judge", 1),
+    ],
+)
+def test_a_member_lost_in_the_middle_changes_no_bit(log: Log, lost: tuple[str, int, str, int]) -> None:
+    spec, how = parse_spec(OWN), HeldOut(share=0.1)
+    expected = trained(spec, log, held_out=how)
+    run = trained(spec, log, held_out=how, crew=opener(lambda crew: crew.fail_at.add(lost)))
+    assert artefact_of(run).to_bytes() == artefact_of(expected).to_bytes()
+    assert run.report.variants == expected.report.variants
+    assert [len(each.iterations) for each in run.report.problems] == [
+        len(each.iterations) for each in expected.report.problems
+    ]
+
+
+@pytest.mark.parametrize("text", [SPEC, OWN], ids=["shared values", "own values"])
+@pytest.mark.parametrize("method", ["surrogate", "admm"])
+def test_a_resumed_run_ends_as_one_that_never_stopped(
+    log: Log, tmp_path: Path, text: str, method: str
+) -> None:
+    spec, options = parse_spec(text), MethodOptions(method, iterations=12, tolerance=1e-9)
+    expected = trained(spec, log, method=options)
+    folder = tmp_path / "state"
+    with DistributedCheckpoints(folder, 4) as checkpoints:
+        trained(spec, log, method=options, checkpoints=checkpoints)
+    assert len(checkpoints_in(folder)) == 3
+    checkpoints_in(folder)[0].unlink()  # as if the run had been killed before it wrote this
+    with DistributedCheckpoints(folder, 4, resume=True) as checkpoints:
+        run = trained(spec, log, method=options, checkpoints=checkpoints)
+    assert artefact_of(run).to_bytes() == artefact_of(expected).to_bytes()
+    got, wanted = (
+        [replace(each, bytes=0, seconds=0.0) for problem in report.problems for each in problem.iterations]
+        for report in (run.report, expected.report)
+    )
+    assert got == wanted
+
+
+def test_a_signal_ends_the_run_after_the_iteration_and_the_checkpoint_goes_on(
+    log: Log, tmp_path: Path
+) -> None:
+    spec = parse_spec(SPEC)
+
+    def interrupt(crew: InProcessCrew) -> None:
+        ask = crew.ask_workers
+
+        def asking(step: str, *arguments: Any, **how: Any) -> Any:
+            if step == "propose" and crew.asked.get("worker propose") == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return ask(step, *arguments, **how)
+
+        crew.ask_workers = asking  # type: ignore[method-assign]
+
+    with DistributedCheckpoints(tmp_path / "state", 100) as checkpoints:
+        run = trained(spec, log, checkpoints=checkpoints, crew=opener(interrupt))
+    assert isinstance(run.failure, Stopped) and run.failure.exit_code == 143
+    assert "after iteration 3" in str(run.failure)
+    with DistributedCheckpoints(tmp_path / "state", 100, resume=True) as checkpoints:
+        resumed = trained(spec, log, checkpoints=checkpoints)
+    assert artefact_of(resumed).to_bytes() == artefact_of(trained(spec, log)).to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"workers": 3}, "--workers 2, and this run has 3"),
+        ({"method": MethodOptions("admm", iterations=3)}, "--method surrogate, and this run has admm"),
+        ({"held_out": HeldOut(share=0.2)}, "--held-out none, and this run has 0.2"),
+        ({"text": SPEC.replace("l1 = 0.5", "l1 = 0.6")}, "learner.l1 was 0.5, is 0.6"),
+        ({"grown": True}, "had [0-9,]+ bytes when"),
+    ],
+)
+def test_what_would_change_the_rows_or_the_objective_is_refused(
+    log: Log, tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    method = MethodOptions(iterations=3)
+    with DistributedCheckpoints(tmp_path / "state", 1) as checkpoints:
+        trained(parse_spec(SPEC), log, method=method, checkpoints=checkpoints)
+    if change.pop("grown", False):
+        with Path(log.inputs[0]).open("ab") as file:
+            file.write(b"\n")
+    spec = parse_spec(change.pop("text", SPEC))
+    with (
+        DistributedCheckpoints(tmp_path / "state", 1, resume=True) as checkpoints,
+        pytest.raises(CheckpointError, match=said),
+    ):
+        trained(spec, log, checkpoints=checkpoints, **({"method": method} | change))
+
+
+def test_a_folder_of_another_command_is_refused(tmp_path: Path) -> None:
+    from trainer.checkpoint.file import write
+
+    folder = tmp_path / "state"
+    folder.mkdir()
+    with (folder / "000000000000005.checkpoint").open("wb") as file:
+        write(file, {"rows": 5}, {})
+    with pytest.raises(CheckpointError, match="not of `ftrie train-distributed`"):
+        DistributedCheckpoints(folder, 5, resume=True)
+    with pytest.raises(CheckpointError, match="holds checkpoints of an earlier run"):
+        DistributedCheckpoints(folder, 5)
+
+
+def test_the_metrics_are_those_of_the_rows_held_out(log: Log) -> None:
+    spec, held = parse_spec(SPEC), HeldOut(inputs=(log.inputs[1],))
+    run = trained(spec, replace(log, inputs=log.inputs[:1]), held_out=held)
+    judged = evaluate(artefact_of(run), Log([log.inputs[1]]), rejects=RejectLog())
+    assert run.report.held_out == judged.rows and run.report.judged == "held-out rows"
+    for name, metrics in judged.variants.items():
+        found = run.report.variants[name]
+        assert found.logloss == pytest.approx(metrics.logloss, abs=1e-6)
+        assert found.auc == pytest.approx(metrics.auc, abs=1e-6)
+        assert artefact_of(run).metrics[name]["logloss"] == found.logloss
+
+
+def test_a_share_held_out_is_not_learned_and_is_the_same_for_any_number_of_workers(log: Log) -> None:
+    spec = parse_spec(SPEC)
+    one, four = (trained(spec, log, workers, held_out=HeldOut(share=0.2)).report for workers in (1, 4))
+    assert one.held_out == four.held_out > 100
+    assert one.rows == four.rows == trained(spec, log).report.rows - one.held_out
+    assert one.variants["base"].logloss == pytest.approx(four.variants["base"].logloss, rel=CLOSE)
+
+
+@pytest.mark.parametrize("text", [SPEC, OWN], ids=["shared values", "own values"])
+def test_a_trainer_starts_with_the_published_weights_and_rates(log: Log, text: str) -> None:
+    artefact = artefact_of(trained(parse_spec(text), log))
+    model = LearningModel(ExampleMaker(artefact.spec))
+    assert model.warm_start(artefact) == artefact.rows
+    started = model.artefact()
+    assert started.key_list() == artefact.key_list()
+    np.testing.assert_array_equal(started.weight, artefact.weight)
+    np.testing.assert_array_equal(started.variants, artefact.variants)
+    np.testing.assert_allclose(started.rate, artefact.rate, rtol=1e-6)
+    assert (artefact.rate < np.float32(0.3)).any(), "what was seen often has a lower rate than a new key"
+
+
+def test_bad_rows_are_reported_in_the_order_of_the_log_and_too_many_withhold_the_model(
+    log: Log, tmp_path: Path
+) -> None:
+    spec = parse_spec(SPEC)
+    with RejectLog(tmp_path / "bad.jsonl") as rejects:
+        run = trained(spec, log, rejects=rejects)
+    assert run.report.rejected == rejects.count == 16 and run.withheld == ""
+    assert run.report.reasons == {"click": 16}
+    assert len((tmp_path / "bad.jsonl").read_text().splitlines()) == 16
+    bad = [row | {"click": b"?"} if i % 3 == 0 else row for i, row in enumerate(rows(300, 4))]
+    worse = Log([str(write_log(tmp_path / "worse.csv", bad))])
+    assert "nothing is published where more than 10 % are" in trained(spec, worse).withheld
+    assert trained(spec, worse, force=True).withheld == ""
+
+
+def test_a_guard_needs_rows_that_were_not_learned(log: Log) -> None:
+    spec = parse_spec(SPEC + "[guard]\n")
+    with pytest.raises(UsageError, match="--held-out"):
+        trained(spec, log)
+    run = trained(spec, log, held_out=HeldOut(share=0.3))
+    assert run.model.recent is not None
+    figures = run.model.recent.figures(5)
+    assert figures.examples == run.report.held_out and figures.keys == 5
+    assert figures.variants["plain"].logloss == pytest.approx(run.report.variants["plain"].logloss)
+
+
+def test_what_needs_one_order_of_all_rows_is_refused(log: Log) -> None:
+    with pytest.raises(SpecError, match="ttl"):
+        trained(parse_spec(SPEC + 'ttl = "30d"\n'), log)
+
+
+# --- Real logs ---
+
+
+def real_log(spec: ModelSpec, log: Path, items: Path | None = None) -> Log:
+    return Log([str(log)], tables=side_tables(items, None, spec.input))
+
+
+@pytest.fixture(params=["avazu", "open_bandit"])
+def real(request: pytest.FixtureRequest) -> tuple[ModelSpec, Log]:
+    spec = load_spec(Path(__file__).resolve().parents[3] / f"examples/{request.param}.toml")
+    if request.param == "avazu":
+        return spec, real_log(spec, request.getfixturevalue("avazu_log"))
+    folder: Path = request.getfixturevalue("open_bandit_folder")
+    return spec, real_log(spec, folder / "men.csv.gz", folder / "item_context.csv")
+
+
+@pytest.mark.slow
+def test_on_real_logs_the_model_is_the_minimum_too(real: tuple[ModelSpec, Log]) -> None:
+    spec, log = real
+    values = list[float]()
+    for workers in (1, 2, 4):
+        run = trained(spec, log, workers, method=MethodOptions())
+        assert max(gaps(spec, log, artefact_of(run))) < CLOSE
+        values.append(run.report.problems[0].objective)
+    lost = opener(lambda crew: crew.fail_at.add(("worker", 1, "propose", 3)))
+    values.append(trained(spec, log, 2, method=MethodOptions(), crew=lost).report.problems[0].objective)
+    assert max(values) <= min(values) * (1.0 + CLOSE) and values[-1] == values[1]
+
+
+@pytest.mark.slow
+def test_on_real_logs_the_objective_is_that_of_scikit_learn(real: tuple[ModelSpec, Log]) -> None:
+    pytest.importorskip("sklearn", reason="the comparison needs scikit-learn: the extra `peers`")
+    from benchmarks.distributed import scikit_learn_objective
+
+    spec, log = real
+    spec = spec.model_copy(update={"variants": dict(list(spec.variants.items())[:1])})
+    wanted = scikit_learn_objective(spec, log)
+    for workers in (1, 2, 4):
+        found = trained(spec, log, workers, method=MethodOptions()).report.problems[0].objective
+        assert found == pytest.approx(wanted, rel=CLOSE)

@@ -1,0 +1,270 @@
+"""Checkpoints of a distributed run: how far it is, and the state of each reducer.
+
+A file is written with one reducer's arrays in memory at a time, and read memory-mapped, so the driver never holds all
+keys. Files are named by the number of iterations, over all problems (`trainer.checkpoint.folder` keeps the last three).
+Workers keep no state of their own: they read their rows again, and take the weights from the reducers.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy.typing as npt
+from pydantic import TypeAdapter, ValidationError
+
+from model_store.errors import CheckpointError
+from model_store.spec.spec import ModelSpec
+from model_store.versions.manifest import now
+from trainer.checkpoint.description import check_same_spec
+from trainer.checkpoint.file import Arrays
+from trainer.checkpoint.folder import CheckpointFolder, check_empty
+from trainer.distributed.methods import Iteration, Progress
+
+Reducer = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file of the log as the run found it."""
+
+    path: str
+    bytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, path: str) -> Self:
+        """The file now."""
+        found = os.stat(path)
+        return cls(os.path.abspath(path), found.st_size, found.st_mtime_ns)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a resumed run must have in common with the first one, and the names of the flags that set it."""
+
+    workers: int
+    reducers: int
+    method: str
+    rho: float
+    held_out: str | None
+    format: str | None
+    sides: dict[str, str] = field(default_factory=dict)
+
+
+_FLAGS = {
+    "workers": "--workers",
+    "reducers": "--reducers",
+    "method": "--method",
+    "rho": "--rho",
+    "held_out": "--held-out",
+    "format": "--format",
+    "sides": "--items or --users",
+}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A problem that is solved, or how far one is: its name, its iterations, whether it has converged."""
+
+    name: str
+    iterations: tuple[Iteration, ...] = ()
+    converged: bool = False
+    objective: float = math.inf
+
+
+@dataclass(frozen=True)
+class RunState:
+    """How far a run is.
+
+    problems: those that are solved and, last, the present one; progress: of the present one; seconds: of all resumed
+    runs; recoveries: iterations that were repeated; initial: SHA-256 of the model of --init-from.
+    """
+
+    spec: str
+    resolved: str
+    settings: Settings
+    inputs: tuple[InputFile, ...]
+    problems: tuple[Ended, ...]
+    progress: Progress
+    seconds: float = 0.0
+    recoveries: int = 0
+    ftrie: str = field(default_factory=lambda: version("ftrie"))
+    created: str = field(default_factory=lambda: now().isoformat())
+
+    @property
+    def iterations(self) -> int:
+        """Iterations made, for all problems."""
+        return sum(len(each.iterations) for each in self.problems)
+
+    @property
+    def where(self) -> str:
+        """For a message: variant base, iteration 12."""
+        return f"problem {self.problems[-1].name}, iteration {self.progress.iteration}"
+
+    def check(
+        self, spec: ModelSpec, settings: Settings, inputs: Sequence[InputFile], path: Path
+    ) -> list[str]:
+        """Raise CheckpointError unless a run of these may go on from this state; returns remarks for the user."""
+        check_same_spec(spec, self.spec, str(path))
+        for name, before in asdict(self.settings).items():
+            if (given := asdict(settings)[name]) != before:
+                raise CheckpointError(
+                    f"{path} was made with {_FLAGS[name]} {_shown(before)}, and this run has {_shown(given)}: give the "
+                    "same, or start again with another folder"
+                )
+        found = {each.path: each for each in inputs}
+        known = {each.path: each for each in self.inputs}
+        if list(found) != list(known):
+            raise CheckpointError(
+                f"{path} was made from other inputs ({', '.join([*known][:3])}): the rows of a distributed run "
+                "are fixed; give the same files in the same order, or start again with another folder"
+            )
+        remarks = []
+        for name, each in found.items():
+            if each.bytes != known[name].bytes:
+                raise CheckpointError(
+                    f"{name} had {known[name].bytes:,} bytes when {path} was made, and has {each.bytes:,}: the rows of "
+                    "a distributed run are fixed; restore the file, or start again with another folder"
+                )
+            if each.modified_ns != known[name].modified_ns:
+                remarks.append(f"{name} was written again since the checkpoint, with the same size")
+        return remarks
+
+
+_ADAPTER = TypeAdapter(RunState)
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """A checkpoint to resume from: its file, the run's state, the arrays of each reducer."""
+
+    path: Path
+    state: RunState
+    arrays: Arrays
+
+    def reducer(self, number: int) -> Reducer:
+        """The arrays of one reducer, in the mapped file."""
+        start = f"{number}."
+        return {
+            name.removeprefix(start): each for name, each in self.arrays.items() if name.startswith(start)
+        }
+
+
+class DistributedCheckpoints:
+    """The checkpoints of one run, in a folder that it locks; every `every` iterations.
+
+    With `resume`, `earlier` is the newest sound checkpoint, None if there is none; without, the folder must hold none.
+    `failed` and `damaged` count checkpoints that could not be written or read.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        every: int,
+        *,
+        resume: bool = False,
+        on_warning: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._warn, self._every = on_warning, every
+        self._folder = CheckpointFolder(folder, on_warning)
+        self.earlier: Earlier | None = None
+        self.failed = self.damaged = 0
+        try:
+            if not resume:
+                check_empty(folder)
+            elif (found := self._folder.newest()) is not None:
+                path, written, arrays, self.damaged = found
+                self.earlier = Earlier(path, _state_from_json(written, path), arrays)
+        except BaseException:
+            self.close()
+            raise
+        self._last = self.earlier.state.iterations if self.earlier is not None else 0
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self._folder.path
+
+    def is_due(self, iterations: int) -> bool:
+        """True if a checkpoint should be written now that the run has made so many iterations."""
+        return iterations - self._last >= self._every
+
+    def save(self, state: RunState, reducers: Callable[[int], Reducer]) -> bool:
+        """Write a checkpoint; `reducers` fetches one reducer's arrays. True if it was written, or is there already.
+
+        A failure to write is counted and reported, and the run goes on.
+        """
+        if state.iterations == self._last:
+            return True
+        self._last = state.iterations
+        try:
+            arrays = _OneByOne(state.settings.reducers, reducers)
+            self._folder.write(
+                state.iterations, {"distributed": _ADAPTER.dump_python(state, mode="json")}, arrays
+            )
+        except OSError as error:
+            self.failed += 1
+            self._warn(
+                f"the checkpoint of iteration {state.iterations:,} could not be written to {self.path}: "
+                f"{error.strerror}; the run goes on, earlier checkpoints are kept"
+            )
+            return False
+        return True
+
+    def close(self) -> None:
+        """Unlock the folder. May be called twice."""
+        self._folder.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _OneByOne(Mapping[str, "npt.NDArray[Any]"]):
+    """The arrays of all reducers by name, `REDUCER.NAME`; `items` fetches them and holds those of one at a time."""
+
+    def __init__(self, reducers: int, fetch: Callable[[int], Reducer]) -> None:
+        self._reducers, self._fetch = reducers, fetch
+
+    def items(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:  # type: ignore[override]
+        """Each array with its name."""
+        for number in range(self._reducers):
+            for name, array in self._fetch(number).items():
+                yield f"{number}.{name}", array
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        number, _, own = name.partition(".")
+        return self._fetch(int(number))[own]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self.items())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _state_from_json(written: Mapping[str, Any], path: Path) -> RunState:
+    try:
+        return _ADAPTER.validate_python(written["distributed"])
+    except KeyError:
+        raise CheckpointError(
+            f"{path} is a checkpoint of `ftrie train` or `ftrie trainer`, not of `ftrie train-distributed`; "
+            "give another folder"
+        ) from None
+    except ValidationError as error:
+        raise CheckpointError(f"{path} is not a checkpoint of this ftrie: {error}") from None
+
+
+def _shown(value: object) -> str:
+    return "none" if value in (None, {}) else str(value)

@@ -1,0 +1,520 @@
+"""One distributed training run: opens a crew, has every problem minimised, and makes the artefact to publish.
+
+In: a spec, a log, and `DistributedOptions`. Out: a `DistributedRun` with the model, its report, and the error that
+ended it early. Between two iterations the driver holds sums only; the keys with a weight pass through it at the end,
+and one reducer's keys at a time for a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.artefact.artefact import Artefact
+from model_store.errors import CheckpointError, FtrieError, Stopped, UsageError
+from model_store.spec.spec import ModelSpec
+from model_store.versions.manifest import RecentFigures
+from model_store.whole_file import write_whole
+from trainer.distributed.checkpoint import (
+    DistributedCheckpoints,
+    Earlier,
+    Ended,
+    InputFile,
+    RunState,
+    Settings,
+)
+from trainer.distributed.cluster import open_crew
+from trainer.distributed.dealing import HeldOut, ShardOptions, ShardPlan, plan_shards
+from trainer.distributed.methods import (
+    Crew,
+    Iteration,
+    MemberLost,
+    MethodOptions,
+    Minimiser,
+    Progress,
+    register,
+    solution,
+)
+from trainer.distributed.problem import Problem, problems_of
+from trainer.distributed.shard import ShardSummary, collect_rejects
+from trainer.examples.hashing import ExampleMaker
+from trainer.examples.open_log import Log, default_threads
+from trainer.learn.metrics.figures import Group
+from trainer.learn.metrics.recent import figures_of
+from trainer.learn.metrics.records import VariantMetrics
+from trainer.logs.reader import expand
+from trainer.logs.rejects import RejectLog, too_many_rejected
+from trainer.output import SILENT, Output
+from trainer.output import Progress as Bar
+from trainer.runs.signals import StopRequest
+
+HELD_OUT, FIRST_PASS = "held-out rows", "first pass"
+_LARGEST = float(np.finfo(np.float32).max)
+
+Numbers = npt.NDArray[np.float64]
+
+
+class CrewOpener(Protocol):
+    """Opens the workers and reducers of a run: `trainer.distributed.cluster.open_crew`."""
+
+    def __call__(
+        self,
+        plans: Sequence[ShardPlan],
+        reducers: int,
+        *,
+        address: str | None,
+        timeout_s: float | None,
+        output: Output,
+    ) -> AbstractContextManager[Crew]:
+        """A worker for each plan, and reducers. Raises UsageError, ClusterError."""
+
+
+@dataclass(frozen=True)
+class DistributedOptions:
+    """workers, reducers: how many; address: of a Ray cluster, None to start Ray here.
+
+    timeout_s: a member that still works on a step so long after half of its kind have finished is lost; None: never.
+    """
+
+    workers: int
+    reducers: int
+    method: MethodOptions = field(default_factory=MethodOptions)
+    address: str | None = None
+    held_out: HeldOut = field(default_factory=HeldOut)
+    shard_bytes: int | None = None
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True)
+class DistributedReport:
+    """What a run did.
+
+    rows: learned from; held_out: rows that were not, by which the model is judged; judged: by which rows `variants` is;
+    problems: the iterations of each, one problem for each variant with own values; workers: the shard of each;
+    recoveries: iterations that were repeated since a member was lost. Otherwise as in `trainer.runs.train.Report`.
+    """
+
+    method: str
+    rows: int = 0
+    held_out: int = 0
+    rejected: int = 0
+    subsampled: int = 0
+    seconds: float = 0.0
+    keys: int = 0
+    nonzero: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    judged: str = FIRST_PASS
+    variants: dict[str, VariantMetrics] = field(default_factory=dict)
+    problems: tuple[Ended, ...] = ()
+    workers: tuple[ShardSummary, ...] = ()
+    peak_bytes: tuple[int, ...] = ()
+    recoveries: int = 0
+    version: int | None = None
+    failed_checkpoints: int = 0
+    damaged_checkpoints: int = 0
+
+    @property
+    def iterations(self) -> int:
+        """Iterations made, for all problems."""
+        return sum(len(each.iterations) for each in self.problems)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes sent between workers and reducers."""
+        return sum(each.bytes for problem in self.problems for each in problem.iterations)
+
+    def as_dict(self) -> dict[str, object]:
+        """The JSON form."""
+        return {
+            "method": self.method,
+            "rows": self.rows,
+            "held_out": self.held_out,
+            "rejected": self.rejected,
+            "reasons": dict(self.reasons),
+            "subsampled": self.subsampled,
+            "seconds": round(self.seconds, 6),
+            "keys": self.keys,
+            "nonzero": self.nonzero,
+            "bytes": self.bytes,
+            "version": self.version,
+            "recoveries": self.recoveries,
+            "checkpoints": {"failed": self.failed_checkpoints, "damaged": self.damaged_checkpoints},
+            "judged": self.judged,
+            "variants": {name: metrics.as_dict() for name, metrics in self.variants.items()},
+            "problems": [
+                {
+                    "name": each.name,
+                    "objective": each.objective if math.isfinite(each.objective) else None,
+                    "converged": each.converged,
+                    "iterations": [asdict(iteration) for iteration in each.iterations],
+                }
+                for each in self.problems
+            ],
+            "workers": [
+                _worker(each, peak) for each, peak in zip(self.workers, self.peak_bytes, strict=True)
+            ],
+        }
+
+    def write(self, path: Path) -> None:
+        """Write the report as JSON, atomically."""
+        write_whole(path, (json.dumps(self.as_dict(), indent=2, allow_nan=False) + "\n").encode())
+
+
+def _worker(shard: ShardSummary, peak: int) -> dict[str, object]:
+    """The JSON form of a worker's shard. peak_bytes: the largest resident size of its process."""
+    return {
+        "rows": shard.rows,
+        "held_out": shard.held_rows,
+        "keys": shard.keys,
+        "rejected": shard.log.rejected + shard.held_files.rejected,
+        "seconds": round(shard.seconds, 6),
+        "shard_bytes": shard.memory_bytes,
+        "disk_bytes": shard.disk_bytes,
+        "peak_bytes": peak,
+    }
+
+
+class DistributedModel:
+    """The model of a run: what `finish_run` and the guard need of it. Without an artefact the run ended early."""
+
+    def __init__(
+        self, spec: ModelSpec, artefact: Artefact | None = None, judged: Judged | None = None
+    ) -> None:
+        self.spec = spec
+        self._artefact = artefact
+        self.recent = judged if spec.guard is not None else None
+
+    def artefact(self) -> Artefact:
+        """The artefact to publish."""
+        assert self._artefact is not None
+        return self._artefact
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The held-out rows' predictions by the final model: metrics, and the sums that the guard takes."""
+
+    group: Group
+    sums: Numbers
+    variants: tuple[str, ...]
+
+    def figures(self, keys: int) -> RecentFigures:
+        """The guard's figures."""
+        return figures_of(self.sums, self.variants, keys)
+
+
+@dataclass
+class DistributedRun:
+    """A run that has ended; see `trainer.runs.train.Run`."""
+
+    model: DistributedModel
+    report: DistributedReport
+    failure: FtrieError | None = None
+    withheld: str = ""
+
+    def set_version(self, version: int) -> None:
+        """Report the version that was published."""
+        self.report = replace(self.report, version=version)
+
+
+def train_distributed(
+    spec: ModelSpec,
+    log: Log,
+    options: DistributedOptions,
+    *,
+    rejects: RejectLog,
+    strict: bool = False,
+    checkpoints: DistributedCheckpoints | None = None,
+    force: bool = False,
+    output: Output = SILENT,
+    crew: CrewOpener = open_crew,
+) -> DistributedRun:
+    """Minimise the objective of every variant over all rows of the log, with workers and reducers on Ray.
+
+    rejects: receives bad rows; strict: the first one is an error; checkpoints: saves the state, and has that of the run
+    to resume; force: publish however many rows are rejected; crew: opens workers and reducers. With checkpoints, a
+    signal ends the run after the iteration, and is its `failure`. Raises SpecError, InputError, CheckpointError,
+    UsageError without Ray, and FtrieError where the crew cannot go on.
+    """
+    _check_guard(spec, options)
+    shards = ShardOptions(
+        held_out=options.held_out,
+        memory_bytes=options.shard_bytes,
+        strict=strict,
+        threads=max(1, default_threads() // options.workers) if options.address is None else 1,
+    )
+    plans = plan_shards(spec, log, options.workers, shards)
+    earlier = checkpoints.earlier if checkpoints is not None else None
+    start = _start(spec, log, plans[0], options)
+    if earlier is not None:
+        for remark in earlier.state.check(spec, start.settings, start.inputs, earlier.path):
+            output.note(remark)
+        start = replace(earlier.state, created=start.created, ftrie=start.ftrie)
+    with crew(
+        plans, options.reducers, address=options.address, timeout_s=options.timeout_s, output=output
+    ) as members:
+        driver = _Driver(members, plans[0], options, start, checkpoints, rejects, output)
+        return driver.run(earlier, force)
+
+
+def _check_guard(spec: ModelSpec, options: DistributedOptions) -> None:
+    """A guard judges predictions of rows that were not learned from."""
+    if spec.guard is not None and options.held_out == HeldOut():
+        raise UsageError(
+            "[guard] judges a model by rows that it has not learned: hold some out with --held-out 0.05, or leave "
+            "[guard] out"
+        )
+
+
+def _start(spec: ModelSpec, log: Log, plan: ShardPlan, options: DistributedOptions) -> RunState:
+    """The state of a run before its first iteration."""
+    held = options.held_out
+    settings = Settings(
+        workers=options.workers,
+        reducers=options.reducers,
+        method=options.method.method,
+        rho=options.method.rho,
+        held_out=str(held.share) if held.share else ", ".join(held.inputs) or None,
+        format=log.format,
+        sides={table.name: table.sha256 for table in log.tables},
+    )
+    inputs = tuple(InputFile.of(name) for name in expand([*log.inputs, *held.inputs]))
+    return RunState(
+        spec=spec.to_json(),
+        resolved=plan.start.resolved.to_json(),
+        settings=settings,
+        inputs=inputs,
+        problems=(),
+        progress=Progress(),
+    )
+
+
+class _Driver:
+    """The run between opening the crew and closing it."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        plan: ShardPlan,
+        options: DistributedOptions,
+        start: RunState,
+        checkpoints: DistributedCheckpoints | None,
+        rejects: RejectLog,
+        output: Output,
+    ) -> None:
+        self._crew, self._plan, self._options = crew, plan, options
+        self._spec = spec = plan.start.resolved
+        self._checkpoints, self._rejects, self._output = checkpoints, rejects, output
+        self._state, self._began = start, time.perf_counter()
+        self._seconds_before = start.seconds
+        maker = ExampleMaker(spec)
+        self._masks = maker.rules.masks
+        self._problems = problems_of(spec, self._masks, maker.feature_rules)
+        self._shards: Sequence[ShardSummary] = ()
+        self._keys = 0
+
+    def run(self, earlier: Earlier | None, force: bool) -> DistributedRun:
+        """Make the shards, minimise every problem, collect the model."""
+        with self._output.progress("reading", self._options.workers, "shards") as bar:
+            self._shards, self._keys = register(self._crew)
+            bar.update(len(self._shards), rows=sum(each.rows for each in self._shards), keys=self._keys)
+        collect_rejects(self._shards, self._plan, self._rejects)
+        for note in dict.fromkeys(note for each in self._shards for note in each.notes):
+            self._output.note(note)
+        if not sum(each.rows for each in self._shards):
+            return DistributedRun(DistributedModel(self._spec), self._report())
+        resumed = len(self._state.problems) - 1
+        with StopRequest() as stop:
+            for number, problem in enumerate(self._problems[max(resumed, 0) :], max(resumed, 0)):
+                minimiser = self._minimiser(problem, earlier if number == resumed else None)
+                if self._minimise(minimiser, stop):
+                    return DistributedRun(
+                        DistributedModel(self._spec), self._report(), self._stopped(stop.number)
+                    )
+        return self._finished(minimiser, force)
+
+    def _minimiser(self, problem: Problem, earlier: Earlier | None) -> Minimiser:
+        minimiser = Minimiser(
+            self._crew,
+            problem,
+            self._options.method,
+            on_lost=self._lost,
+            progress=earlier.state.progress if earlier is not None else Progress(),
+        )
+        if earlier is not None:
+            minimiser.resume(lambda crew: self._load(crew, earlier))
+        return minimiser
+
+    def _load(self, crew: Crew, earlier: Earlier) -> None:
+        """Give each reducer its part of a checkpoint."""
+        for number in range(crew.reducers):
+            arrays = earlier.reducer(number)
+            if not all(crew.ask_reducers("load", number, earlier.state.progress.iteration, arrays).summaries):
+                raise CheckpointError(
+                    f"{earlier.path} has keys that the log no longer has: the rows of a distributed run are fixed; "
+                    "restore the files, or start again with another folder"
+                )
+
+    def _minimise(self, minimiser: Minimiser, stop: StopRequest) -> bool:
+        """Minimise one problem; True if a signal has come before its end."""
+        title = f"{self._options.method.method}, {minimiser.problem.name}"
+        with self._output.progress(title, self._options.method.iterations, "iterations") as bar:
+            minimiser.on_iteration = lambda each: self._add(minimiser, each, bar)
+            while not minimiser.ended:
+                minimiser.iterate()
+                self._save(minimiser, due=bool(stop))
+                if stop and not self._ends(minimiser):
+                    return True
+            last = replace(
+                self._state.problems[-1], objective=minimiser.finish(), converged=minimiser.progress.converged
+            )
+        self._state = replace(self._state, problems=(*self._state.problems[:-1], last))
+        return False
+
+    def _ends(self, minimiser: Minimiser) -> bool:
+        """True if nothing is left to minimise after this."""
+        return minimiser.ended and minimiser.problem is self._problems[-1]
+
+    def _add(self, minimiser: Minimiser, iteration: Iteration, bar: Bar) -> None:
+        """Record an iteration that has ended, and show it."""
+        problems = self._state.problems
+        if iteration.number == 0:
+            problems = (*problems, Ended(minimiser.problem.name))
+        last = replace(problems[-1], iterations=(*problems[-1].iterations, iteration))
+        self._state = replace(self._state, problems=(*problems[:-1], last), progress=minimiser.progress)
+        fields: dict[str, float | str] = {
+            "objective": iteration.objective,
+            "primal": f"{iteration.primal:.2e}",
+            "dual": f"{iteration.dual:.2e}",
+            "non-zeros": iteration.nonzero,
+            **({"held-out log-loss": iteration.held_out} if iteration.held_out is not None else {}),
+            "sent": f"{sum(each.bytes for each in last.iterations) / 1e6:,.1f} MB",
+        }
+        bar.update(iteration.number, total=None, **fields)
+
+    def _lost(self, number: int) -> None:
+        self._state = replace(self._state, recoveries=self._state.recoveries + 1)
+        self._output.warn(f"a worker or reducer was lost; iteration {number} is repeated once it is replaced")
+
+    def _save(self, minimiser: Minimiser, *, due: bool) -> None:
+        """Write a checkpoint if it is due; a member that is lost meanwhile is replaced in the next iteration."""
+        if self._checkpoints is None or not (due or self._checkpoints.is_due(self._state.iterations)):
+            return
+        state = replace(self._state, seconds=self._seconds, progress=minimiser.progress)
+        try:
+            self._checkpoints.save(
+                state, lambda number: self._crew.ask_reducers("dump", number).summaries[number]
+            )
+        except MemberLost:
+            self._checkpoints.failed += 1
+            self._output.warn(
+                f"a member was lost while iteration {state.progress.iteration} was saved: no checkpoint"
+            )
+
+    @property
+    def _seconds(self) -> float:
+        """Duration so far, including the runs that this one resumes."""
+        return self._seconds_before + time.perf_counter() - self._began
+
+    def _stopped(self, number: int) -> Stopped:
+        what = f"stopped by {signal.Signals(number).name} after iteration {self._state.progress.iteration}"
+        if self._checkpoints is None:
+            return Stopped(f"{what}; with --checkpoint it could be resumed", number)
+        return Stopped(f"{what}; --resume continues from the checkpoint in {self._checkpoints.path}", number)
+
+    def _finished(self, minimiser: Minimiser, force: bool) -> DistributedRun:
+        """Collect the keys with a weight, judge them by the held-out rows, and report."""
+        names = tuple(self._spec.variants)
+        while True:
+            try:
+                keys = solution(self._crew, len(self._problems))
+                judged = self._crew.ask_workers("judge", self._problems).summaries
+                peaks = self._crew.ask_workers("peak_bytes").summaries
+                break
+            except MemberLost:
+                minimiser.recover()
+                minimiser.finish()
+        held = [each for each in judged if each is not None]
+        by = Judged(reduce(add, (g for g, _ in held)), sum(s for _, s in held), names) if held else None
+        group = by.group if by is not None else reduce(add, (each.progressive for each in self._shards))
+        metrics = group.metrics(names).variants
+        artefact = self._artefact(keys, metrics)
+        report = replace(
+            self._report(),
+            nonzero=artefact.rows,
+            judged=HELD_OUT if by is not None else FIRST_PASS,
+            variants=metrics,
+            peak_bytes=tuple(peaks),
+        )
+        model = DistributedModel(self._spec, artefact, by)
+        return DistributedRun(model, report, withheld="" if force else self._withheld())
+
+    def _artefact(self, keys: Sequence[Any], metrics: Mapping[str, VariantMetrics]) -> Artefact:
+        """The artefact of the workers' keys, as `LearningModel.artefact` makes it."""
+        data, offsets, own_features, own_numbers = zip(*keys, strict=True)
+        numbers, features = np.concatenate(own_numbers), np.concatenate(own_features)
+        columns = len(self._problems)
+        rates = np.column_stack(
+            [self._rates(each, numbers[:, columns + each.column], features) for each in self._problems]
+        )
+        shaped = slice(None) if columns > 1 else 0
+        return Artefact.from_columns(
+            key_data=np.concatenate(data),
+            key_offsets=np.concatenate([[0], np.cumsum(np.concatenate([np.diff(each) for each in offsets]))]),
+            weight=numbers[:, :columns][:, shaped],
+            variants=self._masks[features],
+            rate=rates[:, shaped],
+            spec=self._spec,
+            metrics={name: each.numbers() for name, each in metrics.items()},
+        )
+
+    def _rates(
+        self, problem: Problem, squares: npt.NDArray[np.float32], features: npt.NDArray[np.uint16]
+    ) -> npt.NDArray[np.float32]:
+        """alpha / (beta + sqrt(n)), n the sum of squared gradients at the solution, where shared their mean."""
+        lanes = np.bitwise_count(problem.bits[features])
+        n = (
+            np.zeros(squares.size)
+            if self._spec.learner.rate == "constant"
+            else squares / np.maximum(lanes, 1.0)
+        )
+        with np.errstate(divide="ignore"):
+            rates = problem.alpha / (problem.beta + np.sqrt(n, dtype=np.float64))
+        return np.minimum(rates, _LARGEST).astype(np.float32)
+
+    def _report(self) -> DistributedReport:
+        return DistributedReport(
+            method=self._options.method.method,
+            rows=sum(each.rows for each in self._shards),
+            held_out=sum(each.held_rows for each in self._shards),
+            rejected=self._rejects.count,
+            reasons=dict(self._rejects.counts),
+            subsampled=sum(each.log.subsampled for each in self._shards),
+            seconds=self._seconds,
+            keys=self._keys,
+            problems=self._state.problems,
+            workers=tuple(self._shards),
+            peak_bytes=tuple(0 for _ in self._shards),
+            recoveries=self._state.recoveries,
+            failed_checkpoints=self._checkpoints.failed if self._checkpoints is not None else 0,
+            damaged_checkpoints=self._checkpoints.damaged if self._checkpoints is not None else 0,
+        )
+
+    def _withheld(self) -> str:
+        """Why nothing may be published: too many rows were rejected. "" if it may be."""
+        bad = self._rejects.count
+        read = bad + sum(each.rows + each.held_rows + each.log.subsampled for each in self._shards)
+        reasons = [str(each) for each in self._rejects.first] or list(self._rejects.counts)
+        return too_many_rejected(bad / read if read else 0.0, bad, reasons, "--rejects FILE lists the rows")
