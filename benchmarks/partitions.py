@@ -28,16 +28,26 @@ from model_store.spec.spec import load_spec
 from model_store.store import Store
 from trainer.checkpoint import Every
 from trainer.events.share import Share
+from trainer.output import SILENT
 from trainer.runs.daemon import Daemon
 from trainer.runs.signals import StopRequest
 from trainer.runs.status import Status
 from trainer.runs.stream_run import TrainerOptions
+from trainer.runs.warmup import compile_trainer
 
 VISITS = 50_000
 ROUNDS = 3
 HABITS = Habits(rate=250.0)
 FRESH_S, FRESH_RATE, FRESH_ROUND_S = 60.0, 20.0, 5
-FRESH_SPEC = '[model]\nname = "fresh"\n[input]\nlabel = "click"\n[fields]\ntag = { side = "item" }\n[learner]\nl1 = 0.0\n'
+FRESH_SPEC = """[model]
+name = "fresh"
+[input]
+label = "click"
+[fields]
+tag = { side = "item" }
+[learner]
+l1 = 0.0
+"""
 
 
 def main() -> None:
@@ -125,6 +135,7 @@ def child(url: str, folder: str, partition: str) -> None:
     ):
         daemon = Daemon(load_spec(SPEC), options, stop, last.append)
         daemon.open(stack)
+        compile_trainer(load_spec(SPEC), SILENT)
         print("ready", file=out, flush=True)
         sys.stdin.readline()
         began, cpu = time.perf_counter(), time.process_time()
