@@ -25,10 +25,10 @@ def page() -> str:
 def _table(name: str) -> str:
     """A result as a table below the command, the machine and the day that made it."""
     path = common.RESULTS / f"{name}.json"
-    if not path.exists():
-        return f"Not measured yet: `ftrie bench {name}`."
-    result = json.loads(path.read_text("utf-8"))
     command = re.sub("_(vw|pruned|links|cost|scaling|speed|loss)$", "", name)
+    if not path.exists():
+        return f"Not measured yet: `ftrie bench {command}`."
+    result = json.loads(path.read_text("utf-8"))
     columns = list(result["rows"][0])
     lines = [
         f"`ftrie bench {command}`: {result['title']}. {result['machine']}, {result['date']}.",
