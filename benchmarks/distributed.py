@@ -514,6 +514,7 @@ def _is_iteration(kind: str, step: str) -> bool:
 
 def scikit_learn_objective(spec: ModelSpec, log: Log) -> float:
     """The objective, as `problem.py` has it, at scikit-learn's minimum by saga, for a spec of one variant."""
+    import sklearn
     from scipy.sparse import csr_matrix
     from sklearn.linear_model import LogisticRegression
 
@@ -524,9 +525,11 @@ def scikit_learn_objective(spec: ModelSpec, log: Log) -> float:
     matrix = csr_matrix((x, rows.ids, rows.starts), shape=(rows.labels.size, keys))
     matrix.sum_duplicates()
     l1, l2 = spec.learner.l1, spec.learner.l2
-    ratio = {"l1_ratio": l1 / (l1 + l2)}
+    both: dict[str, Any] = {"l1_ratio": l1 / (l1 + l2)}
+    if tuple(map(int, sklearn.__version__.split(".")[:2])) < (1, 8):
+        both["penalty"] = "elasticnet"  # later versions take it from the ratio
     model = LogisticRegression(
-        C=1.0 / (l1 + l2), solver="saga", fit_intercept=False, max_iter=3000, tol=1e-6, **ratio
+        C=1.0 / (l1 + l2), solver="saga", fit_intercept=False, max_iter=3000, tol=1e-6, **both
     )
     omega = rows.weights if rows.weights.size else np.ones(rows.labels.size)
     model.fit(matrix, rows.labels > 0.5, sample_weight=omega)
