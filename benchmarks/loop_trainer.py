@@ -127,11 +127,11 @@ def _fill(store: Store) -> int:
     for number in range(VISITS):
         one = visit(market, HABITS, number)
         seen = AnsweredVisit(market, one, np.arange(SHOWN), np.full(SHOWN, 0.1))
-        impressions.append((began + one.due_s, _impression(market, seen, began + one.due_s)))
+        impressions.append((began + one.due_s, impression_line(market, seen, began + one.due_s)))
         for each in seen.reactions():
             at = began + one.due_s + each.after_s
             if each.event == CLICK and at < time.time():
-                clicks.append((at, _click(number, each.item, at)))
+                clicks.append((at, click_line(number, each.item, at)))
     written = 0
     streams = (store.impressions(MODEL), impressions), (store.clicks(MODEL), sorted(clicks))
     for slice_number in range(round(VISITS / HABITS.rate / SLICE_S) + 1):
@@ -141,7 +141,7 @@ def _fill(store: Store) -> int:
     return written
 
 
-def _click(number: int, item: str, at: float) -> bytes:
+def click_line(number: int, item: str, at: float) -> bytes:
     """As a server writes it that was told of it."""
     event = {
         "request_id": f"r{number}",
@@ -153,7 +153,7 @@ def _click(number: int, item: str, at: float) -> bytes:
     return json.dumps(event).encode()
 
 
-def _impression(market: Market, seen: AnsweredVisit, at: float) -> bytes:
+def impression_line(market: Market, seen: AnsweredVisit, at: float) -> bytes:
     """As a server logs it."""
     one = seen.visit
     items = [

@@ -148,6 +148,15 @@ def test_the_flags_given_to_ftrie_are_flags_it_has(where: str, words: list[str])
     assert given <= flags, f"{where}: {given - flags}"
 
 
+def test_several_trainers_have_a_spare() -> None:
+    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes/trainers.yaml").read_text("utf-8")))
+    (spec,) = [each["spec"] for each in documents if each["kind"] == "StatefulSet"]
+    (container,) = spec["template"]["spec"]["containers"]
+    (partition,) = [word for word in container["args"] if word.startswith("--partition=any/")]
+    assert spec["replicas"] == int(partition.rpartition("/")[2]) + 1
+    assert spec["podManagementPolicy"] == "Parallel"  # partitions wait for one another
+
+
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="this machine has no systemd")
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     for unit in UNITS:

@@ -270,7 +270,7 @@ class Partners:
                     f"or any/{self.share.count}"
                 )
             except LeaseHeld as error:
-                found.append(f"partition {each} ({str(error).partition(';')[0]})")
+                found.append(f"partition {each} ({str(error).partition(', last seen')[0]})")
         return f"waiting in round {number:,} for {', and for '.join(found)}; nothing is learned meanwhile"
 
     def _put(self, record: PartitionsRecord, number: int, part: str, data: bytes) -> None:

@@ -363,7 +363,7 @@ class StreamRun:
         """Present problems, by kind. To be called every second or so."""
         counts, found = self.counts, dict(self.model.warnings.texts)
         if isinstance(self._loop, RoundLoop) and (problem := self._loop.problem()):
-            found["partitions"] = problem
+            found[problem] = problem
         self._idle.look(counts)
         if self._idle.reason:
             found["quiet"] = self._idle.reason

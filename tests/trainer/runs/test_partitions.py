@@ -206,42 +206,6 @@ def online_cells(store: Store) -> dict[bytes, Any]:
 
 
 @pytest.mark.slow
-def test_a_damaged_contribution_is_named_and_written_again_once_deleted(
-    tmp_path: Path, store: Store, store_url: str, undisturbed: dict[str, Any]
-) -> None:
-    fill(store)
-    first = Partition(tmp_path, store_url, "1/2", *ONCE[1:], "--save", "1.arrow", state="1")
-    eventually(lambda: first.status()["round"] == 0 and "partitions" in keys(store), "the record", COMPILE_S)
-    (part,) = eventually_keys(store, "0:1")
-    chunk = next(iter(store.client.scan_iter(f"{part}:chunk:*")))
-    whole = store.client.get(chunk)
-    store.client.set(chunk, whole[:-1] + bytes([whole[-1] ^ 1]))
-    second = Partition(tmp_path, store_url, "2/2", *ONCE[1:], "--save", "2.arrow", state="2")
-    eventually(
-        lambda: any("is damaged" in each for each in second.status()["warnings"]), "it to be named", COMPILE_S
-    )
-    assert part in second.status()["warnings"][0]
-    store.client.delete(part)
-    eventually(lambda: second.status()["round"] > 3, "the next rounds", COMPILE_S)
-    for each in (first, second):
-        each.process.terminate()
-        each.last()
-
-
-def keys(store: Store) -> set[str]:
-    return {key.decode().rpartition(":")[2] for key in store.client.scan_iter(f"ftrie:{{{NAME}}}:*")}
-
-
-def eventually_keys(store: Store, part: str) -> list[str]:
-    def found() -> list[str]:
-        names = [key.decode() for key in store.client.scan_iter(f"ftrie:{{{NAME}}}:round:*")]
-        return [name for name in names if name.endswith(f":{part}")]
-
-    eventually(lambda: bool(found()), f"a part {part}", COMPILE_S)
-    return found()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "learner", "says"),
     [
