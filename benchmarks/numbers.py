@@ -28,7 +28,7 @@ def _table(name: str) -> str:
     if not path.exists():
         return f"Not measured yet: `ftrie bench {name}`."
     result = json.loads(path.read_text("utf-8"))
-    command = re.sub("_(vw|pruned|links|cost)$", "", name)
+    command = re.sub("_(vw|pruned|links|cost|scaling|speed|loss)$", "", name)
     columns = list(result["rows"][0])
     lines = [
         f"`ftrie bench {command}`: {result['title']}. {result['machine']}, {result['date']}.",

@@ -49,6 +49,8 @@ def _answer(path: Path) -> dict[str, Any]:
     except Damaged as error:
         return answer | {"damaged": str(error)}
     answer["bytes"] = path.stat().st_size
+    if "distributed" in written:
+        return answer | {"damaged": None, **_distributed(written, path)}
     description = description_from_json(written, str(path))
     sizes = {name: array.nbytes for name, array in arrays.items()}
     return answer | {"damaged": None, **_described(description), "arrays": sizes}
@@ -78,18 +80,41 @@ def _described(description: Description) -> dict[str, Any]:
     }
 
 
+def _distributed(written: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Of a distributed run: how far it is. The checkpoint has no position in the log, which is read again."""
+    from model_store.spec.spec import spec_from_json
+    from trainer.distributed.checkpoint import state_from_json
+
+    state = state_from_json(written, path)
+    last = state.problems[-1].iterations[-1]
+    return {
+        "model": spec_from_json(state.spec).model.name,
+        "problem": state.problems[-1].name,
+        "iteration": last.number,
+        "objective": last.objective,
+        "workers": state.settings.workers,
+        "method": state.settings.method,
+        "seconds": round(state.seconds, 3),
+        "created": state.created,
+        "ftrie": state.ftrie,
+    }
+
+
 def _stream(stream: dict[str, Any]) -> dict[str, Any]:
     """The part of a trainer's checkpoint that a run lacks: positions in its sources, and counts of events."""
     return {name: stream.get(name) for name in ("sources", "places", "counts", "join")}
 
 
 def _show(answers: list[dict[str, Any]]) -> None:
-    columns = ("file", "model", "rows", "keys", "rejected", "created", "bytes")
+    columns: tuple[str, ...] = ("file", "model", "rows", "keys", "rejected", "created", "bytes")
+    distributed = any("iteration" in answer for answer in answers)
+    if distributed:
+        columns = ("file", "model", "problem", "iteration", "objective", "workers", "created", "bytes")
     print_table(
         [*columns, "verified"],
         [[*(answer.get(name) for name in columns), answer["damaged"] or "yes"] for answer in answers],
     )
-    sound = next((answer for answer in answers if not answer["damaged"]), None)
+    sound = next((answer for answer in answers if not answer["damaged"] and not distributed), None)
     if sound is not None and sound["stream"] is not None:
         print()
         counts = {**sound["stream"]["counts"], **sound["stream"]["join"]}

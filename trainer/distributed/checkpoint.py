@@ -181,7 +181,7 @@ class DistributedCheckpoints:
                 check_empty(folder)
             elif (found := self._folder.newest()) is not None:
                 path, written, arrays, self.damaged = found
-                self.earlier = Earlier(path, _state_from_json(written, path), arrays)
+                self.earlier = Earlier(path, state_from_json(written, path), arrays)
         except BaseException:
             self.close()
             raise
@@ -254,7 +254,8 @@ class _OneByOne(Mapping[str, "npt.NDArray[Any]"]):
         return sum(1 for _ in self)
 
 
-def _state_from_json(written: Mapping[str, Any], path: Path) -> RunState:
+def state_from_json(written: Mapping[str, Any], path: Path) -> RunState:
+    """The state in a checkpoint's description. Raises CheckpointError for that of another run."""
     try:
         return _ADAPTER.validate_python(written["distributed"])
     except KeyError:

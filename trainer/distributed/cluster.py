@@ -43,7 +43,7 @@ from trainer.output import SILENT, Output
 
 WORKER, REDUCER = "worker", "reducer"
 _POLL_S = 1.0
-_PLACED_S = 60.0
+_PLACED_S = 120.0
 _AWAY_S, _AWAY_HERE_S = 20.0, 3.0
 _ANSWER_S = 5.0
 _SLOW, _SLOW_S = 3.0, 5.0
@@ -199,13 +199,17 @@ class RayCrew:
     def _ask(
         self, kind: str, receivers: int, step: str, arguments: tuple[Any, ...], inbox: Replies | None
     ) -> Replies:
-        members = self._members[kind]
         results = []
-        for each in members:
+        for each in self._members[kind]:
             parts = [] if inbox is None else [sent[each.number] for sent in inbox.parts]
             call = each.actor.run.options(num_returns=1 + receivers)
             results.append(call.remote(step, arguments, receivers, *parts))
-        replies = self._wait(kind, step, [each[0] for each in results])
+        try:
+            replies = self._wait(kind, step, [each[0] for each in results])
+        except (self._ray.exceptions.RaySystemError, ConnectionError) as error:
+            if isinstance(error, self._ray.exceptions.RayTaskError):
+                raise  # a member's own
+            raise self._away(_first_line(error).rstrip(".")) from None
         del self._losses[f"{kind} {step}"]
         parts = [
             [None if size is None else part for size, part in zip(reply.sizes, sent[1:], strict=True)]
@@ -263,8 +267,6 @@ class RayCrew:
         except errors.RayTaskError as error:
             if not isinstance(error.cause, errors.ObjectLostError):
                 raise
-        except (errors.RaySystemError, ConnectionError) as error:
-            raise self._away(str(error)) from None
         return None
 
     def _watch(
@@ -336,10 +338,15 @@ class RayCrew:
     def _not_placed(self, waiting: int) -> ClusterError:
         total = self._ray.cluster_resources().get("CPU", 0.0)
         free = self._ray.available_resources().get("CPU", 0.0)
+        room = (
+            ""
+            if total < self.workers
+            else " (others take the rest, or its hosts are too busy to start processes)"
+        )
         return ClusterError(
             f"{counted(waiting, 'member')} could not be started within {self._placed_s:.0f} s: "
             f"{counted(self.workers, 'worker')} need as many CPUs, and the cluster has {total:g}, of which {free:g} "
-            "are free now; give fewer --workers, or add hosts"
+            f"are free{room}; give fewer --workers, or add hosts"
         )
 
     def _check_ray(self, *, now: bool = False) -> None:
@@ -484,15 +491,12 @@ def _joined(ray: Any, address: str) -> Iterator[tuple[str, int]]:
 
 def _hint(error: BaseException) -> str:
     text = str(error).lower()
-    if "token" in text or "auth" in text:
-        return (
-            " It asks for a token: set RAY_AUTH_MODE=token here and put the cluster's token into ~/.ray/auth_token, or "
-            "into RAY_AUTH_TOKEN."
-        )
     if "version" in text:
         return " Every host needs the same Python, Ray and ftrie."
+    if "token" in text or "failed to connect" in text:
+        return " If it asks for a token: set RAY_AUTH_MODE=token, and put it into ~/.ray/auth_token or RAY_AUTH_TOKEN."
     if "node" in text:
-        return " This host has to be part of the cluster (ray start --address HOST:PORT), or the address ray://HOST:10001."
+        return " This host has to be a part of it (ray start --address HOST:PORT), or the address ray://HOST:10001."
     return ""
 
 

@@ -8,17 +8,27 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ftrie.cli import run
 from model_store.artefact.artefact import Artefact
+from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from tests.trainer.runs.runs import rows, write_log
 from tests.trainer.runs.test_train_distributed import OWN, SPEC
 from trainer.checkpoint.folder import checkpoints_in
+from trainer.distributed.cluster import RayCrew, open_crew
+from trainer.distributed.methods import MethodOptions
+from trainer.examples.open_log import Log
+from trainer.logs.rejects import RejectLog
+from trainer.runs.train_distributed import DistributedOptions, train_distributed
 
 ON_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'ftrie[distributed]'")
 
@@ -105,6 +115,37 @@ def test_a_run_publishes_what_it_saves_and_the_trainer_of_one_process_goes_on_fr
     more = str(write_log(tmp_path / "more.csv", rows(50, 3)))
     assert run(["train", spec, more, "--init-from=active", f"--store={store_url}", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["keys"] >= artefact.rows
+
+
+@ON_RAY
+@pytest.mark.slow
+@pytest.mark.parametrize("member", ["worker 1", "reducer 0"])
+def test_a_process_that_is_killed_in_an_iteration_is_replaced_and_the_model_is_the_same(
+    logs: list[str], member: str
+) -> None:
+    """The real crew: the process is killed just before its third turn of an iteration's last step."""
+    options = DistributedOptions(2, 2, MethodOptions(iterations=6))
+
+    @contextmanager
+    def losing(*plans: Any, **how: Any) -> Iterator[RayCrew]:
+        with open_crew(*plans, **how) as crew:
+            ask, asked = crew.ask_reducers, Counter[str]()
+
+            def asking(step: str, *arguments: Any, **inbox: Any) -> Any:
+                asked[step] += 1
+                if (step, asked[step]) == ("combine", 3):
+                    os.kill(crew.processes[member][1], signal.SIGKILL)
+                return ask(step, *arguments, **inbox)
+
+            crew.ask_reducers = asking  # type: ignore[method-assign]
+            yield crew
+
+    runs = [
+        train_distributed(parse_spec(SPEC), Log(logs), options, rejects=RejectLog(), crew=crew)
+        for crew in (open_crew, losing)
+    ]
+    assert [run.report.recoveries for run in runs] == [0, 1]
+    assert runs[0].model.artefact().to_bytes() == runs[1].model.artefact().to_bytes()
 
 
 @ON_RAY

@@ -151,6 +151,18 @@ def out_of_memory() -> None:
         repeated(crew, lambda: crew.ask_workers("eat", 2 << 30))
 
 
+def a_head() -> None:
+    """A cluster of one node, until it is killed."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    try:
+        say(address=cluster.address)
+        time.sleep(300)
+    finally:
+        cluster.shutdown()
+
+
 def joined(what: str) -> None:
     """Join a cluster of several nodes on this machine, and do `what` there."""
     from ray.cluster_utils import Cluster

@@ -204,8 +204,9 @@ class Scenario:
 
     def __init__(self, *words: str, **environment: str) -> None:
         root = Path(__file__).resolve().parents[3]
-        # A cluster on this machine that others join by its address has no token, unless the test says so.
-        env = {**os.environ, "PYTHONPATH": str(root), **environment}
+        # Not in tmp_path: a folder with a long path is not used, since paths of sockets must be short.
+        self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        env = {**os.environ, "PYTHONPATH": str(root), "TMPDIR": self.folder.name, **environment}
         command = [sys.executable, "-u", crew_scenarios.__file__, *words]
         self.process = subprocess.Popen(
             command,
@@ -244,6 +245,7 @@ def scenario() -> Iterator[Callable[..., Scenario]]:
         if each.process.poll() is None:
             each.process.kill()
         each.process.communicate()
+        each.folder.cleanup()
 
 
 def family(pid: int) -> dict[int, str]:
@@ -283,7 +285,7 @@ ON_LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="look
 
 
 @ON_LINUX
-@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
+@pytest.mark.parametrize("part", ["gcs_server", pytest.param("raylet", marks=pytest.mark.slow)])
 def test_ray_killed_under_a_run_is_an_error_that_says_how_to_go_on(
     scenario: Callable[..., Scenario], part: str
 ) -> None:
@@ -326,20 +328,17 @@ def test_nothing_is_left_of_ray_when_a_run_is_ended(
 def test_ray_listens_on_loopback_only_and_leaves_no_folder(
     scenario: Callable[..., Scenario], tmp_path: Path
 ) -> None:
-    # Not in tmp_path: a folder with a long path is not used, since paths of sockets must be short.
-    with tempfile.TemporaryDirectory() as short:
-        run = scenario("between_steps", TMPDIR=short, HOME=str(tmp_path / "home"))
-        run.line("members")
-        pids = [run.process.pid, *family(run.process.pid)]
-        listening = set()
-        for pid in pids:
-            listening |= listeners(pid)
-        assert listening and {address for address, _ in listening} <= {"127.0.0.1", "::ffff:127.0.0.1"}
-        [folder] = Path(short).glob("ftrie-ray-*")
-        run.process.send_signal(signal.SIGINT)
-        run.end()
-        assert not folder.exists()
-        assert not (tmp_path / "home" / ".ray").exists()
+    run = scenario("between_steps", HOME=str(tmp_path))
+    run.line("members")
+    listening = set[tuple[str, int]]()
+    for pid in (run.process.pid, *family(run.process.pid)):
+        listening |= listeners(pid)
+    assert listening and {address for address, _ in listening} <= {"127.0.0.1", "::ffff:127.0.0.1"}
+    [folder] = Path(run.folder.name).glob("ftrie-ray-*")
+    run.process.send_signal(signal.SIGINT)
+    run.end()
+    assert not folder.exists()
+    assert not (tmp_path / ".ray").exists()
 
 
 def listeners(pid: int) -> set[tuple[str, int]]:
@@ -364,10 +363,10 @@ def listeners(pid: int) -> set[tuple[str, int]]:
 @pytest.mark.slow
 def test_a_member_that_ray_ends_for_its_memory_is_reported_as_such(scenario: Callable[..., Scenario]) -> None:
     run = scenario("out_of_memory")
-    why = "Ray ended it, since its host ran out of memory"
-    assert f"worker 1 on {socket.gethostname()} was lost: {why}" in run.line("warning")["warning"]
     error = run.line("error")
-    assert error["code"] == 8 and f"worker 1 on {socket.gethostname()}: {why}" in error["message"]
+    assert error["code"] == 8
+    assert "lost 3 times at the step 'worker eat', which never ended" in error["message"]
+    assert f"on {socket.gethostname()}: Ray ended it, since its host ran out of memory" in error["message"]
 
 
 def test_an_address_where_nothing_listens_is_an_error_within_seconds() -> None:
@@ -430,3 +429,18 @@ def test_a_joined_cluster_whose_head_is_killed_is_an_error(scenario: Callable[..
     error = run.line("error")
     assert time.monotonic() - began < 60
     assert error["code"] == 8 and "is away" in error["message"]
+
+
+@pytest.mark.slow
+def test_a_cluster_that_asks_for_a_token_is_joined_with_it_only(scenario: Callable[..., Scenario]) -> None:
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of-this-test-" * 3}
+    head = scenario("a_head", **token)
+    address = head.line("address")["address"]
+    error = scenario("a_long_step", address, RAY_AUTH_MODE="disabled").line("error")
+    assert error["code"] == 8 and f"the Ray cluster at {address} cannot be joined" in error["message"]
+    assert "If it asks for a token: set RAY_AUTH_MODE=token" in error["message"]
+    run = scenario("a_long_step", address, **token)
+    assert run.line("members")["members"].keys() == {"worker 0", "worker 1", "reducer 0", "reducer 1"}
+    for each in (run, head):
+        each.process.send_signal(signal.SIGTERM)
+        each.end()

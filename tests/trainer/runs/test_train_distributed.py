@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ftrie.cli import run as cli
 from model_store.artefact.artefact import Artefact
 from model_store.errors import CheckpointError, SpecError, Stopped, UsageError
 from model_store.spec.spec import ModelSpec, load_spec, parse_spec
@@ -163,7 +165,7 @@ def test_a_member_lost_in_the_middle_changes_no_bit(log: Log, lost: tuple[str, i
 @pytest.mark.parametrize("text", [SPEC, OWN], ids=["shared values", "own values"])
 @pytest.mark.parametrize("method", ["surrogate", "admm"])
 def test_a_resumed_run_ends_as_one_that_never_stopped(
-    log: Log, tmp_path: Path, text: str, method: str
+    log: Log, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, method: str
 ) -> None:
     spec, options = parse_spec(text), MethodOptions(method, iterations=12, tolerance=1e-9)
     expected = trained(spec, log, method=options)
@@ -171,6 +173,9 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(
     with DistributedCheckpoints(folder, 4) as checkpoints:
         trained(spec, log, method=options, checkpoints=checkpoints)
     assert len(checkpoints_in(folder)) == 3
+    assert cli(["checkpoint", str(folder), "--json"]) == 0
+    newest = json.loads(capsys.readouterr().out)[0]
+    assert (newest["damaged"], newest["workers"], newest["method"]) == (None, 2, method)
     checkpoints_in(folder)[0].unlink()  # as if the run had been killed before it wrote this
     with DistributedCheckpoints(folder, 4, resume=True) as checkpoints:
         run = trained(spec, log, method=options, checkpoints=checkpoints)
