@@ -74,7 +74,7 @@ class Rounds:
         self.model = model
         self._keys = ModelKeys(model)
         self._store = connection
-        self._client = connection.client
+        self._client = connection.at(self._keys.versions)
         self._show = connection.script("round")
 
     def record(self) -> PartitionsRecord | None:

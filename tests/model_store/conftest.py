@@ -19,6 +19,7 @@ ON_EVERY_KIND = (
     "versions.test_model_versions",
     "versions.test_pin",
     "versions.test_published_listed",
+    "versions.test_rounds",
 )
 
 

@@ -199,13 +199,17 @@ class RayCrew:
     def _ask(
         self, kind: str, receivers: int, step: str, arguments: tuple[Any, ...], inbox: Replies | None
     ) -> Replies:
-        members = self._members[kind]
         results = []
-        for each in members:
+        for each in self._members[kind]:
             parts = [] if inbox is None else [sent[each.number] for sent in inbox.parts]
             call = each.actor.run.options(num_returns=1 + receivers)
             results.append(call.remote(step, arguments, receivers, *parts))
-        replies = self._wait(kind, step, [each[0] for each in results])
+        try:
+            replies = self._wait(kind, step, [each[0] for each in results])
+        except (self._ray.exceptions.RaySystemError, ConnectionError) as error:
+            if isinstance(error, self._ray.exceptions.RayTaskError):
+                raise  # a member's own
+            raise self._away(_first_line(error).rstrip(".")) from None
         del self._losses[f"{kind} {step}"]
         parts = [
             [None if size is None else part for size, part in zip(reply.sizes, sent[1:], strict=True)]
@@ -263,8 +267,6 @@ class RayCrew:
         except errors.RayTaskError as error:
             if not isinstance(error.cause, errors.ObjectLostError):
                 raise
-        except (errors.RaySystemError, ConnectionError) as error:
-            raise self._away(str(error)) from None
         return None
 
     def _watch(

@@ -220,8 +220,8 @@ def test_a_dead_master_is_left_for_the_one_that_sentinel_promotes(sentinel_trio:
 def test_a_write_that_too_few_replicas_confirm_is_not_acknowledged(cluster: Cluster, several: Store) -> None:
     holder = cluster.holder(several.impressions("ads").key)
     replica = next(node for node in cluster.nodes if node.role == "slave" and follows(node, holder))
-    with Store.open(f"{cluster.url}?wait=1", timeout_s=0.5) as store:
-        feedback = store.feedback(wait_s=0.5)
+    with Store.open(f"{cluster.url}?wait=1", timeout_s=1.5) as store:
+        feedback = store.feedback(wait_s=1.5)
         assert store.impressions("ads").append([b"{}"]) == 1
         assert feedback.report("ads", [Event("r1", "a")]) == Reported(1, 0)
         replica.stall()

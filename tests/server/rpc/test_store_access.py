@@ -23,6 +23,7 @@ from model_store.errors import StoreError
 from model_store.redis.embedded import SOCKET
 from model_store.store import Store
 from model_store.streams.dead_letters import Letter
+from model_store.streams.feedback import Event, Reported
 from model_store.versions.experiments import Experiment
 from model_store.versions.online_metrics import OnlineSums
 from server.settings import Settings
@@ -231,10 +232,9 @@ def cluster() -> Iterator[str]:
     shutil.rmtree(folder)
 
 
-def test_a_model_is_published_and_served_on_a_cluster_s_node(
-    cluster: str, eventually: Callable[[Callable[[], bool]], None]
-) -> None:
-    plain = redis.Redis(unix_socket_path=cluster.removeprefix("unix://"))
+def formed(url: str, eventually: Callable[[Callable[[], bool]], None]) -> redis.Redis:
+    """A client of the only node, which serves every slot by now."""
+    plain = redis.Redis(unix_socket_path=url.removeprefix("unix://"))
 
     def says(ask: Callable[[], object]) -> bool:
         with suppress(redis.exceptions.RedisError):
@@ -244,6 +244,49 @@ def test_a_model_is_published_and_served_on_a_cluster_s_node(
     eventually(lambda: says(plain.ping))
     plain.execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
     eventually(lambda: says(lambda: plain.set("any", "key")))
+    return plain
+
+
+def test_a_cluster_is_read_over_tls_by_name_and_password(
+    cluster: str, eventually: Callable[[Callable[[], bool]], None], tmp_path: Path
+) -> None:
+    plain, pem = formed(cluster, eventually), identity(tmp_path, "redis")
+    more = re.findall(
+        r"`(\+[^`]+)`", (ROOT / "docs/operating.md").read_text("utf-8").partition("With ACLs, each")[2]
+    )[:2]
+    assert more == ["+cluster|slots +asking", "+wait +pexpire"]
+    for name, words in rules().items():
+        plain.execute_command(
+            "ACL", "SETUSER", name, "reset", "on", f">{PASSWORD}", *words, *" ".join(more).split()
+        )
+    with tls_in_front(Path(cluster.removeprefix("unix://")), pem) as port:
+        plain.config_set("cluster-announce-ip", "127.0.0.1")
+        plain.config_set("cluster-announce-port", port)
+
+        def as_role(role: str) -> str:
+            login = f"{role}:{quote(PASSWORD, safe='')}"
+            return f"cluster+tls://{login}@127.0.0.1:{port}?ssl_ca_certs={quote(pem.ca)}"
+
+        with Store.open(as_role("ftrie-loader")) as store:
+            store.records.put_users(shop.USERS.items())
+            store.records.put_items(shop.ITEMS.items())
+            store.records.put_candidates("front page", ["item-1"])
+        with Store.open(f"{as_role('ftrie-trainer')}&wait=0") as store:
+            shop.publish(store, 1)
+        with Store.open(as_role("ftrie-server")) as store:
+            feedback = store.feedback()
+            assert feedback.report(shop.NAME, [Event("r1", "item-1")]) == Reported(1, 0)
+            feedback.close()
+        with serving(as_role("ftrie-server")) as server, Client(server.address, 20) as client:
+            answer = client.rank(cookie="u1", candidate_set="front page")
+            assert (answer.version, answer.degraded) == (1, ())
+    assert plain.acl_log() == []
+
+
+def test_a_model_is_published_and_served_on_a_cluster_s_node(
+    cluster: str, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    formed(cluster, eventually)
     with Store.open(cluster) as store:
         for user, record in shop.USERS.items():
             store.client.hset(f"ftrie:user:{user}", mapping=record)
