@@ -34,10 +34,13 @@ ROWS = 40_000
 # Why a block may stand in a document and not be run here.
 REASONS = {
     "installs, or runs the tests themselves",
+    "needs Docker and Kubernetes",
+    "needs Ray",
     "needs a certificate",
     "needs a public data set",
     "needs a version that a guard has refused",
     "needs a server with real calls",
+    "needs several hosts",
     "needs the servers of another market",
 }
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import copy
 import os
-import pickle
 import secrets
 import shutil
 import signal
@@ -91,7 +90,7 @@ class _Actor:
 def _picklable(error: FtrieError) -> FtrieError:
     """The error, or one of the same message and exit code, if it cannot be sent."""
     try:
-        pickle.loads(pickle.dumps(error))
+        copy.copy(error)  # made from the same arguments as by Ray
     except Exception:
         plain = FtrieError(str(error))
         plain.exit_code = error.exit_code
