@@ -205,7 +205,6 @@ def train_distributed(
     check_distributable(model_spec)
     check_inputs([*inputs, *options.held_out.inputs])
     formats = formats_of([*inputs, *options.held_out.inputs], log.format)
-    the_ray()
     publish = publish or activate
     if save is not None and save.suffix == ".json":
         raise typer.BadParameter("a model is saved as .arrow; `ftrie store export` writes the JSON form")
@@ -217,6 +216,7 @@ def train_distributed(
         checkpoints = start.opened()
         if checkpoints is not None:
             stack.enter_context(checkpoints)
+        the_ray()
         compile_kernels(model_spec, formats, output=terminal)
         run = run_distributed(
             model_spec,

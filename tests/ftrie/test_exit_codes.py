@@ -52,6 +52,7 @@ ENDINGS = [
     (5, "store versions ads --store redis://127.0.0.1:1"),
     (6, "rank ads --candidates a --address 127.0.0.1:1 --timeout 0.2"),
     (7, "checkpoint of-another-spec"),
+    (8, "train-distributed spec.toml log.csv --workers 1 --address 127.0.0.1:1"),
 ]
 
 
@@ -70,6 +71,8 @@ def test_a_command_ends_with_the_code_that_is_documented(
     code: int,
     words: str,
 ) -> None:
+    if code == 8:
+        pytest.importorskip("ray", reason="Ray is not installed: make distributed")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FTRIE_STORE", store_url)
     (tmp_path / "spec.toml").write_text(SPEC)
