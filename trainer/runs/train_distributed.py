@@ -61,6 +61,8 @@ from trainer.output import Progress as Bar
 from trainer.runs.signals import StopRequest
 
 HELD_OUT, FIRST_PASS = "held-out rows", "first pass"
+_OVERFIT = 1e-3
+"""A warning is given if the held-out log-loss rises by more than this share."""
 _LARGEST = float(np.finfo(np.float32).max)
 
 Numbers = npt.NDArray[np.float64]
@@ -135,6 +137,11 @@ class DistributedReport:
         """Bytes sent between workers and reducers."""
         return sum(each.bytes for problem in self.problems for each in problem.iterations)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should look into."""
+        return tuple(filter(None, map(_overfit, self.problems)))
+
     def as_dict(self) -> dict[str, object]:
         """The JSON form."""
         return {
@@ -151,6 +158,7 @@ class DistributedReport:
             "version": self.version,
             "recoveries": self.recoveries,
             "checkpoints": {"failed": self.failed_checkpoints, "damaged": self.damaged_checkpoints},
+            "warnings": list(self.warnings),
             "judged": self.judged,
             "variants": {name: metrics.as_dict() for name, metrics in self.variants.items()},
             "problems": [
@@ -170,6 +178,20 @@ class DistributedReport:
     def write(self, path: Path) -> None:
         """Write the report as JSON, atomically."""
         write_whole(path, (json.dumps(self.as_dict(), indent=2, allow_nan=False) + "\n").encode())
+
+
+def _overfit(problem: Ended) -> str:
+    """A warning if the held-out rows were predicted clearly better by an earlier iteration; "" if not."""
+    held = [(each.held_out, each.number) for each in problem.iterations if each.held_out is not None]
+    if not held:
+        return ""
+    (best, number), (last, _) = min(held), held[-1]
+    if last <= best * (1.0 + _OVERFIT):
+        return ""
+    return (
+        f"held-out log-loss of {problem.name} was {best:.5f} after iteration {number} and is {last:.5f} at the end: "
+        "the minimum follows the learned rows too closely; a greater learner.l1 or l2 predicts better"
+    )
 
 
 def _worker(shard: ShardSummary, peak: int) -> dict[str, object]:
@@ -381,6 +403,8 @@ class _Driver:
                 self._state.problems[-1], objective=minimiser.finish(), converged=minimiser.progress.converged
             )
         self._state = replace(self._state, problems=(*self._state.problems[:-1], last))
+        if warning := _overfit(last):
+            self._output.warn(warning)
         return False
 
     def _ends(self, minimiser: Minimiser) -> bool:

@@ -271,6 +271,15 @@ def test_a_share_held_out_is_not_learned_and_is_the_same_for_any_number_of_worke
     assert one.variants["base"].logloss == pytest.approx(four.variants["base"].logloss, rel=CLOSE)
 
 
+def test_penalties_too_weak_for_the_held_out_rows_are_a_warning(log: Log) -> None:
+    specs = [parse_spec(ONE.replace("l1 = 0.5", f"l1 = {l1}")) for l1 in (0.001, 30.0)]
+    reports = [trained(spec, log, held_out=HeldOut(share=0.3)).report for spec in specs]
+    (warning,) = reports[0].warnings
+    assert "a greater learner.l1 or l2 predicts better" in warning
+    assert reports[0].as_dict()["warnings"] == [warning]
+    assert reports[1].warnings == ()
+
+
 @pytest.mark.parametrize("text", [SPEC, OWN], ids=["shared values", "own values"])
 def test_a_trainer_starts_with_the_published_weights_and_rates(log: Log, text: str) -> None:
     artefact = artefact_of(trained(parse_spec(text), log))
