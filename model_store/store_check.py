@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC
+from functools import partial
 from typing import Any
 
 from redis.exceptions import WatchError
@@ -46,6 +47,7 @@ from model_store.versions.guard_record import GuardRecord
 from model_store.versions.manifest import MOST_CHUNK_BYTES, Manifest, RecentFigures, now
 from model_store.versions.model_versions import ModelVersions, manifest_of
 from model_store.versions.online_metrics import SUMS
+from model_store.versions.rounds import Rounds
 
 BATCH = 1_000
 DAMAGED = "damaged: "
@@ -58,6 +60,9 @@ _AHEAD_MS = 3_600_000
 _MODEL = re.compile(rb"ftrie:\{([A-Za-z0-9._-]{1,128})\}:(.+)", re.DOTALL)
 _MANIFEST = re.compile(rb"version:([1-9]\d{0,11})")
 _ONLINE = re.compile(rb"online:\d+")
+_LEASE_OF_PARTITION = re.compile(rb"trainer:\d+")
+_PART = re.compile(rb"round:\d+:\d+:(?:\d+|state-\d+|model)")
+_PART_CHUNK = re.compile(rb"(round:\d+:\d+:[^:]+):chunk:.+", re.DOTALL)
 _TYPES = {
     "versions": "zset",
     "history": "list",
@@ -68,6 +73,7 @@ _TYPES = {
     "dead": "stream",
     "trainer": "hash",
     "guard": "hash",
+    "partitions": "hash",
 }
 """Keys of a model that are removed if they have another type; versions and counters are checked separately."""
 _RECORDS = {
@@ -193,7 +199,7 @@ class _ModelCheck:
         self._store = connection
         self._client = connection.at(ModelKeys(model).versions)
         self._versions = ModelVersions(connection, model)
-        self._keys = ModelKeys(model)
+        self._keys, self._model = ModelKeys(model), model
         self._suffixes = sorted(suffixes)
         self._sound: dict[int, Manifest] = {}
         """The versions that can be served, with their manifests as repaired."""
@@ -219,7 +225,8 @@ class _ModelCheck:
         self._chains()
         self._history()
         self._guard()
-        self._lease()
+        self._leases()
+        self._rounds()
         self._active()
         self._counters()
         self._experiment()
@@ -538,7 +545,8 @@ class _ModelCheck:
     def _counters(self) -> None:
         """Check that `sequence` >= every version, `epoch` >= every epoch, and `active_epoch` <= `epoch`."""
         keys = self._keys
-        floor = max([*self._epochs, self._hash_number(keys.trainer, "epoch") or 0])
+        leases = [keys.trainer, *self._partition_leases()]
+        floor = max([*self._epochs, *(self._hash_number(key, "epoch") or 0 for key in leases)])
         last = self._counter(keys.active_epoch) or 0
         epoch = self._counter(keys.epoch) or 0
         top = max(epoch, floor) if epoch >= floor else max(floor, last)
@@ -576,9 +584,26 @@ class _ModelCheck:
 
     # -- records
 
-    def _lease(self) -> None:
-        """Check numbers, and that no time is ahead of the clock, since such a lease would never expire."""
+    def _partition_leases(self) -> list[str]:
+        return [self._full(s).decode() for s in self._suffixes if _LEASE_OF_PARTITION.fullmatch(s)]
+
+    def _leases(self) -> None:
+        """Check the leases of all partitions, and the pin, which that of the first one holds."""
+        others = self._partition_leases()
+        self._findings.types([key.encode() for key in others], ["hash"])
+        for each in (self._keys.trainer, *others):
+            self._lease(each)
         key = self._keys.trainer
+        active, there = self._hash_pin(), self._numbers()
+
+        def pinned(raw: bytes) -> str | None:
+            return None if not raw or int(_number_in({b"": raw}, b"") or 0) in there else shown(raw)
+
+        pin = _hset(key, "pinned", active)
+        self._field(key, "pinned", pinned, "a version, or nothing", f"set to {active!r}", pin)
+
+    def _lease(self, key: str) -> None:
+        """Check numbers, and that no time is ahead of the clock, since such a lease would never expire."""
         latest_ms = _now_ms(self._store, self._keys.trainer) + _AHEAD_MS
         for name in _LEASE:
             is_time = name in ("until_ms", "seen_ms")
@@ -591,13 +616,40 @@ class _ModelCheck:
             expected = "a time near the present" if is_time else "a whole number"
             again = "the field is removed; the trainer writes it again"
             self._field(key, name, judge, expected, again, _hdel(key, name))
-        active, there = self._hash_pin(), self._numbers()
 
-        def pinned(raw: bytes) -> str | None:
-            return None if not raw or int(_number_in({b"": raw}, b"") or 0) in there else shown(raw)
+    def _rounds(self) -> None:
+        """Check the record of the partitions and the bytes of every part of a round.
 
-        pin = _hset(key, "pinned", active)
-        self._field(key, "pinned", pinned, "a version, or nothing", f"set to {active!r}", pin)
+        What is damaged is removed: a part that is there is never replaced, and one that is missing is written again.
+        """
+        rounds, key = Rounds(self._store, self._model), self._keys.partitions
+
+        def record_judge() -> str | None:
+            if self._findings.type_judge(key, ["hash"])() is not None:
+                return None  # a finding of its own
+            try:
+                rounds.record()
+            except UnreadableValue as error:
+                return str(error).removeprefix(f"{key}: ").partition(";")[0]
+            return None
+
+        again = "removed; the trainer of partition 1 writes it again"
+        self._findings.add(key, record_judge, "how the partitions started", again, _unlink(key))
+        chunks: dict[bytes, list[bytes]] = {}
+        for suffix in self._suffixes:
+            if of_part := _PART_CHUNK.fullmatch(suffix):
+                chunks.setdefault(of_part[1], []).append(self._full(suffix))
+        for suffix in self._suffixes:
+            if _PART.fullmatch(suffix):
+                part = self._full(suffix).decode()
+                self._findings.add(
+                    part,
+                    partial(rounds.damage, part),
+                    "a complete part of a round",
+                    "removed; the trainer of its partition writes it again",
+                    _unlink(part, *chunks.get(suffix, ())),
+                )
+        self._findings.types([each for some in chunks.values() for each in some], ["string"])
 
     def _hash_pin(self) -> str:
         """The right value of the pin: an operator pins the version activated last."""
@@ -787,8 +839,8 @@ def _among(members: Callable[[], list[bytes]], member: bytes) -> Judge:
     return lambda: f"the member {shown(member)}" if member in members() else None
 
 
-def _unlink(key: str | bytes) -> Callable[[Any], object]:
-    return lambda pipe: pipe.unlink(key)
+def _unlink(*keys: str | bytes) -> Callable[[Any], object]:
+    return lambda pipe: pipe.unlink(*keys)
 
 
 def _set(key: str, value: int) -> Callable[[Any], object]:

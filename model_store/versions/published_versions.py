@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from model_store.artefact.arrow_format import DELTA
 from model_store.errors import ArtefactError, NewerFormat, UnreadableValue, VersionNotFound
@@ -285,9 +285,7 @@ class PublishedVersions:
             block_s = min(LONGEST_BLOCK_S, deadline - time.monotonic())
             try:
                 with self._store.answers(self.keys.events):
-                    streams = self._store.patient_at(self.keys.events).xread(
-                        {self.keys.events: last_event_id}, block=max(1, int(1000 * block_s))
-                    )
+                    streams = self._next_events(last_event_id, max(1, int(1000 * block_s)))
             except UnreadableValue as error:
                 self._report(str(error))
                 time.sleep(max(0.0, block_s))
@@ -298,6 +296,16 @@ class PublishedVersions:
                 return last_event_id
 
     # -- steps
+
+    def _next_events(self, after: str, block_ms: int) -> Any:
+        """Raises RedisError."""
+        try:
+            return self._store.patient_at(self.keys.events).xread({self.keys.events: after}, block=block_ms)
+        except ResponseError as error:
+            # The only server has become a replica: it ends what blocks, and can be read as before.
+            if self._store.nodes is not None or not str(error).startswith("UNBLOCKED"):
+                raise
+            return None
 
     def _chain(self, version: int) -> list[Manifest]:
         """The manifests of `chain`."""

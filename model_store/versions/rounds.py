@@ -9,6 +9,7 @@ again gets the one that is there. docs/redis_keys.md describes the keys.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,8 +87,13 @@ class Rounds:
             return None
         try:
             numbers = {name: number(found[name.encode()].decode("ascii")) for name in _NUMBERS}
-            return PartitionsRecord(**numbers, spec=found[b"spec"].decode())
-        except (KeyError, ValueError) as error:
+            if not numbers["partitions"] or not numbers["every_us"] or numbers["oldest"] > numbers["saved"]:
+                raise ValueError("numbers out of range")
+            spec = found[b"spec"].decode()
+            if not isinstance(json.loads(spec), dict):
+                raise ValueError("the spec is not a JSON object")
+            return PartitionsRecord(**numbers, spec=spec)
+        except (KeyError, ValueError, RecursionError) as error:
             why = f"got {shown(repr(found))}, expected the members that docs/redis_keys.md lists ({error!r})"
             raise unreadable(key, why) from None
 
@@ -146,6 +152,25 @@ class Rounds:
         info = self.infos(record, round_number, [part])[part]
         if info is None:
             raise unreadable(key, "got nothing, expected a part of a round")
+        return self._bytes(key, info)
+
+    def damage(self, key: str) -> str | None:
+        """Why the part with this key cannot be read; None if it can, or is not there."""
+        try:
+            with self._store.answers(key):
+                found = self._client.hgetall(key)
+            if found:
+                self._bytes(key, _info(key, found))
+        except UnreadableValue as error:
+            with self._store.answers(key):
+                return (
+                    str(error).removeprefix(f"{key}: ").partition(";")[0]
+                    if self._client.exists(key)
+                    else None
+                )
+        return None
+
+    def _bytes(self, key: str, info: PartInfo) -> bytes:
         pieces = []
         for chunk in _chunks(key, info):
             with self._store.answers(chunk):
@@ -154,7 +179,7 @@ class Rounds:
         if len(data) != info.size or hashlib.sha256(data).hexdigest() != info.sha256:
             raise UnreadableValue(
                 f"{key} is damaged: got {len(data):,} bytes with another SHA-256 than expected of {info.size:,} bytes; "
-                "delete this key: the trainer of its partition then writes it again"
+                "`ftrie store check --repair` removes it, and the trainer of its partition writes it again"
             )
         return data
 

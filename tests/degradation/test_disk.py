@@ -29,7 +29,7 @@ def test_disk_is_full(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> N
     full = on_a_full_disk(state)
     with serving(valkey.url, tmp_path, within=full) as running, Store.open(valkey.url) as store:
         running.await_ready()
-        whole = WholeShop(valkey, running, store)
+        whole = WholeShop(running, store)
         whole.answers_as(1, seed=1)
         eventually(lambda: "space" in running.model()["disk_problem"], "a problem with the disk")
         assert running.metric("ftrie_last_good_failed", model=shop.NAME) == 1

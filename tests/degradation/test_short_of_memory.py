@@ -51,7 +51,7 @@ def little_memory(pid: int, room: int) -> Iterator[None]:
 def test_no_memory_to_build_a_version(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
     with serving(valkey.url, tmp_path) as running, Store.open(valkey.url) as store:
         running.await_ready()
-        whole = WholeShop(valkey, running, store)
+        whole = WholeShop(running, store)
         whole.answers_as(1, seed=1)
         version = whole.versions.publish(large(rows=3_000_000))
         with little_memory(running.process.pid, room=24 * MIB):
@@ -66,7 +66,7 @@ def test_no_memory_to_build_a_version(valkey: Valkey, tmp_path: Path, recovered:
 def test_no_memory_in_a_worker(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
     with serving(valkey.url, tmp_path) as running, Store.open(valkey.url) as store:
         running.await_ready()
-        whole = WholeShop(valkey, running, store)
+        whole = WholeShop(running, store)
         whole.answers_as(1, seed=1)
         version = whole.versions.publish(large(rows=8_000_000))
         for _ in range(20):  # so that every thread is there which is needed to answer

@@ -96,7 +96,7 @@ def test_store_dies_in_the_middle_of_answers(valkey: Valkey, tmp_path: Path, rec
         Store.open(valkey.url) as store,
     ):
         running.await_ready()
-        whole = WholeShop(valkey, running, store)
+        whole = WholeShop(running, store)
         whole.answers_as(1, seed=1)
         assert whole.degraded("u1") == ()
         proxy.cut_after = 20

@@ -39,7 +39,7 @@ def answers_nothing(running: Running) -> None:
 def serves_once_filled(running: Running, valkey: Valkey, recovered: Recovered, seed: int = 1) -> None:
     """The store has a model from now on."""
     with Store.open(valkey.url) as store:
-        whole = WholeShop(valkey, running, store)
+        whole = WholeShop(running, store)
         version = whole.fill(seed)
         recovered.from_now()
         running.await_ready()
@@ -78,7 +78,7 @@ def test_store_away_at_start_and_a_good_model_on_disk(
         eventually(lambda: running.metric("ftrie_degraded_total", part="model") > 0, "the count")
         valkey = Valkey(tmp_path, port)
         with Store.open(valkey.url) as store:
-            whole = WholeShop(valkey, running, store)
+            whole = WholeShop(running, store)
             version = whole.fill(seed=2)
             whole.answers_as(answer.version, seed=1)
             recovered.from_now()

@@ -26,6 +26,7 @@ from model_store.store import Store
 from model_store.streams.dead_letters import Letter
 from model_store.streams.feedback import Event
 from model_store.versions.online_metrics import OnlineSums
+from model_store.versions.rounds import MODEL, PartitionsRecord, contribution, state
 from server.rpc.admin_service import ModelAdminService
 from server.settings import Settings
 from server.sync import model_sync as follower
@@ -97,6 +98,13 @@ def filled(store: Store) -> None:
     lease.take()
     lease.release()
     versions.activate(3)  # pins it
+    partition, rounds = store.trainer_lease(shop.NAME, "another", 2), store.rounds(shop.NAME)
+    partition.take()
+    record = PartitionsRecord(partition.epoch, partitions=2, every_us=60_000_000, spec=shop.spec().to_json())
+    rounds.write_record(record)
+    for part in (contribution(2), state(2), MODEL):
+        rounds.put(record, 5, part, part.encode(), partition)
+    partition.release()
     store.records.item_changes.state()
     store.client.set("ftrie:items:generation", "1")
 
@@ -332,7 +340,7 @@ def is_repaired(whole: Whole, junk: Junk) -> None:
     assert all(each.repaired for each in found), found
     assert not any(each.repaired for each in dry) and bool(dry) == bool(found), (dry, found)
     assert whole.store.check() == []
-    lost = {int(junk.key.split(":")[3])} if ":chunk:" in junk.key else set()
+    lost = {int(junk.key.split(":")[3])} if re.search(":version:.*:chunk:", junk.key) else set()
     lost |= {2} if 1 in lost else set()  # the delta stands on it
     if junk.name.startswith("refused="):  # whatever stands there is a reason
         lost.add(int(junk.key.split(":")[3]))

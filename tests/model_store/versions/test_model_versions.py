@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -385,6 +386,18 @@ def test_wait_gives_the_same_id_back_when_nothing_happens(store_url: str) -> Non
         began = time.monotonic()
         assert ads.wait(event, timeout_s=0.5) == event
         assert time.monotonic() - began >= 0.5
+
+
+def test_wait_goes_on_when_the_only_server_becomes_a_replica(valkey_url: str) -> None:
+    with Store.open(valkey_url) as store, ThreadPoolExecutor(1) as pool:
+        ads = store.model("ads")
+        waiting = pool.submit(ads.wait, event := ads.last_event(), 30.0)
+        while not store.client.info("clients")["blocked_clients"]:
+            assert not waiting.done()
+        store.client.replicaof("127.0.0.1", "1")  # Valkey answers what blocks with UNBLOCKED
+        store.client.replicaof("NO", "ONE")
+        ads.publish_and_activate(model())
+        assert waiting.result() == ads.last_event() != event
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a{b}", "ä", "a" * 129, "a\n"])

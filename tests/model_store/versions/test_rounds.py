@@ -118,3 +118,29 @@ def test_a_damaged_part_is_named(
     with pytest.raises(UnreadableValue, match=says) as error:
         rounds.get(RECORD, 7, "1")
     assert KEY in str(error.value)
+
+
+@pytest.mark.parametrize("spec", [b"", b"[" * 100_000, b"null", b"\xff"])
+def test_a_record_whose_spec_is_no_json_object_is_named(rounds: Rounds, store: Store, spec: bytes) -> None:
+    rounds.write_record(RECORD)
+    store.client.hset("ftrie:{m}:partitions", "spec", spec)
+    with pytest.raises(UnreadableValue, match=r"ftrie:\{m\}:partitions"):
+        rounds.record()
+
+
+def test_a_repair_removes_what_is_damaged_alone_and_it_is_written_again(
+    rounds: Rounds, lease: TrainerLease, store: Store
+) -> None:
+    rounds.write_record(RECORD)
+    for part in ("1", "2", MODEL):
+        rounds.put(RECORD, 7, part, part.encode(), lease)
+    store.client.set(f"{KEY}:chunk:{lease.epoch}:0", b"x")
+    store.client.hset("ftrie:{m}:round:3:7:2", "size", "abc")
+    assert {each.key for each in store.check(repair=True)} == {KEY, "ftrie:{m}:round:3:7:2"}
+    assert store.check() == []
+    assert rounds.record() == RECORD
+    assert rounds.get(RECORD, 7, MODEL) == MODEL.encode()
+    for part in ("1", "2"):
+        assert rounds.infos(RECORD, 7, [part]) == {part: None}
+        rounds.put(RECORD, 7, part, part.encode(), lease)
+        assert rounds.get(RECORD, 7, part) == part.encode()
