@@ -418,6 +418,8 @@ _QUIET = {"log_to_driver": False, "logging_level": "error"}
 def _started_here(ray: Any, workers: int) -> Iterator[tuple[str, int]]:
     """Ray on this machine's loopback interface, and nothing of it afterwards. Yields where its control service is."""
     assert jit.CACHE_FOLDER  # in the environment, and so in every worker's: they share compiled kernels
+    psutil = ray._private.services.psutil
+    own = {each.pid for each in psutil.Process().children(recursive=True)}
     with _folder() as folder, _environment(), _on_loopback(ray), _silent(ray):
         started = None
         for attempt in range(_STARTS):
@@ -441,8 +443,7 @@ def _started_here(ray: Any, workers: int) -> Iterator[tuple[str, int]]:
                         "busy, its parts do not find each other in time."
                     ) from error
         assert started is not None
-        psutil = ray._private.services.psutil
-        processes = psutil.Process().children(recursive=True)
+        processes = [each for each in psutil.Process().children(recursive=True) if each.pid not in own]
         try:
             yield _host_and_port(started.address_info["gcs_address"])
         finally:
