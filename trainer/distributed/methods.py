@@ -38,6 +38,7 @@ STEPS = np.array([(1.0, 0.0), (1.0, 0.5), (0.5, 0.0), (0.25, 0.0), (0.1, 0.0), (
 """The steps that are compared: along the mean displacement, and along the step before."""
 HEAD = 512
 DAMPING = 4.0
+"""At the start, with five workers or more; with T workers T - 1: each of them knows 1 / T of the curvature itself."""
 RENEWAL = 0.02
 _MOST_FAILURES = 5
 _BALANCE, _RHO_FACTOR = 10.0, 2.0
@@ -210,7 +211,8 @@ class Minimiser:
         active = self._reducers("screen", 0, inbox=losses)
         screened = active.summaries
         objective = self._objective(losses, active)
-        progress = replace(self.progress, objective=objective, rho=self.options.rho)
+        damping = min(DAMPING, max(self.crew.workers - 1.0, 1.0))
+        progress = replace(self.progress, objective=objective, rho=self.options.rho, damping=damping)
         optimality = self._per_row(math.sqrt(sum(each.optimality for each in screened)))
         nonzero = sum(each.nonzero for each in screened)
         return progress, Iteration(0, objective, 0.0, optimality, nonzero, self._held_out(held), 0, 0.0)
