@@ -20,7 +20,7 @@ def test_user_record_is_of_another_type(whole: WholeShop, recovered: Recovered) 
     for _ in range(5):
         (reason,) = whole.degraded(cookie)
         assert reason.startswith("user_features: ") and "WRONGTYPE" in reason
-    assert whole.degraded("u1") == ()
+    whole.awaits_whole_answer("u1")
     assert whole.running.healthy()
     eventually(lambda: whole.metric("ftrie_degraded_total", part="user_features") > 0, "the count")
     whole.store.records.put_users([(cookie, whole.users[cookie])])
@@ -95,7 +95,7 @@ def test_candidate_set_is_of_another_type(whole: WholeShop, recovered: Recovered
     with pytest.raises(RankFailed, match="expected a LIST, SET or ZSET") as failed:
         whole.client.rank(candidate_set="odd")
     assert failed.value.code is grpc.StatusCode.FAILED_PRECONDITION
-    assert whole.client.rank(candidate_set=SET).degraded == ()
+    eventually(lambda: whole.client.rank(candidate_set=SET).degraded == (), "a whole answer")
     eventually(lambda: whole.metric("ftrie_errors_total", status="FAILED_PRECONDITION") > 0, "the count")
     whole.store.records.put_candidates("odd", ["item-2"])
     recovered.from_now()
@@ -113,7 +113,7 @@ def test_experiment_is_damaged(whole: WholeShop, recovered: Recovered) -> None:
     client.hset(key, mapping={"shares": "half and half", "revision": 99})
     eventually(lambda: whole.metric("ftrie_experiment_refused", model="shop") == 1, "its refusal")
     assert variants(whole) == {"plain"}
-    assert whole.degraded() == ()
+    whole.awaits_whole_answer()
     assert whole.running.healthy()
     client.delete(key)
     client.hset(key, mapping=good)

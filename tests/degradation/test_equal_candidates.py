@@ -33,7 +33,7 @@ def test_version_makes_all_candidates_equal(whole: WholeShop, recovered: Recover
     whole.versions.activate(version)
     eventually(lambda: f"{version} was refused (equal)" in whole.running.model()["problem"], "its refusal")
     assert whole.ask().version == before.version
-    assert whole.degraded() == ()
+    whole.awaits_whole_answer()
     eventually(lambda: whole.metric("ftrie_refused_versions_total", reason="equal") > refused, "the count")
     sound = whole.publish(seed=3)
     recovered.from_now()

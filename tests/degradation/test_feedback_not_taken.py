@@ -112,7 +112,7 @@ def while_it_takes_no_writes(
     before = whole.store.clicks(shop.NAME).info().last_id
     break_it()
     not_taken(whole, events, word)
-    assert whole.degraded("u1") == ()
+    whole.awaits_whole_answer("u1")
     assert whole.store.clicks(shop.NAME).info().last_id == before
     mend_it()
     taken_once(whole, recovered, events)

@@ -16,10 +16,10 @@ from tests.server import shop
 
 def nothing_is_lost_but_publishing(whole: WholeShop, word: str) -> None:
     """Answers are whole, those that need the store too; who publishes is told why it does not."""
-    assert whole.degraded("u1") == ()
+    whole.awaits_whole_answer("u1")
     with pytest.raises(StoreError, match=word):
         whole.versions.publish(shop.artefact(seed=2))
-    assert whole.degraded("u2") == ()
+    whole.awaits_whole_answer("u2")
     assert whole.running.healthy()
     assert whole.follows()
     assert whole.metric("ftrie_store_away", model="shop") == 0

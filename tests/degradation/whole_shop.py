@@ -94,6 +94,10 @@ class WholeShop:
         """What the answer says that it lacks."""
         return tuple(map(str, self.ask(cookie).degraded))
 
+    def awaits_whole_answer(self, cookie: str = "") -> None:
+        """An answer lacks nothing. On a loaded machine a first read may take longer than its budget: asked again."""
+        eventually(lambda: self.degraded(cookie) == (), "a whole answer")
+
     def serves(self, version: int) -> bool:
         """Whether it is this version that answers, and nothing is wrong with it."""
         answer = self.ask()

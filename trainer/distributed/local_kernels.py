@@ -16,8 +16,10 @@ import numpy as np
 
 from model_store.hash_kernels import sigmoid
 from model_store.jit import bare_inline, bare_kernel
+from trainer.examples.examples_kernels import importance_of, x_of
 from trainer.learn.learners.operations import step, weight
 from trainer.learn.learners.rates import r_of
+from trainer.learn.metrics.regret_kernels import log_loss
 
 _SMALLEST_CURVATURE = 1e-12
 
@@ -41,28 +43,15 @@ class ColumnArrays(NamedTuple):
 
 
 @bare_inline
-def x_at(arrays: Any, index: Any) -> Any:
-    """The x of one occurrence."""
-    return arrays.x[index] if arrays.x.size else 1.0
-
-
-@bare_inline
-def weight_at(rows: Any, row: Any) -> Any:
-    """The importance of one row."""
-    return rows.weights[row] if rows.weights.size else 1.0
-
-
-@bare_inline
 def in_lane(bits: Any, key: Any, lane: Any) -> Any:
     """True if the lane's variant uses the key."""
     return not bits.size or (bits[key] >> np.uint32(lane)) & np.uint32(1)
 
 
 @bare_inline
-def log_loss(score: Any, label: Any) -> Any:
-    """ln(1 + exp(-score)), of the negated score where the label is 0, without overflow."""
-    margin = score if label > 0.5 else -score
-    return math.log1p(math.exp(-abs(margin))) + max(-margin, 0.0)
+def loss_of(score: Any, label: Any) -> Any:
+    """The log-loss of one row without its importance."""
+    return log_loss(score if label > 0.5 else -score)
 
 
 @bare_kernel
@@ -75,7 +64,7 @@ def scores_of(rows: Any, bits: Any, weights: Any, scores: Any) -> None:
             for index in range(rows.starts[row], rows.starts[row + 1]):
                 key = rows.ids[index]
                 if in_lane(bits, key, lane):
-                    score += x_at(rows, index) * weights[key]
+                    score += x_of(rows, index) * weights[key]
             scores[lane * size + row] = score
 
 
@@ -84,10 +73,10 @@ def losses_along(rows: Any, scores: Any, first: Any, second: Any, steps: Any, ou
     """The summed loss at scores + steps[i, 0] first + steps[i, 1] second, for each i: float64[steps] out."""
     size = rows.labels.size
     for index in range(scores.size):
-        label, importance = rows.labels[index % size], weight_at(rows, index % size)
+        label, importance = rows.labels[index % size], importance_of(rows, index % size)
         for each in range(steps.shape[0]):
             score = scores[index] + steps[each, 0] * first[index] + steps[each, 1] * second[index]
-            out[each] += importance * log_loss(score, label)
+            out[each] += importance * loss_of(score, label)
 
 
 @bare_kernel
@@ -95,11 +84,11 @@ def derivatives_of(rows: Any, scores: Any, errors: Any, curvature: Any) -> Any:
     """The first and second derivative of the loss by each score: out. Returns the summed loss."""
     size, loss = rows.labels.size, 0.0
     for index in range(scores.size):
-        label, importance = rows.labels[index % size], weight_at(rows, index % size)
+        label, importance = rows.labels[index % size], importance_of(rows, index % size)
         p = sigmoid(scores[index])
         errors[index] = importance * (p - label)
         curvature[index] = importance * p * (1.0 - p)
-        loss += importance * log_loss(scores[index], label)
+        loss += importance * loss_of(scores[index], label)
     return loss
 
 
@@ -111,7 +100,7 @@ def gradient_of(columns: Any, size: Any, lanes: Any, bits: Any, errors: Any, gra
         for lane in range(lanes):
             if in_lane(bits, key, lane):
                 for index in range(columns.starts[key], columns.starts[key + 1]):
-                    total += x_at(columns, index) * errors[lane * size + columns.rows[index]]
+                    total += x_of(columns, index) * errors[lane * size + columns.rows[index]]
         gradient[key] = total
 
 
@@ -122,7 +111,7 @@ def reach_of(columns: Any, weights: Any, reach: Any) -> None:
         total = 0.0
         for index in range(columns.starts[key], columns.starts[key + 1]):
             importance = weights[columns.rows[index]] if weights.size else 1.0
-            total += importance * abs(x_at(columns, index))
+            total += importance * abs(x_of(columns, index))
         reach[key] = total
 
 
@@ -134,7 +123,7 @@ def squares_of(columns: Any, size: Any, lanes: Any, bits: Any, errors: Any, keys
         for lane in range(lanes):
             if in_lane(bits, key, lane):
                 for index in range(columns.starts[key], columns.starts[key + 1]):
-                    g = x_at(columns, index) * errors[lane * size + columns.rows[index]]
+                    g = x_of(columns, index) * errors[lane * size + columns.rows[index]]
                     total += g * g
         out[number] = total
 
@@ -148,10 +137,10 @@ def curvature_of(columns: Any, size: Any, lanes: Any, bits: Any, curvature: Any,
             if in_lane(bits, key, lane):
                 index, end = columns.starts[key], columns.starts[key + 1]
                 while index < end:
-                    row, x = columns.rows[index], x_at(columns, index)
+                    row, x = columns.rows[index], x_of(columns, index)
                     index += 1
                     while index < end and columns.rows[index] == row:
-                        x += x_at(columns, index)
+                        x += x_of(columns, index)
                         index += 1
                     total += x * x * curvature[lane * size + row]
         out[number] = total
@@ -172,7 +161,7 @@ def add_head_hessian(
             for index in range(rows.starts[row], rows.starts[row + 1]):
                 key = rows.ids[index]
                 if head_of[key] >= 0 and in_lane(bits, key, lane):
-                    places[count], values[count] = head_of[key], x_at(rows, index)
+                    places[count], values[count] = head_of[key], x_of(rows, index)
                     count += 1
             bend = curvature[lane * size + row]
             for i in range(count):
@@ -234,7 +223,7 @@ def descend(
                     base = lane * size
                     for index in range(columns.starts[key], columns.starts[key + 1]):
                         row = base + columns.rows[index]
-                        slope += x_at(columns, index) * (errors[row] + curvature[row] * change[row])
+                        slope += x_of(columns, index) * (errors[row] + curvature[row] * change[row])
             bend = max(bend, _SMALLEST_CURVATURE)
             before = model.weights[number] + moved[number]
             by = shrunk(before - slope / bend, model.l1[number] / bend) - before
@@ -248,7 +237,7 @@ def descend(
                 if in_lane(bits, key, lane):
                     base = lane * size
                     for index in range(columns.starts[key], columns.starts[key + 1]):
-                        change[base + columns.rows[index]] += x_at(columns, index) * by
+                        change[base + columns.rows[index]] += x_of(columns, index) * by
             total += abs(by) * bend
         rounds += 1
         if rounds == 1:
@@ -269,19 +258,19 @@ def ftrl_pass(
     learner's state and weights, updated; without l1.
     """
     for row in range(rows.labels.size):
-        label, importance = rows.labels[row], weight_at(rows, row)
+        label, importance = rows.labels[row], importance_of(rows, row)
         for lane in range(lanes):
             score = 0.0
             for index in range(rows.starts[row], rows.starts[row + 1]):
                 key = rows.ids[index]
                 if in_lane(bits, key, lane):
-                    score += x_at(rows, index) * w[key]
+                    score += x_of(rows, index) * w[key]
             error = importance * (sigmoid(score) - label)
             for index in range(rows.starts[row], rows.starts[row + 1]):
                 key = rows.ids[index]
                 if not in_lane(bits, key, lane):
                     continue
-                g = error * x_at(rows, index) + (pull[key] + rho * (w[key] - center[key])) / counts[key]
+                g = error * x_of(rows, index) + (pull[key] + rho * (w[key] - center[key])) / counts[key]
                 r = r_of(learner.rate, n[key])
                 n[key] += g * g
                 new_r = r_of(learner.rate, n[key])
