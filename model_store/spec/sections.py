@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from typing import Annotated, Any, Literal, Self
@@ -14,8 +15,16 @@ from model_store.redis.redis_keys import check_model_name
 MAX_CROSS_FIELDS = 4
 
 Side = Literal["user", "item", "context"]
-Kind = Literal["category", "set", "number", "time", "raw"]
+Kind = Literal["category", "set", "number", "time", "raw", "text"]
 TimePart = Literal["minute", "hour", "day", "weekday", "month"]
+Scale = Literal["standard", "minmax", "log1p"]
+ListMeasure = Literal["rank", "min", "max", "gap"]
+Happening = Literal["seen", "clicked", "converted"]
+HistoryMeasure = Literal["last", "count", "age"]
+MOST_EDGES = 1_000
+MOST_HISTORY = 100
+"""The most events of a kind that a user's history keeps."""
+MOST_NGRAMS = 256
 # Within these bounds no rate, weight or sum of a learner overflows, for any log (see `values.LARGEST_REAL`).
 SMALLEST_RATE, LARGEST_RATE, LARGEST_PENALTY = 1e-12, 1e12, 1e24
 
@@ -60,20 +69,94 @@ class InputSection(Section):
     cookie: str | None = None
     item: str | None = None
     ignore: tuple[str, ...] = ()
+    positive: str | tuple[str, ...] | None = None
+    views: str | None = None
+    columns: tuple[str, ...] | None = Field(default=None, min_length=1)
+
+    @model_validator(mode="after")
+    def _labels_are_one_kind(self) -> Self:
+        if self.views is not None and self.positive is not None:
+            raise ValueError(
+                "views says that the label is a count of clicks, positive that it is a value; leave one of them out"
+            )
+        if self.columns is not None and len(set(self.columns)) != len(self.columns):
+            raise ValueError(f"columns: a name occurs twice: {list(self.columns)}")
+        return self
 
     @property
     def named_columns(self) -> tuple[str, ...]:
         """The columns this section names, without `ignore`."""
-        names = (self.label, self.weight, self.timestamp, self.request, self.cookie, self.item)
+        names = (self.label, self.views, self.weight, self.timestamp, self.request, self.cookie, self.item)
         return tuple(name for name in names if name is not None)
 
 
+_QUANTILES = re.compile(r"quantile:([0-9]{1,4})")
+
+
+def quantiles_of(bucket: object) -> int | None:
+    """The number of buckets of `quantile:N`, or None for another bucket."""
+    found = _QUANTILES.fullmatch(bucket) if isinstance(bucket, str) else None
+    return int(found[1]) if found else None
+
+
+def _checked_bucket(value: Any) -> Any:
+    """A bucket, checked as a whole, so that an error names a bucket, not a member of a union."""
+    if value is None or value in ("log", "log2_squared"):
+        return value
+    count = quantiles_of(value)
+    if count is not None and 2 <= count <= MOST_EDGES:
+        return value
+    if isinstance(value, list | tuple) and 1 <= len(value) <= MOST_EDGES and all(map(_is_number, value)):
+        edges = tuple(map(float, value))
+        if all(low < high for low, high in itertools.pairwise(edges)):
+            return edges
+    raise ValueError(
+        f'got {value!r}; expected "log", "log2_squared", "quantile:N" with N from 2 to {MOST_EDGES}, or up to '
+        f"{MOST_EDGES} edges in ascending order"
+    )
+
+
+def _checked_range(value: Any) -> Any:
+    if value is None:
+        return value
+    numbers = isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_number, value))
+    if not numbers or not value[0] < value[1]:
+        raise ValueError(f"got {value!r}; expected two numbers, the lower one first")
+    return tuple(map(float, value))
+
+
+Bucket = Annotated[str | tuple[float, ...] | None, BeforeValidator(_checked_bucket)]
+Range = Annotated[tuple[float, float] | None, BeforeValidator(_checked_range)]
+
+
 class FieldSpec(Section):
-    """One field. `side`: whether its value comes with the user, the item or the request's context."""
+    """One field. `side`: whether its value comes with the user, the item or the request's context.
+
+    A field with `ratio`, `difference`, `list` or `history` is derived: its value is computed from other fields, from
+    the other candidates of the request, or from the user's earlier events, unless the log has it. `learned`: what a
+    bucket or scale has learned from the log: the edges of quantiles, [mean, deviation] or [min, max].
+    """
 
     side: Side = "context"
     kind: Kind = "category"
-    bucket: Literal["log"] | None = None
+    bucket: Bucket = None
+    scale: Scale | None = None
+    learned: tuple[float, ...] | None = None
+    clip: Range = None
+    missing: Literal["key"] | None = None
+    main: bool = True
+    fixed_weight: float | None = Field(default=None, allow_inf_nan=False)
+    ngrams: int | None = Field(default=None, ge=1, le=3)
+    most: int | None = Field(default=None, ge=1, le=MOST_NGRAMS)
+    ratio: tuple[str, str] | None = None
+    difference: tuple[str, str] | None = None
+    list: ListMeasure | None = None
+    best: Literal["min", "max"] | None = None
+    history: Happening | None = None
+    measure: HistoryMeasure | None = None
+    of: str | None = None
+    last: int | None = Field(default=None, ge=1, le=MOST_HISTORY)
+    within: str | None = None
     part: TimePart | None = None
     format: str | None = None
     column: str | None = None
@@ -93,6 +176,88 @@ class FieldSpec(Section):
                 f'separator belongs to kind = "set" or "raw"; this field\'s kind is "{self.kind}"'
             )
         return self
+
+    @model_validator(mode="after")
+    def _numbers_are_transformed(self) -> Self:
+        for name in ("scale", "clip", "missing", "fixed_weight"):
+            if getattr(self, name) is not None and self.kind != "number":
+                raise ValueError(f'{name} belongs to kind = "number"; this field\'s kind is "{self.kind}"')
+        if self.scale is not None and self.bucket is not None:
+            raise ValueError("scale makes a number an x, bucket makes it a key; leave one of them out")
+        learns = quantiles_of(self.bucket) is not None or self.scale in ("standard", "minmax")
+        if self.learned is not None and not learns:
+            raise ValueError('learned belongs to bucket = "quantile:N" and to scale = "standard" or "minmax"')
+        if self.learned is not None and not _fits(self.learned, self.scale):
+            raise ValueError(
+                f"learned: got {list(self.learned)}; expected ascending edges for a quantile, [mean, deviation] with "
+                "a deviation above 0, or [min, max] with min below max"
+            )
+        if self.fixed_weight is not None and (self.bucket is not None or self.missing is not None):
+            raise ValueError("fixed_weight multiplies the number itself; bucket and missing make keys of it")
+        for name in ("ngrams", "most"):
+            if getattr(self, name) is not None and self.kind != "text":
+                raise ValueError(f'{name} belongs to kind = "text"; this field\'s kind is "{self.kind}"')
+        return self
+
+    @model_validator(mode="after")
+    def _derivation_is_sound(self) -> Self:
+        ways = [name for name in DERIVATIONS if getattr(self, name) is not None]
+        if len(ways) > 1:
+            raise ValueError(f"{' and '.join(ways)} are two ways to compute one value; leave one of them out")
+        if self.best is not None and self.list not in ("rank", "gap"):
+            raise ValueError('best belongs to list = "rank" or "gap"')
+        if self.of is not None and self.list is None and self.history is None:
+            raise ValueError("of belongs to list and to history")
+        if self.list is not None and self.of is None:
+            raise ValueError("list needs of, the number that the candidates of a request are compared by")
+        for name in ("measure", "last", "within"):
+            if getattr(self, name) is not None and self.history is None:
+                raise ValueError(f"{name} belongs to history")
+        if self.history is not None and self.measure is None:
+            raise ValueError('history needs measure = "last", "count" or "age"')
+        if self.last is not None and self.measure != "last":
+            raise ValueError('last belongs to measure = "last"')
+        if self.within is not None:
+            seconds_of(self.within)
+        wanted = "set" if self.measure == "last" else "number"
+        if ways and self.kind != wanted:
+            raise ValueError(f'{ways[0]} gives a {wanted}: set kind = "{wanted}"; got "{self.kind}"')
+        if self.list is not None and self.side != "item":
+            raise ValueError(f'list compares candidates: set side = "item"; got "{self.side}"')
+        if self.history is not None and self.side == "context":
+            raise ValueError(
+                'history is of a user, or of a user and a candidate: set side = "user" or "item"; got "context"'
+            )
+        if self.measure == "last" and self.side != "user":
+            raise ValueError(f'measure = "last" belongs to side = "user"; got "{self.side}"')
+        return self
+
+    @property
+    def is_derived(self) -> bool:
+        """True if its value is computed where the log has none."""
+        return any(getattr(self, name) is not None for name in DERIVATIONS)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The fields that a derived field is computed from."""
+        return tuple(name for name in (*(self.ratio or self.difference or ()), self.of) if name is not None)
+
+    @property
+    def is_number(self) -> bool:
+        """True if its number is the x of one key."""
+        return self.kind == "number" and self.bucket is None
+
+
+DERIVATIONS = ("ratio", "difference", "list", "history")
+
+
+def _fits(learned: tuple[float, ...], scale: str | None) -> bool:
+    if not all(map(math.isfinite, learned)):
+        return False
+    if scale is None:
+        return all(low < high for low, high in itertools.pairwise(learned))
+    low, high = learned if len(learned) == 2 else (0.0, 0.0)
+    return high > (0.0 if scale == "standard" else low)
 
 
 class Cross(Section):

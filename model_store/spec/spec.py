@@ -43,6 +43,13 @@ _MEMBERS_CAME_LATER = (
     ("learner", "forgetting"),
     ("learner", "prune_kl"),
     ("learner", "hash_bits"),
+    ("input", "positive"),
+    ("input", "views"),
+    ("input", "columns"),
+)
+_OF_FIELDS_CAME_LATER = (
+    *("scale", "learned", "clip", "missing", "main", "fixed_weight", "ngrams", "most", "ratio", "difference"),
+    *("list", "best", "history", "measure", "of", "last", "within"),
 )
 
 
@@ -118,6 +125,7 @@ class ModelSpec(Section):
     def _crosses_are_sound(self) -> Self:
         if self.fields:
             check_crosses(self)
+            check_derived(self)
             check_calibration(self)
         return self
 
@@ -135,7 +143,7 @@ class ModelSpec(Section):
             for name in self._free_columns(columns)
             if (kind := kinds.get(name, "category")) not in (None, WEIGHT)
         }
-        optional = {f"fields.{name}" for name, field in fields.items() if field.optional}
+        optional = {f"fields.{name}" for name, field in fields.items() if field.optional or field.is_derived}
         for name, column in (*self._named(), *self._wanted(fields)):
             if column not in columns and name not in optional:
                 hint = _join_hint(name, fields)
@@ -147,14 +155,13 @@ class ModelSpec(Section):
         section = self.input.model_copy(update={"weight": self._weight(kinds)})
         resolved = self.model_copy(update={"fields": fields, "input": section})
         check_crosses(resolved)
+        check_derived(resolved)
         check_calibration(resolved)
         return resolved
 
     def warnings(self) -> tuple[str, ...]:
         """Messages about settings that are allowed but rarely intended."""
-        real = [
-            name for name, field in self.fields.items() if field.kind == "number" and field.bucket is None
-        ]
+        real = [name for name, field in self.fields.items() if field.is_number]
         if not real or self.learner.rate != "counts":
             return ()
         return (
@@ -181,11 +188,18 @@ class ModelSpec(Section):
 
     def _wanted(self, fields: Mapping[str, FieldSpec]) -> Iterator[tuple[str, str]]:
         yield "input.label", self.input.label
+        if self.input.views is not None:
+            yield "input.views", self.input.views
         if self.input.weight is not None:
             yield "input.weight", self.input.weight
         if self.input.request is not None:
             yield "input.request", self.input.request
-        if self.input.timestamp is not None and self.learner.ttl_seconds is not None:
+        histories = any(field.history is not None for field in fields.values())
+        if histories and self.input.cookie is not None:
+            yield "input.cookie", self.input.cookie
+        if histories and self.input.item is not None:
+            yield "input.item", self.input.item
+        if self.input.timestamp is not None and (histories or self.learner.ttl_seconds is not None):
             yield "input.timestamp", self.input.timestamp
         for name, field in fields.items():
             yield f"fields.{name}", field.column or name
@@ -205,6 +219,10 @@ class ModelSpec(Section):
                 default = type(getattr(self, section)).model_fields[name].default
                 if document[section][name] == default:
                     del document[section][name]
+        for field in document["fields"].values():
+            for name in _OF_FIELDS_CAME_LATER:
+                if field[name] == FieldSpec.model_fields[name].default:
+                    del field[name]
         return json.dumps(document, separators=(",", ":"), sort_keys=False)
 
     def without_guard(self) -> ModelSpec:
@@ -268,6 +286,43 @@ def check_crosses(spec: ModelSpec) -> None:
                 )
 
 
+def check_derived(spec: ModelSpec) -> None:
+    """Raise SpecError unless derived fields are computed from fields that are there and fit."""
+    for name, field in spec.fields.items():
+        for source in field.inputs:
+            given = spec.fields.get(source)
+            if given is None:
+                raise SpecError(f"fields.{name}: no field {source!r}; fields: {', '.join(spec.fields)}")
+            if field.history is None and given.kind != "number":
+                raise SpecError(f"fields.{name}: {source!r} is of kind {given.kind!r}; expected a number")
+            if (
+                given.history is not None
+                or given.list is not None
+                or (given.is_derived and field.list is None)
+            ):
+                raise SpecError(
+                    f"fields.{name}: {source!r} is derived itself; only list can be of a ratio or a difference"
+                )
+            if given.side == "item" and field.side != "item" and field.history is None:
+                raise SpecError(
+                    f'fields.{name}: {source!r} is a field of the item, so this one is too: set side = "item"'
+                )
+        if field.list is not None and spec.fields[field.of or ""].side != "item":
+            raise SpecError(
+                f"fields.{name}: {field.of!r} is the same for all candidates; expected a field of the item"
+            )
+        if field.history is not None and field.of is not None and spec.fields[field.of].side != "item":
+            raise SpecError(
+                f"fields.{name}: history keeps values of items; {field.of!r} is not a field of the item"
+            )
+        if field.history is not None and spec.input.cookie is None:
+            raise SpecError(f"fields.{name}: history needs the user: set input.cookie")
+        if field.history is not None and spec.input.timestamp is None:
+            raise SpecError(f"fields.{name}: history needs the time: set input.timestamp")
+        if field.history is not None and field.of is None and spec.input.item is None:
+            raise SpecError(f"fields.{name}: history of items needs the item: set input.item, or of = FIELD")
+
+
 def check_calibration(spec: ModelSpec) -> None:
     """Raise SpecError unless `calibration.by` is a single-valued field of the request."""
     by = spec.calibration.by
@@ -280,7 +335,7 @@ def check_calibration(spec: ModelSpec) -> None:
         raise SpecError(
             f"calibration.by: {by!r} is a field of the item; expected one of the user's or the context's side"
         )
-    if field.kind in ("set", "raw") or (field.kind == "number" and field.bucket is None):
+    if field.kind in ("set", "raw", "text") or field.is_number:
         raise SpecError(
             f"calibration.by: {by!r} is of kind {field.kind!r}; expected a category, a time, or a number in buckets"
         )

@@ -88,7 +88,7 @@ def _value_rules(rules: dict[bytes, Rule], plan: FeaturePlan, prefixes: Sequence
 
 def _has_no_text(field: FieldPlan) -> bool:
     """A real number is in x; its key ends with `=`."""
-    return field.kind == "number" and field.spec.bucket is None
+    return field.spec.is_number
 
 
 def _check_all_match(

@@ -160,7 +160,7 @@ def _of_prefix(name: str, fields: Sequence[FieldPlan], values: bytes) -> Slice:
 
 def _checked(name: str, fields: Sequence[FieldPlan]) -> tuple[FieldPlan, ...]:
     for field in fields:
-        if field.kind == "number" and field.spec.bucket is None:
+        if field.spec.is_number:
             raise SpecError(
                 f"--slice {name!r}: {field.name} is a real number and has one key for all its values; "
                 'slice by a field of the same column with bucket = "log"'

@@ -170,7 +170,7 @@ class ModelWarnings:
         it = self._owner(owner)
         crossed = isinstance(it, CrossPlan)
         fields = it.fields if isinstance(it, CrossPlan) else (it,)
-        plain = [each.name for each in fields if each.kind == "number" and each.spec.bucket is None]
+        plain = [each.name for each in fields if each.spec.is_number]
         if not plain:
             return (
                 f"{'cross' if crossed else 'field'} {it.name!r}",
