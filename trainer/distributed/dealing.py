@@ -142,6 +142,13 @@ def check_distributable(spec: ModelSpec) -> None:
         )
         for prefix, rule in spec.rules.items()
     }
+    refused |= {
+        f'fields.{name}.history = "{field.history}"': (
+            field.history is not None,
+            "no worker sees all events of a user; write the values into the log, as its column, and leave it out",
+        )
+        for name, field in spec.fields.items()
+    }
     for setting, (unfit, why) in refused.items():
         if unfit:
             raise SpecError(f"{setting} does not go with several workers: {why}, or use ftrie train")
