@@ -44,6 +44,9 @@ RESERVED: dict[str, tuple[Path, str]] = {
 """Columns that every joined row has, for online metrics and (UNKNOWN) for learning: path and type. "whole" is int64,
 "number" float64, "text" binary; null where absent. No spec has a column with @."""
 
+DERIVED = "@derived"
+"""A column of specs with derived fields: `ModelSpec.derivation` of the version that computed them for the answer."""
+
 _OBJECTS = frozenset({ITEMS, CONTEXT, USER})  # top-level members that are never values
 _SCALAR: dict[str, Form] = {"number": "number", "set": "set", "raw": "set"}
 
@@ -77,7 +80,10 @@ class Wanted:
         """These columns, without the label and those of RESERVED; in a form that fits the fields of all specs."""
         given = specs[0].input
         free = (name for name in dict.fromkeys(names) if name != given.label and name not in RESERVED)
-        return cls(tuple(Column(name, _form(specs, name), paths_of(specs[0], name)) for name in free))
+        columns = [Column(name, _form(specs, name), paths_of(specs[0], name)) for name in free]
+        if any(spec.derivation for spec in specs):
+            columns.append(Column(DERIVED, "text", (("derived",),)))
+        return cls(tuple(columns))
 
     @cached_property
     def names(self) -> tuple[str, ...]:

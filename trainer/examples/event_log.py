@@ -119,7 +119,7 @@ class EventLog:
             self._merger = merger
             # A request comes out once, so a click after its window corrects nothing.
             join = Join(self._specs[0].join.model_copy(update={"late": "count"}))
-            events, requests = EventRows(merger, join), _WholeRequests()
+            events, requests = EventRows(merger, join, segments, self._specs[0]), _WholeRequests()
             while not merger.ended:
                 found = events.step(_WAIT_S)
                 if found is not None:

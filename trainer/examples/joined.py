@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from model_store.spec.spec import ModelSpec
 from trainer.events.columns import UNKNOWN
 from trainer.events.events import Merged
 from trainer.events.merge import Merger
@@ -40,8 +41,9 @@ class EventRows:
     made columns of it: all readers share that parser too, and it runs ahead in their threads.
     """
 
-    def __init__(self, merger: Merger, join: Join) -> None:
-        self.merger, self.join = merger, join
+    def __init__(self, merger: Merger, join: Join, segments: Segments, spec: ModelSpec) -> None:
+        """spec: resolved; segments: those that the merger adds rows to."""
+        self.merger, self.join, self.segments, self.spec = merger, join, segments, spec
 
     def step(self, wait_s: float = 0.0) -> tuple[Merged, Joined] | None:
         """The next events and what the join makes of them; None if there are none within `wait_s` seconds."""

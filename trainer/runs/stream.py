@@ -139,7 +139,7 @@ class EventLoop:
         self.counts = counts or Counts()
         self.online = online or OnlineAccumulator()
         self.merger = merger
-        self._events = EventRows(merger, join)
+        self._events = EventRows(merger, join, segments, model.spec)
         self._on_joined = on_joined
         joined_rows = self.counts.examples + self.counts.bad_rows + self.counts.subsampled
         self._examples = JoinedExamples(model.maker, segments, joined_rows, self.counts.unknown_items)
