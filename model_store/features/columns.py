@@ -88,8 +88,10 @@ def _number_column(rule: NumberRule, array: Any, absent: bytes) -> TokenColumn:
         x[beyond] = np.nan
         if not absent or present.all():
             return TokenColumn(pa.array([_ABSENT] * len(x), pa.binary()), x=x, bad=bad)
-        labels, codes = pa.array([_ABSENT, absent], pa.binary()), (~present).astype(np.int8)
-        return TokenColumn(labels.take(pa.array(codes)), x=np.where(present, x, 1.0), bad=bad)
+        labels = pa.array([absent, _ABSENT], pa.binary())
+        return TokenColumn(
+            labels.take(pa.array(present.astype(np.int8))), x=np.where(present, x, 1.0), bad=bad
+        )
     clipped = rule.clipped(np.where(present, numbers, 0.0))
     buckets, codes = np.unique(rule.buckets(clipped), return_inverse=True)
     labels = pa.array([b"%d" % bucket for bucket in buckets] + [absent], pa.binary())

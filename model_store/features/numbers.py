@@ -90,6 +90,7 @@ class NumberRule:
     @classmethod
     def of(cls, field: FieldSpec) -> NumberRule:
         """The rule of a field of kind "number" that has learned what it needs."""
+        ways: tuple[Callable[[float], int] | None, Callable[[Numbers], Buckets] | None] = None, None
         if field.bucket == "log":
             ways = log_bucket, log_buckets
         elif field.bucket == "log2_squared":
@@ -97,8 +98,6 @@ class NumberRule:
         elif field.bucket is not None:
             edges = field.learned if isinstance(field.bucket, str) else field.bucket
             ways = _between(edges or ())
-        else:
-            ways = None, None
         shift, divisor = 0.0, 1.0
         if field.scale in ("standard", "minmax") and field.learned is not None:
             shift, divisor = field.learned
