@@ -231,10 +231,10 @@ class EventHistories:
         self._early: dict[int, list[tuple[int, int, int]]] = {}
 
     @classmethod
-    def of(cls, spec: ModelSpec) -> EventHistories | None:
-        """For a resolved spec; None if it has no history fields."""
-        plan = HistoryPlan.of(spec)
-        return cls(spec, plan) if plan is not None else None
+    def of(cls, *specs: ModelSpec) -> EventHistories | None:
+        """For the fields of resolved specs; None if none is of a history. The log is read as the first one says."""
+        plan = HistoryPlan.of(*specs)
+        return cls(next(each for each in specs if HistoryPlan.of(each)), plan) if plan is not None else None
 
     def take(self, merged: Merged, segments: Segment) -> None:
         """Fill the history columns of the segment of these events, and take the events. O(events · history)."""
