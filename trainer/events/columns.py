@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from model_store.features.cells import addresses, number_column, plain, text_column
+from model_store.features.derived import Derivations
 from model_store.hash_kernels import digest_columns
 from model_store.spec.spec import ModelSpec
 
@@ -61,15 +62,20 @@ class Column:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The columns of a resolved spec without the label, which the join adds. The RESERVED columns are always added."""
+    """The columns of a resolved spec without the label, which the join adds. The RESERVED columns are always added.
+
+    derived: fields whose columns are filled where an impression has no value in them.
+    """
 
     columns: tuple[Column, ...]
+    derived: Derivations = field(default_factory=Derivations.none)
 
     @classmethod
     def of(cls, spec: ModelSpec) -> Wanted:
         """The columns that learning reads, each with its paths in an event."""
         names = (name for name in spec.wanted_columns() if name != spec.input.label)
-        return cls(tuple(Column(name, _form(spec, name), paths_of(spec, name)) for name in names))
+        columns = tuple(Column(name, _form(spec, name), paths_of(spec, name)) for name in names)
+        return cls(columns, Derivations.of(spec.fields))
 
     @cached_property
     def names(self) -> tuple[str, ...]:

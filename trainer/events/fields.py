@@ -62,7 +62,8 @@ def _check_fields(spec: ModelSpec, events: list[dict[str, Any]]) -> None:
     for name, field in spec.fields.items():
         column = field.column or name
         places = paths_of(spec, column)
-        if not field.optional and not any(_has(event, place) for event in events for place in places):
+        needed = not field.optional and not field.is_derived
+        if needed and not any(_has(event, place) for event in events for place in places):
             raise SpecError(
                 f"fields.{name}: no impression so far has {column!r}; they have: {', '.join(_names(events))}; correct "
                 "it, or set optional = true if it is to come"

@@ -22,6 +22,7 @@ from trainer.events.columns import UNKNOWN
 from trainer.events.events import FEEDBACK, IMPRESSION, Lag, Merged, SourcePosition
 from trainer.events.merge import Merger
 from trainer.events.rows import Rows, RowSource
+from trainer.examples.derived import DerivedColumns
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.join.join import Join, Joined
 from trainer.join.rows import Segments
@@ -266,6 +267,7 @@ class RowLoop:
         self._source = source
         self._position = positions[0] if positions else source.start
         self._wanted = model.spec.wanted_columns()
+        self._derived = DerivedColumns(model.spec)
         self._once = once
         self._pause = threading.Event()
 
@@ -328,7 +330,8 @@ class RowLoop:
         self.model.restore(arrays)
 
     def _learn(self, rows: Rows) -> None:
-        counts, batch = self.counts, rows.batch
+        counts = self.counts
+        (batch,) = self._derived.filled([rows.batch])
         examples = self.model.maker.make(replace(batch, first_row=counts.examples + counts.bad_rows))
         self.model.learn(examples)
         counts.examples += int(np.size(examples.rows))
