@@ -230,6 +230,15 @@ class FieldSpec(Section):
             )
         if self.measure == "last" and self.side != "user":
             raise ValueError(f'measure = "last" belongs to side = "user"; got "{self.side}"')
+        if (
+            self.history is not None
+            and self.of is not None
+            and self.side == "user"
+            and self.measure != "last"
+        ):
+            raise ValueError(
+                f'of with measure = "{self.measure}" is of a candidate that shares the value: set side = "item"'
+            )
         return self
 
     @property

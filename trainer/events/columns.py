@@ -42,6 +42,9 @@ RESERVED: dict[str, tuple[Path, str]] = {
 """Columns that every joined row has, for online metrics and (UNKNOWN) for learning: path and type. "whole" is int64,
 "number" float64, "text" binary; null where absent. No spec has a column with @."""
 
+DERIVED = "@derived"
+"""A column of specs with derived fields: `ModelSpec.derivation` of the version that computed them for the answer."""
+
 _OBJECTS = frozenset({ITEMS, CONTEXT, USER})  # top-level members that are never values
 _SCALAR: dict[str, Form] = {"number": "number", "set": "set", "raw": "set"}
 
@@ -69,7 +72,10 @@ class Wanted:
     def of(cls, spec: ModelSpec) -> Wanted:
         """The columns that learning reads, each with its paths in an event."""
         names = (name for name in spec.wanted_columns() if name != spec.input.label)
-        return cls(tuple(Column(name, _form(spec, name), paths_of(spec, name)) for name in names))
+        columns = [Column(name, _form(spec, name), paths_of(spec, name)) for name in names]
+        if spec.derivation:
+            columns.append(Column(DERIVED, "text", (("derived",),)))
+        return cls(tuple(columns))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
