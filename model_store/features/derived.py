@@ -66,11 +66,6 @@ class Derivations:
             *_ordered([field for field in self.fields if wanted(field)], self.columns.__getitem__)
         )
 
-    @classmethod
-    def none(cls) -> Derivations:
-        """Without fields."""
-        return cls((), {})
-
     def __bool__(self) -> bool:
         return bool(self.fields)
 
@@ -93,21 +88,23 @@ class Derivations:
             found[field.name] = numbers[field.name] = np.where(np.isnan(own), _bounded(made), own)
         return found
 
-    def numbers(self, columns: Columns) -> dict[str, Numbers]:
-        """The numbers of the fields that are read or computed, from the columns of a batch of rows."""
-        return {name: column_numbers(columns[column]) for name, column in self.columns.items()}
+    def numbers(self, columns: Columns, rows: int) -> dict[str, Numbers]:
+        """The numbers of the fields that are read or computed, from the columns of so many rows; NaN without a column."""
+        return {
+            name: column_numbers(columns[column]) if column in columns else np.full(rows, ABSENT)
+            for name, column in self.columns.items()
+        }
 
     def filled(self, columns: Columns, numbers: Mapping[str, Numbers]) -> dict[str, Any]:
         """The columns, with these numbers where the columns of derived fields have no value."""
-        names = [field.name for field in self.fields]
+        own = {self.columns[field.name]: numbers[field.name] for field in self.fields}
         return {
-            **columns,
-            **{self.columns[name]: _filled(columns[self.columns[name]], numbers[name]) for name in names},
+            name: _filled(column, own[name]) if name in own else column for name, column in columns.items()
         }
 
     def fill(self, columns: Columns, starts: Starts) -> dict[str, Any]:
         """The columns of whole requests, derived values included. `starts` as in `computed`."""
-        return self.filled(columns, self.computed(self.numbers(columns), starts))
+        return self.filled(columns, self.computed(self.numbers(columns, int(starts[-1])), starts))
 
 
 def value_number(value: Value) -> float:

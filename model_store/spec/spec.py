@@ -125,6 +125,15 @@ class ModelSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _ids_are_never_missing(self) -> Self:
+        for name, field in self.fields.items():
+            if field.missing is not None and (field.column or name) == self.input.item:
+                raise ValueError(
+                    f"fields.{name}: missing: the column of the item itself; no item is without it"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _crosses_are_sound(self) -> Self:
         if self.fields:
             check_crosses(self)

@@ -44,7 +44,7 @@ class DerivedColumns:
         if not self._derivations or not batches:
             yield from batches
             return
-        parts = [self._derivations.numbers(batch.columns) for batch in batches]
+        parts = [self._derivations.numbers(batch.columns, batch.rows) for batch in batches]
         given = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         numbers = self._derivations.computed(given, self._starts(batches))
         first = 0
