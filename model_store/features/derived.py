@@ -89,7 +89,7 @@ class Derivations:
         return found
 
     def numbers(self, columns: Columns, rows: int) -> dict[str, Numbers]:
-        """The numbers of the fields that are read or computed, from the columns of so many rows; NaN without a column."""
+        """The numbers of the fields that are read or computed, from columns of so many rows; NaN without a column."""
         return {
             name: column_numbers(columns[column]) if column in columns else np.full(rows, ABSENT)
             for name, column in self.columns.items()
