@@ -145,8 +145,8 @@ def learn_together(
 
 
 def _model(group: Group, resolved: ModelSpec, compare_from: int) -> LearningModel:
-    """A model of the group's spec, with the fields resolved against the log."""
-    spec = group.spec.model_copy(update={"fields": resolved.fields})
+    """A model of the group's spec, with fields and input resolved against the log."""
+    spec = group.spec.model_copy(update={"fields": resolved.fields, "input": resolved.input})
     return LearningModel(ExampleMaker(spec), LateMetricsOptions(begin=compare_from))
 
 
