@@ -19,6 +19,7 @@ from trainer.events.events import FEEDBACK, IMPRESSION, Lag, Merged, SourcePosit
 from trainer.events.histories import Histories
 from trainer.events.merge import Merger
 from trainer.events.rows import Rows, RowSource
+from trainer.examples.derived import DerivedColumns
 from trainer.examples.joined import JOIN, EventRows, JoinedExamples
 from trainer.examples.row_histories import RowHistories
 from trainer.join.join import Join, Joined
@@ -274,6 +275,7 @@ class RowLoop:
         self._source = source
         self._position = positions[0] if positions else source.start
         self._wanted = model.spec.wanted_columns()
+        self._derived = DerivedColumns(model.spec)
         self._once = once
         self._histories = RowHistories.of(model.spec)
         self._pause = threading.Event()
@@ -347,6 +349,7 @@ class RowLoop:
     def _learn(self, rows: Rows) -> None:
         counts = self.counts
         batch = rows.batch if self._histories is None else self._histories.fill(rows.batch)
+        (batch,) = self._derived.filled([batch])
         examples = self.model.maker.make(replace(batch, first_row=counts.examples + counts.bad_rows))
         self.model.learn(examples)
         counts.examples += int(np.size(examples.rows))
