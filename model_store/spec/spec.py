@@ -54,6 +54,9 @@ _OF_FIELDS_CAME_LATER = (
 )
 _OF_VARIANTS_CAME_LATER = ("average", "half_life")
 _OF_RULES_CAME_LATER = ("alpha", "decay")
+_OF_DERIVATION = {
+    *("column", "side", "ratio", "difference", "list", "best", "history", "measure", "of", "last", "within")
+}
 
 
 class ModelSpec(Section):
@@ -187,6 +190,15 @@ class ModelSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _ids_are_never_missing(self) -> Self:
+        for name, field in self.fields.items():
+            if field.missing is not None and (field.column or name) == self.input.item:
+                raise ValueError(
+                    f"fields.{name}: missing: the column of the item itself; no item is without it"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _crosses_are_sound(self) -> Self:
         if self.fields:
             check_crosses(self)
@@ -297,6 +309,19 @@ class ModelSpec(Section):
                     del part[name]
         return json.dumps(document, separators=(",", ":"), sort_keys=False)
 
+    @cached_property
+    def derivation(self) -> str:
+        """Identifies how derived fields are computed, 16 hex digits; empty if there are none.
+
+        A logged answer carries it, so that a trainer with the same fields takes an absent value as absent.
+        """
+        derived = [
+            (name, field.model_dump(mode="json", include=_OF_DERIVATION))
+            for name, field in self.fields.items()
+            if field.is_derived
+        ]
+        return hashlib.sha256(json.dumps(derived).encode()).hexdigest()[:16] if derived else ""
+
     def without_guard(self) -> ModelSpec:
         """This spec without the guard section, which does not affect learning."""
         return self.model_copy(update={"guard": None})
@@ -402,6 +427,10 @@ def check_derived(spec: ModelSpec) -> None:
         if field.history is not None and field.of is not None and spec.fields[field.of].side != "item":
             raise SpecError(
                 f"fields.{name}: history keeps values of items; {field.of!r} is not a field of the item"
+            )
+        if field.history is not None and field.of is not None and spec.fields[field.of].kind != "category":
+            raise SpecError(
+                f"fields.{name}: history keeps categories; {field.of!r} is of kind {spec.fields[field.of].kind!r}"
             )
         if field.history is not None and spec.input.cookie is None:
             raise SpecError(f"fields.{name}: history needs the user: set input.cookie")
