@@ -33,7 +33,9 @@ from trainer.learn.scorer import Scorer, Scores, log_odds, scoring_spec
 from trainer.learn.scorer_kernels import add_rows
 from trainer.logs.batch import RowBatch
 from trainer.logs.rejects import RejectLog
+from trainer.logs.times import parse_times, time_format
 from trainer.output import SILENT, Output
+from trainer.runs.diagnostics import Diagnostics, DiagnosticsOptions, ModelReport
 
 Array = npt.NDArray[Any]
 SHOWN = "shown order"
@@ -56,7 +58,7 @@ class Evaluation:
 
     variants: metrics of the calibrated click rates; predicted: those before calibration, None if the model is not
     calibrated; uncertainty: the mean by variant, empty if the model's learning rates are unknown; requests: None if
-    rows have no request.
+    rows have no request; report: None unless diagnostics were asked for.
     """
 
     rows: int
@@ -67,6 +69,7 @@ class Evaluation:
     predicted: dict[str, VariantMetrics] | None
     uncertainty: dict[str, float]
     requests: RequestReport | None
+    report: ModelReport | None = None
 
 
 def evaluate(
@@ -77,6 +80,7 @@ def evaluate(
     k: int = 10,
     position: str | None = None,
     predictions: PredictionFile | None = None,
+    diagnostics: DiagnosticsOptions | None = None,
     without: Sequence[str] = (),
     threads: int | None = None,
     output: Output = SILENT,
@@ -84,9 +88,9 @@ def evaluate(
     """Score every row of a log and judge the scores. A bad row goes to `rejects`.
 
     k: NDCG's; position: the column with a row's position in its request, to judge the order shown, which events have
-    (`items[].position`); predictions: where
-    to write each row's scores; without: fields and crosses to score without, whose columns may be missing. Raises
-    SpecError if the model's spec does not fit the log, InputError if the log cannot be read to its end.
+    (`items[].position`); predictions: where to write each row's scores; diagnostics: what to report besides; without:
+    fields and crosses to score without, whose columns may be missing. Raises SpecError if the model's spec does not fit
+    the log, InputError if the log cannot be read to its end.
     """
     scorer = Scorer(artefact)
     with open_log(log, scoring_spec(artefact.spec, tuple(without))) as opened:
@@ -99,9 +103,11 @@ def evaluate(
             )
         if position is not None and position not in opened.columns:
             raise SpecError(f"no column {position!r} in the log; it has: {', '.join(opened.columns)}")
-        maker = _ScoringMaker(scorer, opened.spec, position)
-        totals = _Totals(scorer, maker, k, position is not None)
-        batches = opened.batches([position] if position is not None else [])
+        maker = _ScoringMaker(scorer, opened.spec, position, diagnostics is not None)
+        diagnosing = Diagnostics(scorer, maker, diagnostics) if diagnostics is not None else None
+        totals = _Totals(scorer, maker, k, position is not None, diagnosing)
+        timestamp = opened.spec.input.timestamp if diagnostics is not None else None
+        batches = opened.batches([name for name in (position, timestamp) if name is not None])
         with (
             opened.examples(threads, maker=maker, batches=batches) as stream,
             output.progress("scoring") as bar,
@@ -115,7 +121,9 @@ def evaluate(
                 logloss = totals.metrics.logloss()
                 fields = {"log-loss": logloss} if logloss is not None else {}
                 bar.update(totals.metrics.rows, total=None, **fields)
-    return totals.evaluation(rejects.count, without_shown=may_be_absent and not totals.positions)
+    report = diagnosing.report(output) if diagnosing is not None else None
+    without_shown = may_be_absent and not totals.positions
+    return replace(totals.evaluation(rejects.count, without_shown=without_shown), report=report)
 
 
 class PredictionFile:
@@ -163,21 +171,26 @@ class PredictionFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredExamples(Examples):
-    """Examples with their scores. lines: int64[m], lines in the file; positions: float64[m] as shown, or empty."""
+    """Examples with their scores. lines: int64[m], lines in the file; positions: float64[m] as shown, or empty.
+
+    batch: the rows themselves, kept only for diagnostics, which also need `times`.
+    """
 
     scores: Scores
     file: str
     lines: Array
     positions: Array
+    batch: RowBatch | None
 
 
 class _ScoringMaker(ExampleMaker):
     """Makes and scores examples, in the hashing threads. Stateless."""
 
-    def __init__(self, scorer: Scorer, spec: ModelSpec, position: str | None) -> None:
+    def __init__(self, scorer: Scorer, spec: ModelSpec, position: str | None, keeps_rows: bool) -> None:
         super().__init__(spec)
         self._scorer = scorer
         self._position = position
+        self._keeps_rows = keeps_rows
 
     def make(self, batch: RowBatch) -> ScoredExamples:
         """Hash and score a batch."""
@@ -186,9 +199,14 @@ class _ScoringMaker(ExampleMaker):
         if self._position is not None:
             positions = number_column(plain(batch.columns[self._position]))[0][examples.rows]
         scores = self._scorer.score(self, examples)
+        timestamp = self.spec.input.timestamp
+        if self._keeps_rows and timestamp is not None:
+            times, _ = parse_times(batch.columns[timestamp], time_format(self.spec))
+            examples = replace(examples, times=times[examples.rows])
         return ScoredExamples(
             **vars(examples),
             scores=scores,
+            batch=batch if self._keeps_rows else None,
             file=batch.file,
             lines=batch.lines[examples.rows],
             positions=positions,
@@ -198,7 +216,15 @@ class _ScoringMaker(ExampleMaker):
 class _Totals:
     """The metrics of the rows scored so far."""
 
-    def __init__(self, scorer: Scorer, maker: ExampleMaker, k: int, judges_shown: bool) -> None:
+    def __init__(
+        self,
+        scorer: Scorer,
+        maker: ExampleMaker,
+        k: int,
+        judges_shown: bool,
+        diagnostics: Diagnostics | None,
+    ) -> None:
+        self._diagnostics = diagnostics
         self.metrics = ProgressiveMetrics(scorer.variants)
         self._scorer = scorer
         self._raw = ProgressiveMetrics(scorer.variants) if scorer.artefact.calibration is not None else None
@@ -212,12 +238,14 @@ class _Totals:
         scores, rows, requests = examples.scores, examples.hashed, examples.requests
         variants = len(self._scorer.variants)
         raw = Predictions.of(scores.latent, scores.predicted, rows, requests, variants)
-        if self._raw is None:
-            self.metrics.update(raw, examples)
-        else:
-            calibrated = Predictions.of_scores(log_odds(scores.ctr), rows, requests, variants)
-            self.metrics.update(calibrated, examples)
+        final = raw
+        if self._raw is not None:
+            final = Predictions.of_scores(log_odds(scores.ctr), rows, requests, variants)
             self._raw.update(raw, examples)
+        self.metrics.update(final, examples)
+        if self._diagnostics is not None:
+            assert examples.batch is not None
+            self._diagnostics.add(examples, final, examples.batch)
         add_rows(scores.uncertainty, self._uncertainty)
         if self._requests is not None:
             self._requests.update(
