@@ -32,8 +32,9 @@ from model_store.errors import SpecError, counted
 
 if TYPE_CHECKING:
     from model_store.artefact.artefact import Artefact
+    from trainer.learn.metrics.requests import RequestReport
     from trainer.runs.diagnostics import ModelReport
-    from trainer.runs.evaluate import Evaluation, RequestReport
+    from trainer.runs.evaluate import Evaluation
 
 
 def register(app: typer.Typer) -> None:
