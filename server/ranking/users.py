@@ -24,6 +24,7 @@ from server.telemetry.families import USER_CACHE
 from server.telemetry.meter import Meter
 
 PART, HISTORY_PART = "user_features", "user_history"
+HISTORY_FRESH_S = 1.0
 MAX_KEPT_COOKIE = 256
 """Characters. Callers choose cookies of up to 4 KiB, and 100,000 are kept: the record of a longer one is not."""
 MAX_SWEEP = 128
@@ -150,7 +151,7 @@ class Users:
             if user is None:
                 return _unread(cookie, wanted), [Degradation.of(PART, error)]
             user.used = True
-            age_s = time.monotonic() - user.fresh_until + self._ttl_s
+            age_s = time.monotonic() - user.fresh_until + self._fresh_s(wanted)
             return user, [Degradation.stale(PART, age_s, str(error))]
 
     def _read(self, shelf: _Shelf, cookie: str, context: grpc.ServicerContext) -> StoredUser:
@@ -199,19 +200,23 @@ class Users:
         else:
             values, record = self._reads.user_and_history(cookie, wanted.hash_fields, shelf.model, wait_s)
             history = _sound(record)
-        user = StoredUser(cookie, values, time.monotonic() + self._ttl_s, 0.0, history)
+        user = StoredUser(cookie, values, time.monotonic() + self._fresh_s(wanted), 0.0, history)
         if all(value is None for value in values) and not history:
             user = self._unless_lost(shelf, user, wait_s)
         if len(cookie) <= MAX_KEPT_COOKIE:
             shelf.cache.put(user)
         return user
 
+    def _fresh_s(self, wanted: UserFields) -> float:
+        """How long a record counts as fresh: a history for no longer than it takes the trainer to write it again."""
+        return self._ttl_s if wanted.histories is None else min(self._ttl_s, HISTORY_FRESH_S)
+
     def _unless_lost(self, shelf: _Shelf, user: StoredUser, wait_s: float) -> StoredUser:
         """`user`, of whom the store has nothing; as known before if that is because the store lost its data."""
         before = shelf.cache.get(user.cookie)
         if before is None or not (before.history or any(value is not None for value in before.values)):
             return user
-        read_at = before.lost_at or before.fresh_until - self._ttl_s
+        read_at = before.lost_at or before.fresh_until - self._fresh_s(shelf.wanted)
         if not self._reads.users.has_lost(read_at, wait_s):
             return user
         return StoredUser(user.cookie, before.values, user.fresh_until, read_at, before.history)
