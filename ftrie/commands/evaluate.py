@@ -82,16 +82,21 @@ def evaluate(
 
     named = read_named(model, store, spec)
     chosen = _variant(named.artefact, variant)
-    request = named.artefact.spec.input.request
+    given = named.artefact.spec.input
+    request = given.request
     if position is not None and request is None:
         raise SpecError(
             "--position: the model's spec has no input.request, so there are no requests to order"
         )
-    writing = PredictionFile(predictions, chosen) if predictions is not None else nullcontext()
+    writing = (
+        PredictionFile(predictions, chosen, given.views is not None)
+        if predictions is not None
+        else nullcontext()
+    )
     with compiling_scorer(terminal), RejectLog(rejects, strict) as reject_log, writing as file:
         found = evaluate(
             named.artefact,
-            log.log(inputs, named.artefact.spec.input),
+            log.log(inputs, given),
             k=k,
             position=position,
             predictions=file,

@@ -61,14 +61,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The columns of a resolved spec without the label, which the join adds. The RESERVED columns are always added."""
+    """The columns of a resolved spec without the label and its views, which the join adds, as it does the RESERVED."""
 
     columns: tuple[Column, ...]
 
     @classmethod
     def of(cls, spec: ModelSpec) -> Wanted:
         """The columns that learning reads, each with its paths in an event."""
-        names = (name for name in spec.wanted_columns() if name != spec.input.label)
+        names = (name for name in spec.wanted_columns() if name not in (spec.input.label, spec.input.views))
         return cls(tuple(Column(name, _form(spec, name), paths_of(spec, name)) for name in names))
 
     @cached_property
