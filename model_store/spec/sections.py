@@ -237,6 +237,15 @@ class FieldSpec(Section):
             )
         if self.measure == "last" and self.side != "user":
             raise ValueError(f'measure = "last" belongs to side = "user"; got "{self.side}"')
+        if (
+            self.history is not None
+            and self.of is not None
+            and self.side == "user"
+            and self.measure != "last"
+        ):
+            raise ValueError(
+                f'of with measure = "{self.measure}" is of a candidate that shares the value: set side = "item"'
+            )
         return self
 
     @property
@@ -248,6 +257,13 @@ class FieldSpec(Section):
     def inputs(self) -> tuple[str, ...]:
         """The fields that a derived field is computed from."""
         return tuple(name for name in (*(self.ratio or self.difference or ()), self.of) if name is not None)
+
+    @property
+    def has_to_learn(self) -> bool:
+        """True if its bucket or scale needs what is learned from a log, and has not learned it."""
+        return self.learned is None and (
+            quantiles_of(self.bucket) is not None or self.scale in ("standard", "minmax")
+        )
 
     @property
     def is_number(self) -> bool:

@@ -51,6 +51,9 @@ _OF_FIELDS_CAME_LATER = (
     *("scale", "learned", "clip", "missing", "main", "fixed_weight", "ngrams", "most", "ratio", "difference"),
     *("list", "best", "history", "measure", "of", "last", "within"),
 )
+_OF_DERIVATION = {
+    *("column", "side", "ratio", "difference", "list", "best", "history", "measure", "of", "last", "within")
+}
 
 
 class ModelSpec(Section):
@@ -119,6 +122,15 @@ class ModelSpec(Section):
             raise ValueError(
                 f"learner.ttl: {self.learner.ttl!r} is a time span and needs the log's timestamps: set input.timestamp"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _ids_are_never_missing(self) -> Self:
+        for name, field in self.fields.items():
+            if field.missing is not None and (field.column or name) == self.input.item:
+                raise ValueError(
+                    f"fields.{name}: missing: the column of the item itself; no item is without it"
+                )
         return self
 
     @model_validator(mode="after")
@@ -225,6 +237,19 @@ class ModelSpec(Section):
                     del field[name]
         return json.dumps(document, separators=(",", ":"), sort_keys=False)
 
+    @cached_property
+    def derivation(self) -> str:
+        """Identifies how derived fields are computed, 16 hex digits; empty if there are none.
+
+        A logged answer carries it, so that a trainer with the same fields takes an absent value as absent.
+        """
+        derived = [
+            (name, field.model_dump(mode="json", include=_OF_DERIVATION))
+            for name, field in self.fields.items()
+            if field.is_derived
+        ]
+        return hashlib.sha256(json.dumps(derived).encode()).hexdigest()[:16] if derived else ""
+
     def with_columns(self, columns: tuple[str, ...] | None) -> ModelSpec:
         """This spec with the columns of a log without a header, unless it names them; None: the log has a header."""
         if columns is None or self.input.columns is not None:
@@ -320,6 +345,10 @@ def check_derived(spec: ModelSpec) -> None:
         if field.history is not None and field.of is not None and spec.fields[field.of].side != "item":
             raise SpecError(
                 f"fields.{name}: history keeps values of items; {field.of!r} is not a field of the item"
+            )
+        if field.history is not None and field.of is not None and spec.fields[field.of].kind != "category":
+            raise SpecError(
+                f"fields.{name}: history keeps categories; {field.of!r} is of kind {spec.fields[field.of].kind!r}"
             )
         if field.history is not None and spec.input.cookie is None:
             raise SpecError(f"fields.{name}: history needs the user: set input.cookie")

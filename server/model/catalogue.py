@@ -71,7 +71,7 @@ class Catalogue:
             values[at : at + len(columns)] = numbers
             attributes.add(row, record)
             if fragments is not None:
-                fragments.add(row, item_id, _fitting(plan, record, numbers))
+                fragments.add(row, item_id, _fitting(columns, record, numbers))
         table = writer.table(np.array(values, np.int32).reshape(len(row_of), len(columns)))
         columns_of_records = attributes.finish()
         problems += columns_of_records.problems
@@ -144,7 +144,7 @@ class Catalogue:
         if column is None:
             return texts[0] if texts else ""
         tokens = self.tokens_at(row, column)
-        if self.fields[column].is_list:
+        if self.fields[column].kind in ("set", "raw"):
             return StoredMembers(texts, tokens)
         return StoredText(texts[0] if texts else "", tokens)
 
@@ -229,10 +229,12 @@ def id_tokens(field: FieldPlan, item_id: str) -> tuple[Token, ...]:
         return ()
 
 
-def _fitting(plan: FeaturePlan, record: Mapping[str, Value], numbers: Sequence[int]) -> dict[str, Value]:
+def _fitting(
+    columns: Sequence[_Column], record: Mapping[str, Value], numbers: Sequence[int]
+) -> dict[str, Value]:
     """The values of a record that fit their fields: those with tokens."""
-    pairs = zip(plan.item_fields, numbers, strict=True)
-    return {field.name: record[field.name] for field, number in pairs if number != NO_VALUE}
+    pairs = zip(columns, numbers, strict=True)
+    return {column.name: record[column.name] for column, number in pairs if number != column.absent}
 
 
 def _names(table: type[IdTable] | type[TokenTable]) -> tuple[str, ...]:
@@ -240,16 +242,17 @@ def _names(table: type[IdTable] | type[TokenTable]) -> tuple[str, ...]:
 
 
 class _Column:
-    """Numbers one field's values, each distinct text once."""
+    """Numbers one field's values, each distinct text once. absent: the number of no value, or of one that misfits."""
 
     def __init__(self, field: FieldPlan, writer: TokenWriter, problems: list[str]) -> None:
-        self._field, self._name, self._writer, self._problems = field, field.name, writer, problems
+        self._field, self.name, self._writer, self._problems = field, field.name, writer, problems
+        self.absent = writer.add(field.tokens(None))
         self._numbers: dict[str, int] = {}
 
     def number(self, item_id: str, record: Mapping[str, Value]) -> int:
-        value = record.get(self._name)
+        value = record.get(self.name)
         if not isinstance(value, str):  # 1, 1.0 and True are one key of a dict, but not one value
-            return NO_VALUE if value is None else self._add(item_id, value)
+            return self.absent if value is None else self._add(item_id, value)
         number = self._numbers.get(value)
         if number is None:
             number = self._numbers[value] = self._add(item_id, value)
@@ -261,4 +264,4 @@ class _Column:
         except FieldValueError as error:
             if len(self._problems) < MAX_PROBLEMS:
                 self._problems.append(f"item {item_id!r}: {error}")
-            return NO_VALUE
+            return self.absent

@@ -96,7 +96,7 @@ class Ranker:
         unknown = np.flatnonzero(rows == NO_ITEM)
         unknown_ids = [item_ids[index] for index in unknown.tolist()]
         items: list[InlineItem] = []
-        if self._model.item_id_fields:  # the id is a feature, so something is known after all
+        if self._model.knows_unknown_items:
             items += ((item_id, {}) for item_id in unknown_ids)
             rows[unknown] = FIRST_INLINE - np.arange(len(items))
         more = FIRST_INLINE - len(items) - np.arange(len(inline), dtype=np.int32)
