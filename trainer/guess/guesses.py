@@ -30,19 +30,16 @@ _VIEWS = _names(
     """views numviews nviews viewcount impressions numimpressions nimpressions impressioncount impression imps impr
     shows"""
 )
-# Values that are a click, or none, whatever the column is called; the numbers 1 and 0 are among LABELS.
-_YES = frozenset(
+# Values that are a click, or that are none, whatever the column is called; and those that are so in a label.
+_CLICKED = frozenset(
     _names(
-        """click clicked clk conversion converted purchase purchased buy bought install installed engaged response
-        responded like liked yes y positive pos"""
+        """click clicked clk conversion converted purchase purchased buy bought install installed engaged responded
+        liked"""
     )
 )
-_NO = frozenset(
-    _names(
-        """noclick notclicked unclicked nonclick skip skipped ignored impression view viewed shown none no n negative
-        neg"""
-    )
-)
+_SKIPPED = frozenset(_names("noclick notclicked unclicked nonclick skip skipped notconverted"))
+_YES = _CLICKED | {*_names("yes y positive pos good like")}
+_NO = _SKIPPED | {*_names("no n none negative neg bad dislike impression view viewed shown ignored")}
 _WEIGHTS = _names("weight importance sampleweight exampleweight")
 _REQUESTS = _names("requestid request reqid qid impressionid queryid searchid pageviewid bidid auctionid")
 _COOKIES = _names(
@@ -216,7 +213,7 @@ def _of_two_values(profile: Profile, why: str) -> Guess:
 def _positive(profile: Profile) -> tuple[str, str]:
     """Which of the two values is a click, and why."""
     first, second = profile.pair
-    spoken = _spoken(profile.pair)
+    spoken = _spoken(profile.pair, _YES, _NO)
     if spoken:
         return spoken, "by its words"
     if not second:
@@ -226,15 +223,15 @@ def _positive(profile: Profile) -> tuple[str, str]:
     return first, "the rarer of two values"
 
 
-def _spoken(pair: Sequence[str]) -> str:
+def _spoken(pair: Sequence[str], yes: frozenset[str] = _CLICKED, no: frozenset[str] = _SKIPPED) -> str:
     """The value that is a click, if one of the two says so or the other says that it is none; else ""."""
     if not pair:
         return ""
     first, second = ("".join(_words(text)) for text in pair)
-    if (first in _YES) != (second in _YES):
-        return pair[0] if first in _YES else pair[1]
-    if (first in _NO) != (second in _NO):
-        return pair[1] if first in _NO else pair[0]
+    if (first in yes) != (second in yes):
+        return pair[0] if first in yes else pair[1]
+    if (first in no) != (second in no):
+        return pair[1] if first in no else pair[0]
     return ""
 
 

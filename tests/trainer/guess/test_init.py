@@ -65,10 +65,11 @@ def test_with_several_candidates_the_user_is_asked() -> None:
 
 
 def test_a_label_that_is_none_is_refused() -> None:
-    profiles = [Profile("a", ("0", "1")), Profile("b", ("0", "maybe"))]
-    with pytest.raises(
-        SpecError, match="'b' cannot be the label: expected 1, 0, -1, true or false, or two values, got"
-    ):
+    profiles = [Profile("a", ("0", "1", "0")), Profile("b", ("0", "maybe", "unknown"))]
+    refusal = (
+        "'b' cannot be the label: expected 1, 0, -1, true or false, or two values, got 'maybe', 'unknown'"
+    )
+    with pytest.raises(SpecError, match=refusal):
         guess_all(profiles, "b")
     with pytest.raises(SpecError, match="no column 'c' in the log; it has a, b"):
         guess_all(profiles, "c")
