@@ -37,7 +37,7 @@ FILES = {
     "checkpoint": Files((), ("folder",)),
     "tune": Files(("output",), _LOG),
     "report": Files(("output",), ("metrics",)),
-    "evaluate": Files(("predictions", "rejects"), (*_LOG, "model")),
+    "evaluate": Files(("predictions", "report", "rejects"), (*_LOG, "model")),
     "audit": Files((), (*_LOG, "model")),
     "replay": Files(("rejects", "save", "report"), ("spec", "logs", "policy", "items", "users")),
     "store import": Files((), ("file", "spec")),

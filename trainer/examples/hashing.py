@@ -84,7 +84,7 @@ class ExampleMaker:
         self.feature_rules = FeatureRules.of(spec, self.plan)
         self.rules = key_rules(self.plan, self.feature_rules.owner)
         self._value_rules = value_rules(self.feature_rules, len(self.prefixes))
-        self._crosses = cross_fields(self.plan)
+        self.crosses = cross_fields(self.plan)
         self._sampling = Sampling.of(spec)
         self._time_format = time_format(spec)
 
@@ -100,7 +100,7 @@ class ExampleMaker:
         columns = self._columns(drawn, bad)
         good = _good_rows(drawn.rows, bad)
         rows, signed, weights = self._outcomes_of(good, labels, weights)
-        tokens = lay_out(columns, drawn.rows, self.rules.raw, self._crosses, self.feature_rules.owner)
+        tokens = lay_out(columns, drawn.rows, self.rules.raw, self.crosses, self.feature_rules.owner)
         hashed = self._assemble(rows, np.maximum(signed, 0.0), weights, tokens)
         self._apply_value_rules(rows, hashed, tokens, columns)
         rejects = tuple(Reject(batch.file, int(drawn.lines[row]), bad[row]) for row in bad)
