@@ -40,6 +40,11 @@ of every variant with values of its own, then n of each. In the order of the key
 def check_mergeable(spec: ModelSpec) -> None:
     """Raise SpecError, naming the settings, for a model that several partitions cannot learn."""
     section = spec.learner
+    for name, variant in spec.variants.items():
+        if variant.average is not None:
+            raise SpecError(
+                f"variants.{name}.average: --partition cannot merge averages; leave the variant out, or use one trainer"
+            )
     settings = {
         f'algorithm = "{section.algorithm}", rate = "{section.rate}", l1 = {section.l1:g}, l2 = {section.l2:g}': (
             not untouched_stay(spec)
