@@ -73,7 +73,7 @@ def propose(
     rows: int | None = None,
     compare_from: int = 0,
 ) -> Proposal:
-    """Try the pairs of a resolved spec's fields, learned with these parameters. budget: keys in the table, of all crosses.
+    """Try the pairs of a resolved spec's fields, learned with these parameters. budget: keys of all crosses.
 
     rows, compare_from: see `learn_together`. Raises SpecError where no two fields can be crossed.
     """
