@@ -46,7 +46,8 @@ def with_item_values(
     if more:
         tail = served.ranker.item_tokens(more)
         tokens = _below(tokens, tail)
-    return candidates._replace(rows=rows, items=items, item_tokens=tokens)
+    own = {name: values[name] for name in derived.per_request}
+    return Candidates(candidates.ids, rows, items, tokens, candidates.unknown, candidates.rows, own)
 
 
 class ComputedItems(Sequence[InlineItem]):

@@ -123,7 +123,8 @@ class Ranker:
             order = np.argsort(-scored.latent, kind="stable")[: query.top_k]
             ranking = Ranking(candidates, order, scored.ctr(scored.latent[order]), scored.score[order])
         else:
-            columns = CandidateColumns(self._attributes, candidates.ids, candidates.rows, candidates.items)
+            of_items = candidates.rows, candidates.items, candidates.stored, candidates.computed
+            columns = CandidateColumns(self._attributes, candidates.ids, *of_items)
             chosen = options.select(scored, columns, candidates.ids, query.top_k, query.request_id, until_s)
             ranking = Ranking(
                 candidates,

@@ -25,6 +25,7 @@ from server.ranking.explain import item_tokens, request_tokens
 from server.ranking.query import Query
 from server.ranking.ranker import Ranker
 from server.ranking.scoring_kernels import FIRST_INLINE
+from server.ranking.select.filters import CandidateColumns, Texts
 from server.ranking.served import ServedVersion
 from tests.server.impressions import drawn, whole_spec
 from tests.server.impressions.test_same_keys import Hashed, hashed
@@ -145,6 +146,30 @@ def check_tokens(served: ServedVersion, query: Query) -> None:
             )
 
 
+def check_columns(served: ServedVersion, query: Query) -> None:
+    """Filters, caps and objectives read of a field what each item says."""
+    candidates, attributes = query.candidates, served.catalogue.attributes
+    plain = CandidateColumns(attributes, candidates.ids, candidates.rows, candidates.items)
+    fast = CandidateColumns(
+        *(
+            attributes,
+            candidates.ids,
+            candidates.rows,
+            candidates.items,
+            candidates.stored,
+            candidates.computed,
+        )
+    )
+    for field in served.model.plan.item_fields:
+        assert repr(plain.numbers(field.name).tolist()) == repr(fast.numbers(field.name).tolist())
+        assert texts_of(plain.texts(field.name)) == texts_of(fast.texts(field.name))
+
+
+def texts_of(found: Texts) -> list[tuple[int, bytes]]:
+    texts, place = found.distinct
+    return list(zip(found.owner.tolist(), [texts[each].as_py() for each in place.tolist()], strict=True))
+
+
 def tokens_at(table: TokenTable, value: int) -> tuple[Token, ...]:
     tokens = range(table.value_start[value], table.value_start[value + 1]) if value != NO_VALUE else range(0)
     for token in tokens:
@@ -206,5 +231,6 @@ def test_what_was_served_is_what_is_learned_by_every_thread(
     assert lines[0] == lines[1] == lines[2]
     query, shown = answers[0]
     check_tokens(served, query)
+    check_columns(served, query)
     scored = scored_keys(served, query, shown.ranking.order.tolist())
     assert learned_keys(spec, lines[:1]) == scored

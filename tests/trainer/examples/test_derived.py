@@ -138,9 +138,12 @@ def test_rows_that_are_not_adjacent_are_counted(tmp_path: Path) -> None:
 def test_a_list_needs_the_rows_of_a_request(tmp_path: Path) -> None:
     log = Log([write(tmp_path / "log.csv", rows_of(30))])
     without = parse_spec(SPEC.replace('request = "rq"\n', ""))
-    with pytest.raises(
-        SpecError, match=r'fields.rank: list = "rank" compares the rows of a request: set input.request'
-    ), open_log(log, without):
+    with (
+        pytest.raises(
+            SpecError, match=r'fields.rank: list = "rank" compares the rows of a request: set input.request'
+        ),
+        open_log(log, without),
+    ):
         pass
     with pytest.raises(SpecError, match="fields.rank needs the rows of each request on one worker"):
         plan_shards(spec_of(), log, 2)
