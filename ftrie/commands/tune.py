@@ -314,8 +314,9 @@ def _print_crosses(proposal: Proposal) -> None:
     from ftrie.report.tuning import difference_text
 
     tried = len(proposal.tried)
+    ranked = "; the ranking has them" if proposal.proposed else ""
     print(
-        f"\n{tried} pairs tried as crosses, {len(proposal.proposed)} proposed (5 % / {tried} each, one-sided)"
+        f"\n{tried} pairs tried as crosses, {len(proposal.proposed)} proposed (tests at 5 % / {tried}){ranked}"
     )
     if proposal.proposed:
         rows = [["*".join(each.pair), difference_text(each.gain), each.keys] for each in proposal.proposed]
