@@ -164,10 +164,11 @@ def take_sample(name: str, format: str | None = None, rows: int = SAMPLE_ROWS) -
                 break
     if not values or not taken:
         raise InputError(f"{name} has no readable row")
-    return tuple(_profile(column, values[column], kinds.get(column, "category")) for column in columns)
+    return tuple(profile_of(column, values[column], kinds.get(column, "category")) for column in columns)
 
 
-def _profile(name: str, values: Sequence[Any], kind: str | None) -> Profile:
+def profile_of(name: str, values: Sequence[Any], kind: str | None) -> Profile:
+    """The profile of a column with these values; kind: see Profile."""
     lists = any(isinstance(value, list) for value in values)
     return Profile(name, tuple(_text(value) for value in values), lists, kind)
 

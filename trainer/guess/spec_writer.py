@@ -16,6 +16,9 @@ _EXTENSIONS = {".gz", ".zst", *EXTENSIONS}
 _SUGGESTED_CROSSES = 3
 _CROSS_VALUES = range(2, 2000)
 
+_JOIN = """\
+[join]
+window = "10m"                        # how long after an impression a click of it counts"""
 _LEARNER = """\
 [learner]
 algorithm = "ftrl"
@@ -35,8 +38,8 @@ def model_name(path: str) -> str:
     return plain if plain and path != STDIN else "model"
 
 
-def spec_text(path: str, guesses: Sequence[Guess]) -> str:
-    """The spec as TOML, valid for `parse_spec` and for training on the log at `path`."""
+def spec_text(path: str, guesses: Sequence[Guess], *, joins: bool = False) -> str:
+    """The spec as TOML, valid for `parse_spec` and for training on the log at `path`; joins: of events."""
     names = field_names(guesses)
     parts = [
         _opening(path, guesses),
@@ -44,6 +47,7 @@ def spec_text(path: str, guesses: Sequence[Guess]) -> str:
         "\n".join(_fields(guesses, names)),
         "\n".join(_crosses(guesses, names)),
         "\n".join(_variants(guesses, names)),
+        *([_JOIN] if joins else []),
         _LEARNER,
     ]
     return "\n\n".join(parts)
