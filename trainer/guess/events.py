@@ -69,13 +69,12 @@ def _free(names: Sequence[str], taken: set[str]) -> str:
 
 def _profiles(log: EventLog, columns: Sequence[str], rows: int) -> list[Profile]:
     values: dict[str, list[Any]] = {name: [] for name in columns}
-    with closing(log.batches(columns)) as batches:
-        for batch in batches:
-            taken = len(values[columns[0]])
-            for name in columns if batch.rows else ():
-                values[name] += map(_readable, batch.columns[name].slice(0, rows - taken).to_pylist())
-            if taken + batch.rows >= rows:
-                break
+    for batch in log.batches(columns):
+        taken = len(values[columns[0]])
+        for name in columns if batch.rows else ():
+            values[name] += map(_readable, batch.columns[name].slice(0, rows - taken).to_pylist())
+        if taken + batch.rows >= rows:
+            break
     if not values[columns[0]]:
         raise InputError(f"{', '.join(log.names)}: no impression shows an item")
     return [profile_of(name, found, "category") for name, found in values.items()]
