@@ -67,7 +67,7 @@ def test_a_run_over_events_has_no_checkpoint(
     spec.write_text(
         '[model]\nname = "hotels"\n[input]\nlabel = "click"\n[fields]\nprice = { side = "item" }\n'
     )
-    assert run(["train", str(spec), *logs, "--checkpoint", str(tmp_path / "saved")]) == 2
+    assert run(["train", str(spec), *logs, "--checkpoint", str(tmp_path / "saved")]) == 3
     said = capsys.readouterr().err
     assert "--checkpoint:" in said and "holds events" in said and "`ftrie trainer` resumes" in said
 
@@ -75,5 +75,5 @@ def test_a_run_over_events_has_no_checkpoint(
 def test_two_logs_of_rows_have_no_common_guess(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text("click,x\n1,a\n0,b\n")
-    assert run(["init", str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]) == 2
+    assert run(["init", str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]) == 3
     assert "expected one log, or impressions and their clicks" in capsys.readouterr().err
