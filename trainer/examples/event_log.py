@@ -18,11 +18,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.errors import counted
+from model_store.features.cells import label_columns
 from model_store.spec.sections import FieldSpec
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import MARK, RESERVED, Wanted
 from trainer.events.events import BadEvent
-from trainer.events.fields import columns_named, resolve_fields
+from trainer.events.fields import columns_named, columns_seen, resolve_fields
 from trainer.events.log_files import LINE_BITS, LINES, EventFiles
 from trainer.events.merge import Merger
 from trainer.examples.joined import EventRows, of_known_items
@@ -84,6 +85,10 @@ class EventLog:
         given = self._specs[0].input if self._specs else None
         named = given.named_columns if given is not None else ()
         return tuple(dict.fromkeys([*named, *columns_named(self._first_events()), *RESERVED]))
+
+    def features_seen(self) -> dict[str, FieldSpec]:
+        """The features of items, user and context in the first impressions, as fields."""
+        return columns_seen(self._first_events())
 
     def kinds(self) -> Mapping[str, str | None]:
         """Nothing: fields are resolved by `resolve`."""
@@ -155,7 +160,7 @@ class EventLog:
         for first, gathered in segments.gather(rows.segment, rows.row):
             mine = slice(first, first + len(gathered[MARK]))
             columns = {name: gathered[name] for name in wanted if name in gathered}
-            columns[given.input.label] = pa.array(rows.label[mine])
+            columns |= label_columns(given.input, rows.label[mine])
             marks, clicked = gathered[MARK].to_numpy(), rows.clicked[mine]
             known = None if given.join.unknown_items == "learn" else of_known_items(gathered)
             if known is not None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from model_store.features.cells import label_columns
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import UNKNOWN
 from trainer.events.events import Merged
@@ -80,7 +81,7 @@ class JoinedExamples:
     ) -> None:
         self._maker = maker
         self._segments = segments
-        self._label = maker.spec.input.label
+        self._input = maker.spec.input
         self._learns_unknown = maker.spec.join.unknown_items == "learn"
         self.rows = rows
         self.unknown_items = unknown_items
@@ -104,7 +105,7 @@ class JoinedExamples:
                 if not rows:
                     continue
             # An event's own column of the label's name is replaced.
-            labelled = {**columns, self._label: pa.array(joined.label[chosen].astype(np.int64))}
+            labelled = {**columns, **label_columns(self._input, joined.label[chosen])}
             yield RowBatch(
                 columns=labelled,
                 lines=np.arange(self.rows, self.rows + rows, dtype=np.int64),

@@ -27,6 +27,7 @@ from trainer.examples.requests import WholeRequests
 from trainer.examples.row_histories import RowHistories
 from trainer.examples.side_tables import SideTable, joined
 from trainer.logs.batch import Position, ReadFile, RowBatch
+from trainer.logs.csv import Header
 from trainer.logs.reader import BATCH_BYTES, LogReader
 from trainer.logs.streams import Turns
 
@@ -44,7 +45,7 @@ class Log:
 
     inputs: files, globs, or - for standard input; format: one of FORMATS, or EVENTS, None to detect it; tables: the
     files of items and users to join; on_note: receives remarks for the user. About `batch_bytes` bytes of text make a
-    batch.
+    batch. no_header: the first line of a CSV or TSV file is a row.
     reader, readers: only every `readers`-th batch is parsed, from batch number `reader` on; the others are skipped.
     """
 
@@ -55,6 +56,7 @@ class Log:
     batch_bytes: int = BATCH_BYTES
     reader: int = 0
     readers: int = 1
+    no_header: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class RunStart:
     spec: as given; resolved: against the first run's log; columns: those read from the log; sides: SHA-256 of the side
     tables' files, by table; initial: SHA-256 of the model that the first run started from. read: how far each file was
     read; rows_read: rows delivered, learned from or not; subsampled: those of them that were not drawn; minus_labels:
-    rows whose label is -1; seconds: duration of all the runs.
+    rows whose label is -1; doubled: rows that are two examples; seconds: duration of all the runs.
     """
 
     spec: ModelSpec
@@ -76,6 +78,7 @@ class RunStart:
     rows_read: int = 0
     subsampled: int = 0
     minus_labels: int = 0
+    doubled: int = 0
     seconds: float = 0.0
 
 
@@ -100,6 +103,7 @@ def open_log(log: Log, *specs: ModelSpec, start: RunStart | None = None) -> Iter
         read=read,
         on_note=log.on_note,
         turns=turns,
+        header=_header(log, [start.resolved] if start is not None else specs),
     ) as reader:
         yield OpenLog(log, reader, [start] if start else [_resolve(spec, reader, log) for spec in specs])
 
@@ -235,6 +239,17 @@ def first_rows(batch: RowBatch, rows: int) -> RowBatch:
     return replace(batch, columns=columns, lines=batch.lines[:rows], rows=rows)
 
 
+def _header(log: Log, specs: Sequence[ModelSpec]) -> Header:
+    """What the specs say of the first lines of files. Raises SpecError if they name different columns."""
+    named = {each.input.columns for each in specs} - {None}
+    if len(named) > 1:
+        raise SpecError(
+            "input.columns: the specs name different columns for one log; expected the same in all"
+        )
+    known = frozenset(each.input.label for each in specs)
+    return Header(next(iter(named), None), log.no_header, known)
+
+
 def _resolve(spec: ModelSpec, reader: LogReader, log: Log) -> RunStart:
     """Resolve the spec against the log's columns, then those that only a side table has."""
     in_log = (*reader.columns(), *_expected_later(spec, reader, log))
@@ -243,7 +258,7 @@ def _resolve(spec: ModelSpec, reader: LogReader, log: Log) -> RunStart:
         if table.key not in in_log:
             raise SpecError(f"input: no column {table.key!r} in the log; it has: {', '.join(in_log)}")
         names |= dict.fromkeys(table.columns)
-    resolved = spec.resolve(tuple(names), reader.kinds())
+    resolved = spec.resolve(tuple(names), reader.kinds()).with_columns(reader.columns_without_header)
     check_comparable(resolved)
     wanted = _each_once([resolved.wanted_columns(), [table.key for table in log.tables]])
     columns = tuple(name for name in wanted if name in in_log)

@@ -238,13 +238,11 @@ def _open_row_loop(
 ) -> tuple[Loop, Sequence[NamedSource]]:
     """Rows that have their label already."""
     once, output = options.once, options.output
-    source = open_rows(options.sources, spec, saved.positions, output.warn, once=once)
+    resolved = resumed_spec(spec, saved.checkpoint) if saved.checkpoint is not None else None
+    known = spec if resolved is None else spec.with_columns(resolved.input.columns)
+    source = open_rows(options.sources, known, saved.positions, output.warn, once=once)
     stack.callback(source.close)
-    resolved = (
-        resumed_spec(spec, saved.checkpoint)
-        if saved.checkpoint is not None
-        else resolve_by_file(spec, source, stop, once=once, output=output)
-    )
+    resolved = resolved or resolve_by_file(spec, source, stop, once=once, output=output)
     model, dead_letters = _model(resolved, options), _dead_letters(spec, options, saved, store)
     return RowLoop(source, saved.positions, model, dead_letters, saved.counts, once=once), [source]
 
