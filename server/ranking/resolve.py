@@ -22,7 +22,7 @@ from server.model.catalogue import InlineItem
 from server.ranking.candidates import LATE_PART, CandidateSets
 from server.ranking.derived import with_item_values
 from server.ranking.features import PlainTokens, StoredUser, UserFields
-from server.ranking.histories import read_history, user_values, with_history_values
+from server.ranking.histories import item_values, read_history, user_values
 from server.ranking.limits import MAX_CANDIDATES, MAX_EXPLAINED, check_id
 from server.ranking.query import Candidates, Query, RequestFeatures
 from server.ranking.request import (
@@ -112,10 +112,11 @@ class Resolver:
             if not request.candidate_set:
                 check_unknown(named, candidates.unknown)
             candidates = _with_late_items(call, candidates, named, inline)
+        of_history = None
         if histories is not None and histories.item_fields and call.history is not None:
-            candidates = with_history_values(served, histories, candidates, call.history, call.time_us)
-        if derived is not None and (candidates.items or derived.per_request):
-            candidates = with_item_values(served, derived, candidates, features)
+            of_history = item_values(served, histories, candidates, call.history, call.time_us)
+        if of_history or (derived is not None and (candidates.items or derived.per_request)):
+            candidates = with_item_values(served, derived, candidates, features, of_history)
         unknown_fields = features.unknown
         if inline and (odd := unknown_item_fields(inline, served.schema)):
             unknown_fields = list(dict.fromkeys([*unknown_fields, *odd]))
