@@ -119,17 +119,22 @@ def evaluate(
 
     named = read_named(model, store, spec)
     chosen = _variant(named.artefact, variant)
-    request = named.artefact.spec.input.request or "request_id"
+    given = named.artefact.spec.input
+    request = given.request or "request_id"
     if slices and report is None:
         raise SpecError("--slice belongs to --report FILE, which is missing")
     diagnostics = None
     if report is not None:
         diagnostics = DiagnosticsOptions(tuple(dict.fromkeys(slices or ())), variant, worst, repeats)
-    writing = PredictionFile(predictions, chosen) if predictions is not None else nullcontext()
+    writing = (
+        PredictionFile(predictions, chosen, given.views is not None)
+        if predictions is not None
+        else nullcontext()
+    )
     with compiling_scorer(terminal), RejectLog(rejects, strict) as reject_log, writing as file:
         found = evaluate(
             named.artefact,
-            log.log(inputs, named.artefact.spec.input),
+            log.log(inputs, given),
             k=k,
             position=position,
             predictions=file,

@@ -80,6 +80,13 @@ class InputSection(Section):
             raise ValueError(
                 "views says that the label is a count of clicks, positive that it is a value; leave one of them out"
             )
+        values = (self.positive,) if isinstance(self.positive, str) else self.positive
+        if values is not None and (not values or "" in values):
+            raise ValueError(
+                "positive: expected values that are not empty; a row without a value is no click"
+            )
+        if self.columns is not None and "" in self.columns:
+            raise ValueError("columns: a name may not be empty")
         if self.columns is not None and len(set(self.columns)) != len(self.columns):
             raise ValueError(f"columns: a name occurs twice: {list(self.columns)}")
         return self

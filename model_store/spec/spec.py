@@ -322,6 +322,12 @@ class ModelSpec(Section):
         ]
         return hashlib.sha256(json.dumps(derived).encode()).hexdigest()[:16] if derived else ""
 
+    def with_columns(self, columns: tuple[str, ...] | None) -> ModelSpec:
+        """This spec with the columns of a log without a header, unless it names them; None: the log has a header."""
+        if columns is None or self.input.columns is not None:
+            return self
+        return self.model_copy(update={"input": self.input.model_copy(update={"columns": columns})})
+
     def without_guard(self) -> ModelSpec:
         """This spec without the guard section, which does not affect learning."""
         return self.model_copy(update={"guard": None})

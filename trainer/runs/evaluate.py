@@ -20,7 +20,7 @@ import pyarrow.csv as csv
 
 from model_store.artefact.artefact import Artefact
 from model_store.errors import OutputError, SpecError
-from model_store.features.cells import number_column, plain
+from model_store.features.cells import number_column, parse_counts, plain
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import POSITION
 from trainer.examples.hashing import ExampleMaker, Examples
@@ -127,29 +127,35 @@ def evaluate(
 
 
 class PredictionFile:
-    """A CSV file of one variant's predictions, a line per row. It replaces `path` once it is complete."""
+    """A CSV file of one variant's predictions, a line per row. It replaces `path` once it is complete.
 
-    def __init__(self, path: Path, variant: int) -> None:
+    The label of a row with many views (input.views) is its clicks; the column views has its views.
+    """
+
+    def __init__(self, path: Path, variant: int, has_views: bool = False) -> None:
         """Raises OutputError."""
+        self._schema = _SCHEMA.insert(3, pa.field("views", pa.int64())) if has_views else _SCHEMA
         self._path, self._variant = path, variant
         self._temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            self._writer = csv.CSVWriter(self._temporary, _SCHEMA)
+            self._writer = csv.CSVWriter(self._temporary, self._schema)
         except OSError as error:
             raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
 
     def add(self, examples: ScoredExamples) -> None:
         """Write a batch's rows. Raises OutputError."""
-        scores, rows = examples.scores, len(examples.lines)
-        numbers = (each[:, self._variant] for each in (scores.score, scores.ctr, scores.uncertainty))
+        scores, first = examples.scores, examples.first
+        lines = examples.lines[first]
+        numbers = (each[first, self._variant] for each in (scores.score, scores.ctr, scores.uncertainty))
+        outcomes = examples.counts[:, first] if examples.counts.size else [examples.hashed.labels]
         columns = [
-            pa.array([examples.file] * rows, pa.utf8()),
-            pa.array(examples.lines.astype(np.int64)),
-            pa.array(examples.hashed.labels.astype(np.int64)),
+            pa.array([examples.file] * lines.size, pa.utf8()),
+            pa.array(lines.astype(np.int64)),
+            *(pa.array(each.astype(np.int64)) for each in outcomes),
             *(pa.array(each, from_pandas=True) for each in numbers),
         ]
         try:
-            self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA))
+            self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
         except OSError as error:
             raise OutputError(f"cannot write {self._path}: {error.strerror or error}") from error
 
@@ -173,14 +179,23 @@ class PredictionFile:
 class ScoredExamples(Examples):
     """Examples with their scores. lines: int64[m], lines in the file; positions: float64[m] as shown, or empty.
 
-    batch: the rows themselves, kept only for diagnostics, which also need `times`.
+    counts: float64[2, m], the clicks and views of each example's row, or empty; batch: the rows themselves, kept only
+    for diagnostics, which also need `times`.
     """
 
     scores: Scores
     file: str
     lines: Array
     positions: Array
+    counts: Array
     batch: RowBatch | None
+
+    @property
+    def first(self) -> Any:
+        """The first example of each row, the click where it has one: bool[m], or a slice of all."""
+        if not self.doubled:
+            return slice(None)
+        return np.concatenate([[True], self.rows[1:] != self.rows[:-1]])
 
 
 class _ScoringMaker(ExampleMaker):
@@ -198,6 +213,10 @@ class _ScoringMaker(ExampleMaker):
         positions = np.empty(0)
         if self._position is not None:
             positions = number_column(plain(batch.columns[self._position]))[0][examples.rows]
+        given, counts = self.spec.input, np.empty(0)
+        if given.views is not None:
+            clicks, views, *_ = parse_counts(batch.columns[given.label], batch.columns[given.views])
+            counts = np.stack([clicks, views])[:, examples.rows]
         scores = self._scorer.score(self, examples)
         timestamp = self.spec.input.timestamp
         if self._keeps_rows and timestamp is not None:
@@ -210,6 +229,7 @@ class _ScoringMaker(ExampleMaker):
             file=batch.file,
             lines=batch.lines[examples.rows],
             positions=positions,
+            counts=counts,
         )
 
 
@@ -232,6 +252,7 @@ class _Totals:
         self._judges_shown = judges_shown
         self.positions = 0
         orders = [*scorer.variants, SHOWN] if judges_shown else scorer.variants
+        self._doubled = 0
         self._requests = RequestMetrics(orders, k) if maker.spec.input.request is not None else None
 
     def add(self, examples: ScoredExamples) -> None:
@@ -247,9 +268,11 @@ class _Totals:
             assert examples.batch is not None
             self._diagnostics.add(examples, final, examples.batch)
         add_rows(scores.uncertainty, self._uncertainty)
+        self._doubled += examples.doubled
         if self._requests is not None:
+            first = examples.first
             self._requests.update(
-                examples.requests, self._orders(examples), examples.hashed.labels, examples.stop.number
+                requests[first], self._orders(examples)[first], rows.labels[first], examples.stop.number
             )
 
     def evaluation(self, rejected: int, *, without_shown: bool = False) -> Evaluation:
@@ -263,7 +286,7 @@ class _Totals:
         total = self.metrics.total()
         uncertainty = dict(zip(self._scorer.variants, self._uncertainty / rows, strict=True)) if known else {}
         return Evaluation(
-            rows=rows,
+            rows=rows - self._doubled,
             rejected=rejected,
             weight=total.weight,
             clicks=total.clicks,
