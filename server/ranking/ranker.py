@@ -106,6 +106,10 @@ class Ranker:
         tokens = self._item_tokens(items) if items else None
         return Candidates(ids, rows, items, tokens, list(dict.fromkeys(unknown_ids)))
 
+    def with_items(self, candidates: Candidates, rows: Array, items: Sequence[InlineItem]) -> Candidates:
+        """The candidates with other rows and inline items, see `Candidates`. Raises as `features`."""
+        return candidates._replace(rows=rows, items=items, item_tokens=self._item_tokens(items))
+
     def rank(self, query: Query, until_s: float = math.inf) -> Ranking:
         """Score the candidates of a query that was made for this ranker, and sort them.
 

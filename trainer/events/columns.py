@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from model_store.features.cells import addresses, number_column, plain, text_column
+from model_store.features.derived import Derivations
 from model_store.hash_kernels import digest_columns
 from model_store.spec.spec import ModelSpec
 
@@ -66,9 +67,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The columns of a resolved spec without the label, which the join adds. The RESERVED columns are always added."""
+    """The columns of a resolved spec without the label, which the join adds. The RESERVED columns are always added.
+
+    derived: of each spec, the fields whose columns are filled where an impression has no value in them.
+    """
 
     columns: tuple[Column, ...]
+    derived: tuple[Derivations, ...] = ()
 
     @classmethod
     def of(cls, spec: ModelSpec) -> Wanted:
@@ -83,7 +88,7 @@ class Wanted:
         columns = [Column(name, _form(specs, name), paths_of(specs[0], name)) for name in free]
         if any(spec.derivation for spec in specs):
             columns.append(Column(DERIVED, "text", (("derived",),)))
-        return cls(tuple(columns))
+        return cls(tuple(columns), tuple(filter(None, (Derivations.of(spec.fields) for spec in specs))))
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ class ExampleMaker:
         self.feature_rules = FeatureRules.of(spec, self.plan)
         self.rules = key_rules(self.plan, self.feature_rules.owner)
         self._value_rules = value_rules(self.feature_rules, len(self.prefixes))
-        self._crosses = cross_fields(self.plan)
+        self.crosses = cross_fields(self.plan)
         self._sampling = Sampling.of(spec)
         self._time_format = time_format(spec)
 
@@ -97,7 +97,7 @@ class ExampleMaker:
         labels, weights, times = self._outcomes(sample, bad)
         columns = self._columns(drawn, bad)
         rows = _good_rows(drawn.rows, bad)
-        tokens = lay_out(columns, drawn.rows, self.rules.raw, self._crosses, self.feature_rules.owner)
+        tokens = lay_out(columns, drawn.rows, self.rules.raw, self.crosses, self.feature_rules.owner)
         signed = labels[rows]
         hashed = self._assemble(rows, np.maximum(signed, 0.0), _of_rows(weights, rows), tokens)
         self._apply_value_rules(rows, hashed, tokens, columns)

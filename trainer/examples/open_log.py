@@ -21,6 +21,7 @@ from model_store.spec.sections import FieldSpec
 from model_store.spec.spec import ModelSpec
 from trainer.events.log_files import holds_events
 from trainer.examples.blocks import Blocks
+from trainer.examples.derived import DerivedColumns, check_comparable
 from trainer.examples.event_log import EventLog
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.learned import first_rows, with_learned
@@ -173,9 +174,10 @@ class OpenLog:
 
     @property
     def absent_fields(self) -> tuple[str, ...]:
-        """The optional fields of the first spec whose column neither the log nor a side table has."""
+        """The first spec's optional fields without a column in the log or a side table, except derived ones."""
         found = {*self.start.columns, *(name for table in self._log.tables for name in table.columns)}
-        return tuple(field.name for field in self.maker.plan.fields if field.column not in found)
+        fields = (field for field in self.maker.plan.fields if not field.spec.is_derived)
+        return tuple(field.name for field in fields if field.column not in found)
 
     def batches(self, more_columns: Sequence[str] = ()) -> Iterator[RowBatch]:
         """All rows in order, once, with the columns of all specs and `more_columns`.
@@ -207,6 +209,7 @@ class OpenLog:
         of threads.
         """
         whole = self._requests.of(batches if batches is not None else self.batches())
+        whole = DerivedColumns(self.spec).of(whole)
         if blocks is not None:
             whole = blocks.keep(whole)
         with examples_of(whole, maker or self.maker, threads) as stream:
@@ -236,6 +239,7 @@ def _resolve(spec: ModelSpec, reader: LogReader, log: Log) -> RunStart:
             raise SpecError(f"input: no column {table.key!r} in the log; it has: {', '.join(in_log)}")
         names |= dict.fromkeys(table.columns)
     resolved = spec.resolve(tuple(names), reader.kinds())
+    check_comparable(resolved)
     wanted = _each_once([resolved.wanted_columns(), [table.key for table in log.tables]])
     columns = tuple(name for name in wanted if name in in_log)
     return RunStart(spec, resolved, columns, {table.name: table.sha256 for table in log.tables})
@@ -265,9 +269,10 @@ def _resolve_by_events(spec: ModelSpec, events: EventLog, log: Log) -> RunStart:
 def _expected_later(spec: ModelSpec, reader: LogReader, log: Log) -> tuple[str, ...]:
     """The columns of fields that no row has named so far, but that later rows may name."""
     known = {*reader.columns(), *(name for table in log.tables for name in table.columns)}
-    columns = dict.fromkeys(field.column or name for name, field in spec.fields.items())
+    columns = {field.column or name: field.is_derived for name, field in spec.fields.items()}
     later = tuple(name for name in columns if name not in known and reader.may_have(name))
-    missing = [name for name in later if name not in reader.kinds()]  # kinds has objects seen without members
+    # kinds has objects seen without members
+    missing = [name for name in later if name not in reader.kinds() and not columns[name]]
     if missing:
         log.on_note(f"no row at the log's beginning has {', '.join(missing)}: without a value until one does")
     return later

@@ -8,7 +8,7 @@ import numpy as np
 
 from model_store.hash_kernels import sigmoid
 from model_store.jit import bare_inline, bare_kernel
-from trainer.examples.examples_kernels import x_of
+from trainer.examples.examples_kernels import importance_of, x_of
 
 _EMPTY = np.uint64(0)
 RECIPROCAL_RANK, NDCG = 0, 1
@@ -85,6 +85,26 @@ def score(
                     column = variant if own else 0
                     scores[row, variant] += np.float64(columns.weights[key, column]) * x
                     uncertainty[row, variant] += np.float64(columns.rates[key, column]) * size
+
+
+@bare_kernel
+def count_keys(rows: Any, masks: Any, index: Any, used: Any, keys: Any) -> None:
+    """Count the keys of rows that some variant uses.
+
+    rows, masks, index: as in `score`; used: float64[keys of the model], to which each row adds its weight times |x|;
+    keys: int64[rows, 2] out, the row's keys, and those of them that the model lacks.
+    """
+    for row in range(keys.shape[0]):
+        keys[row, 0] = keys[row, 1] = 0
+        for position in range(rows.starts[row], rows.starts[row + 1]):
+            if masks[rows.features[position]] == 0:
+                continue
+            keys[row, 0] += 1
+            slot = _find(index, rows.hashes[position])
+            if index.hashes[slot] == _EMPTY:
+                keys[row, 1] += 1
+            else:
+                used[index.rows[slot]] += importance_of(rows, row) * abs(x_of(rows, position))
 
 
 @bare_kernel

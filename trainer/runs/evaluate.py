@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -32,7 +32,9 @@ from trainer.learn.scorer import Scorer, Scores, log_odds, scoring_spec
 from trainer.learn.scorer_kernels import add_rows, judge
 from trainer.logs.batch import RowBatch
 from trainer.logs.rejects import RejectLog
+from trainer.logs.times import parse_times, time_format
 from trainer.output import SILENT, Output
+from trainer.runs.diagnostics import Diagnostics, DiagnosticsOptions, ModelReport
 
 Array = npt.NDArray[Any]
 SHOWN = "shown order"
@@ -55,7 +57,7 @@ class Evaluation:
 
     variants: metrics of the calibrated click rates; predicted: those before calibration, None if the model is not
     calibrated; uncertainty: the mean by variant, empty if the model's learning rates are unknown; requests: None if
-    rows have no request.
+    rows have no request; report: None unless diagnostics were asked for.
     """
 
     rows: int
@@ -66,6 +68,7 @@ class Evaluation:
     predicted: dict[str, VariantMetrics] | None
     uncertainty: dict[str, float]
     requests: RequestReport | None
+    report: ModelReport | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ def evaluate(
     k: int = 10,
     position: str | None = None,
     predictions: PredictionFile | None = None,
+    diagnostics: DiagnosticsOptions | None = None,
     without: Sequence[str] = (),
     threads: int | None = None,
     output: Output = SILENT,
@@ -110,16 +114,19 @@ def evaluate(
     """Score every row of a log and judge the scores. A bad row goes to `rejects`.
 
     k: NDCG's; position: the column with a row's position in its request, to judge the order shown; predictions: where
-    to write each row's scores; without: fields and crosses to score without, whose columns may be missing. Raises
-    SpecError if the model's spec does not fit the log, InputError if the log cannot be read to its end.
+    to write each row's scores; diagnostics: what to report besides; without: fields and crosses to score without, whose
+    columns may be missing. Raises SpecError if the model's spec does not fit the log, InputError if the log cannot be
+    read to its end.
     """
     scorer = Scorer(artefact)
     with open_log(log, scoring_spec(artefact.spec, tuple(without))) as opened:
         if position is not None and position not in opened.columns:
             raise SpecError(f"no column {position!r} in the log; it has: {', '.join(opened.columns)}")
-        maker = _ScoringMaker(scorer, opened.spec, position)
-        totals = _Totals(scorer, maker, k, position is not None)
-        batches = opened.batches([position] if position is not None else [])
+        maker = _ScoringMaker(scorer, opened.spec, position, diagnostics is not None)
+        diagnosing = Diagnostics(scorer, maker, diagnostics) if diagnostics is not None else None
+        totals = _Totals(scorer, maker, k, position is not None, diagnosing)
+        timestamp = opened.spec.input.timestamp if diagnostics is not None else None
+        batches = opened.batches([name for name in (position, timestamp) if name is not None])
         with (
             opened.examples(threads, maker=maker, batches=batches) as stream,
             output.progress("scoring") as bar,
@@ -133,7 +140,8 @@ def evaluate(
                 logloss = totals.metrics.logloss()
                 fields = {"log-loss": logloss} if logloss is not None else {}
                 bar.update(totals.metrics.rows, total=None, **fields)
-    return totals.evaluation(rejects.count)
+    report = diagnosing.report(output) if diagnosing is not None else None
+    return replace(totals.evaluation(rejects.count), report=report)
 
 
 class PredictionFile:
@@ -181,21 +189,26 @@ class PredictionFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredExamples(Examples):
-    """Examples with their scores. lines: int64[m], lines in the file; positions: float64[m] as shown, or empty."""
+    """Examples with their scores. lines: int64[m], lines in the file; positions: float64[m] as shown, or empty.
+
+    batch: the rows themselves, kept only for diagnostics, which also need `times`.
+    """
 
     scores: Scores
     file: str
     lines: Array
     positions: Array
+    batch: RowBatch | None
 
 
 class _ScoringMaker(ExampleMaker):
     """Makes and scores examples, in the hashing threads. Stateless."""
 
-    def __init__(self, scorer: Scorer, spec: ModelSpec, position: str | None) -> None:
+    def __init__(self, scorer: Scorer, spec: ModelSpec, position: str | None, keeps_rows: bool) -> None:
         super().__init__(spec)
         self._scorer = scorer
         self._position = position
+        self._keeps_rows = keeps_rows
 
     def make(self, batch: RowBatch) -> ScoredExamples:
         """Hash and score a batch."""
@@ -204,9 +217,14 @@ class _ScoringMaker(ExampleMaker):
         if self._position is not None:
             positions = number_column(plain(batch.columns[self._position]))[0][examples.rows]
         scores = self._scorer.score(self, examples)
+        timestamp = self.spec.input.timestamp
+        if self._keeps_rows and timestamp is not None:
+            times, _ = parse_times(batch.columns[timestamp], time_format(self.spec))
+            examples = replace(examples, times=times[examples.rows])
         return ScoredExamples(
             **vars(examples),
             scores=scores,
+            batch=batch if self._keeps_rows else None,
             file=batch.file,
             lines=batch.lines[examples.rows],
             positions=positions,
@@ -216,7 +234,15 @@ class _ScoringMaker(ExampleMaker):
 class _Totals:
     """The metrics of the rows scored so far."""
 
-    def __init__(self, scorer: Scorer, maker: ExampleMaker, k: int, judges_shown: bool) -> None:
+    def __init__(
+        self,
+        scorer: Scorer,
+        maker: ExampleMaker,
+        k: int,
+        judges_shown: bool,
+        diagnostics: Diagnostics | None,
+    ) -> None:
+        self._diagnostics = diagnostics
         self.metrics = ProgressiveMetrics(scorer.variants)
         self._scorer = scorer
         self._raw = ProgressiveMetrics(scorer.variants) if scorer.artefact.calibration is not None else None
@@ -228,12 +254,14 @@ class _Totals:
         scores, rows, requests = examples.scores, examples.hashed, examples.requests
         variants = len(self._scorer.variants)
         raw = Predictions.of(scores.latent, scores.predicted, rows, requests, variants)
-        if self._raw is None:
-            self.metrics.update(raw, examples)
-        else:
-            calibrated = Predictions.of_scores(log_odds(scores.ctr), rows, requests, variants)
-            self.metrics.update(calibrated, examples)
+        final = raw
+        if self._raw is not None:
+            final = Predictions.of_scores(log_odds(scores.ctr), rows, requests, variants)
             self._raw.update(raw, examples)
+        self.metrics.update(final, examples)
+        if self._diagnostics is not None:
+            assert examples.batch is not None
+            self._diagnostics.add(examples, final, examples.batch)
         add_rows(scores.uncertainty, self._uncertainty)
         if self._requests is not None:
             self._requests.update(

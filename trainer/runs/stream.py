@@ -18,6 +18,7 @@ import numpy.typing as npt
 from trainer.events.events import FEEDBACK, IMPRESSION, Lag, Merged, SourcePosition
 from trainer.events.merge import Merger
 from trainer.events.rows import Rows, RowSource
+from trainer.examples.derived import DerivedColumns
 from trainer.examples.joined import JOIN, EventRows, JoinedExamples
 from trainer.join.join import Join, Joined
 from trainer.join.rows import Segments
@@ -260,6 +261,7 @@ class RowLoop:
         self._source = source
         self._position = positions[0] if positions else source.start
         self._wanted = model.spec.wanted_columns()
+        self._derived = DerivedColumns(model.spec)
         self._once = once
         self._pause = threading.Event()
 
@@ -322,7 +324,8 @@ class RowLoop:
         self.model.restore(arrays)
 
     def _learn(self, rows: Rows) -> None:
-        counts, batch = self.counts, rows.batch
+        counts = self.counts
+        (batch,) = self._derived.filled([rows.batch])
         examples = self.model.maker.make(replace(batch, first_row=counts.examples + counts.bad_rows))
         self.model.learn(examples)
         counts.examples += int(np.size(examples.rows))
