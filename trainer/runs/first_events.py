@@ -1,4 +1,4 @@
-"""Which fields a trainer learns from, and what these learn: resolved once, by the first impressions or the first file."""
+"""Which fields a trainer has, and what they learn: resolved once, by the first impressions or the first file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def resolve_by_impressions(
     """The spec with its fields resolved or checked by the first impressions in the sources.
 
     Without `once` it waits: for an impression if the spec has no [fields], for ENOUGH of them if they lack a field, for
-    LEARNED_FROM items if a field has to learn. known: see `open_log`. Raises SpecError, InputError, StoreUnavailable, and Stopped if a signal comes meanwhile.
+    LEARNED_FROM items if a field has to learn. known: see `open_log`. Raises SpecError, InputError, StoreUnavailable,
+    and Stopped if a signal comes meanwhile.
     """
     reported, reported_idle, began_s = "", False, time.monotonic()
     while True:

@@ -174,12 +174,11 @@ def open_run(
         loop, sources = _open_row_loop(spec, options, saved, store, stop, stack, known)
     else:
         loop, sources = _open_event_loop(spec, options, saved, store, stop, stack, partners, known)
-    if saved.checkpoint is None:
-        if published is None and not has_rows:
-            options.output.note(
-                f"starting with an empty model: until the first window of {spec.join.window} has closed, it learns "
-                "from clicks only; --init-from starts with a published model, `ftrie replay` makes one of a log"
-            )
+    if saved.checkpoint is None and published is None and not has_rows:
+        options.output.note(
+            f"starting with an empty model: until the first window of {spec.join.window} has closed, it learns "
+            "from clicks only; --init-from starts with a published model, `ftrie replay` makes one of a log"
+        )
     initial = start_model(
         loop.model, options.output, checkpoint=saved.checkpoint, initial=published, whole=loop
     )
