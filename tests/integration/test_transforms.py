@@ -45,7 +45,13 @@ fields = ["spent", "rating"]
 l1 = 0.0
 """
 USER, CONTEXT = ("age", "city", "visits"), ("spent", "query")
-ITEM = ("price", "cost", "rating", "title", "sold")  # a server takes values by field: cost has a column of price
+ITEM = (
+    "price",
+    "cost",
+    "rating",
+    "title",
+    "sold",
+)  # a server takes values by field: cost has a column of price
 COLUMNS = ("click", "ts", "request", "cookie", "item", *USER, *CONTEXT, "price", "rating", "title", "sold")
 TITLES = ("Red running-SHOE, size 42", "blue Shoe* 100% = good", "Größe 'L' Jacke", "", "ΟΔΟΣ hat hat hat")
 
@@ -93,9 +99,7 @@ def write(path: Path, columns: tuple[str, ...], rows: list[dict[str, str]]) -> P
 
 def given(values: Mapping[str, str], names: tuple[str, ...], numbers: tuple[str, ...]) -> dict[str, Value]:
     """The values that are there, some of the numbers as numbers."""
-    return {
-        name: float(values[name]) if name in numbers else values[name] for name in names if values[name]
-    }
+    return {name: float(values[name]) if name in numbers else values[name] for name in names if values[name]}
 
 
 @pytest.mark.slow

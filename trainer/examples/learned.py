@@ -86,7 +86,8 @@ def learn(field: FieldSpec, numbers: npt.NDArray[np.float64]) -> Learned:
     if field.scale == "minmax":
         return Learned((low, high))
     mean = math.fsum(present) / present.size  # correctly rounded, so the order of the rows does not matter
-    return Learned((mean, math.sqrt(math.fsum((present - mean) ** 2) / present.size)))
+    deviation = math.sqrt(math.fsum((present - mean) ** 2) / present.size)
+    return Learned((mean, deviation or 1.0))  # 0 where squares of tiny numbers are 0
 
 
 def _edges(numbers: npt.NDArray[np.float64], buckets: int) -> Learned:
