@@ -35,7 +35,7 @@ class Learned(NamedTuple):
     remark: str | None = None
 
 
-def first_rows(
+def beginning(
     batches: Iterable[tuple[Columns, int]], rows: int = LEARNED_ROWS
 ) -> Iterator[tuple[Columns, int]]:
     """The first `rows` rows. In and out: the columns of each batch and how many rows it has."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -15,11 +14,14 @@ from model_store.store import Store
 from trainer.events.columns import Wanted
 from trainer.events.events import IMPRESSION, READ_BYTES
 from trainer.events.fields import resolve_fields
+from trainer.events.histories import EventHistories
 from trainer.events.merge import Merger
 from trainer.events.open_sources import open_rows, open_sources
 from trainer.events.parse import gathered
 from trainer.events.rows import RowSource
-from trainer.examples.learned import Columns, first_rows, with_learned
+from trainer.examples.derived import DerivedColumns
+from trainer.examples.learned import Columns, beginning, with_learned
+from trainer.examples.row_histories import RowHistories
 from trainer.output import SILENT, Output
 from trainer.runs import status
 from trainer.runs.signals import StopRequest
@@ -107,9 +109,9 @@ def resolve_by_file(
             reported = True
         if stop.wait(LOOK_EVERY_S):
             raise Stopped("stopped while waiting for a first file", stop.number)
-    resolved = spec.resolve(columns).with_learned_of(known)
+    resolved = spec.resolve(columns).with_columns(source.columns_without_header).with_learned_of(known)
     while resolved.has_to_learn:
-        rows = list(first_rows(_rows_of_file(resolved, source.name)))
+        rows = list(beginning(_rows_of_file(resolved, source.name)))
         if once or sum(size for _, size in rows) >= LEARNED_FROM:
             return with_learned(resolved, rows, output.warn)
         if not reported:
@@ -123,37 +125,48 @@ def resolve_by_file(
 
 
 def _rows_of_file(spec: ModelSpec, name: str) -> Iterator[tuple[Columns, int]]:
+    histories, derived = RowHistories.of(spec), DerivedColumns(spec)
     with closing(open_rows([name], spec, once=True)) as source:
         while (rows := source.read(spec.wanted_columns())) is not None:
-            yield rows.batch.columns, rows.batch.rows
+            batch = rows.batch if histories is None else histories.fill(rows.batch)
+            for filled in derived.of([batch]):
+                yield filled.columns, filled.rows
 
 
 def first_items(spec: ModelSpec, names: Sequence[str], store: Store | None) -> list[tuple[Columns, int]]:
     """The first items shown, for `with_learned`. Nothing is consumed. Raises InputError, StoreUnavailable."""
-    return list(first_rows(_items_shown(spec, names, store)))
+    return list(beginning(_items_shown(spec, names, store)))
 
 
 def _items_shown(spec: ModelSpec, names: Sequence[str], store: Store | None) -> Iterator[tuple[Columns, int]]:
-    """The items of all impressions in the order in which they are learned."""
-    tables = _Tables([])
+    """The items of all impressions, in the order of the events, with the values of derived and history fields."""
+    latest, histories = _LatestRows(), EventHistories.of(spec)
     sources = open_sources(names, spec, store, (), lambda text: None, once=True)
-    with closing(Merger(sources, Wanted.of(spec), tables, once=True)) as merger:
+    with closing(Merger(sources, Wanted.of(spec), latest, once=True)) as merger:
         while not merger.ended:
             merged = merger.poll(LOOK_EVERY_S)
-            if merged is not None and tables.kept:
-                shown = merged.kind == IMPRESSION
+            if merged is None:
+                continue
+            if histories is not None:
+                histories.take(merged, latest)
+            shown = merged.kind == IMPRESSION
+            if merged.rows[shown].any():
                 at = pa.array(gathered(merged.row[shown], merged.rows[shown]))
-                yield {name: column.take(at) for name, column in tables.kept.pop().items()}, len(at)
+                yield {name: column.take(at) for name, column in latest.table(0).items()}, len(at)
 
 
-class _Tables(NamedTuple):
-    """The tables of rows that a merger has added and that are not taken."""
-
-    kept: list[Mapping[str, pa.Array]]
+class _LatestRows:
+    """The rows that a merger has added last, as segment number 0."""
 
     def add(self, columns: Mapping[str, pa.Array], /) -> int:
-        self.kept.append(columns)
+        self._columns = columns
         return 0
+
+    def table(self, number: int, /) -> Mapping[str, pa.Array]:
+        return self._columns
+
+    def replace(self, number: int, columns: Mapping[str, pa.Array], /) -> None:
+        self._columns = columns
 
 
 def first_events(spec: ModelSpec, names: Sequence[str], store: Store | None) -> bytes:

@@ -106,7 +106,7 @@ def resolved(log: Log, spec: str = SPEC, *known: ModelSpec) -> tuple[ModelSpec, 
 
 
 def test_learning_does_not_depend_on_how_the_log_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(module.first_rows, "__defaults__", (1234,))
+    monkeypatch.setattr(module.beginning, "__defaults__", (1234,))
     path = write(tmp_path / "log.csv")
     once, rows = resolved(Log([str(path)]))
     assert (once.has_to_learn, rows) == (False, 5000)
