@@ -35,7 +35,7 @@ FILES = {
     "train-distributed": Files(("report", "rejects", "save", "checkpoint"), (*_LOG, "held_out")),
     "trainer": Files(("checkpoint", "save"), ("spec", "more", "sources", "init_from")),
     "checkpoint": Files((), ("folder",)),
-    "tune": Files(("output",), _LOG),
+    "tune": Files(("output", "report", "state"), _LOG),
     "report": Files(("output",), ("metrics",)),
     "evaluate": Files(("predictions", "report", "rejects"), (*_LOG, "model")),
     "audit": Files((), (*_LOG, "model")),

@@ -68,7 +68,10 @@ def _default(field: Field[Any]) -> Any:
 SpecArgument = Annotated[Path, typer.Argument(metavar="SPEC", help="The model spec, a TOML file.")]
 InputsArgument = Annotated[
     list[str],
-    typer.Argument(metavar="INPUT…", help="Log files or globs, read in this order; - is standard input."),
+    typer.Argument(
+        metavar="INPUT…",
+        help="Log files or globs, read in this order, or impressions and clicks, joined; - is standard input.",
+    ),
 ]
 ModelArgument = Annotated[
     str,
@@ -88,7 +91,8 @@ FormatOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Format of the log: csv, tsv, jsonl, parquet, vw, libsvm or libffm; default: detected.",
+        help="Format of the log: csv, tsv, jsonl, parquet, vw, libsvm, libffm, or events (impressions and clicks); "
+        "default: detected.",
     ),
 ]
 ThreadsOption = Annotated[

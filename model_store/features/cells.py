@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 
 from model_store.errors import FieldValueError
 from model_store.features.values import (
-    BUCKETS_PER_OCTAVE,
     INTEGRAL_LIMIT,
     LARGEST_REAL,
     not_real,
@@ -101,14 +100,6 @@ def _float_text(array: Any) -> Any:
 
 def _repr(value: float) -> bytes:
     return text_of(value) if np.isfinite(value) else repr(value).encode()
-
-
-def log_buckets(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """`values.log_bucket` of every number."""
-    shift = 52 - (BUCKETS_PER_OCTAVE.bit_length() - 1)
-    bits = (1.0 + np.abs(numbers)).view(np.int64)
-    buckets = (bits >> shift) - 1023 * BUCKETS_PER_OCTAVE
-    return np.where(numbers < 0, -buckets, buckets)
 
 
 def number_column(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:

@@ -252,6 +252,13 @@ class FieldSpec(Section):
         return tuple(name for name in (*(self.ratio or self.difference or ()), self.of) if name is not None)
 
     @property
+    def has_to_learn(self) -> bool:
+        """True if its bucket or scale needs what is learned from a log, and has not learned it."""
+        return self.learned is None and (
+            quantiles_of(self.bucket) is not None or self.scale in ("standard", "minmax")
+        )
+
+    @property
     def is_number(self) -> bool:
         """True if its number is the x of one key."""
         return self.kind == "number" and self.bucket is None

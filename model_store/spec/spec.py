@@ -125,6 +125,15 @@ class ModelSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _ids_are_never_missing(self) -> Self:
+        for name, field in self.fields.items():
+            if field.missing is not None and (field.column or name) == self.input.item:
+                raise ValueError(
+                    f"fields.{name}: missing: the column of the item itself; no item is without it"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _crosses_are_sound(self) -> Self:
         if self.fields:
             check_crosses(self)
@@ -323,6 +332,17 @@ def check_derived(spec: ModelSpec) -> None:
                 raise SpecError(
                     f'fields.{name}: {source!r} is a field of the item, so this one is too: set side = "item"'
                 )
+        if field.is_derived and (reader := _also_reads(spec, name)) is not None:
+            raise SpecError(
+                f"fields.{name}: {reader} reads its column {field.column or name!r} too; a derived field has a "
+                "column of its own: rename one of them"
+            )
+        sides = {spec.fields[source].side for source in field.ratio or field.difference or ()}
+        if field.side == "item" and sides and "item" not in sides:
+            raise SpecError(
+                f"fields.{name}: neither {' nor '.join(map(repr, field.inputs))} is a field of the item, so this one "
+                'is not either: set side = "user" or "context"'
+            )
         if field.list is not None and spec.fields[field.of or ""].side != "item":
             raise SpecError(
                 f"fields.{name}: {field.of!r} is the same for all candidates; expected a field of the item"
@@ -341,6 +361,17 @@ def check_derived(spec: ModelSpec) -> None:
             raise SpecError(f"fields.{name}: history needs the time: set input.timestamp")
         if field.history is not None and field.of is None and spec.input.item is None:
             raise SpecError(f"fields.{name}: history of items needs the item: set input.item, or of = FIELD")
+
+
+def _also_reads(spec: ModelSpec, name: str) -> str | None:
+    """What else reads the column of a field, or None."""
+    column = spec.fields[name].column or name
+    if column in spec.input.named_columns:
+        return "[input]"
+    others = (
+        other for other, field in spec.fields.items() if other != name and (field.column or other) == column
+    )
+    return next((f"fields.{other}" for other in others), None)
 
 
 def check_calibration(spec: ModelSpec) -> None:

@@ -238,11 +238,13 @@ def _check_sample(spec: ModelSpec, part: LogFiles, workers: int) -> None:
     """Requests may not be cut where they are sampled."""
     subsample = spec.learner.subsample
     sampled = subsample is not None and subsample.unclicked < 1.0 and spec.input.request is not None
-    if sampled and part.readers > 1:
+    listed = [name for name, field in spec.fields.items() if field.list is not None]
+    if (sampled or listed) and part.readers > 1:
+        what = "learner.subsample" if sampled else f"fields.{listed[0]}"
         raise SpecError(
-            f"learner.subsample needs the rows of each request on one worker, but {len(part.files)} files for "
+            f"{what} needs the rows of each request on one worker, but {len(part.files)} files for "
             f"{workers} workers are dealt by blocks, which cut requests: write the log as {workers} files or more, "
-            "each with whole requests, or leave subsample out"
+            f"each with whole requests, or leave {what} out"
         )
 
 

@@ -289,5 +289,5 @@ def open_rows(
         *(name, positions[0] if positions else {}, on_note),
         once=once,
         objects=frozenset(column for column, field in fields if field.kind == "set"),
-        optional=frozenset(column for column, field in fields if field.optional),
+        optional=frozenset(column for column, field in fields if field.optional or field.is_derived),
     )

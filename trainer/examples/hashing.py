@@ -313,7 +313,7 @@ def _digest(chosen: Sequence[int], columns: Sequence[TokenColumn], raw: Any, out
 
 
 def _values(columns: Sequence[TokenColumn], base: Any, digests: Any) -> npt.NDArray[np.float64]:
-    """The x of every token if some field has one; a real number has an empty text."""
+    """The x of every token if some field has one; a number that is an x has an empty text, unless it is absent."""
     if all(column.x is None for column in columns):
         return _NO_NUMBERS
     values = np.ones(digests.size)
@@ -326,7 +326,8 @@ def _values(columns: Sequence[TokenColumn], base: Any, digests: Any) -> npt.NDAr
                 continue
             absent = np.isnan(column.x)
             values[part] = np.where(absent, 0.0, column.x)
-            digests[part] = np.where(absent, np.uint64(0), empty)
+            present = digests[part]  # 0 for an empty text
+            digests[part] = np.where(absent, np.uint64(0), np.where(present == 0, empty, present))
     return values
 
 

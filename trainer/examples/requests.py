@@ -1,10 +1,10 @@
 """The requests of rows: their ids, whole requests across batches, and the sample of requests to learn from.
 
-A request is a run of rows with one id in one file. Where the spec samples requests, WholeRequests determines for each
-row whether its request has a click before any of its rows passes on. Sampling follows McMahan et al. (KDD 2013),
-section 4.6: every request with a click is learned from; of the others a share r, each with weight 1/r, so that the
-expected gradient is that of all rows and the model stays calibrated. The draw is a seeded hash of the request's id:
-the rows of a request stay together, and every run over the same log draws the same requests.
+A request is a run of rows with one id in one file. Where the spec samples requests or compares their rows,
+WholeRequests determines for each row whether its request has a click before any of its rows passes on. Sampling follows
+McMahan et al. (KDD 2013), section 4.6: every request with a click is learned from; of the others a share r, each with
+weight 1/r, so that the expected gradient is that of all rows and the model stays calibrated. The draw is a seeded hash
+of the request's id: the rows of a request stay together, and every run over the same log draws the same requests.
 """
 
 from __future__ import annotations
@@ -101,17 +101,19 @@ class _Open:
 
 
 class WholeRequests:
-    """Numbers the rows of a stream; where the spec samples requests, marks each row whose request has a click.
+    """Numbers the rows of a stream; where the spec samples requests or compares their rows, cuts batches between them.
 
-    The last request of a batch waits for the next batch; batches are cut, never joined, and nothing is reordered. A run
-    of more than MOST_ROWS rows is taken as several requests, which bounds memory: `cut` counts these. `resumed` counts
-    requests that continue after rows of others, which are taken as several too. Both are final at the stream's end.
+    Each row is then marked whether its request has a click, each batch whether its last request ends in it. The last
+    request of a batch waits for the next batch; batches are cut, never joined, and nothing is reordered. A run of more
+    than MOST_ROWS rows is taken as several requests, which bounds memory: `cut` counts these. `resumed` counts requests
+    that continue after rows of others, which are taken as several too. Both are final at the stream's end.
     """
 
     def __init__(self, spec: ModelSpec, first_row: int = 0) -> None:
         """first_row: the number of rows of the stream that earlier runs have read."""
         self._label, self._request = spec.input.label, spec.input.request
         self._samples = spec.learner.subsample is not None
+        self._compares = any(field.list is not None for field in spec.fields.values())
         self._rows = first_row
         self._open: _Open | None = None
         self._runs = Runs()
@@ -127,7 +129,7 @@ class WholeRequests:
         for batch in batches:
             numbered = replace(batch, first_row=self._rows)
             self._rows += batch.rows
-            if self._samples:
+            if self._samples or self._compares:
                 yield from self._mark(numbered)
             else:
                 yield numbered
@@ -135,16 +137,19 @@ class WholeRequests:
 
     def warnings(self) -> Iterator[str]:
         """Warnings for the user about requests that were taken as several."""
-        column = repr(self._request)
+        column, who = repr(self._request), "learner.subsample" if self._samples else "list features"
+        took = "took" if self._samples else "take"
+        wrong = "rows beside a click may be left out or weigh as if there were none"
+        if not self._samples:
+            wrong = "rows are compared with a part of their request"
         if self.resumed:
             yield (
-                f"{self.resumed:,} times a request went on after rows of another: learner.subsample took each run of "
-                "rows as a request of its own, so rows beside a click may be left out or weigh as if there were none; "
-                f"sort the log by {column}"
+                f"{self.resumed:,} times a request went on after rows of another: {who} {took} each run of "
+                f"rows as a request of its own, so {wrong}; sort the log by {column}"
             )
         if self.cut:
             yield (
-                f"{self.cut:,} times a request of more than {MOST_ROWS:,} rows was cut: learner.subsample took each "
+                f"{self.cut:,} times a request of more than {MOST_ROWS:,} rows was cut: {who} {took} each "
                 f"part as a request of its own; does {column} name requests?"
             )
 
@@ -154,7 +159,7 @@ class WholeRequests:
         if self._open is not None and not self._open.goes_on_in(batch, ids):
             yield from self._close()
         before = self._open.rows if self._open is not None else 0
-        starts = np.flatnonzero(_starts(ids, before))
+        starts = np.flatnonzero(request_starts(ids, before))
         self.cut += starts.size - self._runs.add(ids, batch.stop.number)
         if not starts.size:
             yield from self._take_whole(batch, clicks)
@@ -190,7 +195,7 @@ def _position_of(batch: RowBatch, row: int) -> Position:
     return begin.until(int(batch.lines[row]))
 
 
-def _starts(ids: Ids, before: int) -> Flags:
+def request_starts(ids: Ids, before: int = 0) -> Flags:
     """Where a request starts: the id changes, or it has MOST_ROWS rows. before: rows of the first one so far."""
     if not ids.size:
         return np.zeros(0, bool)

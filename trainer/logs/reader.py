@@ -22,6 +22,9 @@ from trainer.logs.sparse import GRAMMARS, LateNames, SparseFile
 from trainer.logs.streams import ALL, Bytes, ByteStream, Feed, Turns
 
 FORMATS = ("csv", "tsv", "jsonl", "parquet", "vw", "libsvm", "libffm")
+"""The formats of labelled rows."""
+EVENTS = "events"
+"""The format of impressions and their feedback, which `trainer.examples.event_log` reads."""
 EXTENSIONS = {
     ".csv": "csv",
     ".tsv": "tsv",
@@ -84,8 +87,8 @@ def format_by_content(name: str, data: Bytes) -> str:
 
 def check_format(format: str | None) -> str | None:
     """Return `format` if it is known or None, else raise InputError."""
-    if format is not None and format not in FORMATS:
-        raise InputError(f"format {format!r} is not known; expected one of {', '.join(FORMATS)}")
+    if format not in (None, EVENTS, *FORMATS):
+        raise InputError(f"format {format!r} is not known; expected one of {', '.join([*FORMATS, EVENTS])}")
     return format
 
 

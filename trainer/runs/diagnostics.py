@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.errors import SpecError
-from model_store.features.cells import log_buckets
 from model_store.features.features import FieldPlan
+from model_store.features.numbers import log_buckets
 from model_store.features.values import Value
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.learn.metrics.reliability import GroupReliability, ReliabilitySums

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
-from trainer.events.columns import Column, Wanted, paths_of
+from trainer.events.columns import Wanted
 from trainer.events.merge import Merger
 from trainer.events.open_sources import EVENTS, ROWS, open_sources
 from trainer.examples.hashing import ExampleMaker
@@ -230,11 +230,8 @@ def _show(bar: Progress, model: LearningModel, expected: int | None) -> None:
 
 def _wanted(resolved: ModelSpec, tap: JoinedTap | None) -> Wanted:
     """The columns of joined rows: those of the spec, and as text those that only the tap wants."""
-    wanted = Wanted.of(resolved)
-    known = set(wanted.names)
-    more = [name for name in (tap.columns if tap is not None else ()) if name not in known]
-    extra = tuple(Column(name, "text", paths_of(resolved, name)) for name in dict.fromkeys(more))
-    return replace(wanted, columns=wanted.columns + extra)
+    more = tap.columns if tap is not None else ()
+    return Wanted.of_columns((*resolved.wanted_columns(), *more), resolved)
 
 
 class _EventSpan:
