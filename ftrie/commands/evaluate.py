@@ -32,8 +32,9 @@ from model_store.errors import SpecError, counted
 
 if TYPE_CHECKING:
     from model_store.artefact.artefact import Artefact
+    from trainer.learn.metrics.requests import RequestReport
     from trainer.runs.diagnostics import ModelReport
-    from trainer.runs.evaluate import Evaluation, RequestReport
+    from trainer.runs.evaluate import Evaluation
 
 
 def register(app: typer.Typer) -> None:
@@ -56,7 +57,7 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="COLUMN",
-            help="Judge the order shown too: the column with a row's position in its request.",
+            help="Judge the order shown too: the column with a row's position in its request; events have it.",
         ),
     ] = None,
     predictions: Annotated[
@@ -106,8 +107,9 @@ def evaluate(
 ) -> None:
     """Evaluate a published model on a log that it did not learn from: every variant, every row.
 
-    Log-loss, AUC, calibration and normalized entropy over all rows; if rows have a request (input.request), also the
-    mean reciprocal rank and NDCG of the requests with both a clicked and an unclicked row. The model does not change.
+    Log-loss, AUC, calibration and normalized entropy over all rows; if rows have a request (input.request), also MRR,
+    NDCG, hit rates and AUC of the requests with both a clicked and an unclicked row. The log may be impressions and
+    clicks, which are joined, and judged beside the order shown. The model does not change.
     """
     from model_store.model_files import read_named
     from trainer.logs.rejects import RejectLog
@@ -117,21 +119,22 @@ def evaluate(
 
     named = read_named(model, store, spec)
     chosen = _variant(named.artefact, variant)
-    request = named.artefact.spec.input.request
-    if position is not None and request is None:
-        raise SpecError(
-            "--position: the model's spec has no input.request, so there are no requests to order"
-        )
+    given = named.artefact.spec.input
+    request = given.request or "request_id"
     if slices and report is None:
         raise SpecError("--slice belongs to --report FILE, which is missing")
     diagnostics = None
     if report is not None:
         diagnostics = DiagnosticsOptions(tuple(dict.fromkeys(slices or ())), variant, worst, repeats)
-    writing = PredictionFile(predictions, chosen) if predictions is not None else nullcontext()
+    writing = (
+        PredictionFile(predictions, chosen, given.views is not None)
+        if predictions is not None
+        else nullcontext()
+    )
     with compiling_scorer(terminal), RejectLog(rejects, strict) as reject_log, writing as file:
         found = evaluate(
             named.artefact,
-            log.log(inputs, named.artefact.spec.input),
+            log.log(inputs, given),
             k=k,
             position=position,
             predictions=file,
@@ -144,7 +147,7 @@ def evaluate(
     if report is not None and found.report is not None:
         _write_page(report, named.name, found.report)
     (_print_json if as_json else _print_tables)(named.name, found)
-    if found.requests is not None and request is not None:
+    if found.requests is not None:
         _warn_of_requests(found.requests, request)
 
 
@@ -183,11 +186,13 @@ def _print_tables(name: str, found: Evaluation) -> None:
     print_table(columns, rows)
     if (requests := found.requests) is not None:
         print(
-            f"\n{requests.requests:,} requests, {requests.clicked:,} with a click; MRR and NDCG are means over "
+            f"\n{requests.requests:,} requests, {requests.clicked:,} with a click; the figures are means over "
             f"{requests.judged:,} of them"
         )
-        orders = [[order, m.mrr, m.ndcg] for order, m in requests.orders.items()]
-        print_table(["order", "MRR", f"NDCG@{requests.k}"], orders)
+        orders = [
+            [order, m.mrr, m.ndcg, m.hit_1, m.hit_3, m.hit_10, m.auc] for order, m in requests.orders.items()
+        ]
+        print_table(["order", "MRR", f"NDCG@{requests.k}", "hit@1", "hit@3", "hit@10", "AUC"], orders)
 
 
 def _warn_of_requests(requests: RequestReport, column: str) -> None:
@@ -201,9 +206,7 @@ def _warn_of_requests(requests: RequestReport, column: str) -> None:
             "request that showed several rows together; no MRR and no NDCG"
         )
     elif without:
-        warn(
-            f"MRR and NDCG leave out {counted(without, 'request')} with a click but no unclicked row beside it"
-        )
+        warn(f"the means leave out {counted(without, 'request')} with a click but no unclicked row beside it")
     if requests.resumed:
         warn(
             f"{requests.resumed:,} times a request continued after rows of another, and counts as several; "
@@ -211,7 +214,7 @@ def _warn_of_requests(requests: RequestReport, column: str) -> None:
         )
     if requests.too_long:
         warn(
-            f"MRR and NDCG leave out {counted(requests.too_long, 'request')} of more than {MOST_ROWS:,} rows; "
+            f"the means leave out {counted(requests.too_long, 'request')} of more than {MOST_ROWS:,} rows; "
             f"does {column!r} name requests?"
         )
 

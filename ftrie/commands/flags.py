@@ -95,6 +95,14 @@ FormatOption = Annotated[
         "default: detected.",
     ),
 ]
+NoHeaderOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-header",
+        help="CSV, TSV: the first line is a row; the columns are c1, c2, …, or those of [input] columns. Default: "
+        "detected.",
+    ),
+]
 ThreadsOption = Annotated[
     int | None, typer.Option(min=1, help="Hashing threads; the result does not depend on their number.")
 ]
@@ -152,6 +160,7 @@ class LogFlags:
         ),
     ] = None
     format: FormatOption = None
+    no_header: NoHeaderOption = False
 
     def log(self, inputs: Sequence[str], section: InputSection, batch_bytes: int | None = None) -> Log:
         """The log, its files of items and users loaded. Raises SpecError, InputError."""
@@ -160,7 +169,8 @@ class LogFlags:
         from trainer.logs.reader import BATCH_BYTES
 
         tables = side_tables(self.items, self.users, section)
-        return Log(inputs, self.format, tables, note, batch_bytes or BATCH_BYTES)
+        size = batch_bytes or BATCH_BYTES
+        return Log(inputs, self.format, tables, note, size, no_header=self.no_header)
 
 
 # --- Reaching a server ---

@@ -67,7 +67,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The columns of a resolved spec without the label, which the join adds. The RESERVED columns are always added.
+    """The columns of a resolved spec without the label and its views, which the join adds, as it does the RESERVED.
 
     derived: of each spec, the fields whose columns are filled where an impression has no value in them.
     """
@@ -84,7 +84,7 @@ class Wanted:
     def of_columns(cls, names: Iterable[str], *specs: ModelSpec) -> Wanted:
         """These columns, without the label and those of RESERVED; in a form that fits the fields of all specs."""
         given = specs[0].input
-        free = (name for name in dict.fromkeys(names) if name != given.label and name not in RESERVED)
+        free = (name for name in dict.fromkeys(names) if name not in (given.label, given.views, *RESERVED))
         columns = [Column(name, _form(specs, name), paths_of(specs[0], name)) for name in free]
         if any(spec.derivation for spec in specs):
             columns.append(Column(DERIVED, "text", (("derived",),)))

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.errors import counted
+from model_store.features.cells import label_columns
 from model_store.spec.sections import FieldSpec
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import MARK, RESERVED, Wanted
@@ -119,7 +120,7 @@ class EventLog:
             self._merger = merger
             # A request comes out once, so a click after its window corrects nothing.
             join = Join(self._specs[0].join.model_copy(update={"late": "count"}))
-            events, requests = EventRows(merger, join, segments, self._specs[0]), _WholeRequests()
+            events, requests = EventRows(merger, join, segments, *self._specs), _WholeRequests()
             while not merger.ended:
                 found = events.step(_WAIT_S)
                 if found is not None:
@@ -155,7 +156,7 @@ class EventLog:
         for first, gathered in segments.gather(rows.segment, rows.row):
             mine = slice(first, first + len(gathered[MARK]))
             columns = {name: gathered[name] for name in wanted if name in gathered}
-            columns[given.input.label] = pa.array(rows.label[mine])
+            columns |= label_columns(given.input, rows.label[mine])
             marks, clicked = gathered[MARK].to_numpy(), rows.clicked[mine]
             known = None if given.join.unknown_items == "learn" else of_known_items(gathered)
             if known is not None:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from model_store.errors import InputError, SpecError
@@ -24,8 +24,10 @@ from trainer.examples.derived import DerivedColumns, check_comparable
 from trainer.examples.event_log import EventLog
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.requests import WholeRequests
+from trainer.examples.row_histories import RowHistories
 from trainer.examples.side_tables import SideTable, joined
 from trainer.logs.batch import Position, ReadFile, RowBatch
+from trainer.logs.csv import Header
 from trainer.logs.reader import BATCH_BYTES, LogReader
 from trainer.logs.streams import Turns
 
@@ -43,7 +45,7 @@ class Log:
 
     inputs: files, globs, or - for standard input; format: one of FORMATS, or EVENTS, None to detect it; tables: the
     files of items and users to join; on_note: receives remarks for the user. About `batch_bytes` bytes of text make a
-    batch.
+    batch. no_header: the first line of a CSV or TSV file is a row.
     reader, readers: only every `readers`-th batch is parsed, from batch number `reader` on; the others are skipped.
     """
 
@@ -54,6 +56,7 @@ class Log:
     batch_bytes: int = BATCH_BYTES
     reader: int = 0
     readers: int = 1
+    no_header: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class RunStart:
     spec: as given; resolved: against the first run's log; columns: those read from the log; sides: SHA-256 of the side
     tables' files, by table; initial: SHA-256 of the model that the first run started from. read: how far each file was
     read; rows_read: rows delivered, learned from or not; subsampled: those of them that were not drawn; minus_labels:
-    rows whose label is -1; seconds: duration of all the runs.
+    rows whose label is -1; doubled: rows that are two examples; seconds: duration of all the runs.
     """
 
     spec: ModelSpec
@@ -75,6 +78,7 @@ class RunStart:
     rows_read: int = 0
     subsampled: int = 0
     minus_labels: int = 0
+    doubled: int = 0
     seconds: float = 0.0
 
 
@@ -99,6 +103,7 @@ def open_log(log: Log, *specs: ModelSpec, start: RunStart | None = None) -> Iter
         read=read,
         on_note=log.on_note,
         turns=turns,
+        header=_header(log, [start.resolved] if start is not None else specs),
     ) as reader:
         yield OpenLog(log, reader, [start] if start else [_resolve(spec, reader, log) for spec in specs])
 
@@ -119,6 +124,7 @@ class OpenLog:
         self._log, self._reader = log, reader
         self._in_log = _each_once(each.columns for each in starts)
         self._requests = WholeRequests(self.start.resolved, self.start.rows_read)
+        self._histories = None if self.is_of_events else RowHistories.of(*self.specs)
 
     @property
     def spec(self) -> ModelSpec:
@@ -171,6 +177,9 @@ class OpenLog:
         of threads.
         """
         whole = self._requests.of(batches if batches is not None else self.batches())
+        if self._histories is not None:
+            self._read_again(self._histories)
+            whole = self._histories.filled(whole)
         whole = DerivedColumns(self.spec).of(whole)
         if blocks is not None:
             whole = blocks.keep(whole)
@@ -191,6 +200,55 @@ class OpenLog:
         """What was found out about requests; final once the examples have ended."""
         return self._requests
 
+    def warnings(self) -> Iterator[str]:
+        """Warnings for the user about requests and their order; final once the examples have ended."""
+        yield from self._requests.warnings()
+        if self._histories is not None:
+            yield from self._histories.warnings()
+
+    def _read_again(self, histories: RowHistories) -> None:
+        """Bring histories to where an earlier run has stopped: by the rows before, which no checkpoint keeps.
+
+        Raises InputError if the log has them no more.
+        """
+        log, left = self._log, self.start.rows_read
+        if not left:
+            return
+        log.on_note(f"reading {left:,} rows again, for the histories of their users")
+        if "-" in log.inputs:
+            raise InputError(
+                "standard input cannot be read twice, and the histories of users need the rows that the run has "
+                "learned from before: give a file"
+            )
+        with LogReader(log.inputs, format=log.format, batch_bytes=log.batch_bytes) as reader:
+            for batch in joined(reader.batches(self._in_log), log.tables, self.spec.wanted_columns()):
+                rows = min(left, batch.rows)
+                histories.fill(batch if rows == batch.rows else first_rows(batch, rows))
+                left -= rows
+                if not left:
+                    return
+        raise InputError(
+            f"the log lacks {left:,} of the {self.start.rows_read:,} rows that the run has learned from so far, which "
+            "the histories of users need: give the same files, in the same order, new ones after them"
+        )
+
+
+def first_rows(batch: RowBatch, rows: int) -> RowBatch:
+    """The first rows of a batch."""
+    columns = {name: column.slice(0, rows) for name, column in batch.columns.items()}
+    return replace(batch, columns=columns, lines=batch.lines[:rows], rows=rows)
+
+
+def _header(log: Log, specs: Sequence[ModelSpec]) -> Header:
+    """What the specs say of the first lines of files. Raises SpecError if they name different columns."""
+    named = {each.input.columns for each in specs} - {None}
+    if len(named) > 1:
+        raise SpecError(
+            "input.columns: the specs name different columns for one log; expected the same in all"
+        )
+    known = frozenset(each.input.label for each in specs)
+    return Header(next(iter(named), None), log.no_header, known)
+
 
 def _resolve(spec: ModelSpec, reader: LogReader, log: Log) -> RunStart:
     """Resolve the spec against the log's columns, then those that only a side table has."""
@@ -200,7 +258,7 @@ def _resolve(spec: ModelSpec, reader: LogReader, log: Log) -> RunStart:
         if table.key not in in_log:
             raise SpecError(f"input: no column {table.key!r} in the log; it has: {', '.join(in_log)}")
         names |= dict.fromkeys(table.columns)
-    resolved = spec.resolve(tuple(names), reader.kinds())
+    resolved = spec.resolve(tuple(names), reader.kinds()).with_columns(reader.columns_without_header)
     check_comparable(resolved)
     wanted = _each_once([resolved.wanted_columns(), [table.key for table in log.tables]])
     columns = tuple(name for name in wanted if name in in_log)

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from model_store.features.cells import addresses, column_text, parse_labels
+from model_store.features.cells import addresses, clicked, column_text
 from model_store.hash_kernels import digest_columns
+from model_store.spec.sections import InputSection
 from model_store.spec.spec import ModelSpec
 from trainer.examples.examples_kernels import PROBABILITY_BITS, draw, number_single_rows
 from trainer.logs.batch import Position, RowBatch
@@ -96,8 +97,8 @@ class _Open:
     def release(self, ended: bool) -> Iterator[RowBatch]:
         """Its parts. A later run may continue only after the last part, and only if the request `ended` there."""
         for part in self.parts:
-            clicked = np.full(part.rows, self.clicked)
-            yield replace(part, clicked=clicked, resumable=ended and part is self.parts[-1])
+            clicks = np.full(part.rows, self.clicked)
+            yield replace(part, clicked=clicks, resumable=ended and part is self.parts[-1])
 
 
 class WholeRequests:
@@ -111,7 +112,7 @@ class WholeRequests:
 
     def __init__(self, spec: ModelSpec, first_row: int = 0) -> None:
         """first_row: the number of rows of the stream that earlier runs have read."""
-        self._label, self._request = spec.input.label, spec.input.request
+        self._input, self._request = spec.input, spec.input.request
         self._samples = spec.learner.subsample is not None
         self._compares = any(field.list is not None for field in spec.fields.values())
         self._rows = first_row
@@ -155,7 +156,7 @@ class WholeRequests:
 
     def _mark(self, batch: RowBatch) -> Iterator[RowBatch]:
         ids = request_ids(batch, self._request)
-        clicks = parse_labels(batch.columns[self._label])[0] == 1.0 if batch.rows else np.zeros(0, bool)
+        clicks = clicked(batch.columns, self._input) if batch.rows else np.zeros(0, bool)
         if self._open is not None and not self._open.goes_on_in(batch, ids):
             yield from self._close()
         before = self._open.rows if self._open is not None else 0
@@ -166,13 +167,13 @@ class WholeRequests:
             return
         cut = int(starts[-1])
         if cut:
-            clicked = _any_by_request(clicks[:cut], starts[:-1])
+            of_request = _any_by_request(clicks[:cut], starts[:-1])
             if self._open is not None:
                 self._open.clicked |= bool(clicks[: starts[0]].any())
-                clicked[: starts[0]] = self._open.clicked
+                of_request[: starts[0]] = self._open.clicked
         yield from self._close(ended=not starts[0])
         if cut:
-            yield replace(_slice(batch, 0, cut), clicked=clicked, stop=_position_of(batch, cut))
+            yield replace(_slice(batch, 0, cut), clicked=of_request, stop=_position_of(batch, cut))
         tail = _slice(batch, cut, batch.rows)
         self._open = _Open([tail], int(ids[-1]), tail.rows, bool(clicks[cut:].any()))
 
@@ -243,7 +244,7 @@ class Sampling:
 
     share: float
     seed: int
-    label: str
+    input: InputSection
 
     @classmethod
     def of(cls, spec: ModelSpec) -> Sampling | None:
@@ -251,16 +252,14 @@ class Sampling:
         subsample = spec.learner.subsample
         if subsample is None or subsample.unclicked == 1.0:
             return None
-        return cls(subsample.unclicked, spec.learner.seed, spec.input.label)
+        return cls(subsample.unclicked, spec.learner.seed, spec.input)
 
     def draw(self, batch: RowBatch, ids: Ids) -> Sample:
         """The sample of a batch. `WholeRequests` has marked clicked requests; else each row is a request."""
-        clicked = batch.clicked
-        if clicked is None:
-            clicked = parse_labels(batch.columns[self.label])[0] == 1.0
+        clicks = batch.clicked if batch.clicked is not None else clicked(batch.columns, self.input)
         drawn = np.empty(batch.rows, np.bool_)
-        draw(ids, clicked, np.uint64(self.seed), np.uint64(self.share * (1 << PROBABILITY_BITS)), drawn)
-        factors = np.where(clicked, 1.0, 1.0 / self.share)[drawn]
+        draw(ids, clicks, np.uint64(self.seed), np.uint64(self.share * (1 << PROBABILITY_BITS)), drawn)
+        factors = np.where(clicks, 1.0, 1.0 / self.share)[drawn]
         return Sample(_only(batch, drawn), ids[drawn], factors, batch.rows - int(drawn.sum()))
 
 

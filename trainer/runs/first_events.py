@@ -83,7 +83,7 @@ def resolve_by_file(
             reported = True
         if stop.wait(LOOK_EVERY_S):
             raise Stopped("stopped while waiting for a first file", stop.number)
-    return spec.resolve(columns)
+    return spec.resolve(columns).with_columns(source.columns_without_header)
 
 
 def first_events(spec: ModelSpec, names: Sequence[str], store: Store | None) -> bytes:

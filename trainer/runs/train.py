@@ -189,7 +189,7 @@ def train(
         if failure is None:
             report = replace(report, regret=_regret(model, output))
             model.metrics.finish(report.collisions, report.regret)
-        for warning in (*opened.requests.warnings(), *model.coordinates.admission.notes()):
+        for warning in (*opened.warnings(), *model.coordinates.admission.notes()):
             output.note(warning)
     return Run(model, report, failure, opened.absent_fields, loop.withheld)
 
@@ -307,6 +307,7 @@ class LearningLoop:
         self.passes = passes
         self.subsampled = start.subsampled
         self.minus_labels = start.minus_labels
+        self.doubled = start.doubled
         self._rows_read = start.rows_read
         self._start = start
         self._publisher = publisher
@@ -394,10 +395,12 @@ class LearningLoop:
         self._rows_read += examples.rows_read
         self.subsampled += examples.subsampled
         self.minus_labels += examples.minus_labels
+        self.doubled += examples.doubled
 
     @property
     def _rejected_share(self) -> float:
-        return rejected_share(self._rows_read, self.subsampled, self.model.metrics.rows, self.rejects.count)
+        good = self.model.metrics.rows - self.doubled
+        return rejected_share(self._rows_read, self.subsampled, good, self.rejects.count)
 
     def _read_so_far(self) -> tuple[ReadFile, ...]:
         if self._read is not None:
@@ -420,6 +423,7 @@ class LearningLoop:
             rows_read=self._rows_read,
             subsampled=self.subsampled,
             minus_labels=self.minus_labels,
+            doubled=self.doubled,
             reject_counts=dict(self.rejects.counts_as_met),
             rejects=Written.to(self.rejects.path, self.rejects.sync()),
             metrics=self._metrics_written(),
