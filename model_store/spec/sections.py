@@ -267,6 +267,11 @@ class FieldSpec(Section):
         return tuple(name for name in (*(self.ratio or self.difference or ()), self.of) if name is not None)
 
     @property
+    def transform(self) -> tuple[Any, ...]:
+        """What decides what the field learns, besides the log."""
+        return self.column, self.clip, self.bucket, self.scale
+
+    @property
     def has_to_learn(self) -> bool:
         """True if its bucket or scale needs what is learned from a log, and has not learned it."""
         return self.learned is None and (
