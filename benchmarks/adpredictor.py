@@ -23,7 +23,8 @@ from trainer.learn.metrics.records import VariantMetrics
 from trainer.learn.model import LearningModel
 from trainer.learn.scorer import Scorer
 from trainer.tune.candidates import Candidate, groups_of, with_parameters
-from trainer.tune.passes import Repeated, count_rows, first_rows, learn_together
+from trainer.tune.extent import count_rows
+from trainer.tune.passes import Repeated, first_rows, learn_together
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 ALPHAS = {"ftrl": (0.02, 0.05, 0.1, 0.2, 0.4), "adpredictor": (0.001, 0.003, 0.01, 0.03, 0.1)}

@@ -27,11 +27,11 @@ from trainer.checkpoint import Every
 from trainer.events.merge import Merger
 from trainer.events.parse import Parser
 from trainer.events.redis import StreamSource
+from trainer.examples.joined import JoinedExamples
 from trainer.join.join import Join
 from trainer.learn.model import LearningModel
 from trainer.publish.online_metrics import OnlineAccumulator
 from trainer.runs import daemon
-from trainer.runs.stream import JoinedExamples
 from trainer.runs.stream_run import TrainerOptions
 
 VISITS = 50_000

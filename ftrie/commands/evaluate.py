@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,7 @@ from ftrie.terminal import (
     DEFAULT_STORE,
     JsonOption,
     StoreOption,
+    note,
     print_json,
     print_table,
     warn,
@@ -31,12 +32,17 @@ from model_store.errors import SpecError, counted
 
 if TYPE_CHECKING:
     from model_store.artefact.artefact import Artefact
-    from trainer.runs.evaluate import Evaluation, RequestReport
+    from trainer.learn.metrics.requests import RequestReport
+    from trainer.runs.diagnostics import ModelReport
+    from trainer.runs.evaluate import Evaluation
 
 
 def register(app: typer.Typer) -> None:
     """Add `ftrie evaluate`."""
-    app.command("evaluate", epilog="Example: ftrie evaluate ads:7 'clicks/2026-11-*.csv.gz' --k 5")(evaluate)
+    examples = (
+        "ftrie evaluate ads:7 'clicks/2026-11-*.csv.gz' --k 5 | ftrie evaluate ads day.csv --report ads.html"
+    )
+    app.command("evaluate", epilog=f"Examples: {examples}")(evaluate)
 
 
 @grouped
@@ -51,15 +57,44 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="COLUMN",
-            help="Judge the order shown too: the column with a row's position in its request.",
+            help="Judge the order shown too: the column with a row's position in its request; events have it.",
         ),
     ] = None,
     predictions: Annotated[
         Path | None,
         typer.Option(metavar="FILE.csv", help="Write every row's score, ctr and uncertainty here."),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw where the model is wrong, on what it relies and what has drifted to this page (.html), or the "
+            "charts alone (.svg); with --json also as numbers.",
+        ),
+    ] = None,
+    slices: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slice",
+            metavar="FIELD",
+            help="A field by whose values --report shows calibration; repeatable. Default: fields of 2 to 64 values.",
+        ),
+    ] = None,
+    worst: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Rows with the largest log-loss that --report lists.")
+    ] = 10,
+    repeats: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="N", help="How often --report permutes each field over the rows; 0: not at all."
+        ),
+    ] = 5,
     variant: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The variant of --predictions; default: the first.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The variant of --predictions (default: the first) and of --report (default: all).",
+        ),
     ] = None,
     rejects: RejectsOption = None,
     strict: StrictOption = False,
@@ -72,36 +107,47 @@ def evaluate(
 ) -> None:
     """Evaluate a published model on a log that it did not learn from: every variant, every row.
 
-    Log-loss, AUC, calibration and normalized entropy over all rows; if rows have a request (input.request), also the
-    mean reciprocal rank and NDCG of the requests with both a clicked and an unclicked row. The model does not change.
+    Log-loss, AUC, calibration and normalized entropy over all rows; if rows have a request (input.request), also MRR,
+    NDCG, hit rates and AUC of the requests with both a clicked and an unclicked row. The log may be impressions and
+    clicks, which are joined, and judged beside the order shown. The model does not change.
     """
     from model_store.model_files import read_named
     from trainer.logs.rejects import RejectLog
+    from trainer.runs.diagnostics import DiagnosticsOptions
     from trainer.runs.evaluate import PredictionFile, evaluate
     from trainer.runs.warmup import compiling_scorer
 
     named = read_named(model, store, spec)
     chosen = _variant(named.artefact, variant)
-    request = named.artefact.spec.input.request
-    if position is not None and request is None:
-        raise SpecError(
-            "--position: the model's spec has no input.request, so there are no requests to order"
-        )
-    writing = PredictionFile(predictions, chosen) if predictions is not None else nullcontext()
+    given = named.artefact.spec.input
+    request = given.request or "request_id"
+    if slices and report is None:
+        raise SpecError("--slice belongs to --report FILE, which is missing")
+    diagnostics = None
+    if report is not None:
+        diagnostics = DiagnosticsOptions(tuple(dict.fromkeys(slices or ())), variant, worst, repeats)
+    writing = (
+        PredictionFile(predictions, chosen, given.views is not None)
+        if predictions is not None
+        else nullcontext()
+    )
     with compiling_scorer(terminal), RejectLog(rejects, strict) as reject_log, writing as file:
         found = evaluate(
             named.artefact,
-            log.log(inputs, named.artefact.spec.input),
+            log.log(inputs, given),
             k=k,
             position=position,
             predictions=file,
+            diagnostics=diagnostics,
             without=without or (),
             rejects=reject_log,
             threads=threads,
             output=terminal,
         )
+    if report is not None and found.report is not None:
+        _write_page(report, named.name, found.report)
     (_print_json if as_json else _print_tables)(named.name, found)
-    if found.requests is not None and request is not None:
+    if found.requests is not None:
         _warn_of_requests(found.requests, request)
 
 
@@ -110,6 +156,15 @@ def _variant(artefact: Artefact, name: str | None) -> int:
     if name is not None and name not in names:
         raise SpecError(f"--variant: no variant {name!r}; the model has: {', '.join(names)}")
     return 0 if name is None else names.index(name)
+
+
+def _write_page(path: Path, name: str, report: ModelReport) -> None:
+    from ftrie.report.model_page import html_page, svg_page
+    from model_store.whole_file import write_whole
+
+    page = svg_page(name, report) if path.suffix == ".svg" else html_page(name, report)
+    write_whole(path, page.encode())
+    note(f"{path}: the report of {counted(len(report.variants), 'variant')}")
 
 
 def _print_tables(name: str, found: Evaluation) -> None:
@@ -131,11 +186,13 @@ def _print_tables(name: str, found: Evaluation) -> None:
     print_table(columns, rows)
     if (requests := found.requests) is not None:
         print(
-            f"\n{requests.requests:,} requests, {requests.clicked:,} with a click; MRR and NDCG are means over "
+            f"\n{requests.requests:,} requests, {requests.clicked:,} with a click; the figures are means over "
             f"{requests.judged:,} of them"
         )
-        orders = [[order, m.mrr, m.ndcg] for order, m in requests.orders.items()]
-        print_table(["order", "MRR", f"NDCG@{requests.k}"], orders)
+        orders = [
+            [order, m.mrr, m.ndcg, m.hit_1, m.hit_3, m.hit_10, m.auc] for order, m in requests.orders.items()
+        ]
+        print_table(["order", "MRR", f"NDCG@{requests.k}", "hit@1", "hit@3", "hit@10", "AUC"], orders)
 
 
 def _warn_of_requests(requests: RequestReport, column: str) -> None:
@@ -149,9 +206,7 @@ def _warn_of_requests(requests: RequestReport, column: str) -> None:
             "request that showed several rows together; no MRR and no NDCG"
         )
     elif without:
-        warn(
-            f"MRR and NDCG leave out {counted(without, 'request')} with a click but no unclicked row beside it"
-        )
+        warn(f"the means leave out {counted(without, 'request')} with a click but no unclicked row beside it")
     if requests.resumed:
         warn(
             f"{requests.resumed:,} times a request continued after rows of another, and counts as several; "
@@ -159,7 +214,7 @@ def _warn_of_requests(requests: RequestReport, column: str) -> None:
         )
     if requests.too_long:
         warn(
-            f"MRR and NDCG leave out {counted(requests.too_long, 'request')} of more than {MOST_ROWS:,} rows; "
+            f"the means leave out {counted(requests.too_long, 'request')} of more than {MOST_ROWS:,} rows; "
             f"does {column!r} name requests?"
         )
 
@@ -181,5 +236,15 @@ def _print_json(name: str, found: Evaluation) -> None:
             },
             "uncalibrated": predicted and {variant: m.as_dict() for variant, m in predicted.items()},
             "requests": found.requests and asdict(found.requests),
+            **({"report": _json_types(asdict(found.report))} if found.report is not None else {}),
         }
     )
+
+
+def _json_types(value: Any) -> Any:
+    """The same with text in place of bytes; bytes that are not UTF-8 are escaped."""
+    if isinstance(value, dict):
+        return {_json_types(key): _json_types(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_types(each) for each in value]
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value

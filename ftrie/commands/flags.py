@@ -68,7 +68,10 @@ def _default(field: Field[Any]) -> Any:
 SpecArgument = Annotated[Path, typer.Argument(metavar="SPEC", help="The model spec, a TOML file.")]
 InputsArgument = Annotated[
     list[str],
-    typer.Argument(metavar="INPUT…", help="Log files or globs, read in this order; - is standard input."),
+    typer.Argument(
+        metavar="INPUT…",
+        help="Log files or globs, read in this order, or impressions and clicks, joined; - is standard input.",
+    ),
 ]
 ModelArgument = Annotated[
     str,
@@ -88,7 +91,16 @@ FormatOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Format of the log: csv, tsv, jsonl, parquet, vw, libsvm or libffm; default: detected.",
+        help="Format of the log: csv, tsv, jsonl, parquet, vw, libsvm, libffm, or events (impressions and clicks); "
+        "default: detected.",
+    ),
+]
+NoHeaderOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-header",
+        help="CSV, TSV: the first line is a row; the columns are c1, c2, …, or those of [input] columns. Default: "
+        "detected.",
     ),
 ]
 ThreadsOption = Annotated[
@@ -148,6 +160,7 @@ class LogFlags:
         ),
     ] = None
     format: FormatOption = None
+    no_header: NoHeaderOption = False
 
     def log(self, inputs: Sequence[str], section: InputSection, batch_bytes: int | None = None) -> Log:
         """The log, its files of items and users loaded. Raises SpecError, InputError."""
@@ -156,7 +169,8 @@ class LogFlags:
         from trainer.logs.reader import BATCH_BYTES
 
         tables = side_tables(self.items, self.users, section)
-        return Log(inputs, self.format, tables, note, batch_bytes or BATCH_BYTES)
+        size = batch_bytes or BATCH_BYTES
+        return Log(inputs, self.format, tables, note, size, no_header=self.no_header)
 
 
 # --- Reaching a server ---

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftrie.commands.flags import FormatOption
+from ftrie.commands.flags import FormatOption, NoHeaderOption
 from ftrie.terminal import JsonOption, note, print_json
 
 if TYPE_CHECKING:
@@ -36,11 +36,14 @@ def init(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     format: FormatOption = None,
+    no_header: NoHeaderOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a commented spec to start from, guessed from the first rows of a log.
 
-    Label, times, identities, numbers and lists are guessed from names and values; comments give the reasons.
+    Label, times, identities, numbers and lists are guessed from names and values; comments give the reasons. A log
+    without a header gets the columns c1, c2, …, which the spec lists to be renamed; a label of two other values than
+    1 and 0 gets `positive`, and clicks beside views get `views`.
     """
     from model_store.errors import InputError
     from model_store.spec.spec import parse_spec
@@ -48,11 +51,14 @@ def init(
     from trainer.guess.guesses import guess_all
     from trainer.guess.profiles import take_sample
     from trainer.guess.spec_writer import spec_text
+    from trainer.logs.csv import Header
 
     if output is not None and output.exists() and not force:
         raise InputError(f"{output} exists already; overwrite it with --force")
-    guesses = guess_all(take_sample(source, format), label)
-    text = spec_text(source, guesses)
+    header = Header(is_absent=no_header, known=frozenset(filter(None, [label])))
+    sample = take_sample(source, format, header=header, on_note=note)
+    guesses = guess_all(sample, label)
+    text = spec_text(source, guesses, sample.has_header)
     parse_spec(text, "the guessed spec")
     if output is not None:
         write_whole(output, text.encode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -227,7 +227,8 @@ class _Done:
 
 
 def _check_flags_of_events(policies: PolicyFlags, log: LogFlags, rejects: Path | None) -> None:
-    given = {"--users": log.users, "--format": log.format, "--rejects": rejects}
+    given: dict[str, object] = {"--users": log.users, "--format": log.format, "--rejects": rejects}
+    given["--no-header"] = log.no_header or None
     if not policies.policy:
         given["--items"] = log.items
     for flag, value in given.items():
@@ -246,7 +247,6 @@ def _replay_rows(
 ) -> tuple[Replayed, Read]:
     """Replay labelled rows, which estimates read a second time."""
     from trainer.events.open_sources import files_of_rows
-    from trainer.examples.open_log import Log
     from trainer.logs.rejects import RejectLog
     from trainer.off_policy.logged import DECISION_ROW, LogOfRows
     from trainer.runs.replay import replay_rows
@@ -258,7 +258,7 @@ def _replay_rows(
     with RejectLog(rejects) as reject_log:
         replayed = replay_rows(spec, log, rejects=reject_log, threads=threads, output=terminal)
     decision = estimating.decision if estimating is not None else DECISION_ROW
-    quiet = Log(log.inputs, log.format, log.tables)  # the replay has printed the notes
+    quiet = replace(log, on_note=lambda text: None)  # the replay has printed the notes
     return replayed, LogOfRows(quiet, policies.propensity, policies.position, decision).read
 
 

@@ -1,4 +1,4 @@
-"""`ftrie tune`: flags and output. The search for the learner's parameters is `trainer.tune`."""
+"""`ftrie tune`: flags and output. The search for parameters and crosses is `trainer.tune`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,25 @@ import typer
 from ftrie import terminal
 from ftrie.commands.flags import LogFlags, SpecArgument, ThreadsOption, grouped
 from ftrie.terminal import JsonOption, note, print_json, print_table, progress, warn
-from model_store.errors import InputError, OutputError
+from model_store.errors import OutputError, counted
 
 if TYPE_CHECKING:
     from model_store.spec.spec import ModelSpec
+    from trainer.examples.open_log import Log
     from trainer.tune.candidates import Candidate
-    from trainer.tune.halving import Comparison, Tuning
+    from trainer.tune.crosses import Proposal
+    from trainer.tune.extent import HeldOut
+    from trainer.tune.search import Found, Options
+    from trainer.tune.state import State
+
+HELD_OUT = "0.2"
 
 
 def register(app: typer.Typer) -> None:
     """Add `ftrie tune`."""
     epilog = (
-        "Example: ftrie tune ads.toml 'clicks/*.csv.gz' --try alpha=0.03,0.1,0.3 --try l1=0,1,3 -o best.toml"
+        "Examples: ftrie tune ads.toml 'clicks/*.csv.gz' --crosses --keys 100000 -o best.toml; "
+        "ftrie tune ads.toml 'clicks/*.csv.gz' --try alpha=0.03,0.1,0.3 --try l1=0,1,3 --hold-out 1d --state ads.tune"
     )
     app.command("tune", epilog=epilog)(tune)
 
@@ -40,15 +47,59 @@ def tune(
             "--try",
             metavar="NAME=V,V…",
             help="Values to try for a parameter of [learner]; repeated: all combinations. "
-            "Default: alpha and beta, twelve points around those of SPEC.",
+            "Default: alpha, beta and l1, up to 24 points around those of SPEC.",
+        ),
+    ] = None,
+    widen: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Where the best lies on the edge of the grid, try values beyond it, up to N times.",
+        ),
+    ] = 2,
+    crosses: Annotated[
+        bool,
+        typer.Option(
+            "--crosses",
+            help="Try every pair of fields as a cross; the best spec has those that gain more than chance explains.",
+        ),
+    ] = False,
+    keys: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="With --crosses: the most keys with a non-zero weight that all proposed crosses may add.",
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write SPEC with the best parameters here."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write SPEC with the best parameters and crosses here."
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Draw the search to this page; a name ending in .svg gets the charts alone."
+        ),
+    ] = None,
+    hold_out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PART",
+            help="Choose on the rows before the last part, a share of the rows or a time span such as 1d, and judge "
+            f"the best once on it; 0: choose on all rows. Default: {HELD_OUT}.",
+        ),
     ] = None,
     judge_last: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Judge by the last part of the rows only, such as 0.1.")
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Choose by the last part only of the rows not held out, such as 0.1; the others are learned.",
+        ),
     ] = 1.0,
     by: Annotated[str, typer.Option(metavar="METRIC", help="Rank by logloss or by auc.")] = "logloss",
     variant: Annotated[
@@ -62,108 +113,205 @@ def tune(
             help="Successive halving: start with ROWS rows, and keep the best third after each round.",
         ),
     ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keep the results of finished passes here; the same command goes on after them if it was stopped.",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
     log: LogFlags,
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Try parameters of the learner on a log, and rank them by their progressive metrics.
+    """Try parameters of the learner, and crosses, on a log; rank them by their progressive metrics.
 
     Candidates of alpha, beta, l1 and l2 are variants of one pass, up to 32, if the spec has one variant or per-variant
-    values; others are models that learn side by side. A bad row is counted and skipped.
+    values; others are models that learn side by side. The last part of the log is held out: nothing is chosen on it,
+    and the best spec is judged on it once. A bad row is counted and skipped.
     """
     from model_store.spec.spec import load_spec
-    from model_store.whole_file import write_whole
+    from model_store.whole_file import check_writable, write_whole
     from trainer.runs.warmup import formats_of
     from trainer.tune.best_spec import with_best
     from trainer.tune.candidates import candidates_of
-    from trainer.tune.halving import Comparison
-    from trainer.tune.halving import tune as search
+    from trainer.tune.crosses import pairs_of
+    from trainer.tune.halving import Comparison, compared_variant
     from trainer.tune.passes import Repeated
+    from trainer.tune.search import Options, search
 
     if by not in ("logloss", "auc"):
         raise typer.BadParameter(f"--by {by}: expected logloss or auc")
     if judge_last == 0.0:
         raise typer.BadParameter("--judge-last 0: expected a part of the log above 0")
+    if keys is not None and not crosses:
+        raise typer.BadParameter("--keys is the budget of --crosses: add --crosses")
     if output is not None and output.exists() and not force:
         raise OutputError(f"{output} exists already; overwrite it with --force")
+    if report is not None:
+        check_writable(report)
     model_spec = load_spec(spec)
     candidates = candidates_of(model_spec, tries or [])
     text = spec.read_text(encoding="utf-8")
-    if output is not None:
-        with_best(text, model_spec, candidates[0])  # fails now if the file cannot be edited
-    comparison = Comparison(judge_last, by, variant, halving)
+    if output is not None:  # fails now if the file cannot be edited
+        pairs = pairs_of(model_spec, compared_variant(model_spec, variant)) if crosses else ()
+        with_best(text, model_spec, candidates[0], tuple(pairs)[:1])
     opened = log.log(inputs, model_spec.input)
+    held_out, widen = _parts(opened, hold_out, widen)
+    options = Options(Comparison(judge_last, by, variant, halving, widen=widen), held_out, crosses, keys)
     note(f"{len(candidates)} candidates")
-    _compile(model_spec, candidates, comparison, formats_of(inputs, log.format))
+    kept = _state(state, model_spec, opened, candidates, options)
+    _compile(model_spec, candidates, options, formats_of(inputs, log.format))
     with progress("tuning") as bar:
-        repeated = Repeated(opened, threads, lambda rows, total: bar.update(rows, total=total))
-        found = search(model_spec, candidates, repeated, comparison)
-    if not found.ranking:
-        raise InputError(f"no row could be learned from ({found.rejected:,} rejected); nothing can be ranked")
-    for warning in _warnings(found):
+        repeated = Repeated(opened, threads, lambda rows, total: bar.update(rows, total=total), kept)
+        found = search(model_spec, candidates, repeated, options)
+    for warning in found.warnings():
         warn(warning)
     if output is not None:
-        write_whole(output, with_best(text, model_spec, found.ranking[0].parameters).encode())
-    _print(found, output, as_json)
+        write_whole(output, with_best(text, model_spec, found.best, found.pairs).encode())
+    if report is not None:
+        from ftrie.report.tuning import tuning_html, tuning_svg
+
+        page = tuning_svg(found) if report.suffix == ".svg" else tuning_html(model_spec.model.name, found)
+        write_whole(report, page.encode())
+    if as_json:
+        print_json(_answer(found, output))
+    else:
+        _print(found, output)
 
 
-def _warnings(found: Tuning) -> list[str]:
-    from trainer.logs.rejects import MOST_REJECTED
+def _parts(log: Log, hold_out: str | None, widen: int) -> tuple[HeldOut, int]:
+    """The part to hold out, and how often to widen the grid. Standard input is read once, and so has neither."""
+    from trainer.logs.batch import STDIN
+    from trainer.tune.extent import HeldOut
 
-    if found.rejected_share <= MOST_REJECTED:
-        return []
-    return [
-        f"{found.rejected:,} rows were rejected, {100 * found.rejected_share:.3g} % of those read: the ranking is "
-        "that of the others alone; `ftrie train --rejects FILE` lists them"
-    ]
+    if hold_out is None and STDIN in log.inputs:
+        note("standard input is read once: no part of it is held out, and the grid is not widened")
+        return HeldOut(), 0
+    try:
+        return HeldOut.of(hold_out or HELD_OUT), widen
+    except ValueError as error:
+        raise typer.BadParameter(f"--hold-out: {error}") from None
+
+
+def _state(
+    path: Path | None, spec: ModelSpec, log: Log, candidates: Sequence[Candidate], options: Options
+) -> State | None:
+    import json
+    from dataclasses import asdict
+
+    from trainer.tune.state import State, log_identity
+
+    if path is None:
+        return None
+    search = {"candidates": [dict(each) for each in candidates], **asdict(options)}
+    identity = {
+        "log": log_identity(log),
+        "spec": spec.sha256,
+        "grid or flags": json.dumps(search, sort_keys=True),
+    }
+    state = State(path, identity)
+    if state.kept:
+        note(f"{path}: {counted(state.kept, 'finished pass', 'finished passes')} are not repeated")
+    return state
 
 
 def _compile(
-    spec: ModelSpec, candidates: Sequence[Candidate], comparison: Comparison, formats: frozenset[str]
+    spec: ModelSpec, candidates: Sequence[Candidate], options: Options, formats: frozenset[str]
 ) -> None:
     from trainer.runs.warmup import compile_kernels, kernels_are_ready
-    from trainer.tune.candidates import groups_of
-    from trainer.tune.halving import compared_variant
+    from trainer.tune.search import models_of
 
-    groups = groups_of(spec, candidates, range(len(candidates)), compared_variant(spec, comparison.variant))
-    for group in groups:
-        if not kernels_are_ready(group.spec, formats):
-            compile_kernels(group.spec, formats, output=terminal)
+    for each in models_of(spec, candidates, options):
+        if not kernels_are_ready(each, formats):
+            compile_kernels(each, formats, output=terminal)
 
 
-def _print(found: Tuning, output: Path | None, as_json: bool) -> None:
-    if as_json:
-        print_json(
-            {
-                "best": dict(found.ranking[0].parameters),
-                "ranking": [each.as_dict() for each in found.ranking],
-                "rejected": found.rejected,
-                "passes": found.passes,
-                "seconds": round(found.seconds, 6),
-                "output": str(output) if output is not None else None,
-                "warnings": _warnings(found),
-            }
-        )
-        return
-    names = list(found.ranking[0].parameters)
+def _answer(found: Found, output: Path | None) -> dict[str, object]:
+    from dataclasses import asdict
+
+    tuning, proposal = found.tuning, found.crosses
+    return {
+        "best": dict(found.best),
+        "ranking": [each.as_dict() for each in tuning.ranking],
+        "widened": tuning.widened,
+        "edges": [asdict(each) for each in tuning.edges],
+        "crosses": proposal
+        and {
+            "proposed": [each.as_dict() for each in proposal.proposed],
+            "tried": [each.as_dict() for each in proposal.tried],
+            "over_budget": [each.as_dict() for each in proposal.too_large],
+        },
+        "extent": found.extent and asdict(found.extent),
+        "judged": found.judged and found.judged.as_dict(),
+        "rejected": found.rejected,
+        "passes": found.passes,
+        "seconds": round(found.seconds, 6),
+        "output": str(output) if output is not None else None,
+        "warnings": list(found.warnings()),
+    }
+
+
+def _print(found: Found, output: Path | None) -> None:
+    from ftrie.report.tuning import difference_text, value_text
+
+    ranking = found.tuning.ranking
+    names = list(found.best)
     rows = [
         [
             rank,
-            *(_plain(each.parameters[name]) for name in names),
+            *(value_text(each.parameters[name]) for name in names),
             each.outcome.metrics.logloss,
             each.outcome.metrics.auc,
+            difference_text(each.difference),
             each.outcome.nonzero,
             each.judged_rows,
         ]
-        for rank, each in enumerate(found.ranking, 1)
+        for rank, each in enumerate(ranking, 1)
     ]
-    print_table(["", *names, "log-loss", "AUC", "non-zeros", "rows judged"], rows)
-    passes = "pass" if found.passes == 1 else "passes"
-    print(f"{found.passes} {passes} in {found.seconds:.1f} s, {found.rejected:,} rows rejected", end="")
+    print_table(
+        ["", *names, "log-loss", "AUC", "log-loss minus the best's", "non-zeros", "rows judged"], rows
+    )
+    for name, values in found.tuning.widened.items():
+        added = ", ".join(map(value_text, values))
+        print(f"{name}: the best lay on the edge of the grid, so {added} were tried too")
+    same = sum(each.difference is not None and each.difference.may_be_zero for each in ranking)
+    print(f"{same} of {len(ranking) - 1} others are not distinguishable from the best (95 % intervals)")
+    if found.crosses is not None:
+        _print_crosses(found.crosses)
+    _print_judged(found)
+    passes = counted(found.passes, "pass", "passes")
+    print(f"{passes} in {found.seconds:.1f} s, {found.rejected:,} rows rejected", end="")
     print(f"; the best is in {output}" if output is not None else "")
 
 
-def _plain(value: float | int | str) -> str:
-    """A parameter as a user would write it: 1e-06, not 0.00000."""
-    return value if isinstance(value, str) else f"{value:g}"
+def _print_crosses(proposal: Proposal) -> None:
+    from ftrie.report.tuning import difference_text
+
+    tried = len(proposal.tried)
+    print(
+        f"\n{tried} pairs tried as crosses, {len(proposal.proposed)} proposed (5 % / {tried} each, one-sided)"
+    )
+    if proposal.proposed:
+        rows = [["*".join(each.pair), difference_text(each.gain), each.keys] for each in proposal.proposed]
+        print_table(["cross", "log-loss saved", "keys"], rows)
+    elif proposal.tried:
+        first = proposal.tried[0]
+        print(f"the largest gain: {'*'.join(first.pair)}, {difference_text(first.gain)}")
+    for each in proposal.too_large:
+        print(f"{'*'.join(each.pair)} would add {each.keys:,} keys, more than the budget has left")
+
+
+def _print_judged(found: Found) -> None:
+    from ftrie.report.tuning import difference_text
+
+    judged, extent = found.judged, found.extent
+    if judged is None or extent is None:
+        return
+    times = f", {extent.split_time} to {extent.end}" if extent.split_time else ""
+    print(f"\njudged once, on the last {judged.rows:,} rows{times}, on which nothing was chosen")
+    sides = {"best": judged.best, "as given": judged.given}
+    rows = [[name, each.metrics.logloss, each.metrics.auc, each.nonzero] for name, each in sides.items()]
+    print_table(["", "log-loss", "AUC", "non-zeros"], rows)
+    print(f"log-loss of the best minus the spec's as given: {difference_text(judged.difference)}")

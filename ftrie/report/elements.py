@@ -6,6 +6,7 @@ Elements are serialized by ElementTree, which escapes all text: no value of a lo
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from xml.etree.ElementTree import Element, tostring
 
 _CONTROL = re.compile("[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\ud800-\\udfff\\ufffe\\uffff]")
@@ -73,6 +74,32 @@ def element(tag: str, *children: Element | str, **attributes: object) -> Element
         else:
             made.text = (made.text or "") + _printable(child)
     return made
+
+
+def document(title: str, *children: Element) -> str:
+    """An HTML document with this title as its heading."""
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width,initial-scale=1"),
+        element("title", title),
+        element("style", VARIABLES + PAGE + PICTURE),
+    )
+    body = element("body", element("main", element("h1", title), *children))
+    return as_html(element("html", head, body, lang="en"))
+
+
+def captioned(picture: Element, caption: str) -> Element:
+    """A picture with its caption."""
+    return element("figure", picture, element("figcaption", caption))
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> Element:
+    """A table that scrolls where it is wider than the page."""
+    head = element("thead", element("tr", *(element("th", each, scope="col") for each in heads)))
+    body = element("tbody", *(element("tr", *(element("td", cell) for cell in row)) for row in rows))
+    whole = element("table", element("caption", caption, class_="quiet"), head, body)
+    return element("div", whole, class_="wide", tabindex="0", role="region", aria_label=caption)
 
 
 def as_html(page: Element) -> str:

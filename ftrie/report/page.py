@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element
 
 from ftrie.report import series
 from ftrie.report.charts import curve_chart, dot_chart, reliability_chart, stacked
-from ftrie.report.elements import PAGE, PICTURE, VARIABLES, as_html, as_svg, element
+from ftrie.report.elements import PICTURE, VARIABLES, as_svg, captioned, document, element, table
 from ftrie.report.series import ENOUGH_CLICKS, MOST_POINTS, Figure, RunMetrics
 from model_store.errors import counted, shown
 from trainer.learn.metrics.records import RegretPoint, VariantMetrics
@@ -23,15 +23,7 @@ NOTHING = "(empty)"
 def html_page(runs: Sequence[RunMetrics]) -> str:
     """The whole report as one HTML document."""
     title = f"How {_models(runs)} learned"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", name="viewport", content="width=device-width,initial-scale=1"),
-        element("title", title),
-        element("style", VARIABLES + PAGE + PICTURE),
-    )
-    body = element("body", element("main", element("h1", title), *_runs(runs), *_sections(runs)))
-    return as_html(element("html", head, body, lang="en"))
+    return document(title, *_runs(runs), *_sections(runs))
 
 
 def svg_page(runs: Sequence[RunMetrics]) -> str:
@@ -66,7 +58,7 @@ def _runs(runs: Sequence[RunMetrics]) -> list[Element]:
                 element("p", f"{counted(run.collisions.keys, 'key')}: {run.collisions}.", class_="quiet")
             )
         made += [element("p", f"Note: {note}.", role="note") for note in run.notes]
-    made.append(_table(_HEADS, [row for run in runs for row in _total_rows(run, len(runs) > 1)], "All rows"))
+    made.append(table(_HEADS, [row for run in runs for row in _total_rows(run, len(runs) > 1)], "All rows"))
     made.append(
         element(
             "p",
@@ -123,7 +115,7 @@ def _sections(runs: Sequence[RunMetrics]) -> list[Element]:
     for heading, picture, caption in _pictures(runs):
         if heading:
             made.append(element("h2", heading))
-        made.append(_figure(picture, caption))
+        made.append(captioned(picture, caption))
     for name in series.slice_names(runs):
         made += _slice(runs, name)
     return made
@@ -177,7 +169,7 @@ def _pictures(runs: Sequence[RunMetrics]) -> list[tuple[str, Element, str]]:
 def _slice(runs: Sequence[RunMetrics], name: str) -> list[Element]:
     said = f"The {DRAWN_VALUES} values with the most rows, of those with {ENOUGH_CLICKS} clicks or more."
     made = [element("h2", "By ", element("code", name)), element("p", said, class_="quiet")]
-    made += [_figure(picture, caption) for picture, caption in _slice_pictures(runs, name)]
+    made += [captioned(picture, caption) for picture, caption in _slice_pictures(runs, name)]
     rows = [
         [_called(each.value), run.name, shown(each.rows), shown(each.click_rate), variant, *_cells(metrics)]
         for run in runs
@@ -186,7 +178,7 @@ def _slice(runs: Sequence[RunMetrics], name: str) -> list[Element]:
         for variant, metrics in each.variants.items()
     ]
     heads = ("value", "run", "rows", "click rate", *_HEADS)
-    made.append(element("details", element("summary", "All figures"), _table(heads, rows, f"By {name}")))
+    made.append(element("details", element("summary", "All figures"), table(heads, rows, f"By {name}")))
     return made
 
 
@@ -207,14 +199,3 @@ def _slice_pictures(runs: Sequence[RunMetrics], name: str) -> list[tuple[Element
 
 def _called(value: str | None) -> str:
     return OTHER if value is None else value or NOTHING
-
-
-def _figure(picture: Element, caption: str) -> Element:
-    return element("figure", picture, element("figcaption", caption))
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> Element:
-    head = element("thead", element("tr", *(element("th", each, scope="col") for each in heads)))
-    body = element("tbody", *(element("tr", *(element("td", cell) for cell in row)) for row in rows))
-    table = element("table", element("caption", caption, class_="quiet"), head, body)
-    return element("div", table, class_="wide", tabindex="0", role="region", aria_label=caption)

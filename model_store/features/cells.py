@@ -5,7 +5,7 @@ A value that does not fit is returned with its row and the reason instead of rai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,16 +15,17 @@ import pyarrow.compute as pc
 
 from model_store.errors import FieldValueError
 from model_store.features.values import (
-    BUCKETS_PER_OCTAVE,
     INTEGRAL_LIMIT,
     LARGEST_REAL,
     not_real,
     parse_number,
     text_of,
 )
+from model_store.spec.sections import InputSection
 
 _ABSENT = b""
 EXPECTED_LABELS = "1, 0, -1, true or false"
+_OTHER_LABELS = "input.positive names other values that are a click"
 LABELS = {
     **dict.fromkeys((b"1", b"+1", b"1.0", b"+1.0", b"true"), 1.0),
     **dict.fromkeys((b"0", b"0.0", b"false"), 0.0),
@@ -32,18 +33,87 @@ LABELS = {
 }
 
 
-def parse_labels(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
-    """Labels as 0.0 and 1.0 (-1 is 0.0), and (row, reason) for all others than 1, 0, -1, true, false."""
-    labels, bad = signed_labels(array)
+def parse_labels(
+    array: Any, positive: str | Sequence[str] | None = None
+) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
+    """Labels as 0.0 and 1.0 (-1 is 0.0), and (row, reason) for all others than 1, 0, -1, true, false.
+
+    positive: the values that are 1.0; all others are then 0.0, an absent one too.
+    """
+    labels, bad = signed_labels(array, positive)
     return np.maximum(labels, 0.0), bad
 
 
-def signed_labels(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
+def signed_labels(
+    array: Any, positive: str | Sequence[str] | None = None
+) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
     """Like `parse_labels`, but a label written as -1 stays -1.0."""
     array = plain(array)
-    if pa.types.is_list(array.type):
+    if pa.types.is_list(array.type) or pa.types.is_map(array.type):
         return np.zeros(len(array)), _all_bad(array, EXPECTED_LABELS)
-    return _by_unique(array, _label, 0.0)
+    if positive is None:
+        return _by_unique(array, _label, 0.0)
+    values = [positive] if isinstance(positive, str) else list(positive)
+    clicks = pc.is_in(text_column(array), pa.array([value.encode() for value in values], pa.binary()))
+    return clicks.to_numpy(zero_copy_only=False).astype(np.float64), []
+
+
+def clicked(columns: Mapping[str, Any], section: InputSection) -> npt.NDArray[np.bool_]:
+    """Which rows have a click, by their label; False where it is invalid."""
+    label = columns[section.label]
+    if section.views is not None:
+        counts = parse_counts(label, columns[section.views])[0]
+    else:
+        counts = parse_labels(label, section.positive)[0]
+    rows: npt.NDArray[np.bool_] = counts > 0.0
+    return rows
+
+
+def label_columns(section: InputSection, clicks: npt.NDArray[Any]) -> dict[str, Any]:
+    """The label of rows with and without a click (1, 0), as a log of this section would write it."""
+    whole = pa.array(clicks.astype(np.int64))
+    if section.views is not None:
+        return {section.label: whole, section.views: pa.array(np.ones(clicks.size, np.int64))}
+    if section.positive is None:
+        return {section.label: whole}
+    value = section.positive if isinstance(section.positive, str) else section.positive[0]
+    texts = pa.array([_ABSENT, value.encode()], pa.binary())
+    return {section.label: texts.take(whole)}
+
+
+def parse_counts(
+    clicks: Any, views: Any
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], list[tuple[int, str]], list[tuple[int, str]]]:
+    """Clicks and views, whole numbers, of rows that stand for many views; 0 where invalid.
+
+    Also (row, reason) for invalid clicks, more of them than views among these, and for invalid views.
+    """
+    given, bad_clicks = _counts(clicks)
+    shown, bad_views = _counts(views)
+    given[[row for row, _ in bad_views]] = 0.0
+    bad_clicks += [
+        (
+            int(row),
+            f"got {given[row]:,.0f} clicks of {shown[row]:,.0f} views, expected at most as many as views",
+        )
+        for row in np.flatnonzero(given > shown)
+    ]
+    return given, shown, bad_clicks, bad_views
+
+
+def _counts(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
+    array = plain(array)
+    if pa.types.is_list(array.type) or pa.types.is_map(array.type):
+        return np.zeros(len(array)), _all_bad(array, "a whole number")
+    numbers, bad = number_column(array)
+    known = {row for row, _ in bad}
+    odd = ~((numbers >= 0.0) & (numbers == np.floor(numbers)) & (numbers < INTEGRAL_LIMIT))
+    for row in np.flatnonzero(odd).tolist():
+        if row not in known:
+            got = "no value" if np.isnan(numbers[row]) else f"{numbers[row]:g}"
+            bad.append((row, f"got {got}, expected a whole number >= 0"))
+    numbers[odd] = 0.0
+    return numbers, bad
 
 
 def parse_weights(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
@@ -103,14 +173,6 @@ def _repr(value: float) -> bytes:
     return text_of(value) if np.isfinite(value) else repr(value).encode()
 
 
-def log_buckets(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """`values.log_bucket` of every number."""
-    shift = 52 - (BUCKETS_PER_OCTAVE.bit_length() - 1)
-    bits = (1.0 + np.abs(numbers)).view(np.int64)
-    buckets = (bits >> shift) - 1023 * BUCKETS_PER_OCTAVE
-    return np.where(numbers < 0, -buckets, buckets)
-
-
 def number_column(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
     """Numbers as float64, NaN where absent, and (row, reason) for invalid ones, which include NaN and infinity."""
     if pa.types.is_null(array.type):
@@ -156,7 +218,8 @@ def _label(value: Any) -> float:
     text = text_of(value) if value is not None else b""
     label = LABELS.get(text.lower())
     if label is None:
-        raise FieldValueError(f"got {text[:40].decode(errors='replace')!r}, expected {EXPECTED_LABELS}")
+        got = repr(text[:40].decode(errors="replace"))
+        raise FieldValueError(f"got {got}, expected {EXPECTED_LABELS}; {_OTHER_LABELS}")
     return label
 
 

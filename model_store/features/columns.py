@@ -17,8 +17,9 @@ import pyarrow.compute as pc
 
 from model_store.errors import FieldValueError, SpecError
 from model_store.features import sets_kernels
-from model_store.features.cells import addresses, log_buckets, number_column, plain, real_column, text_column
+from model_store.features.cells import addresses, number_column, plain, real_column, text_column
 from model_store.features.features import FieldPlan
+from model_store.features.numbers import MISSING, NumberRule
 from model_store.features.values import LARGEST_REAL, not_real
 from model_store.hash_kernels import scan_columns
 from model_store.spec.keys import ESCAPES, MAX_KEY_BYTES
@@ -61,10 +62,12 @@ def _is_ready(plan: FieldPlan, array: Any) -> bool:
 
 def _typed(plan: FieldPlan, array: Any) -> TokenColumn:
     try:
+        if plan.kind == "text":
+            return _text_column(plan, array)
         if plan.is_list:
             return _list_column(plan, array)
-        if plan.kind == "number":
-            return _number_column(plan, array)
+        if plan.number is not None:
+            return _number_column(plan.number, array, MISSING if plan.has_missing_key else _ABSENT)
         if plan.kind == "time":
             return _time_column(plan, array)
         return TokenColumn(text_column(array))
@@ -74,16 +77,46 @@ def _typed(plan: FieldPlan, array: Any) -> TokenColumn:
         ) from None
 
 
-def _number_column(plan: FieldPlan, array: Any) -> TokenColumn:
-    if plan.spec.bucket is None:
-        numbers, bad = real_column(array)
-        return TokenColumn(pa.array([_ABSENT] * len(numbers), pa.binary()), x=numbers, bad=bad)
+def _number_column(rule: NumberRule, array: Any, absent: bytes) -> TokenColumn:
+    """absent: the text of an absent number's token; empty if it has none."""
     numbers, bad = number_column(array)
     present = ~np.isnan(numbers)
-    buckets, codes = np.unique(log_buckets(np.where(present, numbers, 0.0)), return_inverse=True)
-    labels = pa.array([b"%d" % bucket for bucket in buckets] + [_ABSENT], pa.binary())
+    if rule.buckets is None:
+        x = rule.xs(numbers)
+        beyond = np.flatnonzero(~(np.abs(x) <= LARGEST_REAL) & present)
+        bad += [(int(row), rule.not_real(float(numbers[row]), float(x[row]))) for row in beyond]
+        x[beyond] = np.nan
+        if not absent or present.all():
+            return TokenColumn(pa.array([_ABSENT] * len(x), pa.binary()), x=x, bad=bad)
+        labels = pa.array([absent, _ABSENT], pa.binary())
+        return TokenColumn(
+            labels.take(pa.array(present.astype(np.int8))), x=np.where(present, x, 1.0), bad=bad
+        )
+    clipped = rule.clipped(np.where(present, numbers, 0.0))
+    buckets, codes = np.unique(rule.buckets(clipped), return_inverse=True)
+    labels = pa.array([b"%d" % bucket for bucket in buckets] + [absent], pa.binary())
     codes = np.where(present, codes.reshape(-1), len(buckets))
     return TokenColumn(labels.take(pa.array(codes)), bad=bad)
+
+
+def _text_column(plan: FieldPlan, array: Any) -> TokenColumn:
+    """The words of texts. Each distinct text is taken apart once."""
+    if is_list(array.type):
+        raise pa.ArrowInvalid("lists")
+    encoded = text_column(array).dictionary_encode()
+    texts: list[bytes] = []
+    starts, bad_codes = [0], {}
+    for code, value in enumerate(encoded.dictionary.to_pylist()):
+        try:
+            texts += [token.text for token in plan.tokens(value)]
+        except FieldValueError as error:
+            bad_codes[code] = _reason(plan, error)
+        starts.append(len(texts))
+    codes = encoded.indices.to_numpy()
+    bad = [(int(row), bad_codes[codes[row]]) for row in np.flatnonzero(np.isin(codes, list(bad_codes)))]
+    words = pa.ListArray.from_arrays(pa.array(starts, pa.int32()), pa.array(texts, pa.binary()))
+    rows = words.take(encoded.indices)
+    return TokenColumn(rows.flatten(), _starts(rows), bad=bad, checked=True)
 
 
 def _time_column(plan: FieldPlan, array: Any) -> TokenColumn:

@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from model_store.errors import FieldValueError
+from model_store.errors import FieldValueError, SpecError
+from model_store.features.numbers import MISSING, NumberRule
+from model_store.features.texts import DEFAULT_MOST, DEFAULT_NGRAMS, ngrams_of
 from model_store.features.values import (
     Scalar,
     Value,
     checked_utf8,
     decoded,
     encoded,
-    log_bucket,
     one_scalar,
     parse_number,
-    parse_real,
     set_members,
     text_of,
     time_part,
@@ -47,13 +47,18 @@ class Tokenised:
 
 @dataclass(frozen=True)
 class FieldPlan:
-    """A compiled field. `prefix` is `name=` (empty for raw keys); bit v of `mask` is set if variant v uses it."""
+    """A compiled field.
+
+    prefix is `name=` (empty for raw keys); bit v of `mask` is set if variant v has keys of the field itself; number:
+    what becomes of its values, for kind "number" only.
+    """
 
     name: str
     index: int
     spec: FieldSpec
     prefix: bytes
     mask: int
+    number: NumberRule | None
     _tokens: Callable[[Value], tuple[Token, ...]]
 
     @property
@@ -63,7 +68,7 @@ class FieldPlan:
 
     @property
     def kind(self) -> str:
-        """The kind of value: category, set, number, time or raw."""
+        """The kind of value: category, set, number, time, raw or text."""
         return self.spec.kind
 
     @property
@@ -73,11 +78,16 @@ class FieldPlan:
 
     @property
     def is_list(self) -> bool:
-        """True if an example may hold several values of this field."""
-        return self.spec.kind in ("set", "raw")
+        """True if an example may have several tokens of this field."""
+        return self.spec.kind in ("set", "raw", "text")
+
+    @property
+    def has_missing_key(self) -> bool:
+        """True if an absent value has a token too."""
+        return self.spec.missing is not None
 
     def tokens(self, value: Value) -> tuple[Token, ...]:
-        """The tokens of one value; none if it is missing, null or empty.
+        """The tokens of one value; none if it is missing, null or empty, unless the field has a key for that.
 
         Raises FieldValueError if the value does not fit the field's kind, is not UTF-8, or makes a key over 4 KiB.
         """
@@ -127,11 +137,8 @@ class FeaturePlan:
 
     @classmethod
     def of(cls, spec: ModelSpec) -> FeaturePlan:
-        """Compile a resolved spec (`ModelSpec.resolve`)."""
-        fields = tuple(
-            FieldPlan(name, index, field, _prefix(name, field), _mask(spec, name), _tokenizer(field))
-            for index, (name, field) in enumerate(spec.fields.items())
-        )
+        """Compile a resolved spec (`ModelSpec.resolve`). Raises SpecError for a field that has yet to learn."""
+        fields = tuple(_field(spec, index, name) for index, name in enumerate(spec.fields))
         by_name = {field.name: field for field in fields}
         crosses = tuple(_cross(spec, [by_name[name] for name in cross.fields]) for cross in spec.crosses)
         shares = tuple(variant.share for variant in spec.variants.values())
@@ -178,7 +185,7 @@ class FeaturePlan:
         """
         yield BIAS.decode(), BIAS, 1.0, self.all_variants
         for field in self.fields:
-            for token in tokens[field.name]:
+            for token in tokens[field.name] if field.spec.main else ():
                 yield field.name, field.prefix + token.text, token.x, field.mask
         for cross in self.crosses:
             for chosen in itertools.product(*(tokens[field.name] for field in cross.fields)):
@@ -186,7 +193,18 @@ class FeaturePlan:
                 yield cross.name, key, math.prod(token.x for token in chosen), cross.mask
 
 
-def _tokenizer(field: FieldSpec) -> Callable[[Value], tuple[Token, ...]]:
+def _field(spec: ModelSpec, index: int, name: str) -> FieldPlan:
+    field = spec.fields[name]
+    if field.has_to_learn:
+        raise SpecError(
+            f"fields.{name}: has learned nothing yet; resolve the spec against a log, or set learned"
+        )
+    number = NumberRule.of(field) if field.kind == "number" else None
+    mask = _mask(spec, name) if field.main else 0
+    return FieldPlan(name, index, field, _prefix(name, field), mask, number, _tokenizer(field, number))
+
+
+def _tokenizer(field: FieldSpec, number: NumberRule | None) -> Callable[[Value], tuple[Token, ...]]:
     if field.kind == "set":
         return lambda value: _set_tokens(value, field.separator, escape)
     if field.kind == "raw":
@@ -196,11 +214,24 @@ def _tokenizer(field: FieldSpec) -> Callable[[Value], tuple[Token, ...]]:
         return lambda value: _one_token(
             value, lambda v: Token(time_part(decoded(v), field.format, part), 1.0)
         )
-    if field.kind == "number" and field.bucket == "log":
-        return lambda value: _one_token(value, lambda v: Token(b"%d" % log_bucket(parse_number(v)), 1.0))
-    if field.kind == "number":
-        return lambda value: _one_token(value, lambda v: Token(b"", parse_real(v)))
+    if field.kind == "text":
+        ngrams, most = field.ngrams or DEFAULT_NGRAMS, field.most or DEFAULT_MOST
+        return lambda value: _text_tokens(value, ngrams, most)
+    if number is not None:
+        absent = (Token(MISSING, 1.0),) if field.missing is not None else ()
+        return lambda value: _one_token(value, lambda v: _number_token(number, parse_number(v))) or absent
     return _category_token
+
+
+def _number_token(rule: NumberRule, number: float) -> Token:
+    return Token(rule.text(number), rule.x(number))
+
+
+def _text_tokens(value: Value, ngrams: int, most: int) -> tuple[Token, ...]:
+    """Words have no character that keys escape."""
+    if value is None:
+        return ()
+    return tuple(Token(each.encode(), 1.0) for each in ngrams_of(decoded(one_scalar(value)), ngrams, most))
 
 
 def _category_token(value: Value) -> tuple[Token, ...]:

@@ -17,6 +17,7 @@ Link = Literal["logit", "probit"]
 
 MAX_BLOOM_COUNT = 256
 MAX_K = 10**15
+MAX_WARMUP = 10**12
 LEAST_HASH_BITS, MOST_HASH_BITS = 8, 31
 DEFAULT_KEYS = 1_000_000
 DEFAULT_FALSE_POSITIVES = 0.01
@@ -85,10 +86,15 @@ class Subsample(Section):
 
 
 class Rule(Section):
-    """Overrides of `[learner]` for the keys with a prefix; the longest prefix wins."""
+    """Overrides of `[learner]` for the keys with a prefix; the longest prefix wins.
+
+    decay: p of their rate alpha / (beta + n^p), which is 1/2 elsewhere; 0: a constant rate.
+    """
 
     inclusion: Inclusion | None = None
     l1: Penalty | None = None
+    alpha: Alpha | None = None
+    decay: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
 
 
 class LearnerSection(Section):
@@ -97,11 +103,13 @@ class LearnerSection(Section):
     `rate_scale` and `rate_decay` are another form of the rate, eta = rate_scale / (1 + rate_decay sqrt(n)): alpha is
     rate_scale / rate_decay, and beta is 1 / rate_decay. The defaults of `rate`, `alpha` and `l1` depend on the
     algorithm. For adpredictor, alpha is the prior variance of a weight, beta the standard deviation of the noise.
+    With `warmup` = N, alpha grows from alpha / N to alpha over the first N examples.
     """
 
     algorithm: Algorithm = "ftrl"
     alpha: Alpha = 0.1
     beta: Beta = 1.0
+    warmup: int = Field(default=0, ge=0, le=MAX_WARMUP)
     l1: Penalty = 1.0
     l2: Penalty = 0.0
     k: int = Field(default=1, ge=1, le=MAX_K)
@@ -129,6 +137,33 @@ class LearnerSection(Section):
                 'l1 does not fit algorithm = "ogd" with rate = "global": the gradient of l1 takes a weight past 0 and '
                 "back at every example, and under a falling rate there is no formula for what a key has missed until "
                 'it occurs again; take algorithm = "fobos", which stops at 0, or another rate'
+            )
+        return ""
+
+    def why_no_rule(self, name: str) -> str:
+        """Why `[rules]` cannot set alpha or decay for this learner; "" if they can."""
+        if self.rate == "posterior":
+            return f'{name} by prefix does not fit algorithm = "adpredictor", whose rate is a variance'
+        if self.rate == "global" or (self.rate, name) == ("constant", "decay"):
+            expected = '"gradients" or "counts"' + (', or "constant"' if name == "alpha" else "")
+            return f'{name} by prefix needs a rate of each key; got rate = "{self.rate}", expected {expected}'
+        return ""
+
+    def why_no_warmup(self, penalized: bool) -> str:
+        """Why this learner has no warm-up; "" if it can. penalized: some key has an l1 or an l2."""
+        if self.algorithm == "adpredictor":
+            return 'warmup has no meaning for algorithm = "adpredictor", whose alpha is a prior variance, not a rate'
+        if self.algorithm == "rda":
+            return (
+                'warmup does not fit algorithm = "rda", whose weights are a function of all gradients so far: with a '
+                "growing alpha all would grow with it; take another algorithm"
+            )
+        shrinks = self.algorithm == "fobos" or (self.algorithm, self.shrink) == ("truncated_gradient", "rate")
+        if self.rate != "global" and (shrinks or (self.algorithm == "ogd" and penalized)):
+            return (
+                f'warmup does not fit algorithm = "{self.algorithm}" with rate = "{self.rate}" and a penalty: there is '
+                "no formula for the shrinkage, at a growing rate, that a key has missed until it occurs again; take "
+                'rate = "global", or algorithm = "ftrl"'
             )
         return ""
 

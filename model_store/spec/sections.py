@@ -25,6 +25,7 @@ MOST_EDGES = 1_000
 MOST_HISTORY = 100
 """The most events of a kind that a user's history keeps."""
 MOST_NGRAMS = 256
+LONGEST_HALF_LIFE = 1e12
 # Within these bounds no rate, weight or sum of a learner overflows, for any log (see `values.LARGEST_REAL`).
 SMALLEST_RATE, LARGEST_RATE, LARGEST_PENALTY = 1e-12, 1e12, 1e24
 
@@ -79,6 +80,13 @@ class InputSection(Section):
             raise ValueError(
                 "views says that the label is a count of clicks, positive that it is a value; leave one of them out"
             )
+        values = (self.positive,) if isinstance(self.positive, str) else self.positive
+        if values is not None and (not values or "" in values):
+            raise ValueError(
+                "positive: expected values that are not empty; a row without a value is no click"
+            )
+        if self.columns is not None and "" in self.columns:
+            raise ValueError("columns: a name may not be empty")
         if self.columns is not None and len(set(self.columns)) != len(self.columns):
             raise ValueError(f"columns: a name occurs twice: {list(self.columns)}")
         return self
@@ -194,6 +202,13 @@ class FieldSpec(Section):
             )
         if self.fixed_weight is not None and (self.bucket is not None or self.missing is not None):
             raise ValueError("fixed_weight multiplies the number itself; bucket and missing make keys of it")
+        if self.fixed_weight is not None and not SMALLEST_RATE <= abs(self.fixed_weight) <= LARGEST_RATE:
+            raise ValueError(
+                f"fixed_weight: got {self.fixed_weight!r}; expected a weight other than 0, from {SMALLEST_RATE:g} to "
+                f"{LARGEST_RATE:g} in size"
+            )
+        if self.fixed_weight is not None and not self.main:
+            raise ValueError("fixed_weight belongs to the field's own key, main = false leaves it out")
         for name in ("ngrams", "most"):
             if getattr(self, name) is not None and self.kind != "text":
                 raise ValueError(f'{name} belongs to kind = "text"; this field\'s kind is "{self.kind}"')
@@ -230,6 +245,15 @@ class FieldSpec(Section):
             )
         if self.measure == "last" and self.side != "user":
             raise ValueError(f'measure = "last" belongs to side = "user"; got "{self.side}"')
+        if (
+            self.history is not None
+            and self.of is not None
+            and self.side == "user"
+            and self.measure != "last"
+        ):
+            raise ValueError(
+                f'of with measure = "{self.measure}" is of a candidate that shares the value: set side = "item"'
+            )
         return self
 
     @property
@@ -241,6 +265,13 @@ class FieldSpec(Section):
     def inputs(self) -> tuple[str, ...]:
         """The fields that a derived field is computed from."""
         return tuple(name for name in (*(self.ratio or self.difference or ()), self.of) if name is not None)
+
+    @property
+    def has_to_learn(self) -> bool:
+        """True if its bucket or scale needs what is learned from a log, and has not learned it."""
+        return self.learned is None and (
+            quantiles_of(self.bucket) is not None or self.scale in ("standard", "minmax")
+        )
 
     @property
     def is_number(self) -> bool:
@@ -275,7 +306,9 @@ class Cross(Section):
 class Variant(Section):
     """A subset of the model: all features except those in `without` (fields, or crosses written `a*b`).
 
-    With `values = "per_variant"` a variant may have its own parameters; None means those of `[learner]`.
+    With `values = "per_variant"` a variant may have its own parameters; None means those of `[learner]`. It may also be
+    the average of another variant's weights over all examples so far, or over the last ones: an example counts half as
+    much as one `half_life` examples later.
     """
 
     share: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
@@ -284,6 +317,18 @@ class Variant(Section):
     beta: Beta | None = None
     l1: Penalty | None = None
     l2: Penalty | None = None
+    average: str | None = None
+    half_life: float | None = Field(default=None, ge=1, le=LONGEST_HALF_LIFE, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _average_learns_nothing(self) -> Self:
+        if self.half_life is not None and self.average is None:
+            raise ValueError("half_life belongs to average, the variant whose weights are averaged")
+        if self.average is not None and self.own_parameters:
+            raise ValueError(
+                f"{', '.join(self.own_parameters)}: an average does not learn; set them for variants.{self.average}"
+            )
+        return self
 
     @property
     def own_parameters(self) -> dict[str, float]:

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -43,6 +43,7 @@ _MEMBERS_CAME_LATER = (
     ("learner", "forgetting"),
     ("learner", "prune_kl"),
     ("learner", "hash_bits"),
+    ("learner", "warmup"),
     ("input", "positive"),
     ("input", "views"),
     ("input", "columns"),
@@ -51,6 +52,11 @@ _OF_FIELDS_CAME_LATER = (
     *("scale", "learned", "clip", "missing", "main", "fixed_weight", "ngrams", "most", "ratio", "difference"),
     *("list", "best", "history", "measure", "of", "last", "within"),
 )
+_OF_VARIANTS_CAME_LATER = ("average", "half_life")
+_OF_RULES_CAME_LATER = ("alpha", "decay")
+_OF_DERIVATION = {
+    *("column", "side", "ratio", "difference", "list", "best", "history", "measure", "of", "last", "within")
+}
 
 
 class ModelSpec(Section):
@@ -90,6 +96,48 @@ class ModelSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _averages_are_sound(self) -> Self:
+        for name, variant in self.variants.items():
+            if variant.average is None:
+                continue
+            if why_not := self._why_no_average(name, variant.average):
+                raise ValueError(f"variants.{name}.average: {why_not}")
+            without = self.variants[variant.average].without
+            if "without" not in variant.model_fields_set:
+                inherited = variant.model_copy(update={"without": without})
+                object.__setattr__(self, "variants", self.variants | {name: inherited})
+            elif variant.without != without:
+                raise ValueError(
+                    f"variants.{name}.without: an average has the fields and crosses of {variant.average!r}; "
+                    "leave it out"
+                )
+        return self
+
+    def _why_no_average(self, name: str, of: str) -> str:
+        """Why variant `name` cannot be the average of variant `of`; "" if it can."""
+        learning = [other for other, variant in self.variants.items() if variant.average is None]
+        if of not in learning:
+            return f"got {of!r}; expected a variant that learns: {', '.join(learning) or 'there is none'}"
+        section = self.learner
+        if section.values != "per_variant":
+            return 'an average has weights of its own; set learner.values = "per_variant"'
+        if section.precision != "f64":
+            return f'precision = "{section.precision}" cannot hold an average; set precision = "f64"'
+        if section.algorithm != "ftrl" and (section.algorithm != "ogd" or self.has_penalties):
+            return (
+                f'algorithm = "{section.algorithm}"{" with a penalty" if section.algorithm == "ogd" else ""} changes '
+                'weights, or their meaning, between two examples of a key; expected "ftrl", or "ogd" without l1 and l2'
+            )
+        return ""
+
+    @property
+    def has_penalties(self) -> bool:
+        """True if any key of any variant has a penalty, l1 or l2."""
+        own = [each for variant in self.variants.values() for each in variant.own_parameters.items()]
+        penalties = [value for name, value in own if name in ("l1", "l2")]
+        return any((self.learner.l1, self.learner.l2, *penalties, *(rule.l1 for rule in self.rules.values())))
+
+    @model_validator(mode="after")
     def _own_parameters_have_values(self) -> Self:
         for name, variant in self.variants.items():
             if variant.own_parameters and self.learner.values != "per_variant":
@@ -105,6 +153,7 @@ class ModelSpec(Section):
         for prefix, rule in self.rules.items():
             if rule.l1 is not None and (why_not := self.learner.why_not("l1")):
                 raise ValueError(f'rules."{prefix}".l1: {why_not}')
+            _check_rates(prefix, rule, self)
             included = rule.inclusion is not None and rule.inclusion.kind != "none"
             if included and self.learner.hash_bits is not None:
                 raise ValueError(
@@ -114,11 +163,39 @@ class ModelSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _warmup_fits(self) -> Self:
+        if self.learner.warmup and (why_not := self.learner.why_no_warmup(self.has_penalties)):
+            raise ValueError(f"learner.warmup: {why_not}")
+        return self
+
+    @model_validator(mode="after")
+    def _fixed_weights_are_exact(self) -> Self:
+        for name, field in self.fields.items():
+            weight = field.fixed_weight
+            if weight is None or self.learner.precision != "q2.13":
+                continue
+            if not -4.0 <= weight < 4.0 or weight * 8192.0 % 1.0:
+                raise ValueError(
+                    f'fields.{name}.fixed_weight: got {weight:g}; with learner.precision = "q2.13" it must be a '
+                    'multiple of 2^-13 from -4 to below 4; take precision = "f64", or scale the column'
+                )
+        return self
+
+    @model_validator(mode="after")
     def _ttl_has_a_clock(self) -> Self:
         if self.learner.ttl_seconds is not None and self.input.timestamp is None:
             raise ValueError(
                 f"learner.ttl: {self.learner.ttl!r} is a time span and needs the log's timestamps: set input.timestamp"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _ids_are_never_missing(self) -> Self:
+        for name, field in self.fields.items():
+            if field.missing is not None and (field.column or name) == self.input.item:
+                raise ValueError(
+                    f"fields.{name}: missing: the column of the item itself; no item is without it"
+                )
         return self
 
     @model_validator(mode="after")
@@ -223,7 +300,33 @@ class ModelSpec(Section):
             for name in _OF_FIELDS_CAME_LATER:
                 if field[name] == FieldSpec.model_fields[name].default:
                     del field[name]
+        for names, parts in (
+            (_OF_VARIANTS_CAME_LATER, document["variants"]),
+            (_OF_RULES_CAME_LATER, document["rules"]),
+        ):
+            for part, name in product(parts.values(), names):
+                if part[name] is None:
+                    del part[name]
         return json.dumps(document, separators=(",", ":"), sort_keys=False)
+
+    @cached_property
+    def derivation(self) -> str:
+        """Identifies how derived fields are computed, 16 hex digits; empty if there are none.
+
+        A logged answer carries it, so that a trainer with the same fields takes an absent value as absent.
+        """
+        derived = [
+            (name, field.model_dump(mode="json", include=_OF_DERIVATION))
+            for name, field in self.fields.items()
+            if field.is_derived
+        ]
+        return hashlib.sha256(json.dumps(derived).encode()).hexdigest()[:16] if derived else ""
+
+    def with_columns(self, columns: tuple[str, ...] | None) -> ModelSpec:
+        """This spec with the columns of a log without a header, unless it names them; None: the log has a header."""
+        if columns is None or self.input.columns is not None:
+            return self
+        return self.model_copy(update={"input": self.input.model_copy(update={"columns": columns})})
 
     def without_guard(self) -> ModelSpec:
         """This spec without the guard section, which does not affect learning."""
@@ -247,6 +350,22 @@ def _check_own_parameters(name: str, variant: Variant, learner: LearnerSection) 
         learner.check_first_rate(alpha, beta, l2)
     except ValueError as error:
         raise ValueError(f"variants.{name}: {error}") from None
+
+
+def _check_rates(prefix: str, rule: Rule, spec: ModelSpec) -> None:
+    """Raise ValueError unless the learner takes a rule's alpha and decay, in every variant."""
+    for name in ("alpha", "decay"):
+        if getattr(rule, name) is not None and (why_not := spec.learner.why_no_rule(name)):
+            raise ValueError(f'rules."{prefix}".{name}: {why_not}')
+    if rule.alpha is None:
+        return
+    for variant in spec.variants.values():
+        own = variant.own_parameters
+        beta, l2 = (own.get(each, getattr(spec.learner, each)) for each in ("beta", "l2"))
+        try:
+            spec.learner.check_first_rate(rule.alpha, beta, l2)
+        except ValueError as error:
+            raise ValueError(f'rules."{prefix}".alpha: {error}') from None
 
 
 def _join_hint(name: str, fields: Mapping[str, FieldSpec]) -> str:
@@ -307,6 +426,17 @@ def check_derived(spec: ModelSpec) -> None:
                 raise SpecError(
                     f'fields.{name}: {source!r} is a field of the item, so this one is too: set side = "item"'
                 )
+        if field.is_derived and (reader := _also_reads(spec, name)) is not None:
+            raise SpecError(
+                f"fields.{name}: {reader} reads its column {field.column or name!r} too; a derived field has a "
+                "column of its own: rename one of them"
+            )
+        sides = {spec.fields[source].side for source in field.ratio or field.difference or ()}
+        if field.side == "item" and sides and "item" not in sides:
+            raise SpecError(
+                f"fields.{name}: neither {' nor '.join(map(repr, field.inputs))} is a field of the item, so this one "
+                'is not either: set side = "user" or "context"'
+            )
         if field.list is not None and spec.fields[field.of or ""].side != "item":
             raise SpecError(
                 f"fields.{name}: {field.of!r} is the same for all candidates; expected a field of the item"
@@ -315,12 +445,27 @@ def check_derived(spec: ModelSpec) -> None:
             raise SpecError(
                 f"fields.{name}: history keeps values of items; {field.of!r} is not a field of the item"
             )
+        if field.history is not None and field.of is not None and spec.fields[field.of].kind != "category":
+            raise SpecError(
+                f"fields.{name}: history keeps categories; {field.of!r} is of kind {spec.fields[field.of].kind!r}"
+            )
         if field.history is not None and spec.input.cookie is None:
             raise SpecError(f"fields.{name}: history needs the user: set input.cookie")
         if field.history is not None and spec.input.timestamp is None:
             raise SpecError(f"fields.{name}: history needs the time: set input.timestamp")
         if field.history is not None and field.of is None and spec.input.item is None:
             raise SpecError(f"fields.{name}: history of items needs the item: set input.item, or of = FIELD")
+
+
+def _also_reads(spec: ModelSpec, name: str) -> str | None:
+    """What else reads the column of a field, or None."""
+    column = spec.fields[name].column or name
+    if column in spec.input.named_columns:
+        return "[input]"
+    others = (
+        other for other, field in spec.fields.items() if other != name and (field.column or other) == column
+    )
+    return next((f"fields.{other}" for other in others), None)
 
 
 def check_calibration(spec: ModelSpec) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from model_store.errors import ArtefactError, FieldValueError
 from model_store.features.features import FeaturePlan, FieldPlan, Token, Tokenised
 from model_store.features.values import Value
 from server.model.attributes import Attributes, AttributeWriter
+from server.model.derived import DerivedFields
 from server.model.event_form import Form, Fragments, FragmentWriter
 from server.model.item_ids import IdTable
 from server.model.tokens import NO_VALUE, TokenTable, TokenWriter
@@ -46,6 +47,9 @@ class Catalogue:
     attributes: Attributes
     fragments: Fragments | None = None
     """Each row as the impression log writes it; None if there is no such log."""
+    numbers: Mapping[str, Array] = field(default_factory=dict)
+    """float64[rows]: what the records have of the fields that derived fields are computed from, and of these; NaN where
+    they have none."""
 
     @classmethod
     def build(
@@ -58,6 +62,11 @@ class Catalogue:
 
         form: of the plan's spec, if fragments are wanted.
         """
+        derived, numbers = DerivedFields.of(plan), dict[str, Array]()
+        if derived is not None:
+            last = dict(records)
+            numbers = derived.numbers_of(last.values())
+            records = zip(last, derived.completed(last.values(), numbers), strict=True)
         writer, problems = TokenWriter(), list[str]()
         columns = [_Column(field, writer, problems) for field in plan.item_fields]
         attributes = AttributeWriter(plan)
@@ -67,16 +76,17 @@ class Catalogue:
         for item_id, record in records:
             row = row_of.setdefault(item_id, len(row_of))
             at = row * len(columns)
-            numbers = [column.number(item_id, record) for column in columns]
-            values[at : at + len(columns)] = numbers
+            coded = [column.number(item_id, record) for column in columns]
+            values[at : at + len(columns)] = coded
             attributes.add(row, record)
             if fragments is not None:
-                fragments.add(row, item_id, _fitting(plan, record, numbers))
+                fragments.add(row, item_id, _fitting(columns, record, coded))
         table = writer.table(np.array(values, np.int32).reshape(len(row_of), len(columns)))
         columns_of_records = attributes.finish()
         problems += columns_of_records.problems
         done = None if fragments is None else fragments.finish()
-        return cls(plan.item_fields, IdTable.of(row_of), table, tuple(problems), columns_of_records, done)
+        of_ids = IdTable.of(row_of)
+        return cls(plan.item_fields, of_ids, table, tuple(problems), columns_of_records, done, numbers)
 
     @classmethod
     def unpack(cls, plan: FeaturePlan, head: Mapping[str, Any], arrays: Mapping[str, Array]) -> Catalogue:
@@ -93,6 +103,7 @@ class Catalogue:
             tuple(head["problems"]),
             Attributes.unpack(head["attributes"], arrays),
             Fragments.of_arrays(arrays),
+            {name: arrays[f"number.{at}"] for at, name in enumerate(head.get("numbers", ()))},
         )
 
     def pack(self) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -103,6 +114,9 @@ class Catalogue:
             "problems": list(self.problems),
             "attributes": attributes,
         }
+        if self.numbers:
+            head["numbers"] = list(self.numbers)
+            arrays |= {f"number.{at}": found for at, found in enumerate(self.numbers.values())}
         for part, table in (("ids", self.rows), ("tokens", self.tokens)):
             arrays |= {f"{part}.{name}": getattr(table, name) for name in _names(type(table))}
         if self.fragments is not None:
@@ -144,7 +158,7 @@ class Catalogue:
         if column is None:
             return texts[0] if texts else ""
         tokens = self.tokens_at(row, column)
-        if self.fields[column].is_list:
+        if self.fields[column].kind in ("set", "raw"):
             return StoredMembers(texts, tokens)
         return StoredText(texts[0] if texts else "", tokens)
 
@@ -171,10 +185,10 @@ class Catalogue:
         """The tokens, where an item without a value in one of `id_fields` has its own id as value. O(items)."""
         values, writer = self.tokens.values.copy(), TokenWriter()
         first = len(self.tokens.value_start) - 1
-        for column, field in enumerate(self.fields):
-            if field.name in id_fields:
+        for column, plan in enumerate(self.fields):
+            if plan.name in id_fields:
                 for row in np.flatnonzero(values[:, column] == NO_VALUE).tolist():
-                    number = writer.add(id_tokens(field, self.ids[row]))
+                    number = writer.add(id_tokens(plan, self.ids[row]))
                     values[row, column] = number if number == NO_VALUE else first + number
         return self.tokens.extended(writer, values)
 
@@ -229,10 +243,12 @@ def id_tokens(field: FieldPlan, item_id: str) -> tuple[Token, ...]:
         return ()
 
 
-def _fitting(plan: FeaturePlan, record: Mapping[str, Value], numbers: Sequence[int]) -> dict[str, Value]:
+def _fitting(
+    columns: Sequence[_Column], record: Mapping[str, Value], numbers: Sequence[int]
+) -> dict[str, Value]:
     """The values of a record that fit their fields: those with tokens."""
-    pairs = zip(plan.item_fields, numbers, strict=True)
-    return {field.name: record[field.name] for field, number in pairs if number != NO_VALUE}
+    pairs = zip(columns, numbers, strict=True)
+    return {column.name: record[column.name] for column, number in pairs if number != column.absent}
 
 
 def _names(table: type[IdTable] | type[TokenTable]) -> tuple[str, ...]:
@@ -240,16 +256,17 @@ def _names(table: type[IdTable] | type[TokenTable]) -> tuple[str, ...]:
 
 
 class _Column:
-    """Numbers one field's values, each distinct text once."""
+    """Numbers one field's values, each distinct text once. absent: the number of no value, or of one that misfits."""
 
     def __init__(self, field: FieldPlan, writer: TokenWriter, problems: list[str]) -> None:
-        self._field, self._name, self._writer, self._problems = field, field.name, writer, problems
+        self._field, self.name, self._writer, self._problems = field, field.name, writer, problems
+        self.absent = writer.add(field.tokens(None))
         self._numbers: dict[str, int] = {}
 
     def number(self, item_id: str, record: Mapping[str, Value]) -> int:
-        value = record.get(self._name)
+        value = record.get(self.name)
         if not isinstance(value, str):  # 1, 1.0 and True are one key of a dict, but not one value
-            return NO_VALUE if value is None else self._add(item_id, value)
+            return self.absent if value is None else self._add(item_id, value)
         number = self._numbers.get(value)
         if number is None:
             number = self._numbers[value] = self._add(item_id, value)
@@ -261,4 +278,4 @@ class _Column:
         except FieldValueError as error:
             if len(self._problems) < MAX_PROBLEMS:
                 self._problems.append(f"item {item_id!r}: {error}")
-            return NO_VALUE
+            return self.absent

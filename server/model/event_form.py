@@ -6,8 +6,8 @@ that name, the event says `""`, which is no value for every kind of field.
 
 A value is written as the plainest JSON that has the same tokens: texts and numbers before buckets, escapes and parts of
 times, which are computed again, by the same rules, wherever the event is read. Each kind of field has one JSON type, so
-that a reader's columns have one type: category and time a text, number a number, set and raw a list, or an object if
-members carry an x.
+that a reader's columns have one type: category, time and text a text, number a number, set and raw a list, or an object
+if members carry an x.
 
 `Form` writes the features of one spec. `Fragments` holds what an event says of each item of a catalogue, written once,
 when the catalogue is built.
@@ -224,7 +224,7 @@ Printer = Callable[[Value], str | None]
 
 def printer(field: FieldPlan) -> Printer:
     """The function that writes the values of a field."""
-    if field.is_list:
+    if field.kind in ("set", "raw"):
         separator = field.spec.separator
         return lambda value: printed_set(value, separator)
     return _number if field.kind == "number" else _text

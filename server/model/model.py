@@ -116,6 +116,11 @@ class Model:
         """Item fields that stand for the item itself: an item without a value there has its own id as value."""
         return id_fields(self.spec, self.plan)
 
+    @cached_property
+    def knows_unknown_items(self) -> bool:
+        """Whether an item without a record has keys: those of its id, or of missing values."""
+        return bool(self.item_id_fields) or any(field.has_missing_key for field in self.plan.item_fields)
+
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays. O(1)."""
@@ -176,7 +181,7 @@ class Terms:
 
 def _alone(plan: FeaturePlan, tries: Tries, side: Sequence[FieldPlan]) -> Iterator[list[int]]:
     """The fields of one side, then the crosses among them."""
-    for field in side:
+    for field in (each for each in side if each.spec.main):
         yield _row(_prefix(tries, field.prefix), _numbers([field], side), field.mask)
     for cross in plan.crosses:
         if all(field in side for field in cross.fields):

@@ -104,7 +104,8 @@ class RequestTokens:
     def __init__(self, plan: FeaturePlan) -> None:
         request_fields = plan.request_fields
         self._fields = tuple(
-            (field.name, field.tokens, lru_cache(CACHED_VALUES)(field.tokens)) for field in request_fields
+            (field.name, field.tokens, lru_cache(CACHED_VALUES)(field.tokens), field.tokens(None))
+            for field in request_fields
         )
         self._names = frozenset(field.name for field in request_fields)
         self._item_names = frozenset(field.name for field in plan.item_fields)
@@ -117,12 +118,14 @@ class RequestTokens:
         Raises FieldValueError for a value that does not fit its field, InvalidRequest for sets that make too many keys.
         """
         texts, xs, starts = [], [], [0]
-        for name, tokens_of, cached in self._fields:
+        for name, tokens_of, cached, absent in self._fields:
             value = fields.get(name)
+            tokens = absent
             if value is not None:
-                for text, x in cached(value) if type(value) is str else tokens_of(value):
-                    texts.append(text)
-                    xs.append(x)
+                tokens = cached(value) if type(value) is str else tokens_of(value)
+            for text, x in tokens:
+                texts.append(text)
+                xs.append(x)
             starts.append(len(texts))
         if self._set_crosses:
             self._set_crosses.count([after - before for before, after in pairwise(starts)])

@@ -47,7 +47,9 @@ class PlainReader:
         self._name_start = np.array([0, *np.cumsum([len(name) for name in names])], np.int64)
         self._plain = np.array([field.kind == "category" for field in fields], np.bool_)
         self._x = np.ones(len(fields))
-        self._reads = 0 < len(fields) <= MAX_PLAIN_FIELDS
+        # A field with a key for a missing value has a token that no text of the request makes.
+        complete = not any(field.has_missing_key for field in fields)
+        self._reads = complete and 0 < len(fields) <= MAX_PLAIN_FIELDS
 
     def read(self, message: Received) -> PlainTokens | None:
         """The request's features, or None if one of them is not plain. O(bytes of user and context)."""

@@ -96,7 +96,7 @@ class Ranker:
         unknown = np.flatnonzero(rows == NO_ITEM)
         unknown_ids = [item_ids[index] for index in unknown.tolist()]
         items: list[InlineItem] = []
-        if self._model.item_id_fields:  # the id is a feature, so something is known after all
+        if self._model.knows_unknown_items:
             items += ((item_id, {}) for item_id in unknown_ids)
             rows[unknown] = FIRST_INLINE - np.arange(len(items))
         more = FIRST_INLINE - len(items) - np.arange(len(inline), dtype=np.int32)
@@ -105,6 +105,10 @@ class Ranker:
         items += inline
         tokens = self._item_tokens(items) if items else None
         return Candidates(ids, rows, items, tokens, list(dict.fromkeys(unknown_ids)))
+
+    def with_items(self, candidates: Candidates, rows: Array, items: Sequence[InlineItem]) -> Candidates:
+        """The candidates with other rows and inline items, see `Candidates`. Raises as `features`."""
+        return candidates._replace(rows=rows, items=items, item_tokens=self._item_tokens(items))
 
     def rank(self, query: Query, until_s: float = math.inf) -> Ranking:
         """Score the candidates of a query that was made for this ranker, and sort them.

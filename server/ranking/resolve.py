@@ -19,6 +19,7 @@ from model_store.features.values import Value
 from server.errors import CandidateSetNotFound, Degradation, InvalidRequest
 from server.model.catalogue import InlineItem
 from server.ranking.candidates import LATE_PART, CandidateSets
+from server.ranking.derived import with_item_values
 from server.ranking.features import PlainTokens, StoredUser, UserFields
 from server.ranking.limits import MAX_CANDIDATES, MAX_EXPLAINED, check_id
 from server.ranking.query import Candidates, Query, RequestFeatures
@@ -77,7 +78,8 @@ class Resolver:
         """The query. Raises InvalidRequest, FieldValueError, CandidateSetNotFound, StoreUnavailable, DeadlinePassed."""
         message, served = call.message, call.served
         request = message.brief
-        plain = served.plain.read(message)
+        derived = served.derived
+        plain = None if derived is not None and derived.request else served.plain.read(message)
         own = read_features(message, served.schema) if plain is None else _NO_VALUES
         top_k = read_top_k(request)
         named, inline = message.item_ids, read_inline(message, served.schema)
@@ -104,6 +106,8 @@ class Resolver:
             if not request.candidate_set:
                 check_unknown(named, candidates.unknown)
             candidates = _with_late_items(call, candidates, named, inline)
+        if derived is not None and (candidates.items or derived.per_request):
+            candidates = with_item_values(served, derived, candidates, features)
         unknown_fields = features.unknown
         if inline and (odd := unknown_item_fields(inline, served.schema)):
             unknown_fields = list(dict.fromkeys([*unknown_fields, *odd]))
@@ -151,7 +155,10 @@ class Resolver:
         call.store_ns = call.completed_ns - began_ns
         call.degraded += notes
         if plain is None:
-            return served.ranker.features(own if user is None else {**user.fields(wanted), **own})
+            values = own if user is None else {**user.fields(wanted), **own}
+            return served.ranker.features(
+                values if served.derived is None else served.derived.of_request(values)
+            )
         tokens = plain.tokens if user is None else user.tokens(wanted).under(plain)
         return RequestFeatures(tokens, (), partial(_plain_values, call.message, user, wanted))
 

@@ -18,6 +18,7 @@ from model_store.versions.experiments import Experiment
 from server.errors import Degradation
 from server.model.binding import bound
 from server.model.catalogue import Catalogue
+from server.model.derived import DerivedFields
 from server.model.event_form import Form
 from server.model.model import Model
 from server.model.shared_memory import Parts
@@ -52,6 +53,7 @@ class ServedVersion:
     variant_of: dict[str, int] = field(init=False)
     schema: RequestSchema = field(init=False)
     plain: PlainReader = field(init=False)
+    derived: DerivedFields | None = field(init=False)
     user_fields: UserFields = field(init=False)
     """The same object for successive versions with equal request fields."""
     answer_heads: tuple[bytes, ...] = field(init=False)
@@ -65,6 +67,7 @@ class ServedVersion:
         bind(self, "variant_of", {name: bit for bit, name in enumerate(plan.variants)})
         bind(self, "schema", RequestSchema.of(plan))
         bind(self, "plain", PlainReader(plan))
+        bind(self, "derived", DerivedFields.of(plan))
         bind(self, "user_fields", UserFields.of(plan, self.model.spec.input.cookie))
         answers = (
             RankResponse(model=self.name, version=self.version, variant=variant) for variant in plan.variants

@@ -45,7 +45,8 @@ class Description:
     spec: canonical JSON as given; resolved: with the fields found in the first log; columns: those read from the log.
     rows: learned; keys: in the table; seconds: of training, over all resumed runs. read: how far each file was read;
     rows_read: rows read, learned or not; subsampled: of those, dropped by subsampling; minus_labels: of those learned,
-    with a label written as -1. reject_counts: bad rows by category; rejects, metrics: the files they are written to.
+    with a label written as -1; doubled: of those learned, that are two examples (input.views). reject_counts: bad rows
+    by category; rejects, metrics: the files they are written to.
     sides: SHA-256 of the files of items and users; initial: SHA-256 of the model of --init-from. failed: checkpoints
     that could not be written; damaged: that could not be read. stream: what `ftrie trainer` stores besides
     (`trainer.runs.daemon`), None for a run over logs; passes: of a run of several (`trainer.runs.passes`), else None.
@@ -63,6 +64,7 @@ class Description:
     rows_read: int = 0
     subsampled: int = 0
     minus_labels: int = 0
+    doubled: int = 0
     reject_counts: dict[str, int] = field(default_factory=dict)
     rejects: Written = Written()
     metrics: Written = Written()

@@ -129,6 +129,10 @@ def check_distributable(spec: ModelSpec) -> None:
             section.ttl is not None,
             "every row counts the same, whenever it was; leave it out, and leave old files out of the inputs",
         ),
+        f"learner.warmup = {section.warmup}": (
+            section.warmup != 0,
+            "the minimum does not depend on how fast it was approached; leave it out",
+        ),
         f'calibration.kind = "{spec.calibration.kind}"': (
             spec.calibration.kind != "none",
             "curves are fitted to predictions made while learning row by row; leave it out, as the minimum of "
@@ -141,6 +145,35 @@ def check_distributable(spec: ModelSpec) -> None:
             "no worker sees all occurrences of a key; leave it out",
         )
         for prefix, rule in spec.rules.items()
+    }
+    refused |= {
+        f'fields.{name}.history = "{field.history}"': (
+            field.history is not None,
+            "no worker sees all events of a user; write the values into the log, as its column, and leave it out",
+        )
+        for name, field in spec.fields.items()
+    }
+    refused |= {
+        f'rules."{prefix}".{name}': (
+            getattr(rule, name) is not None,
+            "the minimum does not depend on a key's rate; leave it out",
+        )
+        for prefix, rule in spec.rules.items()
+        for name in ("alpha", "decay")
+    }
+    refused |= {
+        f"variants.{name}.average": (
+            variant.average is not None,
+            "there are no weights after each example to average; leave the variant out",
+        )
+        for name, variant in spec.variants.items()
+    }
+    refused |= {
+        f"fields.{name}.fixed_weight": (
+            field.fixed_weight is not None,
+            "the workers minimise over the weights of all keys; leave it out",
+        )
+        for name, field in spec.fields.items()
     }
     for setting, (unfit, why) in refused.items():
         if unfit:
@@ -238,11 +271,13 @@ def _check_sample(spec: ModelSpec, part: LogFiles, workers: int) -> None:
     """Requests may not be cut where they are sampled."""
     subsample = spec.learner.subsample
     sampled = subsample is not None and subsample.unclicked < 1.0 and spec.input.request is not None
-    if sampled and part.readers > 1:
+    listed = [name for name, field in spec.fields.items() if field.list is not None]
+    if (sampled or listed) and part.readers > 1:
+        what = "learner.subsample" if sampled else f"fields.{listed[0]}"
         raise SpecError(
-            f"learner.subsample needs the rows of each request on one worker, but {len(part.files)} files for "
+            f"{what} needs the rows of each request on one worker, but {len(part.files)} files for "
             f"{workers} workers are dealt by blocks, which cut requests: write the log as {workers} files or more, "
-            "each with whole requests, or leave subsample out"
+            f"each with whole requests, or leave {what} out"
         )
 
 

@@ -102,7 +102,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Counts:
-    """What was read: rows_read, subsampled and minus_labels as in `Examples`; labels: clicks among the learned rows.
+    """What was read: rows_read, subsampled, minus_labels and doubled as in `Examples`.
 
     reasons: bad rows by category; listed: the first ones, under the names that the user gave their files.
     """
@@ -110,6 +110,7 @@ class Counts:
     rows_read: int = 0
     subsampled: int = 0
     minus_labels: int = 0
+    doubled: int = 0
     reasons: Mapping[str, int] = field(default_factory=dict)
     listed: tuple[Reject, ...] = ()
 
@@ -284,6 +285,7 @@ class _Builder:
                     rows_read=counts.rows_read + examples.rows_read,
                     subsampled=counts.subsampled + examples.subsampled,
                     minus_labels=counts.minus_labels + examples.minus_labels,
+                    doubled=counts.doubled + examples.doubled,
                 )
             for warning in opened.requests.warnings():
                 self._note(warning)

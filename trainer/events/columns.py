@@ -9,7 +9,7 @@ where the value it was served with is.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from model_store.features.cells import addresses, number_column, plain, text_column
+from model_store.features.derived import Derivations
 from model_store.hash_kernels import digest_columns
 from model_store.spec.spec import ModelSpec
 
@@ -30,6 +31,8 @@ Path = tuple[str, ...]
 ITEMS, FEATURES, CONTEXT, USER = "items", "features", "context", "user"
 VERSION, VARIANT, MODEL = "@version", "@variant", "@model"
 CTR, PROPENSITY, POSITION, UNKNOWN = "@ctr", "@propensity", "@position", "@unknown"
+MARK = "@mark"
+"""The column of joined rows that says where each row's impression was read; only if the merger is told to add it."""
 RESERVED: dict[str, tuple[Path, str]] = {
     VERSION: (("version",), "whole"),
     VARIANT: (("variant",), "text"),
@@ -41,6 +44,9 @@ RESERVED: dict[str, tuple[Path, str]] = {
 }
 """Columns that every joined row has, for online metrics and (UNKNOWN) for learning: path and type. "whole" is int64,
 "number" float64, "text" binary; null where absent. No spec has a column with @."""
+
+DERIVED = "@derived"
+"""A column of specs with derived fields: `ModelSpec.derivation` of the version that computed them for the answer."""
 
 _OBJECTS = frozenset({ITEMS, CONTEXT, USER})  # top-level members that are never values
 _SCALAR: dict[str, Form] = {"number": "number", "set": "set", "raw": "set"}
@@ -61,15 +67,28 @@ class Column:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The columns of a resolved spec without the label, which the join adds. The RESERVED columns are always added."""
+    """The columns of a resolved spec without the label and its views, which the join adds, as it does the RESERVED.
+
+    derived: of each spec, the fields whose columns are filled where an impression has no value in them.
+    """
 
     columns: tuple[Column, ...]
+    derived: tuple[Derivations, ...] = ()
 
     @classmethod
     def of(cls, spec: ModelSpec) -> Wanted:
         """The columns that learning reads, each with its paths in an event."""
-        names = (name for name in spec.wanted_columns() if name != spec.input.label)
-        return cls(tuple(Column(name, _form(spec, name), paths_of(spec, name)) for name in names))
+        return cls.of_columns(spec.wanted_columns(), spec)
+
+    @classmethod
+    def of_columns(cls, names: Iterable[str], *specs: ModelSpec) -> Wanted:
+        """These columns, without the label and those of RESERVED; in a form that fits the fields of all specs."""
+        given = specs[0].input
+        free = (name for name in dict.fromkeys(names) if name not in (given.label, given.views, *RESERVED))
+        columns = [Column(name, _form(specs, name), paths_of(specs[0], name)) for name in free]
+        if any(spec.derivation for spec in specs):
+            columns.append(Column(DERIVED, "text", (("derived",),)))
+        return cls(tuple(columns), tuple(filter(None, (Derivations.of(spec.fields) for spec in specs))))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -112,11 +131,16 @@ def _under(name: str, path: Path) -> Iterator[Path]:
         yield path
 
 
-def _form(spec: ModelSpec, name: str) -> Form:
+def _form(specs: Sequence[ModelSpec], name: str) -> Form:
     """Text if fields of several kinds read one column: numbers and sets can be read from text."""
-    if name == spec.input.weight:
+    if name == specs[0].input.weight:
         return "number"
-    fields = (field for field_name, field in spec.fields.items() if (field.column or field_name) == name)
+    fields = [
+        field
+        for spec in specs
+        for field_name, field in spec.fields.items()
+        if (field.column or field_name) == name
+    ]
     forms = {_SCALAR.get(field.kind, "text") for field in fields} or {"text"}
     return next(form for form in ("text", "number", "set") if form in forms)
 

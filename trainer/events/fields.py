@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from model_store.errors import SpecError
@@ -10,6 +10,8 @@ from model_store.spec.sections import FieldSpec, Kind, Side
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import CONTEXT, FEATURES, ITEMS, USER, Path, paths_of
 from trainer.logs.jsonl import BadRow, load
+
+_NOWHERE: Mapping[str, FieldSpec] = {}
 
 
 def columns_seen(data: bytes) -> dict[str, FieldSpec]:
@@ -29,12 +31,26 @@ def columns_seen(data: bytes) -> dict[str, FieldSpec]:
     return found
 
 
-def resolve_fields(spec: ModelSpec, data: bytes, sources: Sequence[str] = ("the log",)) -> ModelSpec:
+def columns_named(data: bytes) -> tuple[str, ...]:
+    """The names of all values in the impressions of `data`: of items, user and context, and of the top level."""
+    return tuple(_names(list(_impressions(data))))
+
+
+def resolve_fields(
+    spec: ModelSpec,
+    data: bytes,
+    sources: Sequence[str] = ("the log",),
+    elsewhere: Mapping[str, FieldSpec] = _NOWHERE,
+) -> ModelSpec:
     """The spec resolved by the impressions in `data`, or by itself if there are none.
 
-    A spec without [fields] gets all features of items, user and context. Raises SpecError if it has no fields and there
-    is no impression, naming the `sources`; or if no impression has a field that is not optional.
+    A spec without [fields] gets all features of items, user and context. elsewhere: columns that side tables have, as
+    fields. Raises SpecError if it has no fields and there is no impression, naming the `sources`; or if no impression
+    has a field that is not optional. The label is the join's, 0 or 1, whatever the log of another run had.
     """
+    if spec.input.positive is not None or spec.input.views is not None:
+        labelled = spec.input.model_copy(update={"positive": None, "views": None})
+        spec = spec.model_copy(update={"input": labelled})
     events = list(_impressions(data))
     if not spec.fields and not events:
         raise SpecError(
@@ -45,7 +61,7 @@ def resolve_fields(spec: ModelSpec, data: bytes, sources: Sequence[str] = ("the 
     if not spec.fields:
         seen = {
             name: field
-            for name, field in columns_seen(data).items()
+            for name, field in {**elsewhere, **columns_seen(data)}.items()
             if name not in {*named, *spec.input.ignore}
         }
         if not seen:
@@ -54,15 +70,17 @@ def resolve_fields(spec: ModelSpec, data: bytes, sources: Sequence[str] = ("the 
             )
         spec = spec.model_copy(update={"fields": seen})
     elif events:
-        _check_fields(spec, events)
+        _check_fields(spec, events, elsewhere)
     return spec.resolve((*named, *(field.column or name for name, field in spec.fields.items())))
 
 
-def _check_fields(spec: ModelSpec, events: list[dict[str, Any]]) -> None:
+def _check_fields(spec: ModelSpec, events: list[dict[str, Any]], elsewhere: Container[str]) -> None:
     for name, field in spec.fields.items():
         column = field.column or name
         places = paths_of(spec, column)
-        if not field.optional and not any(_has(event, place) for event in events for place in places):
+        if field.optional or field.is_derived or column in elsewhere:
+            continue
+        if not any(_has(event, place) for event in events for place in places):
             raise SpecError(
                 f"fields.{name}: no impression so far has {column!r}; they have: {', '.join(_names(events))}; correct "
                 "it, or set optional = true if it is to come"

@@ -111,20 +111,24 @@ class FileSource:
         marks[:, 3] = record.line + np.arange(count)
         marks[:, 2] = marks[:, 3] + 1
         marks[-1, 2] -= open_end
-        chunk = self._chunk(data, starts, marks, is_first=record.offset == 0)
+        chunk = chunk_of(data, starts, marks, self._chain.position(), is_first=record.offset == 0)
         return _Lines(chunk, size, count - open_end)
 
-    def _chunk(self, data: bytes, starts: Int64s, marks: Int64s, is_first: bool) -> Chunk | None:
-        if is_first and data.startswith(BOM):
-            data, starts = data[len(BOM) :], np.maximum(starts - len(BOM), 0)
-        blank = is_blank(data, starts)
-        if blank.any():
-            kept = np.flatnonzero(~blank)
-            data = b"".join([data[starts[line] : starts[line + 1]] for line in kept.tolist()])
-            lengths = np.diff(starts)[kept]
-            starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
-            marks = marks[kept]
-        return Chunk(data, starts, None, marks, self._chain.position()) if len(data) else None
+
+def chunk_of(
+    data: bytes, starts: Int64s, marks: Int64s, before: SourcePosition, *, is_first: bool
+) -> Chunk | None:
+    """The lines of a file without blank ones, and without the byte order mark of its first; None if all are blank."""
+    if is_first and data.startswith(BOM):
+        data, starts = data[len(BOM) :], np.maximum(starts - len(BOM), 0)
+    blank = is_blank(data, starts)
+    if blank.any():
+        kept = np.flatnonzero(~blank)
+        data = b"".join([data[starts[line] : starts[line + 1]] for line in kept.tolist()])
+        lengths = np.diff(starts)[kept]
+        starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+        marks = marks[kept]
+    return Chunk(data, starts, None, marks, before) if len(data) else None
 
 
 class Taken(Protocol):

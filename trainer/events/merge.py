@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trainer.events.columns import Wanted, together
+from trainer.events.columns import MARK, Wanted, together
 from trainer.events.events import (
     BAD,
     NEVER_US,
@@ -55,7 +55,8 @@ class Merger:
     """Reads and parses ahead in one thread per source and releases events in one order. `poll` from one thread.
 
     positions: those of the checkpoint that the sources were opened with. read_ahead: bytes of events kept in memory.
-    share: the partition whose events are released; None for all. on_note: called from any thread.
+    share: the partition whose events are released; None for all. on_note: called from any thread. marks: give every row
+    a column MARK, the first of the marks of its impression in its chunk.
 
     `limit_us` holds back all events from that time on; a run of several partitions sets it to the end of a round.
     """
@@ -72,8 +73,10 @@ class Merger:
         read_ahead: int = 64 << 20,
         share: Share | None = None,
         on_note: Callable[[str], None] = lambda _: None,
+        marks: bool = False,
     ) -> None:
         self.limit_us = NEVER_US
+        self._marks = marks
         self._sources, self._segments = tuple(sources), segments
         self._starts = [_position_of(source, number, positions) for number, source in enumerate(sources)]
         self._taken: list[tuple[Parsed, int] | None] = [None] * len(self._sources)
@@ -173,7 +176,7 @@ class Merger:
         return not has_reached and sum(parsed.cost for parsed in queued) < _POLL_BYTES
 
     def _release(self, parts: Sequence[Part]) -> Merged:
-        merged = merge(parts, self._sources, self._segments.add)
+        merged = merge(parts, self._sources, self._segments.add, marks=self._marks)
         with self._changed:
             for part in parts:
                 self._taken[part.source] = (part.parsed, part.stop)
@@ -249,7 +252,11 @@ def releasable(
 
 
 def merge(
-    parts: Sequence[Part], sources: Sequence[Source], add: Callable[[Mapping[str, pa.Array]], int]
+    parts: Sequence[Part],
+    sources: Sequence[Source],
+    add: Callable[[Mapping[str, pa.Array]], int],
+    *,
+    marks: bool = False,
 ) -> Merged:
     """The events of all parts in one order; their rows are added as one table. parts: ordered by source."""
     order = np.argsort(_concat(parts, lambda p: p.parsed.order_us), kind="stable")
@@ -266,7 +273,7 @@ def merge(
         request=_concat(parts, lambda p: p.parsed.events.request)[order],
         item=_concat(parts, lambda p: p.parsed.events.item)[order],
         what=_concat(parts, lambda p: p.parsed.events.what)[order],
-        segment=np.full(order.size, _add(parts, add), np.int32),
+        segment=np.full(order.size, _add(parts, add, marks), np.int32),
         row=row[order],
         rows=lengths[order].astype(np.int32),
         items=_items(parts, row[order], lengths[order]),
@@ -292,13 +299,18 @@ def _rows_of(part: Part) -> slice:
     return slice(int(first[part.first]), int(first[part.stop]))
 
 
-def _add(parts: Sequence[Part], add: Callable[[Mapping[str, pa.Array]], int]) -> int:
+def _add(parts: Sequence[Part], add: Callable[[Mapping[str, pa.Array]], int], marks: bool) -> int:
     tables = []
     for part in parts:
         rows = _rows_of(part)
         if rows.stop > rows.start:
             columns = part.parsed.events.columns
-            tables.append({name: column[rows] for name, column in columns.items()})
+            table = {name: column[rows] for name, column in columns.items()}
+            if marks:
+                lengths = np.diff(part.parsed.events.first[part.first : part.stop + 1])
+                mark = part.parsed.chunk.marks[part.first : part.stop, 0]
+                table[MARK] = pa.array(np.repeat(mark, lengths))
+            tables.append(table)
     return add(together(tables)) if tables else NO_SEGMENT
 
 

@@ -23,6 +23,7 @@ from trainer.events.kafka import SCHEME, kafka_name
 from trainer.events.redis import StreamSource
 from trainer.events.rows import RowSource, format_of
 from trainer.logs.batch import STDIN
+from trainer.logs.csv import Header
 from trainer.logs.jsonl import columns_of
 from trainer.logs.open_files import Listing
 from trainer.logs.reader import format_by_name
@@ -289,5 +290,6 @@ def open_rows(
         *(name, positions[0] if positions else {}, on_note),
         once=once,
         objects=frozenset(column for column, field in fields if field.kind == "set"),
-        optional=frozenset(column for column, field in fields if field.optional),
+        optional=frozenset(column for column, field in fields if field.optional or field.is_derived),
+        header=Header(spec.input.columns, known=frozenset([spec.input.label])),
     )

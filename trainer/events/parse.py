@@ -77,7 +77,10 @@ class Parser:
             else:
                 part, own = data[starts[first] : starts[stop]], starts[first : stop + 1] - starts[first]
                 parts.append(self._block(part, own, clock_us[first:stop]))
-        return joined(parts) if parts else validated(read_lines((), self._wanted), clock_us)
+        events = joined(parts) if parts else validated(read_lines((), self._wanted), clock_us)
+        for derived in self._wanted.derived:
+            events = replace(events, columns=derived.fill(events.columns, events.first))
+        return events
 
     def _block(self, data: bytes, starts: Ints, clock_us: Ints) -> Events:
         """The events of a block: by one scan, except odd lines."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -11,12 +11,15 @@ import pyarrow as pa
 from model_store.errors import InputError, SpecError
 from trainer.events.events import Lag, SourcePosition
 from trainer.events.files import FileChain, held_in
-from trainer.logs.batch import RowBatch
-from trainer.logs.csv import DelimitedFile
+from trainer.logs.batch import HEAD_BYTES, RowBatch
+from trainer.logs.csv import DelimitedFile, Header
 from trainer.logs.jsonl import JsonLinesFile, columns_of
 from trainer.logs.open_files import Opened, Record, without_rotation
-from trainer.logs.reader import format_by_content, format_by_name
+from trainer.logs.reader import format_by_name, misnamed
+from trainer.logs.reader import format_of as _format_of
 from trainer.logs.streams import Bytes, Feed
+
+_NO_KNOWLEDGE = Header()
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class RowSource:
 
     A file is read up to its last whole row; with `once`, and of compressed files, bytes after that are a row too.
     objects: columns that may hold an object of numbers, a weighted set, in JSON lines. optional: columns that a file
-    may lack; its rows are null there.
+    may lack; its rows are null there. header: what is known of the files' first lines, as in a LogReader.
     """
 
     def __init__(
@@ -52,8 +55,12 @@ class RowSource:
         once: bool = False,
         objects: frozenset[str] = frozenset(),
         optional: frozenset[str] = frozenset(),
+        header: Header = _NO_KNOWLEDGE,
     ) -> None:
         self.name = name
+        self._header = header
+        self._on_note = on_note
+        self._noted: set[str] = set()
         self._optional = optional
         self._objects = objects
         self._chain = FileChain(name, position, on_note, once=once, least_lines=2)
@@ -69,6 +76,11 @@ class RowSource:
     def ended(self) -> bool:
         """With `once`: all is read."""
         return self._chain.ended
+
+    @property
+    def columns_without_header(self) -> tuple[str, ...] | None:
+        """The columns of the files without a header; None while no such file was met."""
+        return self._header.columns
 
     def columns(self) -> tuple[str, ...] | None:
         """The first file's columns, for JSON lines those in its first 64 KiB; None while there is no file."""
@@ -123,12 +135,19 @@ class RowSource:
 
     def _format(self, record: Record, opened: Opened) -> RowFormat:
         if record not in self._formats:
-            self._formats = {record: RowFormat.of(record.path, opened.head(), self._objects)}
+            format = RowFormat.of(record.path, opened.head(), self._objects, self._header)
+            if not format.has_header and format.is_delimited:
+                self._header = replace(self._header, columns=format.columns)
+            for kind, text in format.notes.items():
+                if text and kind not in self._noted:
+                    self._noted.add(kind)
+                    self._on_note(text)
+            self._formats = {record: format}
         return self._formats[record]
 
     def _there(self, record: Record, format: RowFormat, wanted: Sequence[str]) -> Sequence[str]:
         """The wanted columns that the file has. Raises SpecError."""
-        if not format.has_header:
+        if not format.is_delimited:
             return wanted
         there = [name for name in wanted if name in format.columns]
         missing = [name for name in wanted if name not in there and name not in self._optional]
@@ -146,17 +165,21 @@ _GROWING = ("csv", "tsv", "jsonl")
 class RowFormat:
     """The format of one file, which parses rows from any offset.
 
-    header: the bytes before the first row, which is on first_line; columns: for JSON lines, those of the file's start.
+    header: the bytes before the first row, which is on first_line; columns: for JSON lines, those of the file's start;
+    notes: remarks for the user, by what they are of.
     """
 
     name: str
     header: bytes
     first_line: int
     columns: tuple[str, ...]
+    names: tuple[str, ...]
     objects: frozenset[str]
+    has_header: bool = False
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, path: str, head: bytes, objects: frozenset[str]) -> RowFormat:
+    def of(cls, path: str, head: bytes, objects: frozenset[str], header: Header = _NO_KNOWLEDGE) -> RowFormat:
         """The format of a file that starts with `head`. Raises InputError for a format that cannot be followed."""
         name = format_of(path, head)
         if name not in _GROWING:
@@ -165,13 +188,18 @@ class RowFormat:
                 "others"
             )
         if name == "jsonl":
-            return cls(name, b"", 1, tuple(columns_of(head)), objects)
+            return cls(name, b"", 1, tuple(columns_of(head)), (), objects)
         feed = _Window(path, head, is_all=False)
-        columns = _delimited(feed, name).columns
-        return cls(name, head[: feed.offset], feed.line, columns, objects)
+        file = _delimited(feed, name, header)
+        notes = {"format": misnamed(without_rotation(path), name), f"header {file.has_header}": file.note}
+        return cls(
+            *(name, head[: feed.offset], feed.line, file.columns, file.names, objects),
+            has_header=file.has_header,
+            notes=notes,
+        )
 
     @property
-    def has_header(self) -> bool:
+    def is_delimited(self) -> bool:
         """True if all rows of the file have the same columns."""
         return self.name != "jsonl"
 
@@ -182,37 +210,37 @@ class RowFormat:
 
         is_all: nothing follows the window, so a last row without a line end counts.
         """
-        if not self.has_header:
-            feed = _Window(path, window, is_all)
-            if offset:
-                feed.offset, feed.line = offset, line
+        feed = _Window(path, window, is_all, offset, line)
+        if not self.is_delimited:
             return next(JsonLinesFile(feed, self.objects).batches(wanted), None)
-        feed = _Window(path, window if offset == 0 else self.header + window, is_all)
-        file = _delimited(feed, self.name)
-        if offset:
-            # Reading the header skips blank lines after it, which may be the window's.
-            feed.offset, feed.line = (
-                feed.offset - len(self.header) + offset,
-                feed.line - self.first_line + line,
-            )
+        if offset == 0:
+            feed.drop(len(self.header) - feed.offset, self.first_line - 1)
+        file = _delimited(feed, self.name, Header(self.names, is_absent=True))
         return next(file.batches(wanted), None)
 
 
 def format_of(path: str, head: bytes) -> str:
     """The format of a file that starts with `head`. Raises InputError if neither name nor content tells it."""
-    return format_by_name(without_rotation(path)) or format_by_content(path, np.frombuffer(head, np.uint8))
+    name = without_rotation(path)
+    return _format_of(path if format_by_name(name) is None else name, np.frombuffer(head, np.uint8))
 
 
-def _delimited(feed: Feed, name: str) -> DelimitedFile:
-    return DelimitedFile(feed, "\t" if name == "tsv" else ",", quoting=name == "csv")
+def _delimited(feed: Feed, name: str, header: Header) -> DelimitedFile:
+    return DelimitedFile(feed, "\t" if name == "tsv" else ",", name == "csv", header)
 
 
 class _Window(Feed):
-    """Bytes in memory as a feed. Not `final` while the file may grow: its last row may be incomplete."""
+    """Bytes in memory as a feed, which start at `offset` of their file, on `line`.
 
-    def __init__(self, path: str, data: bytes, is_all: bool) -> None:
+    Not `final` while the file may grow: its last row may be incomplete.
+    """
+
+    def __init__(self, path: str, data: bytes, is_all: bool, offset: int = 0, line: int = 1) -> None:
         self._is_all = is_all
         super().__init__(_Memory(path, data), len(data) + 1)
+        if offset:
+            self.drop(-self.offset, 0)  # what looks like a byte order mark is none inside a file
+            self.offset, self.line = offset, line
 
     @property
     def final(self) -> bool:
@@ -227,6 +255,7 @@ class _Memory:
 
     def __init__(self, name: str, data: bytes) -> None:
         self.name = name
+        self.head = data[:HEAD_BYTES]
         self._data = np.frombuffer(data, np.uint8)
 
     def read_into(self, buffer: Bytes) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from model_store.features.cells import addresses, parse_weights, signed_labels
+from model_store.features.cells import addresses, parse_counts, parse_weights, signed_labels
 from model_store.features.columns import TokenColumn, token_columns
 from model_store.features.features import FeaturePlan
 from model_store.hash_kernels import digest_columns, hash_keys, prefix_state
@@ -48,11 +48,12 @@ _NO_TIMES = np.empty(0, np.int64)
 class Examples:
     """Good rows of a batch, hashed and ready to learn.
 
-    rows: int32[m], their indices in the batch; hashed: what learners take; tokens: where their keys' bytes are; texts:
+    rows: int32[m], their indices in the batch, twice where a row has clicks and other views (input.views): first its
+    clicks, then the others; hashed: what learners take; tokens: where their keys' bytes are; texts:
     the token texts of each field, which keep those bytes alive; stop: the position after the batch, from which a later
     run may continue if the batch is resumable; subsampled: rows that were not drawn; requests: uint64[m], a hash of
     each row's request id, empty where the log has none; times: int64[m], microseconds since 1970, empty where not
-    needed; minus_labels: rows whose label is -1, which is not a click.
+    needed; minus_labels: rows whose label is -1, which is not a click; doubled: rows that are two examples.
     """
 
     rows: npt.NDArray[np.int32]
@@ -67,6 +68,7 @@ class Examples:
     times: npt.NDArray[np.int64] = field(default_factory=lambda: _NO_TIMES)
     resumable: bool = True
     minus_labels: int = 0
+    doubled: int = 0
 
 
 class ExampleMaker:
@@ -82,7 +84,7 @@ class ExampleMaker:
         self.feature_rules = FeatureRules.of(spec, self.plan)
         self.rules = key_rules(self.plan, self.feature_rules.owner)
         self._value_rules = value_rules(self.feature_rules, len(self.prefixes))
-        self._crosses = cross_fields(self.plan)
+        self.crosses = cross_fields(self.plan)
         self._sampling = Sampling.of(spec)
         self._time_format = time_format(spec)
 
@@ -96,10 +98,10 @@ class ExampleMaker:
         drawn, bad = sample.batch, dict[int, str]()
         labels, weights, times = self._outcomes(sample, bad)
         columns = self._columns(drawn, bad)
-        rows = _good_rows(drawn.rows, bad)
-        tokens = lay_out(columns, drawn.rows, self.rules.raw, self._crosses, self.feature_rules.owner)
-        signed = labels[rows]
-        hashed = self._assemble(rows, np.maximum(signed, 0.0), _of_rows(weights, rows), tokens)
+        good = _good_rows(drawn.rows, bad)
+        rows, signed, weights = self._outcomes_of(good, labels, weights)
+        tokens = lay_out(columns, drawn.rows, self.rules.raw, self.crosses, self.feature_rules.owner)
+        hashed = self._assemble(rows, np.maximum(signed, 0.0), weights, tokens)
         self._apply_value_rules(rows, hashed, tokens, columns)
         rejects = tuple(Reject(batch.file, int(drawn.lines[row]), bad[row]) for row in bad)
         return Examples(
@@ -115,6 +117,7 @@ class ExampleMaker:
             times=_of_rows(times, rows),
             resumable=batch.resumable,
             minus_labels=int(np.count_nonzero(signed < 0.0)),
+            doubled=int(rows.size - good.size),
         )
 
     def _draw(self, batch: RowBatch) -> Sample:
@@ -124,10 +127,19 @@ class ExampleMaker:
         return self._sampling.draw(batch, ids) if self._sampling else Sample(batch, ids, _NO_NUMBERS, 0)
 
     def _outcomes(self, sample: Sample, bad: dict[int, str]) -> tuple[Any, Any, Any]:
-        """Labels, including -1; weights, empty if all are 1; and times, empty if unused."""
+        """Labels, including -1; weights, empty if all are 1; and times, empty if unused.
+
+        With input.views a label is a pair: float64[2, rows], the clicks and the other views.
+        """
         given, columns = self.spec.input, sample.batch.columns
-        labels, found = signed_labels(columns[given.label])
-        _note(bad, given.label, found)
+        if given.views is not None:
+            clicks, views, found, found_in_views = parse_counts(columns[given.label], columns[given.views])
+            _note(bad, given.label, found)
+            _note(bad, given.views, found_in_views)
+            labels = np.stack([clicks, views - clicks])
+        else:
+            labels, found = signed_labels(columns[given.label], given.positive)
+            _note(bad, given.label, found)
         weights, times = sample.factors, _NO_TIMES
         if given.weight is not None:
             weights, found = parse_weights(columns[given.weight])
@@ -137,6 +149,22 @@ class ExampleMaker:
             times, found = parse_times(columns[given.timestamp], self._time_format)
             _note(bad, given.timestamp, found)
         return labels, weights, times
+
+    def _outcomes_of(self, good: Any, labels: Any, weights: Any) -> tuple[Any, Any, Any]:
+        """The rows of the examples, with the label and weight of each.
+
+        With input.views a row is a click with the weight of its clicks, and none with that of its other views; each is
+        an example where that is not 0. A row without views is one of weight 0.
+        """
+        if self.spec.input.views is None:
+            return good, labels[good], _of_rows(weights, good)
+        clicks, others = labels[:, good] > 0.0
+        rows = np.repeat(good, 1 + (clicks & others))
+        first = np.ones(rows.size, bool)
+        first[1:] = rows[1:] != rows[:-1]
+        signed = (first & (labels[0, rows] > 0.0)).astype(np.float64)
+        counts = np.where(signed > 0.0, labels[0, rows], labels[1, rows])
+        return rows, signed, counts * weights[rows] if weights.size else counts
 
     def _columns(self, batch: RowBatch, bad: dict[int, str]) -> list[TokenColumn]:
         plans = self.plan.fields
@@ -313,7 +341,7 @@ def _digest(chosen: Sequence[int], columns: Sequence[TokenColumn], raw: Any, out
 
 
 def _values(columns: Sequence[TokenColumn], base: Any, digests: Any) -> npt.NDArray[np.float64]:
-    """The x of every token if some field has one; a real number has an empty text."""
+    """The x of every token if some field has one; a number that is an x has an empty text, unless it is absent."""
     if all(column.x is None for column in columns):
         return _NO_NUMBERS
     values = np.ones(digests.size)
@@ -326,7 +354,8 @@ def _values(columns: Sequence[TokenColumn], base: Any, digests: Any) -> npt.NDAr
                 continue
             absent = np.isnan(column.x)
             values[part] = np.where(absent, 0.0, column.x)
-            digests[part] = np.where(absent, np.uint64(0), empty)
+            present = digests[part]  # 0 for an empty text
+            digests[part] = np.where(absent, np.uint64(0), np.where(present == 0, empty, present))
     return values
 
 

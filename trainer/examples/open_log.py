@@ -1,4 +1,4 @@
-"""Opens a log of labelled rows: the one way from files on disk to batches and hashed examples.
+"""Opens a log of labelled rows, or of events: the one way from files on disk to batches and hashed examples.
 
 In: a `Log` (files, format, side tables) and the specs to read it by. Out: an `OpenLog` with the specs resolved against
 the log's columns, its rows as batches, and its rows as hashed `Examples`, made by threads ahead of the learner.
@@ -12,16 +12,22 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from model_store.errors import SpecError
+from model_store.errors import InputError, SpecError
+from model_store.spec.sections import FieldSpec
 from model_store.spec.spec import ModelSpec
+from trainer.events.log_files import holds_events
 from trainer.examples.blocks import Blocks
+from trainer.examples.derived import DerivedColumns, check_comparable
+from trainer.examples.event_log import EventLog
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.requests import WholeRequests
+from trainer.examples.row_histories import RowHistories
 from trainer.examples.side_tables import SideTable, joined
 from trainer.logs.batch import Position, ReadFile, RowBatch
+from trainer.logs.csv import Header
 from trainer.logs.reader import BATCH_BYTES, LogReader
 from trainer.logs.streams import Turns
 
@@ -37,8 +43,9 @@ _SPARE_BATCHES = (
 class Log:
     """A log of labelled rows, as a command names it.
 
-    inputs: files, globs, or - for standard input; format: one of FORMATS, None to detect it; tables: the files of
-    items and users to join; on_note: receives remarks for the user. About `batch_bytes` bytes of text make a batch.
+    inputs: files, globs, or - for standard input; format: one of FORMATS, or EVENTS, None to detect it; tables: the
+    files of items and users to join; on_note: receives remarks for the user. About `batch_bytes` bytes of text make a
+    batch. no_header: the first line of a CSV or TSV file is a row.
     reader, readers: only every `readers`-th batch is parsed, from batch number `reader` on; the others are skipped.
     """
 
@@ -49,6 +56,7 @@ class Log:
     batch_bytes: int = BATCH_BYTES
     reader: int = 0
     readers: int = 1
+    no_header: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ class RunStart:
     spec: as given; resolved: against the first run's log; columns: those read from the log; sides: SHA-256 of the side
     tables' files, by table; initial: SHA-256 of the model that the first run started from. read: how far each file was
     read; rows_read: rows delivered, learned from or not; subsampled: those of them that were not drawn; minus_labels:
-    rows whose label is -1; seconds: duration of all the runs.
+    rows whose label is -1; doubled: rows that are two examples; seconds: duration of all the runs.
     """
 
     spec: ModelSpec
@@ -70,6 +78,7 @@ class RunStart:
     rows_read: int = 0
     subsampled: int = 0
     minus_labels: int = 0
+    doubled: int = 0
     seconds: float = 0.0
 
 
@@ -79,6 +88,12 @@ def open_log(log: Log, *specs: ModelSpec, start: RunStart | None = None) -> Iter
 
     Raises SpecError where the log lacks a column that a spec requires, InputError for a missing or unreadable file.
     """
+    if specs and holds_events(log.inputs, log.format, specs[0].input.label):
+        if start is not None or log.readers > 1:
+            raise InputError(f"{log.inputs[0]} {ONLY_WHOLE}")
+        with EventLog(log.inputs, log.on_note) as events:
+            yield OpenLog(log, events, [_resolve_by_events(spec, events, log) for spec in specs])
+        return
     read = start.read if start is not None else ()
     turns = Turns(log.reader, log.readers)
     with LogReader(
@@ -88,24 +103,38 @@ def open_log(log: Log, *specs: ModelSpec, start: RunStart | None = None) -> Iter
         read=read,
         on_note=log.on_note,
         turns=turns,
+        header=_header(log, [start.resolved] if start is not None else specs),
     ) as reader:
         yield OpenLog(log, reader, [start] if start else [_resolve(spec, reader, log) for spec in specs])
+
+
+ONLY_WHOLE = (
+    "holds events, which are joined from the first to the last in one run: no checkpoint of `ftrie train` is in the "
+    "middle of a join, and no part of a file can be joined alone; `ftrie trainer` resumes, follows growing files and "
+    "divides the requests among several trainers"
+)
 
 
 class OpenLog:
     """An open log. `start` is the first spec's; `specs` are all specs, resolved, in the order given."""
 
-    def __init__(self, log: Log, reader: LogReader, starts: Sequence[RunStart]) -> None:
+    def __init__(self, log: Log, reader: LogReader | EventLog, starts: Sequence[RunStart]) -> None:
         self.start = starts[0]
         self.specs = tuple(each.resolved for each in starts)
         self._log, self._reader = log, reader
         self._in_log = _each_once(each.columns for each in starts)
         self._requests = WholeRequests(self.start.resolved, self.start.rows_read)
+        self._histories = None if self.is_of_events else RowHistories.of(*self.specs)
 
     @property
     def spec(self) -> ModelSpec:
         """The first spec, resolved."""
         return self.start.resolved
+
+    @property
+    def is_of_events(self) -> bool:
+        """True if the log holds events, which are joined into rows: whole requests, in `spec.input.request`."""
+        return isinstance(self._reader, EventLog)
 
     @cached_property
     def maker(self) -> ExampleMaker:
@@ -119,9 +148,10 @@ class OpenLog:
 
     @property
     def absent_fields(self) -> tuple[str, ...]:
-        """The optional fields of the first spec whose column neither the log nor a side table has."""
+        """The first spec's optional fields without a column in the log or a side table, except derived ones."""
         found = {*self.start.columns, *(name for table in self._log.tables for name in table.columns)}
-        return tuple(field.name for field in self.maker.plan.fields if field.column not in found)
+        fields = (field for field in self.maker.plan.fields if not field.spec.is_derived)
+        return tuple(field.name for field in fields if field.column not in found)
 
     def batches(self, more_columns: Sequence[str] = ()) -> Iterator[RowBatch]:
         """All rows in order, once, with the columns of all specs and `more_columns`.
@@ -147,6 +177,10 @@ class OpenLog:
         of threads.
         """
         whole = self._requests.of(batches if batches is not None else self.batches())
+        if self._histories is not None:
+            self._read_again(self._histories)
+            whole = self._histories.filled(whole)
+        whole = DerivedColumns(self.spec).of(whole)
         if blocks is not None:
             whole = blocks.keep(whole)
         with examples_of(whole, maker or self.maker, threads) as stream:
@@ -166,6 +200,55 @@ class OpenLog:
         """What was found out about requests; final once the examples have ended."""
         return self._requests
 
+    def warnings(self) -> Iterator[str]:
+        """Warnings for the user about requests and their order; final once the examples have ended."""
+        yield from self._requests.warnings()
+        if self._histories is not None:
+            yield from self._histories.warnings()
+
+    def _read_again(self, histories: RowHistories) -> None:
+        """Bring histories to where an earlier run has stopped: by the rows before, which no checkpoint keeps.
+
+        Raises InputError if the log has them no more.
+        """
+        log, left = self._log, self.start.rows_read
+        if not left:
+            return
+        log.on_note(f"reading {left:,} rows again, for the histories of their users")
+        if "-" in log.inputs:
+            raise InputError(
+                "standard input cannot be read twice, and the histories of users need the rows that the run has "
+                "learned from before: give a file"
+            )
+        with LogReader(log.inputs, format=log.format, batch_bytes=log.batch_bytes) as reader:
+            for batch in joined(reader.batches(self._in_log), log.tables, self.spec.wanted_columns()):
+                rows = min(left, batch.rows)
+                histories.fill(batch if rows == batch.rows else first_rows(batch, rows))
+                left -= rows
+                if not left:
+                    return
+        raise InputError(
+            f"the log lacks {left:,} of the {self.start.rows_read:,} rows that the run has learned from so far, which "
+            "the histories of users need: give the same files, in the same order, new ones after them"
+        )
+
+
+def first_rows(batch: RowBatch, rows: int) -> RowBatch:
+    """The first rows of a batch."""
+    columns = {name: column.slice(0, rows) for name, column in batch.columns.items()}
+    return replace(batch, columns=columns, lines=batch.lines[:rows], rows=rows)
+
+
+def _header(log: Log, specs: Sequence[ModelSpec]) -> Header:
+    """What the specs say of the first lines of files. Raises SpecError if they name different columns."""
+    named = {each.input.columns for each in specs} - {None}
+    if len(named) > 1:
+        raise SpecError(
+            "input.columns: the specs name different columns for one log; expected the same in all"
+        )
+    known = frozenset(each.input.label for each in specs)
+    return Header(next(iter(named), None), log.no_header, known)
+
 
 def _resolve(spec: ModelSpec, reader: LogReader, log: Log) -> RunStart:
     """Resolve the spec against the log's columns, then those that only a side table has."""
@@ -175,18 +258,41 @@ def _resolve(spec: ModelSpec, reader: LogReader, log: Log) -> RunStart:
         if table.key not in in_log:
             raise SpecError(f"input: no column {table.key!r} in the log; it has: {', '.join(in_log)}")
         names |= dict.fromkeys(table.columns)
-    resolved = spec.resolve(tuple(names), reader.kinds())
+    resolved = spec.resolve(tuple(names), reader.kinds()).with_columns(reader.columns_without_header)
+    check_comparable(resolved)
     wanted = _each_once([resolved.wanted_columns(), [table.key for table in log.tables]])
     columns = tuple(name for name in wanted if name in in_log)
+    return RunStart(spec, resolved, columns, {table.name: table.sha256 for table in log.tables})
+
+
+def _resolve_by_events(spec: ModelSpec, events: EventLog, log: Log) -> RunStart:
+    """Resolve the spec by the first impressions; columns that only a side table has are not read from the events."""
+    elsewhere = {
+        name: FieldSpec(side="item" if table.name == "items" else "user")
+        for table in log.tables
+        for name in table.columns
+    }
+    resolved = events.resolve(spec, elsewhere)
+    found = events.columns()
+    wanted = _each_once([resolved.wanted_columns(), [table.key for table in log.tables]])
+    absent = [
+        name
+        for name, field in resolved.fields.items()
+        if not field.is_derived and (field.column or name) not in {*found, *elsewhere}
+    ]
+    if absent:
+        log.on_note(f"none of the first impressions has {', '.join(absent)}: without a value until one does")
+    columns = tuple(name for name in wanted if name in found or name not in elsewhere)
     return RunStart(spec, resolved, columns, {table.name: table.sha256 for table in log.tables})
 
 
 def _expected_later(spec: ModelSpec, reader: LogReader, log: Log) -> tuple[str, ...]:
     """The columns of fields that no row has named so far, but that later rows may name."""
     known = {*reader.columns(), *(name for table in log.tables for name in table.columns)}
-    columns = dict.fromkeys(field.column or name for name, field in spec.fields.items())
+    columns = {field.column or name: field.is_derived for name, field in spec.fields.items()}
     later = tuple(name for name in columns if name not in known and reader.may_have(name))
-    missing = [name for name in later if name not in reader.kinds()]  # kinds has objects seen without members
+    # kinds has objects seen without members
+    missing = [name for name in later if name not in reader.kinds() and not columns[name]]
     if missing:
         log.on_note(f"no row at the log's beginning has {', '.join(missing)}: without a value until one does")
     return later

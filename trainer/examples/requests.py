@@ -1,10 +1,10 @@
 """The requests of rows: their ids, whole requests across batches, and the sample of requests to learn from.
 
-A request is a run of rows with one id in one file. Where the spec samples requests, WholeRequests determines for each
-row whether its request has a click before any of its rows passes on. Sampling follows McMahan et al. (KDD 2013),
-section 4.6: every request with a click is learned from; of the others a share r, each with weight 1/r, so that the
-expected gradient is that of all rows and the model stays calibrated. The draw is a seeded hash of the request's id:
-the rows of a request stay together, and every run over the same log draws the same requests.
+A request is a run of rows with one id in one file. Where the spec samples requests or compares their rows,
+WholeRequests determines for each row whether its request has a click before any of its rows passes on. Sampling follows
+McMahan et al. (KDD 2013), section 4.6: every request with a click is learned from; of the others a share r, each with
+weight 1/r, so that the expected gradient is that of all rows and the model stays calibrated. The draw is a seeded hash
+of the request's id: the rows of a request stay together, and every run over the same log draws the same requests.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from model_store.features.cells import addresses, column_text, parse_labels
+from model_store.features.cells import addresses, clicked, column_text
 from model_store.hash_kernels import digest_columns
+from model_store.spec.sections import InputSection
 from model_store.spec.spec import ModelSpec
 from trainer.examples.examples_kernels import PROBABILITY_BITS, draw, number_single_rows
 from trainer.logs.batch import Position, RowBatch
@@ -96,22 +97,24 @@ class _Open:
     def release(self, ended: bool) -> Iterator[RowBatch]:
         """Its parts. A later run may continue only after the last part, and only if the request `ended` there."""
         for part in self.parts:
-            clicked = np.full(part.rows, self.clicked)
-            yield replace(part, clicked=clicked, resumable=ended and part is self.parts[-1])
+            clicks = np.full(part.rows, self.clicked)
+            yield replace(part, clicked=clicks, resumable=ended and part is self.parts[-1])
 
 
 class WholeRequests:
-    """Numbers the rows of a stream; where the spec samples requests, marks each row whose request has a click.
+    """Numbers the rows of a stream; where the spec samples requests or compares their rows, cuts batches between them.
 
-    The last request of a batch waits for the next batch; batches are cut, never joined, and nothing is reordered. A run
-    of more than MOST_ROWS rows is taken as several requests, which bounds memory: `cut` counts these. `resumed` counts
-    requests that continue after rows of others, which are taken as several too. Both are final at the stream's end.
+    Each row is then marked whether its request has a click, each batch whether its last request ends in it. The last
+    request of a batch waits for the next batch; batches are cut, never joined, and nothing is reordered. A run of more
+    than MOST_ROWS rows is taken as several requests, which bounds memory: `cut` counts these. `resumed` counts requests
+    that continue after rows of others, which are taken as several too. Both are final at the stream's end.
     """
 
     def __init__(self, spec: ModelSpec, first_row: int = 0) -> None:
         """first_row: the number of rows of the stream that earlier runs have read."""
-        self._label, self._request = spec.input.label, spec.input.request
+        self._input, self._request = spec.input, spec.input.request
         self._samples = spec.learner.subsample is not None
+        self._compares = any(field.list is not None for field in spec.fields.values())
         self._rows = first_row
         self._open: _Open | None = None
         self._runs = Runs()
@@ -127,7 +130,7 @@ class WholeRequests:
         for batch in batches:
             numbered = replace(batch, first_row=self._rows)
             self._rows += batch.rows
-            if self._samples:
+            if self._samples or self._compares:
                 yield from self._mark(numbered)
             else:
                 yield numbered
@@ -135,39 +138,42 @@ class WholeRequests:
 
     def warnings(self) -> Iterator[str]:
         """Warnings for the user about requests that were taken as several."""
-        column = repr(self._request)
+        column, who = repr(self._request), "learner.subsample" if self._samples else "list features"
+        took = "took" if self._samples else "take"
+        wrong = "rows beside a click may be left out or weigh as if there were none"
+        if not self._samples:
+            wrong = "rows are compared with a part of their request"
         if self.resumed:
             yield (
-                f"{self.resumed:,} times a request went on after rows of another: learner.subsample took each run of "
-                "rows as a request of its own, so rows beside a click may be left out or weigh as if there were none; "
-                f"sort the log by {column}"
+                f"{self.resumed:,} times a request went on after rows of another: {who} {took} each run of "
+                f"rows as a request of its own, so {wrong}; sort the log by {column}"
             )
         if self.cut:
             yield (
-                f"{self.cut:,} times a request of more than {MOST_ROWS:,} rows was cut: learner.subsample took each "
+                f"{self.cut:,} times a request of more than {MOST_ROWS:,} rows was cut: {who} {took} each "
                 f"part as a request of its own; does {column} name requests?"
             )
 
     def _mark(self, batch: RowBatch) -> Iterator[RowBatch]:
         ids = request_ids(batch, self._request)
-        clicks = parse_labels(batch.columns[self._label])[0] == 1.0 if batch.rows else np.zeros(0, bool)
+        clicks = clicked(batch.columns, self._input) if batch.rows else np.zeros(0, bool)
         if self._open is not None and not self._open.goes_on_in(batch, ids):
             yield from self._close()
         before = self._open.rows if self._open is not None else 0
-        starts = np.flatnonzero(_starts(ids, before))
+        starts = np.flatnonzero(request_starts(ids, before))
         self.cut += starts.size - self._runs.add(ids, batch.stop.number)
         if not starts.size:
             yield from self._take_whole(batch, clicks)
             return
         cut = int(starts[-1])
         if cut:
-            clicked = _any_by_request(clicks[:cut], starts[:-1])
+            of_request = _any_by_request(clicks[:cut], starts[:-1])
             if self._open is not None:
                 self._open.clicked |= bool(clicks[: starts[0]].any())
-                clicked[: starts[0]] = self._open.clicked
+                of_request[: starts[0]] = self._open.clicked
         yield from self._close(ended=not starts[0])
         if cut:
-            yield replace(_slice(batch, 0, cut), clicked=clicked, stop=_position_of(batch, cut))
+            yield replace(_slice(batch, 0, cut), clicked=of_request, stop=_position_of(batch, cut))
         tail = _slice(batch, cut, batch.rows)
         self._open = _Open([tail], int(ids[-1]), tail.rows, bool(clicks[cut:].any()))
 
@@ -190,7 +196,7 @@ def _position_of(batch: RowBatch, row: int) -> Position:
     return begin.until(int(batch.lines[row]))
 
 
-def _starts(ids: Ids, before: int) -> Flags:
+def request_starts(ids: Ids, before: int = 0) -> Flags:
     """Where a request starts: the id changes, or it has MOST_ROWS rows. before: rows of the first one so far."""
     if not ids.size:
         return np.zeros(0, bool)
@@ -238,7 +244,7 @@ class Sampling:
 
     share: float
     seed: int
-    label: str
+    input: InputSection
 
     @classmethod
     def of(cls, spec: ModelSpec) -> Sampling | None:
@@ -246,16 +252,14 @@ class Sampling:
         subsample = spec.learner.subsample
         if subsample is None or subsample.unclicked == 1.0:
             return None
-        return cls(subsample.unclicked, spec.learner.seed, spec.input.label)
+        return cls(subsample.unclicked, spec.learner.seed, spec.input)
 
     def draw(self, batch: RowBatch, ids: Ids) -> Sample:
         """The sample of a batch. `WholeRequests` has marked clicked requests; else each row is a request."""
-        clicked = batch.clicked
-        if clicked is None:
-            clicked = parse_labels(batch.columns[self.label])[0] == 1.0
+        clicks = batch.clicked if batch.clicked is not None else clicked(batch.columns, self.input)
         drawn = np.empty(batch.rows, np.bool_)
-        draw(ids, clicked, np.uint64(self.seed), np.uint64(self.share * (1 << PROBABILITY_BITS)), drawn)
-        factors = np.where(clicked, 1.0, 1.0 / self.share)[drawn]
+        draw(ids, clicks, np.uint64(self.seed), np.uint64(self.share * (1 << PROBABILITY_BITS)), drawn)
+        factors = np.where(clicks, 1.0, 1.0 / self.share)[drawn]
         return Sample(_only(batch, drawn), ids[drawn], factors, batch.rows - int(drawn.sum()))
 
 

@@ -39,9 +39,9 @@ class ValueRule:
 class FeatureRules:
     """The settings of each feature.
 
-    owner: int64[features], the bias, field or cross it belongs to; inclusions, and where in the spec each is set; l1:
-    float64[features], NaN where no rule sets it, None if no rule sets it at all; value_rules: of an owner, the longest
-    `start` first.
+    owner: int64[features], the bias, field or cross it belongs to; inclusions, and where in the spec each is set; l1,
+    alpha, decay: float64[features], NaN where no rule sets it, None if no rule sets it at all; value_rules: of an
+    owner, the longest `start` first.
     """
 
     owner: npt.NDArray[np.int64]
@@ -49,6 +49,8 @@ class FeatureRules:
     sources: tuple[str, ...]
     l1: npt.NDArray[np.float64] | None
     value_rules: tuple[ValueRule, ...]
+    alpha: npt.NDArray[np.float64] | None = None
+    decay: npt.NDArray[np.float64] | None = None
 
     @classmethod
     def of(cls, spec: ModelSpec, plan: FeaturePlan) -> FeatureRules:
@@ -64,8 +66,10 @@ class FeatureRules:
             owner=np.array([*range(len(prefixes)), *(rule.owner for rule in value_rules)], np.int64),
             inclusions=tuple(inclusion for inclusion, _ in resolved),
             sources=tuple(source for _, source in resolved),
-            l1=_l1(rules, chains),
+            l1=_numbers("l1", rules, chains),
             value_rules=tuple(value_rules),
+            alpha=_numbers("alpha", rules, chains),
+            decay=_numbers("decay", rules, chains),
         )
 
 
@@ -130,8 +134,12 @@ def _inclusion(
     return (Inclusion() if is_bias else spec.learner.inclusion), "learner.inclusion"
 
 
-def _l1(rules: dict[bytes, Rule], chains: Sequence[Sequence[bytes]]) -> npt.NDArray[np.float64] | None:
-    if all(rule.l1 is None for rule in rules.values()):
+def _numbers(
+    name: str, rules: dict[bytes, Rule], chains: Sequence[Sequence[bytes]]
+) -> npt.NDArray[np.float64] | None:
+    """What the rules set `name` to for each chain's keys: NaN where none does, None if no rule sets it at all."""
+    set_by = {prefix: getattr(rule, name) for prefix, rule in rules.items()}
+    if all(number is None for number in set_by.values()):
         return None
-    given = [[l1 for prefix in chain if (l1 := rules[prefix].l1) is not None] for chain in chains]
-    return np.array([l1s[0] if l1s else np.nan for l1s in given])
+    given = [[number for prefix in chain if (number := set_by[prefix]) is not None] for chain in chains]
+    return np.array([numbers[0] if numbers else np.nan for numbers in given])

@@ -13,7 +13,7 @@ from typing import Literal
 from model_store.errors import SpecError
 from model_store.features.cells import EXPECTED_LABELS
 from model_store.spec.spec import WEIGHT
-from trainer.guess.profiles import Profile, can_be_label
+from trainer.guess.profiles import Profile, Sample, can_be_label
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -25,6 +25,21 @@ _LABELS = _names(
     """click clicked isclick isclicked label islabel clk y target conversion converted isconverted purchase
     purchased response outcome installed engaged"""
 )
+_CLICKS = _names("clicks numclicks nclicks clickcount clk clicked click conversions numconversions")
+_VIEWS = _names(
+    """views numviews nviews viewcount impressions numimpressions nimpressions impressioncount impression imps impr
+    shows"""
+)
+# Values that are a click, or that are none, whatever the column is called; and those that are so in a label.
+_CLICKED = frozenset(
+    _names(
+        """click clicked clk conversion converted purchase purchased buy bought install installed engaged responded
+        liked"""
+    )
+)
+_SKIPPED = frozenset(_names("noclick notclicked unclicked nonclick skip skipped notconverted"))
+_YES = _CLICKED | {*_names("yes y positive pos good like")}
+_NO = _SKIPPED | {*_names("no n none negative neg bad dislike impression view viewed shown ignored")}
 _WEIGHTS = _names("weight importance sampleweight exampleweight")
 _REQUESTS = _names("requestid request reqid qid impressionid queryid searchid pageviewid bidid auctionid")
 _COOKIES = _names(
@@ -58,8 +73,16 @@ _QUANTITY_WORDS = frozenset(
 )
 _IDENTITY_WORDS = frozenset(_names("id uuid guid key hash index idx ip code"))
 
-Role = Literal["label", "weight", "timestamp", "request", "cookie", "item", "ignore", "field"]
-ROLES_WITH_ONE_COLUMN: tuple[Role, ...] = ("label", "weight", "timestamp", "request", "cookie", "item")
+Role = Literal["label", "views", "weight", "timestamp", "request", "cookie", "item", "ignore", "field"]
+ROLES_WITH_ONE_COLUMN: tuple[Role, ...] = (
+    "label",
+    "views",
+    "weight",
+    "timestamp",
+    "request",
+    "cookie",
+    "item",
+)
 
 _MANY_VALUES = 100
 _MANY_FRACTIONS = 20
@@ -74,7 +97,10 @@ _SIDES = {"cookie": "user", "item": "item"}
 
 @dataclass(frozen=True)
 class Guess:
-    """What a column probably is, and why. `kind`, `side`, `separator` and `format` apply to fields."""
+    """What a column probably is, and why. `kind`, `side`, `separator` and `format` apply to fields.
+
+    positive: of a label, the value that is a click, None if the values are 1, 0, -1, true or false.
+    """
 
     profile: Profile
     role: Role
@@ -83,6 +109,7 @@ class Guess:
     kind: str = "category"
     separator: str | None = None
     format: str | None = None
+    positive: str | None = None
 
     @property
     def name(self) -> str:
@@ -90,30 +117,69 @@ class Guess:
         return self.profile.name
 
 
-def guess_all(profiles: Sequence[Profile], label: str | None = None) -> tuple[Guess, ...]:
+def guess_all(sample: Sample, label: str | None = None) -> tuple[Guess, ...]:
     """Guess every column, in order. Raises SpecError if no column can be the label, or the one named `label` cannot."""
-    chosen = _label(profiles, label)
-    guesses = [chosen if p is chosen.profile else _guess(p, chosen.profile) for p in profiles]
+    profiles = sample.profiles
+    counts = _counts(profiles, label)
+    chosen = counts[0] if counts else _label(sample, label)
+    clicked = _clicked(chosen)
+    found = {each.name: each for each in (chosen, *counts)}
+    guesses = [found.get(p.name) or _guess(p, clicked) for p in profiles]
     for role in ROLES_WITH_ONE_COLUMN:
         guesses = _keep_one(guesses, role)
     return tuple(guesses)
 
 
-def _label(profiles: Sequence[Profile], wanted: str | None) -> Guess:
+def _counts(profiles: Sequence[Profile], wanted: str | None) -> tuple[Guess, ...]:
+    """The columns of clicks and of views, if their names and values say so; else none."""
+    clicks = _named(profiles, _CLICKS) if wanted is None else [p for p in profiles if p.name == wanted]
+    views = _named(profiles, _VIEWS)
+    if not (clicks and views and clicks[0] is not views[0] and views[0].is_count):
+        return ()
+    least, most = (each.numbers for each in (clicks[0], views[0]))
+    if least is None or most is None or not all(number >= 0 and number.is_integer() for number in least):
+        return ()
+    pairs = [
+        (float(low), float(high)) for low, high in zip(clicks[0].texts, views[0].texts, strict=True) if low
+    ]
+    if len(pairs) < len(views[0].texts) or any(low > high for low, high in pairs):
+        return ()
+    rate = sum(low for low, _ in pairs) / (sum(high for _, high in pairs) or 1.0)
+    why = f"a count, never above {views[0].name}; {100 * rate:.3g} % of the views are clicks"
+    return Guess(clicks[0], "label", why), Guess(views[0], "views", f"its name; {_values(views[0])}")
+
+
+def _named(profiles: Sequence[Profile], names: Sequence[str]) -> list[Profile]:
+    """The columns with one of these names, the likeliest first."""
+    found = [p for p in profiles if _short_name(p.name) in names]
+    return sorted(found, key=lambda each: names.index(_short_name(each.name)))
+
+
+def _label(sample: Sample, wanted: str | None) -> Guess:
+    profiles = sample.profiles
     if wanted is not None:
         return _wanted_label(profiles, wanted)
-    binary = [profile for profile in profiles if profile.is_label]
-    named = [(_LABELS.index(_short_name(p.name)), p) for p in binary if _short_name(p.name) in _LABELS]
-    if named:
-        _, best = min(named, key=lambda each: each[0])
-        return Guess(best, "label", f"its name, and {_click_rate(best)}")
-    varied = [profile for profile in binary if profile.distinct > 1]
+    for profile in _named(profiles, _LABELS):
+        if profile.is_label:
+            return Guess(profile, "label", f"its name, and {_click_rate(profile)}")
+        if profile.pair:
+            return _of_two_values(profile, "its name; ")
+    varied = [profile for profile in profiles if profile.is_label and profile.distinct > 1]
     if len(varied) == 1:
         return Guess(varied[0], "label", f"the only column of 0 and 1: {_click_rate(varied[0])}")
+    if not sample.has_header:
+        # Logs without names have the label first, as in libsvm text, or last.
+        for place, name in ((0, "first"), (-1, "last")):
+            if profiles[place] in varied:
+                return Guess(profiles[place], "label", f"the {name} column: {_click_rate(profiles[place])}")
+    spoken = [profile for profile in profiles if _spoken(profile.pair)] if not varied else []
+    if len(spoken) == 1:
+        return _of_two_values(spoken[0], "")
+    candidates = [*varied, *spoken]
     which = (
-        f"{_list(varied)} could be it"
-        if varied
-        else "no column holds only 0 and 1, -1 and 1, or true and false"
+        f"{_list(candidates)} could be it"
+        if candidates
+        else "no column holds only 0 and 1, -1 and 1, or true and false, or two values such as clicked and skipped"
     )
     raise SpecError(
         f"cannot tell which column is the label: {which}; name it with --label; columns: {_list(profiles)}"
@@ -124,22 +190,68 @@ def _wanted_label(profiles: Sequence[Profile], wanted: str) -> Guess:
     for profile in profiles:
         if profile.name == wanted and profile.is_label:
             return Guess(profile, "label", _click_rate(profile))
+        if profile.name == wanted and profile.pair:
+            return _of_two_values(profile, "")
         if profile.name == wanted:
             odd = [text for text in profile.counts if not can_be_label(text)]
             got = ", ".join(map(repr, odd[:3])) if odd else "empty cells"
-            raise SpecError(f"column {wanted!r} cannot be the label: expected {EXPECTED_LABELS}, got {got}")
+            raise SpecError(
+                f"column {wanted!r} cannot be the label: expected {EXPECTED_LABELS}, or two values, got {got}"
+            )
     raise SpecError(f"--label: no column {wanted!r} in the log; it has {_list(profiles)}")
 
 
+def _of_two_values(profile: Profile, why: str) -> Guess:
+    """The label whose values are two others than 1 and 0."""
+    positive, reason = _positive(profile)
+    rate = sum(profile.labels(positive)) / len(profile.texts)
+    return Guess(
+        profile, "label", f"{why}{reason}: {100 * rate:.3g} % are {_cut(positive)}", positive=positive
+    )
+
+
+def _positive(profile: Profile) -> tuple[str, str]:
+    """Which of the two values is a click, and why."""
+    first, second = profile.pair
+    spoken = _spoken(profile.pair, _YES, _NO)
+    if spoken:
+        return spoken, "by its words"
+    if not second:
+        return first, "empty in the other rows"
+    if profile.numbers is not None:
+        return max(profile.pair, key=float), "the larger of two numbers"
+    return first, "the rarer of two values"
+
+
+def _spoken(pair: Sequence[str], yes: frozenset[str] = _CLICKED, no: frozenset[str] = _SKIPPED) -> str:
+    """The value that is a click, if one of the two says so or the other says that it is none; else ""."""
+    if not pair:
+        return ""
+    first, second = ("".join(_words(text)) for text in pair)
+    if (first in yes) != (second in yes):
+        return pair[0] if first in yes else pair[1]
+    if (first in no) != (second in no):
+        return pair[1] if first in no else pair[0]
+    return ""
+
+
+def _clicked(label: Guess) -> list[bool]:
+    """Which rows have a click."""
+    if label.profile.is_label or label.positive is not None:
+        return [each == 1 for each in label.profile.labels(label.positive)]
+    return [float(text) > 0.0 for text in label.profile.texts]
+
+
 def _click_rate(profile: Profile) -> str:
-    return f"{100 * sum(profile.labels) / len(profile.labels):.3g} % are 1"
+    labels = profile.labels(None)
+    return f"{100 * sum(labels) / len(labels):.3g} % are 1"
 
 
-def _guess(profile: Profile, label: Profile) -> Guess:
-    """The first rule that applies decides."""
+def _guess(profile: Profile, clicked: Sequence[bool]) -> Guess:
+    """The first rule that applies decides. clicked: of each row."""
     return (
         _by_format(profile)
-        or _not_a_feature(profile, label)
+        or _not_a_feature(profile, clicked)
         or _by_role_name(profile)
         or _time(profile)
         or _field(profile)
@@ -159,21 +271,21 @@ def _by_format(profile: Profile) -> Guess | None:
     return None
 
 
-def _not_a_feature(profile: Profile, label: Profile) -> Guess | None:
+def _not_a_feature(profile: Profile, clicked: Sequence[bool]) -> Guess | None:
     if profile.distinct == 0:
         return Guess(profile, "ignore", "empty in these rows")
     if profile.is_label and _short_name(profile.name) in _LABELS:
         return Guess(profile, "ignore", "looks like another label, not known when ranking")
     if "propensity" in _words(profile.name):
         return Guess(profile, "ignore", "says how the item was chosen, not whether it is clicked")
-    if _comes_with_the_click(profile, label):
+    if _comes_with_the_click(profile, clicked):
         return Guess(profile, "ignore", "only there in clicked rows: it would give the answer away")
     return None
 
 
-def _comes_with_the_click(profile: Profile, label: Profile) -> bool:
-    clicked = [label == 1 for label, text in zip(label.labels, profile.texts, strict=True) if text]
-    return len(clicked) >= 10 and all(clicked) and 0 in label.labels
+def _comes_with_the_click(profile: Profile, clicked: Sequence[bool]) -> bool:
+    filled = [each for each, text in zip(clicked, profile.texts, strict=True) if text]
+    return len(filled) >= 10 and all(filled) and not all(clicked)
 
 
 def _by_role_name(profile: Profile) -> Guess | None:

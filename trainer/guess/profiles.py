@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,6 +19,7 @@ from model_store.bounded import json_value
 from model_store.errors import FieldValueError, InputError
 from model_store.features.cells import LABELS
 from model_store.features.values import text_of
+from trainer.logs.csv import Header
 from trainer.logs.reader import LogReader
 
 SAMPLE_ROWS = 10_000
@@ -94,10 +95,31 @@ class Profile:
         """True if every row has a value and all values can be labels."""
         return self.filled == len(self.texts) > 0 and all(map(can_be_label, self.counts))
 
-    @property
-    def labels(self) -> list[int]:
-        """The values as 1 and 0; defined if `is_label`."""
+    def labels(self, positive: str | None) -> list[int]:
+        """The values as 1 and 0: `positive` is 1; None for values that can be labels, defined if `is_label`."""
+        if positive is not None:
+            return [int(text == positive) for text in self.texts]
         return [int(LABELS[text.lower().encode()] > 0.0) for text in self.texts]
+
+    @property
+    def pair(self) -> tuple[str, ...]:
+        """The two values of the column, the rarer one first, "" where some rows have none; empty if not two."""
+        values = [text for text, _ in reversed(self.counts.most_common(3))]
+        if len(values) == 1 and self.filled < len(self.texts):
+            return (values[0], "")
+        return tuple(values) if len(values) == 2 and self.filled == len(self.texts) else ()
+
+    @cached_property
+    def is_count(self) -> bool:
+        """True if every row has a whole number from 0 on, and some are above 1."""
+        numbers = self.numbers
+        return (
+            numbers is not None
+            and self.is_whole
+            and self.filled == len(self.texts)
+            and min(numbers) >= 0
+            and max(numbers) > 1
+        )
 
     @cached_property
     def numbers(self) -> list[float] | None:
@@ -150,10 +172,28 @@ def can_be_label(text: str) -> bool:
     return text.lower().encode() in LABELS
 
 
-def take_sample(name: str, format: str | None = None, rows: int = SAMPLE_ROWS) -> tuple[Profile, ...]:
+@dataclass(frozen=True)
+class Sample:
+    """The columns in the first rows of a log. has_header: False if the log does not name them."""
+
+    profiles: tuple[Profile, ...]
+    has_header: bool = True
+
+
+def take_sample(
+    name: str,
+    format: str | None = None,
+    rows: int = SAMPLE_ROWS,
+    *,
+    header: Header | None = None,
+    on_note: Callable[[str], None] = lambda text: None,
+) -> Sample:
     """Profile every column in the first rows of a log. Raises InputError if no row can be read."""
     values: dict[str, list[Any]] = {}
-    with closing(LogReader([name], format=format, batch_bytes=_BATCH_BYTES)) as reader:
+    given = header or Header()
+    with closing(
+        LogReader([name], format=format, batch_bytes=_BATCH_BYTES, on_note=on_note, header=given)
+    ) as reader:
         columns, kinds = reader.columns(), reader.kinds()
         taken = 0
         for batch in reader.batches(columns):
@@ -164,7 +204,8 @@ def take_sample(name: str, format: str | None = None, rows: int = SAMPLE_ROWS) -
                 break
     if not values or not taken:
         raise InputError(f"{name} has no readable row")
-    return tuple(_profile(column, values[column], kinds.get(column, "category")) for column in columns)
+    profiles = [_profile(column, values[column], kinds.get(column, "category")) for column in columns]
+    return Sample(tuple(profiles), reader.columns_without_header is None)
 
 
 def _profile(name: str, values: Sequence[Any], kind: str | None) -> Profile:

@@ -14,6 +14,7 @@ from trainer.logs.reader import EXTENSIONS
 
 _EXTENSIONS = {".gz", ".zst", *EXTENSIONS}
 _SUGGESTED_CROSSES = 3
+_NAMES_A_LINE = 10
 _CROSS_VALUES = range(2, 2000)
 
 _LEARNER = """\
@@ -35,12 +36,12 @@ def model_name(path: str) -> str:
     return plain if plain and path != STDIN else "model"
 
 
-def spec_text(path: str, guesses: Sequence[Guess]) -> str:
+def spec_text(path: str, guesses: Sequence[Guess], has_header: bool = True) -> str:
     """The spec as TOML, valid for `parse_spec` and for training on the log at `path`."""
     names = field_names(guesses)
     parts = [
         _opening(path, guesses),
-        "\n".join(_input(guesses)),
+        "\n".join(_input(guesses, has_header)),
         "\n".join(_fields(guesses, names)),
         "\n".join(_crosses(guesses, names)),
         "\n".join(_variants(guesses, names)),
@@ -69,12 +70,20 @@ def _opening(path: str, guesses: Sequence[Guess]) -> str:
     )
 
 
-def _input(guesses: Sequence[Guess]) -> Iterator[str]:
+def _input(guesses: Sequence[Guess], has_header: bool) -> Iterator[str]:
     yield "[input]"
+    if not has_header:
+        yield _line("columns = [", "the log has no header: rename the columns here and below")
+        names = [f"{_quote(guess.name)}," for guess in guesses]
+        for start in range(0, len(names), _NAMES_A_LINE):
+            yield f"    {' '.join(names[start : start + _NAMES_A_LINE])}"
+        yield "]"
     for role in ROLES_WITH_ONE_COLUMN:
         for guess in guesses:
             if guess.role == role:
                 yield _line(f"{role} = {_quote(guess.name)}", guess.why)
+                if guess.positive is not None:
+                    yield _line(f"positive = {_quote(guess.positive)}", "the value that is a click")
     ignored = [guess for guess in guesses if guess.role == "ignore"]
     if ignored:
         yield "ignore = ["

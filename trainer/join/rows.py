@@ -68,6 +68,18 @@ class Segments:
             self._loose_bytes += self._loose[number].nbytes
         return number
 
+    def table(self, number: int, /) -> Mapping[str, pa.Array]:
+        """The columns of a segment."""
+        batch = self._segment(number)
+        return dict(zip(batch.schema.names, batch.columns, strict=True))
+
+    def replace(self, number: int, columns: Mapping[str, pa.Array], /) -> None:
+        """Give a segment that `add` has just made other columns, of as many rows."""
+        batch = batch_from(columns)
+        with self._lock:
+            self._loose_bytes += batch.nbytes - self._loose[number].nbytes
+            self._loose[number] = _Loose(batch, batch.nbytes)
+
     def gather(
         self, segment: Numbers, row: npt.NDArray[np.int64], names: Sequence[str] | None = None
     ) -> Iterator[tuple[int, Columns]]:

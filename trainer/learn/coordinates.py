@@ -18,17 +18,22 @@ from trainer.examples.rules import FeatureRules
 from trainer.learn.admission import Admission
 from trainer.learn.buckets import Buckets
 from trainer.learn.learners import loops
+from trainer.learn.learners.averages import Averages, NoAverages
 from trainer.learn.learners.coordinate import catch_up, rates_of, reset_all, save_each, weights_of
 from trainer.learn.learners.lanes import LANES
 from trainer.learn.learners.operations import LAZY_SIZE
+from trainer.learn.learners.rates import SQUARE_ROOT, powers_of
 from trainer.learn.learners.registry import (
+    RateParameters,
     learner_of,
     n_of_rate,
     needs_seen,
     prior_mean,
     state_of_weight,
+    tunes_rates,
     weight_of_state,
 )
+from trainer.learn.margin import Margin
 from trainer.learn.slots.layouts import layout_of
 from trainer.learn.table import TableKeys, ValueTable, part_of
 
@@ -51,13 +56,16 @@ class Coordinates:
         section = spec.learner
         self._section = section
         self._masks = masks
+        self._margin = Margin.of(spec, masks, rules)
+        masks = self._margin.learned(masks)
         several = len(spec.variants)
         self.own = several if section.values == "per_variant" else 1
         layout = layout_of("per_variant" if self.own > 1 else "single", section.precision, section.rate)
         self.admission = Admission.of(rules, section.seed)
-        self.variants = _variants(spec, masks)
+        self.variants = _variants(spec, masks, rules, self.own)
         alpha, beta, _, l2 = self.variants.parameters[0]
         self.learner = learner_of(spec, alpha, beta, l2)
+        self._of = averaged_by(spec) if self.own > 1 else np.full(1, -1)
         if section.link == "probit":
             self._l1 = _prior_means(section, self.variants.parameters[: self.own], masks, rules)
         else:
@@ -67,7 +75,9 @@ class Coordinates:
             variants=self.own,
             keep_seen=keep_seen or needs_seen(spec),
             seed=section.seed,
-            buckets=None if section.hash_bits is None else Buckets.of(section.hash_bits, masks, self._l1),
+            buckets=None
+            if section.hash_bits is None
+            else Buckets.of(section.hash_bits, masks, _settings(self._l1, self.variants)),
         )
         self._lazy = np.zeros((self.own, LAZY_SIZE))
         self._reset_lazy()
@@ -84,7 +94,7 @@ class Coordinates:
     def predicted(self, rows: int) -> loops.Predicted:
         """Output arrays for `learn`: each row's score and probability before it is learned."""
         shape = (rows, self.lanes)
-        return loops.Predicted(np.empty(shape), np.empty(shape))
+        return loops.Predicted(np.empty(shape), np.empty(shape), self._margin.room(rows, self.lanes))
 
     def learn(
         self, rows: HashedRows, begin: int, end: int, predicted: loops.Predicted
@@ -95,6 +105,7 @@ class Coordinates:
         """
         if begin == end:
             return np.empty(0, np.int64)
+        rows, places = self._margin.split(rows, begin, end, predicted.margins)
         keys, buckets = rows, self.table.buckets
         if buckets is not None:
             rows = buckets.fold(rows, begin, end)
@@ -115,9 +126,10 @@ class Coordinates:
             row, count = reached, total
             if row < end and not self._make_room(int(rows.starts[row + 1] - rows.starts[row]), count):
                 break
-        if buckets is None:
-            return added[:count]
-        return buckets.enter(keys.hashes, keys.features, int(keys.starts[begin]), int(keys.starts[row]))
+        new = added[:count]
+        if buckets is not None:
+            new = buckets.enter(keys.hashes, keys.features, int(keys.starts[begin]), int(keys.starts[row]))
+        return new if places is None else places[new]
 
     def weights(self, keys: TableKeys) -> Numbers:
         """The weight of every key: float64[keys, own]."""
@@ -129,9 +141,10 @@ class Coordinates:
         return out
 
     def rates(self, keys: TableKeys) -> Numbers:
-        """The present learning rate of every key: float64[keys, own]."""
+        """The present learning rate of every key: float64[keys, own]; of a rate of its own, as after the warm-up."""
         out = np.empty((keys.slots.size, self.own))
-        rates_of(self.table.layout, keys.slots, self.learner, self.variants, max(self.examples, 1), out)
+        t = 0 if self._section.warmup and self._section.rate != "global" else max(self.examples, 1)
+        rates_of(self.table.layout, keys.slots, keys.features, self.learner, self.variants, t, out)
         return out
 
     def divergence(self, keys: TableKeys) -> Numbers:
@@ -149,6 +162,11 @@ class Coordinates:
     def masks_of(self, keys: TableKeys) -> npt.NDArray[np.uint32]:
         """Which variants use each key, one bit each: uint32[keys]."""
         return self._masks[keys.features]
+
+    @property
+    def margin(self) -> Margin:
+        """The keys whose weight is given: none of them is in the table."""
+        return self._margin
 
     def warm_start(
         self,
@@ -168,24 +186,27 @@ class Coordinates:
             features = features[first]
             weight, rate = _means(weight, of_key, slots.size), _means(rate, of_key, slots.size)
         for v in range(self.own):
-            parameters = self.variants.parameters[v]
-            n = n_of_rate(self._section, rate[:, v], parameters[0], parameters[1])
+            if self._of[v] >= 0:
+                continue  # an average begins with the weights of its variant: the state is 0
+            of, l2 = self._rate_of(v, features), self.variants.parameters[v, 3]
+            n = n_of_rate(self._section, rate[:, v], of)
             if self._section.rate == "counts":
                 n = np.floor(2.0 * n + 0.5) / 2.0  # the values that equal counts can yield
-            a = state_of_weight(self._section, weight[:, v], n, parameters, self._l1_of(v, features))
-            save_each(self.table.layout, slots, v, self.learner, self.variants, a, n)
+            a = state_of_weight(self._section, weight[:, v], n, of, self._l1_of(v, features), l2)
+            save_each(self.table.layout, slots, features, v, self.learner, self.variants, a, n)
 
     def weight_of_state(self, v: int, features: npt.NDArray[np.uint16], a: Numbers, n: Numbers) -> Numbers:
         """The weights in variant v of keys with this state: see `registry.weight_of_state`."""
-        parameters = self.variants.parameters[v]
-        return weight_of_state(self._section, a, n, parameters, self._l1_of(v, features))
+        of, l2 = self._rate_of(v, features), self.variants.parameters[v, 3]
+        return weight_of_state(self._section, a, n, of, self._l1_of(v, features), l2)
 
     def state_of_weight(
         self, v: int, features: npt.NDArray[np.uint16], weight: Numbers, n: Numbers, within: Numbers
     ) -> Numbers:
         """a in variant v of keys with these weights and n; within: a, where FTRL's weight is 0 and does not give it."""
-        parameters, l1 = self.variants.parameters[v], self._l1_of(v, features)
-        a = state_of_weight(self._section, weight, n, parameters, l1)
+        of, l2 = self._rate_of(v, features), self.variants.parameters[v, 3]
+        l1 = self._l1_of(v, features)
+        a = state_of_weight(self._section, weight, n, of, l1, l2)
         if self._section.algorithm == "ftrl":
             a = np.where(weight == 0.0, np.clip(within, -l1, l1), a)
         return a
@@ -206,6 +227,12 @@ class Coordinates:
     def _l1_of(self, v: int, features: npt.NDArray[np.uint16]) -> Numbers:
         l1: Numbers = self._l1[v, features if self._l1.shape[1] > 1 else np.zeros_like(features)]
         return l1
+
+    def _rate_of(self, v: int, features: npt.NDArray[np.uint16]) -> RateParameters:
+        alpha, beta = self.variants.parameters[v, :2].tolist()
+        if not self.variants.decay.size:
+            return RateParameters(alpha, beta)
+        return RateParameters(self.variants.alpha[v, features], beta, self.variants.decay[features])
 
     def _make_room(self, keys: int, added: int) -> bool:
         """Resolve what stopped the loop: no room for a row of `keys` keys, or a lazy state that needs a rebase.
@@ -238,20 +265,57 @@ def _means(numbers: Numbers, of_row: npt.NDArray[np.int64], size: int) -> Number
     return sums / np.bincount(of_row, minlength=size).reshape(-1, 1)
 
 
-def _variants(spec: ModelSpec, masks: npt.NDArray[np.uint32]) -> loops.Variants:
-    """Which variants use which features, and each variant's parameters."""
-    distinct, class_of = np.unique(masks, return_inverse=True)
+def _variants(
+    spec: ModelSpec, masks: npt.NDArray[np.uint32], rules: FeatureRules, own: int
+) -> loops.Variants:
+    """Which variants learn which features, each variant's parameters, and those of tuned rates."""
     several = len(spec.variants)
+    of = averaged_by(spec)
+    learning = np.uint32(sum(1 << bit for bit in range(several) if of[bit] < 0))
+    distinct, class_of = np.unique(masks & learning, return_inverse=True)
     lanes = 1 if several == 1 else -(-several // LANES) * LANES
     uses = np.zeros((distinct.size, lanes))
     for row, mask in zip(uses, distinct, strict=True):
         row[:several] = [(int(mask) >> bit) & 1 for bit in range(several)]
     names = ("alpha", "beta", "l1", "l2")
-    parameters = [
-        [variant.own_parameters.get(name, getattr(spec.learner, name)) for name in names]
-        for variant in spec.variants.values()
-    ]
-    return loops.Variants(class_of.reshape(-1).astype(np.int64), uses, uses.sum(axis=1), np.array(parameters))
+    parameters = np.array(
+        [
+            [variant.own_parameters.get(name, getattr(spec.learner, name)) for name in names]
+            for variant in spec.variants.values()
+        ]
+    )
+    features = (
+        masks.size if tunes_rates(spec) or (spec.learner.warmup and spec.learner.rate != "global") else 0
+    )
+    alpha = np.repeat(parameters[:own, :1], features, axis=1)
+    decay = np.full(features, SQUARE_ROOT)
+    if features and rules.alpha is not None:
+        alpha = np.where(np.isnan(rules.alpha), alpha, rules.alpha)
+    if features and rules.decay is not None:
+        decay = np.where(np.isnan(rules.decay), decay, rules.decay)
+    averages: NoAverages | Averages = NoAverages()
+    if (of >= 0).any():
+        lives = [variant.half_life for variant in spec.variants.values()]
+        keep = np.zeros(several)
+        powers_of(np.full(several, 0.5), np.array([1.0 / life if life else 0.0 for life in lives]), keep)
+        averages = Averages(of, np.where([life is not None for life in lives], keep, 0.0))
+    using = uses.sum(axis=1)
+    classes = class_of.reshape(-1).astype(np.int64)
+    return loops.Variants(classes, uses, using, parameters, alpha, decay, averages)
+
+
+def averaged_by(spec: ModelSpec) -> npt.NDArray[np.int64]:
+    """The number of the variant that each variant averages, -1 for one that learns: int64[variants]."""
+    names = list(spec.variants)
+    of = [variant.average for variant in spec.variants.values()]
+    return np.array([-1 if name is None else names.index(name) for name in of], np.int64)
+
+
+def _settings(l1: Numbers, variants: loops.Variants) -> Numbers:
+    """What a bucket's keys have in common: l1 and, with tuned rates, alpha and decay; float64[n, features or 1]."""
+    if not variants.decay.size:
+        return l1
+    return np.vstack([np.broadcast_to(l1, variants.alpha.shape), variants.alpha, variants.decay])
 
 
 def _prior_means(

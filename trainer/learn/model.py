@@ -108,7 +108,8 @@ class LearningModel:
             end = begin + self.rows - before
             self._sweep(examples.times[begin:end])
             begin = end
-        predictions = Predictions.of(*predicted, rows, examples.requests, len(self.spec.variants))
+        outcome = rows, examples.requests, len(self.spec.variants)
+        predictions = Predictions.of(predicted.scores, predicted.probabilities, *outcome)
         if again is not None:
             again.update(predictions, examples)
             return
@@ -157,12 +158,14 @@ class LearningModel:
         np.cumsum(np.diff(keys.offsets)[kept], out=offsets[1:])
         data = np.empty(int(offsets[-1]), np.uint8)
         arena_keys(self.table.arena, kept.view(np.uint8), data)
+        given, fixed, used_by = self.coordinates.margin.rows(self.maker.plan, self.coordinates.own)
+        more = np.cumsum([len(key) for key in given], dtype=np.int64)
         return Artefact.from_columns(
-            key_data=data,
-            key_offsets=offsets,
-            weight=self.shaped(weight[kept]),
-            variants=self.coordinates.masks_of(keys)[kept],
-            rate=self.shaped(rate[kept]),
+            key_data=np.concatenate([data, np.frombuffer(b"".join(given), np.uint8)]),
+            key_offsets=np.concatenate([offsets, offsets[-1] + more]),
+            weight=self.shaped(np.concatenate([weight[kept], fixed])),
+            variants=np.concatenate([self.coordinates.masks_of(keys)[kept], used_by]),
+            rate=self.shaped(np.concatenate([rate[kept], np.zeros_like(fixed)])),
             **self.described(),
         )
 

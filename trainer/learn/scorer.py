@@ -19,6 +19,7 @@ from model_store.normal_kernels import normal_cdfs
 from model_store.spec.learner_section import LearnerSection
 from model_store.spec.sections import Variant
 from model_store.spec.spec import ModelSpec, cross_called
+from trainer.examples.examples_kernels import HashedRows
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.learn import scorer_kernels as kernels
 from trainer.learn.predictions_kernels import probabilities
@@ -57,18 +58,26 @@ class Scorer:
             artefact.variants, _two_axes(artefact.weight), _two_axes(artefact.rate), unseen_rates(artefact)
         )
         self.knows_rates = artefact.source is None
+        self._probit = artefact.spec.learner.link == "probit"
         learner = artefact.spec.learner
         own = [v.own_parameters.get("beta", learner.beta) for v in artefact.spec.variants.values()]
         self._noise = np.square(np.array(own))
 
     def score(self, maker: ExampleMaker, examples: Examples) -> Scores:
         """Score examples that `maker` made with this model's spec. O(features · variants)."""
-        shape = (int(examples.hashed.labels.size), len(self.variants))
-        scores, uncertainty, predicted = np.empty(shape), np.empty(shape), np.empty(shape)
-        probit = self.artefact.spec.learner.link == "probit"
-        arrays = self._index, self._columns, probit, scores, uncertainty
-        kernels.score(examples.hashed, maker.rules.masks, *arrays)
-        if probit:
+        return self.of_sums(maker, examples, *self.sums(examples.hashed, maker.rules.masks))
+
+    def sums(self, rows: HashedRows, masks: Any) -> tuple[Array, Array]:
+        """Each row's sums of weight * x and of rate * |x| (probit: x^2) over the keys of features in `masks`."""
+        shape = (int(rows.labels.size), len(self.variants))
+        scores, uncertainty = np.empty(shape), np.empty(shape)
+        kernels.score(rows, masks, self._index, self._columns, self._probit, scores, uncertainty)
+        return scores, uncertainty
+
+    def of_sums(self, maker: ExampleMaker, examples: Examples, scores: Array, uncertainty: Array) -> Scores:
+        """The scores of examples whose `sums` are these; changes `uncertainty` in place."""
+        predicted = np.empty(scores.shape)
+        if self._probit:
             latent = scores / np.sqrt(self._noise + uncertainty)
             normal_cdfs(latent.reshape(-1), predicted.reshape(-1))
             np.sqrt(uncertainty, out=uncertainty)
@@ -78,6 +87,15 @@ class Scorer:
         if not self.knows_rates:
             uncertainty[:] = np.nan
         return Scores(scores, latent, predicted, self._calibrated(maker, examples, predicted), uncertainty)
+
+    def count_keys(self, rows: HashedRows, masks: Any, used: Array) -> npt.NDArray[np.int64]:
+        """int64[rows, 2]: each row's keys, and those of them that the model lacks.
+
+        used: float64[keys of the model], to which each row adds its weight times |x|.
+        """
+        keys = np.empty((int(rows.labels.size), 2), np.int64)
+        kernels.count_keys(rows, masks, self._index, used, keys)
+        return keys
 
     def _calibrated(self, maker: ExampleMaker, examples: Examples, predicted: Array) -> Array:
         calibration = self.artefact.calibration

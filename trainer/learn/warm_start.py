@@ -33,8 +33,9 @@ def warm_start(coordinates: Coordinates, maker: ExampleMaker, artefact: Artefact
         )
     features = features_of_keys(artefact, maker)
     taken = features >= 0
-    taken[taken] = maker.rules.masks[features[taken]] != 0
-    weight, rate = _columns(coordinates.own, tuple(maker.spec.variants), artefact)
+    taken[taken] = coordinates.margin.learned(maker.rules.masks)[features[taken]] != 0
+    learning = tuple(variant.average or name for name, variant in maker.spec.variants.items())
+    weight, rate = _columns(coordinates.own, learning, artefact)
     unused = ~_used(coordinates.own, maker, features)
     weight[unused] = rate[unused] = 0.0
     taken &= (weight != 0.0).any(axis=1)

@@ -8,6 +8,9 @@ not so plain.
 from __future__ import annotations
 
 import csv
+import io
+import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -18,12 +21,27 @@ import pyarrow as pa
 import pyarrow.csv
 
 from model_store.errors import InputError
-from trainer.logs.batch import Position, RowBatch
+from trainer.logs.batch import HEAD_BYTES, Position, RowBatch
 from trainer.logs.rejects import Reject
 from trainer.logs.rows_kernels import find_rows, survey
 from trainer.logs.streams import ALL, Bytes, Feed, Turns, one_array, up_to_last_line_end
 
 _NO_QUOTE = -1
+_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is known of the first line of a file before it is read.
+
+    columns: the names of the columns of a file without a header. Its first line is a row all the same, unless it holds
+    these names, in any order. is_absent: the first line is a row, whatever it holds; the columns are c1, c2, … where
+    `columns` does not name them. known: names of columns that a header has: a first line with one of them is a header.
+    """
+
+    columns: tuple[str, ...] | None = None
+    is_absent: bool = False
+    known: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -41,17 +59,19 @@ class _Rows:
 class DelimitedFile:
     """One CSV (`quoting`) or TSV file, its header already read.
 
-    `columns` are the header's names, unnamed ones left out. Raises InputError for a file without rows or
-    header.
+    names: of all columns, "" for one without a name; columns: each name once. has_header: False if the first line is a
+    row; note: a remark for the user on the first line, "" for none. Raises InputError for a file without a row.
     """
 
-    def __init__(self, feed: Feed, delimiter: str, quoting: bool) -> None:
+    def __init__(self, feed: Feed, delimiter: str, quoting: bool, header: Header | None = None) -> None:
         self._feed = feed
         self._delimiter = delimiter
         self._quote = '"' if quoting else None
         self._quote_byte = ord('"') if quoting else _NO_QUOTE
-        self._header = self._read_header()
-        self.columns = tuple(name for name in dict.fromkeys(self._header) if name)
+        self.has_header = True
+        self.note = ""
+        self.names = self._read_header(header or Header())
+        self.columns = tuple(name for name in dict.fromkeys(self.names) if name)
         self.kinds: Mapping[str, str | None] = {}
 
     def may_have(self, column: str) -> bool:
@@ -134,7 +154,7 @@ class DelimitedFile:
         rows = self._find_rows(feed.unread, ends)
         if rows.size == 0:
             return self._reject_open_quote(wanted) if self._is_stuck(rows) else None
-        good = rows.cells == len(self._header)
+        good = rows.cells == len(self.names)
         table = self._parse(_pieces(feed.unread[: rows.size], rows.start, good), places)
         if table is None or table.num_rows != np.count_nonzero(good):
             raise InputError(f"{feed.name}:{feed.line}: the rows from here on cannot be told apart")
@@ -165,7 +185,7 @@ class DelimitedFile:
                 read_options=pa.csv.ReadOptions(
                     use_threads=False,
                     block_size=data.size + 1,
-                    column_names=[str(place) for place in range(len(self._header))],
+                    column_names=[str(place) for place in range(len(self.names))],
                 ),
                 parse_options=pa.csv.ParseOptions(
                     delimiter=self._delimiter,
@@ -201,45 +221,93 @@ class DelimitedFile:
 
     def _wrong_arity(self, lines: npt.NDArray[np.int64], cells: npt.NDArray[np.int64]) -> Iterator[Reject]:
         for line, count in zip(lines.tolist(), cells.tolist(), strict=True):
-            reason = f"wrong number of columns: got {count}, expected {len(self._header)}"
+            reason = f"wrong number of columns: got {count}, expected {len(self.names)}"
             yield Reject(self._feed.name, self._feed.line + line, reason)
 
     def _place(self, name: str) -> int:
-        if self._header.count(name) > 1:
+        if self.names.count(name) > 1:
             raise InputError(f"{self._feed.name}: the header names column {name!r} more than once")
-        return self._header.index(name)
+        return self.names.index(name)
 
-    def _read_header(self) -> tuple[str, ...]:
+    def _read_header(self, given: Header) -> tuple[str, ...]:
+        """The names of the columns; the feed stands at the first row after it."""
+        feed = self._feed
+        if given.columns is not None and given.is_absent:
+            self.has_header = False
+            return given.columns
+        rows = self._first_rows()
+        text, size, lines = _first_row(feed.unread, rows)
+        cells = tuple(self._split(text.decode(errors="replace"))[0])
+        if given.columns is not None:
+            if sorted(cells) == sorted(given.columns):
+                self.note = f"{feed.name}: its first line names the columns: read as a header"
+            else:
+                return self._without_header(given.columns, rows)
+        elif given.is_absent:
+            return self._without_header(numbered(len(cells)), rows)
+        elif not given.known.intersection(cells):
+            others = self._sample()
+            if _are_values(cells, others):
+                names = numbered(Counter(map(len, others)).most_common(1)[0][0])
+                shown = self._delimiter.join(cells)
+                shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+                self.note = (
+                    f"{feed.name}: its first line holds values, not names: {shown!r}; read as a file without a "
+                    f"header, with columns {names[0]} to {names[-1]}, which [input] columns can name"
+                )
+                return self._without_header(names, rows)
+        feed.drop(size, lines)
+        return self._names(text)
+
+    def _first_rows(self) -> _Rows:
+        """The rows read ahead, at least one."""
         feed = self._feed
         while True:
             feeds, _, lone_returns = survey(feed.unread, self._quote_byte)
             rows = self._find_rows(feed.unread, feeds + lone_returns)
-            if len(rows.start) or feed.ended:
+            if len(rows.start):
+                return rows
+            if feed.ended:
                 break
             feed.fetch()
-        if not len(rows.start):
-            feed.check()
-            raise InputError(
-                f"{feed.name} is empty; expected a header line that names the columns, then rows"
-            )
-        text, size, lines = _first_row(feed.unread, rows)
-        feed.drop(size, lines)
-        return self._names(text)
+        feed.check()
+        raise InputError(f"{feed.name} is empty; expected a header line that names the columns, then rows")
 
-    def _names(self, text: bytes) -> tuple[str, ...]:
+    def _without_header(self, names: tuple[str, ...], rows: _Rows) -> tuple[str, ...]:
+        """Raises InputError if no row read ahead has as many cells as there are names."""
+        if not (rows.cells == len(names)).any():
+            raise InputError(
+                f"{self._feed.name}: its rows have {rows.cells[0]} cells, but there are {len(names)} names for the "
+                f"columns: {', '.join(names)}"
+            )
+        self.has_header = False
+        return names
+
+    def _sample(self) -> list[list[str]]:
+        """The rows in the first 64 KiB, the first line's among them."""
+        head = self._feed.head
+        whole = head[: head.rfind(b"\n") + 1] if len(head) >= HEAD_BYTES else head
+        return self._split((whole or head).decode("utf-8-sig", errors="replace"))
+
+    def _split(self, text: str) -> list[list[str]]:
+        """The cells of all rows that are not blank. Raises InputError."""
         quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if self._quote else csv.QUOTE_NONE
         try:
-            reader = csv.reader([text.decode()], delimiter=self._delimiter, quoting=quoting)
-            names = tuple(next(reader))
-        except (UnicodeDecodeError, csv.Error) as error:
+            reader = csv.reader(io.StringIO(text, newline=""), delimiter=self._delimiter, quoting=quoting)
+            return [cells for cells in reader if cells] or [[""]]
+        except csv.Error as error:
             raise InputError(f"{self._feed.name}: the header line cannot be read: {error}") from error
-        if _is_data(names):
-            shown = self._delimiter.join(names[:5])
-            raise InputError(
-                f"{self._feed.name}: its first line looks like data, not like column names: {shown!r}…; "
-                "the first line must be a header"
-            )
-        return names
+
+    def _names(self, text: bytes) -> tuple[str, ...]:
+        try:
+            return tuple(self._split(text.decode())[0])
+        except UnicodeDecodeError as error:
+            raise InputError(f"{self._feed.name}: the header line cannot be read: {error}") from error
+
+
+def numbered(count: int) -> tuple[str, ...]:
+    """The names of columns that have none."""
+    return tuple(f"c{place}" for place in range(1, count + 1))
 
 
 def _first_row(data: Bytes, rows: _Rows) -> tuple[bytes, int, int]:
@@ -250,11 +318,27 @@ def _first_row(data: Bytes, rows: _Rows) -> tuple[bytes, int, int]:
     return data[rows.start[0] : size].tobytes().strip(b"\r\n"), size, lines
 
 
-def _is_data(names: Sequence[str]) -> bool:
-    """True if most names are numbers, unless they count the columns, as a data frame without names does."""
-    numbers = [name for name in names if _is_number(name)]
+def _are_values(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """True if the cells of the first line are values rather than names.
+
+    That is if most of them are numbers, or if two or more of them occur again in their column, one that is not a number
+    among them. Numbers that count up are names: those of the columns of a data frame without names, or of years.
+    """
+    numbers = [name for name in first if _is_number(name)]
     counting = [str(place) for place in range(len(numbers))]
-    return 2 * len(numbers) > len(names) and numbers != counting
+    if 2 * len(numbers) > len(first) and numbers != counting:
+        return True
+    others = [row for row in rows if len(row) == len(first) and tuple(row) != tuple(first)]
+    columns = zip(*others, strict=True)
+    again = [cell for cell, column in zip(first, columns, strict=False) if cell and cell in column]
+    return len(again) >= 2 and (not _count_up(numbers) or not all(map(_is_number, again)))
+
+
+def _count_up(numbers: Sequence[str]) -> bool:
+    """True for whole numbers in ascending order."""
+    return all(text.isdecimal() for text in numbers) and all(
+        int(low) < int(high) for low, high in itertools.pairwise(numbers)
+    )
 
 
 def _is_number(text: str) -> bool:

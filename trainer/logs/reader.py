@@ -15,13 +15,16 @@ from typing import Protocol
 
 from model_store.errors import InputError, SpecError
 from trainer.logs.batch import STDIN, Position, ReadFile, RowBatch, sha256_of
-from trainer.logs.csv import DelimitedFile
+from trainer.logs.csv import DelimitedFile, Header
 from trainer.logs.jsonl import JsonLinesFile
 from trainer.logs.parquet import ParquetInput
 from trainer.logs.sparse import GRAMMARS, LateNames, SparseFile
 from trainer.logs.streams import ALL, Bytes, ByteStream, Feed, Turns
 
 FORMATS = ("csv", "tsv", "jsonl", "parquet", "vw", "libsvm", "libffm")
+"""The formats of labelled rows."""
+EVENTS = "events"
+"""The format of impressions and their feedback, which `trainer.examples.event_log` reads."""
 EXTENSIONS = {
     ".csv": "csv",
     ".tsv": "tsv",
@@ -82,14 +85,56 @@ def format_by_content(name: str, data: Bytes) -> str:
     )
 
 
+def format_of(name: str, data: Bytes) -> str:
+    """The format by the file's extension, else by its first bytes. Raises InputError if neither tells it.
+
+    A file called .csv whose cells are separated by tabs is TSV, and the reverse; `misnamed` says so.
+    """
+    format = format_by_name(name)
+    if format is None:
+        return format_by_content(name, data)
+    other = _OTHER_DELIMITED.get(format)
+    return other if other is not None and _is_separated_by(other, format, data) else format
+
+
+def misnamed(name: str, format: str) -> str:
+    """A remark for the user if `format_of` found another format than the name tells, else ""."""
+    by_name = format_by_name(name)
+    if by_name not in _OTHER_DELIMITED or by_name == format:
+        return ""
+    return (
+        f"{name}: its cells are separated by {_SEPARATORS[format]}: read as {format}; --format {by_name} reads it as "
+        f"its name says"
+    )
+
+
+_OTHER_DELIMITED = {"csv": "tsv", "tsv": "csv"}
+_SEPARATORS = {"csv": "commas", "tsv": "tabs"}
+_BYTES = {"csv": b",", "tsv": b"\t"}
+
+
+def _is_separated_by(other: str, format: str, data: Bytes) -> bool:
+    """True if the first line has separators of the other format and none of this one.
+
+    Or if all lines have as many of the other, and fewer than half of them as many of this one as the first.
+    """
+    head = data[:_LOOK_BYTES].tobytes()
+    lines = [line for line in head[: head.rfind(b"\n") + 1].splitlines() or head.splitlines() if line.strip()]
+    theirs, ours = ([line.count(_BYTES[each]) for line in lines] for each in (other, format))
+    if not lines or not theirs[0]:
+        return False
+    return not ours[0] or (len(set(theirs)) == 1 and 2 * ours.count(ours[0]) < len(ours))
+
+
 def check_format(format: str | None) -> str | None:
     """Return `format` if it is known or None, else raise InputError."""
-    if format is not None and format not in FORMATS:
-        raise InputError(f"format {format!r} is not known; expected one of {', '.join(FORMATS)}")
+    if format not in (None, EVENTS, *FORMATS):
+        raise InputError(f"format {format!r} is not known; expected one of {', '.join([*FORMATS, EVENTS])}")
     return format
 
 
 BATCH_BYTES = 1024 * 1024
+_NO_KNOWLEDGE = Header()
 
 
 class Source(Protocol):
@@ -134,12 +179,16 @@ class LogReader:
         read: Sequence[ReadFile] = (),
         on_note: Callable[[str], None] = lambda text: None,
         turns: Turns = ALL,
+        header: Header = _NO_KNOWLEDGE,
     ) -> None:
         self.files = expand(inputs)
         self._turns = turns
         self.bookmarks = Bookmarks(self.files, read, on_note)
         self._late = LateNames(on_note)
         self._format = check_format(format)
+        self._header = header
+        self._on_note = on_note
+        self._noted: set[str] = set()
         self._batch_bytes = batch_bytes
         self._finished_bytes = 0
         self._next = 0
@@ -165,6 +214,11 @@ class LogReader:
     def may_have(self, column: str) -> bool:
         """True if the first file has the column, or its later rows may have it."""
         return self._open()[0].may_have(column)
+
+    @property
+    def columns_without_header(self) -> tuple[str, ...] | None:
+        """The columns of the files that have no header; None while no such file was opened."""
+        return self._header.columns
 
     def kinds(self) -> Mapping[str, str | None]:
         """The kinds of the first file's columns that are not categories: see `ModelSpec.resolve`."""
@@ -219,14 +273,29 @@ class LogReader:
         if not feed.unread.size:
             feed.check()
             raise InputError(f"{stream.name} is empty; expected rows")
-        format = format or format_by_content(stream.name, feed.unread)
+        format = self._format or format_of(stream.name, feed.unread)
         if format == "parquet":
             return ParquetInput(stream, self._batch_bytes, ahead=feed.unread.tobytes())
         if format == "jsonl":
             return JsonLinesFile(feed)
         if format in GRAMMARS:
             return SparseFile(feed, GRAMMARS[format], self._late)
-        return DelimitedFile(feed, "\t" if format == "tsv" else ",", quoting=format == "csv")
+        if self._format is None:
+            self._note_once("format", misnamed(stream.name, format))
+        return self._delimited(feed, format)
+
+    def _delimited(self, feed: Feed, format: str) -> DelimitedFile:
+        source = DelimitedFile(feed, "\t" if format == "tsv" else ",", format == "csv", self._header)
+        self._note_once(f"header {source.has_header}", source.note)
+        if not source.has_header:
+            self._header = replace(self._header, columns=source.columns)
+        return source
+
+    def _note_once(self, kind: str, text: str) -> None:
+        """A note on the first of the files that it holds for."""
+        if text and kind not in self._noted:
+            self._noted.add(kind)
+            self._on_note(text)
 
     def _check(self, source: Source, wanted: Sequence[str]) -> None:
         missing = [name for name in wanted if not source.may_have(name)]

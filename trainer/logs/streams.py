@@ -280,7 +280,9 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class Stream(Protocol):
-    """What a feed reads from: a ByteStream, or bytes in memory."""
+    """What a feed reads from: a ByteStream, or bytes in memory. head: its first bytes, up to HEAD_BYTES."""
+
+    head: bytes
 
     @property
     def name(self) -> str:
@@ -343,6 +345,11 @@ class Feed:
         self.fetch()
         if self.unread[:3].tobytes() == _BOM:
             self.drop(3, 0)
+
+    @property
+    def head(self) -> bytes:
+        """The first bytes of the stream, up to HEAD_BYTES."""
+        return self._stream.head
 
     @property
     def unread(self) -> Bytes:

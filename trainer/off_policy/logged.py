@@ -51,6 +51,11 @@ class LogOfRows:
         """
         with open_log(self.log, spec, *models) as opened:
             own, *resolved = opened.specs
+            if any(each.input.views is not None for each in opened.specs):
+                raise SpecError(
+                    "input.views: estimates judge single impressions, and a row of this log counts many; leave out "
+                    "--policy, or name a log with a row for each impression"
+                )
             layout = Layout.of(opened.columns, self.propensity, self.position)
             collector = RowCollector(own.input, layout)
             batches = opened.batches([*own.input.named_columns, *layout.wanted])
@@ -154,7 +159,7 @@ class RowCollector:
         if not self._rows:
             raise InputError("the log has no rows; expected at least one")
         columns = _columns(self._batches)
-        label, odd_labels = parse_labels(columns[self.section.label])
+        label, odd_labels = parse_labels(columns[self.section.label], self.section.positive)
         weight, odd_weights = self._weights(columns)
         propensity = self._propensities(columns)
         good = np.concatenate(self._good)

@@ -25,6 +25,7 @@ from model_store.normal_kernels import normal_probability
 from trainer.examples.open_log import Log, open_log
 from trainer.learn.scorer import scoring_spec, unseen_rates
 from trainer.learn.scorer_kernels import probability
+from trainer.logs.batch import RowBatch
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,15 @@ def audit(
             if row <= seen + batch.rows:
                 at = row - seen - 1
                 plan = FeaturePlan.of(opened.spec)
-                example = {field.name: _value(batch.columns[field.column], at) for field in plan.fields}
-                line = int(batch.lines[at])
-                return _RowAudit(artefact, plan, names.index(name)).of(example, batch.file, line)
+                auditor = RowAuditor(artefact, plan, names.index(name))
+                return auditor.of(example_of(plan, batch, at), batch.file, int(batch.lines[at]))
             seen += batch.rows
     raise InputError(f"row {row}: the log has only {seen:,} rows")
+
+
+def example_of(plan: FeaturePlan, batch: RowBatch, row: int) -> dict[str, Value]:
+    """The values of a batch's row by field, in the form of `FeaturePlan.keys`."""
+    return {field.name: _value(batch.columns[field.column], row) for field in plan.fields}
 
 
 def _value(column: Any, row: int) -> Value:
@@ -105,8 +110,8 @@ def _value(column: Any, row: int) -> Value:
     return cast(Value, weighted)
 
 
-class _RowAudit:
-    """Looks up one variant's keys in an artefact."""
+class RowAuditor:
+    """Looks up one variant's keys in an artefact. `plan`: of the spec that the log is read by."""
 
     def __init__(self, artefact: Artefact, plan: FeaturePlan, variant: int) -> None:
         self._artefact, self._plan, self._variant = artefact, plan, variant

@@ -68,6 +68,12 @@ def resolve_by_file(
             "learner.subsample: in a file that grows it is unknown whether all rows of a request are there; leave it "
             "out, or learn from impressions and clicks"
         )
+    listed = [name for name, field in spec.fields.items() if field.list is not None]
+    if listed:
+        raise SpecError(
+            f"fields.{listed[0]}: list compares the rows of a request, and in a file that grows it is unknown whether "
+            "all of them are there; learn from impressions and clicks, or use `ftrie train`"
+        )
     reported = False
     while (columns := source.columns()) is None:
         if once:
@@ -77,7 +83,7 @@ def resolve_by_file(
             reported = True
         if stop.wait(LOOK_EVERY_S):
             raise Stopped("stopped while waiting for a first file", stop.number)
-    return spec.resolve(columns)
+    return spec.resolve(columns).with_columns(source.columns_without_header)
 
 
 def first_events(spec: ModelSpec, names: Sequence[str], store: Store | None) -> bytes:

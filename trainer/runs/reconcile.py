@@ -40,6 +40,11 @@ of every variant with values of its own, then n of each. In the order of the key
 def check_mergeable(spec: ModelSpec) -> None:
     """Raise SpecError, naming the settings, for a model that several partitions cannot learn."""
     section = spec.learner
+    for name, variant in spec.variants.items():
+        if variant.average is not None:
+            raise SpecError(
+                f"variants.{name}.average: --partition cannot merge averages; leave the variant out, or use one trainer"
+            )
     settings = {
         f'algorithm = "{section.algorithm}", rate = "{section.rate}", l1 = {section.l1:g}, l2 = {section.l2:g}': (
             not untouched_stay(spec)
@@ -49,6 +54,12 @@ def check_mergeable(spec: ModelSpec) -> None:
         f"hash_bits = {section.hash_bits}": section.hash_bits is not None,
         f"ttl = {section.ttl}": section.ttl is not None,
     }
+    histories = [name for name, field in spec.fields.items() if field.history is not None]
+    if histories:
+        raise SpecError(
+            f"fields.{histories[0]}: --partition divides events by request, so no partition sees all events of a "
+            "user, which history needs; use one trainer, or leave the field out"
+        )
     wrong = [name for name, applies in settings.items() if applies]
     if wrong:
         raise SpecError(

@@ -10,17 +10,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
+from model_store.features.cells import label_columns
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
-from trainer.events.columns import Column, Wanted, paths_of
+from trainer.events.columns import Wanted
 from trainer.events.merge import Merger
 from trainer.events.open_sources import EVENTS, ROWS, open_sources
 from trainer.examples.hashing import ExampleMaker
@@ -156,7 +156,7 @@ def replay_rows(
             failure = loop.run(stream, lambda: _show(bar, model, opened.expected_rows(model.rows)))
             if failure is not None:
                 raise failure
-    for warning in opened.requests.warnings():
+    for warning in opened.warnings():
         output.note(warning)
     seconds = time.perf_counter() - began
     return Replayed(ROWS, model, model.rows, rejects.count, seconds, span.seconds, reasons=rejects.counts)
@@ -182,7 +182,12 @@ class JoinedTap:
         self._propensity, self._position, self._decision = propensity, position, decision
         named = (spec.input.request, spec.input.item, propensity, position)
         resolved = [as_events(each) for each in models]
-        wanted = [name for each in resolved for name in each.wanted_columns() if name != each.input.label]
+        wanted = [
+            name
+            for each in resolved
+            for name in each.wanted_columns()
+            if name not in (each.input.label, each.input.views)
+        ]
         self.columns = (*filter(None, named), *wanted)
         self._batches: list[RowBatch] = []
         self._keys: list[Any] = []
@@ -194,10 +199,9 @@ class JoinedTap:
         for first, columns in segments.gather(joined.segment, joined.row):
             rows = len(next(iter(columns.values())))
             mine = slice(first, first + rows)
-            label = pa.array(joined.label[mine].astype(np.int64))
             self._batches.append(
                 RowBatch(
-                    columns={**columns, self.spec.input.label: label},
+                    columns={**columns, **label_columns(self.spec.input, joined.label[mine])},
                     lines=np.arange(self._rows, self._rows + rows, dtype=np.int64),
                     file="join",
                     rejects=(),
@@ -230,11 +234,8 @@ def _show(bar: Progress, model: LearningModel, expected: int | None) -> None:
 
 def _wanted(resolved: ModelSpec, tap: JoinedTap | None) -> Wanted:
     """The columns of joined rows: those of the spec, and as text those that only the tap wants."""
-    wanted = Wanted.of(resolved)
-    known = set(wanted.names)
-    more = [name for name in (tap.columns if tap is not None else ()) if name not in known]
-    extra = tuple(Column(name, "text", paths_of(resolved, name)) for name in dict.fromkeys(more))
-    return replace(wanted, columns=wanted.columns + extra)
+    more = tap.columns if tap is not None else ()
+    return Wanted.of_columns((*resolved.wanted_columns(), *more), resolved)
 
 
 class _EventSpan:

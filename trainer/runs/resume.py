@@ -67,6 +67,7 @@ def resumed_start(spec: ModelSpec, checkpoint: Checkpoint, log: Log, output: Out
         rows_read=before.rows_read,
         subsampled=before.subsampled,
         minus_labels=before.minus_labels,
+        doubled=before.doubled,
     )
 
 

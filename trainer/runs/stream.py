@@ -7,33 +7,28 @@ nor on restarts from a checkpoint between them. Neither reads the store or a clo
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from trainer.events.columns import UNKNOWN
 from trainer.events.events import FEEDBACK, IMPRESSION, Lag, Merged, SourcePosition
+from trainer.events.histories import Histories
 from trainer.events.merge import Merger
 from trainer.events.rows import Rows, RowSource
-from trainer.examples.hashing import ExampleMaker, Examples
+from trainer.examples.derived import DerivedColumns
+from trainer.examples.joined import JOIN, EventRows, JoinedExamples
+from trainer.examples.row_histories import RowHistories
 from trainer.join.join import Join, Joined
 from trainer.join.rows import Segments
 from trainer.learn.model import LearningModel
-from trainer.logs.batch import Position, RowBatch
-from trainer.logs.rejects import Reject
 from trainer.publish.online_metrics import OnlineAccumulator
 from trainer.runs.dead_letters import DeadLetterOutbox
 
-JOIN = "join"
-"""The source of joined rows, in dead letters."""
-JOIN_PART, ONLINE_PART = "join.", "online."
+JOIN_PART, ONLINE_PART, HISTORY_PART = "join.", "online.", "history."
 """Prefixes of the names of a checkpoint's arrays."""
 LOOK_EVERY_S = 0.05
 
@@ -89,6 +84,10 @@ class Loop(Protocol):
     @property
     def ended(self) -> bool:
         """True once every source has ended and all its events are taken."""
+
+    @property
+    def histories(self) -> Histories | None:
+        """The users' histories; None if no field is of one."""
 
     @property
     def resumable(self) -> bool:
@@ -147,9 +146,15 @@ class EventLoop:
         self.counts = counts or Counts()
         self.online = online or OnlineAccumulator()
         self.merger = merger
+        self._events = EventRows(merger, join, segments, model.spec)
         self._on_joined = on_joined
         joined_rows = self.counts.examples + self.counts.bad_rows + self.counts.subsampled
         self._examples = JoinedExamples(model.maker, segments, joined_rows, self.counts.unknown_items)
+
+    @property
+    def histories(self) -> Histories | None:
+        """The users' histories; None if no field is of one."""
+        return self._events.histories.users if self._events.histories is not None else None
 
     @property
     def resumable(self) -> bool:
@@ -163,13 +168,14 @@ class EventLoop:
 
     def step(self, wait_s: float = 0.0) -> bool:
         """Learn from the next events. Raises what the sources raise."""
-        merged = self.merger.poll(wait_s)
-        if merged is None:
+        found = self._events.step(wait_s)
+        if found is None:
             return False
+        merged, joined = found
         self._count(merged)
         for bad in merged.bad:
             self.dead_letters.add(bad.source, bad.where, bad.reason, bad.line)
-        self._learn(self.join.push(merged))
+        self._learn(joined)
         return True
 
     def relieve(self) -> None:
@@ -212,6 +218,7 @@ class EventLoop:
             self.model.state()
             | _prefixed(JOIN_PART, self.join.state())
             | _prefixed(ONLINE_PART, self.online.state())
+            | _prefixed(HISTORY_PART, self._events.history_state())
         )
 
     def restore(self, arrays: Arrays) -> None:
@@ -219,6 +226,8 @@ class EventLoop:
         self.model.restore(arrays)
         self.join.restore(_with_prefix(JOIN_PART, arrays))
         self.online.restore(_with_prefix(ONLINE_PART, arrays))
+        if self._events.histories is not None:
+            self._events.histories.restore(_with_prefix(HISTORY_PART, arrays))
         self.segments.restore(self.join.segments())
 
     def _count(self, merged: Merged) -> None:
@@ -266,8 +275,15 @@ class RowLoop:
         self._source = source
         self._position = positions[0] if positions else source.start
         self._wanted = model.spec.wanted_columns()
+        self._derived = DerivedColumns(model.spec)
         self._once = once
+        self._histories = RowHistories.of(model.spec)
         self._pause = threading.Event()
+
+    @property
+    def histories(self) -> Histories | None:
+        """The users' histories; None if no field is of one."""
+        return self._histories.users if self._histories is not None else None
 
     @property
     def resumable(self) -> bool:
@@ -320,15 +336,20 @@ class RowLoop:
         return {}
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """The arrays of the model."""
-        return self.model.state()
+        """The arrays of the model, and of histories."""
+        histories = self._histories.state() if self._histories is not None else {}
+        return self.model.state() | _prefixed(HISTORY_PART, histories)
 
     def restore(self, arrays: Arrays) -> None:
         """Restore `state`."""
         self.model.restore(arrays)
+        if self._histories is not None:
+            self._histories.restore(_with_prefix(HISTORY_PART, arrays))
 
     def _learn(self, rows: Rows) -> None:
-        counts, batch = self.counts, rows.batch
+        counts = self.counts
+        batch = rows.batch if self._histories is None else self._histories.fill(rows.batch)
+        (batch,) = self._derived.filled([batch])
         examples = self.model.maker.make(replace(batch, first_row=counts.examples + counts.bad_rows))
         self.model.learn(examples)
         counts.examples += int(np.size(examples.rows))
@@ -338,86 +359,6 @@ class RowLoop:
         for reject in examples.rejects:
             self.dead_letters.add(self._source.name, f"{reject.file}:{reject.line}", reject.reason, b"")
         self._position = rows.after
-
-
-@dataclass(frozen=True)
-class BadRow:
-    """A joined row that cannot be learned from: why, and the row as JSON."""
-
-    reason: str
-    json: bytes
-
-
-class JoinedExamples:
-    """Labels and hashes joined rows, in their order. `rows` counts them, learned from or not.
-
-    unknown_items: rows skipped because the server did not know the item; they are not in `rows`.
-    """
-
-    def __init__(
-        self, maker: ExampleMaker, segments: Segments, rows: int = 0, unknown_items: int = 0
-    ) -> None:
-        self._maker = maker
-        self._segments = segments
-        self._label = maker.spec.input.label
-        self._learns_unknown = maker.spec.join.unknown_items == "learn"
-        self.rows = rows
-        self.unknown_items = unknown_items
-
-    def of(self, joined: Joined) -> Iterator[tuple[Examples, list[BadRow]]]:
-        """Examples of consecutive rows whose columns have the same types, and the bad rows among them."""
-        for batch in self._batches(joined):
-            examples = self._maker.make(batch)
-            yield examples, [_bad(batch, reject) for reject in examples.rejects]
-
-    def _batches(self, joined: Joined) -> Iterator[RowBatch]:
-        for first, gathered in self._segments.gather(joined.segment, joined.row):
-            rows = len(next(iter(gathered.values())))
-            chosen = np.arange(first, first + rows)
-            columns, known = gathered, self._known(gathered)
-            if known is not None:
-                columns = {name: column.filter(pa.array(known)) for name, column in gathered.items()}
-                chosen = chosen[known]
-                self.unknown_items += rows - chosen.size
-                rows = chosen.size
-                if not rows:
-                    continue
-            # An event's own column of the label's name is replaced.
-            labelled = {**columns, self._label: pa.array(joined.label[chosen].astype(np.int64))}
-            yield RowBatch(
-                columns=labelled,
-                lines=np.arange(self.rows, self.rows + rows, dtype=np.int64),
-                file=JOIN,
-                rejects=(),
-                rows=rows,
-                stop=Position(JOIN),
-                first_row=self.rows,
-                clicked=joined.clicked[chosen],
-            )
-            self.rows += rows
-
-    def _known(self, columns: Mapping[str, pa.Array]) -> npt.NDArray[np.bool_] | None:
-        """bool[rows]: rows of known items, or to be learned nevertheless; None for all."""
-        unknown = columns.get(UNKNOWN)  # missing in rows of older checkpoints
-        if self._learns_unknown or unknown is None or unknown.null_count == len(unknown):
-            return None
-        known: npt.NDArray[np.bool_] = pc.fill_null(unknown, 0).to_numpy(zero_copy_only=False) == 0
-        return None if known.all() else known
-
-
-def _bad(batch: RowBatch, reject: Reject) -> BadRow:
-    row = reject.line - int(batch.lines[0])
-    values = {name: _plain(column[row].as_py()) for name, column in batch.columns.items()}
-    return BadRow(reject.reason, json.dumps(values, ensure_ascii=False).encode("utf-8", "surrogateescape"))
-
-
-def _plain(value: Any) -> Any:
-    """A JSON value: bytes as text, a map as an object."""
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "surrogateescape")
-    if isinstance(value, list):
-        return dict(value) if value and isinstance(value[0], tuple) else [_plain(each) for each in value]
-    return value
 
 
 def _prefixed(prefix: str, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:

@@ -9,20 +9,21 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 from model_store.artefact.artefact import Artefact
-from model_store.errors import CheckpointError, FtrieError, Stopped
+from model_store.errors import CheckpointError, FtrieError, InputError, Stopped
 from model_store.spec.spec import ModelSpec
 from model_store.versions.manifest import now
 from model_store.whole_file import write_whole
 from trainer.checkpoint import Checkpoints
 from trainer.checkpoint.description import Description, Written
 from trainer.examples.hashing import Examples
-from trainer.examples.open_log import Log, OpenLog, RunStart, examples_of, open_log
+from trainer.examples.open_log import ONLY_WHOLE, Log, OpenLog, RunStart, examples_of, open_log
 from trainer.learn.calibration import CalibrationReport
 from trainer.learn.collisions import Collisions
 from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
@@ -167,7 +168,7 @@ def train(
     resumed = resumed_start(spec, checkpoint, log, output) if checkpoint else None
     folder = checkpoints.path if checkpoints is not None else None
     with (
-        open_log(log, spec, start=resumed) as opened,
+        _opened(spec, log, resumed, checkpoints) as opened,
         open_passes(passes or PassOptions(), opened.spec, folder, checkpoint) as several,
     ):
         model = LearningModel(opened.maker, metrics, keep_seen=publisher is not None)
@@ -188,9 +189,19 @@ def train(
         if failure is None:
             report = replace(report, regret=_regret(model, output))
             model.metrics.finish(report.collisions, report.regret)
-        for warning in (*opened.requests.warnings(), *model.coordinates.admission.notes()):
+        for warning in (*opened.warnings(), *model.coordinates.admission.notes()):
             output.note(warning)
     return Run(model, report, failure, opened.absent_fields, loop.withheld)
+
+
+@contextmanager
+def _opened(
+    spec: ModelSpec, log: Log, resumed: RunStart | None, checkpoints: Checkpoints | None
+) -> Iterator[OpenLog]:
+    with open_log(log, spec, start=resumed) as opened:
+        if checkpoints is not None and opened.is_of_events:
+            raise InputError(f"--checkpoint: {log.inputs[0]} {ONLY_WHOLE}")
+        yield opened
 
 
 def _learn(
@@ -296,6 +307,7 @@ class LearningLoop:
         self.passes = passes
         self.subsampled = start.subsampled
         self.minus_labels = start.minus_labels
+        self.doubled = start.doubled
         self._rows_read = start.rows_read
         self._start = start
         self._publisher = publisher
@@ -383,10 +395,12 @@ class LearningLoop:
         self._rows_read += examples.rows_read
         self.subsampled += examples.subsampled
         self.minus_labels += examples.minus_labels
+        self.doubled += examples.doubled
 
     @property
     def _rejected_share(self) -> float:
-        return rejected_share(self._rows_read, self.subsampled, self.model.metrics.rows, self.rejects.count)
+        good = self.model.metrics.rows - self.doubled
+        return rejected_share(self._rows_read, self.subsampled, good, self.rejects.count)
 
     def _read_so_far(self) -> tuple[ReadFile, ...]:
         if self._read is not None:
@@ -409,6 +423,7 @@ class LearningLoop:
             rows_read=self._rows_read,
             subsampled=self.subsampled,
             minus_labels=self.minus_labels,
+            doubled=self.doubled,
             reject_counts=dict(self.rejects.counts_as_met),
             rejects=Written.to(self.rejects.path, self.rejects.sync()),
             metrics=self._metrics_written(),

@@ -540,5 +540,6 @@ class _Driver:
         """Why nothing may be published: too many rows were rejected. "" if it may be."""
         bad = self._rejects.count
         read = bad + sum(each.rows + each.held_rows + each.log.subsampled for each in self._shards)
+        read -= sum(each.log.doubled + each.held_files.doubled for each in self._shards)
         reasons = [str(each) for each in self._rejects.first] or list(self._rejects.counts)
         return too_many_rejected(bad / read if read else 0.0, bad, reasons, "--rejects FILE lists the rows")

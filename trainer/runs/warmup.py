@@ -17,6 +17,7 @@ from model_store.spec.learner_section import Inclusion, LearnerSection
 from model_store.spec.sections import Cross, FieldSpec, InputSection, ModelSection, Variant
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import Wanted
+from trainer.events.log_files import holds_events
 from trainer.events.merge import Merger
 from trainer.events.open_sources import open_sources
 from trainer.examples.hashing import ExampleMaker
@@ -25,7 +26,7 @@ from trainer.join.join import Join
 from trainer.join.rows import Segments
 from trainer.learn.metrics.metrics import MetricsOptions
 from trainer.learn.model import LearningModel
-from trainer.logs.reader import FORMATS, expand, format_by_name
+from trainer.logs.reader import EVENTS, FORMATS, expand, format_by_name
 from trainer.logs.rejects import RejectLog
 from trainer.output import SILENT, Output
 from trainer.publish.delta_chain import DeltaChain
@@ -72,6 +73,8 @@ def kernels_are_ready(
 
 def formats_of(inputs: Sequence[str], format: str | None = None) -> frozenset[str]:
     """The formats that a run over `inputs` may meet: all if a name does not tell, as for standard input."""
+    if holds_events(inputs, format):
+        return frozenset([EVENTS])
     formats = [format or format_by_name(name) for name in expand(inputs)]
     return frozenset(FORMATS if None in formats else filter(None, formats))
 
@@ -220,6 +223,19 @@ def _write_parquet(log: Path) -> None:
     pq.write_table(pa.table(named), log)
 
 
+def _write_events(log: Path) -> None:
+    shown = [{"id": str(number), "features": {"f": "a", "g": each}} for number, each in enumerate(_SETS)]
+    events = [
+        event
+        for number in range(_ROWS)
+        for event in (
+            {"request_id": number, "ts": number, "items": shown},
+            {"request_id": number, "ts": number, "item": "0"},
+        )
+    ]
+    log.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
+
+
 def _write_text(rows: str) -> Callable[[Path], None]:
     def write(log: Path) -> None:
         log.write_text(rows * _ROWS, encoding="utf-8")
@@ -232,6 +248,7 @@ _LOGS: dict[str, Callable[[Path], None]] = {
     _TEXT: _write_csv,
     "jsonl": _write_jsonl,
     "parquet": _write_parquet,
+    EVENTS: _write_events,
     "vw": _write_text("1 2 't|f a:2 a |g:0.5 b\n-1 |f c\n"),
     "libsvm": _write_text("1 3:1 5:0.5 3:2\n-1 4:1\n"),
     "libffm": _write_text("1 0:3:1 1:5:0.5 0:3:2\n0 0:4:1\n"),

@@ -1,15 +1,18 @@
-"""Writes the best candidate: the user's own TOML with the parameters in `[learner]` replaced, and nothing else changed.
+"""Writes the best candidate: the user's own TOML with the parameters in `[learner]` replaced, and crosses added.
 
 The text is edited line by line, so comments and order stay; the result is parsed and compared before it is used.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 
 from model_store.errors import SpecError
 from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.tune.candidates import Candidate, Value, learner_with, with_parameters
+from trainer.tune.crosses import Pair, with_crosses
 
 _HEADER = re.compile(r"^\s*\[\s*learner\s*\]\s*(#.*)?$")
 _ANY_HEADER = re.compile(r"^\s*\[")
@@ -17,18 +20,24 @@ _KEY = re.compile(r"^\s*\"?([A-Za-z0-9_]+)\"?\s*=")
 _OTHER_FORM = {"rate_scale", "rate_decay"}
 
 
-def with_best(text: str, spec: ModelSpec, candidate: Candidate) -> str:
-    """The spec's TOML `text` with a candidate's parameters. Raises SpecError where the text cannot be edited safely."""
-    wanted = with_parameters(spec, candidate)
+def with_best(text: str, spec: ModelSpec, candidate: Candidate, pairs: Sequence[Pair] = ()) -> str:
+    """The spec's TOML `text` with a candidate's parameters and these crosses after its own.
+
+    Raises SpecError where the text cannot be edited safely.
+    """
+    wanted = with_crosses(with_parameters(spec, candidate), pairs)
     edited = _edited(text, spec, candidate)
+    added = [f"fields = [{', '.join(map(json.dumps, pair))}]" for pair in pairs]
+    edited += "".join(f"\n[[crosses]]\n{fields}\n" for fields in added)
     try:
         if parse_spec(edited).to_json() == wanted.to_json():
             return edited
     except SpecError:
         pass
     raise SpecError(
-        "the spec's [learner] cannot be edited line by line; set there: "
+        "the spec cannot be edited line by line; set in its [learner]: "
         + ", ".join(f"{name} = {_toml(value)}" for name, value in candidate.items())
+        + "".join(f"; add to its crosses: {{ {fields} }}" for fields in added)
     )
 
 

@@ -10,6 +10,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from model_store.bounded import toml_document
 from model_store.errors import SpecError
@@ -20,7 +21,10 @@ Value = float | int | str
 Candidate = Mapping[str, Value]
 
 OF_A_VARIANT = ("alpha", "beta", "l1", "l2")
+REGULAR = (*OF_A_VARIANT, "theta")
+"""Parameters on a scale of powers, whose grid can be widened."""
 OF_AN_ALGORITHM = ("rate", "l1", "l2", "k", "theta", "shrink", "prior_ctr", "forgetting", "prune_kl")
+LEAST_STEP, MOST_STEP = 2.0, 10.0
 TUNABLE = (
     *(
         "algorithm",
@@ -49,9 +53,14 @@ class Group:
     candidates: tuple[int, ...]
     variants: tuple[int, ...]
 
+    @property
+    def identity(self) -> list[object]:
+        """What its pass depends on beside the log, as JSON."""
+        return [self.spec.to_json(), list(self.candidates), list(self.variants)]
+
 
 def candidates_of(spec: ModelSpec, tries: Sequence[str]) -> list[Candidate]:
-    """Every combination of `tries`, each `NAME=VALUE,VALUE…`; by default, twelve around the spec's own values.
+    """Every combination of `tries`, each `NAME=VALUE,VALUE…`; by default, up to 24 around the spec's own values.
 
     Raises SpecError for a name that cannot be tuned, or a combination that is not a valid learner.
     """
@@ -64,7 +73,7 @@ def candidates_of(spec: ModelSpec, tries: Sequence[str]) -> list[Candidate]:
 
 def with_parameters(spec: ModelSpec, candidate: Candidate) -> ModelSpec:
     """The spec with a candidate's parameters in its `[learner]`; raises SpecError for an invalid combination."""
-    return _rebuilt(spec, {"learner": learner_with(spec.learner, candidate)})
+    return rebuilt(spec, {"learner": learner_with(spec.learner, candidate)})
 
 
 def learner_with(section: LearnerSection, candidate: Candidate) -> dict[str, object]:
@@ -90,7 +99,7 @@ def groups_of(
         common = tuple((n, v) for n, v in candidates[index].items() if n not in OF_A_VARIANT)
         alike.setdefault(common, []).append(index)
     return [
-        _as_variants(spec, candidates, part, variant)
+        as_variants(spec, candidates, part, variant)
         for together in alike.values()
         for part in _parts(together, MAX_VARIANTS)
     ]
@@ -101,9 +110,10 @@ def learns_alone(spec: ModelSpec) -> bool:
     return len(spec.variants) == 1 or spec.learner.values == "per_variant"
 
 
-def _as_variants(
+def as_variants(
     spec: ModelSpec, candidates: Sequence[Candidate], indexes: Sequence[int], variant: str
 ) -> Group:
+    """A model of which each candidate is a variant with values of its own; all parameters but a variant's are alike."""
     first = candidates[indexes[0]]
     common = {name: value for name, value in first.items() if name not in OF_A_VARIANT}
     without = spec.variants[variant].without
@@ -117,11 +127,12 @@ def _as_variants(
     }
     learner = learner_with(spec.learner, common) | {"values": "per_variant"}
     calibration = {"kind": "none"}  # the search compares learners, not curves
-    rebuilt = _rebuilt(spec, {"learner": learner, "variants": variants, "calibration": calibration})
-    return Group(rebuilt, tuple(indexes), tuple(range(len(indexes))))
+    model = rebuilt(spec, {"learner": learner, "variants": variants, "calibration": calibration})
+    return Group(model, tuple(indexes), tuple(range(len(indexes))))
 
 
-def _rebuilt(spec: ModelSpec, sections: Mapping[str, object]) -> ModelSpec:
+def rebuilt(spec: ModelSpec, sections: Mapping[str, object]) -> ModelSpec:
+    """The spec with these sections, checked again. Raises SpecError."""
     document = spec.model_dump(mode="json", exclude_unset=True) | dict(sections)
     return spec_from_json(json.dumps(document), "tune")
 
@@ -146,11 +157,74 @@ def _value(text: str, given: str) -> Value:
 
 
 def _around(section: LearnerSection) -> dict[str, list[Value]]:
-    """Twelve candidates: the step size from a quarter to twice the spec's, and how soon it decays."""
+    """Up to 24 candidates, one pass: the step size from a quarter to twice the spec's, how soon it decays, and l1."""
     if section.rate in ("global", "constant"):
-        return {"alpha": [section.alpha * 2.0**power for power in range(-7, 5)]}
-    betas = [section.beta * factor for factor in (0.1, 0.3, 1.0)] if section.beta else [0.1, 0.3, 1.0]
-    return {"alpha": [section.alpha * factor for factor in (0.25, 0.5, 1.0, 2.0)], "beta": list(betas)}
+        grid = {"alpha": [_round(section.alpha, 2.0**power) for power in range(-7, 5)]}
+    else:
+        grid = {"alpha": [_round(section.alpha, factor) for factor in (0.25, 0.5, 1.0, 2.0)]}
+        grid["beta"] = [_round(section.beta, factor) for factor in (0.1, 1.0)] if section.beta else [0.1, 1.0]
+    # Where the spec has no l1, only that of FTRL has a usual size to try.
+    if not section.why_not("l1") and (section.l1 or section.algorithm == "ftrl"):
+        l1 = [0.0, _round(section.l1, 1.0 / 3.0), section.l1] if section.l1 else [0.0, 0.3, 1.0]
+        grid["l1"] = l1 if "beta" in grid else [l1[0], l1[-1]]
+    return {name: list(values) for name, values in grid.items()}
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A parameter of which the best candidate has the least or the largest value tried."""
+
+    name: str
+    value: float
+    side: Literal["least", "largest"]
+
+
+def edges_of(spec: ModelSpec, tried: Sequence[Candidate], best: Candidate) -> tuple[Edge, ...]:
+    """The parameters with several values of which the best has one at the edge. Below 0 there is nothing to try."""
+    edges = list[Edge]()
+    for name in REGULAR:
+        values = _values_of(name, tried, best)
+        value = best.get(name)
+        if len(values) < 2 or isinstance(value, str) or value is None:
+            continue
+        if value == values[-1]:
+            edges.append(Edge(name, float(value), "largest"))
+        elif value == values[0] and value > 0.0:
+            edges.append(Edge(name, float(value), "least"))
+    return tuple(edges)
+
+
+def beyond(spec: ModelSpec, tried: Sequence[Candidate], best: Candidate) -> list[Candidate]:
+    """The best candidate with values beyond the edges that it lies on: two steps of the grid, all combinations."""
+    grid: dict[str, list[Value]] = {}
+    for edge in edges_of(spec, tried, best):
+        values = _values_of(edge.name, tried, best)
+        near, far = (values[-2], values[-1]) if edge.side == "largest" else (values[0], values[1])
+        step = min(max(far / near, LEAST_STEP), MOST_STEP) if near > 0.0 else LEAST_STEP
+        step = step if edge.side == "largest" else 1.0 / step
+        grid[edge.name] = [best[edge.name], _round(edge.value, step), _round(edge.value, step**2)]
+    found = [{**best, **dict(zip(grid, values, strict=True))} for values in itertools.product(*grid.values())]
+    return [each for each in found if each not in tried and _is_valid(spec, each)]
+
+
+def _values_of(name: str, tried: Sequence[Candidate], best: Candidate) -> list[float]:
+    """The numbers tried for a parameter with the best candidate's algorithm and rate, ascending."""
+    alike = [each for each in tried if all(each.get(n) == best.get(n) for n in ("algorithm", "rate"))]
+    numbers = {each[name] for each in alike if name in each}
+    return sorted(float(each) for each in numbers if isinstance(each, int | float))
+
+
+def _round(value: float, factor: float) -> float:
+    """The product, to three digits: nobody wants 0.06999999999999999 in a spec. `value` itself is kept as it is."""
+    return value if factor == 1.0 else float(f"{value * factor:.3g}")
+
+
+def _is_valid(spec: ModelSpec, candidate: Candidate) -> bool:
+    try:
+        with_parameters(spec, candidate)
+    except SpecError:
+        return False
+    return True
 
 
 def _parts(indexes: Sequence[int], size: int) -> Iterator[Sequence[int]]:

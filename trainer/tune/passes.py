@@ -1,13 +1,15 @@
 """One pass over a log for many models: each batch is read and hashed once, and learned by every model in turn.
 
-Candidates differ in the learner alone, so the hashed rows are the same for all of them.
+Models of one pass differ in the learner alone, so the hashed rows are the same for all of them. `Repeated.learn` takes
+a pass from the search's state file where that has it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -21,15 +23,21 @@ from trainer.learn.model import LearningModel
 from trainer.learn.predictions_kernels import Predictions
 from trainer.logs.rejects import RejectLog
 from trainer.tune.candidates import Group
+from trainer.tune.paired import BlockSums, Floats
+from trainer.tune.state import State
 
 
 @dataclass(frozen=True)
 class Repeated:
-    """A log that is learned several times. on_progress: receives the rows taken so far and the rows expected."""
+    """A log that is learned several times. on_progress: receives the rows taken so far and the rows expected.
+
+    state: keeps finished passes, so that they are not repeated.
+    """
 
     log: Log
     threads: int | None = None
     on_progress: Callable[[int, int | None], None] = field(default=lambda rows, expected: None)
+    state: State | None = None
 
     @contextmanager
     def examples(self, spec: ModelSpec) -> Iterator[tuple[OpenLog, Iterator[Examples]]]:
@@ -37,33 +45,74 @@ class Repeated:
         with open_log(self.log, spec) as opened, opened.examples(self.threads) as stream:
             yield opened, stream
 
+    def learn(self, groups: Sequence[Group], *, rows: int | None = None, compare_from: int = 0) -> Pass:
+        """`learn_together`, unless the state has this pass."""
+        if self.state is None:
+            return learn_together(self, groups, rows=rows, compare_from=compare_from)
+        key = self.state.key([group.identity for group in groups], rows, compare_from)
+        kept = self.state.get(key)
+        if kept is None:
+            learned = learn_together(self, groups, rows=rows, compare_from=compare_from)
+            self.state.put(key, learned.as_dict())
+            return learned
+        return Pass.of(kept)
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """A candidate's metrics over the compared rows, and its number of non-zero weights."""
+    """What a candidate did over the compared rows.
+
+    losses: the sum of weight x log-loss of each block of rows; nonzero: non-zero weights at the end of the pass;
+    crosses: those of each cross, by its name.
+    """
 
     metrics: VariantMetrics
     nonzero: int
+    losses: Floats
+    crosses: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Pass:
-    """The result of a pass: rows learned, compared and rejected, and each candidate's outcome by its index."""
+    """The result of a pass: rows learned, compared and rejected, and each candidate's outcome by its index.
+
+    weights: the sum of the weights of each block of compared rows.
+    """
 
     rows: int
     judged_rows: int
     rejected: int
+    weights: Floats
     outcomes: dict[int, Outcome]
 
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form; `of` reads it back without a changed bit."""
+        outcomes = {
+            str(index): {
+                "metrics": each.metrics.model_dump(exclude={"difference"}),
+                "nonzero": each.nonzero,
+                "losses": each.losses.tolist(),
+                "crosses": dict(each.crosses),
+            }
+            for index, each in self.outcomes.items()
+        }
+        own = {"rows": self.rows, "judged_rows": self.judged_rows, "rejected": self.rejected}
+        return {**own, "weights": self.weights.tolist(), "outcomes": outcomes}
 
-def count_rows(log: Repeated, spec: ModelSpec) -> int:
-    """The number of rows of the log that would be learned."""
-    rows = 0
-    with log.examples(spec) as (opened, stream):
-        for examples in stream:
-            rows += int(examples.hashed.labels.size)
-            log.on_progress(rows, opened.expected_rows(rows))
-    return rows
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Pass:
+        """Read what `as_dict` made."""
+        outcomes = {
+            int(index): Outcome(
+                VariantMetrics.model_validate(each["metrics"]),
+                each["nonzero"],
+                np.array(each["losses"], np.float64),
+                each["crosses"],
+            )
+            for index, each in document["outcomes"].items()
+        }
+        rows, judged, rejected = (document[name] for name in ("rows", "judged_rows", "rejected"))
+        return cls(rows, judged, rejected, np.array(document["weights"], np.float64), outcomes)
 
 
 def learn_together(
@@ -83,32 +132,46 @@ def learn_together(
             for model in models:
                 model.learn(examples)
             learned += size
-            log.on_progress(learned, opened.expected_rows(learned))
+            expected = opened.expected_rows(learned)
+            log.on_progress(learned, expected if rows is None or expected is None else min(rows, expected))
             if learned == rows:
                 break
     outcomes = (
         [_outcomes(model, group) for model, group in zip(models, groups, strict=True)] if models else []
     )
     found = {index: outcome for each in outcomes for index, outcome in each.items()}
-    return Pass(learned, max(learned - compare_from, 0), rejects.count, found)
+    weights = _late(models[0]).blocks.sums()[:, -1] if models else np.zeros(0)
+    return Pass(learned, max(learned - compare_from, 0), rejects.count, weights, found)
 
 
 def _model(group: Group, resolved: ModelSpec, compare_from: int) -> LearningModel:
-    """A model of the group's spec, with the fields resolved against the log."""
-    spec = group.spec.model_copy(update={"fields": resolved.fields})
+    """A model of the group's spec, with fields and input resolved against the log."""
+    spec = group.spec.model_copy(update={"fields": resolved.fields, "input": resolved.input})
     return LearningModel(ExampleMaker(spec), LateMetricsOptions(begin=compare_from))
 
 
 def _outcomes(model: LearningModel, group: Group) -> dict[int, Outcome]:
-    metrics = list(model.metrics.summary().values())
+    metrics, losses = list(model.metrics.summary().values()), _late(model).blocks.sums()
     keys = model.table.keys()
     weights, masks = model.coordinates.weights(keys), model.coordinates.masks_of(keys)
+    plan, owners = model.maker.plan, model.maker.feature_rules.owner[keys.features]
     found = {}
     for index, variant in zip(group.candidates, group.variants, strict=True):
         used = (masks >> np.uint32(variant) & np.uint32(1)) != 0
         own = weights[:, variant if weights.shape[1] > 1 else 0]
-        found[index] = Outcome(metrics[variant], int(np.count_nonzero(own[used])))
+        by_owner = np.bincount(
+            owners[used & (own != 0.0)], minlength=1 + len(plan.fields) + len(plan.crosses)
+        )
+        of_crosses = by_owner[1 + len(plan.fields) :].tolist()
+        crosses = {cross.name: keys for cross, keys in zip(plan.crosses, of_crosses, strict=True) if keys}
+        alone = metrics[variant].model_copy(update={"difference": None})
+        found[index] = Outcome(alone, int(by_owner.sum()), losses[:, variant], crosses)
     return found
+
+
+def _late(model: LearningModel) -> LateMetrics:
+    assert isinstance(model.metrics, LateMetrics)
+    return model.metrics
 
 
 @dataclass(frozen=True)
@@ -123,11 +186,15 @@ class LateMetricsOptions(MetricsOptions):
 
 
 class LateMetrics(ProgressiveMetrics):
-    """Progressive metrics without the first `begin` rows, which are learned all the same."""
+    """Progressive metrics without the first `begin` rows, which are learned all the same.
+
+    blocks: the sums of weight x loss of every variant, and in the last column of the weights, by blocks of rows.
+    """
 
     def __init__(self, variants: tuple[str, ...], begin: int) -> None:
         super().__init__(variants)
         self._to_skip = begin
+        self.blocks = BlockSums(len(variants) + 1)
 
     def update(self, predictions: Predictions, examples: Examples) -> None:
         """Add the rows of a batch after the skipped ones."""
@@ -135,7 +202,10 @@ class LateMetrics(ProgressiveMetrics):
         skipped = min(self._to_skip, rows)
         self._to_skip -= skipped
         if skipped < rows:
-            super().update(predictions.after(skipped), _with_outcomes(examples, slice(skipped, None)))
+            late = predictions.after(skipped)
+            super().update(late, _with_outcomes(examples, slice(skipped, None)))
+            weights = late.weights if late.weights.size else np.ones(late.labels.size)
+            self.blocks.add(np.column_stack([late.losses * weights[:, None], weights]))
 
 
 def first_rows(examples: Examples, rows: int) -> Examples:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,16 @@ import pytest
 from ftrie.cli import run
 from model_store.errors import FtrieError, SpecError
 from model_store.spec.spec import ModelSpec, load_spec, parse_spec
-from trainer.guess.guesses import Guess, guess_all
-from trainer.guess.profiles import Profile, take_sample
+from trainer.guess import guesses
+from trainer.guess.guesses import Guess
+from trainer.guess.profiles import Profile, Sample, take_sample
 from trainer.guess.spec_writer import model_name, spec_text
 
 ROWS = 400
+
+
+def guess_all(profiles: Sequence[Profile], label: str | None = None) -> tuple[Guess, ...]:
+    return guesses.guess_all(Sample(tuple(profiles)), label)
 
 
 def guess(values: list[Any], name: str = "x", label: list[int] | None = None) -> Guess:
@@ -59,10 +65,11 @@ def test_with_several_candidates_the_user_is_asked() -> None:
 
 
 def test_a_label_that_is_none_is_refused() -> None:
-    profiles = [Profile("a", ("0", "1")), Profile("b", ("0", "maybe"))]
-    with pytest.raises(
-        SpecError, match="'b' cannot be the label: expected 1, 0, -1, true or false, got 'maybe'"
-    ):
+    profiles = [Profile("a", ("0", "1", "0")), Profile("b", ("0", "maybe", "unknown"))]
+    refusal = (
+        "'b' cannot be the label: expected 1, 0, -1, true or false, or two values, got 'maybe', 'unknown'"
+    )
+    with pytest.raises(SpecError, match=refusal):
         guess_all(profiles, "b")
     with pytest.raises(SpecError, match="no column 'c' in the log; it has a, b"):
         guess_all(profiles, "c")
@@ -195,7 +202,7 @@ def test_model_is_named_after_the_file(path: str, name: str) -> None:
 
 
 def spec_of(path: Path) -> ModelSpec:
-    return parse_spec(spec_text(str(path), guess_all(take_sample(str(path)))))
+    return parse_spec(spec_text(str(path), guesses.guess_all(take_sample(str(path)))))
 
 
 def test_awkward_names_and_values_make_a_spec_that_parses(tmp_path: Path) -> None:
@@ -318,7 +325,7 @@ def test_command_answers_in_json(log: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_sample_ends_at_its_size_and_needs_a_row(log: Path, tmp_path: Path) -> None:
-    assert len(take_sample(str(log), rows=7)[0].texts) == 7
+    assert len(take_sample(str(log), rows=7).profiles[0].texts) == 7
     empty = tmp_path / "empty.csv"
     empty.write_text("click,site\n")
     with pytest.raises(FtrieError, match="has no readable row"):

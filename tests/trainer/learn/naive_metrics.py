@@ -37,6 +37,20 @@ def reciprocal_rank(scores: Sequence[float], labels: Sequence[float]) -> float:
     return sum(1 / rank for rank in ranks) / len(ranks)
 
 
+def hit(scores: Sequence[float], labels: Sequence[float], within: int) -> float:
+    """The share of the orders that the scores allow with a click in the first ranks."""
+    found = [any(labels[row] for row in order[:within]) for order in orders(scores)]
+    return sum(found) / len(found)
+
+
+def request_auc(scores: Sequence[float], labels: Sequence[float]) -> float:
+    """The share of pairs of a click and another row in the right order, ties half."""
+    clicked = [score for score, label in zip(scores, labels, strict=True) if label]
+    others = [score for score, label in zip(scores, labels, strict=True) if not label]
+    won = [1.0 if one > other else 0.5 if one == other else 0.0 for one in clicked for other in others]
+    return sum(won) / len(won)
+
+
 def ndcg(scores: Sequence[float], labels: Sequence[float], k: int) -> float:
     """DCG of the first k over that of the best order, the mean over all orders that the scores allow."""
 

@@ -149,11 +149,6 @@ def test_header_without_rows_is_an_empty_log(tmp_path: Path) -> None:
     assert read(write(tmp_path / "log.csv", b"a,b"), ["a"]) == Everything([], [], [])
 
 
-def test_file_without_header_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="its first line looks like data"):
-        read(write(tmp_path / "log.tsv", b"0\t1\t1\tx\n1\t2\t3\ty\n"), ["a"])
-
-
 def test_columns_that_only_have_numbers_for_names_are_accepted(tmp_path: Path) -> None:
     assert read(write(tmp_path / "log.csv", b"0,1,2\n7,8,9\n"), ["2"]).rows == [(b"9",)]
 

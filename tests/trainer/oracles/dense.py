@@ -15,7 +15,7 @@ Keys = Sequence[tuple[bytes, float, int]]
 
 
 class Parameters(NamedTuple):
-    """A learner's parameters, named as in the spec."""
+    """A learner's parameters, named as in the spec; decay: the power of n in the rate."""
 
     alpha: float
     beta: float
@@ -24,6 +24,16 @@ class Parameters(NamedTuple):
     k: int = 1
     theta: float = 0.0
     shrink: str = "rate"
+    decay: float = 0.5
+    warmup: int = 0
+
+    def alpha_at(self, t: int) -> float:
+        """alpha at example t (from 1)."""
+        return self.alpha * t / self.warmup if t < self.warmup else self.alpha
+
+    def inverse_rate(self, n: float, t: int) -> float:
+        """1 / eta of a coordinate with this n at example t."""
+        return (self.beta + n**self.decay) / self.alpha_at(max(t, 1))
 
 
 class Moment(NamedTuple):
@@ -62,7 +72,9 @@ class Oracle:
     """A dense learner of several variants, which share one value a key or (`per_variant`) have one each.
 
     parameters: one for each variant. rate: gradients, counts, global or constant. rounding(key, t, place): the R of
-    q2.13, uniform on [0, 1); None keeps every bit. rules: l1 of the keys with a prefix; the longest prefix wins.
+    q2.13, uniform on [0, 1); None keeps every bit. rules: parameters of the keys with a prefix; the longest prefix
+    wins. fixed: keys whose weight is given and not learned. averages: variants that are the average of another, with
+    its number and the half-life, None for the mean of all examples.
     """
 
     learner: Learner
@@ -70,16 +82,23 @@ class Oracle:
     rate: str
     per_variant: bool = False
     rounding: Callable[[bytes, int, int], float] | None = None
-    rules: Mapping[bytes, float] = field(default_factory=dict)
+    rules: Mapping[bytes, Mapping[str, float]] = field(default_factory=dict)
+    fixed: Mapping[bytes, float] = field(default_factory=dict)
+    averages: Mapping[int, tuple[int, float | None]] = field(default_factory=dict)
+    averaged: dict[tuple[bytes, int], float] = field(default_factory=dict)
     t: int = 0
     coordinates: dict[bytes, Coordinate] = field(default_factory=dict)
 
     def learn(self, keys: Keys, label: float, omega: float) -> list[float]:
         """Learn one example of (key, x, variant mask); return every variant's score before it was learned."""
+        several = range(len(self.parameters))
+        given = [(self.fixed[key] * x, mask) for key, x, mask in keys if key in self.fixed]
+        margins = [sum(part for part, mask in given if mask >> variant & 1) for variant in several]
+        keys = [each for each in keys if each[0] not in self.fixed]
         x_of = {key: x for key, x, _ in keys}
         for key, _, mask in keys:
             self._know(key, mask)
-        scores = [self._score(x_of, variant) for variant in range(len(self.parameters))]
+        scores = [margins[variant] + self._score(x_of, variant) for variant in several]
         errors = [omega * (1.0 / (1.0 + math.exp(-score)) - label) for score in scores]
         weights = {
             key: {variant: self.weight(key, variant) for variant in known.users}
@@ -93,19 +112,32 @@ class Oracle:
         for key in self.coordinates:
             x = x_of.get(key, 0.0)
             self._step(key, weights[key], [error * x for error in errors], counted[key], key in x_of)
+        self._average()
         return scores
+
+    def _average(self) -> None:
+        """Average all weights, as after this example."""
+        for variant, (of, half_life) in self.averages.items():
+            share = 1.0 / self.t if half_life is None else 1.0 - 2.0 ** (-1.0 / half_life)
+            for key, known in self.coordinates.items():
+                if variant in known.users:
+                    before = self.averaged.get((key, variant), 0.0)
+                    self.averaged[key, variant] = before + share * (self.weight(key, of) - before)
 
     def weight(self, key: bytes, variant: int) -> float:
         """A variant's weight of a key, after the examples so far."""
+        if variant in self.averages:
+            return self.averaged.get((key, variant), 0.0)
         known = self.coordinates[key]
         place = variant if self.per_variant else 0
         n = self._counted(known) if self.rate == "counts" else known.n[place]
         return self.learner.weight(known.value[place], n, self.t, self._parameters(key, variant))
 
     def _parameters(self, key: bytes, variant: int) -> Parameters:
-        prefixes = [prefix for prefix in self.rules if key.startswith(prefix)]
         own = self.parameters[variant]
-        return own._replace(l1=self.rules[max(prefixes, key=len)]) if prefixes else own
+        for prefix in sorted((prefix for prefix in self.rules if key.startswith(prefix)), key=len):
+            own = own._replace(**self.rules[prefix])
+        return own
 
     def _know(self, key: bytes, mask: int) -> None:
         variants = len(self.parameters)
@@ -128,17 +160,19 @@ class Oracle:
         """Every variant that uses the key computes the new state as if alone; one shared place gets their mean."""
         known = self.coordinates[key]
         new_value, new_n = {}, {}
-        for variant in known.users:
+        learning = [variant for variant in known.users if variant not in self.averages]
+        for variant in learning:
             place = variant if self.per_variant else 0
             before = counted if self.rate == "counts" else known.n[place]
             after = self._n_after(known, before, g[variant])
-            moment = Moment(self.t, self._eta(after, variant), before, after)
+            parameters = self._parameters(key, variant)
+            moment = Moment(self.t, self._eta(after, parameters), before, after)
             new_value[variant] = self.learner.step(
-                known.value[place], weights[variant], g[variant], moment, self._parameters(key, variant)
+                known.value[place], weights[variant], g[variant], moment, parameters
             )
             new_n[variant] = after
         if self.per_variant:
-            for variant in known.users:
+            for variant in learning:
                 known.value[variant], known.n[variant] = new_value[variant], new_n[variant]
         else:
             known.value[0] = sum(new_value.values()) / len(known.users)
@@ -151,19 +185,18 @@ class Oracle:
             return before + g * g
         return self._counted(known) if self.rate == "counts" else 0.0
 
-    def _eta(self, n: float, variant: int) -> float:
-        p = self.parameters[variant]
+    def _eta(self, n: float, p: Parameters) -> float:
         if self.rate == "global":
-            return p.alpha / math.sqrt(self.t)
+            return p.alpha_at(self.t) / math.sqrt(self.t)
         if self.rate == "constant":
-            return p.alpha / p.beta
-        return p.alpha / (p.beta + math.sqrt(n)) if p.beta or n else math.inf
+            return p.alpha_at(self.t) / p.beta
+        return p.alpha_at(self.t) / (p.beta + n**p.decay) if p.beta or n else math.inf
 
     def _round(self, key: bytes, known: Coordinate) -> None:
         """q2.13 (the paper, section 4.5): the weight, or FTRL's eta z, rounded at random so that the mean is kept."""
         assert self.rounding is not None
         for place in range(len(known.value)):
             n = self._counted(known) if self.rate == "counts" else known.n[place]
-            eta = self._eta(n, place) if self.learner.scaled else 1.0
+            eta = self._eta(n, self._parameters(key, place)) if self.learner.scaled else 1.0
             steps = math.floor(2**13 * (eta * known.value[place]) + self.rounding(key, self.t, place))
             known.value[place] = min(max(steps, -(2**15)), 2**15 - 1) / 2**13 / eta

@@ -1,4 +1,4 @@
-"""FTRL-Proximal (McMahan et al., KDD 2013, algorithm 1): the value is z."""
+"""FTRL-Proximal (McMahan et al., KDD 2013, algorithm 1): the value is z; sigma = 1 / eta_t - 1 / eta_(t-1)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tests.trainer.oracles.dense import Moment, Parameters
 def weight(value: float, n: float, t: int, p: Parameters) -> float:
     if abs(value) <= p.l1:
         return 0.0
-    return -(value - math.copysign(p.l1, value)) / ((p.beta + math.sqrt(n)) / p.alpha + p.l2)
+    return -(value - math.copysign(p.l1, value)) / (p.inverse_rate(n, t) + p.l2)
 
 
 def step(value: float, w: float, g: float, at: Moment, p: Parameters) -> float:
-    sigma = (math.sqrt(at.n) - math.sqrt(at.n_before)) / p.alpha
+    sigma = p.inverse_rate(at.n, at.t) - p.inverse_rate(at.n_before, at.t - 1)
     return value + g - sigma * w

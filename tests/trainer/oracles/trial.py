@@ -72,7 +72,20 @@ def by_textbook(
             [parameters_of(learner, variant.own_parameters) for variant in spec.variants.values()],
             learner.rate,
             per_variant=learner.values == "per_variant",
-            rules={prefix.encode(): rule.l1 for prefix, rule in spec.rules.items() if rule.l1 is not None},
+            rules={
+                prefix.encode(): rule.model_dump(exclude={"inclusion"}, exclude_none=True)
+                for prefix, rule in spec.rules.items()
+            },
+            fixed={
+                field.prefix: float(np.float32(field.spec.fixed_weight))
+                for field in plan.fields
+                if field.spec.fixed_weight is not None
+            },
+            averages={
+                number: (list(spec.variants).index(variant.average), variant.half_life)
+                for number, variant in enumerate(spec.variants.values())
+                if variant.average is not None
+            },
             **of,
         )
     scores = []
@@ -101,7 +114,7 @@ def priors_of(spec: ModelSpec, plan: FeaturePlan) -> list[Prior]:
 def parameters_of(learner: LearnerSection, own: Mapping[str, float]) -> Parameters:
     """The spec's parameters, those of the variant before those of the learner."""
     theta = learner.theta if learner.theta is not None else 0.0
-    every = {name: getattr(learner, name) for name in ("alpha", "beta", "l1", "l2", "k", "shrink")}
+    every = {name: getattr(learner, name) for name in ("alpha", "beta", "l1", "l2", "k", "shrink", "warmup")}
     return Parameters(**(every | {"theta": theta} | dict(own)))
 
 

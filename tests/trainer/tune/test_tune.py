@@ -114,11 +114,27 @@ def test_a_rung_longer_than_the_log_is_the_last(log):
     assert [each.rows for each in found.ranking] == [400] * 6
 
 
-def test_without_values_to_try_twelve_are_tried_around_the_specs_own():
-    spec = parse_spec(ONE_VARIANT)
-    candidates = candidates_of(spec, [])
-    assert len(candidates) == 12
-    assert {"alpha": 0.3, "beta": 0.7} in candidates
+@pytest.mark.parametrize(
+    ("learner", "candidates", "names"),
+    [
+        ("", 24, ["alpha", "beta", "l1"]),
+        ("l1 = 0.0", 24, ["alpha", "beta", "l1"]),
+        ('algorithm = "ogd"', 8, ["alpha", "beta"]),
+        ('algorithm = "ogd"\nl1 = 0.5', 24, ["alpha", "beta", "l1"]),
+        ('algorithm = "rda"', 12, ["alpha"]),
+        ('algorithm = "rda"\nl1 = 0.01', 24, ["alpha", "l1"]),
+        ('algorithm = "truncation"\ntheta = 0.1', 8, ["alpha", "beta"]),
+        ('algorithm = "adpredictor"', 8, ["alpha", "beta"]),
+    ],
+)
+def test_without_values_to_try_one_pass_of_candidates_is_tried_around_the_specs_own(
+    learner, candidates, names
+):
+    text = ONE_VARIANT[: ONE_VARIANT.index("[learner]")] + "[learner]\n" + learner
+    spec = parse_spec(text)
+    found = candidates_of(spec, [])
+    assert (len(found), list(found[0])) == (candidates, names)
+    assert {name: getattr(spec.learner, name) for name in names} in found
 
 
 @pytest.mark.parametrize(
@@ -177,7 +193,7 @@ def test_a_spec_without_a_learner_gets_one():
 
 def test_a_spec_that_cannot_be_edited_says_what_to_write():
     text = 'learner.alpha = 0.2\nmodel.name = "m"\ninput.label = "click"\n'
-    with pytest.raises(SpecError, match=r"set there: alpha = 0\.7"):
+    with pytest.raises(SpecError, match=r"set in its \[learner\]: alpha = 0\.7"):
         with_best(text, parse_spec(text), {"alpha": 0.7})
 
 
@@ -192,13 +208,16 @@ def test_the_command_ranks_and_writes_the_best_spec(log, tmp_path, capsys):
         "alpha=0.05,0.4",
         "--judge-last",
         "0.5",
+        "--widen",
+        "0",
         "-o",
         str(best),
         "--json",
     ]
     assert run(arguments) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert [entry["judged_rows"] for entry in answer["ranking"]] == [200, 200]
+    assert [entry["judged_rows"] for entry in answer["ranking"]] == [160, 160]
+    assert answer["judged"]["rows"] == 80
     assert (
         load_spec(best).learner.alpha
         == answer["best"]["alpha"]

@@ -123,8 +123,8 @@ def _update(
 
 
 @implements(with_own_parameters, AdPredictor)
-def _with_own_parameters(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) -> Any:
-    return AdPredictor(with_parameters(learner.rate, alpha, beta), learner.forgetting)
+def _with_own_parameters(learner: Any, alpha: Any, beta: Any, decay: Any, l2: Any) -> Any:
+    return AdPredictor(with_parameters(learner.rate, alpha, beta, decay), learner.forgetting)
 
 
 stores_weights(AdPredictor)

@@ -5,8 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from model_store.jit import bare_inline, bare_kernel, implements, stub
+from trainer.learn.learners.averages import copy_to_averages, put_averages
 from trainer.learn.learners.operations import pack, reset_lazy, unpack, weight, with_own_parameters
-from trainer.learn.learners.rates import eta, n_after, r_of
+from trainer.learn.learners.rates import (
+    GLOBAL,
+    PLAIN,
+    SQUARE_ROOT,
+    TUNED,
+    Posterior,
+    eta,
+    n_after,
+    r_of,
+)
 from trainer.learn.slots.layouts import (
     COMPACT,
     Full,
@@ -58,9 +68,29 @@ def _save_packed(table: Any, slot: Any, v: Any, learner: Any, a: Any, n: Any, r:
 @bare_inline
 def learner_of_variant(learner: Any, parameters: Any, v: Any) -> Any:
     """The learner with variant v's parameters."""
-    return with_own_parameters(
-        learner, parameters[v, 0], parameters[v, 1], parameters[v, 2], parameters[v, 3]
-    )
+    return with_own_parameters(learner, parameters[v, 0], parameters[v, 1], SQUARE_ROOT, parameters[v, 3])
+
+
+@bare_inline
+def learner_at(learner: Any, variants: Any, v: Any, feature: Any) -> Any:
+    """A variant's learner with the alpha and the decay of a feature; variants: `Variants`."""
+    return _with_rate_of(learner.rate, learner, variants, v, feature)
+
+
+@stub
+def _with_rate_of(rate: Any, learner: Any, variants: Any, v: Any, feature: Any) -> Any:
+    """`learner_at`."""
+
+
+@implements(_with_rate_of, *PLAIN, *GLOBAL, Posterior)
+def _as_it_is(rate: Any, learner: Any, variants: Any, v: Any, feature: Any) -> Any:
+    return learner
+
+
+@implements(_with_rate_of, *TUNED)
+def _of_feature(rate: Any, learner: Any, variants: Any, v: Any, feature: Any) -> Any:
+    alpha, decay = variants.alpha[v, feature], variants.decay[feature]
+    return with_own_parameters(learner, alpha, rate.beta, decay, variants.parameters[v, 3])
 
 
 @bare_kernel
@@ -75,20 +105,27 @@ def weights_of(
         slot = slots[index]
         for v in range(out.shape[1]):
             mine = learner_of_variant(learner, variants.parameters, v)
+            mine = learner_at(mine, variants, v, features[index])
             r = r_of(mine.rate, n_of(table, slot, v))
             a = load(table, slot, v, mine, r)
             out[index, v] = weight(
                 mine, l1_at(l1, v, features[index]), a, r, seen_at(table, slot), t, lazy, v
             )
+        put_averages(variants.averages, table, slot, t, out, index)
 
 
 @bare_kernel
-def rates_of(table: Any, slots: Any, learner: Any, variants: Any, t: Any, out: Any) -> None:
-    """The learning rate of every key at example t: float64[keys, variants with values of their own]."""
+def rates_of(table: Any, slots: Any, features: Any, learner: Any, variants: Any, t: Any, out: Any) -> None:
+    """The learning rate of every key at example t: float64[keys, variants with values of their own].
+
+    t = 0: after the warm-up.
+    """
     for index in range(slots.size):
         for v in range(out.shape[1]):
             mine = learner_of_variant(learner, variants.parameters, v)
+            mine = learner_at(mine, variants, v, features[index])
             out[index, v] = eta(mine.rate, r_of(mine.rate, n_of(table, slots[index], v)), t)
+        copy_to_averages(variants.averages, out, index)
 
 
 @bare_kernel
@@ -114,10 +151,13 @@ def reset_all(learner: Any, lazy: Any) -> None:
 
 
 @bare_kernel
-def save_each(table: Any, slots: Any, v: Any, learner: Any, variants: Any, a: Any, n: Any) -> None:
-    """Set the state of keys for variant v: slots int64[keys]; a, n float64[keys]."""
-    mine = learner_of_variant(learner, variants.parameters, v)
+def save_each(
+    table: Any, slots: Any, features: Any, v: Any, learner: Any, variants: Any, a: Any, n: Any
+) -> None:
+    """Set the state of keys for variant v: slots int64[keys]; features uint16[keys]; a, n float64[keys]."""
+    own = learner_of_variant(learner, variants.parameters, v)
     for index in range(slots.size):
+        mine = learner_at(own, variants, v, features[index])
         set_counts(table, slots[index], n[index])
         held = n_after(mine.rate, n[index], n_of(table, slots[index], v), 0.0, 0.0)
         save(table, slots[index], v, mine, a[index], held, r_of(mine.rate, held), 0)

@@ -39,7 +39,7 @@ from trainer.learn.learners.operations import (
     weight,
     with_own_parameters,
 )
-from trainer.learn.learners.rates import OWN_RATES, Global, Rate, eta, with_parameters
+from trainer.learn.learners.rates import GLOBAL, OWN_RATES, Rate, eta, with_parameters
 
 _SMALLEST_A = 1e-100
 _SMALL = 1.0 / 1024.0
@@ -108,7 +108,7 @@ def _at_own_rate(rate: Any, l1: Any, l2: Any, a: Any, r: Any, seen: Any, t: Any,
     return math.copysign(max(0.0, abs(a) * power - own * l1 * total), a)
 
 
-@implements(caught_up, Global)
+@implements(caught_up, *GLOBAL)
 def _at_global_rates(
     rate: Any, l1: Any, l2: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any
 ) -> Any:
@@ -125,7 +125,7 @@ def _store_weight(rate: Any, w: Any, lazy: Any, v: Any) -> Any:
     return w
 
 
-@implements(stored, Global)
+@implements(stored, *GLOBAL)
 def _store_scaled(rate: Any, w: Any, lazy: Any, v: Any) -> Any:
     return w / lazy[v, 1]
 
@@ -153,7 +153,7 @@ def _advance_own(rate: Any, l2: Any, t: Any, lazy: Any, v: Any) -> Any:
     pass
 
 
-@implements(_advance_of, Global)
+@implements(_advance_of, *GLOBAL)
 def _advance_global(rate: Any, l2: Any, t: Any, lazy: Any, v: Any) -> Any:
     now = eta(rate, 0.0, t)
     lazy[v, 0] += now / lazy[v, 1]
@@ -189,8 +189,8 @@ def _reset_lazy(learner: Any, lazy: Any, v: Any) -> Any:
 
 
 @implements(with_own_parameters, Fobos)
-def _with_own_parameters(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) -> Any:
-    return Fobos(with_parameters(learner.rate, alpha, beta), l2)
+def _with_own_parameters(learner: Any, alpha: Any, beta: Any, decay: Any, l2: Any) -> Any:
+    return Fobos(with_parameters(learner.rate, alpha, beta, decay), l2)
 
 
 stores_weights(Fobos)

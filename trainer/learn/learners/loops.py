@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from model_store.jit import bare_inline, bare_kernel
 from trainer.examples.examples_kernels import importance_of, x_of
-from trainer.learn.learners.coordinate import l1_at, learner_of_variant, load, save
+from trainer.learn.learners.averages import add_averages, has_averages, update_averages
+from trainer.learn.learners.coordinate import l1_at, learner_at, learner_of_variant, load, save
 from trainer.learn.learners.operations import (
     advance,
     derivatives,
@@ -62,10 +63,12 @@ class Predicted(NamedTuple):
     """Output of a loop: each row's prediction before it is learned from, float64[rows, lanes] each.
 
     scores: what the link maps to the probabilities: the sum of the weights, for AdPredictor in standard deviations.
+    margins: input, the part of the sum that is not learned; float64[0, lanes] if there is none.
     """
 
     scores: npt.NDArray[np.float64]
     probabilities: npt.NDArray[np.float64]
+    margins: npt.NDArray[np.float64]
 
 
 class Stream(NamedTuple):
@@ -79,13 +82,23 @@ class Variants(NamedTuple):
     """Which variants use which features. class_of int64[features]: features that the same variants use form a class.
 
     uses: float64[classes, lanes], 1.0 where the variant uses the class, lanes >= variants; using: float64[classes], how
-    many variants do; parameters: float64[variants, 4], alpha, beta, l1, l2 of each.
+    many variants do; parameters: float64[variants, 4], alpha, beta, l1, l2 of each. An average uses no class: it does
+    not learn. alpha: float64[variants with values of their own, features], decay: float64[features], of tuned rates.
     """
 
     class_of: Any
     uses: Any
     using: Any
     parameters: Any
+    alpha: Any
+    decay: Any
+    averages: Any
+
+
+@bare_inline
+def margin_of(predicted: Any, row: Any, v: Any) -> Any:
+    """The part of a variant's score that is not learned."""
+    return predicted.margins[row, v] if predicted.margins.size else 0.0
 
 
 @bare_inline
@@ -125,13 +138,14 @@ def learn_one(
         importance, label = importance_of(rows, row), rows.labels[row]
         times = repeats(learner, importance)
         for again in range(times):
-            score, spread = 0.0, 0.0
+            score, spread = margin_of(predicted, row, 0), 0.0
             for i in range(size):
                 slot, position = work.slots[i], work.positions[i]
-                r = r_of(learner.rate, n_of(table, slot, 0))
-                a = load(table, slot, 0, learner, r)
+                mine = learner_at(learner, variants, 0, rows.features[position])
+                r = r_of(mine.rate, n_of(table, slot, 0))
+                a = load(table, slot, 0, mine, r)
                 l1_here = l1_at(l1, 0, rows.features[position])
-                w = weight(learner, l1_here, a, r, seen_at(table, slot), t, lazy, 0)
+                w = weight(mine, l1_here, a, r, seen_at(table, slot), t, lazy, 0)
                 work.r[i], work.w[i] = r, w
                 x = x_of(rows, position)
                 score += w * x
@@ -144,14 +158,14 @@ def learn_one(
             error, squared = derivatives(learner, importance / times, label, p, latent, spread)
             for i in range(size):
                 slot, position = work.slots[i], work.positions[i]
-                r = work.r[i]
-                a, n = load(table, slot, 0, learner, r), n_of(table, slot, 0)
+                r, mine = work.r[i], learner_at(learner, variants, 0, rows.features[position])
+                a, n = load(table, slot, 0, mine, r), n_of(table, slot, 0)
                 if again == 0:
                     count_example(table, slot, label > 0.5, t)
                 counted, x = n_of(table, slot, 0), x_of(rows, position)
                 l1_here = l1_at(l1, 0, rows.features[position])
-                a, n, r = update(learner, l1_here, a, work.w[i], n, counted, x, error, squared, r, t, lazy, 0)
-                save(table, slot, 0, learner, a, n, r, t)
+                a, n, r = update(mine, l1_here, a, work.w[i], n, counted, x, error, squared, r, t, lazy, 0)
+                save(table, slot, 0, mine, a, n, r, t)
                 set_seen(table, slot, t)
         row += 1
     return row, count
@@ -189,13 +203,14 @@ def learn_shared(
         times = repeats(learner, importance)
         for again in range(times):
             for v in range(lanes):
-                work.error[v] = work.squared[v] = 0.0
+                work.error[v], work.squared[v] = margin_of(predicted, row, v), 0.0
             for i in range(size):
                 slot, position = work.slots[i], work.positions[i]
                 feature, x = rows.features[position], x_of(rows, position)
-                r = r_of(learner.rate, n_of(table, slot, 0))
-                a = load(table, slot, 0, learner, r)
-                w = weight(learner, l1_at(l1, 0, feature), a, r, seen_at(table, slot), t, lazy, 0)
+                mine = learner_at(learner, variants, 0, feature)
+                r = r_of(mine.rate, n_of(table, slot, 0))
+                a = load(table, slot, 0, mine, r)
+                w = weight(mine, l1_at(l1, 0, feature), a, r, seen_at(table, slot), t, lazy, 0)
                 work.r[i], work.w[i] = r, w
                 if w != 0.0:
                     add_to_variants(work.error, w * x, variants.uses, variants.class_of[feature])
@@ -219,16 +234,17 @@ def learn_shared(
             for i in range(size):
                 slot, position = work.slots[i], work.positions[i]
                 feature, r = rows.features[position], work.r[i]
-                a, n = load(table, slot, 0, learner, r), n_of(table, slot, 0)
+                mine = learner_at(learner, variants, 0, feature)
+                a, n = load(table, slot, 0, mine, r), n_of(table, slot, 0)
                 if again == 0:
                     count_example(table, slot, label > 0.5, t)
                 counted = n_of(table, slot, 0)
                 c, x = variants.class_of[feature], x_of(rows, position)
                 a, n = mean_step(
-                    learner, learner.rate, l1_at(l1, 0, feature), a, work.w[i], n, counted, r, x, c, t, lazy,
+                    mine, mine.rate, l1_at(l1, 0, feature), a, work.w[i], n, counted, r, x, c, t, lazy,
                     variants, work,
                 )  # fmt: skip
-                save(table, slot, 0, learner, a, n, r_of(learner.rate, n), t)
+                save(table, slot, 0, mine, a, n, r_of(mine.rate, n), t)
                 set_seen(table, slot, t)
         row += 1
     return row, count
@@ -265,7 +281,7 @@ def learn_own(
         times = repeats(learner, importance)
         for again in range(times):
             for v in range(several):
-                work.error[v] = work.squared[v] = 0.0
+                work.error[v], work.squared[v] = margin_of(predicted, row, v), 0.0
             for i in range(size):
                 slot, position = work.slots[i], work.positions[i]
                 feature, seen, x = rows.features[position], seen_at(table, slot), x_of(rows, position)
@@ -273,12 +289,16 @@ def learn_own(
                 for v in range(several):
                     if variants.uses[c, v] != 0.0:
                         mine = learner_of_variant(learner, variants.parameters, v)
+                        mine = learner_at(mine, variants, v, feature)
                         r = r_of(mine.rate, n_of(table, slot, v))
                         a = load(table, slot, v, mine, r)
                         w = weight(mine, l1_at(l1, v, feature), a, r, seen, t, lazy, v)
                         work.r[i * several + v], work.w[i * several + v] = r, w
                         work.error[v] += w * x
                         work.squared[v] += variance(mine, r, x)
+                add_averages(
+                    variants.averages, table, slot, variants.uses, c, work.w, i * several, x, work.error, t
+                )
             for v in range(several):
                 mine = learner_of_variant(learner, variants.parameters, v)
                 spread = work.squared[v]
@@ -299,6 +319,7 @@ def learn_own(
                 for v in range(several):
                     if variants.uses[c, v] != 0.0:
                         mine = learner_of_variant(learner, variants.parameters, v)
+                        mine = learner_at(mine, variants, v, feature)
                         r, w = work.r[i * several + v], work.w[i * several + v]
                         a, n = load(table, slot, v, mine, r), n_of(table, slot, v)
                         a, n, r = update(
@@ -306,6 +327,12 @@ def learn_own(
                             lazy, v,
                         )  # fmt: skip
                         save(table, slot, v, mine, a, n, r, t)
+                        if has_averages(variants.averages):
+                            l1_here = l1_at(l1, v, feature)
+                            work.r[i * several + v] = weight(mine, l1_here, a, r, t, t + 1, lazy, v)
+                update_averages(
+                    variants.averages, table, slot, variants.uses, c, work.w, work.r, i * several, t
+                )
                 set_seen(table, slot, t)
         row += 1
     return row, count

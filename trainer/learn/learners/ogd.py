@@ -42,7 +42,7 @@ from trainer.learn.learners.operations import (
     weight,
     with_own_parameters,
 )
-from trainer.learn.learners.rates import OWN_RATES, Global, Rate, eta, with_parameters
+from trainer.learn.learners.rates import GLOBAL, OWN_RATES, Rate, eta, with_parameters
 
 _NEGLIGIBLE = 1e-20
 
@@ -73,8 +73,8 @@ def _step(
 
 
 @implements(with_own_parameters, Ogd)
-def _with_own_parameters(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) -> Any:
-    return Ogd(with_parameters(learner.rate, alpha, beta))
+def _with_own_parameters(learner: Any, alpha: Any, beta: Any, decay: Any, l2: Any) -> Any:
+    return Ogd(with_parameters(learner.rate, alpha, beta, decay))
 
 
 @bare_inline
@@ -132,7 +132,7 @@ def _at_own_rate(rate: Any, l1: Any, l2: Any, a: Any, r: Any, seen: Any, t: Any,
     return math.copysign(u, a) if u > 0.0 or c == 0.0 else crossed(a, missed, y, c)
 
 
-@implements(caught_up, Global)
+@implements(caught_up, *GLOBAL)
 def _at_global_rates(
     rate: Any, l1: Any, l2: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any
 ) -> Any:
@@ -163,7 +163,7 @@ def _advance_own(rate: Any, l2: Any, t: Any, lazy: Any, v: Any) -> Any:
     pass
 
 
-@implements(_advance_of, Global)
+@implements(_advance_of, *GLOBAL)
 def _advance_global(rate: Any, l2: Any, t: Any, lazy: Any, v: Any) -> Any:
     lazy[v, 1] *= 1.0 - eta(rate, 0.0, t) * l2
 
@@ -174,8 +174,8 @@ def _advance(learner: Any, t: Any, lazy: Any, v: Any) -> Any:
 
 
 @implements(with_own_parameters, PenalizedOgd)
-def _with_own_penalties(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) -> Any:
-    return PenalizedOgd(with_parameters(learner.rate, alpha, beta), l2)
+def _with_own_penalties(learner: Any, alpha: Any, beta: Any, decay: Any, l2: Any) -> Any:
+    return PenalizedOgd(with_parameters(learner.rate, alpha, beta, decay), l2)
 
 
 stores_weights(Ogd, PenalizedOgd)

@@ -102,8 +102,8 @@ def reset_lazy(learner: Any, lazy: Any, v: Any) -> Any:
 
 
 @stub
-def with_own_parameters(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) -> Any:
-    """The same learner with a variant's own parameters."""
+def with_own_parameters(learner: Any, alpha: Any, beta: Any, decay: Any, l2: Any) -> Any:
+    """The same learner with the parameters of a variant, or of a variant's coordinate; decay: of a tuned rate."""
 
 
 def stores_weights(*learners: type) -> None:

@@ -28,7 +28,7 @@ from trainer.learn.learners.operations import (
     weight,
     with_own_parameters,
 )
-from trainer.learn.learners.rates import OWN_RATES, Global, Rate, inverse, with_parameters
+from trainer.learn.learners.rates import GLOBAL, OWN_RATES, Rate, inverse, with_parameters
 
 
 class Rda(NamedTuple):
@@ -48,7 +48,7 @@ def _own_proximity(rate: Any, r: Any, t: Any) -> Any:
     return inverse(rate, r)
 
 
-@implements(proximity, Global)
+@implements(proximity, *GLOBAL)
 def _global_proximity(rate: Any, r: Any, t: Any) -> Any:
     return math.sqrt(t) / rate.alpha
 
@@ -71,8 +71,8 @@ def _step(
 
 
 @implements(with_own_parameters, Rda)
-def _with_own_parameters(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) -> Any:
-    return Rda(with_parameters(learner.rate, alpha, beta), l2)
+def _with_own_parameters(learner: Any, alpha: Any, beta: Any, decay: Any, l2: Any) -> Any:
+    return Rda(with_parameters(learner.rate, alpha, beta, decay), l2)
 
 
 stores_weights(Rda)  # q2.13 needs an implementation to compile; a spec with q2.13 and rda is rejected

@@ -10,11 +10,21 @@ from typing import Any
 from model_store.jit import bare_inline, implements, stub
 from trainer.learn.learners.adpredictor import AdPredictor, posterior
 from trainer.learn.learners.fobos import Fobos
-from trainer.learn.learners.ftrl import Ftrl
+from trainer.learn.learners.ftrl import Ftrl, state_of_z, z_now
 from trainer.learn.learners.lanes import LANES, add_scaled, address, dot, dot_of_roots
 from trainer.learn.learners.ogd import Ogd, PenalizedOgd
 from trainer.learn.learners.operations import running_total, step
-from trainer.learn.learners.rates import Constant, Counts, Gradients, n_after, r_of
+from trainer.learn.learners.rates import (
+    Constant,
+    Counts,
+    Gradients,
+    TunedConstant,
+    TunedCounts,
+    TunedGradients,
+    alpha_at,
+    n_after,
+    r_of,
+)
 from trainer.learn.learners.rda import Rda
 from trainer.learn.learners.truncated_gradient import FixedTruncatedGradient, TruncatedGradient
 from trainer.learn.learners.truncation import Truncation
@@ -81,9 +91,10 @@ def _mean_of_ftrl(
     """
     pull = 0.0
     if w != 0.0:
-        pull = w * (mean_r(rate, n, counted, x, c, variants, work) - r) / rate.alpha
+        pull = w * (mean_r(rate, n, counted, x, c, variants, work) - r) / alpha_at(rate, t)
     new_n = mean_n(rate, n, counted, x, c, work)
-    return a + (x * work.mean_error[c] - pull), new_n
+    z = z_now(rate, l1, learner.l2, a, w, r, t) + (x * work.mean_error[c] - pull)
+    return state_of_z(rate, l1, learner.l2, z, r_of(rate, new_n), t), new_n
 
 
 @implements(mean_step, AdPredictor)
@@ -105,7 +116,16 @@ def _mean_root(rate: Any, n: Any, counted: Any, x: Any, c: Any, variants: Any, w
     return sum_of_roots(n, x * x, work.squared, variants.uses, c) / variants.using[c]
 
 
-@implements(mean_r, Counts, Constant)
+@implements(mean_r, TunedGradients)
+def _mean_power(rate: Any, n: Any, counted: Any, x: Any, c: Any, variants: Any, work: Any) -> Any:
+    total = 0.0
+    for v in range(variants.parameters.shape[0]):
+        if variants.uses[c, v] != 0.0:
+            total += r_of(rate, n + x * x * work.squared[v])
+    return total / variants.using[c]
+
+
+@implements(mean_r, Counts, Constant, TunedCounts, TunedConstant)
 def _common_r(rate: Any, n: Any, counted: Any, x: Any, c: Any, variants: Any, work: Any) -> Any:
     return r_of(rate, counted)
 
@@ -115,11 +135,11 @@ def mean_n(rate: Any, n: Any, counted: Any, x: Any, c: Any, work: Any) -> Any:
     """The mean of the variants' new n."""
 
 
-@implements(mean_n, Gradients)
+@implements(mean_n, Gradients, TunedGradients)
 def _mean_squares(rate: Any, n: Any, counted: Any, x: Any, c: Any, work: Any) -> Any:
     return n + x * x * work.mean_squared[c]
 
 
-@implements(mean_n, Counts, Constant)
+@implements(mean_n, Counts, Constant, TunedCounts, TunedConstant)
 def _common_n(rate: Any, n: Any, counted: Any, x: Any, c: Any, work: Any) -> Any:
     return counted

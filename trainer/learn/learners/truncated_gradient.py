@@ -35,7 +35,7 @@ from trainer.learn.learners.operations import (
     weight,
     with_own_parameters,
 )
-from trainer.learn.learners.rates import OWN_RATES, Global, Rate, eta, with_parameters
+from trainer.learn.learners.rates import GLOBAL, OWN_RATES, Rate, eta, with_parameters
 
 
 class TruncatedGradient(NamedTuple):
@@ -79,7 +79,7 @@ def _missed_at_own_rate(rate: Any, k: Any, r: Any, seen: Any, t: Any, lazy: Any,
     return missed_rows(k, seen, lazy, v) * eta(rate, r, t)
 
 
-@implements(missed, Global)
+@implements(missed, *GLOBAL)
 def _missed_at_global_rates(rate: Any, k: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
     return lazy[v, 0] - r
 
@@ -132,7 +132,7 @@ def _add_nothing(rate: Any, k: Any, t: Any, lazy: Any, v: Any) -> Any:
     pass
 
 
-@implements(_add_shrinkage, Global)
+@implements(_add_shrinkage, *GLOBAL)
 def _add_global(rate: Any, k: Any, t: Any, lazy: Any, v: Any) -> Any:
     lazy[v, 0] += k * eta(rate, 0.0, t)
 
@@ -161,13 +161,13 @@ def _reset_lazy(learner: Any, lazy: Any, v: Any) -> Any:
 
 
 @implements(with_own_parameters, TruncatedGradient)
-def _with_own_parameters(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) -> Any:
-    return TruncatedGradient(with_parameters(learner.rate, alpha, beta), learner.k, learner.theta)
+def _with_own_parameters(learner: Any, alpha: Any, beta: Any, decay: Any, l2: Any) -> Any:
+    return TruncatedGradient(with_parameters(learner.rate, alpha, beta, decay), learner.k, learner.theta)
 
 
 @implements(with_own_parameters, FixedTruncatedGradient)
-def _with_own_fixed(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) -> Any:
-    return FixedTruncatedGradient(with_parameters(learner.rate, alpha, beta), learner.k, learner.theta)
+def _with_own_fixed(learner: Any, alpha: Any, beta: Any, decay: Any, l2: Any) -> Any:
+    return FixedTruncatedGradient(with_parameters(learner.rate, alpha, beta, decay), learner.k, learner.theta)
 
 
 stores_weights(*_BOTH)

@@ -79,8 +79,8 @@ def _reset_lazy(learner: Any, lazy: Any, v: Any) -> Any:
 
 
 @implements(with_own_parameters, Truncation)
-def _with_own_parameters(learner: Any, alpha: Any, beta: Any, l1: Any, l2: Any) -> Any:
-    return Truncation(with_parameters(learner.rate, alpha, beta), learner.k, learner.theta)
+def _with_own_parameters(learner: Any, alpha: Any, beta: Any, decay: Any, l2: Any) -> Any:
+    return Truncation(with_parameters(learner.rate, alpha, beta, decay), learner.k, learner.theta)
 
 
 stores_weights(Truncation)

@@ -67,6 +67,12 @@ class RegretRecorder:
                 f'--regret compares with the best logistic model, and algorithm = "{spec.learner.algorithm}" is '
                 "not one; leave --regret out, or take another algorithm"
             )
+        for name, field in spec.fields.items():
+            if field.fixed_weight is not None:
+                raise InputError(
+                    f"--regret compares with weights that are all learned, and fields.{name} has a fixed_weight; leave "
+                    "one of them out"
+                )
         self._variants = tuple(spec.variants)
         self._uses = [(masks >> np.uint32(v) & 1).astype(np.float64) for v in range(len(self._variants))]
         self._parts: list[HashedRows] = []

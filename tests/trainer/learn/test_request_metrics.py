@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.learn import naive_metrics
 from trainer.examples.requests import MOST_ROWS
-from trainer.runs.evaluate import RequestMetrics
+from trainer.learn.metrics.requests import RequestMetrics
 
 ROW = st.tuples(st.integers(0, 3), st.booleans())
 REQUESTS = st.lists(st.lists(ROW, min_size=1, max_size=6), min_size=1, max_size=5)
@@ -47,6 +47,10 @@ def test_metrics_are_the_mean_over_all_orders_wherever_batches_end(
             np.mean([naive_metrics.reciprocal_rank(*p) for p in pairs])
         )
         assert report.orders[name].ndcg == pytest.approx(np.mean([naive_metrics.ndcg(*p, k) for p in pairs]))
+        hits = [np.mean([naive_metrics.hit(*p, within) for p in pairs]) for within in (1, 3, 10)]
+        found = report.orders[name]
+        assert [found.hit_1, found.hit_3, found.hit_10] == pytest.approx(hits)
+        assert found.auc == pytest.approx(np.mean([naive_metrics.request_auc(*p) for p in pairs]))
 
 
 def test_a_request_ends_with_its_file() -> None:

@@ -1,0 +1,198 @@
+"""Calibration curves of published models on rows held out: what `power` and `isotonic` gain or lose in log-loss.
+
+Each log is split by time: a model learns the first part and is published with its curves, and predicts the rest. Each
+spec is tried as it is, with 10 times and a tenth of its alpha, with much more and without l1: good models, and
+models that are wrong. A difference is judged by its own standard error over the held-out rows, those of one
+request taken together. Generated logs have a true model; in half of them the click rate falls to half in the middle.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.common import click_log, report
+from benchmarks.streams import TAIL_COLUMNS, Stream, TailStream
+from benchmarks.trivago import SPECS as TRIVAGO_SPECS
+from benchmarks.trivago import requests
+from model_store.spec.spec import ModelSpec, load_spec, parse_spec
+from trainer.examples.open_log import Log
+from trainer.examples.side_tables import SideTable
+from trainer.learn.model import LearningModel
+from trainer.learn.scorer import Scorer
+from trainer.tune.candidates import Candidate, with_parameters
+from trainer.tune.passes import Repeated, count_rows, first_rows
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+LEARNED = (0.5, 0.8)
+SEEDS = (1, 2, 3, 4)
+ROWS = 60_000
+KINDS = ("power", "isotonic")
+NOISE = 2.0
+"""A difference of more standard errors than this is one."""
+
+Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the curves of one kind changed on held-out rows: mean log-loss without and with, and its standard error."""
+
+    before: float
+    after: float
+    error: float
+
+    @property
+    def gain(self) -> float:
+        return self.before - self.after
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A log and a model of it."""
+
+    log: str
+    model: str
+    spec: ModelSpec
+    rows: Repeated
+
+
+class Falling(TailStream):
+    """A TailStream in whose second half every other click is missing."""
+
+    def blocks(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        random, row = np.random.default_rng(self.seed + 1000), 0
+        for labels, values in super().blocks():
+            late = row + np.arange(labels.size) >= self.rows // 2
+            row += labels.size
+            yield labels & ~(late & (random.random(labels.size) < 0.5)), values
+
+
+def models_of(spec: ModelSpec) -> dict[str, Candidate]:
+    """Models of the same keys, by what is wrong with them."""
+    learner = spec.learner
+    return {
+        "as it is": {},
+        "10 alpha": {"alpha": 10 * learner.alpha},
+        "alpha / 10": {"alpha": learner.alpha / 10},
+        "l1 10": {"l1": 10.0},
+        "no l1": {"l1": 0.0},
+    }
+
+
+def trials(folder: Path) -> Iterator[Trial]:
+    """Every log with every model."""
+    for name, spec, log in logs(folder):
+        plain = spec.model_copy(update={"variants": {"base": _base(spec)}})
+        for title, candidate in models_of(spec).items():
+            yield Trial(name, title, with_parameters(plain, candidate), log)
+
+
+def _base(spec: ModelSpec) -> object:
+    return next(iter(spec.variants.values())).model_copy(update={"share": 1.0})
+
+
+def logs(folder: Path) -> Iterator[tuple[str, ModelSpec, Repeated]]:
+    """The real logs that are there, then the generated ones."""
+    avazu = click_log("avazu/clicks_2014-10-21_28.csv.gz")
+    if avazu is not None:
+        for name, path in (
+            ("avazu", EXAMPLES / "avazu.toml"),
+            ("avazu, crosses", Path(__file__).with_name("avazu.toml")),
+        ):
+            yield name, load_spec(path), Repeated(Log([str(avazu)]))
+    for policy in ("random", "bts"):
+        men = click_log(f"open_bandit/{policy}_men/men.csv.gz")
+        if men is not None:
+            spec = load_spec(EXAMPLES / "open_bandit.toml")
+            items = [SideTable.of_items(men.parent / "item_context.csv", spec.input)]
+            yield f"open_bandit, {policy}", spec, Repeated(Log([str(men)], tables=items))
+    hotels = click_log("trivago")
+    if hotels is not None:
+        path = folder / "hotels.csv"
+        rows = list(itertools.chain.from_iterable(requests(hotels)))
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        for name, text in TRIVAGO_SPECS.items():
+            yield f"trivago, {name}", parse_spec(text), Repeated(Log([str(path)]))
+    for kind, seed in itertools.product((TailStream, Falling), SEEDS):
+        stream: Stream = kind(ROWS, seed=seed)
+        path = folder / f"{kind.__name__}-{seed}.tsv"
+        stream.write_tsv(path)
+        fields = "\n".join(f"{column.name} = {{}}" for column in TAIL_COLUMNS if column.name != "session")
+        text = f'[model]\nname = "generated"\n[input]\nlabel = "click"\n[fields]\n{fields}\n[learner]\nalpha = 0.1\n'
+        title = "generated" if kind is TailStream else "generated, clicks fall"
+        yield f"{title}, seed {seed}", parse_spec(text), Repeated(Log([str(path)]))
+
+
+def held_out(trial: Trial, kind: str, learned: float) -> Held:
+    """Learn the first part of the log, and judge the published model on the rest."""
+    document = trial.spec.model_dump(mode="json", exclude_unset=True) | {"calibration": {"kind": kind}}
+    spec = ModelSpec.model_validate(document)
+    first, row = math.floor(learned * count_rows(trial.rows, spec)), 0
+    model: LearningModel | None = None
+    scorer: Scorer | None = None
+    losses: list[Numbers] = []
+    requests: list[npt.NDArray[np.uint64]] = []
+    with trial.rows.examples(spec) as (opened, stream):
+        for examples in stream:
+            model = model or LearningModel(opened.maker)
+            size = int(examples.hashed.labels.size)
+            if row < first:
+                model.learn(first_rows(examples, min(size, first - row)))
+            if row + size > first:
+                scorer = scorer or Scorer(model.artefact())
+                scores = scorer.score(opened.maker, examples)
+                clicked = examples.hashed.labels > 0.5
+                both = np.hstack([scores.predicted, scores.ctr])
+                chosen = np.where(clicked[:, None], both, 1.0 - both)
+                losses.append(-np.log(np.maximum(chosen, 1e-15))[max(first - row, 0) :])
+                requests.append(examples.requests[max(first - row, 0) :])
+            row += size
+    loss = np.concatenate(losses)
+    gains = loss[:, 0] - loss[:, 1]
+    of_request = np.concatenate(requests)
+    if of_request.size:
+        _, number = np.unique(of_request, return_inverse=True)
+        sums = np.bincount(number, gains - gains.mean())
+    else:
+        sums = gains - gains.mean()
+    return Held(*loss.mean(axis=0).tolist(), float(np.sqrt(np.square(sums).sum()) / gains.size))
+
+
+def verdict(held: Held) -> str:
+    """Whether the curve gained or lost more than noise."""
+    if abs(held.gain) <= NOISE * held.error or not held.gain:
+        return "same"
+    return "better" if held.gain > 0.0 else "worse"
+
+
+def main() -> None:
+    shown: list[list[object]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for trial, learned in itertools.product(trials(Path(folder)), LEARNED):
+            row: list[object] = [trial.log, trial.model, f"{learned:.0%}"]
+            for kind in KINDS:
+                held = held_out(trial, kind, learned)
+                if kind == KINDS[0]:
+                    row.append(round(held.before, 5))
+                row += [round(held.gain, 6), round(held.error, 6), verdict(held)]
+            shown.append(row)
+            print(*row, flush=True)
+    columns = ["log", "model", "learned", "log-loss"]
+    columns += [f"{kind} {what}" for kind in KINDS for what in ("gain", "error", "verdict")]
+    report("calibration", "Log-loss of held-out rows, and what the published curves gain", columns, shown)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,400 @@
+"""The page of `ftrie evaluate --report`: where a model is wrong, on what it relies, and what has drifted.
+
+In: a `ModelReport`. Out: one HTML or SVG document that needs neither a network nor scripts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from xml.etree.ElementTree import Element
+
+from ftrie.report.charts import curve_chart, dot_chart, reliability_chart, stacked
+from ftrie.report.elements import PICTURE, VARIABLES, as_svg, captioned, document, element, table
+from ftrie.report.series import Point, Series
+from model_store.errors import counted, shown
+from trainer.learn.metrics.reliability import ENOUGH, GroupReliability, Reliability
+from trainer.runs.diagnostics import Drift, ModelReport, Period, SliceReport, WrongRow
+from trainer.runs.importance import Importance, WeightImportance
+
+DRAWN_VALUES = 20
+DRAWN_OWNERS = 30
+DRAWN_FIELDS = 6
+"""Fields of which the page shows the drift as curves, and values of a field of which it shows reliability."""
+OPEN_SLICES = 3
+KEYS_OF_ROW = 10
+OTHER, NOTHING = "(all others)", "(empty)"
+
+Picture = tuple[Element, str]
+
+
+def html_page(name: str, report: ModelReport) -> str:
+    """The whole report as one HTML document."""
+    return document(
+        f"How far to trust {name}",
+        *_totals(report),
+        *_reliability(report),
+        *_importance(report),
+        *_worst(report),
+        *_drift(report),
+    )
+
+
+def svg_page(name: str, report: ModelReport) -> str:
+    """The charts alone, one below the other: of slices only those of the worst field."""
+    pictures = [*_total_pictures(report), *_importance_pictures(report.importance)]
+    for each in _by_excess(report)[:1]:
+        pictures += _slice_pictures(report, each)
+    pictures += _drift_pictures(report)
+    return as_svg(stacked([picture for picture, _ in pictures], VARIABLES + PICTURE))
+
+
+# --- Where it is wrong ---
+
+
+_HEADS = ("log-loss", "AUC", "calibration", "normalized entropy", "mean p", "ECE", "by chance")
+
+
+def _totals(report: ModelReport) -> list[Element]:
+    total = report.total
+    said = (
+        f"{shown(total.rows)} rows; clicks {shown(total.clicks)} of a weight of {shown(total.weight)}, a click rate of "
+        f"{_rate(total)}."
+    )
+    rows = [[name, *_cells(each)] for name, each in total.variants.items()]
+    return [element("p", said, class_="quiet"), table(("variant", *_HEADS), rows, "All rows")]
+
+
+def _cells(found: Reliability) -> list[str]:
+    figures = (found.logloss, found.auc, found.calibration, found.normalized_entropy, found.mean_prediction)
+    return [shown(each) for each in (*figures, found.ece, found.by_chance)]
+
+
+def _rate(group: GroupReliability) -> str:
+    if group.low is None or group.high is None:
+        return shown(group.click_rate)
+    return f"{shown(group.click_rate)} [{group.low:.5f}, {group.high:.5f}]"
+
+
+def _reliability(report: ModelReport) -> list[Element]:
+    made = [
+        element("h2", "Reliability"),
+        element(
+            "p",
+            "Bins of equal weight by prediction; bars: 95 % intervals (Wilson) of the click rate. ECE, the expected "
+            "calibration error, is the mean distance of a bin's prediction from its click rate; by chance: what a "
+            "perfectly calibrated model would have.",
+            class_="quiet",
+        ),
+        *(captioned(*each) for each in _total_pictures(report)),
+    ]
+    for number, each in enumerate(_by_excess(report)):
+        made.append(_slice(report, each, number < OPEN_SLICES))
+    return made
+
+
+def _by_excess(report: ModelReport) -> list[SliceReport]:
+    """The sliced fields, the one with the worst calibrated value first."""
+    return sorted(
+        report.slices, key=lambda each: -max((value.group.worst for value in each.values), default=0.0)
+    )
+
+
+def _total_pictures(report: ModelReport) -> list[Picture]:
+    drawn = [
+        Series(name, number, _bins(each)) for number, (name, each) in enumerate(report.total.variants.items())
+    ]
+    drawn = [each for each in drawn if each.points]
+    return [(reliability_chart("Click rate by prediction", drawn), "All rows.")] if drawn else []
+
+
+def _bins(found: Reliability) -> tuple[Point, ...]:
+    return tuple(Point(each.predicted, each.click_rate, each.low, each.high) for each in found.bins)
+
+
+def _slice(report: ModelReport, found: SliceReport, is_open: bool) -> Element:
+    said = f"{counted(len(found.values), 'value')} with {ENOUGH} clicked and {ENOUGH} unclicked rows or more, the "
+    said += f"worst calibrated first; {found.left_out:,} with fewer are left out."
+    rows = [
+        [_called(each.value), shown(each.group.rows), _rate(each.group), name, *_cells(own)]
+        for each in found.values
+        for name, own in each.group.variants.items()
+    ]
+    summary = element("summary", "By ", element("code", found.field))
+    made = [
+        element("p", said, class_="quiet"),
+        *(captioned(*each) for each in _slice_pictures(report, found)),
+    ]
+    if rows:
+        made.append(table(("value", "rows", "click rate", "variant", *_HEADS), rows, f"By {found.field}"))
+    return element("details", summary, *made, **({"open": "open"} if is_open else {}))
+
+
+def _slice_pictures(report: ModelReport, found: SliceReport) -> list[Picture]:
+    values = found.values[:DRAWN_VALUES]
+    drawn = []
+    for number, name in enumerate(report.variants):
+        points = [
+            point
+            for at, each in enumerate(values)
+            if (point := _calibration(at, each.group, each.group.variants[name])) is not None
+        ]
+        drawn.append(Series(name, number, tuple(points)))
+    drawn = [each for each in drawn if each.points]
+    if not drawn:
+        return []
+    called = [_called(each.value) for each in values]
+    calibration = dot_chart(f"{found.field}: calibration", called, drawn, 1.0)
+    first = report.variants[0]
+    worst = [
+        Series(_called(each.value), number, _bins(each.group.variants[first]))
+        for number, each in enumerate(values[:DRAWN_FIELDS])
+    ]
+    bins = reliability_chart(f"{found.field}: click rate by prediction", worst)
+    return [
+        (
+            calibration,
+            "Mean prediction / click rate; bars: from the click rate's 95 % interval. Above 1: too high.",
+        ),
+        (bins, f"The {counted(len(worst), 'value')} with the worst calibration, variant {first}."),
+    ]
+
+
+def _calibration(at: int, group: GroupReliability, found: Reliability) -> Point | None:
+    if found.calibration is None or found.mean_prediction is None or not group.low or not group.high:
+        return None
+    return Point(at, found.calibration, found.mean_prediction / group.high, found.mean_prediction / group.low)
+
+
+def _called(value: str | None) -> str:
+    return OTHER if value is None else value or NOTHING
+
+
+# --- On what it relies ---
+
+
+def _importance(report: ModelReport) -> list[Element]:
+    found = report.importance
+    made = [element("h2", "What it relies on"), *(captioned(*each) for each in _importance_pictures(found))]
+    if found.fields:
+        rows = [
+            [each.field, each.by, name, f"{rise.logloss:+.6f}", f"{rise.low:+.6f}", f"{rise.high:+.6f}"]
+            for each in found.fields
+            for name, rise in each.rises.items()
+            if rise.low is not None and rise.high is not None
+        ]
+        heads = ["field", "exchanged by", "variant", "rise of the log-loss", "from", "to"]
+        made.append(
+            _folded("Permutation importance as figures", table(heads, rows, "Permutation importance"))
+        )
+    for name, keys in found.keys.items():
+        rows = [[each.name, f"{each.means[name]:.5f}"] for each in keys]
+        shown_keys = table(("key", "mean |weight · x|"), rows, f"Keys of {name}")
+        made.append(_folded(f"Keys of {name} by |weight| · frequency", shown_keys))
+    return made
+
+
+def _importance_pictures(found: Importance) -> list[Picture]:
+    made = []
+    if found.fields:
+        fields = found.fields[:DRAWN_OWNERS]
+        drawn = [
+            Series(
+                name,
+                number,
+                tuple(
+                    Point(at, each.rises[name].logloss, each.rises[name].low, each.rises[name].high)
+                    for at, each in enumerate(fields)
+                ),
+            )
+            for number, name in enumerate(fields[0].rises)
+        ]
+        of = "" if found.requests is None else f" of {counted(found.requests, 'request')}"
+        caption = (
+            f"The rise of the log-loss when {shown(found.rows)} rows{of} get each other's values of a field, with its "
+            f"crosses; mean of {counted(found.repeats, 'permutation')}. Bars: 95 % intervals. Fields that say the same "
+            "share their importance."
+        )
+        picture = dot_chart(
+            "Rise of the log-loss without a field", [each.field for each in fields], drawn, 0.0
+        )
+        made.append((picture, caption))
+    if found.weights:
+        made.append(_weight_picture(found.weights[:DRAWN_OWNERS]))
+    return made
+
+
+def _weight_picture(owners: Sequence[WeightImportance]) -> Picture:
+    drawn = [
+        Series(name, number, tuple(Point(at, each.means[name]) for at, each in enumerate(owners)))
+        for number, name in enumerate(owners[0].means)
+    ]
+    picture = dot_chart("Mean |weight · x| of a field or cross", [each.name for each in owners], drawn, 0.0)
+    return picture, "Summed over its keys, averaged over all rows: how far it moves scores, right or wrong."
+
+
+# --- The rows it is most wrong about ---
+
+
+def _worst(report: ModelReport) -> list[Element]:
+    made: list[Element] = []
+    for name, rows in report.worst.items():
+        if rows:
+            heading = "Rows with the largest log-loss" + (f", {name}" if len(report.worst) > 1 else "")
+            made += [element("h2", heading), *map(_wrong, rows)]
+    return made
+
+
+def _wrong(row: WrongRow) -> Element:
+    audit = row.audit
+    summary = (
+        f"{audit.file}, line {audit.line}: {'clicked' if row.label else 'not clicked'}, predicted {audit.ctr:.5f}, "
+        f"log-loss {row.logloss:.3f}"
+    )
+    keys = sorted(
+        (key for field in audit.fields for key in field.keys), key=lambda key: -abs(key.contribution)
+    )
+    cells = [
+        [
+            key.key,
+            f"{key.contribution:+.4f}",
+            "—" if key.weight is None else f"{key.weight:+.4f}",
+            f"{key.x:g}",
+        ]
+        for key in keys[:KEYS_OF_ROW]
+    ]
+    lacking = sum(key.weight is None for key in keys)
+    values = ", ".join(
+        f"{field} = {as_text(value)}" for field, value in row.values.items() if value not in (None, b"")
+    )
+    caption = (
+        f"Its score of {audit.score:.4f} by key; {len(keys):,} keys, {lacking:,} of them not in the model"
+    )
+    return _folded(
+        summary,
+        table(("key", "contribution", "weight", "x"), cells, caption),
+        element("p", values, class_="quiet"),
+    )
+
+
+def as_text(value: object) -> str:
+    """A value of a log for a reader."""
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+# --- What has drifted ---
+
+
+def _drift(report: ModelReport) -> list[Element]:
+    drift = report.drift
+    if not drift.periods:
+        return []
+    said = f"{counted(len(drift.periods), 'period')} of {_length(drift)}, from {drift.periods[0].begin} on."
+    if drift.by == "rows":
+        said += " The spec names no input.timestamp, so periods are blocks of rows in the log's order."
+    if drift.untimed:
+        said += f" {counted(drift.untimed, 'row')} without a time are left out."
+    made = [element("h2", "Drift"), element("p", said, class_="quiet")]
+    made += [captioned(*each) for each in _drift_pictures(report)]
+    rows = [
+        [str(each.begin), shown(each.group.rows), _rate(each.group), shown(each.lacking), name, *_cells(own)]
+        for each in drift.periods
+        for name, own in each.group.variants.items()
+    ]
+    heads = ("begin", "rows", "click rate", "keys lacking", "variant", *_HEADS)
+    made.append(_folded("Periods as figures", table(heads, rows, "Periods")))
+    if drift.fields:
+        cells = [[each.field, f"{each.psi[-1]:.4f}", f"{each.by_chance:.4f}"] for each in drift.fields]
+        moved = table(
+            ("field", "PSI, last period against the first", "by chance"), cells, "Population stability index"
+        )
+        made.append(_folded("Drift of fields as figures", moved))
+    return made
+
+
+def _length(drift: Drift) -> str:
+    if drift.by == "rows":
+        return counted(drift.length, "row")
+    hours = drift.length // 3600
+    return counted(hours // 24, "day") if hours % 24 == 0 else counted(hours, "hour")
+
+
+def _drift_pictures(report: ModelReport) -> list[Picture]:
+    drift = report.drift
+    if len(drift.periods) < 2:
+        return []
+    across = f"periods of {_length(drift)}, the first from {drift.periods[0].begin}"
+    rate = Series(
+        "click rate", 0, _curve(drift, lambda each: (each.group.click_rate, each.group.low, each.group.high))
+    )
+    predicted = _by_variant(report, lambda own: own.mean_prediction, 1)
+    lacking = Series("keys", 0, _curve(drift, lambda each: (each.lacking, None, None)))
+    kinds: list[tuple[str, list[Series], float | None, str]] = [
+        (
+            "Click rate and mean prediction",
+            [rate, *predicted],
+            None,
+            "Band: 95 % interval of the click rate.",
+        ),
+        (
+            "Calibration by period",
+            _by_variant(report, lambda own: own.calibration),
+            1.0,
+            "Above 1: too high.",
+        ),
+        ("Log-loss by period", _by_variant(report, lambda own: own.logloss), None, "Follows the click rate."),
+        (
+            "Normalized entropy by period",
+            _by_variant(report, lambda own: own.normalized_entropy),
+            1.0,
+            "Log-loss / entropy of the period's click rate; 1: no better than that rate for every row.",
+        ),
+        ("AUC by period", _by_variant(report, lambda own: own.auc), None, "Within each period."),
+        (
+            "Keys that the model lacks",
+            [lacking],
+            0.0,
+            "Of all keys of the rows: keys never seen, or of weight 0.",
+        ),
+        (
+            "Population stability index",
+            [
+                Series(each.field, number, tuple(Point(at, psi) for at, psi in enumerate(each.psi, start=1)))
+                for number, each in enumerate(drift.fields[:DRAWN_FIELDS])
+            ],
+            0.0,
+            "Of the fields that moved most: each period's values against the first period's. A rule of thumb: above "
+            "0.25 a field has changed.",
+        ),
+    ]
+    made = []
+    for name, drawn, reference, caption in kinds:
+        if drawn := [each for each in drawn if each.points]:
+            made.append((curve_chart(name, drawn, across=across, reference=reference), caption))
+    return made
+
+
+def _by_variant(
+    report: ModelReport, figure_of: Callable[[Reliability], float | None], first: int = 0
+) -> list[Series]:
+    """A figure of every variant by period; `first` numbers the colours."""
+    drawn = []
+    for number, name in enumerate(report.variants, start=first):
+        figures = [figure_of(each.group.variants[name]) for each in report.drift.periods]
+        points = tuple(Point(at, y) for at, y in enumerate(figures, start=1) if y is not None)
+        drawn.append(Series(f"mean prediction, {name}" if first else name, number, points))
+    return drawn
+
+
+def _curve(
+    drift: Drift, of: Callable[[Period], tuple[float | None, float | None, float | None]]
+) -> tuple[Point, ...]:
+    points = []
+    for at, each in enumerate(drift.periods, start=1):
+        y, low, high = of(each)
+        if y is not None:
+            points.append(Point(at, y, low, high))
+    return tuple(points)
+
+
+def _folded(summary: str, *children: Element) -> Element:
+    return element("details", element("summary", summary), *children)

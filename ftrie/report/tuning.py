@@ -1,0 +1,151 @@
+"""The page of a search: the ranking with its intervals, the effect of each parameter, the pairs tried as crosses.
+
+In: what `trainer.tune.search` found. Out: one HTML document, or its charts as SVG.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from xml.etree.ElementTree import Element
+
+from ftrie.report.charts import dot_chart, stacked
+from ftrie.report.elements import PICTURE, VARIABLES, as_svg, captioned, document, element, table
+from ftrie.report.series import Point, Series
+from model_store.errors import shown
+from trainer.tune.candidates import Candidate
+from trainer.tune.crosses import Tried
+from trainer.tune.paired import Difference
+from trainer.tune.search import Found, Judged
+
+MOST_DRAWN = 40
+
+
+def tuning_html(model: str, found: Found) -> str:
+    """The search as one HTML document."""
+    parts = [element("p", f"Note: {each}.", role="note") for each in found.warnings()]
+    if found.judged is not None:
+        parts += [element("h2", "The best on rows that nothing was chosen on"), _judged(found.judged)]
+    for heading, picture, caption in _pictures(found):
+        parts += [element("h2", heading)] if heading else []
+        parts.append(captioned(picture, caption))
+    parts += [element("h2", "All candidates"), _ranking(found)]
+    if found.crosses is not None:
+        parts += [element("h2", "All pairs"), _pairs(found.crosses.tried)]
+    return document(f"How {model} was tuned", *parts)
+
+
+def tuning_svg(found: Found) -> str:
+    """The charts alone, one below the other."""
+    return as_svg(stacked([picture for _, picture, _ in _pictures(found)], VARIABLES + PICTURE))
+
+
+def difference_text(difference: Difference | None) -> str:
+    """+0.00123 [+0.00012, +0.00234]; empty where there is none."""
+    if difference is None:
+        return ""
+    interval = difference.interval()
+    text = f"{difference.mean:+.5f}"
+    return f"{text} [{interval[0]:+.5f}, {interval[1]:+.5f}]" if interval else text
+
+
+def parameters_text(candidate: Candidate) -> str:
+    """alpha = 0.1, l1 = 0."""
+    return ", ".join(f"{name} = {value_text(value)}" for name, value in candidate.items()) or "as given"
+
+
+def value_text(value: float | int | str) -> str:
+    """A parameter as a user would write it: 1e-06, not 0.00000."""
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def _pictures(found: Found) -> Iterator[tuple[str, Element, str]]:
+    """Heading ("" within a section), chart, caption."""
+    ranking = [each for each in found.tuning.ranking if each.difference is not None][:MOST_DRAWN]
+    if ranking:
+        names = [parameters_text(each.parameters) for each in ranking]
+        points = [_point(row, each.difference) for row, each in enumerate(ranking) if each.difference]
+        chart = dot_chart("Log-loss minus the best's", names, [Series("candidates", 0, tuple(points))], 0.0)
+        caption = (
+            f"The best: {parameters_text(found.best)}. Bars: 95 % intervals of the paired difference on the same rows; "
+            "one that reaches 0 is not distinguishable from the best."
+        )
+        yield "The order of the candidates", chart, caption
+    heading = "The effect of each parameter"
+    for name in found.best:
+        lowest = _lowest(found, name)
+        if len(lowest) > 1:
+            points = [Point(row, loss) for row, loss in enumerate(lowest.values())]
+            chart = dot_chart(f"Log-loss by {name}", list(lowest), [Series("best", 0, tuple(points))], None)
+            yield (
+                heading,
+                chart,
+                "The lowest log-loss with each value, over all values of the other parameters.",
+            )
+            heading = ""
+    if found.crosses is not None:
+        tried = found.crosses.tried[:MOST_DRAWN]
+        points = [_point(row, each.gain) for row, each in enumerate(tried)]
+        names = ["*".join(each.pair) for each in tried]
+        chart = dot_chart("Log-loss saved by one cross", names, [Series("pairs", 0, tuple(points))], 0.0)
+        yield (
+            "Crosses",
+            chart,
+            "Each pair alone beside the spec, the largest gain first. Bars: 95 % intervals, not corrected for the "
+            f"{len(found.crosses.tried)} tries; a pair is proposed by a stricter test.",
+        )
+
+
+def _lowest(found: Found, name: str) -> dict[str, float]:
+    """The lowest log-loss with each value of a parameter, of the candidates that learned all rows; values ascending."""
+    whole = [each for each in found.tuning.ranking if each.rows == found.tuning.ranking[0].rows]
+    values = {each.parameters[name] for each in whole if name in each.parameters}
+    ordered = sorted(values, key=lambda value: (isinstance(value, str), value))
+    losses = {
+        value: min(
+            (each.outcome.metrics.logloss for each in whole
+             if each.parameters.get(name) == value and each.outcome.metrics.logloss is not None),
+            default=None,
+        )
+        for value in ordered
+    }  # fmt: skip
+    return {f"{name} = {value_text(value)}": loss for value, loss in losses.items() if loss is not None}
+
+
+def _point(row: int, difference: Difference) -> Point:
+    low, high = difference.interval() or (None, None)
+    return Point(row, difference.mean, low, high)
+
+
+def _judged(judged: Judged) -> Element:
+    sides = {"best": judged.best, "as given": judged.given}
+    rows = [
+        [name, shown(each.metrics.logloss), shown(each.metrics.auc), shown(each.nonzero)]
+        for name, each in sides.items()
+    ]
+    change = difference_text(judged.difference)
+    caption = f"The last {judged.rows:,} rows; log-loss of the best minus the spec's as given: {change}"
+    return table(("", "log-loss", "AUC", "non-zeros"), rows, caption)
+
+
+def _ranking(found: Found) -> Element:
+    rows = [
+        [
+            parameters_text(each.parameters),
+            shown(each.outcome.metrics.logloss),
+            shown(each.outcome.metrics.auc),
+            difference_text(each.difference),
+            shown(each.outcome.nonzero),
+            shown(each.judged_rows),
+        ]
+        for each in found.tuning.ranking
+    ]
+    heads = ("candidate", "log-loss", "AUC", "log-loss minus the best's", "non-zeros", "rows judged")
+    return table(heads, rows, "Progressive metrics of every candidate, best first")
+
+
+def _pairs(tried: tuple[Tried, ...]) -> Element:
+    rows = [
+        ["*".join(each.pair), difference_text(each.gain), shown(each.keys), "yes" if each.passes_test else ""]
+        for each in tried
+    ]
+    return table(("pair", "gain", "keys", "passes the test"), rows, "Each pair alone beside the spec")

@@ -1,0 +1,220 @@
+"""Derived numbers: ratios, differences and list features, computed from the numbers of other fields.
+
+Trainer and server call the same function over the candidates of requests: a served value and a learned one are equal
+to the last bit. A value that the log, a record or a request gives is never replaced.
+
+Inputs are numbers as they are written, before clip, bucket and scale. A number that is missing, does not parse or is
+beyond LARGEST_REAL counts as absent, and so does a result that is beyond it or divides by 0. Candidates without the
+number that a list compares have no value of the list field, and the others are compared without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from model_store.errors import FieldValueError
+from model_store.features.cells import number_column, plain, text_column
+from model_store.features.values import LARGEST_REAL, Value, one_scalar, parse_real
+from model_store.spec.sections import FieldSpec
+
+Numbers = npt.NDArray[np.float64]
+Starts = npt.NDArray[np.int64]
+Columns = Mapping[str, Any]
+ABSENT = float("nan")
+
+
+@dataclass(frozen=True)
+class Derived:
+    """One derived field: its name, the side it belongs to, the fields it reads, and how it is computed from these."""
+
+    name: str
+    side: str
+    inputs: tuple[str, ...]
+    compares: bool
+    """True if a candidate's value depends on the other candidates of the request."""
+    of: Callable[..., Numbers]
+
+
+@dataclass(frozen=True)
+class Derivations:
+    """Derived fields in an order in which each comes after the fields that it reads.
+
+    columns: the log column of each field that is read or computed, by the field's name.
+    """
+
+    fields: tuple[Derived, ...]
+    columns: Mapping[str, str]
+
+    @classmethod
+    def of(cls, specs: Mapping[str, FieldSpec]) -> Derivations:
+        """Those of a resolved spec's fields. Histories are derived elsewhere."""
+        made = [_derived(name, spec) for name, spec in specs.items() if spec.is_derived and not spec.history]
+        made.sort(key=lambda field: field.compares)  # only lists read what is derived
+        return cls(*_ordered(made, lambda name: specs[name].column or name))
+
+    def only(self, wanted: Callable[[Derived], bool]) -> Derivations:
+        """Some of the fields, with the columns that they need."""
+        return Derivations(
+            *_ordered([field for field in self.fields if wanted(field)], self.columns.__getitem__)
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.fields)
+
+    @property
+    def compares(self) -> bool:
+        """True if a field compares the candidates of a request."""
+        return any(field.compares for field in self.fields)
+
+    def computed(self, given: Mapping[str, Numbers], starts: Starts) -> dict[str, Numbers]:
+        """The numbers of the derived fields: those given, and where none is given those computed.
+
+        given: float64[rows] for each of `columns`, by field, NaN where absent. starts: int64[requests + 1]; the rows of
+        request r are starts[r] … starts[r + 1] - 1. O(rows log rows).
+        """
+        numbers, found = dict(given), dict[str, Numbers]()
+        for field in self.fields:
+            inputs = [numbers[name] for name in field.inputs]
+            made = field.of(*inputs, starts) if field.compares else field.of(*inputs)
+            own = numbers[field.name]
+            found[field.name] = numbers[field.name] = np.where(np.isnan(own), _bounded(made), own)
+        return found
+
+    def numbers(self, columns: Columns, rows: int) -> dict[str, Numbers]:
+        """The numbers of the fields that are read or computed, from columns of so many rows; NaN without a column."""
+        return {
+            name: column_numbers(columns[column]) if column in columns else np.full(rows, ABSENT)
+            for name, column in self.columns.items()
+        }
+
+    def filled(self, columns: Columns, numbers: Mapping[str, Numbers]) -> dict[str, Any]:
+        """The columns, with these numbers where the columns of derived fields have no value."""
+        own = {self.columns[field.name]: numbers[field.name] for field in self.fields}
+        return {
+            name: _filled(column, own[name]) if name in own else column for name, column in columns.items()
+        }
+
+    def fill(self, columns: Columns, starts: Starts) -> dict[str, Any]:
+        """The columns of whole requests, derived values included. `starts` as in `computed`."""
+        return self.filled(columns, self.computed(self.numbers(columns, int(starts[-1])), starts))
+
+
+def value_number(value: Value) -> float:
+    """A value as the number that is computed with, NaN if it is absent."""
+    try:
+        return ABSENT if value is None or is_absent(value) else parse_real(one_scalar(value))
+    except FieldValueError:
+        return ABSENT
+
+
+def is_absent(value: Value) -> bool:
+    """True for a value that stands for none, as in a log's empty cell."""
+    return value is None or value == "" or value == b""
+
+
+def column_numbers(column: Any) -> Numbers:
+    """`value_number` of every value of an Arrow column."""
+    array = plain(column)
+    if pa.types.is_nested(array.type):
+        return np.full(len(array), np.nan)
+    numbers, _ = number_column(array)
+    numbers[np.abs(numbers) > LARGEST_REAL] = np.nan
+    return numbers
+
+
+def _derived(name: str, spec: FieldSpec) -> Derived:
+    of: Callable[..., Numbers] = _ratio if spec.ratio is not None else _difference
+    if spec.list is not None:
+        of = partial(_LISTS[spec.list], best=spec.best or "min")
+    return Derived(name, spec.side, spec.inputs, spec.list is not None, of)
+
+
+def _ordered(
+    fields: Sequence[Derived], column: Callable[[str], str]
+) -> tuple[tuple[Derived, ...], dict[str, str]]:
+    names: Iterable[str] = (name for field in fields for name in (*field.inputs, field.name))
+    return tuple(fields), {name: column(name) for name in names}
+
+
+def _bounded(numbers: Numbers) -> Numbers:
+    """Without what is not finite or too large for an x; -0.0 is 0.0, as in events."""
+    return np.where(np.abs(numbers) <= LARGEST_REAL, numbers + 0.0, np.nan)
+
+
+def _ratio(a: Numbers, b: Numbers) -> Numbers:
+    with np.errstate(all="ignore"):
+        return np.where(b == 0.0, np.nan, a / b)
+
+
+def _difference(a: Numbers, b: Numbers) -> Numbers:
+    return a - b
+
+
+def _rank(numbers: Numbers, starts: Starts, *, best: str) -> Numbers:
+    """1 for the best of a request; equal numbers share the lower rank."""
+    rows = np.flatnonzero(~np.isnan(numbers))
+    request = np.searchsorted(starts, rows, "right")
+    value = numbers[rows] if best == "min" else -numbers[rows]
+    order = np.lexsort((value, request))
+    request, value = request[order], value[order]
+    place = np.arange(rows.size)
+    begins = np.concatenate([[True], request[1:] != request[:-1]])[: rows.size]
+    differs = begins | np.concatenate([[True], value[1:] != value[:-1]])[: rows.size]
+    first = np.maximum.accumulate(np.where(begins, place, 0))
+    same = np.maximum.accumulate(np.where(differs, place, 0))
+    ranks = np.full(numbers.size, np.nan)
+    ranks[rows[order]] = same - first + 1
+    return ranks
+
+
+def _extreme(numbers: Numbers, starts: Starts, *, least: bool) -> Numbers:
+    """The least or greatest number of its request, for every row that has a number."""
+    sizes = np.diff(starts)
+    filled = np.flatnonzero(sizes)
+    if not filled.size:
+        return np.full(numbers.size, np.nan)
+    reduce: Any = np.fmin if least else np.fmax
+    found = np.repeat(reduce.reduceat(numbers, starts[filled]), sizes[filled])
+    return np.where(np.isnan(numbers), np.nan, found)
+
+
+def _least(numbers: Numbers, starts: Starts, *, best: str) -> Numbers:
+    return _extreme(numbers, starts, least=True)
+
+
+def _greatest(numbers: Numbers, starts: Starts, *, best: str) -> Numbers:
+    return _extreme(numbers, starts, least=False)
+
+
+def _gap(numbers: Numbers, starts: Starts, *, best: str) -> Numbers:
+    gaps = np.abs(numbers - _extreme(numbers, starts, least=best == "min"))
+    return np.minimum(gaps, LARGEST_REAL)  # never absent: a part of the request would have another
+
+
+_LISTS = {"rank": _rank, "min": _least, "max": _greatest, "gap": _gap}
+
+
+def _filled(column: Any, numbers: Numbers) -> Any:
+    """The column with numbers where it has no value. A value that is no number stays, so that its row is rejected."""
+    array = plain(column)
+    if pa.types.is_nested(array.type):
+        return array
+    missing = array.is_null()
+    if pa.types.is_binary(array.type):
+        missing = pc.or_kleene(missing, pc.equal(pc.binary_length(array), 0)).fill_null(True)
+    if not missing.true_count:
+        return array
+    made = pa.array(numbers, mask=np.isnan(numbers))
+    if missing.true_count == len(array):
+        return made
+    if pa.types.is_integer(array.type) or pa.types.is_floating(array.type):
+        return pc.if_else(missing, made, array.cast(pa.float64(), safe=False))
+    return pc.if_else(missing, text_column(made), text_column(array))

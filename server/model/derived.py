@@ -1,0 +1,102 @@
+"""The derived fields of a plan, as a server computes them: with records, with a request, or over its candidates.
+
+`model_store.features.derived` computes; this module says what is computed when, and lays the values under those given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.features.derived import Derivations, is_absent, value_number
+from model_store.features.features import FeaturePlan
+from model_store.features.values import Value
+
+Array = npt.NDArray[Any]
+Record = Mapping[str, Value]
+
+
+@dataclass(frozen=True)
+class DerivedFields:
+    """Immutable; shared by all threads.
+
+    request: fields of the user's and the context's side. records: fields of items that depend on the item alone; the
+    catalogue holds their values. items: all fields of items. per_request: whether some of them depend on the request.
+    from_items, from_request: what `items` are computed from, by side; from_items includes the fields themselves.
+    """
+
+    request: Derivations
+    records: Derivations
+    items: Derivations
+    per_request: bool
+    from_items: tuple[str, ...]
+    from_request: tuple[str, ...]
+
+    @classmethod
+    def of(cls, plan: FeaturePlan) -> DerivedFields | None:
+        """The plan's; None if it has none."""
+        specs = {field.name: field.spec for field in plan.fields}
+        found = Derivations.of(specs)
+        if not found:
+            return None
+        items = found.only(lambda field: field.side == "item")
+        sides = {name: specs[name].side for name in items.columns}
+        varying = {name for name, side in sides.items() if side != "item"}
+        for field in items.fields:  # in the order in which they are computed
+            if field.compares or varying.intersection(field.inputs):
+                varying.add(field.name)
+        return cls(
+            request=found.only(lambda field: field.side != "item"),
+            records=items.only(lambda field: field.name not in varying),
+            items=items,
+            per_request=any(field.name in varying for field in items.fields),
+            from_items=tuple(name for name, side in sides.items() if side == "item"),
+            from_request=tuple(name for name, side in sides.items() if side != "item"),
+        )
+
+    def numbers_of(self, records: Collection[Record]) -> dict[str, Array]:
+        """float64[records] for each of `from_items`: what the records give, NaN where that is nothing."""
+        return {name: _numbers(record.get(name) for record in records) for name in self.from_items}
+
+    def completed(self, records: Collection[Record], numbers: Mapping[str, Array]) -> list[Record]:
+        """Records with the values of the fields `records`, as texts. numbers: what they give. O(values)."""
+        columns = [
+            (name, np.where(np.isnan(numbers[name]), values, np.nan).tolist())
+            for name, values in self.records.computed(numbers, np.zeros(1, np.int64)).items()
+        ]
+        return [
+            {**record, **{name: repr(values[at]) for name, values in columns if values[at] == values[at]}}
+            for at, record in enumerate(records)
+        ]
+
+    def of_request(self, values: Mapping[str, Value]) -> Mapping[str, Value]:
+        """The values of a request's features with those that are computed from them. O(fields)."""
+        if not self.request:
+            return values
+        given = {name: _numbers([values.get(name)]) for name in self.request.columns}
+        found = self.request.computed(given, np.array([0, 1]))
+        absent = (name for name in found if is_absent(values.get(name)))
+        return {
+            **values,
+            **{name: float(found[name][0]) for name in absent if found[name][0] == found[name][0]},
+        }
+
+    def of_candidates(
+        self, values: Mapping[str, Value], given: Mapping[str, Array], count: int
+    ) -> dict[str, Array]:
+        """The values of the fields of items, by field: float64[count], one for each candidate, NaN where it has none.
+
+        This is the one place where values that depend on a request and its candidates are computed. values: the
+        request's features; only those of `from_request` are read. given: numbers of the candidates by field, as
+        `numbers_of` makes them, for each of `from_items`.
+        """
+        request = {name: np.full(count, value_number(values.get(name))) for name in self.from_request}
+        return self.items.computed({**request, **given}, np.array([0, count]))
+
+
+def _numbers(values: Iterable[Value]) -> Array:
+    return np.array([value_number(value) for value in values], np.float64)

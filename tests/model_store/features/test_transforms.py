@@ -1,0 +1,256 @@
+"""Transforms of numbers and texts: what each gives, and that one value and a column of it have the same tokens."""
+
+from __future__ import annotations
+
+import decimal
+import math
+import re
+from fractions import Fraction
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from model_store.errors import FieldValueError, SpecError
+from model_store.features.columns import TokenColumn, token_columns
+from model_store.features.features import FeaturePlan, FieldPlan, Token
+from model_store.features.numbers import log2_squared, log2_squared_buckets
+from model_store.features.texts import words_of
+from model_store.features.values import Value
+from model_store.spec.spec import parse_spec, spec_from_json
+
+HEAD = '[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\n'
+
+NUMBER_OPTIONS = [
+    "",
+    'bucket = "log"',
+    'bucket = "log2_squared"',
+    'bucket = "quantile:4", learned = [-1.5, 0.0, 7.0]',
+    'bucket = "quantile:4", learned = []',
+    "bucket = [-2, -0.5, 0, 1e-300, 3, 1e300]",
+    'scale = "standard", learned = [3.25, 0.1]',
+    'scale = "standard", learned = [0, 1e-300]',
+    'scale = "minmax", learned = [-7, 12.5]',
+    'scale = "log1p"',
+]
+OPTIONS = [
+    f'kind = "number"{", " * bool(options)}{options}{clip}{missing}'
+    for options in NUMBER_OPTIONS
+    for clip in ("", ", clip = [-10, 0]", ", clip = [0.1, 1e6]")
+    for missing in ("", ', missing = "key"')
+]
+FLOATS = st.one_of(
+    st.floats(),
+    st.sampled_from([0.0, -0.0, 1e24, 1.1e24, -1e25, 1.7e308, 5e-324, -2.0, 2.0, 0.1, 2**0.5, 3.0]),
+    st.integers(-10, 10).map(float),
+)
+COLUMNS = st.one_of(
+    st.lists(st.one_of(st.none(), FLOATS), min_size=1).map(lambda v: pa.array(v, pa.float64())),
+    st.lists(st.one_of(st.none(), st.floats(width=32)), min_size=1).map(lambda v: pa.array(v, pa.float32())),
+    st.lists(st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1)), min_size=1).map(
+        lambda v: pa.array(v, pa.int64())
+    ),
+    st.lists(st.one_of(st.none(), st.booleans()), min_size=1).map(lambda v: pa.array(v, pa.bool_())),
+    st.lists(
+        st.one_of(
+            st.none(),
+            FLOATS.map(repr),
+            st.integers().map(str),
+            st.sampled_from(["", " ", "1_0", "abc", "1e999", "0x10", "+3", "-.5", "nan", "inf", "1,5"]),
+        ),
+        min_size=1,
+    ).map(lambda v: pa.array([None if t is None else t.encode() for t in v], pa.binary())),
+    st.integers(1, 3).map(pa.nulls),
+)
+
+
+def field_of(options: str) -> FieldPlan:
+    return FeaturePlan.of(parse_spec(f"{HEAD}f = {{ {options} }}")).fields[0]
+
+
+def column_of(field: FieldPlan, array: pa.Array) -> TokenColumn:
+    [column] = token_columns([field], [array])
+    return column
+
+
+def tokens_of(column: TokenColumn, row: int) -> list[tuple[bytes, str]]:
+    """The tokens of a row as the trainer hashes them, with the bits of each x."""
+    texts = column.text.to_pylist()
+    if column.starts is not None:
+        return [(text, (1.0).hex()) for text in texts[column.starts[row] : column.starts[row + 1]]]
+    if column.x is not None:
+        return [] if np.isnan(column.x[row]) else [(texts[row], float(column.x[row]).hex())]
+    return [(texts[row], (1.0).hex())] if texts[row] else []
+
+
+def assert_same(field: FieldPlan, array: pa.Array) -> None:
+    """Every value of a column has the tokens that it has alone, or is refused in both with the same reason."""
+    column = column_of(field, array)
+    reasons = dict(column.bad)
+    for row, value in enumerate(array.to_pylist()):
+        tokens, refusal = tokens_or_refusal(field, value)
+        assert (refusal is not None) == (row in reasons)
+        if refusal is None:
+            assert tokens_of(column, row) == [(text, x.hex()) for text, x in tokens]
+        elif isinstance(value, float) and math.isfinite(value):
+            assert refusal == f"f: {reasons[row]}"
+
+
+def tokens_or_refusal(field: FieldPlan, value: Value) -> tuple[tuple[Token, ...], str | None]:
+    try:
+        return field.tokens(value), None
+    except FieldValueError as error:
+        return (), str(error)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_number_has_the_same_tokens_alone_and_in_a_column(options):
+    field = field_of(options)
+
+    @given(COLUMNS)
+    def check(array):
+        assert_same(field, array)
+
+    check()
+
+
+@pytest.mark.parametrize("ngrams", [1, 2, 3])
+def test_a_text_has_the_same_tokens_alone_and_in_a_column(ngrams):
+    field = field_of(f'kind = "text", ngrams = {ngrams}, most = 5')
+
+    @given(
+        st.one_of(
+            st.lists(
+                st.one_of(
+                    st.none(), st.text(max_size=12), st.lists(st.sampled_from("ab"), max_size=9).map(" ".join)
+                ),
+                min_size=1,
+            ).map(lambda v: pa.array(v, pa.string())),
+            st.lists(st.binary(max_size=6), min_size=1).map(lambda v: pa.array(v, pa.binary())),
+            st.lists(st.one_of(st.none(), st.integers(-99, 99)), min_size=1).map(
+                lambda v: pa.array(v, pa.int64())
+            ),
+        )
+    )
+    def check(array):
+        assert_same(field, array)
+
+    check()
+
+
+def test_log2_squared_is_exact_at_its_edges():
+    """The bucket of the last double below and of the first at or above every edge 2^√k, by 80 digits."""
+    with decimal.localcontext() as context:
+        context.prec = 80
+        for k in (*range(3, 400), *(n * n for n in range(20, 1024)), 100_003, 1_000_003):
+            root = decimal.Decimal(k).sqrt()
+            edge = (root * decimal.Decimal(2).ln()).exp()
+            near = float(edge)
+            below = near if Fraction(near) < Fraction(edge) else math.nextafter(near, 0.0)
+            if root == root.to_integral_value():
+                below, at = math.nextafter(2.0 ** int(root), 0.0), 2.0 ** int(root)
+            else:
+                at = math.nextafter(below, math.inf)
+            expected = [k - 1, k]
+            assert [log2_squared(below), log2_squared(at)] == expected
+            assert log2_squared_buckets(np.array([below, at])).tolist() == expected
+            assert log2_squared(-at) == -k
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.floats(allow_nan=False, allow_infinity=False))
+@example(2.0, 2.5)
+@example(1.0, 2.1)
+def test_log2_squared_is_monotone(a, b):
+    low, high = sorted((a, b))
+    assert log2_squared(low) <= log2_squared(high)
+
+
+@pytest.mark.parametrize(
+    ("options", "value", "token"),
+    [
+        ('bucket = "log2_squared"', 0, (b"0", 1.0)),
+        ('bucket = "log2_squared"', -1, (b"-1", 1.0)),
+        ('bucket = "log2_squared"', 2, (b"2", 1.0)),
+        ('bucket = "log2_squared"', 100, (b"44", 1.0)),
+        ('bucket = "log2_squared"', -1024, (b"-100", 1.0)),
+        ("bucket = [1, 10]", 0.99, (b"0", 1.0)),
+        ("bucket = [1, 10]", 1, (b"1", 1.0)),
+        ("bucket = [1, 10]", 10, (b"2", 1.0)),
+        ('bucket = "quantile:9", learned = [1, 10]', 9.99, (b"1", 1.0)),
+        ('scale = "standard", learned = [10, 4]', 8, (b"", -0.5)),
+        ('scale = "minmax", learned = [10, 14]', 18, (b"", 2.0)),
+        ('scale = "minmax", learned = [10, 14], clip = [10, 14]', 18, (b"", 1.0)),
+        ('scale = "log1p"', -3, (b"", -math.log1p(3))),
+        ('scale = "log1p"', 1e300, (b"", math.log1p(1e300))),
+        ("clip = [0, 5]", 1e300, (b"", 5.0)),
+        ('missing = "key"', None, (b"missing", 1.0)),
+        ('missing = "key", bucket = "log"', "", (b"missing", 1.0)),
+        ('missing = "key", scale = "log1p"', b"", (b"missing", 1.0)),
+    ],
+)
+def test_what_a_number_becomes(options, value, token):
+    assert field_of(f'kind = "number", {options}').tokens(value) == (token,)
+
+
+def test_an_x_that_scale_makes_too_large_names_the_number():
+    with pytest.raises(FieldValueError, match=re.escape("which is what scale makes of 1e+20")):
+        field_of('kind = "number", scale = "standard", learned = [0, 1e-10]').tokens(1e20)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Running SHOES, men's (size 42)", ["running", "shoes", "men", "s", "size", "42"]),
+        ("a_b-c*d=e%f", ["a", "b", "c", "d", "e", "f"]),
+        ("ÄPFEL … «Müller»\u00a0x", ["äpfel", "müller", "x"]),
+        ("İSTANBUL ΟΔΟΣ", ["istanbul", "οδοσ"]),
+        ("跑步鞋，男士。", ["跑步鞋", "男士"]),
+        ("می\u200cخواهم", ["می\u200cخواهم"]),
+        (" .,! ", []),
+    ],
+)
+def test_words(text, words):
+    assert words_of(text) == words
+
+
+def test_ngrams_come_by_size_each_once_and_at_most_so_many():
+    def texts(options: str) -> list[bytes]:
+        return [token.text for token in field_of(f'kind = "text"{options}').tokens("a b a b c")]
+
+    assert texts("") == [b"a", b"b", b"c", b"a b", b"b a", b"b c"]
+    assert texts(", ngrams = 1") == [b"a", b"b", b"c"]
+    assert texts(", ngrams = 3")[6:] == [b"a b a", b"b a b", b"a b c"]
+    assert texts(", most = 4") == [b"a", b"b", b"c", b"a b"]
+    long = " ".join(map(str, range(1000)))
+    assert len(field_of('kind = "text"').tokens(long)) == 64
+
+
+def test_a_text_is_crossed_like_a_set_and_a_field_without_keys_of_its_own_too():
+    plan = FeaturePlan.of(
+        parse_spec(
+            f'{HEAD}title = {{ kind = "text", main = false }}\nprice = {{ kind = "number", missing = "key" }}\n'
+            '[[crosses]]\nfields = ["title", "price"]\n'
+        )
+    )
+    assert plan.keys({"title": "Red shoe"}) == [
+        (b"bias", 1.0, 1),
+        (b"price=missing", 1.0, 1),
+        (b"title*price=red*missing", 1.0, 1),
+        (b"title*price=shoe*missing", 1.0, 1),
+        (b"title*price=red shoe*missing", 1.0, 1),
+    ]
+
+
+@pytest.mark.parametrize("options", ['bucket = "quantile:4"', 'scale = "standard"', 'scale = "minmax"'])
+def test_a_field_that_has_learned_nothing_has_no_plan(options):
+    with pytest.raises(SpecError, match=r"fields\.f: has learned nothing yet"):
+        field_of(f'kind = "number", {options}')
+
+
+def test_what_is_learned_is_in_the_canonical_spec():
+    spec = parse_spec(f'{HEAD}f = {{ kind = "number", bucket = "quantile:3", learned = [0.1, 2] }}')
+    again = spec_from_json(spec.to_json())
+    assert again == spec
+    assert again.fields["f"].learned == (0.1, 2.0)

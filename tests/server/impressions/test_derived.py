@@ -1,0 +1,174 @@
+"""Derived fields: what is served is what is learned, over specs, requests and records of any kind."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctr.v1.ranking_pb2 import RankRequest
+from model_store.artefact.artefact import Artefact
+from model_store.spec.spec import ModelSpec
+from server.impressions.lines import Lines, Shown
+from server.model.catalogue import Catalogue
+from server.model.event_form import Form
+from server.model.model import Model
+from server.ranking.explain import item_tokens, request_tokens
+from server.ranking.query import Query
+from server.ranking.ranker import Ranker
+from server.ranking.scoring_kernels import FIRST_INLINE
+from server.ranking.served import ServedVersion
+from tests.server.impressions import drawn, whole_spec
+from tests.server.impressions.test_same_keys import Hashed, hashed
+from trainer.events.columns import Wanted
+from trainer.events.parse import parse
+from trainer.examples.hashing import ExampleMaker
+from trainer.logs.batch import Position, RowBatch
+
+Fields = dict[str, dict[str, Any]]
+NUMBER = {"kind": "number"}
+GIVEN: Fields = {
+    "price": {"side": "item", **NUMBER, "bucket": "log"},
+    "stars": {"side": "item", **NUMBER},
+    "kg": {"side": "item", **NUMBER, "column": "weight of it"},
+    "budget": {"side": "user", **NUMBER, "bucket": "log"},
+    "nights": {"side": "context", **NUMBER},
+    "city": {"side": "context"},
+}
+OF_ITEMS, OF_REQUESTS = ("price", "stars", "kg"), ("budget", "nights")
+KEYS = st.sampled_from([{}, {"bucket": "log"}, {"column": "another name"}])
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> ModelSpec:
+    """Specs with derived fields of every kind, and crosses of them."""
+    fields = dict(GIVEN)
+    anything = st.sampled_from(OF_ITEMS + OF_REQUESTS)
+    ratios = draw(
+        st.lists(st.tuples(st.sampled_from(["ratio", "difference"]), anything, anything), max_size=3)
+    )
+    for number, (way, a, b) in enumerate(ratios):
+        side = "item" if {a, b} & set(OF_ITEMS) else draw(st.sampled_from(["user", "context"]))
+        fields[f"{way}{number}"] = {"side": side, **NUMBER, way: [a, b]}
+    listable = [name for name, field in fields.items() if field.get("side") == "item"]
+    measures = st.tuples(st.sampled_from(["rank", "min", "max", "gap"]), st.sampled_from(listable))
+    for number, (measure, of) in enumerate(draw(st.lists(measures, max_size=3))):
+        best = draw(st.sampled_from([{}, {"best": "max"}])) if measure in ("rank", "gap") else {}
+        fields[f"list{number}"] = {"side": "item", **NUMBER, "list": measure, "of": of, **best}
+    for number, name in enumerate(each for each in fields if each not in GIVEN):
+        fields[name] |= draw(st.sampled_from([{}, {"bucket": "log"}, {"column": f"its column {number}"}]))
+    derived = [name for name in fields if name not in GIVEN]
+    crosses = [{"fields": [name, "city"]} for name in derived if draw(st.booleans())]
+    if len(derived) > 1 and draw(st.booleans()):
+        crosses.append({"fields": derived[:2]})
+    document = {
+        "model": {"name": "derived"},
+        "input": {"label": "click", "request": "request", "item": "id"},
+        "fields": fields,
+        "crosses": crosses,
+    }
+    parsed = ModelSpec.model_validate(document)
+    columns = (field.column or name for name, field in parsed.fields.items())
+    return parsed.resolve(["click", "request", "id", *columns])
+
+
+TEXTS = st.sampled_from(["", "0", "-0", "1", "2", "2.0", "0.1", "1e-300", "-3.5", "1e24", "1e25", "many"])
+FLOATS = st.sampled_from([0.0, -0.0, 1.0, 2.0, 7.5, 1e-300]) | st.floats(-100, 100)
+NAMES = (*OF_ITEMS, "ratio0", "difference1", "list0", "list1")
+
+
+def records(values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional=dict.fromkeys(NAMES, values))
+
+
+def serve(spec: ModelSpec, items: dict[str, dict[str, str]]) -> ServedVersion:
+    made = Artefact.from_columns(
+        key_data=np.frombuffer(b"bias", np.uint8),
+        key_offsets=np.array([0, 4], np.int64),
+        weight=np.ones(1, np.float32),
+        variants=np.ones(1, np.uint32),
+        rate=np.ones(1, np.float32),
+        spec=spec,
+        metrics={},
+    )
+    model = Model.build(made, 1)
+    catalogue = Catalogue.build(model.plan, items.items(), Form(spec, model.plan))
+    head, arrays = catalogue.pack()
+    catalogue = Catalogue.unpack(model.plan, json.loads(json.dumps(head)), arrays)
+    return ServedVersion("derived", 1, "", model, catalogue, Ranker(model, catalogue), 0)
+
+
+def scored_keys(served: ServedVersion, query: Query, places: list[int]) -> list[Hashed]:
+    """The keys of these candidates, by the tokens that the ranker has."""
+    of_request = request_tokens(served.model.plan, query.features.tokens)
+    found = []
+    for place in places:
+        row = int(query.candidates.rows[place])
+        features = query.candidates.items[FIRST_INLINE - row][1] if row <= FIRST_INLINE else None
+        own = item_tokens(served.model, served.catalogue, query.candidates.ids[place], features)
+        found.append(
+            hashed([(key, x, mask) for _, key, x, mask in served.model.plan.keys_of(of_request | own)])
+        )
+    return found
+
+
+def learned_keys(spec: ModelSpec, lines: list[bytes]) -> list[Hashed]:
+    data = b"".join(line + b"\n" for line in lines)
+    events = parse(data, np.cumsum([0, *(len(line) + 1 for line in lines)], dtype=np.int64), Wanted.of(spec))
+    assert events.bad == {}
+    rows = events.items.size
+    columns = {**events.columns, "click": pa.array([1] * rows)}
+    made = ExampleMaker(spec).make(RowBatch(columns, np.arange(rows), "join", (), rows, Position("join")))
+    assert made.rejects == ()
+    starts, hashes, x = made.hashed.starts.tolist(), made.hashed.hashes.tolist(), made.hashed.x.tolist()
+    x = x or [1.0] * len(hashes)
+    return [
+        list(zip(hashes[first:stop], x[first:stop], strict=True))
+        for first, stop in itertools.pairwise(starts)
+    ]
+
+
+@given(
+    spec=specs(),
+    items=st.dictionaries(st.sampled_from("abcdef"), records(TEXTS), max_size=6),
+    named=st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=8, unique=True),
+    inline=st.dictionaries(st.sampled_from(["a", "b", "new", "other"]), records(FLOATS), max_size=3),
+    user=st.fixed_dictionaries({}, optional={"budget": FLOATS, "ratio0": FLOATS}),
+    context=st.fixed_dictionaries({}, optional={"nights": FLOATS, "city": st.just("x")}),
+    top_k=st.integers(1, 9),
+)
+def test_what_was_served_is_what_is_learned_by_every_thread(
+    spec: ModelSpec,
+    items: dict[str, dict[str, str]],
+    named: list[str],
+    inline: dict[str, dict[str, float]],
+    user: dict[str, float],
+    context: dict[str, Any],
+    top_k: int,
+) -> None:
+    served = serve(spec, items)
+    user = {
+        name: value
+        for name, value in user.items()
+        if name not in spec.fields or spec.fields[name].side != "item"
+    }
+    made = drawn.request([name for name in named if name not in inline], user, context, inline, "")
+    made.top_k = top_k
+
+    def call(request: RankRequest) -> tuple[Query, Shown]:
+        query = whole_spec.query(served, request, None, plain=False)
+        return query, whole_spec.shown(served, query)
+
+    with ThreadPoolExecutor(3) as threads:
+        answers = list(threads.map(call, [made] * 3))
+    lines = [Lines.of(served).line(shown) for _, shown in answers]
+    assert lines[0] == lines[1] == lines[2]
+    query, shown = answers[0]
+    scored = scored_keys(served, query, shown.ranking.order.tolist())
+    assert learned_keys(spec, lines[:1]) == scored

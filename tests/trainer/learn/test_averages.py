@@ -1,0 +1,173 @@
+"""Averaged variants: against an oracle that averages every weight at every example, and what depends on them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from model_store.errors import SpecError
+from model_store.spec.spec import parse_spec, spec_from_json
+from tests.matrix import slow_except
+from tests.trainer.click_logs import learn, model_of, shop_rows, shop_spec
+from tests.trainer.learn.test_learners import assert_same, gappy_rows
+from trainer.learn.learners.registry import untouched_stay
+from trainer.learn.model import LearningModel
+from trainer.learn.warm_start import warm_start
+from trainer.publish.delta_chain import DeltaChain
+from trainer.runs.reconcile import check_mergeable
+
+VARIANTS = """
+[variants]
+mean = { share = 0.1, average = "base" }
+base = { share = 0.3 }
+recent = { share = 0.2, average = "lean", half_life = 40 }
+lean = { share = 0.2, without = ["tags", "hour"], alpha = 0.6 }
+slow = { share = 0.2, average = "base", half_life = 3.5 }
+"""
+LEARNERS = {
+    "ftrl": 'alpha = 0.3\nbeta = 0.7\nl1 = 0.3\nl2 = 0.4\nvalues = "per_variant"\n',
+    "ftrl-counts": 'alpha = 0.3\nbeta = 0.7\nl1 = 0.3\nrate = "counts"\nvalues = "per_variant"\n',
+    "ftrl-warm": 'alpha = 0.3\nbeta = 0.7\nl1 = 0.3\nwarmup = 150\nvalues = "per_variant"\n',
+    "ogd": 'algorithm = "ogd"\nalpha = 0.3\nbeta = 0.7\nvalues = "per_variant"\n',
+    "ogd-global": 'algorithm = "ogd"\nalpha = 0.3\nrate = "global"\nvalues = "per_variant"\n',
+}
+
+
+def averaging(learner="ftrl", variants=VARIANTS):
+    from tests.trainer.click_logs import SPEC
+
+    return parse_spec(SPEC[: SPEC.index("[variants]")] + variants + "[learner]\n" + LEARNERS[learner])
+
+
+@pytest.mark.parametrize("learner", slow_except(("ftrl",), LEARNERS))
+def test_an_average_equals_that_of_all_weights_at_every_example(learner):
+    for seed in (1, 2):
+        assert_same(averaging(learner), gappy_rows(300, seed))
+
+
+def test_an_average_with_hashed_keys_or_rows_in_one_batch_is_the_same_model():
+    spec, rows = averaging(), gappy_rows(300, 3)
+    one, many = (learn(model_of(spec, list(rows[0])), rows, size).artefact() for size in (10**6, 7))
+    assert one.to_bytes() == many.to_bytes()
+    hashed = spec.model_copy(update={"learner": spec.learner.model_copy(update={"hash_bits": 20})})
+    assert learn(model_of(hashed, list(rows[0])), rows).artefact().weight.tolist() == one.weight.tolist()
+
+
+def test_the_variants_that_learn_do_so_as_without_averages():
+    rows = gappy_rows(300, 4)
+    alone = VARIANTS.replace("0.3 }", "0.8 }")
+    alone = "\n".join(line for line in alone.splitlines() if "average" not in line) + "\n"
+    plain = learn(model_of(averaging(variants=alone), list(rows[0])), rows).artefact()
+    both = learn(model_of(averaging(), list(rows[0])), rows).artefact()
+    for name in ("base", "lean"):
+        found = [
+            dict(
+                zip(
+                    each.key_list(),
+                    each.weights_of(list(each.spec.variants).index(name)).tolist(),
+                    strict=True,
+                )
+            )
+            for each in (plain, both)
+        ]
+        assert found[0] == {key: found[1][key] for key in found[0]}
+    rates = {name: both.rates_of(bit).tolist() for bit, name in enumerate(both.spec.variants)}
+    assert rates["mean"] == rates["base"] == rates["slow"]
+
+
+def test_a_resumed_model_averages_on_to_the_last_bit():
+    spec, rows = averaging(), gappy_rows(300, 5)
+    whole = learn(model_of(spec, list(rows[0])), rows, 50)
+    first = learn(model_of(spec, list(rows[0])), rows[:150], 50)
+    second: LearningModel = model_of(spec, list(rows[0]))
+    second.restore({name: array.copy() for name, array in first.state().items()})
+    learn(second, rows[150:], 50)
+    assert second.artefact().to_bytes() == whole.artefact().to_bytes()
+
+
+def test_an_average_starts_from_the_weights_of_its_variant():
+    spec, rows = averaging(), gappy_rows(300, 6)
+    first = learn(model_of(spec, list(rows[0])), rows).artefact()
+    second = model_of(spec, list(rows[0]))
+    warm_start(second.coordinates, second.maker, first)
+    started = second.artefact()
+    numbers = {name: started.weights_of(bit).tolist() for bit, name in enumerate(started.spec.variants)}
+    assert numbers["mean"] == numbers["slow"] == numbers["base"]
+    assert numbers["recent"] == numbers["lean"]
+    assert any(numbers["base"])
+    learn(second, rows[:1])
+    learn(model_of(spec, list(rows[0])), rows[:1])
+
+
+def test_deltas_carry_averages_of_keys_that_no_example_touched():
+    spec, rows = averaging(), gappy_rows(300, 7)
+    assert not untouched_stay(spec)
+    model = model_of(spec, list(rows[0]), keep_seen=True)
+    learn(model, rows[:100])
+    snapshot = model.artefact()
+    chain = DeltaChain(model, snapshot, 1)
+    quiet = [row | {"tags": b""} for row in rows[100:200]]
+    learn(model, quiet)
+    delta = chain.change().delta
+    assert any(key.startswith(b"tags=") for key in delta.key_list())
+    assert delta.content == str(model.artefact().rows_content())
+
+
+@pytest.mark.parametrize(
+    ("variants", "learner", "expected"),
+    [
+        (VARIANTS, {"values": "single"}, 'values = "per_variant"'),
+        (VARIANTS, {"precision": "q2.13"}, "cannot hold an average"),
+        (VARIANTS.replace(", alpha = 0.6", ""), {"algorithm": "fobos", "l1": 0.0}, 'expected "ftrl"'),
+        (VARIANTS, {"algorithm": "ogd", "l1": 0.1, "l2": 0.0}, "ogd"),
+        (VARIANTS.replace('"base", half', '"mean", half'), {}, "expected a variant that learns: base, lean"),
+        (VARIANTS.replace('"base", half', '"nobody", half'), {}, "got 'nobody'"),
+        (VARIANTS.replace('"base" }', '"base", alpha = 0.1 }'), {}, "an average does not learn"),
+        (VARIANTS.replace('"base" }', '"base", without = ["age"] }'), {}, "leave it out"),
+        (
+            VARIANTS.replace("base = { share = 0.3 }", "base = { share = 0.3, half_life = 3 }"),
+            {},
+            "belongs to average",
+        ),
+        (VARIANTS.replace("half_life = 40", "half_life = 0.5"), {}, "half_life"),
+    ],
+)
+def test_averages_that_have_no_meaning_are_refused(variants, learner, expected):
+    document = averaging().model_dump(mode="json", exclude_unset=True)
+    written = parse_spec(
+        '[model]\nname = "x"\n[input]\nlabel = "y"\n' + variants.split("mean =")[0]
+        + "base = { share = 1.0 }\n"
+    )  # fmt: skip
+    assert written.variants["base"].average is None
+    import tomllib
+
+    document["variants"] = tomllib.loads(variants)["variants"]
+    document["learner"] |= learner
+    import json
+
+    with pytest.raises(SpecError, match=expected):
+        spec_from_json(json.dumps(document))
+
+
+def test_an_average_takes_the_fields_of_its_variant():
+    spec = averaging()
+    assert spec.variants["recent"].without == ("tags", "hour")
+    assert spec_from_json(spec.to_json()).sha256 == spec.sha256
+    assert "average" not in shop_spec().to_json()
+    with pytest.raises(SpecError, match=r"variants\.mean\.average: --partition cannot merge"):
+        check_mergeable(spec)
+
+
+def test_an_average_wobbles_less_than_its_variant():
+    """With a large constant rate the weights never settle; their average does, and predicts better."""
+    variants = 'base = { share = 0.5 }\nmean = { share = 0.5, average = "base" }\n'
+    learner = 'alpha = 0.5\nl1 = 0.0\nrate = "constant"\nvalues = "per_variant"\n'
+    spec = parse_spec(
+        '[model]\nname = "x"\n[input]\nlabel = "click"\n[fields]\nage = {}\nbrand = {}\n'
+        f"[variants]\n{variants}[learner]\n{learner}"
+    )
+    rows = [{name: row[name] for name in ("click", "age", "brand")} for row in shop_rows(3000, 8)]
+    model = learn(model_of(spec, list(rows[0])), rows)
+    losses = {name: each.logloss for name, each in model.metrics.summary().items()}
+    assert losses["mean"] < losses["base"]
+    assert np.isfinite(losses["mean"])

@@ -1,0 +1,178 @@
+"""Base margins, `fixed_weight`: against an oracle with an offset, in every learner and layout, and as published."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from model_store.errors import InputError, SpecError
+from model_store.spec.learner_section import LearnerSection
+from model_store.spec.spec import parse_spec
+from tests.matrix import slow_except
+from tests.trainer.click_logs import SPEC, batch_of, learn, model_of, shop_rows
+from tests.trainer.learn.test_learners import assert_same
+from tests.trainer.oracles.trial import by_kernel, weights_of
+from trainer.examples.hashing import ExampleMaker
+from trainer.learn.metrics.regret import RegretRecorder
+from trainer.learn.scorer import Scorer
+from trainer.learn.warm_start import warm_start
+from trainer.publish.delta_chain import DeltaChain
+
+LEARNERS = {
+    "ftrl": {"algorithm": "ftrl", "alpha": 0.3, "beta": 0.7, "l1": 0.2, "l2": 0.3},
+    "ftrl-counts": {"algorithm": "ftrl", "rate": "counts", "alpha": 0.3, "l1": 0.2},
+    "ogd": {"algorithm": "ogd", "alpha": 0.3},
+    "fobos-global": {"algorithm": "fobos", "alpha": 0.3, "rate": "global", "l1": 0.01, "l2": 0.05},
+    "rda": {"algorithm": "rda", "alpha": 0.3, "l1": 0.01},
+    "truncated_gradient": {"algorithm": "truncated_gradient", "k": 3, "theta": 0.3, "l1": 0.05},
+}
+GIVEN = (
+    'before = { kind = "number", fixed_weight = 0.7 }\nlarge = { kind = "number", fixed_weight = -12.5 }\n'
+)
+
+
+def margin_spec(section, variants=3, values="single", given=GIVEN):
+    text = SPEC.replace("[fields]\n", "[fields]\n" + given).replace(
+        'without = ["age*brand"]', 'without = ["age*brand", "before"]'
+    )
+    if variants == 1:
+        text = text[: text.index("[variants]")] + text[text.index("[learner]") :]
+    learner = LearnerSection.model_validate(section | {"values": values})
+    return parse_spec(text).model_copy(update={"learner": learner})
+
+
+def margin_rows(rows, seed):
+    random = np.random.default_rng(seed)
+    return [
+        row
+        | {"before": random.choice([b"", b"0.3", b"-1.7", b"0"]), "large": b"%.3f" % random.normal(0, 0.05)}
+        for row in shop_rows(rows, seed)
+    ]
+
+
+@pytest.mark.parametrize(("variants", "values"), [(1, "single"), (3, "single"), (3, "per_variant")])
+@pytest.mark.parametrize("name", slow_except(("ftrl",), LEARNERS))
+def test_a_learner_with_a_margin_equals_its_textbook_with_an_offset(name, variants, values):
+    assert_same(margin_spec(LEARNERS[name], variants, values), margin_rows(300, 1))
+
+
+@pytest.mark.parametrize("values", ["single", "per_variant"])
+def test_adpredictor_adds_the_margin_to_the_mean_of_the_score(values):
+    """The dense oracle has no margins: a certain weight of the margin's size is one, and changes nothing else."""
+    section = {"algorithm": "adpredictor", "alpha": 0.1, "prior_ctr": 0.2}
+    rows = margin_rows(200, 2)
+    plain = [row | {"before": b"", "large": b""} for row in rows]
+    scores, weights = by_kernel(margin_spec(section, 3, values), rows)
+    without, _ = by_kernel(margin_spec(section, 3, values), plain)
+    first = (float(rows[0]["before"] or 0) * np.float64(np.float32(0.7)), float(rows[0]["large"]) * -12.5)
+    model = model_of(margin_spec(section, 3, values), list(rows[0]))
+    features = model.maker.make(batch_of(rows[:1])).hashed
+    for variant, expected in enumerate((sum(first), first[1], sum(first))):
+        used = model.maker.rules.masks[features.features] >> variant & 1
+        given = model.coordinates.margin.given[features.features]
+        spread = 1.0 + 0.1 * float(((features.x**2) * used * ~given).sum())
+        assert scores[0, variant] - without[0, variant] == pytest.approx(expected / np.sqrt(spread))
+    assert not {b"before=", b"large="} & weights.keys()
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        LEARNERS["ftrl"],
+        {"algorithm": "ftrl", "alpha": 0.3, "l1": 0.2, "hash_bits": 20},
+        {"algorithm": "ftrl", "alpha": 0.3, "l1": 0.2, "inclusion": {"kind": "bloom", "count": 2}},
+        {"algorithm": "ftrl", "alpha": 0.3, "l1": 0.2, "ttl": 50},
+        {"algorithm": "adpredictor"},
+    ],
+    ids=["exact", "hashed", "bloom", "ttl", "adpredictor"],
+)
+@pytest.mark.parametrize("values", ["single", "per_variant"])
+def test_the_published_model_has_the_margin_as_a_key_and_scores_as_the_trainer(section, values):
+    rows = margin_rows(4200 if "ttl" in section else 300, 3)
+    model = learn(model_of(margin_spec(section, 3, values), list(rows[0])), rows)
+    artefact = model.artefact()
+    found = dict(zip(artefact.key_list(), range(artefact.rows), strict=True))
+    assert not {b"before=", b"large="} & weights_of(model).keys()
+    for key, expected, users in ((b"before=", np.float32(0.7), 0b101), (b"large=", np.float32(-12.5), 0b111)):
+        row = found[key]
+        assert artefact.variants[row] == users
+        assert not artefact.rate[row].any()
+        for bit in range(3):
+            assert artefact.weights_of(bit)[row] == (expected if users >> bit & 1 else 0.0)
+    maker = ExampleMaker(artefact.spec)
+    later = maker.make(batch_of(margin_rows(50, 4)))
+    predicted = model.coordinates.predicted(50)
+    scores = Scorer(artefact).score(maker, later)
+    model.coordinates.learn(later.hashed, 0, 1, predicted)
+    np.testing.assert_allclose(scores.latent[0], predicted.scores[0, :3], rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_of_16_bits_takes_exact_weights_and_refuses_others():
+    section = {"algorithm": "ftrl", "alpha": 0.3, "l1": 0.2, "precision": "q2.13"}
+    for values in ("single", "per_variant"):
+        spec = margin_spec(section, 3, values, GIVEN.replace("0.7", "1.0").replace("-12.5", "-0.5"))
+        rows = margin_rows(300, 5)
+        artefact = learn(model_of(spec, list(rows[0])), rows).artefact()
+        assert artefact.is_compact
+        assert artefact.weight[artefact.key_list().index(b"before=")].max() == 1.0
+    for weight in ("0.7", "4.0", "1e-9"):
+        text = SPEC.replace("[fields]\n", f'[fields]\nx = {{ kind = "number", fixed_weight = {weight} }}\n')
+        with pytest.raises(SpecError, match=r"fields\.x\.fixed_weight: .* multiple"):
+            parse_spec(text.replace("[learner]", '[learner]\nprecision = "q2.13"'))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("fixed_weight = 0.0", "other than 0"),
+        ("fixed_weight = 1e13", "other than 0"),
+        ("fixed_weight = 1.0, main = false", "main = false leaves it out"),
+        ('fixed_weight = 1.0, bucket = "log"', "bucket and missing"),
+    ],
+)
+def test_margins_without_meaning_are_refused(options, expected):
+    with pytest.raises(SpecError, match=expected):
+        parse_spec(SPEC.replace("[fields]\n", f'[fields]\nx = {{ kind = "number", {options} }}\n'))
+
+
+def test_a_residual_model_fits_what_its_prior_missed():
+    """The prior knows the effect of the brand; what is learned on its score is the effect of the age."""
+    random = np.random.default_rng(9)
+    brands, ages = random.integers(0, 3, 4000), random.integers(0, 3, 4000)
+    prior, missed = np.array([-1.5, 0.0, 1.5])[brands], np.array([-1.0, 0.0, 1.0])[ages]
+    clicks = random.random(4000) < 1.0 / (1.0 + np.exp(-(prior + missed)))
+    rows = [
+        {"click": b"%d" % click, "age": b"%d" % age, "brand": b"%d" % brand, "before": b"%.6f" % score}
+        for click, age, brand, score in zip(clicks, ages, brands, prior, strict=True)
+    ]
+    spec = parse_spec(
+        '[model]\nname = "residual"\n[input]\nlabel = "click"\n[fields]\nage = {}\nbrand = {}\n'
+        'before = { kind = "number", fixed_weight = 1.0 }\n[learner]\nalpha = 0.3\nl1 = 0.0\n'
+    )
+    weights = weights_of(learn(model_of(spec, list(rows[0])), rows))
+    ages_found = [weights[b"age=%d" % age][0] for age in range(3)]
+    brands_found = [weights[b"brand=%d" % brand][0] for brand in range(3)]
+    assert np.diff(ages_found) == pytest.approx([1.0, 1.0], abs=0.3)
+    assert np.diff(brands_found) == pytest.approx([0.0, 0.0], abs=0.3)
+
+
+def test_margins_survive_a_resume_and_deltas_and_are_not_taken_over():
+    spec, rows = margin_spec(LEARNERS["ftrl"], 3, "per_variant"), margin_rows(300, 6)
+    whole = learn(model_of(spec, list(rows[0])), rows, 50)
+    first = learn(model_of(spec, list(rows[0])), rows[:150], 50)
+    second = model_of(spec, list(rows[0]))
+    second.restore({name: array.copy() for name, array in first.state().items()})
+    chain = DeltaChain(second, second.artefact(), 1)
+    learn(second, rows[150:], 50)
+    assert second.artefact().to_bytes() == whole.artefact().to_bytes()
+    assert chain.change(last=True).delta.content == str(whole.artefact().rows_content())
+    third = model_of(spec, list(rows[0]))
+    warm_start(third.coordinates, third.maker, whole.artefact())
+    assert not {b"before=", b"large="} & weights_of(third).keys()
+    assert third.artefact().key_list() == whole.artefact().key_list()
+
+
+def test_regret_is_refused_for_a_margin():
+    model = model_of(margin_spec(LEARNERS["ftrl"]), list(margin_rows(1, 1)[0]))
+    with pytest.raises(InputError, match=r"fields\.before has a fixed_weight"):
+        RegretRecorder(model.spec, model.maker.rules.masks)

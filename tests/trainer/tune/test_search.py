@@ -1,0 +1,215 @@
+"""The whole search: what is chosen on which rows, edges, and searches that are stopped and go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ftrie.cli import run
+from model_store.errors import CheckpointError, InputError, SpecError
+from model_store.spec.spec import load_spec, parse_spec
+from tests.trainer.tune.logs import SPEC, write_log
+from trainer.examples.open_log import Log
+from trainer.logs.rejects import RejectLog
+from trainer.runs.train import train
+from trainer.tune.candidates import Edge, candidates_of
+from trainer.tune.extent import HeldOut, measure
+from trainer.tune.halving import Comparison
+from trainer.tune.passes import Repeated
+from trainer.tune.search import Options, search
+from trainer.tune.state import State
+
+GRID = ["alpha=0.05,0.2,0.8", "l1=0,0.5"]
+
+
+@pytest.fixture
+def log(tmp_path):
+    return write_log(tmp_path / "log.csv", 1000, 3, effect=0.8)
+
+
+def found_in(log, text=SPEC, tries=GRID, hold_out="0.2", crosses=False, **compare):
+    spec = parse_spec(text)
+    options = Options(Comparison(**compare), HeldOut.of(hold_out), crosses)
+    return search(spec, candidates_of(spec, tries), Repeated(Log([log])), options)
+
+
+def test_nothing_is_chosen_on_the_last_part(log, tmp_path):
+    found = found_in(log, crosses=True, widen=1)
+    lines = Path(log).read_text("utf-8").splitlines()
+    flipped = [*lines[:801], *("01"[line[0] == "0"] + line[1:] for line in lines[801:])]
+    other = tmp_path / "flipped.csv"
+    other.write_text("\n".join(flipped), encoding="utf-8")
+    again = found_in(str(other), crosses=True, widen=1)
+    assert [each.as_dict() for each in again.tuning.ranking] == [
+        each.as_dict() for each in found.tuning.ranking
+    ]
+    assert again.pairs == found.pairs
+    assert again.judged.best.metrics.logloss > found.judged.best.metrics.logloss
+
+
+def test_the_best_is_judged_as_training_would_report_it(log, tmp_path):
+    spec, best = tmp_path / "spec.toml", tmp_path / "best.toml"
+    spec.write_text(SPEC, encoding="utf-8")
+    assert run(["tune", str(spec), log, "--crosses", "-o", str(best), "--json"]) == 0
+    found = found_in(log, tries=[], crosses=True, widen=2)
+    assert [cross.fields for cross in load_spec(best).crosses] == [("a", "b")]
+    head = tmp_path / "head.csv"
+    head.write_text("".join(Path(log).read_text("utf-8").splitlines(keepends=True)[:801]), encoding="utf-8")
+    with RejectLog() as rejects:
+        whole = train(load_spec(best), Log([log]), rejects=rejects).model.metrics.logloss()
+        first = train(load_spec(best), Log([str(head)]), rejects=rejects).model.metrics.logloss()
+    assert found.judged.rows == 200
+    assert found.judged.best.metrics.logloss == pytest.approx((1000 * whole - 800 * first) / 200, rel=1e-9)
+    assert found.judged.difference.mean == pytest.approx(
+        found.judged.best.metrics.logloss - found.judged.given.metrics.logloss
+    )
+
+
+def test_a_time_span_holds_out_the_rows_within_it(log):
+    extent = measure(Repeated(Log([log])), parse_spec(SPEC), HeldOut.of("2h"))
+    assert (extent.rows, extent.split, extent.unordered) == (1000, 880, 0)
+    assert (extent.split_time, extent.end) == ("2023-11-15T12:53:20+00:00", "2023-11-15T14:52:20+00:00")
+    with pytest.raises(InputError, match="hold out a smaller part"):
+        measure(Repeated(Log([log])), parse_spec(SPEC), HeldOut.of("9d"))
+    with pytest.raises(SpecError, match=r"set input\.timestamp"):
+        measure(Repeated(Log([log])), parse_spec(SPEC.replace('timestamp = "ts"\n', "")), HeldOut.of("2h"))
+
+
+def test_a_log_out_of_order_is_warned_of(log, tmp_path):
+    lines = Path(log).read_text("utf-8").splitlines(keepends=True)
+    other = tmp_path / "swapped.csv"
+    other.write_text("".join([lines[0], *lines[501:], *lines[1:501]]), encoding="utf-8")
+    found = found_in(str(other))
+    assert found.extent.unordered == 500
+    assert any("not in order of time" in each for each in found.warnings())
+
+
+def test_a_best_on_the_edge_is_widened_until_it_is_not(log):
+    narrow = found_in(log, tries=["alpha=0.001,0.002"])
+    assert narrow.tuning.edges == (Edge("alpha", 0.002, "largest"),)
+    assert any("larger values may be better" in each for each in narrow.warnings())
+    wide = found_in(log, tries=["alpha=0.001,0.002"], widen=10)
+    assert wide.tuning.edges == ()
+    assert wide.best["alpha"] > 0.02
+    tried = {each.parameters["alpha"] for each in wide.tuning.ranking}
+    assert set(wide.tuning.widened["alpha"]) == tried - {0.001, 0.002}
+    same = found_in(log, tries=[f"alpha={','.join(map(str, sorted(tried)))}"])
+    assert same.best == wide.best
+
+
+def test_a_least_l1_of_zero_is_no_edge(log):
+    found = found_in(log, tries=["l1=0,8"], widen=3)
+    assert (dict(found.best), found.tuning.edges, dict(found.tuning.widened)) == ({"l1": 0}, (), {})
+
+
+def test_candidates_that_predict_the_same_are_not_distinguishable(log):
+    found = found_in(log, tries=["ttl=5000,6000", "alpha=0.2,0.00001"])
+    near, *far = found.tuning.ranking[1:]
+    assert near.difference.may_be_zero
+    assert not any(each.difference.may_be_zero for each in far)
+    assert all(each.difference.interval()[0] > 0.0 for each in far)
+
+
+def test_the_difference_is_that_of_the_log_losses(log):
+    ranking = found_in(log, first_rung=300).tuning.ranking
+    best = ranking[0].outcome.metrics.logloss
+    whole = [each for each in ranking[1:] if each.rows == ranking[0].rows]
+    assert whole
+    for each in whole:
+        assert each.difference.mean == pytest.approx(each.outcome.metrics.logloss - best, abs=1e-12)
+
+
+def test_a_search_killed_during_a_pass_goes_on_and_finds_the_same(tmp_path):
+    log = write_log(tmp_path / "log.csv", 20_000, 4, effect=0.5)
+    spec, state = tmp_path / "spec.toml", tmp_path / "state.json"
+    spec.write_text(SPEC, encoding="utf-8")
+    arguments = ["tune", str(spec), log, "--crosses", "--json"]
+
+    def answer(*more):
+        done = subprocess.run(
+            [sys.executable, "-m", "ftrie", *arguments, *more], capture_output=True, text=True, check=True
+        )
+        return {name: each for name, each in json.loads(done.stdout).items() if name != "seconds"}
+
+    expected = answer()
+    killed = subprocess.Popen(
+        [sys.executable, "-m", "ftrie", *arguments, "--state", str(state)], stdout=subprocess.DEVNULL
+    )
+    while not state.exists() or len(json.loads(state.read_bytes())["passes"]) < 2:
+        assert killed.poll() is None
+        time.sleep(0.002)
+    os.kill(killed.pid, signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    passes = len(json.loads(state.read_bytes())["passes"])
+    assert 2 <= passes < expected["passes"]
+    assert answer("--state", str(state)) == expected
+    assert len(json.loads(state.read_bytes())["passes"]) == expected["passes"]
+
+
+def test_a_state_of_another_search_is_refused_with_the_reason(log, tmp_path, capsys):
+    spec, state = tmp_path / "spec.toml", tmp_path / "state.json"
+    spec.write_text(SPEC, encoding="utf-8")
+    arguments = ["tune", str(spec), log, "--try", "alpha=0.1,0.2", "--state", str(state)]
+    assert run(arguments) == 0
+    assert run([*arguments, "--try", "l1=0,1"]) == CheckpointError.exit_code
+    assert "another grid" in capsys.readouterr().err
+    spec.write_text(SPEC.replace("alpha = 0.2", "alpha = 0.3"), encoding="utf-8")
+    assert run(arguments) == CheckpointError.exit_code
+    assert "another spec" in capsys.readouterr().err
+    spec.write_text(SPEC, encoding="utf-8")
+    with Path(log).open("a", encoding="utf-8") as file:
+        file.write("1,1800000000,a1,b1,c1,d1\n")
+    assert run(arguments) == CheckpointError.exit_code
+    assert "another log" in capsys.readouterr().err
+
+
+def test_a_damaged_state_is_refused(tmp_path):
+    path = tmp_path / "state.json"
+    State(path, {"log": "a"}).put("key", {"rows": 1})
+    assert State(path, {"log": "a"}).get("key") == {"rows": 1}
+    path.write_bytes(path.read_bytes().replace(b'"rows":1', b'"rows":2'))
+    with pytest.raises(CheckpointError, match="checksum"):
+        State(path, {"log": "a"})
+    path.write_text("alpha = 1\n", encoding="utf-8")
+    with pytest.raises(CheckpointError, match="is not a state"):
+        State(path, {"log": "a"})
+
+
+@pytest.mark.parametrize("name", ["page.html", "page.svg"])
+def test_the_report_draws_candidates_parameters_and_pairs(name, log, tmp_path):
+    spec, page = tmp_path / "spec.toml", tmp_path / name
+    spec.write_text(SPEC, encoding="utf-8")
+    assert run(["tune", str(spec), log, "--crosses", "--report", str(page)]) == 0
+    text = page.read_text("utf-8")
+    for each in (
+        "Log-loss minus the best",
+        "Log-loss by alpha",
+        "l1 = 0.3",
+        "Log-loss saved by one cross",
+        "a*b",
+    ):
+        assert each in text
+    assert ("judged" in text) == (name == "page.html")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--keys", "10"], "--keys is the budget of --crosses"),
+        (["--hold-out", "1"], "expected a share"),
+        (["--hold-out", "soon"], "expected a time"),
+        (["--by", "clicks"], "expected logloss"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(flags, message, log, tmp_path, capsys):
+    spec = tmp_path / "spec.toml"
+    spec.write_text(SPEC, encoding="utf-8")
+    assert run(["tune", str(spec), log, *flags]) == 2
+    assert message in capsys.readouterr().err.replace("\n", " ")

@@ -1,0 +1,74 @@
+"""Derived fields of labelled rows: their columns are filled before rows are sampled and hashed.
+
+In: batches as `WholeRequests` cuts them. Out: the same batches, with a value in the columns of derived fields where the
+log has none. `model_store.features.derived` computes the values; events are completed where they are parsed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.errors import SpecError
+from model_store.features.derived import Derivations, Numbers
+from model_store.spec.spec import ModelSpec
+from trainer.examples.requests import request_ids, request_starts
+from trainer.logs.batch import RowBatch
+
+
+class DerivedColumns:
+    """Fills the columns of a spec's derived fields. A field that compares candidates gets whole requests."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._derivations = Derivations.of(spec.fields)
+        self._request = spec.input.request
+
+    def of(self, batches: Iterable[RowBatch]) -> Iterator[RowBatch]:
+        """The batches in their order. Those that share a request are held until its last row is there."""
+        if not self._derivations:
+            yield from batches
+            return
+        held: list[RowBatch] = []
+        for batch in batches:
+            held.append(batch)
+            if batch.resumable or not self._derivations.compares:
+                yield from self.filled(held)
+                held = []
+        yield from self.filled(held)
+
+    def filled(self, batches: Sequence[RowBatch]) -> Iterator[RowBatch]:
+        """Batches that hold whole requests together."""
+        if not self._derivations or not batches:
+            yield from batches
+            return
+        parts = [self._derivations.numbers(batch.columns, batch.rows) for batch in batches]
+        given = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        numbers = self._derivations.computed(given, self._starts(batches))
+        first = 0
+        for batch in batches:
+            own: dict[str, Numbers] = {
+                name: found[first : first + batch.rows] for name, found in numbers.items()
+            }
+            yield replace(batch, columns=self._derivations.filled(batch.columns, own))
+            first += batch.rows
+
+    def _starts(self, batches: Sequence[RowBatch]) -> npt.NDArray[np.int64]:
+        """Where requests start, and the number of rows."""
+        rows = sum(batch.rows for batch in batches)
+        if not self._derivations.compares:
+            return np.array([0, rows], np.int64)
+        ids = np.concatenate([request_ids(batch, self._request) for batch in batches])
+        return np.append(np.flatnonzero(request_starts(ids)), rows)
+
+
+def check_comparable(spec: ModelSpec) -> None:
+    """Raise SpecError if a resolved spec compares rows of requests, and labelled rows do not name these."""
+    listed = [name for name, field in spec.fields.items() if field.list is not None]
+    if listed and spec.input.request is None:
+        raise SpecError(
+            f'fields.{listed[0]}: list = "{spec.fields[listed[0]].list}" compares the rows of a request: set '
+            "input.request, the column with the request of each row"
+        )

@@ -1,0 +1,196 @@
+"""Reliability: predicted against observed click rates of groups of rows, by bins of the prediction.
+
+In: predictions and the group of each row. Out: a `GroupReliability` per group: the figures of `VariantMetrics`, bins
+with Wilson intervals, and the expected calibration error beside what chance alone would make it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.learn.metrics.figures import NORMAL_95, auc, entropy
+from trainer.learn.metrics.reliability_kernels import (
+    CLICKS,
+    COLUMNS,
+    LOSS,
+    PREDICTED,
+    ROWS,
+    SQUARED_WEIGHT,
+    WEIGHT,
+    add_grouped,
+)
+from trainer.learn.predictions_kernels import Predictions
+
+BINS = 10
+BUCKETS = 512
+ENOUGH = 20
+"""A group with fewer clicked or fewer unclicked rows is not judged: its bins would be noise."""
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ReliabilityBin:
+    """Rows with similar predictions: their mean prediction, and their click rate with its 95 % interval (Wilson).
+
+    With importance weights the interval takes the effective number of rows, (Σ ω)² / Σ ω² (Kish 1965).
+    """
+
+    rows: int
+    weight: float
+    predicted: float
+    click_rate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """One variant's figures over the rows of a group; None where undefined.
+
+    ece: the expected calibration error, the mean over the bins of |mean prediction - click rate| by weight; by_chance:
+    what a perfectly calibrated model would have in these bins, in expectation, by the normal approximation:
+    Σ_b √(2/π Σ ω² p (1 - p)) / Σ ω, with p the bin's mean prediction.
+    """
+
+    logloss: float | None
+    auc: float | None
+    calibration: float | None
+    normalized_entropy: float | None
+    mean_prediction: float | None
+    ece: float | None
+    by_chance: float | None
+    bins: tuple[ReliabilityBin, ...]
+
+
+@dataclass(frozen=True)
+class GroupReliability:
+    """The rows of one group, with every variant's figures. low, high: the 95 % interval of the click rate (Wilson)."""
+
+    rows: int
+    clicked: int
+    weight: float
+    clicks: float
+    click_rate: float | None
+    low: float | None
+    high: float | None
+    variants: dict[str, Reliability]
+
+    @property
+    def worst(self) -> float:
+        """The largest excess of a variant's calibration error over chance."""
+        pairs = ((each.ece, each.by_chance) for each in self.variants.values())
+        return max(
+            (ece - chance for ece, chance in pairs if ece is not None and chance is not None), default=0.0
+        )
+
+
+class ReliabilitySums:
+    """The sums of numbered groups. 24 KiB per group and variant, once a row of the group was added.
+
+    `clicked`: int64[groups], the clicked rows.
+    """
+
+    def __init__(self, groups: int, variants: int) -> None:
+        self.clicked = np.zeros(groups, np.int64)
+        self._sums = np.zeros((groups, variants, BUCKETS, COLUMNS))
+
+    def add(
+        self, predictions: Predictions, rows: npt.NDArray[np.int64], groups: npt.NDArray[np.int64]
+    ) -> None:
+        """Add rows `rows` of the predictions to `groups`, pair by pair."""
+        add_grouped(predictions, rows, groups, self._sums)
+        np.add.at(self.clicked, groups, predictions.labels[rows] > 0.5)
+
+    def regrouped(self, groups: npt.NDArray[np.int64], count: int) -> ReliabilitySums:
+        """The sums of `count` new groups; groups[i] is the one that takes group i's rows."""
+        made = ReliabilitySums(count, self._sums.shape[1])
+        np.add.at(made.clicked, groups, self.clicked)
+        np.add.at(made._sums, groups, self._sums)
+        return made
+
+    def rows(self, group: int) -> int:
+        """The rows of a group."""
+        return int(self._sums[group, 0, :, ROWS].sum())
+
+    def enough(self, group: int) -> bool:
+        """Whether a group has enough clicked and unclicked rows to be judged."""
+        clicked = int(self.clicked[group])
+        return min(clicked, self.rows(group) - clicked) >= ENOUGH
+
+    def group(self, group: int, variants: Sequence[str]) -> GroupReliability:
+        """The figures of one group."""
+        total = self._sums[group, 0].sum(axis=0)
+        own = _bin(total) if total[WEIGHT] > 0.0 else None
+        return GroupReliability(
+            rows=int(total[ROWS]),
+            clicked=int(self.clicked[group]),
+            weight=float(total[WEIGHT]),
+            clicks=float(total[CLICKS]),
+            click_rate=_ratio(total[CLICKS], total[WEIGHT]),
+            low=own.low if own else None,
+            high=own.high if own else None,
+            variants={name: _reliability(self._sums[group, bit]) for bit, name in enumerate(variants)},
+        )
+
+
+def wilson(rate: float, rows: float) -> tuple[float, float]:
+    """The 95 % score interval of a rate observed in so many rows (Wilson 1927)."""
+    square = NORMAL_95 * NORMAL_95
+    middle = (rate + square / (2.0 * rows)) / (1.0 + square / rows)
+    half = (
+        NORMAL_95
+        / (1.0 + square / rows)
+        * math.sqrt(rate * (1.0 - rate) / rows + square / (4.0 * rows * rows))
+    )
+    # The interval contains the rate, also where rounding says otherwise.
+    return max(min(middle - half, rate), 0.0), min(max(middle + half, rate), 1.0)
+
+
+def _reliability(buckets: Floats) -> Reliability:
+    """The figures of one group and variant: float64[BUCKETS, COLUMNS]."""
+    total = buckets.sum(axis=0)
+    weight, clicks = float(total[WEIGHT]), float(total[CLICKS])
+    logloss = _ratio(total[LOSS], weight)
+    bins = _bins(buckets) if weight > 0.0 else np.empty((0, COLUMNS))
+    gap = np.abs(bins[:, PREDICTED] - bins[:, CLICKS])
+    mean = bins[:, PREDICTED] / bins[:, WEIGHT]
+    noise = np.sqrt(2.0 / math.pi * bins[:, SQUARED_WEIGHT] * mean * np.maximum(1.0 - mean, 0.0))
+    return Reliability(
+        logloss=logloss,
+        auc=auc(buckets[:, CLICKS], buckets[:, WEIGHT] - buckets[:, CLICKS]),
+        calibration=_ratio(total[PREDICTED], clicks),
+        normalized_entropy=_ratio(logloss, entropy(_ratio(clicks, weight))),
+        mean_prediction=_ratio(total[PREDICTED], weight),
+        ece=_ratio(gap.sum(), weight),
+        by_chance=_ratio(noise.sum(), weight),
+        bins=tuple(_bin(each) for each in bins),
+    )
+
+
+def _bins(buckets: Floats) -> Floats:
+    """Up to BINS bins of about equal weight by score: float64[bins, COLUMNS], none of them without weight."""
+    weight = buckets[:, WEIGHT]
+    before = np.cumsum(weight) - weight
+    number = np.minimum((before + 0.5 * weight) / weight.sum() * BINS, BINS - 1).astype(np.int64)
+    bins = np.zeros((BINS, COLUMNS))
+    np.add.at(bins, number, buckets)
+    filled: Floats = bins[bins[:, WEIGHT] > 0.0]
+    return filled
+
+
+def _bin(sums: Floats) -> ReliabilityBin:
+    weight = float(sums[WEIGHT])
+    rate = min(float(sums[CLICKS]) / weight, 1.0)
+    low, high = wilson(rate, weight * weight / float(sums[SQUARED_WEIGHT]))
+    return ReliabilityBin(int(sums[ROWS]), weight, float(sums[PREDICTED]) / weight, rate, low, high)
+
+
+def _ratio(part: Any, whole: float | None) -> float | None:
+    return float(part / whole) if part is not None and whole else None

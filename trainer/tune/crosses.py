@@ -1,0 +1,185 @@
+"""Proposes crosses: pairs of fields whose conjunction lowers the log-loss by more than chance would, one after another.
+
+Every pair is a variant of one model: the spec without any proposed pair, or with one more. All learn the same rows in
+the same pass, and each row is predicted before it is learned from, so the mean difference of their losses is the gain
+that the cross would have had. A cross without effect costs a little: its expected gain is below 0.
+
+Of P pairs some look good by chance. A pair is proposed only if a one-sided t test of its gain, over blocks of rows
+(`paired.py`), passes at 5 % / P (Bonferroni): at most one search in twenty proposes anything where no pair has an
+effect. The first round tries all pairs. The pair with the largest gain of those that pass joins the spec; the others
+that passed are tried again beside it, and so on until none passes. The first round alone decides who may pass, so
+the later rounds add no chance of an error.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from model_store.errors import SpecError
+from model_store.spec.sections import Cross, FieldSpec
+from model_store.spec.spec import ModelSpec
+from trainer.tune.candidates import Candidate, Group, learner_with, rebuilt
+from trainer.tune.paired import Difference
+from trainer.tune.passes import Pass, Repeated
+
+ERROR_RATE = 0.05
+PAIRS_PER_PASS = 15
+"""With the model without them, 16 variants: with more, each key would have values of variants that do not use it."""
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A pair of fields, what it gained beside the crosses proposed before it, and its keys with a non-zero weight."""
+
+    pair: Pair
+    gain: Difference
+    keys: int
+    passes_test: bool
+
+    def as_dict(self) -> dict[str, object]:
+        """The JSON form."""
+        return {"fields": list(self.pair), "gain": self.gain.as_dict(), "keys": self.keys}
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The crosses proposed, in this order; all pairs as the first round found them, best first; the passes made.
+
+    too_large: pairs that passed but whose keys exceeded what the budget had left.
+    """
+
+    proposed: tuple[Tried, ...]
+    tried: tuple[Tried, ...]
+    too_large: tuple[Tried, ...]
+    passes: int
+
+    @property
+    def crosses(self) -> tuple[Pair, ...]:
+        """The fields of the proposed crosses."""
+        return tuple(each.pair for each in self.proposed)
+
+
+def propose(
+    spec: ModelSpec,
+    parameters: Candidate,
+    log: Repeated,
+    *,
+    variant: str,
+    budget: int | None = None,
+    rows: int | None = None,
+    compare_from: int = 0,
+) -> Proposal:
+    """Try the pairs of a resolved spec's fields, learned with these parameters. budget: keys with a non-zero weight.
+
+    rows, compare_from: see `learn_together`. Raises SpecError where no two fields can be crossed.
+    """
+    pairs = list(pairs_of(spec, variant))
+    if not pairs:
+        raise SpecError(
+            "--crosses: no two fields of the spec can be crossed that are not crossed already; raw keys, text, and "
+            "fields that are computed from one another cannot"
+        )
+    search = _Search(spec, parameters, log, variant, ERROR_RATE / len(pairs), rows, compare_from)
+    first = search.round((), pairs)
+    proposed, too_large, left = list[Tried](), list[Tried](), budget
+    latest = [each for each in first if each.passes_test]
+    while latest:
+        fitting = [each for each in latest if left is None or each.keys <= left]
+        too_large += [each for each in latest if each not in fitting]
+        if not fitting:
+            break
+        best = fitting[0]
+        proposed.append(best)
+        left = None if left is None else left - best.keys
+        chosen, others = [each.pair for each in proposed], [each.pair for each in fitting[1:]]
+        latest = [each for each in search.round(chosen, others) if each.passes_test]
+    return Proposal(tuple(proposed), tuple(first), tuple(too_large), search.passes)
+
+
+def pairs_of(spec: ModelSpec, variant: str) -> Iterator[Pair]:
+    """The pairs of a resolved spec's fields that are worth a cross in this variant, without those that it has."""
+    present = {frozenset(cross.fields) for cross in spec.crosses}
+    fields = [each for each in spec.fields.items() if each[0] not in spec.variants[variant].without]
+    for (one, first), (other, second) in itertools.combinations(fields, 2):
+        if not (_fits(first) and _fits(second)) or (first.is_number and second.is_number):
+            continue
+        same_column = (first.column or one) == (second.column or other)
+        if same_column and not (first.kind == second.kind == "time"):
+            continue
+        if one in _sources(spec, other) or other in _sources(spec, one) or {one, other} in present:
+            continue
+        yield one, other
+
+
+def with_crosses(spec: ModelSpec, pairs: Sequence[Pair]) -> ModelSpec:
+    """The spec with these crosses after its own."""
+    crosses = [*spec.crosses, *(Cross(fields=pair) for pair in pairs)]
+    return rebuilt(spec, {"crosses": [each.model_dump(mode="json") for each in crosses]})
+
+
+def _fits(field: FieldSpec) -> bool:
+    """Raw keys cannot be crossed; every word of a text with every value would be too many keys; a margin has no key."""
+    return field.kind not in ("raw", "text") and field.fixed_weight is None
+
+
+def _sources(spec: ModelSpec, name: str) -> set[str]:
+    """The fields that a field is computed from, directly or not."""
+    direct = set(spec.fields[name].inputs)
+    return direct.union(*(_sources(spec, each) for each in direct if each in spec.fields))
+
+
+class _Search:
+    """Rounds of pairs, each learned beside the crosses proposed so far."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        parameters: Candidate,
+        log: Repeated,
+        variant: str,
+        error_rate: float,
+        rows: int | None,
+        compare_from: int,
+    ) -> None:
+        self._spec, self._parameters, self._log, self._variant = spec, parameters, log, variant
+        self._error_rate, self._rows, self._compare_from = error_rate, rows, compare_from
+        self.passes = 0
+
+    def round(self, chosen: Sequence[Pair], pairs: Sequence[Pair]) -> list[Tried]:
+        """Learn every pair beside the chosen ones; the largest gain first."""
+        tried = list[Tried]()
+        for at in range(0, len(pairs), PAIRS_PER_PASS):
+            part = pairs[at : at + PAIRS_PER_PASS]
+            group = self._group(chosen, part)
+            learned = self._log.learn([group], rows=self._rows, compare_from=self._compare_from)
+            self.passes += 1
+            if learned.outcomes:  # none if the log has no rows
+                tried += [self._tried(learned, number, pair) for number, pair in enumerate(part, start=1)]
+        return sorted(tried, key=lambda each: (-each.gain.mean, each.pair))
+
+    def _tried(self, learned: Pass, number: int, pair: Pair) -> Tried:
+        without, having = learned.outcomes[0], learned.outcomes[number]
+        gain = Difference.of(without.losses, having.losses, learned.weights)
+        own = [
+            keys for name, keys in having.crosses.items() if name in ("*".join(pair), "*".join(pair[::-1]))
+        ]
+        return Tried(pair, gain, sum(own), gain.is_above_zero(self._error_rate))
+
+    def _group(self, chosen: Sequence[Pair], pairs: Sequence[Pair]) -> Group:
+        """A model whose first variant has none of the pairs, and each other one of them."""
+        names = ["*".join(pair) for pair in pairs]
+        without = list(self._spec.variants[self._variant].without)
+        share = 1.0 / (len(pairs) + 1)
+        variants: dict[str, dict[str, object]] = {"none": {"share": share, "without": [*without, *names]}}
+        for number, name in enumerate(names):
+            left_out = [*without, *(each for each in names if each != name)]
+            variants[f"cross-{number}"] = {"share": share, "without": left_out}
+        learner = learner_with(self._spec.learner, self._parameters) | {"values": "per_variant"}
+        sections = {"learner": learner, "variants": variants, "calibration": {"kind": "none"}}
+        spec = rebuilt(with_crosses(self._spec, [*chosen, *pairs]), sections)
+        every = tuple(range(len(pairs) + 1))
+        return Group(spec, every, every)

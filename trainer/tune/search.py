@@ -1,0 +1,172 @@
+"""The whole search of `ftrie tune`: choose parameters, then crosses, then parameters again; judge the choice once.
+
+In: a spec, candidates, a log. The log's last part by time is held out: nothing is chosen on it. At the end the best
+spec and the spec as given learn the whole log, and their metrics on that part are reported.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from model_store.errors import InputError
+from model_store.spec.spec import ModelSpec
+from trainer.examples.open_log import open_log
+from trainer.logs.batch import STDIN
+from trainer.logs.reader import expand
+from trainer.logs.rejects import MOST_REJECTED
+from trainer.tune.candidates import Candidate, as_variants, groups_of, learns_alone
+from trainer.tune.crosses import Pair, Proposal, propose, with_crosses
+from trainer.tune.extent import Extent, HeldOut, measure
+from trainer.tune.halving import ONCE, Comparison, Tuning, compared_from, compared_variant, tune
+from trainer.tune.paired import Difference
+from trainer.tune.passes import Outcome, Repeated
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is searched beside the grid. crosses: propose crosses, of at most `keys` keys; held_out: the last part."""
+
+    comparison: Comparison
+    held_out: HeldOut = field(default_factory=HeldOut)
+    crosses: bool = False
+    keys: int | None = None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The best spec on the last part of the log, beside the spec as given; difference: best minus given."""
+
+    rows: int
+    best: Outcome
+    given: Outcome
+    difference: Difference
+
+    def as_dict(self) -> dict[str, object]:
+        """The JSON form."""
+        sides = {"best": self.best, "given": self.given}
+        metrics = {
+            name: {"logloss": each.metrics.logloss, "auc": each.metrics.auc, "nonzero": each.nonzero}
+            for name, each in sides.items()
+        }
+        return {"rows": self.rows, **metrics, "difference": self.difference.as_dict()}
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of a search. tuning: of the last search for parameters, with the crosses if any are proposed."""
+
+    tuning: Tuning
+    extent: Extent | None
+    crosses: Proposal | None
+    judged: Judged | None
+    passes: int
+    seconds: float
+
+    @property
+    def best(self) -> Candidate:
+        """The parameters of the best candidate."""
+        return self.tuning.ranking[0].parameters
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:
+        """The crosses of the best spec that the spec as given lacks."""
+        return self.crosses.crosses if self.crosses is not None else ()
+
+    @property
+    def rejected(self) -> int:
+        """Rows of the log that could not be learned."""
+        return self.extent.rejected if self.extent is not None else self.tuning.rejected
+
+    @property
+    def _rows(self) -> int:
+        return self.extent.rows if self.extent is not None else self.tuning.ranking[0].rows
+
+    def warnings(self) -> Iterator[str]:
+        """Warnings for the user."""
+        tuning, share = self.tuning, self.rejected / max(self.rejected + self._rows, 1)
+        if share > MOST_REJECTED:
+            yield (
+                f"{self.rejected:,} rows were rejected, {100 * share:.3g} % of those read: the "
+                "ranking is that of the others alone; `ftrie train --rejects FILE` lists them"
+            )
+        if self.extent is not None:
+            yield from self.extent.warnings()
+        for edge in tuning.edges:
+            direction = "larger" if edge.side == "largest" else "smaller"
+            yield (
+                f"the best {edge.name}, {edge.value:g}, is the {edge.side} tried: {direction} values may be better; "
+                f"try them with --try {edge.name}=…"
+            )
+
+
+def search(spec: ModelSpec, candidates: Sequence[Candidate], log: Repeated, options: Options) -> Found:
+    """Search, and judge the best once. Raises InputError if no row can be learned; see `tune` and `propose`."""
+    began, extent, comparison = time.perf_counter(), None, options.comparison
+    if STDIN in expand(log.log.inputs) and (options.crosses or options.held_out != HeldOut()):
+        raise InputError(ONCE)
+    if options.held_out != HeldOut():
+        extent = measure(log, spec, options.held_out)
+        comparison = replace(comparison, end=extent.split)
+    passes = 0 if extent is None else 1
+    tuning = tune(spec, candidates, log, comparison)
+    passes += tuning.passes
+    if not tuning.ranking:
+        raise InputError(
+            f"no row could be learned from ({tuning.rejected:,} rejected); nothing can be ranked"
+        )
+    proposal, better = None, spec
+    if options.crosses:
+        proposal = _proposal(spec, tuning, log, comparison, options.keys)
+        passes += proposal.passes
+    if proposal is not None and proposal.crosses:
+        better = with_crosses(spec, proposal.crosses)
+        tuning = tune(better, candidates, log, comparison)
+        passes += tuning.passes
+    judged = None
+    if extent is not None and extent.split is not None:
+        judged, more = _judged(spec, better, tuning.ranking[0].parameters, log, comparison, extent.split)
+        passes += more
+    return Found(tuning, extent, proposal, judged, passes, time.perf_counter() - began)
+
+
+def models_of(spec: ModelSpec, candidates: Sequence[Candidate], options: Options) -> Iterator[ModelSpec]:
+    """The specs whose kernels a search needs."""
+    variant = compared_variant(spec, options.comparison.variant)
+    for group in groups_of(spec, candidates, range(len(candidates)), variant):
+        yield group.spec
+    for several in (1, 2) if options.crosses or learns_alone(spec) else ():
+        yield as_variants(spec, [candidates[0]] * several, range(several), variant).spec
+
+
+def _proposal(
+    spec: ModelSpec, tuning: Tuning, log: Repeated, comparison: Comparison, budget: int | None
+) -> Proposal:
+    with open_log(log.log, spec) as opened:
+        resolved = opened.spec
+    best = tuning.ranking[0]
+    return propose(
+        resolved,
+        best.parameters,
+        log,
+        variant=compared_variant(spec, comparison.variant),
+        budget=budget,
+        rows=comparison.end,
+        compare_from=compared_from(comparison, best.rows),
+    )
+
+
+def _judged(
+    spec: ModelSpec, better: ModelSpec, best: Candidate, log: Repeated, comparison: Comparison, split: int
+) -> tuple[Judged, int]:
+    """Learn the whole log by the best spec and by the spec as given; compare them from row `split` on."""
+    variant = compared_variant(spec, comparison.variant)
+    if better is spec:
+        groups = [groups_of(spec, [best, {}], (0, 1), variant)]
+    else:
+        groups = [groups_of(better, [best], (0,), variant), groups_of(spec, [best, {}], (1,), variant)]
+    passes = [log.learn(each, compare_from=split) for each in groups]
+    outcomes = {index: outcome for each in passes for index, outcome in each.outcomes.items()}
+    difference = Difference.of(outcomes[0].losses, outcomes[1].losses, passes[0].weights)
+    return Judged(passes[0].judged_rows, outcomes[0], outcomes[1], difference), len(passes)
