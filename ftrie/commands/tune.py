@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from trainer.tune.state import State
 
 HELD_OUT = "0.2"
+WORTH_IT = 0.8
+"""A candidate that is as good as the best is named if it has at most this share of its non-zero weights."""
 
 
 def register(app: typer.Typer) -> None:
@@ -261,7 +263,14 @@ def _answer(found: Found, output: Path | None) -> dict[str, object]:
 
 
 def _print(found: Found, output: Path | None) -> None:
-    from ftrie.report.tuning import compared, difference_text, measure, measure_head, value_text
+    from ftrie.report.tuning import (
+        compared,
+        difference_text,
+        measure,
+        measure_head,
+        parameters_text,
+        value_text,
+    )
 
     ranking = found.tuning.ranking
     names = list(found.best)
@@ -284,8 +293,15 @@ def _print(found: Found, output: Path | None) -> None:
     for name, values in found.tuning.widened.items():
         added = ", ".join(map(value_text, values))
         print(f"{name}: the best lay on the edge of the grid, so {added} were tried too")
-    same = sum(each.difference is not None and each.difference.may_be_zero for each in ranking)
-    print(f"{same} of {len(ranking) - 1} others are not distinguishable from the best (95 % intervals)")
+    same = [each for each in ranking if each.difference is not None and each.difference.may_be_zero]
+    print(
+        f"{len(same)} of {len(ranking) - 1} others are not distinguishable from the best (95 % intervals)",
+        end="",
+    )
+    small = min([ranking[0], *same], key=lambda each: each.outcome.nonzero)
+    if small.outcome.nonzero < WORTH_IT * ranking[0].outcome.nonzero:
+        print(f"; {parameters_text(small.parameters)} has the fewest non-zero weights of them", end="")
+    print()
     if found.crosses is not None:
         _print_crosses(found.crosses)
     _print_judged(found)
@@ -298,8 +314,9 @@ def _print_crosses(proposal: Proposal) -> None:
     from ftrie.report.tuning import difference_text
 
     tried = len(proposal.tried)
+    ranked = "; the ranking has them" if proposal.proposed else ""
     print(
-        f"\n{tried} pairs tried as crosses, {len(proposal.proposed)} proposed (5 % / {tried} each, one-sided)"
+        f"\n{tried} pairs tried as crosses, {len(proposal.proposed)} proposed (tests at 5 % / {tried}){ranked}"
     )
     if proposal.proposed:
         rows = [["*".join(each.pair), difference_text(each.gain), each.keys] for each in proposal.proposed]
