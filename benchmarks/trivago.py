@@ -1,23 +1,23 @@
-"""Real hotel lists (the RecSys Challenge 2019): position learned as a field and left out when ranking, by MRR.
+"""Real hotel lists (the RecSys Challenge 2019), as impressions and clicks: MRR and hit@1 of the last fifth of a day.
 
-Impressions and clicks are joined into a row for each hotel shown; the last fifth of the requests is ranked by models of
-the first four fifths. Both models are variants of one pass with values of their own; one of them learns the position.
-A logged click says as much of the place as of the hotel, and so does MRR on such clicks; so the mean is also taken with
-each click weighted by 1 / click rate of its position (Joachims, Swaminathan & Schnabel, WSDM 2017).
+`ftrie train` joins the events, compares the prices within a list and keeps what each user has seen and clicked before.
+Vowpal Wabbit gets the same features and crosses, made here. Both learn one pass with each of four step sizes; the one
+with the best MRR on the fourth fifth learns the first four and ranks the last one, without learning from it. Both are
+set beside the order shown, with the position as a feature and without. Intervals are of the paired differences to the
+order shown, request by request.
 """
 
 from __future__ import annotations
 
 import csv
 import gzip
-import itertools
 import json
 import math
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,97 +26,73 @@ import numpy.typing as npt
 
 from benchmarks.common import click_log, report
 
+NEEDS = ("vowpalwabbit",)
 FOLDER = "trivago"
-LEARNED = 0.8
-STEPS = (0.02, 0.05, 0.1, 0.3)
-MODELS = {"learned": "position learned, left out", "without": "no position"}
-HEAD = """
+STEPS = {"ftrie": (0.02, 0.05, 0.1, 0.2), "Vowpal Wabbit": (0.05, 0.1, 0.3, 0.5)}
+CROSSES = (
+    *(("clicks", "clicked"), ("clicks", "seen"), ("city", "price"), ("city", "price_rank")),
+    *(("last_clicked", "hotel"), ("position", "clicks"), ("position", "seen"), ("position", "clicked")),
+)
+SPEC = """
 [model]
 name = "hotels"
 [input]
 label = "click"
-request = "request"
+request = "request_id"
+cookie = "cookie"
+item = "item"
+timestamp = "ts"
 [fields]
-price = { side = "item", kind = "number", bucket = "log" }
-position = {}
-"""
-HISTORY = """
-last_clicked = { side = "item" }
-clicked_before = { side = "item" }
-seen_before = { side = "item" }
-price_rank = { side = "item" }
-price_ratio = { side = "item" }
+hotel = { side = "item", column = "item" }
 city = {}
-[[crosses]]
-fields = ["city", "price_ratio"]
-[[crosses]]
-fields = ["city", "price_rank"]
-[[crosses]]
-fields = ["city", "price"]
-"""
-TAIL = """
+position = { side = "item" }
+price = { side = "item", kind = "number", bucket = "log" }
+price_rank = { side = "item", kind = "number", list = "rank", of = "price", bucket = [2, 3, 4, 6, 9, 13, 18] }
+price_gap = { side = "item", kind = "number", list = "gap", of = "price", bucket = "log" }
+clicked = { side = "item", kind = "number", history = "clicked", measure = "count", bucket = [1, 2, 3] }
+clicked_age = { side = "item", kind = "number", history = "clicked", measure = "age", bucket = "log" }
+seen = { side = "item", kind = "number", history = "seen", measure = "count", bucket = [1, 2, 3, 5] }
+clicks = { side = "user", kind = "number", history = "clicked", measure = "count", bucket = [1, 2, 4] }
+last_clicked = { side = "user", kind = "set", history = "clicked", measure = "last", last = 3 }
 [variants]
-learned = { share = 0.5 }
-without = { share = 0.5, without = ["position"] }
+with = {}
+without = { without = ["position"] }
 [learner]
 l1 = 0.0
 values = "per_variant"
 """
-SPECS = {"price": HEAD + TAIL, "price, history": HEAD + HISTORY + TAIL}
+POSITIONS = {"with": "position as a feature", "without": "no position"}
+_VW = "import sys, vowpalwabbit; vowpalwabbit.Workspace(sys.argv[1]).finish()"
+
 Row = dict[str, Any]
 Numbers = npt.NDArray[np.float64]
+Lists = Sequence[list[Row]]
 
 
-def requests(folder: Path) -> Iterator[list[Row]]:
-    """The rows of each request in order of time. What a user did before is known from earlier requests alone."""
-    clicks = {click["request_id"]: click["item"] for click in _events(folder / "clicks.jsonl.gz")}
-    seen: defaultdict[str, set[str]] = defaultdict(set)
-    clicked: defaultdict[str, list[str]] = defaultdict(list)
-    for shown in _events(folder / "impressions.jsonl.gz"):
-        before, known = clicked[shown["cookie"]], seen[shown["cookie"]]
-        prices = sorted(item["features"]["price"] for item in shown["items"])
-        chosen = clicks[shown["request_id"]]
-        yield [
-            {
-                "click": int(item["id"] == chosen),
-                "request": shown["request_id"],
-                "position": item["position"],
-                "city": shown["context"]["city"],
-                "price": (price := item["features"]["price"]),
-                "price_rank": prices.index(price),
-                "price_ratio": round(price * len(prices) / sum(prices), 1),
-                "last_clicked": item["id"] == before[-1] if before else "first",
-                "clicked_before": min(before.count(item["id"]), 3) if before else "first",
-                "seen_before": item["id"] in known if known else "first",
-            }
-            for item in shown["items"]
-        ]
-        known.update(item["id"] for item in shown["items"])
-        before.append(chosen)
+# -- ftrie
 
 
-def _events(path: Path) -> Iterator[Row]:
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        yield from map(json.loads, file)
-
-
-def write_log(path: Path, lists: Sequence[list[Row]]) -> None:
-    """Write requests as CSV, a row for each hotel."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(lists[0][0]))
-        writer.writeheader()
-        writer.writerows(row for rows in lists for row in rows)
-
-
-def rank(folder: Path, text: str, alpha: float) -> dict[str, Numbers]:
-    """Learn a spec at a step size; the scores of every row to be ranked, position left out, by variant."""
+def ours(step: float, learned: Lists, ranked: Lists, folder: Path) -> dict[str, Numbers]:
+    """The scores of every ranked row by variant, from the events as they are."""
+    crosses = "".join(f"[[crosses]]\nfields = {json.dumps(cross)}\n" for cross in CROSSES)
     spec, model, scores = folder / "spec.toml", folder / "model.arrow", folder / "scores.csv"
-    spec.write_text(f"{text}alpha = {alpha}\n", encoding="utf-8")
-    _ftrie("train", str(spec), str(folder / "learned.csv"), "--save", str(model))
+    spec.write_text(f"{SPEC}alpha = {step}\n{crosses}", encoding="utf-8")
+    events = [str(click_log(f"{FOLDER}/{name}.jsonl.gz")) for name in ("impressions", "clicks")]
+    cut, end = (str(rows[0]["ts"]) for rows in (ranked[0], ranked[-1]))
+    _ftrie("train", str(spec), *events, "--until", cut, "--save", str(model))
     found = {}
-    for variant in MODELS:
-        flags = ("--without", "position", "--variant", variant, "--predictions", str(scores))
-        _ftrie("evaluate", str(model), str(folder / "ranked.csv"), *flags)
+    for variant in POSITIONS:
+        flags = (
+            "--since",
+            cut,
+            "--until",
+            str(int(end) + 1),
+            "--variant",
+            variant,
+            "--predictions",
+            str(scores),
+        )
+        _ftrie("evaluate", str(model), *events, *flags)
         with scores.open(encoding="utf-8", newline="") as file:
             found[variant] = np.array([float(row["score"]) for row in csv.DictReader(file)])
     return found
@@ -126,27 +102,109 @@ def _ftrie(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "ftrie", *arguments, "--json"], check=True, capture_output=True)
 
 
-def reciprocal_ranks(scores: Numbers, lists: Sequence[list[Row]]) -> Numbers:
+# -- Vowpal Wabbit
+
+
+def theirs(step: float, learned: Lists, ranked: Lists, folder: Path) -> dict[str, Numbers]:
+    """The scores of every ranked row, with features made in `requests`."""
+    found = {}
+    for variant in POSITIONS:
+        for name, lists in (("learned.vw", learned), ("ranked.vw", ranked)):
+            with (folder / name).open("w", encoding="utf-8") as file:
+                for row in (row for rows in lists for row in rows):
+                    file.write(f"{1 if row['click'] else -1} | {' '.join(_features(row, variant))}\n")
+        model, scores = folder / "vw.model", folder / "vw.scores"
+        _vw(f"-d {folder / 'learned.vw'} -b 24 -l {step} -f {model}")
+        _vw(f"-d {folder / 'ranked.vw'} -t -i {model} -p {scores}")
+        found[variant] = np.loadtxt(scores)
+    return found
+
+
+def _vw(command: str) -> None:
+    command = f"--loss_function logistic --quiet {command}"
+    subprocess.run([sys.executable, "-c", _VW, command], check=True, capture_output=True)
+
+
+def _features(row: Row, variant: str) -> Iterator[str]:
+    tokens = {name: row[name] if isinstance(row[name], list) else [row[name]] for name in row["names"]}
+    if variant == "without":
+        del tokens["position"]
+    for name, values in tokens.items():
+        yield from (f"{name}={value}" for value in values)
+    for one, two in CROSSES:
+        for a in tokens.get(one, ()):
+            yield from (f"{one}*{two}={a}*{b}" for b in tokens.get(two, ()))
+
+
+def requests(folder: Path) -> Iterator[list[Row]]:
+    """The rows of each request in order of time. What a user did before is known from earlier requests alone."""
+    clicks = {click["request_id"]: click for click in _events(folder / "clicks.jsonl.gz")}
+    seen: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    clicked: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+    for shown in sorted(_events(folder / "impressions.jsonl.gz"), key=lambda event: event["ts"]):
+        user, now = shown["cookie"], shown["ts"]
+        before = [each for each in clicked[user] if each[0] < now]
+        prices = sorted(item["features"]["price"] for item in shown["items"])
+        rows = []
+        for item in shown["items"]:
+            mine = [time for time, hotel in before if hotel == item["id"]]
+            price = item["features"]["price"]
+            row = {
+                "hotel": item["id"],
+                "city": shown["context"]["city"].replace(" ", "_").replace(":", "_").replace("|", "_"),
+                "position": item["position"],
+                "price": _log(price),
+                "price_rank": np.searchsorted([2, 3, 4, 6, 9, 13, 18], prices.index(price) + 1, side="right"),
+                "price_gap": _log(price - prices[0]),
+                "clicked": min(len(mine), 3),
+                "clicked_age": [_log(now - mine[-1])] if mine else [],
+                "seen": np.searchsorted([1, 2, 3, 5], seen[user][item["id"]], side="right"),
+                "clicks": np.searchsorted([1, 2, 4], len(before), side="right"),
+                "last_clicked": list(dict.fromkeys(hotel for _, hotel in before[:-4:-1])),
+            }
+            click = item["id"] == clicks[shown["request_id"]]["item"]
+            rows.append(
+                {**row, "names": list(row), "click": click, "ts": now, "request": shown["request_id"]}
+            )
+        yield rows
+        seen[user].update(item["id"] for item in shown["items"])
+        clicked[user].append((clicks[shown["request_id"]]["ts"], clicks[shown["request_id"]]["item"]))
+
+
+def _log(value: float) -> int:
+    return int(4 * math.log2(1 + value))
+
+
+def _events(path: Path) -> Iterator[Row]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        yield from map(json.loads, file)
+
+
+# -- judging
+
+
+def reciprocal_ranks(scores: Numbers, lists: Lists) -> Numbers:
     """1 / rank of each request's click; among equal scores the mean over the orders."""
-    found, begin = [], 0
+    return np.array(
+        [
+            float(np.mean(1.0 / np.arange(above + 1, above + ties + 1)))
+            for above, ties in _ranks(scores, lists)
+        ]
+    )
+
+
+def first_hits(scores: Numbers, lists: Lists) -> Numbers:
+    """1 where a request's click is ranked first, a share of it among equal scores."""
+    return np.array([0.0 if above else 1.0 / ties for above, ties in _ranks(scores, lists)])
+
+
+def _ranks(scores: Numbers, lists: Lists) -> Iterator[tuple[int, int]]:
+    begin = 0
     for rows in lists:
         own = scores[begin : begin + len(rows)]
         mine = own[next(i for i, row in enumerate(rows) if row["click"])]
-        above, ties = int((own > mine).sum()), int((own == mine).sum())
-        found.append(float(np.mean(1.0 / np.arange(above + 1, above + ties + 1))))
+        yield int((own > mine).sum()), int((own == mine).sum())
         begin += len(rows)
-    return np.array(found)
-
-
-def weights_of_clicks(learned: Sequence[list[Row]], ranked: Sequence[list[Row]]) -> Numbers:
-    """1 / click rate, among the learned rows, of the position that each ranked request's click had."""
-    shown: defaultdict[int, int] = defaultdict(int)
-    clicked: defaultdict[int, int] = defaultdict(int)
-    for row in (row for rows in learned for row in rows):
-        shown[row["position"]] += 1
-        clicked[row["position"]] += row["click"]
-    places = [next(row["position"] for row in rows if row["click"]) for rows in ranked]
-    return np.array([shown[place] / max(clicked[place], 1) for place in places])
 
 
 def main() -> None:
@@ -155,39 +213,38 @@ def main() -> None:
         print(f"trivago: left out, there is no {FOLDER} in the folder FTRIE_TEST_DATA")
         return
     lists = list(requests(folder))
-    cut = math.floor(len(lists) * LEARNED)
-    learned, ranked = lists[:cut], lists[cut:]
-    weights = weights_of_clicks(learned, ranked)
-    shown = np.array([-float(row["position"]) for rows in ranked for row in rows])
-    table = [_row("shown order", "—", "—", reciprocal_ranks(shown, ranked), None, weights)]
+    third, fourth = (_cut(lists, share) for share in (0.6, 0.8))
+    ranked = lists[fourth:]
+    order = np.array([-float(row["position"]) for rows in ranked for row in rows])
+    shown = reciprocal_ranks(order, ranked)
+    table: list[list[object]] = [["order shown", "—", "—", *_figures(order, ranked, None)]]
+    learn: dict[str, Callable[[float, Lists, Lists, Path], dict[str, Numbers]]]
+    learn = {"ftrie": ours, "Vowpal Wabbit": theirs}
     with tempfile.TemporaryDirectory() as name:
-        write_log(Path(name) / "learned.csv", learned)
-        write_log(Path(name) / "ranked.csv", ranked)
-        for (features, text), alpha in itertools.product(SPECS.items(), STEPS):
-            found = {v: reciprocal_ranks(s, ranked) for v, s in rank(Path(name), text, alpha).items()}
-            for variant, title in MODELS.items():
-                base = found["without"] if variant != "without" else None
-                table.append(_row(title, features, f"{alpha:g}", found[variant], base, weights))
-    columns = ["order", "features", "alpha", "MRR", "lift", "weighted MRR", "weighted lift"]
+        for trainer, steps in STEPS.items():
+            tried = [learn[trainer](step, lists[:third], lists[third:fourth], Path(name)) for step in steps]
+            for variant, title in POSITIONS.items():
+                mrr = [reciprocal_ranks(each[variant], lists[third:fourth]).mean() for each in tried]
+                step = steps[int(np.argmax(mrr))]
+                scores = learn[trainer](step, lists[:fourth], ranked, Path(name))[variant]
+                table.append([trainer, title, f"{step:g}", *_figures(scores, ranked, shown)])
+    columns = ["order", "features", "step size", "MRR", "MRR minus the order shown's", "hit@1"]
     report("trivago", f"Hotel lists, the last {len(ranked):,} of {len(lists):,} requests", columns, table)
 
 
-def _row(
-    title: str, features: str, alpha: str, found: Numbers, base: Numbers | None, weights: Numbers
-) -> list[object]:
-    even = np.ones(found.size)
-    cells: list[object] = [title, features, alpha]
-    for weight in (even, weights):
-        cells.append(f"{np.average(found, weights=weight):.4f}")
-        cells.append("—" if base is None else _lift(found - base, weight))
-    return cells
+def _cut(lists: Lists, share: float) -> int:
+    """The first request after this share of them that begins a new second: times part them for both trainers."""
+    cut = math.floor(len(lists) * share)
+    return next(at for at in range(cut, len(lists)) if lists[at][0]["ts"] != lists[at - 1][0]["ts"])
 
 
-def _lift(differences: Numbers, weights: Numbers) -> str:
-    """The weighted mean of paired differences with its 95 % interval."""
-    mean = float(np.average(differences, weights=weights))
-    spread = math.sqrt(float(np.sum((weights * (differences - mean)) ** 2))) / float(weights.sum())
-    return f"{mean:+.4f} ± {1.96 * spread:.4f}"
+def _figures(scores: Numbers, lists: Lists, shown: Numbers | None) -> list[object]:
+    ranks = reciprocal_ranks(scores, lists)
+    lift = "—"
+    if shown is not None:
+        spread = 1.96 * float((ranks - shown).std(ddof=1)) / len(lists) ** 0.5
+        lift = f"{(ranks - shown).mean():+.4f} ± {spread:.4f}"
+    return [f"{ranks.mean():.4f}", lift, f"{first_hits(scores, lists).mean():.4f}"]
 
 
 if __name__ == "__main__":
