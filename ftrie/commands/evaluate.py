@@ -12,10 +12,10 @@ from ftrie import terminal
 from ftrie.commands.flags import (
     InputsArgument,
     JsonSpecOption,
-    LogFlags,
     ModelArgument,
     RejectsOption,
     StrictOption,
+    TimedLogFlags,
     WithoutOption,
     grouped,
 )
@@ -99,7 +99,7 @@ def evaluate(
     rejects: RejectsOption = None,
     strict: StrictOption = False,
     spec: JsonSpecOption = None,
-    log: LogFlags,
+    log: TimedLogFlags,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Scoring threads; the result does not depend on their number.")
     ] = None,
